@@ -1,0 +1,240 @@
+"""The command line: reads argv, environment, clock and randomness, and turns errors into exit codes. Decides nothing else.
+
+Imports are inside the commands: `ddp-orch --help` must not wait for SSH.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from . import __version__
+from .errors import Interrupted, OrchError
+
+INVENTORY = click.argument("inventory", type=click.Path())
+RUN = click.argument("run", required=False)
+OTHER_INVENTORY = click.option(
+    "-i",
+    "--inventory",
+    "inventory",
+    metavar="FILE",
+    help="The inventory; default $DDP_ORCH_INVENTORY, ./inventory.yaml, or the newest run's.",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+HOSTS = click.option("--hosts", metavar="PATTERN", help="Only these hosts of the inventory, such as gpu[01-04].")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ddp-orch")
+def cli() -> None:
+    """Launch PyTorch distributed training on many machines over plain SSH.
+
+    A run belongs to its hosts: this program starts it, looks at it and commands it, and may go at any time.
+    """
+
+
+@cli.command()
+@INVENTORY
+@JSON
+def config(inventory: str, as_json: bool) -> None:
+    """Print the inventory as understood, every default filled in."""
+    import json
+
+    from . import inventory as inventories
+
+    read = inventories.load(inventory)
+    click.echo(json.dumps(inventories.as_dict(read), indent=2) if as_json else inventories.render(read), nl=as_json)
+
+
+@cli.command(context_settings={"ignore_unknown_options": False})
+@INVENTORY
+@click.argument("script", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "-d", "--detach", is_flag=True, help="Return when the run has started; its id is the first line on stdout."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be started where, and touch no host.")
+@JSON
+@click.option("--name", help="A name for the run and its output folder; that of an ended run resumes there.")
+@click.option("--skip-check", is_flag=True, help="Start even where a check found an error.")
+@HOSTS
+@click.option("--wait", is_flag=True, help="Wait while GPUs or the name are held by another run.")
+@click.option("--debug", is_flag=True, help="NCCL and torch say much more.")
+@click.option("-e", "--env", "env", multiple=True, metavar="K=V", help="An environment variable for the ranks.")
+def up(
+    inventory: str,
+    script: tuple[str, ...],
+    detach: bool,
+    dry_run: bool,
+    as_json: bool,
+    name: str | None,
+    skip_check: bool,
+    hosts: str | None,
+    wait: bool,
+    debug: bool,
+    env: tuple[str, ...],
+) -> None:
+    """Train: start SCRIPT with its arguments (after --) on all hosts; the bundled trainer without one."""
+    from . import commands
+
+    wanted = commands.Up(
+        inventory=inventory,
+        script=script,
+        detach=detach,
+        dry_run=dry_run,
+        as_json=as_json,
+        name=name,
+        skip_check=skip_check,
+        hosts=hosts,
+        wait=wait,
+        debug=debug,
+        env=env,
+    )
+    sys.exit(commands.up(wanted))
+
+
+@cli.command()
+@RUN
+@OTHER_INVENTORY
+@HOSTS
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run is over; ends with its exit code.")
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of each stream.")
+@click.option("--host", metavar="PATTERN", help="Only these hosts.")
+@click.option("--rank", metavar="LIST", help="Only these ranks, such as 0,4-7.")
+@click.option("--stream", type=click.Choice(["stdout", "stderr", "agent"]), help="Only this stream.")
+@click.option("--attempt", type=click.IntRange(1), metavar="K", help="Only this attempt.")
+@click.option("--timestamps", is_flag=True, help="The time of each line, UTC.")
+@JSON
+def logs(
+    run: str | None,
+    inventory: str | None,
+    hosts: str | None,
+    follow: bool,
+    tail: int | None,
+    host: str | None,
+    rank: str | None,
+    stream: str | None,
+    attempt: int | None,
+    timestamps: bool,
+    as_json: bool,
+) -> None:
+    """Show what the ranks of RUN (default: the newest) printed, all hosts in one stream."""
+    from . import commands
+
+    wanted = commands.Logs(
+        run=run,
+        inventory=inventory,
+        hosts=hosts,
+        follow=follow,
+        tail=tail,
+        host=host,
+        rank=rank,
+        stream=stream,
+        attempt=attempt,
+        timestamps=timestamps,
+        as_json=as_json,
+    )
+    sys.exit(commands.logs(wanted))
+
+
+@cli.command()
+@OTHER_INVENTORY
+@HOSTS
+@click.option("--all", "everything", is_flag=True, help="Also the runs that are over.")
+@JSON
+def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool) -> None:
+    """List the runs on the inventory's hosts, whoever's laptop started them."""
+    from . import commands
+
+    sys.exit(commands.ps(inventory, hosts, everything, as_json))
+
+
+@cli.command()
+@RUN
+@OTHER_INVENTORY
+@HOSTS
+@click.option("--stale", is_flag=True, help="Only what runs that are over have left behind.")
+@click.option("--all", "everything", is_flag=True, help="Every run of ours on these hosts.")
+@click.option(
+    "--grace", type=click.FloatRange(0), metavar="S", help="Seconds between SIGTERM and SIGKILL; default the run's own."
+)
+@JSON
+def kill(
+    run: str | None,
+    inventory: str | None,
+    hosts: str | None,
+    stale: bool,
+    everything: bool,
+    grace: float | None,
+    as_json: bool,
+) -> None:
+    """End RUN (default: the newest unfinished, and all leftovers), and prove that processes, GPUs and ports are free."""
+    from . import commands
+
+    sys.exit(commands.kill(run, inventory, hosts, stale=stale, everything=everything, grace=grace, as_json=as_json))
+
+
+@cli.command("exec")
+@INVENTORY
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@HOSTS
+@click.option("--setup", is_flag=True, help="Inside each host's `setup`, as a run's ranks are.")
+@JSON
+def exec_(inventory: str, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> None:
+    """Run CMD (after --) on every host: equal output is shown once; ends with the worst exit code.
+
+    One word is handed to the login shell as it is; several are an argv, and arrive as such.
+    """
+    from . import commands
+
+    sys.exit(commands.execute(inventory, command, hosts, setup, as_json))
+
+
+@cli.command()
+def demo() -> None:
+    """Train the bundled model on two hosts of this machine, over real SSH, in less than a minute."""
+    from . import demo as demonstration
+
+    sys.exit(demonstration.main())
+
+
+def main() -> None:
+    """The program. Every way out has its exit code (orchestrator/errors.py)."""
+    sys.exit(guarded(lambda: cli(standalone_mode=False)))
+
+
+def guarded(work: Callable[[], Any]) -> int:
+    import os
+
+    from .console import Console, hush, wants_colour
+
+    console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
+    try:
+        work()
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        console.error("interrupted")
+        return Interrupted.exit_code
+    except OrchError as error:
+        console.error(str(error))
+        return error.exit_code
+    except BrokenPipeError:
+        hush(sys.stdout)
+        return 0
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    except Exception:  # noqa: BLE001  the last resort, so that a bug has its own exit code
+        import traceback
+
+        console.error("this is a bug in ddp-orch; please report it with what follows")
+        traceback.print_exc()
+        return OrchError.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    main()

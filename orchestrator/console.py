@@ -1,0 +1,85 @@
+"""Say things to people, on stderr: errors, warnings, notes, steps. Prints no data; stdout belongs to the commands."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import TextIO
+
+from .terminal import RESET, tame
+
+_BOLD_RED, _YELLOW, _DIM = "\x1b[1;31m", "\x1b[33m", "\x1b[2m"
+
+# What NodeSet would read as an operator, a range or a group of its own is no name to fold.
+_FOLDABLE = re.compile(r"[A-Za-z0-9._-]+")
+
+
+class Console:
+    """Writes whole lines to one stream. A reader that has gone away is no error; the rest goes nowhere."""
+
+    def __init__(self, stream: TextIO, colour: bool) -> None:
+        self._stream = stream
+        self._colour = colour
+
+    def error(self, message: str) -> None:
+        self._say("error: ", message, _BOLD_RED)
+
+    def warning(self, message: str) -> None:
+        self._say("warning: ", message, _YELLOW)
+
+    def note(self, message: str) -> None:
+        self._say("", message, "")
+
+    def step(self, message: str) -> None:
+        """One phase done or begun: `prepared 8 hosts in 1.2 s`. A line of its own, also in a pipe."""
+        self._say("- ", message, _DIM)
+
+    def _say(self, label: str, message: str, style: str) -> None:
+        message = tame(message, colour=False)
+        if self._colour and style:
+            label = f"{style}{label}{RESET}"
+        try:
+            self._stream.write(f"{label}{message}\n")
+            self._stream.flush()
+        except BrokenPipeError:
+            hush(self._stream)
+
+
+def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """NO_COLOR (no-color.org) over FORCE_COLOR over TERM=dumb over whether `stream` is a terminal."""
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR", "0") not in ("", "0"):
+        return True
+    return environ.get("TERM") != "dumb" and stream.isatty()
+
+
+def hush(stream: TextIO) -> None:
+    """After a BrokenPipeError: send the rest nowhere, or Python's flush at exit complains and sets the exit code."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def fold(hosts: Iterable[str]) -> str:
+    """Many names in few words: `gpu-[01-03],lovelace`."""
+    names = sorted(set(hosts))
+    foldable = [name for name in names if _FOLDABLE.fullmatch(name)]
+    others = [tame(name, colour=False) for name in names if not _FOLDABLE.fullmatch(name)]
+    if len(foldable) < 2:
+        return ",".join(foldable + others)
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet  # slow to import, and seldom needed
+
+    return ",".join([str(NodeSet.fromlist(foldable, resolver=RESOLVER_NOGROUP)), *others])
+
+
+def fold_messages(messages: Mapping[str, str]) -> list[str]:
+    """One line for each different message, with the hosts that said it: `gpu-[03-05]: connection refused (3 hosts)`."""
+    hosts: dict[str, list[str]] = {}
+    for host, message in messages.items():
+        hosts.setdefault(message, []).append(host)
+    return sorted(
+        f"{fold(names)}: {message}" + (f" ({len(names)} hosts)" if len(names) > 1 else "")
+        for message, names in hosts.items()
+    )

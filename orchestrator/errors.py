@@ -1,0 +1,49 @@
+"""The errors a user can meet, each with the exit code it ends the program with.
+
+OrchError
+├── UsageError        2   wrong arguments, or something that is not built yet
+│   └── InventoryError    the inventory: file, line, key, how to mend it
+├── FindingsError     3   something found before the start would break the run
+├── UnreachableError  4   a host unreachable, refused or lost; its login or its key
+├── HeldError         5   a lock, port or GPU held by someone else
+├── RunFailed         1   the training itself failed
+└── Interrupted     130   killed, or interrupted by a person
+
+Anything else that reaches the top is a bug of ours: exit code 70.
+"""
+
+from __future__ import annotations
+
+
+class OrchError(Exception):
+    """An error for people: `str(error)` says where, what, and how to mend it; no traceback is shown."""
+
+    exit_code = 70
+
+
+class UsageError(OrchError):
+    exit_code = 2
+
+
+class InventoryError(UsageError):
+    """Wrong input in an inventory. `str(error)` starts with `FILE:LINE: KEY: `."""
+
+
+class FindingsError(OrchError):
+    exit_code = 3
+
+
+class UnreachableError(OrchError):
+    exit_code = 4
+
+
+class HeldError(OrchError):
+    exit_code = 5
+
+
+class RunFailed(OrchError):
+    exit_code = 1
+
+
+class Interrupted(OrchError):
+    exit_code = 130

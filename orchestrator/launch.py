@@ -1,0 +1,157 @@
+"""`up`, from the plan to the commit point: connect, probe, judge, ship, prepare everywhere, start.
+
+Everything that can fail does so before anything is started; after a failure nothing is left on any host. The commit point is
+the head's guard having its start: from there on the run belongs to its hosts, and this program may go.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from . import checks, plan
+from .checks import Finding
+from .console import fold, fold_messages
+from .errors import FindingsError
+from .fleet import Fleet, Results, reasons, worst
+from .inventory import Host
+from .plan import Plan
+from .session import Session
+from .ship import Snapshot
+
+
+CHUNK = 256 * 1024  # bytes sent at a time
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a launch takes from outside besides the plan."""
+
+    created_at: str
+    """RFC 3339."""
+    by: str
+    """user@machine of the controller."""
+    secrets: Mapping[str, str]
+    run_key: str
+    """Hex of 32 random bytes: authenticates the run's link."""
+    skip_check: bool
+    step: Callable[[str], None]
+    """Says a phase to the person."""
+    warn: Callable[[str], None]
+
+
+class Parcel:
+    """A snapshot packed once, when the first host needs it, and read by all that do."""
+
+    def __init__(self, snapshot: Snapshot | None) -> None:
+        self._snapshot = snapshot
+        self._lock = threading.Lock()
+        self._file: BinaryIO | None = None
+
+    def chunks(self) -> Iterator[bytes]:
+        with self._lock:
+            if self._file is None and self._snapshot is not None:
+                self._file = tempfile.TemporaryFile()
+                self._snapshot.write_tar(self._file)
+                self._file.flush()
+            file = self._file
+        offset = 0
+        while file is not None and (chunk := os.pread(file.fileno(), CHUNK, offset)):
+            yield chunk
+            offset += len(chunk)
+
+
+def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surroundings) -> Plan:
+    """Start the run. Returns the plan as it was resolved. Raises the worst of what was found, with all of it in its text."""
+    hosts = [node.host for node in wanted.nodes]
+    parcel = Parcel(snapshot)
+    fleet.prepare(hosts)
+    probed = fleet.each(hosts, lambda host, session: _probe(host, session, wanted, parcel))
+    _stop_on(probed, f"{len(probed.failed)} of {len(hosts)} hosts cannot take part; nothing was started")
+    facts = {name: one[0] for name, one in probed.done.items()}
+    hellos = {name: one[1] for name, one in probed.done.items()}
+    _judge(checks.judge(wanted, facts, hellos), around)
+    resolved = plan.resolve(wanted, facts)
+    ranks = sum(node.nproc for node in resolved.nodes if isinstance(node.nproc, int))
+    around.step(
+        f"{len(hosts)} {'host' if len(hosts) == 1 else 'hosts'} ready: {fold(host.name for host in hosts)}; {ranks} ranks"
+    )
+    _prepare_and_start(resolved, facts, fleet, around)
+    return resolved
+
+
+def _probe(host: Host, session: Session, wanted: Plan, parcel: Parcel) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One host's facts, and the code brought there: what is there already is not sent again."""
+    question = {
+        "setup": list(host.setup),
+        "python": host.python,
+        "workdir": host.workdir,
+        "gpus": "none" if host.gpus == "none" else "auto",
+    }
+    facts = session.request("probe", question)
+    if wanted.code is not None and not host.workdir and wanted.code.sha256 not in session.hello["codes"]:
+        session.request("unpack", {"sha256": wanted.code.sha256}, upload=parcel.chunks())
+    return facts, session.hello
+
+
+def _stop_on(results: Results[Any], headline: str) -> None:
+    if results.failed:
+        lines = fold_messages(reasons(results.failed))
+        raise worst(results.failed.values(), "\n  ".join([headline, *lines]))
+
+
+def _judge(findings: tuple[Finding, ...], around: Surroundings) -> None:
+    errors = [finding for finding in findings if finding.severity == "error"]
+    for finding in findings:
+        if finding.severity == "warning" or (finding.severity == "error" and around.skip_check):
+            around.warn(say(finding))
+    if errors and not around.skip_check:
+        raise FindingsError("\n  ".join(["the run would fail; nothing was started", *map(say, errors)]))
+
+
+def say(finding: Finding) -> str:
+    fix = f"; {finding.fix}" if finding.fix else ""
+    return f"{fold(finding.hosts)}: {finding.message} [{finding.code}]{fix}"
+
+
+def _prepare_and_start(
+    resolved: Plan, facts: Mapping[str, Mapping[str, Any]], fleet: Fleet, around: Surroundings
+) -> None:
+    """Two phases. Whoever is not started in the end is told to forget it."""
+    head, *others = [node.host for node in resolved.nodes]
+    numbers = {node.host.name: number for number, node in enumerate(resolved.nodes)}
+    private = {"secrets": dict(around.secrets), "key": around.run_key}
+
+    def prepare(host: Host, session: Session, of_head: dict[str, Any] | None) -> dict[str, Any]:
+        spec = plan.spec(resolved, numbers[host.name], facts, created_at=around.created_at, by=around.by)
+        return session.request("prepare", {"spec": spec, "private": private, "head": of_head})
+
+    try:
+        first = fleet.each([head], lambda host, session: prepare(host, session, None))
+        _stop_on(first, "the head cannot take part; nothing was started")
+        at_head = first.done[head.name]
+        rest = fleet.each(others, lambda host, session: prepare(host, session, at_head))
+        _stop_on(rest, f"{len(rest.failed)} of {len(resolved.nodes)} hosts cannot take part; nothing was started")
+        address = _common_address(
+            at_head["addresses"], {name: answer["reachable"] for name, answer in rest.done.items()}
+        )
+        start = {"master_addr": address, "master_port": at_head["rdzv_port"]}
+        fleet.session(head).request("start", {"run_id": resolved.run_id, "start": start})
+    except BaseException:
+        fleet.each([head, *others], lambda host, session: session.request("abort", {"run_id": resolved.run_id}))
+        raise
+
+
+def _common_address(candidates: list[str], reachable: Mapping[str, list[str]]) -> str:
+    """The first of the head's addresses that all other nodes reach."""
+    for address in candidates:
+        if all(address in addresses for addresses in reachable.values()):
+            return address
+    seen = fold_messages({name: f"reaches {', '.join(addresses)}" for name, addresses in reachable.items()})
+    raise FindingsError(
+        "\n  ".join(["no address of the head is reached by all hosts; give cluster_address for it", *seen])
+    )

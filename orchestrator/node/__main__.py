@@ -1,0 +1,27 @@
+"""The node program's verbs. `serve` is what a controller starts over SSH; the others are started by a guard."""
+
+import sys
+from typing import List
+
+
+def main(arguments: List[str]) -> int:
+    verb = arguments[0] if arguments else ""
+    # each verb imports what it needs: rank-exec runs once a rank and must be quick
+    if verb == "serve":
+        from .relay import serve
+
+        return serve(arguments[1])
+    if verb == "rank-exec":
+        from .job import rank_exec
+
+        rank_exec(arguments[1:])
+    if verb == "job-exec":
+        from .job import job_exec
+
+        job_exec(arguments[1:])
+    sys.stderr.write("ddp-orch's node program: it is started by ddp-orch, not by hand\n")
+    return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,307 @@
+"""The whole life of a run as decisions: step(state, event) -> (state, actions). Pure; no clock, no IO.
+
+Run by the head's recorder. An *order* is what a node shall do now; it is a function of the state, so a node that was away
+(its recorder was restarted, its link was cut for a moment) is simply told its order again when it joins. Actions are the
+orders that have changed. Nodes are numbered as in the spec: 0 is the head.
+
+    waiting ──StartRequested──> running ──all exited well──────────> over(succeeded)
+       │                          │ first Failed / Lost / StopRequested
+       └──StopRequested───┐       v
+                          └──> stopping ──all exited or lost──────> over(failed | lost | killed)
+
+`over` still has work: every other node is told the verdict, the head ends last.
+"""
+
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+
+START_WINDOW = 60.0  # s from an order to run until the node says that it runs
+STOP_WINDOW = 20.0  # s that a node may need beyond its ladder until it says that it has stopped
+FAREWELL_WINDOW = 10.0  # s that the head waits for the others to end before it ends itself
+FAILURE_GRACE = (
+    1.0  # s between TERM and KILL after a failure: a rank blocked in a collective runs no Python signal handler
+)
+
+
+# --- events: what happened
+
+
+class Joined(NamedTuple):
+    """A node's recorder has a link to the head's."""
+
+    node: int
+    at: float
+
+
+class StartRequested(NamedTuple):
+    """The commit point: from here on the run does not need its controller."""
+
+    master_addr: str
+    master_port: int
+    at: float
+
+
+class Started(NamedTuple):
+    node: int
+    attempt: int
+    at: float
+
+
+class Failed(NamedTuple):
+    """A process of the attempt ended badly by itself; its node still runs."""
+
+    node: int
+    attempt: int
+    failure: Dict[str, Any]
+    at: float
+
+
+class Exited(NamedTuple):
+    """A node has no process of the attempt any more."""
+
+    node: int
+    attempt: int
+    ok: bool
+    at: float
+
+
+class Lost(NamedTuple):
+    """Nothing was heard of a node for a whole lease."""
+
+    node: int
+    at: float
+
+
+class Left(NamedTuple):
+    """A node's link was closed (by its end, or by an accident that Lost will tell)."""
+
+    node: int
+    at: float
+
+
+class StopRequested(NamedTuple):
+    by: str
+    grace: float
+    at: float
+
+
+class Tick(NamedTuple):
+    at: float
+
+
+Event = Union[Joined, StartRequested, Started, Failed, Exited, Lost, Left, StopRequested, Tick]
+
+
+# --- orders: what a node shall do
+
+
+class Run(NamedTuple):
+    attempt: int
+    node_rank: int
+    nnodes: int
+    first_rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+
+
+class Stop(NamedTuple):
+    attempt: int
+    grace: float
+    why: str
+
+
+class End(NamedTuple):
+    verdict: Dict[str, Any]
+
+
+Order = Union[Run, Stop, End]
+
+
+class Action(NamedTuple):
+    node: int
+    order: Order
+
+
+# --- state
+
+
+class Node(NamedTuple):
+    host: str
+    nproc: int
+    phase: str = "absent"  # absent joined running exited lost left
+    ordered_at: float = 0.0
+
+
+class State(NamedTuple):
+    nodes: Tuple[Node, ...]
+    phase: str = "waiting"  # waiting running stopping over
+    attempt: int = 0
+    master_addr: str = ""
+    master_port: int = 0
+    first_failure: Optional[Dict[str, Any]] = None
+    stop_grace: float = FAILURE_GRACE
+    stopped_by: Optional[str] = None
+    since: float = 0.0  # when the phase began
+    verdict: Optional[Dict[str, Any]] = None
+
+
+def begin(nodes: List[Dict[str, Any]]) -> State:
+    return State(tuple(Node(node["host"], node["nproc"]) for node in nodes))
+
+
+def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
+    after = _settle(_apply(state, event), event.at)
+    actions = []
+    for number in range(len(after.nodes)):
+        order = order_of(after, number)
+        rejoined = isinstance(event, Joined) and event.node == number
+        if order is not None and (rejoined or order != order_of(state, number)):
+            actions.append(Action(number, order))
+    return after, tuple(actions)
+
+
+def order_of(state: State, number: int) -> Optional[Order]:
+    node = state.nodes[number]
+    if node.phase in ("left", "absent"):
+        return None
+    if state.phase == "over":
+        if number == 0 and not _others_gone(state):
+            return None
+        return End(state.verdict or {})
+    if state.phase == "running" and node.phase != "lost":
+        return Run(
+            state.attempt,
+            node_rank=number,
+            nnodes=len(state.nodes),
+            first_rank=sum(other.nproc for other in state.nodes[:number]),
+            world_size=sum(other.nproc for other in state.nodes),
+            master_addr=state.master_addr,
+            master_port=state.master_port,
+        )
+    if state.phase == "stopping" and state.attempt > 0:
+        return Stop(state.attempt, state.stop_grace, _why(state))
+    return None
+
+
+def _why(state: State) -> str:
+    if state.stopped_by is not None:
+        return "stopped by %s" % state.stopped_by
+    failure = state.first_failure or {}
+    return "%s failed: %s" % (failure.get("host", "?"), failure.get("what", "?"))
+
+
+def _others_gone(state: State) -> bool:
+    return all(node.phase in ("left", "lost", "absent") for node in state.nodes[1:])
+
+
+def _apply(state: State, event: Event) -> State:
+    if isinstance(event, Joined):
+        node = state.nodes[event.node]
+        # a node that was declared lost stays so for this attempt: the others have been told
+        return _with(state, event.node, phase="joined") if node.phase in ("absent", "left") else state
+    if isinstance(event, StartRequested):
+        if state.phase != "waiting":
+            return state
+        nodes = tuple(node._replace(ordered_at=event.at) for node in state.nodes)
+        return state._replace(
+            nodes=nodes,
+            phase="running",
+            attempt=1,
+            since=event.at,
+            master_addr=event.master_addr,
+            master_port=event.master_port,
+        )
+    if isinstance(event, Started):
+        if event.attempt == state.attempt and state.nodes[event.node].phase == "joined":
+            return _with(state, event.node, phase="running")
+        return state
+    if isinstance(event, Failed):
+        return _fail(state, event.failure, event.at) if event.attempt == state.attempt else state
+    if isinstance(event, Exited):
+        if event.attempt != state.attempt or state.nodes[event.node].phase in ("lost", "left", "exited"):
+            return state
+        after = _with(state, event.node, phase="exited")
+        return after if event.ok else _fail(after, _anonymous(after, event), event.at)
+    if isinstance(event, Lost):
+        if state.nodes[event.node].phase in ("exited", "left", "lost") and state.phase == "over":
+            return _with(state, event.node, phase="left")
+        failure = {
+            "host": state.nodes[event.node].host,
+            "node": event.node,
+            "rank": None,
+            "what": "host lost",
+            "lost": True,
+            "at": event.at,
+        }
+        return _fail(_with(state, event.node, phase="lost"), failure, event.at)
+    if isinstance(event, Left):
+        return _with(state, event.node, phase="left") if state.phase == "over" else state
+    if isinstance(event, StopRequested):
+        if state.phase in ("waiting", "running"):
+            return state._replace(phase="stopping", stopped_by=event.by, stop_grace=event.grace, since=event.at)
+        if (
+            state.phase == "stopping" and event.grace < state.stop_grace
+        ):  # a second kill shortens the grace, never restarts it
+            return state._replace(stop_grace=event.grace, stopped_by=state.stopped_by or event.by)
+        return state
+    return state  # Tick: time alone, see _settle
+
+
+def _anonymous(state: State, event: Exited) -> Dict[str, Any]:
+    return {
+        "host": state.nodes[event.node].host,
+        "node": event.node,
+        "rank": None,
+        "what": "ended with an error",
+        "at": event.at,
+    }
+
+
+def _with(state: State, number: int, **changes: Any) -> State:
+    nodes = list(state.nodes)
+    nodes[number] = nodes[number]._replace(**changes)
+    return state._replace(nodes=tuple(nodes))
+
+
+def _fail(state: State, failure: Dict[str, Any], at: float) -> State:
+    """The first failure is kept for ever; what comes later is its consequence."""
+    if state.phase != "running":
+        return state
+    return state._replace(phase="stopping", first_failure=failure, stop_grace=FAILURE_GRACE, since=at)
+
+
+def _settle(state: State, at: float) -> State:
+    """What follows from the state as it is now, and from time."""
+    if state.phase == "running":
+        for number, node in enumerate(state.nodes):
+            if node.phase in ("joined", "absent") and at - node.ordered_at > START_WINDOW:
+                what = "did not start within %d s" % START_WINDOW
+                failure = {"host": node.host, "node": number, "rank": None, "what": what, "at": at}
+                return _settle(_fail(_with(state, number, phase="lost"), failure, at), at)
+        if all(node.phase == "exited" for node in state.nodes):
+            return _over(state, "succeeded", at)
+    if state.phase == "stopping":
+        finished = all(node.phase in ("exited", "lost", "left", "absent") or state.attempt == 0 for node in state.nodes)
+        if finished or at - state.since > state.stop_grace + STOP_WINDOW:
+            return _over(state, _outcome(state), at)
+    if state.phase == "over" and not _others_gone(state) and at - state.since > FAREWELL_WINDOW:
+        nodes = state.nodes[:1] + tuple(node._replace(phase="left") for node in state.nodes[1:])
+        return state._replace(nodes=nodes)
+    return state
+
+
+def _outcome(state: State) -> str:
+    if state.first_failure is None:
+        return "killed"
+    return "lost" if state.first_failure.get("lost") else "failed"
+
+
+def _over(state: State, outcome: str, at: float) -> State:
+    verdict = {
+        "state": outcome,
+        "first_failure": state.first_failure,
+        "stopped_by": state.stopped_by,
+        "attempt": state.attempt,
+        "at": at,
+    }
+    return state._replace(phase="over", verdict=verdict, since=at)

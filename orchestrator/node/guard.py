@@ -1,0 +1,489 @@
+"""The guard: one process a run and host that owns the run's process tree and ends it exactly. Never blocks, sends nothing over a network.
+
+It is forked by a relay at `prepare`, outlives the SSH session, starts the recorder and restarts it when it dies, keeps the
+FIFOs, obeys the orders that the recorder brings from the gang, and writes the exit record. SIGTERM stops the run on this
+host (the wish, with its grace, is in stop.json). It holds an exclusive lock on run.lock for as long as it lives: that lock, not a
+pid in a file, is the proof that a run has its guard.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from . import gang, launch, processes, recorder, state
+from .tree import Tree, make_fifos
+
+UNCOMMITTED_PATIENCE = 45.0  # s that a prepared guard waits for the head's word after its controller has gone
+RECORDER_BACKOFF = 0.5  # s, when a recorder died within a second of its start
+TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is dear
+TREE_RECORD_SHARE = 500  # looking at the processes may cost a 500th of a core
+DRAIN_WINDOW = 15.0  # s for the recorder to write what the FIFOs still hold
+
+
+class Guard:
+    def __init__(
+        self,
+        folder: str,
+        spec: Dict[str, Any],
+        private: Dict[str, Any],
+        control: socket.socket,
+        sockets: Dict[str, socket.socket],
+        locks: List[int],
+    ) -> None:
+        self._folder = folder
+        self._spec = spec
+        self._private = private  # secrets and the run's key: in memory only
+        self._control: Optional[socket.socket] = control
+        self._control_buffer = b""
+        self._sockets = (
+            sockets  # on the head: "link" for the recorders, "rdzv" to keep the rendezvous port until it is needed
+        )
+        self._locks = list(locks)  # of GPUs: taken for as long as we live
+        self._tree: Optional[Tree] = None
+        self._tree_told = False
+        self._tree_due = 0.0
+        self._keepers: List[int] = []
+        self._failures: List[Dict[str, Any]] = []
+        self._start: Optional[Dict[str, Any]] = None
+        self._stop: Optional[Dict[str, Any]] = None
+        self._end: Optional[Dict[str, Any]] = None
+        self._abandoned_at: Optional[float] = None
+        self._recorder = -1
+        self._recorder_started = 0.0
+        self._recorder_due: Optional[float] = None
+        self._channel: Optional[socket.socket] = None
+        self._drain_by: Optional[float] = None
+        self._outbox: List[bytes] = []
+        self._recorded: Any = None
+        self._record_at = 0.0
+        self._finished = False
+
+    # the loop
+
+    def run(self) -> None:
+        wakeup, wake = os.pipe()
+        os.set_blocking(wakeup, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        os.mkfifo(self._path("fifo", "register"), 0o600)
+        self._register = os.open(self._path("fifo", "register"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._register_buffer = b""
+        self._write_state()
+        self._start_recorder()
+        if self._control is not None:
+            self._control.setblocking(False)
+        while not self._finished:
+            self._turn(wakeup)
+
+    def _turn(self, wakeup: int) -> None:
+        poll = select.poll()
+        watched: Dict[int, Callable[[], None]] = {
+            wakeup: lambda: self._signals(wakeup),
+            self._register: self._registrations,
+        }
+        if self._control is not None:
+            watched[self._control.fileno()] = self._controlled
+        if self._channel is not None:
+            watched[self._channel.fileno()] = self._ordered
+        for handle in watched:
+            poll.register(handle, select.POLLIN)
+        if self._channel is not None and self._outbox:
+            poll.modify(self._channel.fileno(), select.POLLIN | select.POLLOUT)
+        ranks = self._tree.descriptors() if self._tree else []
+        for handle in ranks:
+            poll.register(handle, select.POLLIN)
+        ready = [handle for handle, _ in poll.poll(int(self._due() * 1000) + 1)]
+        self._registrations()  # before any exit is looked at: a rank may have ended already when its registration is read
+        for handle in ready:
+            if handle in watched:
+                watched[handle]()
+            elif self._tree is not None and handle in self._tree.descriptors():
+                self._tree.rank_ended(handle)
+        self._reap()
+        self._decide()
+
+    def _due(self) -> float:
+        """Seconds until something has to be done without anybody waking us."""
+        now = time.monotonic()
+        due = [5.0]
+        if self._tree is not None:
+            due.append(self._tree_due - now)
+            if self._tree.outcome is None:
+                due.append(self._record_at - now)
+        if self._recorder_due is not None:
+            due.append(self._recorder_due - now)
+        if self._abandoned_at is not None and self._start is None and self._tree is None:
+            due.append(self._abandoned_at + UNCOMMITTED_PATIENCE - now)
+        if self._drain_by is not None:
+            due.append(min(1.0, self._drain_by - now))
+        return max(0.0, min(due))
+
+    def _decide(self) -> None:
+        now = time.monotonic()
+        tree = self._tree
+        if tree is not None:
+            self._tree_due = now + tree.tick()
+            if tree.outcome is not None and not self._tree_told:
+                self._tree_told = True
+                self._write_state()
+                self._tell()
+            elif tree.outcome is None and now >= self._record_at:
+                self._record_tree()
+        if self._recorder_due is not None and now >= self._recorder_due:
+            self._start_recorder()
+        if (
+            self._abandoned_at is not None
+            and self._start is None
+            and tree is None
+            and now - self._abandoned_at > UNCOMMITTED_PATIENCE
+        ):
+            self._abort()
+        if self._end is not None and (tree is None or tree.outcome is not None):
+            self._farewell(now)
+
+    # the recorder
+
+    def _start_recorder(self) -> None:
+        self._recorder_due = None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        guard = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            for handle in self._keepers + self._locks + [self._register]:
+                os.close(handle)
+            if self._control is not None:
+                self._control.close()
+            if "rdzv" in self._sockets:
+                self._sockets["rdzv"].close()
+            recorder.main(self._folder, self._spec, self._private["key"], theirs, self._sockets.get("link"), guard)
+        theirs.close()
+        ours.setblocking(False)
+        if self._channel is not None:
+            self._channel.close()
+        self._recorder, self._recorder_started, self._channel = pid, time.monotonic(), ours
+        self._outbox = []
+        self._tell()
+
+    def _tell(self) -> None:
+        """Everything the recorder has to know, whole: it may have been born a moment ago."""
+        tree = self._tree
+        status = {
+            "attempt": tree.attempt if tree else 0,
+            "phase": "prepared" if tree is None else "running" if tree.outcome is None else "exited",
+            "outcome": tree.outcome if tree else None,
+            "failures": self._failures,
+            "start": self._start,
+            "stop": self._stop,
+            "drain": self._drain_by is not None,
+        }
+        self._outbox = [json.dumps(status).encode("ascii")]
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._channel is not None and self._outbox:
+                self._channel.send(self._outbox[0])
+                self._outbox.pop(0)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._outbox = []  # it died; SIGCHLD is on its way, and the next one is told everything
+
+    def _ordered(self) -> None:
+        self._flush()
+        try:
+            raw = self._channel.recv(1 << 20) if self._channel else b""
+        except BlockingIOError:
+            return
+        except OSError:
+            raw = b""
+        if not raw:
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None
+            return
+        message = json.loads(raw)
+        if message["do"] == "run":
+            self._run_attempt(gang.Run(**message["order"]))
+        elif message["do"] == "stop":
+            if self._tree is None or self._tree.attempt < message["attempt"]:  # never begun here: it is over at once
+                self._tree, self._tree_told = self._new_tree(message["attempt"]), False
+            if self._tree.attempt == message["attempt"] and self._tree.outcome is None:
+                self._tree.stop(message["grace"], message["why"])
+        elif message["do"] == "end":
+            self._end = message["verdict"]
+            if self._tree is not None and self._tree.outcome is None:
+                self._tree.stop(gang.FAILURE_GRACE, "the run is over")
+        elif message["do"] == "prepared":
+            self._answer({"ready": message["ready"]})
+        elif message["do"] == "cannot":
+            self._answer({"error": message["why"], "code": message["code"]})
+
+    # an attempt
+
+    def _run_attempt(self, order: gang.Run) -> None:
+        if (
+            self._end is not None
+            or self._stop is not None
+            or (self._tree is not None and order.attempt <= self._tree.attempt)
+        ):
+            return  # told again what is done already
+        rendezvous = self._sockets.pop("rdzv", None)
+        if rendezvous is not None:
+            rendezvous.close()
+        spec = self._spec
+        output = state.folder("out", spec["output"])
+        code = spec["cwd"]
+        paths = launch.Paths(self._folder, self._path("fifo"), self._path("log"), code, output)
+        tree = self._new_tree(order.attempt)
+        try:
+            jobs, rank = launch.jobs(spec, self._private["secrets"], order, paths, self._program())
+            state.write(self._path("rank.json"), rank)
+            sources = [str(number) for number in range(spec["nproc"])] + (["agent"] if spec["agent_argv"] else [])
+            self._keepers += make_fifos(paths.fifo, order.attempt, sources)
+            if not spec["agent_argv"]:
+                tree.direct(order.first_rank)
+            self._tree, self._tree_told = tree, False
+            self._tell()  # the recorder opens the FIFOs now
+            tree.start(jobs)
+        except OSError as error:
+            self._tree = tree
+            self._failed(
+                {
+                    "rank": None,
+                    "exit_code": None,
+                    "signal": None,
+                    "pid": None,
+                    "what": "cannot start: %s" % error,
+                    "at": time.time(),
+                }
+            )
+        self._record_at = time.monotonic() + 0.2
+        self._write_state()
+
+    def _new_tree(self, attempt: int) -> Tree:
+        return Tree(attempt, self._spec["setup"], self._program(), lambda: self._recorder, self._failed)
+
+    def _program(self) -> List[str]:
+        return [sys.executable, "-I", "-S", self._spec["program"]]
+
+    def _failed(self, failure: Dict[str, Any]) -> None:
+        self._failures.append(dict(failure, attempt=self._tree.attempt if self._tree else 0))
+        self._tell()
+
+    def _registrations(self) -> None:
+        try:
+            self._register_buffer += os.read(self._register, 65536)
+        except BlockingIOError:
+            return
+        *lines, self._register_buffer = self._register_buffer.split(b"\n")
+        for line in lines:
+            if self._tree is not None:
+                self._tree.register(line)
+
+    def _record_tree(self) -> None:
+        """Who belongs to us, on disk: whoever has to sweep after a killed guard finds them without their mark too."""
+        begun = time.monotonic()
+        members = sorted(self._tree.members()) if self._tree else []
+        if members != self._recorded:
+            self._recorded = members
+            state.write(self._path("procs.json"), {"boot_id": state.boot_id(), "processes": members})
+        now = time.monotonic()
+        self._record_at = now + max(TREE_RECORD_EVERY, (now - begun) * TREE_RECORD_SHARE)
+
+    # signals and wishes
+
+    def _signals(self, wakeup: int) -> None:
+        try:
+            numbers = os.read(wakeup, 4096)
+        except BlockingIOError:
+            return
+        if signal.SIGTERM in numbers:
+            wish = state.read(self._path("stop.json")) or {}
+            self._stop_asked(str(wish.get("by", "SIGTERM from outside")), float(wish.get("grace", self._spec["grace"])))
+
+    def _stop_asked(self, by: str, grace: float) -> None:
+        if self._stop is None or grace < self._stop["grace"]:
+            self._stop = {"by": by, "grace": grace, "at": time.time()}
+        if self._tree is not None and self._tree.outcome is None:
+            self._tree.stop(grace, "stopped by %s" % by)
+        self._tell()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._recorder:
+                self._recorder_ended(status)
+            elif self._tree is not None:
+                self._tree.root_ended(pid, status)
+
+    def _recorder_ended(self, status: int) -> None:
+        self._recorder = -1
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._drain_by is not None and status == 0:
+            self._finished = True
+            return
+        soon = time.monotonic() - self._recorder_started < 1.0
+        self._recorder_due = time.monotonic() + (RECORDER_BACKOFF if soon else 0.0)
+
+    # the controller, while it is there
+
+    def _controlled(self) -> None:
+        try:
+            data = self._control.recv(65536) if self._control else b""
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        *lines, self._control_buffer = (self._control_buffer + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if message["do"] == "start" and self._start is None:
+                self._start = message["start"]
+                self._write_state()
+                self._tell()
+                self._answer({"started": {"pid": os.getpid(), "boot_id": state.boot_id()}})
+            elif message["do"] == "abort" and self._start is None and self._tree is None:
+                self._abort()
+        if not data and self._control is not None:
+            self._control.close()
+            self._control = None
+            self._abandoned_at = time.monotonic()
+            if self._spec["node"] == 0 and self._start is None:
+                self._abort()  # only the head could have been committed: with its controller gone it never will be
+
+    def _answer(self, message: Dict[str, Any]) -> None:
+        if self._control is not None:
+            try:
+                self._control.send(json.dumps(message).encode("ascii") + b"\n")
+            except OSError:
+                pass  # the relay has gone; its end of file follows
+
+    def _abort(self) -> None:
+        """Never committed: as if we had never been."""
+        if self._recorder > 0:
+            os.kill(self._recorder, signal.SIGKILL)
+            os.waitpid(self._recorder, 0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._finished = True
+
+    # the end
+
+    def _farewell(self, now: float) -> None:
+        if self._drain_by is None:
+            self._drain_by = now + DRAIN_WINDOW
+            self._tell()
+        elif now > self._drain_by and self._recorder > 0:
+            os.kill(self._recorder, signal.SIGKILL)
+            self._finished = True
+
+    def close(self) -> None:
+        if self._end is not None:
+            outcome = self._tree.outcome if self._tree else None
+            record = {
+                "verdict": self._end,
+                "node": self._spec["node"],
+                "outcome": outcome,
+                "failures": self._failures,
+                "at": time.time(),
+            }
+            state.write(self._path("exit.json"), record)
+            for name in os.listdir(self._path("fifo")):
+                os.unlink(self._path("fifo", name))
+
+    def _write_state(self) -> None:
+        tree = self._tree
+        own = processes.identify(os.getpid())
+        phase = "prepared" if tree is None else "running" if tree.outcome is None else "exited"
+        try:
+            state.write(
+                self._path("state.json"),
+                {
+                    "phase": phase,
+                    "attempt": tree.attempt if tree else 0,
+                    "committed": self._start is not None or tree is not None,
+                    "guard": own,
+                    "boot_id": state.boot_id(),
+                    "failures": self._failures,
+                },
+            )
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self._folder, *names)
+
+    def hold(self) -> None:
+        """Take run.lock; whoever can take it later knows that we are gone."""
+        lock = os.open(self._path("run.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._locks.append(lock)
+
+
+def daemonise(
+    folder: str, spec: Dict[str, Any], private: Dict[str, Any], sockets: Dict[str, socket.socket], locks: List[int]
+) -> socket.socket:
+    """Fork a guard that owes nothing to the SSH session. Returns the relay's end of its control channel."""
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child:
+        theirs.close()
+        os.waitpid(child, 0)
+        return ours
+    try:
+        ours.close()
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        _detach(folder, [theirs.fileno()] + [one.fileno() for one in sockets.values()] + locks)
+        processes.set_name("ddp-guard")
+        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        guard = Guard(folder, spec, private, theirs, sockets, locks)
+        guard.hold()
+        guard.run()
+        guard.close()
+        os._exit(0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()  # stderr is guard.err by now
+        sys.stderr.flush()
+        os._exit(70)
+
+
+def _detach(folder: str, needed: List[int]) -> None:
+    os.umask(0o077)
+    os.chdir(folder)
+    null = os.open(os.devnull, os.O_RDWR)
+    errors = os.open(os.path.join(folder, "guard.err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(null, 0)
+    os.dup2(errors, 1)
+    os.dup2(errors, 2)
+    keep = {0, 1, 2} | set(needed)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the descriptor of this listing itself

@@ -1,0 +1,160 @@
+"""This host's addresses and interfaces, as far as an ordinary user can ask the kernel. Sends no packet."""
+
+import array
+import fcntl
+import os
+import socket
+import struct
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+SIOCGIFCONF, SIOCGIFFLAGS = 0x8912, 0x8913
+ENTRY = 40  # sizeof(struct ifreq) where pointers have 64 bits
+IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40
+
+
+class Interface(NamedTuple):
+    name: str
+    address: str
+    speed: int  # Mbit/s, -1 unknown
+    bridge: bool
+    loopback: bool
+    up: bool
+
+
+def interfaces() -> List[Interface]:
+    """Every address of every interface, IPv4 before IPv6."""
+    found = []
+    for name, address in _ipv4() + _ipv6():
+        flags = _flags(name)
+        bridge = os.path.isdir("/sys/class/net/%s/bridge" % name)
+        up = flags & (IFF_UP | IFF_RUNNING) == (IFF_UP | IFF_RUNNING)
+        found.append(Interface(name, address, _speed(name), bridge, bool(flags & IFF_LOOPBACK), up))
+    return found
+
+
+def candidates() -> List[str]:
+    """Addresses by which other hosts may reach this one, the fastest interface first: docker0 has the same address everywhere."""
+    usable = [one for one in interfaces() if one.up and not one.loopback and not one.bridge]
+    return [one.address for one in sorted(usable, key=lambda one: -one.speed)]
+
+
+def source_address(target: str) -> str:
+    """The local address that packets to `target` leave from, by the routing table."""
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((target, 9))  # a datagram socket's connect sends nothing
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    for one in interfaces():
+        if one.address == address:
+            return one.name
+    return "lo" if address.startswith("127.") else ""
+
+
+def address_of(interface: str) -> Optional[str]:
+    for one in interfaces():
+        if one.name == interface:
+            return one.address
+    return None
+
+
+def nccl_name(interface: str) -> str:
+    """For NCCL_SOCKET_IFNAME, which matches by prefix: `=eth1` where there is an eth10 too."""
+    others = [name for _, name in socket.if_nameindex() if name != interface and name.startswith(interface)]
+    return "=" + interface if others else interface
+
+
+def _ipv4() -> List[Tuple[str, str]]:
+    """SIOCGIFCONF: the only question that also tells an interface's further addresses (as `eth0:1`)."""
+    table = array.array("B", bytes(ENTRY * 512))
+    address, length = table.buffer_info()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        answer = fcntl.ioctl(probe, SIOCGIFCONF, struct.pack("iL", length, address))
+    raw = table.tobytes()[: struct.unpack_from("i", answer)[0]]
+    found = []
+    for start in range(0, len(raw), ENTRY):
+        label = raw[start : start + 16].split(b"\0")[0].decode("utf-8", "replace")
+        found.append((label.partition(":")[0], socket.inet_ntoa(raw[start + 20 : start + 24])))
+    return found
+
+
+def _ipv6() -> List[Tuple[str, str]]:
+    """Global IPv6 addresses: link-local ones (scope 20) are useless without their interface's name."""
+    found = []
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as lines:
+            for line in lines:
+                raw, _, _, scope, _, name = line.split()
+                if scope == "00":
+                    found.append((name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(raw))))
+    except OSError:
+        pass  # a kernel without IPv6
+    return found
+
+
+def _flags(name: str) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, SIOCGIFFLAGS, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return 0  # it has just gone
+    return int(struct.unpack_from("H", answer, 16)[0])
+
+
+def _speed(name: str) -> int:
+    try:
+        with open("/sys/class/net/%s/speed" % name, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return -1  # a virtual interface has none
+
+
+def bind_within(address: str, low: int, high: int, preferred: List[int]) -> socket.socket:
+    """A listening socket on `address`, its port among `preferred` if free, else any in the range. OSError if none is."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    last: OSError = OSError("no port in %d-%d" % (low, high))
+    for port in preferred:
+        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address, port))
+            listener.listen(128)
+            return listener
+        except OSError as error:
+            listener.close()
+            last = error
+    raise last
+
+
+def listeners(ports: List[int]) -> Dict[int, int]:
+    """{port: inode} of the TCP sockets that listen on these ports."""
+    found: Dict[int, int] = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii") as lines:
+                next(lines)
+                for line in lines:
+                    fields = line.split()
+                    port = int(fields[1].rpartition(":")[2], 16)
+                    if fields[3] == "0A" and port in ports:
+                        found[port] = int(fields[9])
+        except OSError:
+            continue
+    return found
+
+
+def holder(inode: int) -> Optional[int]:
+    """The pid that has the socket open; None when it is another user's."""
+    wanted = "socket:[%d]" % inode
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            for handle in os.listdir("/proc/%s/fd" % name):
+                if os.readlink("/proc/%s/fd/%s" % (name, handle)) == wanted:
+                    return int(name)
+        except OSError:
+            continue
+    return None

@@ -1,0 +1,238 @@
+"""`prepare`: everything that can fail about a launch on this host is tried, then a guard waits, uncommitted."""
+
+import fcntl
+import json
+import os
+import random
+import select
+import shutil
+import socket
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from . import guard, network, processes, state
+from .recorder import JOIN_WINDOW
+
+REACH_WINDOW = 4.0  # s to reach the head's two ports from here
+FREE_SPACE = 64 * 1024 * 1024  # bytes that the state folder must have left
+
+
+class Refused(Exception):
+    """This host cannot take part; `code` is a label of a finding."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dict[str, Any]]:
+    """Fork a guard for this run. Returns the control channel to it, and what the controller has to know."""
+    spec: Dict[str, Any] = arguments["spec"]
+    private: Dict[str, Any] = arguments["private"]
+    _retire(spec["keep"])
+    folder = _make_folder(spec)
+    sockets: Dict[str, socket.socket] = {}
+    locks: List[int] = []
+    try:
+        spec = dict(spec, program=program)
+        _check_space(folder)
+        spec["cwd"] = _working_folder(spec, folder)
+        _take(spec, locks)
+        if spec["node"] == 0:
+            sockets, answer = _open_ports(spec)
+        else:
+            answer = _reach_head(spec, arguments["head"])
+            spec.update(link_address=answer["reachable"][0], link_port=arguments["head"]["link_port"])
+        spec["used_ports"] = [port for port in (answer.get("link_port"), answer.get("rdzv_port")) if port]
+        state.write(os.path.join(folder, "spec.json"), spec)
+        control = guard.daemonise(folder, spec, private, sockets, locks)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:  # the guard has its own
+        for one in sockets.values():
+            one.close()
+        for lock in locks:
+            os.close(lock)
+    try:
+        answer["ready"] = ask(control, None, "ready")
+    except Refused:
+        control.sendall(b'{"do": "abort"}\n')
+        raise
+    return control, answer
+
+
+def ask(control: socket.socket, message: Optional[Dict[str, Any]], wanted: str) -> Dict[str, Any]:
+    """Say something to a guard and wait for its answer of one kind."""
+    if message is not None:
+        control.sendall(json.dumps(message).encode("ascii") + b"\n")
+    buffer = b""
+    deadline = time.monotonic() + JOIN_WINDOW + 10
+    while True:
+        if not select.select([control], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise Refused("unknown", "the guard did not answer in time")
+        data = control.recv(65536)
+        if not data:
+            raise Refused("unknown", "the guard ended while it was being prepared; see guard.err in the run's folder")
+        buffer += data
+        *lines, buffer = buffer.split(b"\n")
+        for line in lines:
+            answer = json.loads(line)
+            if "error" in answer:
+                raise Refused(answer["code"], answer["error"])
+            if wanted in answer:
+                return dict(answer[wanted])
+
+
+def _make_folder(spec: Dict[str, Any]) -> str:
+    folder = state.run_folder(spec["run_id"])
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        raise Refused("held", "run %s is already here" % spec["run_id"]) from None
+    for name in ("fifo", "log", "torchrun"):
+        os.mkdir(os.path.join(folder, name), 0o700)
+    return folder
+
+
+def _working_folder(spec: Dict[str, Any], folder: str) -> str:
+    if spec["workdir"] is not None:
+        if not os.path.isdir(spec["workdir"]):
+            raise Refused("remote-workdir-missing", "workdir %s is not a folder here" % spec["workdir"])
+        return str(spec["workdir"])
+    snapshot = os.path.join(state.folder("code"), spec["code"]["sha256"])
+    if not os.path.isdir(snapshot):
+        raise Refused("remote-workdir-missing", "the code snapshot is not here")
+    os.utime(snapshot)  # in use: see _retire
+    # the run works in a copy: what it writes beside its code must not change the code of the next run
+    code = os.path.join(folder, "code")
+    shutil.copytree(snapshot, code, symlinks=True)
+    cwd = os.path.normpath(os.path.join(code, spec["code"]["cwd"]))
+    os.makedirs(cwd, exist_ok=True)
+    return cwd
+
+
+def _check_space(folder: str) -> None:
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    if free < FREE_SPACE:
+        raise Refused(
+            "disk-full", "%s has only %d MiB left; free some, or set DDP_ORCH_STATE_DIR" % (folder, free >> 20)
+        )
+
+
+def _take(spec: Dict[str, Any], taken: List[int]) -> None:
+    """Locks, held for as long as the guard lives: one for each GPU, one for the run's name and with it its output folder."""
+    wanted = [("GPU %d" % number, "gpu-%d" % number) for number in spec["gpu_ids"]]
+    for what, name in wanted + [("the name %s" % spec["name"], "name-%s" % spec["name"])]:
+        path = os.path.join(state.folder("locks"), name)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        taken.append(handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            who = os.pread(handle, 4096, 0).decode("utf-8", "replace")
+            raise Refused("held", "%s is taken by %s" % (what, who or "another run")) from None
+        os.ftruncate(handle, 0)
+        text = "run %s (%s), started %s" % (spec["run_id"], spec["name"], time.strftime("%Y-%m-%d %H:%M:%S %z"))
+        os.pwrite(handle, text.encode("utf-8", "replace"), 0)
+
+
+def _open_ports(spec: Dict[str, Any]) -> Tuple[Dict[str, socket.socket], Dict[str, Any]]:
+    """On the head: the link's port, and the rendezvous port, held until torchrun needs it."""
+    low, high = spec["ports"]
+    alone = len(spec["nodes"]) == 1
+    if alone:
+        addresses = ["127.0.0.1"]
+    elif spec["cluster_address"]:
+        addresses = [spec["cluster_address"]]
+    elif spec["interface"] != "auto":
+        address = network.address_of(spec["interface"])
+        if address is None:
+            raise Refused("gloo-ifname-no-match", "interface %s is not here, or has no address" % spec["interface"])
+        addresses = [address]
+    else:
+        addresses = network.candidates()
+    if not addresses:
+        raise Refused("nccl-wrong-nic", "no interface here that others could reach; give cluster_address for this host")
+    # one address: listen on it alone; several: on all, until the others have told which they reach
+    bind = addresses[0] if len(addresses) == 1 else "0.0.0.0"  # noqa: S104
+    tries = random.sample(range(low, high + 1), min(64, high + 1 - low))
+    sockets = {}
+    try:
+        if not alone:
+            sockets["link"] = network.bind_within(bind, low, high, tries)
+        wanted = tries if spec["rdzv_port"] == "auto" else [spec["rdzv_port"]]
+        sockets["rdzv"] = network.bind_within(bind, low, high, wanted)
+    except OSError as error:
+        for one in sockets.values():
+            one.close()
+        if spec["rdzv_port"] == "auto":
+            raise Refused("port-in-use", "no free port in %d-%d on %s: %s" % (low, high, bind, error)) from error
+        raise Refused(
+            "port-in-use", "rendezvous port %s: %s" % (spec["rdzv_port"], _who_holds(int(spec["rdzv_port"]), error))
+        ) from error
+    answer = {
+        "addresses": addresses,
+        "rdzv_port": sockets["rdzv"].getsockname()[1],
+        "link_port": sockets["link"].getsockname()[1] if not alone else None,
+    }
+    return sockets, answer
+
+
+def _who_holds(port: int, error: OSError) -> str:
+    inode = network.listeners([port]).get(port)
+    pid = network.holder(inode) if inode is not None else None
+    if pid is None:
+        return "%s (held by another user)" % error.strerror if inode is not None else str(error.strerror)
+    return "held by pid %d (%s), not ours; free it or set rdzv.port" % (pid, processes.command(pid))
+
+
+def _reach_head(spec: Dict[str, Any], head: Dict[str, Any]) -> Dict[str, Any]:
+    """Which of the head's addresses can be reached from here, on both its ports."""
+    reachable = []
+    trouble = []
+    for address in head["addresses"]:
+        failed = [
+            (port, why)
+            for port in (head["link_port"], head["rdzv_port"])
+            for why in [_try(address, port, spec["cluster_address"])]
+            if why
+        ]
+        if not failed:
+            reachable.append(address)
+        for port, why in failed:
+            trouble.append("%s:%d %s" % (address, port, why))
+    if not reachable:
+        text = "cannot reach the head: %s; give cluster_address, or open %d-%d between the hosts" % (
+            ", ".join(trouble),
+            *spec["ports"],
+        )
+        raise Refused("rdzv-port-blocked", text)
+    return {"reachable": reachable}
+
+
+def _try(address: str, port: int, source: Optional[str]) -> Optional[str]:
+    try:
+        socket.create_connection((address, port), REACH_WINDOW, (source, 0) if source else None).close()
+    except OSError as error:
+        return error.strerror or str(error) or "timed out"
+    return None
+
+
+def _retire(keep: Dict[str, Any]) -> None:
+    """Forget runs that ended long ago (more than `runs` of them, or older than `days`), and snapshots that none has used for as long."""
+    ended = []
+    for _, folder in state.runs():
+        record = state.read(os.path.join(folder, "exit.json"))
+        if record is not None:
+            ended.append((float(record.get("at", 0)), folder))
+    ended.sort(reverse=True)
+    for number, (at, folder) in enumerate(ended):
+        if number >= keep["runs"] or time.time() - at > keep["days"] * 86400:
+            shutil.rmtree(folder, ignore_errors=True)
+    parent = state.folder("code")
+    for name in os.listdir(parent):
+        snapshot = os.path.join(parent, name)
+        if time.time() - os.stat(snapshot).st_mtime > keep["days"] * 86400:
+            shutil.rmtree(snapshot, ignore_errors=True)

@@ -1,0 +1,162 @@
+"""Processes on this host: finding those of a run, telling them apart for certain, ending them. Linux's /proc.
+
+A process is identified by (pid, start time) within one boot: a pid alone may have been given to a stranger since.
+Nothing is ever chosen by its name, its port or its command line.
+"""
+
+import ctypes
+import os
+import signal
+from typing import Dict, Iterable, List, NamedTuple, Optional, Set
+
+MARK = "DDP_ORCH_RUN_ID"
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
+SYS_PIDFD_SEND_SIGNAL, SYS_PIDFD_OPEN = (
+    424,
+    434,
+)  # the same numbers on x86-64 and aarch64; in os and signal only since 3.9
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Process(NamedTuple):
+    pid: int
+    started: int  # clock ticks after boot, field 22 of /proc/PID/stat
+
+
+class Stat(NamedTuple):
+    process: Process
+    parent: int
+    state: str  # R S D Z T ...
+    exit_status: int  # as wait() gives it; only a zombie's means something
+
+
+def prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(%d)" % option)
+
+
+def set_name(name: str) -> None:
+    """What `ps` and `top` show (15 bytes)."""
+    _libc.prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send `number` to us when `parent` ends. To be called in a fresh child."""
+    prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:  # it ended before the line above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stat(pid: int) -> Optional[Stat]:
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            # the name (field 2) may hold spaces and parentheses: split after the last one
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return Stat(Process(pid, int(fields[19])), int(fields[1]), fields[0].decode(), int(fields[49]))
+
+
+def identify(pid: int) -> Optional[Process]:
+    found = stat(pid)
+    return found.process if found else None
+
+
+def alive(process: Process) -> bool:
+    found = stat(process.pid)
+    return found is not None and found.process == process and found.state not in "ZX"
+
+
+def _pids() -> List[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def command(pid: int) -> str:
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            return file.read(4096).rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "backslashreplace")
+    except OSError:
+        return ""
+
+
+def owner(pid: int) -> Optional[int]:
+    try:
+        return os.stat("/proc/%d" % pid).st_uid
+    except OSError:
+        return None
+
+
+def marks() -> Dict[Process, str]:
+    """Every process whose environment carries our mark, with its run id. Only this user's can be read."""
+    found = {}
+    prefix = MARK.encode() + b"="
+    for pid in _pids():
+        process = identify(
+            pid
+        )  # before its environment is read: if the pid changes hands in between, the identity is stale and nothing is hit
+        try:
+            with open("/proc/%d/environ" % pid, "rb") as file:
+                environment = file.read()
+        except OSError:
+            continue
+        if process is None or prefix not in environment:
+            continue
+        for entry in environment.split(b"\0"):
+            if entry.startswith(prefix):
+                found[process] = entry[len(prefix) :].decode("ascii", "replace")
+                break
+    return found
+
+
+def descendants(root: int) -> Set[Process]:
+    """Everything below `root`, zombies left out. A subreaper's descendants include what double-forked away."""
+    children: Dict[int, List[Stat]] = {}
+    for pid in _pids():
+        found = stat(pid)
+        if found is not None:
+            children.setdefault(found.parent, []).append(found)
+    below: Set[Process] = set()
+    waiting = [root]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            waiting.append(child.process.pid)
+            if child.state not in "ZX":
+                below.add(child.process)
+    return below
+
+
+def pidfd(process: Process) -> Optional[int]:
+    """A descriptor that becomes readable when the process ends; None where it is gone or the kernel is too old (< 5.3)."""
+    handle = int(_libc.syscall(SYS_PIDFD_OPEN, process.pid, 0))
+    if handle < 0:
+        return None
+    if identify(process.pid) != process:
+        os.close(handle)
+        return None
+    os.set_inheritable(handle, False)
+    return handle
+
+
+def send(process: Process, number: int) -> bool:
+    """Signal exactly this process. False when it is not there any more."""
+    if process.pid <= 1:
+        return False
+    handle = pidfd(process)
+    if handle is None:
+        if ctypes.get_errno() not in (38, 22) or identify(process.pid) != process:  # ENOSYS, EINVAL: no pidfd here
+            return False
+        try:
+            os.kill(process.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+    try:
+        return int(_libc.syscall(SYS_PIDFD_SEND_SIGNAL, handle, number, None, 0)) == 0
+    finally:
+        os.close(handle)
+
+
+def send_all(processes: Iterable[Process], number: int) -> None:
+    for process in processes:
+        send(process, number)

@@ -1,0 +1,75 @@
+"""The runs this host knows: what their records say, and whether their guard lives. Reads only."""
+
+import fcntl
+import os
+from typing import Any, Dict, List, Optional
+
+from . import processes, state
+
+
+def guarded(folder: str) -> bool:
+    """Whether the run's guard lives: it holds the lock. A pid in a file would prove nothing."""
+    try:
+        lock = os.open(os.path.join(folder, "run.lock"), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
+    """A run as `ps` shows it; None when there is no whole record of it (its preparation was cut off)."""
+    lives = guarded(folder)  # before the records: a guard that ends in between has written them
+    spec = state.read(os.path.join(folder, "spec.json"))
+    now = state.read(os.path.join(folder, "state.json"))
+    ended = state.read(os.path.join(folder, "exit.json"))
+    if spec is None or now is None:
+        return None
+    first = (ended or now)["failures"][:1]
+    answer: Dict[str, Any] = {
+        "run_id": run_id,
+        "name": spec["name"],
+        "started_at": spec["created_at"],
+        "by": spec["by"],
+        "node": spec["node"],
+        "host": spec["host"],
+        "hosts": [node["host"] for node in spec["nodes"]],
+        "attempt": now["attempt"],
+        "exit_code": first[0]["exit_code"] if first else None,
+        "signal": first[0]["signal"] if first else None,
+        "pid": now["guard"][0] if now["guard"] else None,
+        "first_rank": sum(node["nproc"] for node in spec["nodes"][: spec["node"]]),
+        "nproc": spec["nproc"],
+        "inventory": spec["inventory"],
+        "ports": spec["used_ports"],
+    }
+    if ended is not None:
+        answer["state"] = ended["verdict"]["state"]
+        answer["verdict"] = ended["verdict"]
+        if ended["outcome"] and ended["outcome"]["ok"]:
+            answer["exit_code"] = 0
+    elif not lives:
+        answer["state"] = "lost"  # its guard was killed, or the host was restarted
+    elif os.path.exists(os.path.join(folder, "stop.json")):
+        answer["state"] = "stopping"
+    else:
+        answer["state"] = {"prepared": "starting", "running": "running", "exited": "stopping"}[now["phase"]]
+    return answer
+
+
+def listing() -> List[Dict[str, Any]]:
+    return [found for run_id, folder in state.runs() for found in [describe(run_id, folder)] if found is not None]
+
+
+def guard_of(folder: str) -> Optional[processes.Process]:
+    """The guard's identity when it lives in this boot."""
+    now = state.read(os.path.join(folder, "state.json"))
+    if now is None or now["boot_id"] != state.boot_id() or now["guard"] is None:
+        return None
+    guard = processes.Process(*now["guard"])
+    return guard if processes.alive(guard) else None

@@ -1,0 +1,231 @@
+"""The processes of one attempt on this node: started, watched, ended to the last one. Used by the guard, which is their subreaper.
+
+torchrun keeps the exits of its ranks to itself until it has stopped all of them, so the ranks are watched here: each registers
+itself before it becomes the user's command, a pidfd tells the moment of its end, and /proc still shows a zombie's exit status.
+"""
+
+import fcntl
+import json
+import os
+import select
+import signal
+import time
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+from . import job, processes
+from .launch import Job
+
+F_SETPIPE_SZ = 1031
+PIPE_SIZE = 1024 * 1024  # what ranks can write while the recorder is being restarted
+BARRIER_PATIENCE = 3.0  # s that torchrun may outlive its ranks when we stop it: in its exit barrier it ignores SIGTERM
+UNKILLABLE_AFTER = 10.0  # s after KILL until a process counts as unkillable (stuck in the kernel)
+LEFTOVER_GRACE = 5.0  # s for what a rank left behind when it ended well
+
+
+def describe(status: int) -> Tuple[Optional[int], Optional[str]]:
+    """(exit code, signal name) of a wait status; one of the two is None."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return None, signal.Signals(number).name
+        except ValueError:
+            return None, "SIG%d" % number
+    return os.WEXITSTATUS(status), None
+
+
+def make_fifos(folder: str, attempt: int, sources: List[str]) -> List[int]:
+    """The FIFOs of an attempt. The descriptors returned keep the bytes in them alive whoever else dies."""
+    keepers = []
+    for source in sources:
+        for channel in ("out", "err"):
+            path = os.path.join(folder, "%d.%s.%s" % (attempt, source, channel))
+            os.mkfifo(path, 0o600)
+            keeper = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.fcntl(keeper, F_SETPIPE_SZ, PIPE_SIZE)
+            except OSError:
+                pass  # the user's share of pipe memory is used up: 64 KiB will do
+            keepers.append(keeper)
+    return keepers
+
+
+class Tree:
+    def __init__(
+        self,
+        attempt: int,
+        setup: List[str],
+        program: List[str],
+        spare_pid: Callable[[], int],
+        report: Callable[[Dict[str, Any]], None],
+    ) -> None:
+        self.attempt = attempt
+        self.outcome: Optional[Dict[str, Any]] = None
+        self.unkillable: List[Dict[str, Any]] = []
+        self.stopping: Optional[str] = None
+        self._setup = setup
+        self._program = program
+        self._spare_pid = spare_pid  # the recorder's pid: our child, but not of the tree
+        self._report = report
+        self._roots: Dict[int, str] = {}
+        self._statuses: Dict[str, int] = {}
+        self._ranks: Dict[int, Tuple[processes.Process, int]] = {}  # pidfd -> (process, rank)
+        self._kill_at: Optional[float] = None
+        self._killed_at: Optional[float] = None
+        self._alone_since: Optional[float] = None
+        self._seen_ranks = False
+        self._first_rank = 0
+
+    # starting
+
+    def start(self, jobs: List[Job]) -> None:
+        for one in jobs:
+            self._roots[self._spawn(one.description)] = one.label
+
+    def _spawn(self, description: Dict[str, Any]) -> int:
+        descriptor = -1
+        if self._setup:
+            descriptor = os.memfd_create("job")  # in memory only: it holds the secrets
+            os.write(descriptor, json.dumps(description).encode("ascii"))
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            argv = job.through_setup(self._setup, self._program + ["job-exec", str(descriptor)])
+            mark = {processes.MARK: description["env"][processes.MARK]}
+            description = dict(description, argv=argv, env=mark)  # the rest is applied after setup
+        guard = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGPIPE, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            if descriptor >= 0:
+                os.set_inheritable(descriptor, True)
+            job.become(description, guard)
+        if descriptor >= 0:
+            os.close(descriptor)
+        return pid
+
+    def register(self, line: bytes) -> None:
+        """A rank's own report, written just before it becomes the user's command."""
+        told = json.loads(line)
+        process = processes.Process(told["pid"], told["started"])
+        handle = processes.pidfd(process)
+        if handle is not None:
+            self._ranks[handle] = (process, told["rank"])
+            self._seen_ranks = True
+
+    # watching
+
+    def descriptors(self) -> List[int]:
+        return list(self._ranks)
+
+    def rank_ended(self, handle: int) -> None:
+        process, rank = self._ranks.pop(handle)
+        os.close(handle)
+        found = processes.stat(process.pid)
+        if found is None or found.process != process or found.state not in "ZX":
+            return  # reaped before we looked: torchrun's own status will tell
+        if found.exit_status:
+            self._failed(rank, found.exit_status, process.pid)
+
+    def root_ended(self, pid: int, status: int) -> bool:
+        """True when the pid was one of ours."""
+        label = self._roots.pop(pid, None)
+        if label is None:
+            return False
+        for handle in [handle for handle in self._ranks if select.select([handle], [], [], 0)[0]]:
+            self.rank_ended(handle)
+        self._statuses[label] = status
+        if status:
+            self._failed(None if label == "agent" else self._first_rank + int(label), status, pid)
+        return True
+
+    def direct(self, first_rank: int) -> None:
+        """Launcher `direct`: the roots are the ranks themselves."""
+        self._first_rank = first_rank
+        self._seen_ranks = True
+
+    def _failed(self, rank: Optional[int], status: int, pid: int) -> None:
+        if self.stopping is not None:
+            return  # a consequence of our own signals
+        code, name = describe(status)
+        what = "killed by %s" % name if name else "exit code %d" % (code or 0)
+        if rank is None and code == job.SETUP_FAILED:
+            what = "a line of `setup` failed"
+        elif code == job.NOT_STARTED:
+            what = "the command could not be started"
+        who = "torchrun" if rank is None else "rank %d" % rank
+        self._report(
+            {
+                "rank": rank,
+                "exit_code": code,
+                "signal": name,
+                "pid": pid,
+                "what": "%s: %s" % (who, what),
+                "at": time.time(),
+            }
+        )
+
+    # ending
+
+    def members(self) -> Set[processes.Process]:
+        spare = self._spare_pid()
+        return {process for process in processes.descendants(os.getpid()) if process.pid != spare}
+
+    def stop(self, grace: float, why: str) -> None:
+        """TERM now, KILL after `grace` seconds. A later call may shorten the grace, never lengthen it."""
+        kill_at = time.monotonic() + grace
+        if self.stopping is not None:
+            self._kill_at = min(kill_at, self._kill_at or kill_at)
+            return
+        self.stopping = why
+        self._kill_at = kill_at
+        members = self.members()
+        roots = [process for process in members if process.pid in self._roots]
+        processes.send_all(members, signal.SIGCONT)
+        # torchrun hands the signal on to its ranks; sent to them as well, their handler would run twice
+        processes.send_all(roots or members, signal.SIGTERM)
+
+    def tick(self) -> float:
+        """Do what is due. Returns the seconds until it has to be asked again."""
+        if self.outcome is not None:
+            return 60.0
+        if self._roots and self.stopping is None:
+            return 60.0  # the descriptors and SIGCHLD wake us
+        now = time.monotonic()
+        members = self.members()
+        if not self._roots and not members:
+            self._finish()
+            return 60.0
+        if not self._roots and self.stopping is None:  # all ended by themselves and left something behind
+            bad = any(self._statuses.values())
+            self.stop(1.0 if bad else LEFTOVER_GRACE, "its ranks have ended")
+            return 0.02
+        if self._barrier(members, now) or now >= (self._kill_at or 0):
+            return self._kill(members, now)
+        return min(0.05, max(0.005, (self._kill_at or now) - now))
+
+    def _barrier(self, members: Set[processes.Process], now: float) -> bool:
+        """Only torchrun is left of those we wait for."""
+        if not self._seen_ranks or self._ranks or len(members) != len(self._roots):
+            self._alone_since = None
+            return False
+        self._alone_since = self._alone_since or now
+        return now - self._alone_since >= BARRIER_PATIENCE
+
+    def _kill(self, members: Set[processes.Process], now: float) -> float:
+        self._killed_at = self._killed_at or now
+        if now - self._killed_at > UNKILLABLE_AFTER:
+            self.unkillable = [{"pid": one.pid, "cmd": processes.command(one.pid)} for one in members]
+            self._finish()
+            return 60.0
+        processes.send_all(members, signal.SIGSTOP)  # so that none forks between our look and our signal
+        processes.send_all(self.members(), signal.SIGKILL)
+        return 0.01
+
+    def _finish(self) -> None:
+        for handle in self._ranks:
+            os.close(handle)
+        self._ranks.clear()
+        by_itself = self.stopping in (None, "its ranks have ended")
+        ok = by_itself and bool(self._statuses) and not any(self._statuses.values()) and not self._roots
+        self.outcome = {"ok": ok, "statuses": self._statuses, "stopped": self.stopping, "unkillable": self.unkillable}

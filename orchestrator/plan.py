@@ -1,0 +1,252 @@
+"""Turn an inventory into a plan: what is started where. No IO; what only a host can know stays `auto` until `resolve`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from . import launchers
+from .inventory import Host, Inventory
+from .launchers import Launcher
+
+MASK = "***"
+AUTO_PLACES = {
+    "master_addr": "auto",
+    "master_port": "auto",
+    "local_addr": "auto",
+    "interface": "auto",
+    "nccl_interface": "auto",
+    "attempt": "1",
+    "threads": "auto",
+}
+
+
+@dataclass(frozen=True)
+class Code:
+    """The code that a run uses: a snapshot, sent by its content's hash."""
+
+    sha256: str
+    cwd: str
+    """The folder inside it in which the command runs."""
+    root: str
+    files: int
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a run. Its place in Plan.nodes is its node rank."""
+
+    host: Host
+    nproc: Literal["auto"] | int
+    gpu_ids: Literal["auto"] | tuple[int, ...]
+    """`auto`: all there are, none hidden."""
+    command: tuple[str, ...]
+    """What every rank becomes."""
+    env: Mapping[str, str]
+    """The user's: run's, host's, command line's; later ones win."""
+
+    @property
+    def auto_env(self) -> dict[str, str]:
+        """Ours, templates; the user's own values win over them."""
+        visible = {} if self.gpu_ids == "auto" else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpu_ids))}
+        return {name: value for name, value in {**launchers.ENVIRONMENT, **visible}.items() if name not in self.env}
+
+
+@dataclass(frozen=True)
+class Plan:
+    run_id: str
+    name: str
+    nodes: tuple[Node, ...]
+    launcher: Launcher
+    code: Code | None
+    """None: every host has a workdir, and nothing is sent."""
+    inventory: Inventory
+    secrets: tuple[str, ...]
+
+
+def order(inventory: Inventory) -> tuple[Host, ...]:
+    """The hosts that take part, in the order of their node ranks: the head, then as in the inventory."""
+    hosts = [host for host in inventory.hosts if not host.spare]
+    hosts.sort(key=lambda host: host.name != inventory.head)  # stable
+    nnodes = inventory.run.nnodes
+    return tuple(hosts if nnodes == "auto" else hosts[: nnodes[1]])
+
+
+def make(
+    inventory: Inventory,
+    *,
+    run_id: str,
+    name: str,
+    command: tuple[str, ...],
+    code: Code | None,
+    env: Mapping[str, str],
+    debug: bool,
+) -> Plan:
+    """`command`: what follows the python on every host, such as ("-u", "train.py", "--lr", "0.1")."""
+    extra = {**(launchers.DEBUG_ENVIRONMENT if debug else {}), **inventory.run.env}
+    nodes = tuple(
+        Node(
+            host=host,
+            nproc=_nproc(host),
+            gpu_ids=_gpu_ids(host),
+            command=(host.python, *command),
+            env={**extra, **host.env, **env},
+        )
+        for host in order(inventory)
+    )
+    launcher = launchers.choose(inventory.run.launcher, inventory.run.rdzv.backend)
+    return Plan(run_id, name, nodes, launcher, code, inventory, inventory.run.secrets)
+
+
+def _gpu_ids(host: Host) -> Literal["auto"] | tuple[int, ...]:
+    match host.gpus:
+        case "auto":
+            return "auto"
+        case "none":
+            return ()
+        case int() as count:
+            return tuple(range(count))
+        case _:
+            return host.gpus
+
+
+def _nproc(host: Host) -> Literal["auto"] | int:
+    if host.nproc_per_node != "auto":
+        return host.nproc_per_node
+    gpus = _gpu_ids(host)
+    return "auto" if gpus == "auto" else max(1, len(gpus))
+
+
+def resolve(plan: Plan, facts: Mapping[str, Mapping[str, Any]]) -> Plan:
+    """Fill in what was `auto`, from the facts of every host."""
+    nodes = (
+        replace(node, nproc=max(1, len(facts[node.host.name]["gpus"])) if node.nproc == "auto" else node.nproc)
+        for node in plan.nodes
+    )
+    return replace(plan, nodes=tuple(nodes))
+
+
+def spec(
+    plan: Plan, number: int, facts: Mapping[str, Mapping[str, Any]], *, created_at: str, by: str
+) -> dict[str, Any]:
+    """What a node's guard has to know, without secrets (orchestrator/node/guard.py reads it)."""
+    node = plan.nodes[number]
+    run = plan.inventory.run
+    detected = [gpu["index"] for gpu in facts[node.host.name]["gpus"]]
+    return {
+        "run_id": plan.run_id,
+        "name": plan.name,
+        "output": plan.name,
+        "created_at": created_at,
+        "by": by,
+        "inventory": plan.inventory.path,
+        "node": number,
+        "host": node.host.name,
+        "nodes": [{"host": one.host.name, "nproc": one.nproc} for one in plan.nodes],
+        "python": node.host.python,
+        "setup": list(node.host.setup),
+        "workdir": node.host.workdir,
+        "code": None if node.host.workdir or plan.code is None else {"sha256": plan.code.sha256, "cwd": plan.code.cwd},
+        "command": list(node.command),
+        "agent_argv": list(plan.launcher.agent),
+        "auto_env": node.auto_env,
+        "env": dict(node.env),
+        "nproc": node.nproc,
+        "gpu_ids": detected if node.gpu_ids == "auto" else list(node.gpu_ids),
+        "cluster_address": node.host.cluster_address,
+        "interface": node.host.interface,
+        "ports": list(run.ports),
+        "rdzv_port": run.rdzv.port,
+        "grace": run.grace,
+        "max_restarts": run.max_restarts,
+        "keep": {"runs": run.keep.runs, "days": run.keep.days, "journal": run.keep.journal},
+    }
+
+
+# --- for people
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON: every host's command and environment, secrets as `***`, what is not known yet as `auto`."""
+    return {
+        "run_id": plan.run_id,
+        "name": plan.name,
+        "launcher": plan.launcher.name,
+        "rendezvous": {"backend": plan.inventory.run.rdzv.backend, "port": plan.inventory.run.rdzv.port},
+        "code": None if plan.code is None else vars(plan.code),
+        "nodes": [_node_as_dict(plan, number) for number in range(len(plan.nodes))],
+    }
+
+
+def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
+    node = plan.nodes[number]
+    places = {
+        **AUTO_PLACES,
+        "nnodes": str(len(plan.nodes)),
+        "node_rank": str(number),
+        "nproc": str(node.nproc),
+        "rdzv_id": f"{plan.run_id}-1",
+        "is_host": "1" if number == 0 else "0",
+        "log_dir": "auto",
+    }
+    if plan.inventory.run.rdzv.port != "auto":
+        places["master_port"] = str(plan.inventory.run.rdzv.port)
+    head = plan.nodes[0].host
+    if head.cluster_address:
+        places["master_addr"] = head.cluster_address
+    if node.host.cluster_address:
+        places["local_addr"] = node.host.cluster_address
+    if node.host.interface != "auto":
+        places["interface"] = places["nccl_interface"] = node.host.interface
+    agent = [word.format_map(places) for word in plan.launcher.agent]
+    ours = {name: value.format_map(places) for name, value in node.auto_env.items()}
+    return {
+        "host": node.host.name,
+        "address": node.host.address,
+        "node_rank": number,
+        "nproc_per_node": node.nproc,
+        "gpus": node.gpu_ids,
+        "setup": list(node.host.setup),
+        # torchrun starts our rank-exec shim, which becomes the command: its argv never passes through torchrun's parser
+        "agent": [node.host.python, *agent] if agent else None,
+        "command": list(node.command),
+        "env": {**ours, **node.env, **dict.fromkeys(plan.secrets, MASK)},
+        "workdir": node.host.workdir,
+        "sends": None if node.host.workdir or plan.code is None else f"code {plan.code.sha256[:12]}",
+    }
+
+
+def as_text(plan: Plan) -> str:
+    """The plan as a person reads it, and could type it."""
+    described = as_dict(plan)
+    lines = [f"run {plan.run_id}  {len(plan.nodes)} hosts  launcher {plan.launcher.name}"]
+    if plan.code is not None:
+        lines.append(
+            f"code {plan.code.sha256[:12]}  {plan.code.files} files, {plan.code.size / 1e6:.1f} MB, from {plan.code.root}"
+        )
+    for node in described["nodes"]:
+        lines += [
+            "",
+            f"{node['host']}  node rank {node['node_rank']}, {node['nproc_per_node']} ranks, gpus {_shown(node['gpus'])}",
+        ]
+        if node["sends"]:
+            lines.append(f"  sends    {node['sends']}")
+        if node["workdir"]:
+            lines.append(f"  workdir  {node['workdir']}")
+        lines += [f"  setup    {line}" for line in node["setup"]]
+        lines += [
+            f"  env      {name}={shlex.quote(value) if value != MASK else value}"
+            for name, value in sorted(node["env"].items())
+        ]
+        if node["agent"]:
+            lines.append(f"  agent    {shlex.join(node['agent'])} ...")
+        lines.append(f"  ranks    {shlex.join(node['command'])}")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(gpus: Literal["auto"] | tuple[int, ...]) -> str:
+    return gpus if isinstance(gpus, str) else ",".join(map(str, gpus)) or "none"

@@ -1,0 +1,170 @@
+"""The runs on the hosts, whoever's laptop started them: found, told apart, described, ended. The hosts are the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import OrchError, UsageError
+from .fleet import Fleet
+from .inventory import Host
+from .session import Session
+
+UNFINISHED = ("starting", "running", "restarting", "stopping")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, put together from what its hosts say of it."""
+
+    run_id: str
+    name: str
+    state: str
+    attempt: int
+    started_at: str
+    parts: Mapping[str, Mapping[str, Any]]
+    """What each host that answered knows, by the host's name in our inventory."""
+
+    @property
+    def unfinished(self) -> bool:
+        return self.state in UNFINISHED
+
+    @property
+    def verdict(self) -> Mapping[str, Any] | None:
+        """How it ended: the head's word, as far as the head answered."""
+        for part in sorted(self.parts.values(), key=lambda part: part["node"]):
+            if part.get("verdict"):
+                verdict: Mapping[str, Any] = part["verdict"]
+                return verdict
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        nodes = [
+            {
+                "host": host,
+                "node_rank": part["node"],
+                "state": part["state"],
+                "exit_code": part["exit_code"],
+                "signal": part["signal"],
+                "pid": part["pid"] if part["state"] in UNFINISHED else None,
+            }
+            for host, part in sorted(self.parts.items(), key=lambda item: item[1]["node"])
+        ]
+        return {
+            "run_id": self.run_id,
+            "name": self.name,
+            "state": self.state,
+            "attempt": self.attempt,
+            "started_at": self.started_at,
+            "nodes": nodes,
+        }
+
+
+@dataclass(frozen=True)
+class Listing:
+    runs: tuple[Run, ...]
+    """The newest last."""
+    failed: Mapping[str, OrchError]
+
+
+def find(fleet: Fleet, hosts: Sequence[Host]) -> Listing:
+    fleet.prepare(hosts)
+    answers = fleet.each(hosts, lambda _, session: session.request("list", {})["runs"])
+    parts: dict[str, dict[str, dict[str, Any]]] = {}
+    for host, found in answers.done.items():
+        for part in found:
+            parts.setdefault(part["run_id"], {})[host] = part
+    runs = sorted(
+        (_join(run_id, of_hosts) for run_id, of_hosts in parts.items()), key=lambda run: (run.started_at, run.run_id)
+    )
+    return Listing(tuple(runs), answers.failed)
+
+
+def _join(run_id: str, parts: Mapping[str, Mapping[str, Any]]) -> Run:
+    first = min(
+        parts.values(), key=lambda part: part["node"]
+    )  # the head, if it answered: it alone knows the whole run's state
+    state = first["state"]
+    if first["node"] != 0 and state not in UNFINISHED:
+        others = {part["state"] for part in parts.values()}
+        state = next((one for one in UNFINISHED if one in others), state)
+    return Run(
+        run_id, first["name"], state, max(part["attempt"] for part in parts.values()), first["started_at"], parts
+    )
+
+
+def choose(listing: Listing, wanted: str | None, *, unfinished_first: bool = False) -> Run:
+    """A run by its id, its name (the newest of that name) or a unique prefix of an id; by default the newest."""
+    runs = listing.runs
+    missing = f"; {', '.join(listing.failed)} could not be asked" if listing.failed else ""
+    if wanted is None:
+        live = [run for run in runs if run.unfinished] if unfinished_first else []
+        if not runs:
+            raise UsageError(f"there is no run on these hosts{missing}")
+        return (live or list(runs))[-1]
+    exact = [run for run in runs if wanted in (run.run_id, run.name)]
+    if exact:
+        return exact[-1]
+    prefixed = [run for run in runs if run.run_id.startswith(wanted)]
+    if len(prefixed) == 1:
+        return prefixed[0]
+    if prefixed:
+        raise UsageError(
+            f"{wanted!r} is the beginning of several runs: {', '.join(run.run_id for run in prefixed)}; give more of it"
+        )
+    known = f"; the newest is {runs[-1].run_id}" if runs else ""
+    raise UsageError(f"no run {wanted!r} on these hosts{known}; `ddp-orch ps --all` lists them{missing}")
+
+
+# --- ending
+
+
+@dataclass(frozen=True)
+class Killed:
+    """The proof of a kill (contract: `kill --json`)."""
+
+    run_id: str | None
+    killed: tuple[dict[str, Any], ...]
+    ports_freed: tuple[dict[str, Any], ...]
+    gpus_freed: tuple[dict[str, Any], ...]
+    remaining: tuple[dict[str, Any], ...]
+    failed: Mapping[str, OrchError]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "killed": list(self.killed),
+            "ports_freed": list(self.ports_freed),
+            "gpus_freed": list(self.gpus_freed),
+            "remaining": list(self.remaining),
+            "unreachable": sorted(self.failed),
+        }
+
+
+def kill(
+    fleet: Fleet, hosts: Sequence[Host], runs: Iterable[str], *, stale: bool, grace: float | None, by: str
+) -> Killed:
+    """End the runs on all hosts at once, sweep, verify. `stale`: and everything that runs which are over have left.
+
+    Every host is asked, also those that a record does not name: the record may be what is broken.
+    """
+    runs = list(runs)
+
+    def end(_: Host, session: Session) -> list[dict[str, Any]]:
+        answers = [session.request("stop", {"run_id": run, "grace": grace, "by": by}) for run in runs]
+        return [*answers, session.request("stale", {})] if stale else answers
+
+    results = fleet.each(hosts, end)
+
+    def gather(key: str) -> tuple[dict[str, Any], ...]:
+        found = []
+        for host, answers in results.done.items():
+            for answer in answers:
+                found += [{"host": host, **(item if isinstance(item, dict) else {key: item})} for item in answer[key]]
+        return tuple(found)
+
+    ports = tuple({"host": item["host"], "port": item["ports_freed"]} for item in gather("ports_freed"))
+    gpus = tuple({"host": item["host"], "gpu": item["gpus_freed"]} for item in gather("gpus_freed"))
+    run_id = runs[0] if len(runs) == 1 else None
+    return Killed(run_id, gather("killed"), ports, gpus, gather("remaining"), results.failed)

@@ -1,0 +1,287 @@
+"""One host, spoken to: the node program brought there, requests sent, answers and data received. Knows nothing of runs."""
+
+from __future__ import annotations
+
+import base64
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .errors import OrchError, UnreachableError
+from .node import wire
+from .ship import NodeProgram
+from .ssh import quote
+from .transport import Connection
+
+NOISE_LIMIT = 64 * 1024  # bytes a login shell may print before the marker
+PING_EVERY = 5.0  # s
+DEAD_AFTER = 14.0  # s without a frame, though the relay answers every PING at once
+BOOTSTRAP_WINDOW = 30.0  # s for the login shell and python to say anything
+
+# Runs before anything of ours is on the host, by any Python: so its syntax is Python 2's too. It says whether the host has the
+# node program (by its hash), takes it from stdin if not, and becomes it. One process, no file in between.
+STUB = """
+import os, sys
+def say(text):
+    os.write(1, ("\\n%s %s\\n" % (NONCE, text)).encode())
+if sys.version_info < (3, 8):
+    say("old " + sys.version.split()[0])
+    sys.exit(0)
+import hashlib
+def whole(path):
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest() == SHA
+    except OSError:
+        return False
+uid = os.geteuid()
+tried = []
+for base in (os.environ.get("DDP_ORCH_STATE_DIR"), os.path.expanduser("~/.local/state/ddp-orch"), "/var/tmp/ddp-orch-%d" % uid, "/tmp/ddp-orch-%d" % uid):
+    if not base or not base.startswith("/"):
+        continue
+    try:
+        os.makedirs(os.path.dirname(base), 0o700, exist_ok=True)
+        if not os.path.lexists(base):
+            os.mkdir(base, 0o700)
+        found = os.lstat(base)
+        if found.st_uid == uid and found.st_mode & 0o170077 == 0o040000 and os.access(base, os.W_OK):
+            break
+        tried.append(base + " is not private to you")
+    except OSError as error:
+        tried.append(str(error))
+else:
+    say("error no private folder for state: " + "; ".join(tried))
+    sys.exit(0)
+path = os.path.join(base, "node-" + SHA[:16] + ".pyz")
+if whole(path):
+    say("have")
+else:
+    say("need")
+    data = b""
+    while len(data) < SIZE:
+        part = os.read(0, SIZE - len(data))
+        if not part:
+            sys.exit(0)
+        data += part
+    if hashlib.sha256(data).hexdigest() != SHA:
+        say("error the node program was damaged on its way")
+        sys.exit(0)
+    aside = "%s.%d" % (path, os.getpid())
+    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    os.rename(aside, path)
+sys.path.insert(0, path)
+from node.__main__ import main
+sys.exit(main(["serve", path]))
+"""
+
+
+class SessionLost(UnreachableError):
+    """The connection to a host broke, or the host fell silent."""
+
+
+class Refused(OrchError):
+    """The node program said no; `code` is a finding's label."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def bootstrap_command(python: str, program: NodeProgram, nonce: str) -> str:
+    """The one command line we run on a host: understood alike by sh, bash, zsh, fish and csh."""
+    head = f"NONCE, SHA, SIZE = {nonce!r}, {program.sha256!r}, {len(program.data)}\n"
+    encoded = base64.b64encode((head + STUB).encode()).decode()
+    code = f'import base64;exec(base64.b64decode("{encoded}"))'
+    return f"exec {quote([*_interpreter(python), '-I', '-S', '-c'])} '{code}'"
+
+
+def _interpreter(python: str) -> tuple[str, ...]:
+    # `python3` is looked for on the PATH; a name that only `setup` makes known cannot be used before setup
+    return (python,) if python.startswith("/") else ("/usr/bin/env", "python3")
+
+
+class Session:
+    """A conversation with the relay on one host. Any thread may send requests; one thread of ours receives."""
+
+    def __init__(self, host: str, connection: Connection, python: str, program: NodeProgram, nonce: str) -> None:
+        """Raises ConnectFailure, SessionLost or Refused."""
+        self.host = host
+        self._connection = connection
+        self._pipe = connection.open(bootstrap_command(python, program, nonce), BOOTSTRAP_WINDOW)
+        rest = self._bootstrap(python, program, nonce.encode())
+        self._sending = threading.Lock()
+        self._numbers = 0
+        self._waiting: dict[
+            int, tuple[queue.Queue[dict[str, Any] | None], Callable[[dict[str, Any], bytes], None] | None]
+        ] = {}
+        self._hello: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._lost: str | None = None
+        self._closing = False
+        self._reader = threading.Thread(target=self._read, args=(rest,), name=f"session-{host}", daemon=True)
+        self._reader.start()
+        hello = self._hello.get()
+        if hello is None:
+            raise SessionLost(f"{host}: {self._lost}")
+        self.hello = hello
+
+    # before the first frame
+
+    def _bootstrap(self, python: str, program: NodeProgram, nonce: bytes) -> bytes:
+        """Wait for the stub behind whatever the login shell prints; bring the program if it is not there."""
+        status, rest = self._marker(b"", nonce, python)
+        if status == "need":
+            self._pipe.send(program.data)
+        elif status.startswith("old "):
+            raise Refused(
+                "remote-env-differs",
+                f"{self.host}: python3 there is {status[4:]}, and 3.8 or newer is needed; give `python: /path` of a newer one",
+            )
+        elif status != "have":
+            raise Refused("remote-env-differs", f"{self.host}: {status.removeprefix('error ')}")
+        return rest
+
+    def _marker(self, seen: bytes, nonce: bytes, python: str) -> tuple[str, bytes]:
+        deadline = time.monotonic() + BOOTSTRAP_WINDOW
+        while True:
+            before, found, after = seen.partition(b"\n" + nonce + b" ")
+            if found and b"\n" in after:
+                status, _, rest = after.partition(b"\n")
+                return status.decode("utf-8", "replace"), rest
+            if len(before) > NOISE_LIMIT:
+                raise Refused(
+                    "remote-env-differs", f"{self.host}: the login shell prints without end instead of running python"
+                )
+            try:
+                data = self._pipe.recv(1 << 16, max(0.1, deadline - time.monotonic()))
+            except TimeoutError:
+                data = b""
+            if not data:
+                raise self._no_python(seen, python, time.monotonic() >= deadline)
+            seen += data
+
+    def _no_python(self, seen: bytes, python: str, silent: bool) -> OrchError:
+        said = (self._pipe.stderr() or seen).decode("utf-8", "backslashreplace").strip().splitlines()
+        interpreter = _interpreter(python)[-1]
+        if silent:
+            return Refused(
+                "remote-env-differs",
+                f"{self.host}: {interpreter} did not start within {BOOTSTRAP_WINDOW:.0f} s of the login",
+            )
+        status = self._pipe.exit_status(5.0)
+        if status is None and not said:
+            return SessionLost(f"{self.host}: the connection was closed before python answered")
+        what = said[-1][:300] if said else f"exit status {status}"
+        return Refused(
+            "remote-env-differs",
+            f"{self.host}: cannot run {interpreter} in a non-interactive login: {what}; give `python: /absolute/path` of a python >= 3.8",
+        )
+
+    # frames
+
+    def _read(self, rest: bytes) -> None:
+        decoder = wire.Decoder()
+        heard = pinged = time.monotonic()
+        try:
+            data = rest
+            while True:
+                for frame in decoder.feed(data):
+                    heard = time.monotonic()
+                    if frame.kind == wire.BYE:
+                        error = frame.header.get("error")
+                        self._end(str(error) if error else "closed")
+                        return
+                    self._dispatch(frame)
+                now = time.monotonic()
+                if now - heard > DEAD_AFTER:
+                    raise SessionLost(f"nothing heard for {DEAD_AFTER:.0f} s")
+                if now - pinged >= PING_EVERY:
+                    pinged = now
+                    self._send(wire.Frame(wire.PING, {}))
+                try:
+                    data = self._pipe.recv(1 << 18, max(0.05, PING_EVERY - (now - pinged)))
+                except TimeoutError:
+                    data = b""
+                    continue
+                if not data:
+                    raise SessionLost("the connection was closed")
+        except (OSError, SessionLost) as error:
+            self._end(str(error) or type(error).__name__)
+        except wire.WireError as error:
+            self._end(f"it does not speak our protocol: {error}")
+
+    def _dispatch(self, frame: wire.Frame) -> None:
+        if frame.kind == wire.HELLO:
+            self._hello.put(frame.header)
+        elif frame.kind == wire.RESULT:
+            waiting = self._waiting.pop(frame.header.get("id", -1), None)
+            if waiting is not None:
+                waiting[0].put(frame.header.get("result"))
+        elif frame.kind == wire.DATA:
+            on_data = self._waiting.get(frame.header.get("id", -1), (None, None))[1]
+            if on_data is not None:
+                on_data(frame.header, frame.payload)
+
+    def _end(self, why: str) -> None:
+        self._lost = why
+        self._hello.put(None)
+        for results, _ in list(self._waiting.values()):
+            results.put(None)
+
+    def _send(self, frame: wire.Frame) -> None:
+        with self._sending:
+            self._pipe.send(wire.encode(frame))
+
+    # requests
+
+    def request(
+        self,
+        operation: str,
+        arguments: dict[str, Any],
+        *,
+        upload: Iterable[bytes] = (),
+        on_data: Callable[[dict[str, Any], bytes], None] | None = None,
+    ) -> dict[str, Any]:
+        """Ask the relay and wait for its answer, for as long as the connection lives.
+
+        `on_data(header, payload)` is called from the receiving thread. Raises SessionLost, or Refused with the node's reason.
+        """
+        results: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        with self._sending:
+            self._numbers += 1
+            number = self._numbers
+        self._waiting[number] = (results, on_data)
+        try:
+            self._send(wire.Frame(wire.REQUEST, {"id": number, "op": operation, "args": arguments}))
+            for chunk in upload:
+                for start in range(0, len(chunk), wire.MAX_PAYLOAD):
+                    self._send(wire.Frame(wire.DATA, {"id": number}, chunk[start : start + wire.MAX_PAYLOAD]))
+            if operation == "unpack":
+                self._send(wire.Frame(wire.DATA, {"id": number}))
+        except OSError as error:
+            raise SessionLost(f"{self.host}: {self._lost or error}") from error
+        if self._lost is not None:
+            raise SessionLost(f"{self.host}: {self._lost}")
+        result = results.get()
+        if result is None:
+            raise SessionLost(f"{self.host}: {self._lost}")
+        if "error" in result:
+            raise Refused(str(result.get("code", "unknown")), f"{self.host}: {result['error']}")
+        return result
+
+    @property
+    def lost(self) -> bool:
+        return self._lost is not None
+
+    def close(self) -> None:
+        """Say goodbye and close. Never raises."""
+        try:
+            if not self.lost:
+                self._send(wire.Frame(wire.BYE, {}))
+                self._reader.join(2.0)
+        except (OSError, OrchError):
+            pass
+        self._pipe.close()
+        self._connection.close()

@@ -1,0 +1,285 @@
+"""Reach the hosts of an inventory over SSH: one connection a host, host keys verified, all within a time limit.
+
+`Dialer.connect` gives a `transport.Connection`. Where a host is says the user's ssh_config (`ssh_config.py`), how to
+get there `ssh_dial.py`, who it is known_hosts (`known_hosts.py`), who we are `ssh_keys.py`. The login itself is
+`ssh_session.py`: that one, and fabric and paramiko below it, are imported at the first login, as the import takes
+longer. Never asks a question during a login, never tries a rejected key again, never forwards the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.inventory import Host, SshOptions
+from orchestrator.known_hosts import KnownHosts, append, fingerprint
+from orchestrator.ssh_config import Resolver, Target, resolve
+from orchestrator.ssh_dial import dial
+from orchestrator.ssh_keys import KeyRing
+from orchestrator.transport import ConnectFailure, Connection, LocalConnection
+
+if TYPE_CHECKING:
+    from orchestrator.ssh_session import DroppedError, Session
+
+__all__ = ["ConnectFailure", "Dialer", "Target", "quote", "resolve"]
+
+RETRY_FIRST, RETRY_MOST = 0.1, 3.0
+"""Seconds: the longest wait before the first, and before any, new try of a connection that was dropped before login."""
+
+THROTTLED = ("Exceeded MaxStartups", "Not allowed at this time")
+"""What sshd says instead of its banner when it takes no more: the second one is PerSourcePenalties (OpenSSH 9.8)."""
+
+
+class Dialer:
+    """Connects to hosts, from many threads at once. Shares what hosts share: jump hosts, key files, known_hosts.
+
+    `ask_passphrase` gets a prompt and gives the answer; None when there is no terminal. `config_file` replaces the
+    user's and the system's ssh_config.
+    """
+
+    def __init__(
+        self,
+        options: SshOptions,
+        *,
+        ask_passphrase: Callable[[str], str] | None = None,
+        config_file: Path | None = None,
+        agent_socket: str | None = os.environ.get("SSH_AUTH_SOCK"),
+    ) -> None:
+        self._options = options
+        self._resolver = Resolver(config_file, agent_socket)
+        self._keys = KeyRing(ask_passphrase)
+        self._trust = _Trust(options.host_keys == "accept-new")
+        self._jumps: dict[Target, Future[Session]] = {}
+        self._slots: dict[Target, threading.Semaphore] = {}
+        self._denied: dict[Target, ConnectFailure] = {}
+        self._lock = threading.Lock()
+
+    def prepare(self, hosts: Iterable[Host]) -> None:
+        """Before connecting to many hosts: read their ssh_config in parallel, and ask for the pass phrases they need.
+
+        Failures are not raised here: `connect` will say them of the host that they concern.
+        """
+        remote = [host for host in hosts if not host.local]
+        if not remote:
+            return
+        # Importing takes a third of a second, in which `ssh -G` may as well run.
+        threading.Thread(target=importlib.import_module, args=("orchestrator.ssh_session",), daemon=True).start()
+        deadline = time.monotonic() + self._options.connect_timeout
+        targets: list[Target] = []
+
+        def read(host: Host) -> None:
+            with contextlib.suppress(ConnectFailure):
+                targets.append(self._resolver.resolve(host, deadline))
+
+        with ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1), thread_name_prefix="ssh-config") as pool:
+            list(pool.map(read, remote))
+        self._keys.unlock(_with_jumps(targets))
+
+    def connect(self, host: Host) -> Connection:
+        """Log in, within `connect_timeout` in total. Raises ConnectFailure."""
+        if host.local:
+            return LocalConnection()
+        deadline = time.monotonic() + self._options.connect_timeout
+        return self._connect(self._resolver.resolve(host, deadline), deadline)
+
+    def close(self) -> None:
+        """Close the jump hosts' connections, and so all that go through them, and the one to the agent."""
+        with self._lock:
+            jumps = list(self._jumps.values())
+            self._jumps.clear()
+        for future in jumps:
+            if future.done() and not future.exception():
+                future.result().close()
+        self._keys.close()
+
+    def _connect(self, target: Target, deadline: float) -> Session:
+        if denied := self._denied.get(target):
+            raise denied  # a second try counts as an attack, and locks accounts
+        self._check_named_key(target)
+        if not target.jump:
+            return self._persist(target, None, deadline)
+        jump = self._jump(target, target.jump, deadline)
+        with self._slot(target.jump):
+            return self._persist(target, jump, deadline)
+
+    def _persist(self, target: Target, jump: Session | None, deadline: float) -> Session:
+        """Log in; again, after a random wait, when sshd drops the connection before it asked who we are."""
+        from orchestrator.ssh_session import DroppedError, login
+
+        most = RETRY_FIRST
+        tries = 1
+        while True:
+            try:
+                link = jump or dial(target, deadline)
+                return login(target, link, self._trust, self._keys.offer(target), deadline)
+            except DroppedError as dropped:
+                throttled = dropped.greeting.startswith(THROTTLED)
+                wait = random.uniform(0, most)  # noqa: S311  # no secret, only a spread
+                if (dropped.greeting and not throttled) or time.monotonic() + wait >= deadline:
+                    raise _dropped(target, dropped, tries) from dropped
+            except ConnectFailure as failure:
+                if failure.phase == "login" and failure.code != "ssh-unreachable":
+                    self._denied[target] = failure
+                raise
+            time.sleep(wait)
+            most = min(2 * most, RETRY_MOST)
+            tries += 1
+
+    def _jump(self, target: Target, jump: Target, deadline: float) -> Session:
+        """The one connection to a jump host: the first who needs it makes it, the others wait."""
+        with self._lock:
+            future = self._jumps.get(jump)
+            if future and future.done() and (future.exception() or not future.result().alive):
+                future = None
+            mine = future is None
+            if future is None:
+                future = self._jumps[jump] = Future()
+        if mine:
+            try:
+                future.set_result(self._connect(jump, deadline))
+            except BaseException as error:  # noqa: BLE001  # whatever it is, the others wait for it
+                future.set_exception(error)
+        try:
+            return future.result(max(0.0, deadline - time.monotonic()))
+        except FutureTimeout as error:
+            reason = f"no connection to {jump.name} in time"
+            raise ConnectFailure(target.name, "jump", reason, "ssh-unreachable", f"try `ssh {jump.name}`") from error
+        except ConnectFailure as failure:
+            phase = f"jump host {jump.name}: {failure.phase}"
+            raise ConnectFailure(target.name, phase, failure.reason, failure.code, failure.fix) from failure
+
+    @contextlib.contextmanager
+    def _slot(self, jump: Target) -> Iterator[None]:
+        """Not more than `jump_parallel` logins at once behind a jump host. Not a promise: hosts that are down, and keep
+        their slots until their time is over, must not take the time of the others."""
+        with self._lock:
+            slot = self._slots.setdefault(jump, threading.Semaphore(self._options.jump_parallel))
+        taken = slot.acquire(timeout=self._options.connect_timeout / 4)
+        try:
+            yield
+        finally:
+            if taken:
+                slot.release()
+
+    def _check_named_key(self, target: Target) -> None:
+        """A key that the inventory names must be usable: said before anything is tried."""
+        if not target.identity_file:
+            return
+        for skipped in self._keys.offer(target).skipped:
+            if skipped.path == target.identity_file:
+                raise ConnectFailure(target.name, "key", str(skipped), skipped.code, "or name another by identity_file")
+
+
+class _Trust:
+    """Host keys: what known_hosts says, and what is done about a key that it does not know."""
+
+    def __init__(self, accept_new: bool) -> None:
+        self._accept_new = accept_new
+        self._files: dict[tuple[Path, ...], KnownHosts] = {}
+        self._lock = threading.Lock()
+
+    def key_types(self, target: Target) -> frozenset[str]:
+        return self._known(target).key_types(target.known_as)
+
+    def check(self, target: Target, key: bytes) -> None:
+        with self._lock:
+            known = self._read(target)
+            verdict = known.judge(target.known_as, key)
+            if verdict.status == "known":
+                return
+            if verdict.status == "unknown" and self._accept_new and target.user_known_hosts:
+                path = target.user_known_hosts[0]
+                try:
+                    known.add(append(path, target.known_as[0], key, hashed=target.hash_known_hosts))
+                except OSError as error:
+                    raise ConnectFailure(
+                        target.name, "host key", f"{path} cannot be written: {error.strerror}", "unknown", "free it"
+                    ) from error
+                return
+        print_ = fingerprint(key)
+        where = verdict.entry.where if verdict.entry else ""
+        name = target.known_as[0]
+        match verdict.status:
+            case "changed":
+                code = "ssh-host-key-changed"
+                assert verdict.entry
+                reason = (
+                    f"THE HOST KEY HAS CHANGED: it shows {print_}, but {where} has {fingerprint(verdict.entry.key)}. "
+                    "Somebody may be listening in, or the host was installed anew"
+                )
+                fix = f"ask its administrator; only if the new key is right, run `ssh-keygen -R '{name}'` and accept it"
+            case "revoked":
+                code, reason = "ssh-host-key-changed", f"its key {print_} is revoked by {where}"
+                fix = "the key must not be used any more: the host needs a new one"
+            case "authority":
+                code = "ssh-host-key-unknown"
+                reason = f"it is known by a certificate authority only ({where}); its key is {print_}"
+                fix = f"host certificates are not supported: add its plain key, say by `ssh-keyscan {target.hostname}`"
+            case _:
+                code, reason = "ssh-host-key-unknown", f"its key {print_} is not in known_hosts (as {name})"
+                fix = f"compare it, then accept it once by `ssh {target.name}`, or set ssh.host_keys: accept-new"
+        raise ConnectFailure(target.name, "host key", reason, code, fix)
+
+    def _known(self, target: Target) -> KnownHosts:
+        with self._lock:
+            return self._read(target)
+
+    def _read(self, target: Target) -> KnownHosts:
+        files = target.user_known_hosts + target.global_known_hosts
+        if files not in self._files:
+            self._files[files] = KnownHosts.read(files)
+        return self._files[files]
+
+
+def quote(argv: Sequence[str]) -> str:
+    """One command line for any login shell (sh, bash, zsh, fish, csh) that gives a program exactly these arguments.
+
+    Backslashes, quotes and `!` stand outside of quotes, where all of them agree on `\\`. A newline in an argument is
+    beyond csh, and NUL beyond every shell (ValueError).
+    """
+    return " ".join(_quote(argument) for argument in argv)
+
+
+def _quote(argument: str) -> str:
+    if "\0" in argument:
+        raise ValueError("an argument cannot contain NUL")
+    if re.fullmatch(r"[A-Za-z0-9_./:-]+", argument):
+        return argument
+    parts = re.findall(r"[\\'!]|[^\\'!]+", argument)
+    return "".join(f"\\{part}" if part in "\\'!" else f"'{part}'" for part in parts) or "''"
+
+
+def _with_jumps(targets: Iterable[Target]) -> list[Target]:
+    found: dict[Target, None] = {}
+    for target in targets:
+        step: Target | None = target
+        while step and step not in found:
+            found[step] = None
+            step = step.jump
+    return list(found)
+
+
+def _dropped(target: Target, dropped: DroppedError, tries: int) -> ConnectFailure:
+    greeting = dropped.greeting
+    if greeting and not greeting.startswith(THROTTLED):
+        fix = f"is port {target.port} that of an sshd?"
+        reason = f"no SSH server: it said {greeting!r}"
+        return ConnectFailure(target.name, dropped.phase, reason, "ssh-unreachable", fix)
+    said = f", saying {greeting!r}" if greeting else ""
+    reason = f"it closed the connection before the login, {tries} times{said}"
+    fix = "raise MaxStartups in its sshd_config, lower ssh.parallel, or look for a ban (fail2ban, hosts.deny)"
+    if greeting.startswith(THROTTLED[1]):
+        fix = "it has banned this address for a while (PerSourcePenalties): wait some minutes"
+    if target.proxy_command:
+        fix = f"try the ProxyCommand by hand: {target.proxy_command}"
+    return ConnectFailure(target.name, dropped.phase, reason, "ssh-throttled", fix)

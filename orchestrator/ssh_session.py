@@ -1,0 +1,401 @@
+"""One SSH login and the pipes over it, by fabric and paramiko. Decides nothing about which host, when, or how often.
+
+fabric as it comes accepts every host key and may forward the agent; paramiko waits up to an hour for an answer, prints
+tracebacks, and mixes up the errors of channels that are opened at the same time. All that is put right here, for hosts
+and jump hosts alike: no connection is made by another way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from typing import Any, Protocol
+
+import fabric
+import paramiko
+from paramiko.common import cMSG_CHANNEL_REQUEST
+
+from orchestrator.ssh_config import Target
+from orchestrator.ssh_keys import AgentError, Identity, Offer
+from orchestrator.transport import STALL_LIMIT, STDERR_KEPT, ConnectFailure, Tail
+
+# paramiko logs tracebacks of what it raises anyway, to stderr when nobody has set up logging.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+
+WEAK = {
+    "ciphers": {"aes128-cbc", "aes192-cbc", "aes256-cbc", "3des-cbc"},
+    "kex": {f"diffie-hellman-{group}-sha1" for group in ("group1", "group14", "group-exchange")},
+    "keys": {"ssh-rsa"},  # the signature with SHA-1; RSA keys sign with SHA-2
+    "macs": {"hmac-sha1", "hmac-md5", "hmac-sha1-96", "hmac-md5-96"},
+    "pubkeys": {"ssh-rsa"},
+}
+"""Never offered, though some version of paramiko can do it."""
+
+
+class Trust(Protocol):
+    """Who decides whether a host's key is its own."""
+
+    def key_types(self, target: Target) -> frozenset[str]:
+        """The types of the keys on file for it."""
+
+    def check(self, target: Target, key: bytes) -> None:
+        """Raises ConnectFailure when the key is not to be trusted."""
+
+
+class DroppedError(Exception):
+    """The other end closed the connection before authentication. `greeting` is what it said instead of SSH's banner."""
+
+    def __init__(self, phase: str, greeting: str) -> None:
+        super().__init__(f"closed during the {phase}")
+        self.phase, self.greeting = phase, greeting
+
+
+class Session:
+    """A `Connection` to a host over SSH."""
+
+    def __init__(self, target: Target, connection: _Connection) -> None:
+        self.target = target
+        self._connection = connection
+        self._transport = connection.transport
+
+    @property
+    def alive(self) -> bool:
+        """False when the connection is known to be lost; True says little."""
+        return bool(self._transport.is_active())
+
+    def open(self, command: str, timeout: float) -> SshPipe:
+        deadline = time.monotonic() + timeout
+        try:
+            channel = self._transport.open_refusable("session", None, timeout)
+            _exec(channel, command.encode(errors="surrogateescape"), deadline)
+        except _Refused as refused:
+            fix = "raise MaxSessions in its sshd_config, or look at ForceCommand and the login shell"
+            raise ConnectFailure(self.target.name, "session", refused.reason, "unknown", fix) from refused
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            reason = "no answer in time" if time.monotonic() >= deadline else "the connection is lost"
+            raise ConnectFailure(self.target.name, "session", reason, "ssh-session-dropped", "try again") from error
+        return SshPipe(channel)
+
+    def close(self) -> None:
+        # paramiko's thread sits in a read that a bare close of the socket does not wake, and no FIN would be sent.
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._transport.sock.shutdown(socket.SHUT_RDWR)
+        self._connection.client.close()
+
+
+class SshPipe:
+    """A `Pipe` over a channel."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+        channel.settimeout(STALL_LIMIT)
+        # The channel's own timeout is one for both directions, and a sender must not change that of a receiver.
+        self._readable = threading.Event()
+        channel.in_buffer.set_event(self._readable)
+        self._tail = Tail()
+        threading.Thread(target=self._drain_stderr, name="ssh-stderr", daemon=True).start()
+
+    def recv(self, size: int, timeout: float | None) -> bytes:
+        if not self._readable.wait(timeout):
+            raise TimeoutError(f"the host sent nothing for {timeout} s")
+        try:
+            return self._channel.recv(size)
+        except (OSError, EOFError, paramiko.SSHException):
+            return b""  # lost while more was being asked for
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._channel.sendall(data)
+        except TimeoutError:
+            raise
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise BrokenPipeError("the connection or the command is gone") from error
+        if not self._channel.get_transport().is_active():
+            raise BrokenPipeError("the connection is lost")  # paramiko drops a message on a dead link without a word
+
+    def close_write(self) -> None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.shutdown_write()
+
+    def stderr(self) -> bytes:
+        return self._tail.value()
+
+    def exit_status(self, timeout: float) -> int | None:
+        self._channel.status_event.wait(timeout)
+        return self._channel.exit_status if self._channel.exit_status >= 0 else None
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.close()
+
+    def _drain_stderr(self) -> None:
+        """Unread stderr would fill the channel's window, which stdout shares, and stop the command."""
+        while True:
+            try:
+                data = self._channel.recv_stderr(STDERR_KEPT)
+            except TimeoutError:
+                continue
+            except (OSError, EOFError, paramiko.SSHException):
+                return
+            if not data:
+                return
+            self._tail.add(data)
+
+
+Link = socket.socket | Session
+"""What a login goes over: a connected socket, or the session of a jump host."""
+
+
+def login(target: Target, link: Link, trust: Trust, offer: Offer, deadline: float) -> Session:
+    """Log in over a connected socket, or through a jump host's session. Owns the link's socket, also when it fails.
+
+    Raises `DroppedError` for what may be tried again, `ConnectFailure` for what must not be.
+    """
+    connection = _Connection(target, link, trust, offer, deadline)
+    try:
+        connection.open()
+        return Session(target, connection)
+    except BaseException as error:
+        transport: _Transport | None = connection.client.get_transport()
+        phase = transport.phase if transport else "connection"
+        connection.client.close()
+        if isinstance(link, socket.socket):
+            link.close()
+        if isinstance(error, _Refused):
+            raise _jump_refused(target, error) from error
+        if isinstance(error, (paramiko.SSHException, EOFError, OSError)):
+            raise _failure(target, phase, transport, error, deadline) from error
+        raise
+
+
+class _Refused(Exception):
+    """The other end would not open a channel or start a command; `reason` is its own words."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no types
+    """fabric's connection with our host key policy, key order and time limits."""
+
+    inline_ssh_env = False  # declared, as what is not goes to the config, which is built anew then
+
+    def __init__(
+        self, target: Target, link: socket.socket | Session, trust: Trust, offer: Offer, deadline: float
+    ) -> None:
+        left = max(0.1, deadline - time.monotonic())
+        key_types = trust.key_types(target)
+        options = {
+            "auth_strategy": _KeysOnly(target, offer, deadline),
+            "banner_timeout": left,
+            "channel_timeout": left,
+            "disabled_algorithms": _disabled(target),
+            "timeout": left,
+            "transport_factory": lambda sock, disabled_algorithms: _Transport(sock, disabled_algorithms, key_types),
+        }
+        if not isinstance(link, Session):
+            options["sock"] = link
+        super().__init__(
+            host=target.hostname,
+            user=target.user,
+            port=target.port,
+            # Empty: what fabric's own files and ssh_config say is not for fabric to read. Not shared: it is not
+            # safe to use from several threads.
+            config=fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True),
+            gateway=link._connection if isinstance(link, Session) else False,
+            forward_agent=False,
+            connect_kwargs=options,
+        )
+        self._set(_deadline=deadline)
+        self.client.set_missing_host_key_policy(_Policy(target, trust))
+
+    def open_gateway(self) -> Any:
+        left = self._deadline - time.monotonic()
+        return self.gateway.transport.open_refusable("direct-tcpip", (self.host, self.port), left)
+
+
+class _Packetizer(paramiko.packet.Packetizer):
+    """Keeps what the other end says before its banner, and starts no timer thread (which would outlive the program)."""
+
+    def __init__(self, sock: Any) -> None:
+        super().__init__(sock)
+        self.greeting: list[str] = []
+
+    def readline(self, timeout: float) -> str:
+        line: str = super().readline(timeout)
+        self.greeting.append(line)
+        return line
+
+    def start_handshake(self, timeout: float) -> None:
+        """Whoever waits for the handshake has a deadline, and closes the socket after it."""
+
+
+class _Transport(paramiko.Transport):
+    """paramiko's transport that offers no weak algorithm and gives each refused channel its own reason."""
+
+    packetizer: _Packetizer
+
+    def __init__(self, sock: Any, disabled_algorithms: dict[str, list[str]], key_types: frozenset[str]) -> None:
+        super().__init__(sock, disabled_algorithms=disabled_algorithms, packetizer_class=_Packetizer)
+        self._key_types = key_types
+        self._opening = threading.local()
+        self._refusals: dict[int, str] = {}
+
+    @property
+    def phase(self) -> str:
+        if self.is_authenticated():
+            return "session"
+        if self.initial_kex_done:
+            return "login"
+        return "key exchange" if self.remote_version else "greeting"
+
+    @property
+    def greeting(self) -> str:
+        return " ".join(self.packetizer.greeting).strip()[:200]
+
+    @property
+    def preferred_keys(self) -> tuple[str, ...]:
+        """Those whose keys are on file come first, as with OpenSSH. No certificates: they cannot be checked here."""
+        known = {name for kind in self._key_types for name in _signatures(kind)}
+        names: tuple[str, ...] = self._filter_algorithm("keys")  # type: ignore[attr-defined]
+        return tuple(sorted(names, key=lambda name: name not in known))
+
+    def open_refusable(self, kind: str, address: tuple[str, int] | None, timeout: float) -> paramiko.Channel:
+        """Open a channel. Raises `_Refused`, or SSHException when there is no answer in time or no connection."""
+        try:
+            return self.open_channel(kind, address, ("", 0), timeout=max(0.1, timeout))
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            # The exception may belong to another channel: paramiko keeps one for all that are being opened.
+            refusal = self._refusals.pop(self._opening.channel, None)
+            if refusal is None:
+                raise
+            raise _Refused(refusal) from error
+
+    def _next_channel(self) -> int:
+        number: int = super()._next_channel()  # type: ignore[misc]
+        self._opening.channel = number
+        return number
+
+    def _parse_channel_open_failure(self, m: paramiko.Message) -> None:
+        number, _reason, text = m.get_int(), m.get_int(), m.get_text()
+        self._refusals[number] = text
+        m.rewind()
+        super()._parse_channel_open_failure(m)  # type: ignore[misc]
+
+    def _log(self, level: int, msg: Any, *args: Any) -> None:
+        """Formatting what nobody reads takes a noticeable part of a login."""
+
+
+class _Policy(paramiko.MissingHostKeyPolicy):
+    """Asked about every host key, as paramiko itself is given no known_hosts."""
+
+    def __init__(self, target: Target, trust: Trust) -> None:
+        self._target, self._trust = target, trust
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        self._trust.check(self._target, key.asbytes())
+
+
+class _KeysOnly:
+    """Logs in with the offered keys, each tried once; never with a password."""
+
+    def __init__(self, target: Target, offer: Offer, deadline: float) -> None:
+        self._target, self._offer, self._deadline = target, offer, deadline
+
+    def authenticate(self, transport: _Transport) -> None:
+        tried: list[Identity] = []
+        for identity in self._offer.identities:
+            transport.auth_timeout = max(0.1, self._deadline - time.monotonic())
+            tried.append(identity)
+            try:
+                missing = transport.auth_publickey(self._target.user, identity.key)  # type: ignore[arg-type]
+            except paramiko.BadAuthenticationType as error:
+                reason = f"it takes no key of {self._target.user}, only {', '.join(error.allowed_types)}"
+                raise self._denied(reason, tried) from error
+            except (paramiko.AuthenticationException, AgentError) as error:
+                if time.monotonic() >= self._deadline:
+                    raise
+                if not transport.is_active():
+                    said = f": {error}" if isinstance(error, AgentError) else ""
+                    raise self._denied(f"it closed the connection{said}", tried) from error
+                continue
+            if missing:
+                raise self._denied(f"after the key it also wants {', '.join(missing)}", tried)
+            return
+        raise self._denied(f"it refuses {self._target.user}", tried)
+
+    def _denied(self, reason: str, tried: list[Identity]) -> ConnectFailure:
+        keys = ", ".join(identity.label for identity in tried) or "none"
+        skipped = [str(item) for item in self._offer.skipped] + list(self._target.remarks)
+        reason += f" (keys offered: {keys}{'; not offered: ' if skipped else ''}{'; '.join(skipped)})"
+        codes = {item.code for item in self._offer.skipped}
+        code = "ssh-key-permissions" if "ssh-key-permissions" in codes else "ssh-auth-denied"
+        fix = f"check that `ssh {self._target.name}` logs in without a question; a key can be named by identity_file"
+        return ConnectFailure(self._target.name, "login", reason, code, fix)
+
+
+def _signatures(key_type: str) -> tuple[str, ...]:
+    return ("rsa-sha2-512", "rsa-sha2-256") if key_type == "ssh-rsa" else (key_type,)
+
+
+def _disabled(target: Target) -> dict[str, list[str]]:
+    """What paramiko can do and is not offered: weak algorithms, and those that ssh_config leaves out."""
+    allowed = dict(target.algorithms)
+    ours = {
+        kind: getattr(paramiko.Transport, f"_preferred_{kind}")
+        for kind in ("kex", "ciphers", "macs", "keys", "pubkeys")
+    }
+    return {
+        kind: [name for name in names if name in WEAK[kind] or name not in allowed.get(kind, names)]
+        for kind, names in ours.items()
+    }
+
+
+def _exec(channel: paramiko.Channel, command: bytes, deadline: float) -> None:
+    """Channel.exec_command with a time limit. Raises `_Refused` or SSHException."""
+    request = paramiko.Message()
+    request.add_byte(cMSG_CHANNEL_REQUEST)
+    request.add_int(channel.remote_chanid)
+    request.add_string("exec")
+    request.add_boolean(True)
+    request.add_string(command)
+    transport = channel.get_transport()
+    transport._send_user_message(request)  # type: ignore[attr-defined]
+    channel.event.wait(max(0.0, deadline - time.monotonic()))
+    if channel.event_ready:
+        return
+    if channel.event.is_set() and transport.is_active():
+        raise _Refused("the command was not accepted")
+    raise paramiko.SSHException("no answer to the request")
+
+
+def _failure(
+    target: Target, phase: str, transport: _Transport | None, error: BaseException, deadline: float
+) -> Exception:
+    greeting = transport.greeting if transport else ""
+    if time.monotonic() >= deadline:
+        fix = "is it overloaded, or is something else than sshd listening there?"
+        return ConnectFailure(target.name, phase, "no answer in time", "ssh-unreachable", fix)
+    if phase == "greeting" or (phase == "key exchange" and isinstance(error, (EOFError, OSError))):
+        return DroppedError(phase, greeting)
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        fix = "it offers only algorithms that are weak, or that ssh_config leaves out"
+        return ConnectFailure(target.name, phase, str(error), "unknown", fix)
+    return ConnectFailure(target.name, phase, f"the connection broke: {error}", "ssh-unreachable", "try again")
+
+
+def _jump_refused(target: Target, refused: _Refused) -> ConnectFailure:
+    # The jump host's sshd gives one number for all failed connections; only its text tells them apart.
+    text = refused.reason.lower()
+    code = "ssh-unreachable"
+    if "refused" in text:
+        code = "ssh-connection-refused"
+    elif "name" in text or "resol" in text:
+        code = "ssh-name-unresolved"
+    assert target.jump
+    reason = f"{target.jump.name} cannot reach {target.hostname} port {target.port}: {refused.reason}"
+    return ConnectFailure(target.name, "jump", reason, code, f"try it from {target.jump.name}")

@@ -1,0 +1,193 @@
+"""YAML as written: a tree of nodes that know their line, every scalar still text. Gives no value a type; reads no file.
+
+PyYAML's safe loader keeps the last of two equal keys, reads `no` as False, `22:22` as 1342 and `022` as 18, dies of a
+RecursionError in deep nesting and forgets the lines. So only its parser's events are taken, and the tree is built here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+MAX_DEPTH = 64
+MAX_NODES = 100_000  # an alias counts as often as it is used, so that a bomb of aliases ends here, unexploded
+
+_NULLS = frozenset(("", "~", "null", "Null", "NULL"))
+
+
+class Mark(NamedTuple):
+    """A place in the text, both numbers from 0."""
+
+    line: int
+    column: int
+
+
+class YamlProblem(Exception):
+    """The text is not YAML, or more of it than an inventory has."""
+
+    def __init__(self, mark: Mark, message: str) -> None:
+        super().__init__(message)
+        self.mark = mark
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Scalar:
+    mark: Mark
+    text: str  # of a plain scalar: byte for byte what the file says
+    plain: bool  # written without quotes, so that it may mean a number or nothing
+
+    @property
+    def null(self) -> bool:
+        return self.plain and self.text in _NULLS
+
+
+@dataclass(frozen=True)
+class Sequence:
+    mark: Mark
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Map:
+    mark: Mark
+    items: tuple[tuple[Node, Node], ...]  # keys as they stand, doubled ones too; those of `<<` behind the others
+
+
+Node = Scalar | Sequence | Map
+
+
+def compose(text: str) -> Node:
+    """The one document in `text`. Raises YamlProblem, and nothing else, whatever the text is."""
+    import yaml  # here, as a command that reads no inventory need not wait for it
+
+    try:
+        loader = yaml.BaseLoader(text)
+    except yaml.reader.ReaderError as exc:
+        line = text.count("\n", 0, exc.position)
+        raise YamlProblem(Mark(line, 0), f"the character U+{exc.character:04X} cannot stand in YAML") from exc
+    try:
+        return _Composer().document(iter(loader.get_event, None))
+    except yaml.MarkedYAMLError as exc:
+        raise _syntax(text, exc) from exc
+    except (ValueError, OverflowError) as exc:  # PyYAML lets those of its own int() and chr() through
+        message = "cannot be read as YAML: a number in an escape, or in %YAML, is out of range"
+        raise YamlProblem(Mark(loader.line, 0), message) from exc
+
+
+def _syntax(text: str, exc: Any) -> YamlProblem:
+    mark, began = exc.problem_mark, exc.context_mark
+    if text[mark.index : mark.index + 1] == "\t":
+        return YamlProblem(Mark(mark.line, mark.column), "a tab: YAML wants spaces, or quotes around a text with a tab")
+    message = f"cannot be read as YAML: {exc.problem}"
+    if began is not None and mark.index >= len(text.rstrip()):
+        # an unclosed quote or bracket is noticed at the end of the file: the line to look at is the one it began on
+        return YamlProblem(Mark(began.line, began.column), f"{message} ({exc.context} that begins here)")
+    if began is not None:
+        message += f" ({exc.context} that begins on line {began.line + 1})"
+    if not text[text.rfind("\n", 0, mark.index) + 1 : mark.index].strip():
+        message += "; is this line indented like its neighbours?"
+    return YamlProblem(Mark(mark.line, mark.column), message)
+
+
+@dataclass
+class _Open:
+    """A list or mapping whose end has not been seen."""
+
+    mark: Mark
+    anchor: str | None
+    mapping: bool
+    count: int  # nodes seen up to and with this one
+    nodes: list[Node]  # of a mapping: key, value, key, value
+
+
+class _Composer:
+    """Turns PyYAML's events into one tree, without recursion."""
+
+    def __init__(self) -> None:
+        self._open: list[_Open] = []
+        self._anchors: dict[str, tuple[Node, int]] = {}  # the node, and how many nodes are in it
+        self._count = 0
+
+    def document(self, events: Iterator[Any]) -> Node:
+        import yaml
+
+        root: Node | None = None
+        for event in events:
+            mark = Mark(event.start_mark.line, event.start_mark.column)
+            done: Node | None = None
+            match event:
+                case yaml.DocumentStartEvent() if root is not None:
+                    raise YamlProblem(mark, "a second document (`---`): an inventory is one")
+                case yaml.AliasEvent():
+                    done = self._alias(mark, str(event.anchor))
+                case yaml.ScalarEvent():
+                    self._enter(mark, event.tag)
+                    done = Scalar(mark, event.value, event.style is None)
+                    self._name(event.anchor, done, 1)
+                case yaml.CollectionStartEvent():
+                    self._enter(mark, event.tag)
+                    mapping = isinstance(event, yaml.MappingStartEvent)
+                    self._open.append(_Open(mark, event.anchor, mapping, self._count, []))
+                case yaml.CollectionEndEvent():
+                    ended = self._open.pop()
+                    done = _mapping(ended) if ended.mapping else Sequence(ended.mark, tuple(ended.nodes))
+                    self._name(ended.anchor, done, self._count - ended.count + 1)
+            if done is None:
+                continue
+            if self._open:
+                self._open[-1].nodes.append(done)
+            else:
+                root = done
+        return root if root is not None else Scalar(Mark(0, 0), "", True)
+
+    def _enter(self, mark: Mark, tag: str | None, nodes: int = 1) -> None:
+        self._count += nodes
+        if self._count > MAX_NODES:
+            raise YamlProblem(mark, f"more than {MAX_NODES:,} values (an alias counts as all that it stands for)")
+        if len(self._open) >= MAX_DEPTH:
+            raise YamlProblem(mark, f"nested more than {MAX_DEPTH} deep")
+        if tag is not None:
+            written = tag.replace("tag:yaml.org,2002:", "!!")
+            raise YamlProblem(mark, f"the tag {written}: an inventory has none, remove it")
+
+    def _alias(self, mark: Mark, anchor: str) -> Node:
+        if anchor not in self._anchors:
+            raise YamlProblem(mark, f"*{anchor} stands for nothing: no finished &{anchor} before it")
+        node, count = self._anchors[anchor]
+        self._enter(mark, None, count)
+        return node
+
+    def _name(self, anchor: str | None, node: Node, count: int) -> None:
+        if anchor is not None:
+            self._anchors[anchor] = (node, count)
+
+
+def _mapping(ended: _Open) -> Map:
+    own: list[tuple[Node, Node]] = []
+    merged: list[tuple[Node, Node]] = []
+    for key, value in zip(ended.nodes[::2], ended.nodes[1::2], strict=True):
+        if isinstance(key, Scalar) and key.plain and key.text == "<<":
+            merged += _merged(value)
+        else:
+            own.append((key, value))
+    taken = {key.text for key, _ in own if isinstance(key, Scalar)}
+    # as YAML's merge key has it: own keys win over merged ones, and earlier merged ones over later
+    for key, value in merged:
+        if not isinstance(key, Scalar):
+            own.append((key, value))
+        elif key.text not in taken:
+            taken.add(key.text)
+            own.append((key, value))
+    return Map(ended.mark, tuple(own))
+
+
+def _merged(value: Node) -> list[tuple[Node, Node]]:
+    sources = value.items if isinstance(value, Sequence) else (value,)
+    items: list[tuple[Node, Node]] = []
+    for source in sources:
+        if not isinstance(source, Map):
+            raise YamlProblem(value.mark, "`<<` takes in the keys of a mapping, or of a list of mappings")
+        items += source.items
+    return items

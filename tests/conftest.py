@@ -1,0 +1,77 @@
+"""What tests need of the machine: markers, what is left out where it is missing, and the fixtures of the lab."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Generator
+
+import pytest
+
+import lab
+from lab.fixtures import NAMES, lab2, lab3, lab4, make_lab, shared_labs
+
+__all__ = ["lab2", "lab3", "lab4", "make_lab", "shared_labs"]
+
+IN_CI = os.environ.get("CI") == "true"
+MARKERS = (
+    "lab: needs root, Linux namespaces and sshd (given to tests that use a lab fixture)",
+    "gpu: needs an NVIDIA GPU; the only tests that CI may leave out",
+    "slow: takes more than ten seconds",
+    "chaos: random faults; takes minutes",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if NAMES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.lab)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("lab") and (reason := no_lab()):
+        pytest.skip(f"no lab on this machine: {reason}")
+    if item.get_closest_marker("gpu") and not has_gpu():
+        pytest.skip("no GPU on this machine")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI a test that is left out has failed, for else nobody would notice."""
+    report = yield
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail") and not item.get_closest_marker("gpu"):
+        report.outcome = "failed"
+        report.longrepr = f"left out, which CI=true does not allow: {_reason(report)}"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    left_out = collections.Counter(_reason(report) for report in terminalreporter.stats.get("skipped", []))
+    for reason, count in left_out.items():
+        terminalreporter.write_line(f"left out: {count} test{'s' if count > 1 else ''}, because {reason}", yellow=True)
+
+
+@functools.cache
+def no_lab() -> str | None:
+    return lab.missing()
+
+
+@functools.cache
+def has_gpu() -> bool:
+    program = shutil.which("nvidia-smi")
+    return program is not None and b"GPU" in subprocess.run([program, "-L"], capture_output=True).stdout
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")

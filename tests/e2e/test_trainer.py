@@ -1,0 +1,175 @@
+"""The bundled trainer under the real torchrun: real gloo on the loopback device, nothing of the orchestrator."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ddp-orch[trainer]'")
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 120  # seconds; on two idle cores no run here takes more than ten
+
+
+def environment(**extra: str) -> dict[str, str]:
+    inherited = {key: value for key, value in os.environ.items() if key not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    inherited.pop("DDP_ORCH_OUTPUT_DIR", None)
+    return {**inherited, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **extra}
+
+
+def torchrun(ranks: int, *what: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *what]
+
+
+def run(command: list[str], cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, env=environment(**extra), capture_output=True, text=True, timeout=LIMIT)
+
+
+def values(output: str, start: str) -> dict[str, str]:
+    """The `key:value` pairs of the one line that starts so."""
+    (line,) = [line for line in output.splitlines() if line.startswith(start)]
+    return dict(pair.split(":", 1) for pair in line.split()[1:] if ":" in pair)
+
+
+def newest(folder: Path) -> dict[str, object]:
+    state: dict[str, object] = torch.load(max(folder.glob("step-*.pt")), weights_only=True)
+    return state
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    first, second = newest(one), newest(other)
+    assert first["step"] == second["step"]
+    for part in ("model", "optimizer"):
+        left, right = dict(tensors(first[part])), dict(tensors(second[part]))
+        assert left.keys() == right.keys() and left
+        assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def tensors(tree: object, name: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(tree, torch.Tensor):
+        yield name, tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from tensors(value, f"{name}.{key}")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The default training with two ranks: its folder, its output."""
+    folder = tmp_path_factory.mktemp("finished")
+    done = run(torchrun(2, "-m", "trainer"), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "out", done.stdout
+
+
+def test_two_ranks_learn_the_digits(finished: tuple[Path, str]) -> None:
+    _, output = finished
+    assert float(values(output, "done")["test_acc"]) >= 0.97
+
+
+def test_every_rank_says_once_who_it_is(finished: tuple[Path, str]) -> None:
+    _, output = finished
+    starts = [line for line in output.splitlines() if line.startswith("start ")]
+    assert sorted(re.findall(r"rank:(\d) world_size:(\d) ", "\n".join(starts))) == [("0", "2"), ("1", "2")]
+    assert all(f"host:{socket.gethostname()} " in line and f"torch:{torch.__version__} " in line for line in starts)
+
+
+def test_every_step_line_has_the_documented_form(finished: tuple[Path, str]) -> None:
+    _, output = finished
+    form = r"epoch:\d+ step:\d+ loss:\d+\.\d{4} acc:[01]\.\d{4} samples/s:\d+ step_time:\d+\.\d{4} lr:\d\.\d{4}"
+    lines = [line for line in output.splitlines() if " loss:" in line]
+    assert len(lines) == 23 and all(re.fullmatch(form, line) for line in lines)
+
+
+def test_a_single_process_needs_no_torchrun_and_evaluates_as_two_uneven_ranks_did(
+    finished: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder, before = finished
+    shutil.copytree(folder, tmp_path / "out")
+    again = run([sys.executable, "-m", "trainer"], cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "resumed epoch:20 step:220 " in again.stdout
+    two, one = values(before, "done"), values(again.stdout, "done")
+    # 359 test images in parts of 180 and 179: one counted twice or left out would show.
+    assert (one["test_acc"], one["test_loss"]) == (two["test_acc"], two["test_loss"])
+
+
+def test_a_run_stopped_by_sigterm_and_resumed_ends_bit_for_bit_like_an_undisturbed_one(tmp_path: Path) -> None:
+    # Three ranks: with two, the order in which gradients are added up does not matter.
+    command = torchrun(3, "-m", "trainer", "--epochs=8", "--log-every=1")
+    undisturbed = run([*command, "--out=undisturbed"], cwd=tmp_path)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+
+    with subprocess.Popen(
+        [*command, "--out=stopped"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    ) as stopped:
+        assert stopped.stdout is not None
+        output = ""
+        for line in stopped.stdout:
+            output += line
+            if "step:15 " in line:  # in the middle of the second epoch
+                os.kill(int(values(output, "start rank:2 ")["pid"]), signal.SIGTERM)  # to one rank: all have to stop
+    assert stopped.returncode == 0
+    step = int(values(output, "stopped")["step"])
+    assert 15 < step < 88 and newest(tmp_path / "stopped")["step"] == step
+
+    resumed = run([*command, "--out=stopped"], cwd=tmp_path)
+    assert f" step:{step} " in next(line for line in resumed.stdout.splitlines() if line.startswith("resumed"))
+    assert values(resumed.stdout, "done")["test_loss"] == values(undisturbed.stdout, "done")["test_loss"]
+    assert_same_weights(tmp_path / "undisturbed", tmp_path / "stopped")
+
+
+def test_hosts_without_a_shared_disk_go_on_from_the_newest_undamaged_snapshot_that_any_of_them_has(
+    finished: tuple[Path, str], tmp_path: Path
+) -> None:
+    for host in ("empty", "damaged", "whole"):
+        (tmp_path / host).mkdir()
+    for path in finished[0].iterdir():
+        shutil.copy(path, tmp_path / "damaged")
+    before_last, last = sorted((tmp_path / "damaged").iterdir())
+    os.truncate(last, last.stat().st_size // 2)
+    shutil.copy(before_last, tmp_path / "whole")
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    ranks = []
+    for rank, host in enumerate(("empty", "damaged", "whole")):
+        place = environment(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        command = [sys.executable, "-m", "trainer", f"--out={host}"]
+        ranks.append(subprocess.Popen(command, cwd=tmp_path, env=place, stdout=subprocess.PIPE, text=True))
+    outputs = [rank.communicate(timeout=LIMIT)[0] for rank in ranks]
+
+    assert [rank.returncode for rank in ranks] == [0, 0, 0]
+    assert "resumed epoch:19 step:209 " in outputs[0]
+    assert f"DAMAGED snapshot on {socket.gethostname()}, not used, kept as damaged/{last.name}.damaged" in outputs[1]
+    assert (tmp_path / "damaged" / f"{last.name}.damaged").exists()
+    for host in ("damaged", "whole"):
+        assert_same_weights(tmp_path / "empty", tmp_path / host)
+    assert newest(tmp_path / "empty")["step"] == 220
+
+
+def test_missing_torchvision_is_said_in_one_line_by_one_rank(tmp_path: Path) -> None:
+    broken = tmp_path / "torchvision"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('No module named torchvision\\nand more')")
+    failed = run(torchrun(2, "-m", "trainer", "--model=resnet18"), cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert failed.returncode == 1  # torchrun's own
+    (said,) = [line for line in failed.stderr.splitlines() if line.startswith("trainer: ")]
+    assert "--model resnet18 needs torchvision" in said and "(No module named torchvision)" in said
+    assert re.search(r"exitcode\s*: 2 ", failed.stderr), failed.stderr
+
+
+def test_a_wrong_flag_is_said_in_one_line_by_one_rank(tmp_path: Path) -> None:
+    failed = run(torchrun(2, "-m", "trainer", "--batchsize=3"), cwd=tmp_path)
+    said = [line for line in failed.stderr.splitlines() if line.startswith("trainer: ")]
+    assert said == ["trainer: unrecognized arguments: --batchsize=3 (see python -m trainer --help)"]

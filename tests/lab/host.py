@@ -1,0 +1,356 @@
+"""One host of a lab: commands in it, a look at its processes, and what can happen to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import links, namespaces
+from .waiting import wait_until
+
+if TYPE_CHECKING:
+    from .lab import Lab
+
+USERS: Mapping[str, int] = {"ann": 2001, "bob": 2002}
+MARK = "DDP_ORCH_RUN_ID"
+PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+SILENT_DNS = "10.77.255.53"  # takes every query and answers none
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process as it is seen inside its host."""
+
+    pid: int
+    uid: int
+    state: str  # one letter, as in ps; Z is a zombie
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+
+
+class Host:
+    """A host with a power switch. Made by Lab; `ann` is the ordinary user that everything runs as."""
+
+    def __init__(self, lab: Lab, index: int, shell: str) -> None:
+        self.lab = lab
+        self.name = f"node-{index}"
+        self.address = f"10.77.{index // 250}.{index % 250 + 1}"
+        self.cluster_address = f"10.78.{index // 250}.{index % 250 + 1}"
+        self.python = lab.python
+        self.directory = lab.directory / self.name
+        self.homes = lab.directory / "homes" if lab.shared_home else self.directory / "disk/home"
+        self.home = self.homes / "ann"
+        # Interface names differ from host to host, as they do in the field.
+        self.links = {
+            links.SSH: links.Link(links.SSH, f"ssh{index}", "eth0"),
+            links.CLUSTER: links.Link(links.CLUSTER, f"cluster{index}", ("eth1", "ens9")[index % 2]),
+        }
+        self._shell = shell
+        self._init = 0
+        self._unshare: subprocess.Popen[str] | None = None
+        self._started: list[subprocess.Popen[str]] = []
+        self._disks: list[str] = []
+        self._install()
+
+    # --- commands -----------------------------------------------------------------------------------------------
+
+    def sh(
+        self, command: str, user: str = "ann", *, input: str | None = None, timeout: float = 60, check: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `command` by /bin/sh inside the host, not through its sshd."""
+        process = self.popen(
+            ["/bin/sh", "-c", command],
+            user,
+            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        result = namespaces.run(process, input, timeout)
+        if check:
+            result.check_returncode()
+        return result
+
+    def popen(
+        self, argv: Sequence[str], user: str = "ann", *, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
+        """Start `argv` inside the host; the Popen is the process itself. It dies with the host."""
+        home = "/root" if user == "root" else f"/home/{user}"
+        process = namespaces.popen(
+            self.init,
+            argv,
+            env={"HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/sh", "PATH": PATH} | dict(env or {}),
+            cwd=home,
+            uid=USERS.get(user, 0),
+            **options,
+        )
+        self._started = [p for p in self._started if p.returncode is None] + [process]
+        return process
+
+    @property
+    def init(self) -> int:
+        """The host's pid 1, by its pid outside."""
+        if not self._init:
+            raise RuntimeError(f"{self.name} is down")
+        return self._init
+
+    @property
+    def is_up(self) -> bool:
+        return self._unshare is not None
+
+    @property
+    def root(self) -> Path:
+        """The host's / seen from outside; gone with the host. (An absolute symlink in it leads outside.)"""
+        return Path(f"/proc/{self.init}/root")
+
+    # --- processes ----------------------------------------------------------------------------------------------
+
+    def processes(self) -> list[Process]:
+        return read_processes(self.root / "proc")
+
+    def marked(self, run_id: str | None = None) -> list[Process]:
+        """The processes of run `run_id`, or of any run; a host that is down has none."""
+        if not self._init:
+            return []
+        return [p for p in self.processes() if MARK in p.environ and run_id in (None, p.environ[MARK])]
+
+    # --- power --------------------------------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        """Cut the power: every process is gone at once, /home and /var/tmp stay, nobody is told."""
+        assert self._unshare is not None
+        self.heal()
+        os.kill(self.init, signal.SIGKILL)
+        # A process table ends when the last of its dead is buried, and some of them are our children.
+        for process in [*self._started, self._unshare]:
+            process.wait(10)
+        self._init, self._unshare, self._started, self._disks = 0, None, [], []
+        # The kernel takes a dead network apart in its own time; the next boot needs the names now.
+        commands = "".join(f"link delete {link.port}\n" for link in self.links.values())
+        self.lab.root_run(["ip", "-force", "-batch", "-"], input=commands, check=False)
+
+    def boot(self) -> None:
+        """Turn the power on and wait for sshd. A new boot_id, the same disk."""
+        self.power_on()
+        wait_until_up([self])
+        # Who asked for this host in vain while it was down would believe for some seconds more that it is.
+        self.lab.forget_neighbours()
+
+    def power_on(self) -> None:
+        """The first half of `boot`; the second is wait_until_up."""
+        assert self._unshare is None, f"{self.name} is on already"
+        if self.lab.own_ids:
+            (self.directory / "boot_id").write_text(f"{uuid.uuid4()}\n")
+        ssh, cluster = self.links[links.SSH], self.links[links.CLUSTER]
+        with open(self.directory / "boot.log", "w") as log, self.lab.network_fd() as network:
+            self._unshare = self.lab.popen(
+                ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child"]
+                + ["bash", str(Path(__file__).with_name("host.sh"))],
+                env={
+                    "PATH": PATH,
+                    "LAB": str(self.lab.directory),
+                    "LAB_NETWORK": f"/proc/self/fd/{network}",
+                    "HOST": str(self.directory),
+                    "HOME_DISK": str(self.homes),
+                    "NAME": self.name,
+                    "ADDRESS": self.address,
+                    "CLUSTER_ADDRESS": self.cluster_address,
+                    "SSH_NIC": ssh.interface,
+                    "SSH_PORT": ssh.port,
+                    "SSH_MAC": _mac(self.address),
+                    "CLUSTER_NIC": cluster.interface,
+                    "CLUSTER_PORT": cluster.port,
+                    "CLUSTER_MAC": _mac(self.cluster_address),
+                    "SSHD": self.lab.sshd,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[network],
+            )
+
+    def has_booted(self) -> bool:
+        """Is it wired and sshd listening? RuntimeError with what the host said, if it died on the way."""
+        assert self._unshare is not None
+        if self._unshare.poll() is not None:
+            raise RuntimeError(f"{self.name} did not boot:\n{(self.directory / 'boot.log').read_text()}")
+        return bool(self._init) and self._sshd_listens() and all(map(self.lab.is_wired, self.links.values()))
+
+    # --- network ------------------------------------------------------------------------------------------------
+
+    def cut(self, *networks: str) -> None:
+        """Silence, both ways, on these networks ("ssh", "cluster"; default both). No carrier is lost, no error seen."""
+        for link in self._links(networks):
+            link.cut = True
+        self.lab.apply_cut_and_loss()
+
+    def loss(self, percent: int, *networks: str) -> None:
+        """Drop so many of the frames of each direction, at random."""
+        for link in self._links(networks):
+            link.loss = percent
+        self.lab.apply_cut_and_loss()
+
+    def rate(self, rate: str, *networks: str) -> None:
+        """Limit each direction, in tc's words: "10mbit"."""
+        for link in self._links(networks):
+            links.set_rate(link, rate, self.lab.root_run, self.root_run)
+
+    def delay(self, milliseconds: float, *networks: str) -> None:
+        """Hold every frame, in each direction, for so long: the round trip grows by twice that."""
+        for link in self._links(networks):
+            links.end_delay(link, self.lab.root_run)
+            links.start_delay(link, milliseconds, self.lab.root_popen)
+
+    def heal(self, *networks: str) -> None:
+        """End cut, loss, rate and delay."""
+        for link in self._links(networks):
+            link.cut, link.loss = False, 0
+            links.end_delay(link, self.lab.root_run)
+            links.set_rate(link, None, self.lab.root_run, self.root_run)
+        self.lab.apply_cut_and_loss()
+
+    def slow_dns(self) -> None:
+        """From now on every name that is not in /etc/hosts is asked of a server that never answers."""
+        self._write_etc("resolv.conf", f"nameserver {SILENT_DNS}\n")
+
+    def no_dns(self) -> None:
+        """The default: names that are not in /etc/hosts are unknown, at once."""
+        self._write_etc("resolv.conf", "# no name server: 127.0.0.1, where nobody listens\n")
+
+    def _links(self, networks: Sequence[str]) -> list[links.Link]:
+        return [self.links[network] for network in networks or links.NETWORKS]
+
+    def root_run(self, argv: Sequence[str], input: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run `argv` as root inside the host; CalledProcessError when it fails."""
+        process = self.popen(
+            argv, "root", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        result = namespaces.run(process, input, 30)
+        result.check_returncode()
+        return result
+
+    # --- sshd ---------------------------------------------------------------------------------------------------
+
+    def sshd_stop(self) -> None:
+        """Stop listening; sessions stay, as when sshd is restarted."""
+        self.sh("kill -9 $(cat /run/sshd.pid) && rm /run/sshd.pid", "root", check=True)
+
+    def sshd_start(self) -> None:
+        self.sh(f"{self.lab.sshd} -E /var/log/sshd.log", "root", check=True)
+        wait_until(self._sshd_listens, 10, f"sshd of {self.name} listens")
+
+    def sshd_kill_sessions(self) -> None:
+        """kill -9 every process of sshd but the one that listens: all connections end without a word."""
+        listener = int((self.root / "run/sshd.pid").read_text()) if self._sshd_listens() else 0
+        sessions = [p.pid for p in self.processes() if p.argv and p.argv[0].startswith("sshd") and p.pid != listener]
+        self._kill(sessions)
+
+    def _kill_users(self) -> list[int]:
+        """kill -9 what ann and bob run, in the hope that it was all; their pids."""
+        pids = [p.pid for p in self.processes() if p.uid in USERS.values() and p.state != "Z"]
+        self._kill(pids)
+        return pids
+
+    def _kill(self, pids: Sequence[int]) -> None:
+        if pids:
+            self.sh(f"kill -9 {' '.join(map(str, pids))}", "root")
+
+    def _sshd_listens(self) -> bool:
+        return (self.root / "run/sshd.pid").exists()  # written once it listens
+
+    # --- disk ---------------------------------------------------------------------------------------------------
+
+    def disk(self, path: str, size: str, user: str = "ann") -> None:
+        """Mount an empty disk of `size` ("8m") over the folder `path`, made if need be, until the host goes down."""
+        owner = f"uid={USERS[user]},gid={USERS[user]}"
+        self.sh(f"mkdir -p {path}", user, check=True)
+        self.sh(f"mount -t tmpfs -o size={size},mode=0700,{owner} disk {path}", "root", check=True)
+        self._disks.append(path)
+
+    def reset(self) -> None:
+        """Make a running host as new: links healed, sshd on, users' processes ended, disks emptied."""
+        self.heal()
+        self.no_dns()
+        wait_until(lambda: not self._kill_users(), 10, f"no process of a user is left on {self.name}")
+        if not self._sshd_listens():
+            self.sshd_start()
+        for path in self._disks:
+            self.root_run(["umount", "-l", path])
+        self._disks = []
+        self.sh("rm -rf /home/* /home/.[!.]* ; rm -rf /tmp/* /tmp/.[!.]* /var/tmp/* /dev/shm/*", "root")
+        self._make_homes()
+
+    # --- how it is made -----------------------------------------------------------------------------------------
+
+    def _install(self) -> None:
+        for folder in ("root", "etc/ssh", "disk/home", "disk/var-tmp"):
+            (self.directory / folder).mkdir(parents=True)
+        (self.directory / "disk/var-tmp").chmod(0o1777)
+        self._write_etc("hostname", f"{self.name}\n")
+        self._write_etc("hosts", self.lab.hosts_file)
+        self._write_etc("passwd", self.lab.passwd(self._shell))
+        self._write_etc("group", self.lab.group)
+        self._write_etc("shadow", self.lab.shadow)
+        self.no_dns()
+        if self.lab.own_ids:
+            self._write_etc("machine-id", f"{uuid.uuid4().hex}\n")
+        self.host_key = self.lab.make_key(self.directory / "etc/ssh/ssh_host_ed25519_key")
+        self._write_etc("ssh/sshd_config", self.lab.sshd_config)
+        self._make_homes()
+
+    def _make_homes(self) -> None:
+        for user, uid in USERS.items():
+            home = self.homes / user
+            if home.exists():
+                continue  # shared by all hosts, and made by the first
+            (home / ".ssh").mkdir(parents=True)
+            (home / ".ssh/authorized_keys").write_text(self.lab.authorized_keys)
+            home.chmod(0o700)
+            for path in (home, home / ".ssh", home / ".ssh/authorized_keys"):
+                os.chown(path, uid, uid)
+
+    def _write_etc(self, name: str, text: str) -> None:
+        """Write in place: the file is bind-mounted in the running host."""
+        (self.directory / "etc" / name).write_text(text)
+
+
+def wait_until_up(hosts: Sequence[Host]) -> None:
+    """Wait until these hosts, just powered on, have a process table and an sshd that listens."""
+
+    def all_up() -> bool:
+        if without_init := {host._unshare.pid: host for host in hosts if host._unshare and not host._init}:
+            for parent, child in namespaces.children_of(set(without_init)).items():
+                without_init[parent]._init = child
+        return all([host.has_booted() for host in hosts])
+
+    wait_until(all_up, 60, "all hosts are up")
+
+
+def read_processes(proc: Path) -> list[Process]:
+    """All processes of a /proc, by pid. One that ends while we look is left out."""
+    found = []
+    for folder in proc.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            argv = (folder / "cmdline").read_text(errors="surrogateescape").rstrip("\0").split("\0")
+            variables = (folder / "environ").read_text(errors="surrogateescape").split("\0")
+            found.append(
+                Process(
+                    pid=int(folder.name),
+                    uid=folder.stat().st_uid,
+                    state=(folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0],
+                    argv=tuple(argv) if argv != [""] else (),
+                    environ=dict(v.split("=", 1) for v in variables if "=" in v),
+                )
+            )
+    return sorted(found, key=lambda p: p.pid)
+
+
+def _mac(address: str) -> str:
+    """An Ethernet address that stays the same over a reboot, as a real card's does."""
+    return "02:00:" + ":".join(f"{int(byte):02x}" for byte in address.split("."))

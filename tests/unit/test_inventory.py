@@ -1,0 +1,150 @@
+"""Inventories as people write them, right and wrong: a folder of files, each beside what is made of it.
+
+`UPDATE_GOLDEN=1 pytest tests/unit/test_inventory.py` writes the expected files anew; the diff is to be read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator import inventory
+from orchestrator.errors import InventoryError, UsageError
+from orchestrator.inventory import Inventory
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "inventory"
+RIGHT = sorted(path.stem for path in GOLDEN.glob("*.json"))
+WRONG = sorted(path.stem for path in GOLDEN.glob("*.error"))
+
+
+def test_every_file_of_the_folder_has_its_expected_result() -> None:
+    assert sorted([*RIGHT, *WRONG]) == sorted(path.stem for path in GOLDEN.glob("*.yaml"))
+
+
+def text_of(name: str) -> str:
+    return (GOLDEN / f"{name}.yaml").read_bytes().decode()
+
+
+def same_as(path: Path, found: str) -> None:
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(found, encoding="utf-8")
+    assert found == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_file_is_understood(name: str) -> None:
+    understood = inventory.as_dict(inventory.parse(text_of(name), "inventory.yaml"))
+    same_as(GOLDEN / f"{name}.json", json.dumps(understood, indent=1, ensure_ascii=False) + "\n")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_file_is_refused_with_every_line_and_key(name: str) -> None:
+    with pytest.raises(InventoryError) as refused:
+        inventory.parse(text_of(name), "inventory.yaml")
+    same_as(GOLDEN / f"{name}.error", f"{refused.value}\n")
+
+
+def test_secret_values_are_not_repeated_in_errors() -> None:
+    for text in (
+        "secrets: TOKEN=hunter2",
+        "secrets: [TOKEN=hunter2]",
+        "secrets: {TOKEN: hunter2}",
+        "env: TOKEN=hunter2",
+    ):
+        with pytest.raises(InventoryError) as refused:
+            inventory.parse(f"hosts: [a]\nrun: {{{text}}}\n", "inventory.yaml")
+        assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("localhost", True),
+        ("{name: me, address: localhost}", True),
+        ("{name: localhost, gpus: none}", True),
+        ("127.0.0.1", False),
+        ("ann@localhost", False),
+        ("{name: localhost, port: 22}", False),
+        ("{name: localhost, proxy_jump: bastion}", False),
+        ("{name: localhost, address: 10.0.0.1}", False),
+    ],
+)
+def test_only_localhost_as_it_is_goes_without_ssh(host: str, local: bool) -> None:
+    assert inventory.parse(f"hosts: [{host}]", "inventory.yaml").hosts[0].local is local
+
+
+# --hosts
+
+
+def of(text: str) -> Inventory:
+    return inventory.parse(text, "inventory.yaml")
+
+
+def test_the_head_stays_when_it_is_selected() -> None:
+    assert inventory.select(of("{hosts: ['gpu[1-4]'], head: gpu3}"), "gpu[2-4]").head == "gpu3"
+
+
+def test_the_first_selected_host_is_the_head_when_the_head_is_not() -> None:
+    selected = inventory.select(of("{hosts: ['gpu[1-4]'], head: gpu3}"), "gpu4,gpu2")
+    assert (selected.head, [host.name for host in selected.hosts]) == ("gpu2", ["gpu2", "gpu4"])
+
+
+def test_selecting_fewer_hosts_than_nnodes_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--hosts gpu1: leaves 1 hosts, and run\.nnodes is 2"):
+        inventory.select(of("{hosts: ['gpu[1-4]'], run: {nnodes: 2}}"), "gpu1")
+
+
+# Files
+
+
+def test_a_file_is_read_with_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_bytes(b"\xef\xbb\xbfhosts: [lovelace]\r\n")
+    loaded = inventory.load(path)
+    assert (loaded.path, loaded.head) == (str(path), "lovelace")
+
+
+def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(InventoryError, match=r"no\.yaml: no such file; `ddp-orch init` writes one"):
+        inventory.load(tmp_path / "no.yaml")
+
+
+def test_a_folder_is_no_inventory(tmp_path: Path) -> None:
+    with pytest.raises(InventoryError, match="cannot be read: Is a directory"):
+        inventory.load(tmp_path)
+
+
+def test_a_path_no_system_takes_is_refused() -> None:
+    with pytest.raises(InventoryError, match="cannot be read"):
+        inventory.load("a\0b")
+
+
+def test_bytes_that_are_no_utf8_are_refused_with_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_bytes(b"hosts:\n  - m\xfcnchen\n")
+    with pytest.raises(InventoryError, match=r"inventory\.yaml:2: not UTF-8: byte 0xfc"):
+        inventory.load(path)
+
+
+def test_a_file_beyond_the_limit_is_refused_unparsed(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_bytes(b"# " + b"x" * inventory.MAX_BYTES)
+    with pytest.raises(InventoryError, match="larger than 4 MiB"):
+        inventory.load(path)
+
+
+# What is imported
+
+
+def test_neither_yaml_nor_ranges_are_imported_before_they_are_needed() -> None:
+    program = (
+        "import sys; from orchestrator import inventory; assert 'yaml' not in sys.modules\n"
+        "inventory.parse('hosts: [a, b]', 'x'); assert 'ClusterShell' not in sys.modules\n"
+        "inventory.parse('hosts: [\"a[1-2]\"]', 'x'); assert 'ClusterShell' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,74 @@
+"""The example and the reference say what the table of keys says. `UPDATE_GOLDEN=1 pytest` on this file writes both."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator import inventory
+from orchestrator.inventory_docs import example, reference
+from orchestrator.inventory_keys import NOT_YET, SECTIONS
+from orchestrator.yamlsource import Map, Node, Scalar, Sequence, compose
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLE = ROOT / "inventory.example.yaml"
+REFERENCE = ROOT / "docs" / "inventory.md"
+BEGIN, END = "<!-- begin: made from the table of keys -->\n", "<!-- end: made from the table of keys -->\n"
+
+
+def test_the_example_file_is_the_one_the_keys_make() -> None:
+    if os.environ.get("UPDATE_GOLDEN"):
+        EXAMPLE.write_text(example())
+    assert EXAMPLE.read_text() == example()
+
+
+def test_the_reference_is_the_one_the_keys_make() -> None:
+    before, _, rest = REFERENCE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    text = f"{before}{BEGIN}\n{reference()}{END}{after}"
+    if os.environ.get("UPDATE_GOLDEN"):
+        REFERENCE.write_text(text)
+    assert REFERENCE.read_text() == text
+
+
+def test_the_example_file_is_an_inventory() -> None:
+    assert [host.name for host in inventory.load(EXAMPLE).hosts] == ["lovelace", "hopper"]
+
+
+def test_every_key_is_in_the_example_file() -> None:
+    def keys(node: Node, section: str) -> set[str]:
+        if isinstance(node, Sequence):
+            return set().union(*(keys(item, section) for item in node.items))
+        if not isinstance(node, Map):
+            return set()
+        found = set()
+        for name, value in node.items:
+            assert isinstance(name, Scalar)
+            found.add(f"{section}.{name.text}")
+            found |= keys(value, f"{section}.{name.text}".removeprefix("."))
+        return found
+
+    assert keys(compose(example()), "") == {
+        f"{section.name}.{key.name}" for section in SECTIONS for key in section.keys
+    }
+
+
+def test_lines_of_the_example_fit_a_screen() -> None:
+    assert max(map(len, example().splitlines())) <= 120
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_what_is_not_built_yet_is_a_key(name: str) -> None:
+    assert name in {f"{section.name}.{key.name}" for section in SECTIONS for key in section.keys}
+
+
+def test_every_default_is_what_its_own_key_would_read() -> None:
+    smallest = inventory.parse("hosts: [lovelace]", "inventory.yaml")
+    assert inventory.parse(inventory.render(smallest), "inventory.yaml") == smallest
+
+
+@pytest.mark.parametrize("block", REFERENCE.read_text().split("```yaml\n")[1:])
+def test_every_yaml_block_of_the_reference_is_an_inventory(block: str) -> None:
+    inventory.parse(block.partition("```")[0], "inventory.yaml")

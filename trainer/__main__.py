@@ -1,0 +1,22 @@
+"""`python -m trainer`, alone or under torchrun. Imports torch, which takes seconds, only once the flags are right."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from trainer.config import ConfigError, parse, refuse
+
+
+def main() -> None:
+    try:
+        config = parse(sys.argv[1:])
+    except ConfigError as error:
+        refuse(error, speaks=os.environ.get("RANK", "0") == "0")  # the flags of all ranks are the same
+    from trainer.train import train
+
+    train(config)
+
+
+if __name__ == "__main__":
+    main()
