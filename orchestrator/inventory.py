@@ -123,7 +123,7 @@ def parse(text: str, path: str) -> Inventory:
     try:
         root = compose(text)
     except YamlProblem as exc:
-        raise InventoryError(f"{path}:{exc.mark.line + 1}: {exc.message}") from exc
+        raise InventoryError(f"{path}:{exc.mark.line + 1}: {shown(exc.message, 500)}") from exc
     if not isinstance(root, Map):
         found = "the file is empty" if isinstance(root, Scalar) and root.null else f"found {describe(root)}"
         place = f"{path}:{root.mark.line + 1}"

@@ -83,7 +83,9 @@ class Section:
 
 
 def _hint(name: str, section: Section) -> str:
-    places = [other.name or "nothing, at the left" for other in SECTIONS if any(name == key.name for key in other.keys)]
+    if any(name == key.name for key in FILE.keys):
+        return "it is a key of the file itself, and goes to the left margin"
+    places = [other.name for other in SECTIONS if any(name == key.name for key in other.keys)]
     if places:
         return f"it goes under {' or '.join(places)}"
     return hostnames.nearest(name, [key.name for key in section.keys])

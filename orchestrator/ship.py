@@ -136,6 +136,7 @@ def snapshot(script: Path, sync: Sync, base: Path) -> Snapshot | None:
     files = _Collection(root, warnings)
     for path in _chain_once((name,), paths):
         files.add(path)
+    files.check_size()
     entries = tuple(_hashed(root, found) for found in sorted(files.found, key=lambda found: os.fsencode(found.path)))
     workdir = base if base.is_relative_to(root) else script.parent
     return Snapshot(
@@ -161,8 +162,8 @@ def _automatic(script: Path, warnings: list[str]) -> tuple[Path, Iterator[str]]:
             try:
                 return folder, iter(_git_files(folder, warnings))
             except FileNotFoundError:  # there is no git; its ignore files we can read ourselves
-                return folder, _walk(folder, "", ignoring=True)
-    return script.parent, _walk(script.parent, "", ignoring=True)
+                return folder, _walk(folder, ".", ignoring=True)
+    return script.parent, _walk(script.parent, ".", ignoring=True)
 
 
 def _chosen(script: Path, chosen: tuple[Path, ...], base: Path) -> tuple[Path, Iterator[str]]:
@@ -277,7 +278,7 @@ class _Found:
 
 
 class _Collection:
-    """The files to be sent; refuses one too many as soon as it comes, before the rest of a huge folder is looked at."""
+    """The files to be sent. Refuses one too many as soon as it comes: nobody's whole home is looked through."""
 
     def __init__(self, root: Path, warnings: list[str]) -> None:
         self.found: list[_Found] = []
@@ -296,8 +297,13 @@ class _Collection:
             return
         self.found.append(found)
         self.size += found.size
-        if self.size > MAX_BYTES or len(self.found) > MAX_FILES:
-            raise UsageError(self._too_much())
+        if len(self.found) > MAX_FILES:
+            raise self._too_much(f"{MAX_FILES:,} files")
+
+    def check_size(self) -> None:
+        """Once all files are known, so that the largest can be named."""
+        if self.size > MAX_BYTES:
+            raise self._too_much(f"{MAX_BYTES // 1_000_000} MB")
 
     def _look(self, path: str) -> _Found | None:
         full = self._root / path
@@ -318,11 +324,10 @@ class _Collection:
             return None
         return _Found(path, status.st_size, bool(status.st_mode & stat.S_IXUSR), None)
 
-    def _too_much(self) -> str:
+    def _too_much(self, limit: str) -> UsageError:
         largest = sorted(self.found, key=lambda found: (-found.size, found.path))[:5]
         named = ", ".join(f"{_shown(found.path)} ({found.size / 1e6:.1f} MB)" for found in largest)
-        limit = f"{MAX_BYTES // 1_000_000} MB" if self.size > MAX_BYTES else f"{MAX_FILES:,} files"
-        return f"{_shown(self._root)}: the code to send is more than {limit}; largest: {named}; {_INSTEAD}"
+        return UsageError(f"{_shown(self._root)}: the code to send is more than {limit}; largest: {named}; {_INSTEAD}")
 
 
 def _hashed(root: Path, found: _Found) -> FileEntry:

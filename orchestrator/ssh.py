@@ -153,7 +153,7 @@ class Dialer:
             return future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeout as error:
             reason = f"no connection to {jump.name} in time"
-            raise ConnectFailure(target.name, "jump", reason, "ssh-unreachable", f"try `ssh {jump.name}`") from error
+            raise ConnectFailure(target.name, "jump", reason, "ssh-unreachable", f"try `{jump.command}`") from error
         except ConnectFailure as failure:
             phase = f"jump host {jump.name}: {failure.phase}"
             raise ConnectFailure(target.name, phase, failure.reason, failure.code, failure.fix) from failure
@@ -227,7 +227,7 @@ class _Trust:
                 fix = f"host certificates are not supported: add its plain key, say by `ssh-keyscan {target.hostname}`"
             case _:
                 code, reason = "ssh-host-key-unknown", f"its key {print_} is not in known_hosts (as {name})"
-                fix = f"compare it, then accept it once by `ssh {target.name}`, or set ssh.host_keys: accept-new"
+                fix = f"compare it, then accept it once by `{target.command}`, or set ssh.host_keys: accept-new"
         raise ConnectFailure(target.name, "host key", reason, code, fix)
 
     def _known(self, target: Target) -> KnownHosts:

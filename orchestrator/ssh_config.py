@@ -36,6 +36,7 @@ class Target:
     """One sshd and how to log in to it. Equal targets may share a connection."""
 
     name: str  # as people call it
+    command: str  # what a person would type to log in
     hostname: str
     port: int
     user: str
@@ -119,6 +120,7 @@ class Resolver:
         identity_file = Path(question.identity_file).expanduser() if question.identity_file else None
         return Target(
             name=name,
+            command=" ".join(("ssh", *question.options(), question.address)),
             hostname=hostname,
             port=port,
             user=user,
@@ -217,11 +219,13 @@ class _Question:
     identity_file: str | None
     proxy_jump: str | None
 
-    def arguments(self) -> tuple[str, ...]:
-        """The arguments of `ssh`; the options of the inventory come first, as the first value wins."""
+    def options(self) -> tuple[str, ...]:
+        """What is given, as options of ssh: they win over ssh_config."""
         given = (("-l", self.user), ("-p", self.port), ("-i", self.identity_file), ("-J", self.proxy_jump))
-        options = [text for option, value in given if value is not None for text in (option, str(value))]
-        return (*options, "--", self.address)
+        return tuple(text for option, value in given if value is not None for text in (option, str(value)))
+
+    def arguments(self) -> tuple[str, ...]:
+        return (*self.options(), "--", self.address)
 
 
 def _jump_question(jump: str, before: str | None) -> _Question:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import fabric
 import paramiko
-from paramiko.common import cMSG_CHANNEL_REQUEST
+from paramiko.common import cMSG_CHANNEL_CLOSE, cMSG_CHANNEL_REQUEST
 
 from orchestrator.ssh_config import Target
 from orchestrator.ssh_keys import AgentError, Identity, Offer
@@ -33,6 +33,10 @@ WEAK = {
     "pubkeys": {"ssh-rsa"},
 }
 """Never offered, though some version of paramiko can do it."""
+
+
+SESSION_ENDS, SESSION_PAUSE = 1.0, 0.05
+"""Seconds that sshd gets to end a session, and between two looks."""
 
 
 class Trust(Protocol):
@@ -69,7 +73,7 @@ class Session:
     def open(self, command: str, timeout: float) -> SshPipe:
         deadline = time.monotonic() + timeout
         try:
-            channel = self._transport.open_refusable("session", None, timeout)
+            channel = self._open_channel(min(deadline, time.monotonic() + SESSION_ENDS))
             _exec(channel, command.encode(errors="surrogateescape"), deadline)
         except _Refused as refused:
             fix = "raise MaxSessions in its sshd_config, or look at ForceCommand and the login shell"
@@ -78,6 +82,16 @@ class Session:
             reason = "no answer in time" if time.monotonic() >= deadline else "the connection is lost"
             raise ConnectFailure(self.target.name, "session", reason, "ssh-session-dropped", "try again") from error
         return SshPipe(channel)
+
+    def _open_channel(self, deadline: float) -> paramiko.Channel:
+        """Where MaxSessions is 1, sshd refuses a command until it has buried the one before, whose end we saw already."""
+        while True:
+            try:
+                return self._transport.open_refusable("session", None, deadline - time.monotonic())
+            except _Refused:
+                if time.monotonic() + SESSION_PAUSE >= deadline:
+                    raise
+            time.sleep(SESSION_PAUSE)
 
     def close(self) -> None:
         # paramiko's thread sits in a read that a bare close of the socket does not wake, and no FIN would be sent.
@@ -221,6 +235,11 @@ class _Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no typ
 class _Packetizer(paramiko.packet.Packetizer):
     """Keeps what the other end says before its banner, and starts no timer thread (which would outlive the program)."""
 
+    # paramiko stops answering when it is the one who asks for new keys and a channel ends meanwhile. OpenSSH asks by
+    # itself after as much as this, for the ciphers that we have.
+    REKEY_BYTES = 1 << 36
+    REKEY_PACKETS = 1 << 31
+
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
         self.greeting: list[str] = []
@@ -267,7 +286,9 @@ class _Transport(paramiko.Transport):
     def open_refusable(self, kind: str, address: tuple[str, int] | None, timeout: float) -> paramiko.Channel:
         """Open a channel. Raises `_Refused`, or SSHException when there is no answer in time or no connection."""
         try:
-            return self.open_channel(kind, address, ("", 0), timeout=max(0.1, timeout))
+            channel = self.open_channel(kind, address, ("", 0), timeout=max(0.1, timeout))
+            channel.transport = _Gate(self)  # type: ignore[assignment]
+            return channel
         except (paramiko.SSHException, EOFError, OSError) as error:
             # The exception may belong to another channel: paramiko keeps one for all that are being opened.
             refusal = self._refusals.pop(self._opening.channel, None)
@@ -281,13 +302,42 @@ class _Transport(paramiko.Transport):
         return number
 
     def _parse_channel_open_failure(self, m: paramiko.Message) -> None:
-        number, _reason, text = m.get_int(), m.get_int(), m.get_text()
+        number, reason, text = m.get_int(), m.get_int(), m.get_text()
+        if reason != _CONNECT_FAILED:
+            text = f"{paramiko.common.CONNECTION_FAILED_CODE.get(reason, 'refused').lower()} ({text})"
         self._refusals[number] = text
         m.rewind()
         super()._parse_channel_open_failure(m)  # type: ignore[misc]
 
     def _log(self, level: int, msg: Any, *args: Any) -> None:
         """Formatting what nobody reads takes a noticeable part of a login."""
+
+
+_CONNECT_FAILED = 2  # SSH_OPEN_CONNECT_FAILED of RFC 4254: the text alone says why
+
+
+class _Gate:
+    """What a channel sends through: nothing after its end.
+
+    A paramiko channel makes a message under its lock and sends it after. Meanwhile another thread, or the other end, may
+    have closed the channel, and sshd ends the whole connection at once when data arrives for a channel that is closed: on
+    a jump host, the connections of all hosts behind it.
+    """
+
+    def __init__(self, transport: _Transport) -> None:
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def _send_user_message(self, message: paramiko.Message) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = message.asbytes()[:1] == cMSG_CHANNEL_CLOSE
+            self._transport._send_user_message(message)  # type: ignore[attr-defined]
 
 
 class _Policy(paramiko.MissingHostKeyPolicy):
@@ -334,7 +384,7 @@ class _KeysOnly:
         reason += f" (keys offered: {keys}{'; not offered: ' if skipped else ''}{'; '.join(skipped)})"
         codes = {item.code for item in self._offer.skipped}
         code = "ssh-key-permissions" if "ssh-key-permissions" in codes else "ssh-auth-denied"
-        fix = f"check that `ssh {self._target.name}` logs in without a question; a key can be named by identity_file"
+        fix = f"check that `{self._target.command}` logs in without a question; a key can be named by identity_file"
         return ConnectFailure(self._target.name, "login", reason, code, fix)
 
 

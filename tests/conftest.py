@@ -9,9 +9,8 @@ import shutil
 import subprocess
 from collections.abc import Generator
 
-import pytest
-
 import lab
+import pytest
 from lab.fixtures import NAMES, lab2, lab3, lab4, make_lab, shared_labs
 
 __all__ = ["lab2", "lab3", "lab4", "make_lab", "shared_labs"]

@@ -15,7 +15,7 @@ from types import FrameType
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed import distributed_c10d
 
 from trainer.config import ConfigError, refuse
 
@@ -81,7 +81,9 @@ class World:
 
     def expect_quick_steps(self) -> None:
         """The first step is behind all ranks: wait less long for a peer from here on."""
-        _set_pg_timeout(STEP_TIMEOUT)  # private, but there is no public way
+        # Public since torch 2.14, where the older, private one warns.
+        set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
+        set_timeout(STEP_TIMEOUT)
 
 
 @contextlib.contextmanager

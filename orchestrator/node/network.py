@@ -33,9 +33,11 @@ def interfaces() -> List[Interface]:
 
 
 def candidates() -> List[str]:
-    """Addresses by which other hosts may reach this one, the fastest interface first: docker0 has the same address everywhere."""
-    usable = [one for one in interfaces() if one.up and not one.loopback and not one.bridge]
-    return [one.address for one in sorted(usable, key=lambda one: -one.speed)]
+    """Addresses by which other hosts may reach this one, the likeliest first: bridges last (docker0 has the same address
+    everywhere, but a virtualisation host's own address may be on one), the fastest interface first.
+    """
+    usable = [one for one in interfaces() if one.up and not one.loopback]
+    return [one.address for one in sorted(usable, key=lambda one: (one.bridge, -one.speed))]
 
 
 def source_address(target: str) -> str:

@@ -5,16 +5,15 @@ Nothing is ever chosen by its name, its port or its command line.
 """
 
 import ctypes
+import errno
 import os
 import signal
 from typing import Dict, Iterable, List, NamedTuple, Optional, Set
 
 MARK = "DDP_ORCH_RUN_ID"
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
-SYS_PIDFD_SEND_SIGNAL, SYS_PIDFD_OPEN = (
-    424,
-    434,
-)  # the same numbers on x86-64 and aarch64; in os and signal only since 3.9
+# the same numbers on x86-64 and aarch64; in os and signal only since 3.9
+SYS_PIDFD_SEND_SIGNAL, SYS_PIDFD_OPEN = 424, 434
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -92,9 +91,8 @@ def marks() -> Dict[Process, str]:
     found = {}
     prefix = MARK.encode() + b"="
     for pid in _pids():
-        process = identify(
-            pid
-        )  # before its environment is read: if the pid changes hands in between, the identity is stale and nothing is hit
+        # before its environment is read: if the pid changes hands in between, the identity is stale and nothing is hit
+        process = identify(pid)
         try:
             with open("/proc/%d/environ" % pid, "rb") as file:
                 environment = file.read()
@@ -127,14 +125,19 @@ def descendants(root: int) -> Set[Process]:
 
 
 def pidfd(process: Process) -> Optional[int]:
-    """A descriptor that becomes readable when the process ends; None where it is gone or the kernel is too old (< 5.3)."""
-    handle = int(_libc.syscall(SYS_PIDFD_OPEN, process.pid, 0))
+    """A descriptor that becomes readable when the process ends; None where it is gone.
+
+    Raises OSError where there are none to be had: the kernel is too old (< 5.3), or a container forbids the call.
+    """
+    handle = int(_libc.syscall(SYS_PIDFD_OPEN, process.pid, 0))  # close-on-exec always
     if handle < 0:
-        return None
+        number = ctypes.get_errno()
+        if number == errno.ESRCH:
+            return None
+        raise OSError(number, os.strerror(number))
     if identify(process.pid) != process:
         os.close(handle)
         return None
-    os.set_inheritable(handle, False)
     return handle
 
 
@@ -142,19 +145,27 @@ def send(process: Process, number: int) -> bool:
     """Signal exactly this process. False when it is not there any more."""
     if process.pid <= 1:
         return False
-    handle = pidfd(process)
+    try:
+        handle = pidfd(process)
+    except OSError:
+        return _send_unpinned(process, number)
     if handle is None:
-        if ctypes.get_errno() not in (38, 22) or identify(process.pid) != process:  # ENOSYS, EINVAL: no pidfd here
-            return False
-        try:
-            os.kill(process.pid, number)
-        except ProcessLookupError:
-            return False
-        return True
+        return False
     try:
         return int(_libc.syscall(SYS_PIDFD_SEND_SIGNAL, handle, number, None, 0)) == 0
     finally:
         os.close(handle)
+
+
+def _send_unpinned(process: Process, number: int) -> bool:
+    """Without a pidfd: between the look and the signal the pid could change hands, if all pids were used up in that moment."""
+    if identify(process.pid) != process:
+        return False
+    try:
+        os.kill(process.pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def send_all(processes: Iterable[Process], number: int) -> None:

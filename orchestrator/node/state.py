@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import stat
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{3,60}\Z")
 SHARED_FILESYSTEMS = {
@@ -79,7 +79,7 @@ def filesystem(path: str) -> str:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
             for line in lines:
                 left, _, right = line.partition(" - ")
-                point = left.split()[4].encode().decode("unicode_escape", "replace")
+                point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), left.split()[4])
                 if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
                     best, kind = point, right.split()[0]
     except (OSError, IndexError):
@@ -128,20 +128,30 @@ def run_folder(run_id: str) -> str:
 
 
 def write(path: str, value: Dict[str, Any]) -> None:
-    """Write JSON so that after a crash there is the old file or the new one, never a part."""
-    aside = "%s.%d.new" % (path, os.getpid())
-    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    try:
-        os.write(handle, json.dumps(value).encode("ascii"))
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    os.rename(aside, path)
+    """Write JSON so that even after a power loss there is the old file or the new one, never a part. Raises OSError."""
+    replace(path, value, os.fsync)
     parent = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(parent)
     finally:
         os.close(parent)
+
+
+def replace(path: str, value: Dict[str, Any], settle: Callable[[int], None] = lambda handle: None) -> None:
+    """Write JSON so that a reader sees the old file or the new one, without waiting for the disk. Raises OSError."""
+    aside = "%s.%d.new" % (path, os.getpid())
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        rest = memoryview(json.dumps(value).encode("ascii"))
+        while rest:  # on a disk that is almost full, a part is written first
+            rest = rest[os.write(handle, rest) :]
+        settle(handle)
+        os.rename(aside, path)
+    except OSError:
+        os.unlink(aside)
+        raise
+    finally:
+        os.close(handle)
 
 
 def read(path: str) -> Optional[Dict[str, Any]]:

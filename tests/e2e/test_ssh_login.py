@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sshds import SSHD, USER, Client, Sshd, host, make_key, public, read_all, sshd
+from .sshds import SSHD, USER, Client, Sshd, host, make_key, public, read_all, sshd
 
 from lab.waiting import wait_until
 from orchestrator.inventory import Host
@@ -27,6 +27,9 @@ from orchestrator.transport import Connection
 pytestmark = pytest.mark.skipif(not SSHD, reason="no sshd on this machine")
 
 Start = Callable[..., Sshd]
+
+TESTS = Path(__file__).resolve().parents[1]
+CHILD_ENV = os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
 
 
 @pytest.fixture
@@ -109,7 +112,7 @@ def test_an_unknown_key_is_refused_with_its_fingerprint_and_the_way_to_accept_it
     shown = subprocess.run(["ssh-keygen", "-lf", f"{server.host_key}.pub"], capture_output=True, text=True, check=True)
     assert said.code == "ssh-host-key-unknown"
     assert shown.stdout.split()[1] in said.reason
-    assert "ssh gpu1" in said.fix and "accept-new" in said.fix
+    assert f"`ssh -p {server.port} 127.0.0.1`" in said.fix and "accept-new" in said.fix
     assert client.known_hosts.read_text() == ""
     assert "Accepted" not in server.log()
 
@@ -423,7 +426,7 @@ def test_a_jump_host_with_a_changed_key_is_refused_for_all_behind_it(
     dialer = client.dialer()
     for name in ("gpu1", "gpu2"):
         said = failure(dialer, host(last, name=name, proxy_jump=f"127.0.0.1:{jump.port}"))
-        assert said.code == "ssh-host-key-changed" and "jump host 127.0.0.1" in said.phase
+        assert said.code == "ssh-host-key-changed" and said.phase.startswith("jump host ")
     assert "Accepted" not in jump.log() + last.log()
 
 
@@ -586,12 +589,12 @@ def test_sixty_four_logins_at_once_all_get_in_though_sshd_drops_some(server: Ssh
 
 
 def test_one_bad_host_does_not_slow_the_others(server: Sshd, client: Client) -> None:
-    dialer = client.dialer(timeout=10)
+    dialer = client.dialer(timeout=5)
     with listener(b"", close=False) as (tarpit, _), ThreadPoolExecutor(16) as pool:
         slow = [pool.submit(failure, dialer, host(name=f"bad{n}", port=tarpit)) for n in range(3)]
         began = time.monotonic()
         assert all(pool.map(lambda n: works(dialer, host(server, name=f"gpu{n}")), range(8)))
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 4.5
         assert {each.result().code for each in slow} == {"ssh-unreachable"}
 
 
@@ -611,30 +614,26 @@ def test_neither_agent_nor_display_is_forwarded_whatever_ssh_config_says(
 def test_fabric_s_own_files_are_not_read(server: Sshd, client: Client, tmp_path: Path) -> None:
     (tmp_path / ".fabric.yml").write_text("user: mallory\nforward_agent: true\ngateway: nowhere\n")
     script = (
-        "import sys; sys.path[:0] = sys.argv[1:3]\n"
-        "from sshds import *\nfrom pathlib import Path\nfrom test_ssh_login import works\n"
-        "client = Client.__new__(Client)\nclient.config = Path(sys.argv[3])\n"
-        "assert works(client.dialer(), host(port=int(sys.argv[4])))\n"
+        "import sys\nfrom pathlib import Path\nfrom e2e.test_ssh_login import Client, host, works\n"
+        "client = Client.__new__(Client)\nclient.config = Path(sys.argv[1])\n"
+        "assert works(client.dialer(), host(port=int(sys.argv[2])))\n"
     )
-    here = Path(__file__).parent
-    arguments = [str(here), str(here.parent), str(client.config), str(server.port)]
-    env = os.environ | {"HOME": str(tmp_path), "PYTHONPATH": str(here.parents[1])}
-    subprocess.run([sys.executable, "-c", script, *arguments], cwd=tmp_path, env=env, check=True, timeout=60)
+    arguments = [sys.executable, "-c", script, str(client.config), str(server.port)]
+    env = CHILD_ENV | {"HOME": str(tmp_path)}
+    subprocess.run(arguments, cwd=tmp_path, env=env, check=True, timeout=60)
 
 
 def test_a_failed_login_prints_nothing_and_keeps_no_process_alive(client: Client) -> None:
     script = (
-        "import sys; sys.path[:0] = sys.argv[1:3]\n"
-        "from sshds import *\nfrom pathlib import Path\nfrom test_ssh_login import failure\n"
-        "client = Client.__new__(Client)\nclient.config = Path(sys.argv[3])\n"
-        "failure(client.dialer(timeout=1), host(port=int(sys.argv[4])))\n"
+        "import sys\nfrom pathlib import Path\nfrom e2e.test_ssh_login import Client, failure, host\n"
+        "client = Client.__new__(Client)\nclient.config = Path(sys.argv[1])\n"
+        "failure(client.dialer(timeout=1), host(port=int(sys.argv[2])))\n"
     )
-    here = Path(__file__).parent
     with listener(b"SSH-2.0-x\r\n", close=False) as (port, _):
         began = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-c", script, str(here), str(here.parent), str(client.config), str(port)],
-            env=os.environ | {"PYTHONPATH": str(here.parents[1])},
+            [sys.executable, "-c", script, str(client.config), str(port)],
+            env=CHILD_ENV,
             capture_output=True,
             timeout=60,
         )

@@ -55,8 +55,9 @@ class Host:
         self._shell = shell
         self._init = 0
         self._unshare: subprocess.Popen[str] | None = None
-        self._started: list[subprocess.Popen[str]] = []
+        self.started: list[subprocess.Popen[str]] = []
         self._disks: list[str] = []
+        self._memory: Path | None = None
         self._install()
 
     # --- commands -----------------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ class Host:
             uid=USERS.get(user, 0),
             **options,
         )
-        self._started = [p for p in self._started if p.returncode is None] + [process]
+        self.started = [p for p in self.started if p.returncode is None] + [process]
         return process
 
     @property
@@ -128,9 +129,10 @@ class Host:
         self.heal()
         os.kill(self.init, signal.SIGKILL)
         # A process table ends when the last of its dead is buried, and some of them are our children.
-        for process in [*self._started, self._unshare]:
+        for process in [*self.started, self._unshare]:
             process.wait(10)
-        self._init, self._unshare, self._started, self._disks = 0, None, [], []
+        self._init, self._unshare, self.started, self._disks = 0, None, [], []
+        self._unlimit_memory()
         # The kernel takes a dead network apart in its own time; the next boot needs the names now.
         commands = "".join(f"link delete {link.port}\n" for link in self.links.values())
         self.lab.root_run(["ip", "-force", "-batch", "-"], input=commands, check=False)
@@ -148,10 +150,9 @@ class Host:
         if self.lab.own_ids:
             (self.directory / "boot_id").write_text(f"{uuid.uuid4()}\n")
         ssh, cluster = self.links[links.SSH], self.links[links.CLUSTER]
-        with open(self.directory / "boot.log", "w") as log, self.lab.network_fd() as network:
+        with (self.directory / "boot.log").open("w") as log, self.lab.network_fd() as network:
             self._unshare = self.lab.popen(
-                ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child"]
-                + ["bash", str(Path(__file__).with_name("host.sh"))],
+                [*namespaces.UNSHARE, "bash", Path(__file__).with_name("host.sh")],
                 env={
                     "PATH": PATH,
                     "LAB": str(self.lab.directory),
@@ -228,9 +229,7 @@ class Host:
 
     def root_run(self, argv: Sequence[str], input: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run `argv` as root inside the host; CalledProcessError when it fails."""
-        process = self.popen(
-            argv, "root", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        process = self.popen(argv, "root", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         result = namespaces.run(process, input, 30)
         result.check_returncode()
         return result
@@ -273,10 +272,33 @@ class Host:
         self.sh(f"mount -t tmpfs -o size={size},mode=0700,{owner} disk {path}", "root", check=True)
         self._disks.append(path)
 
+    def limit_memory(self, size: str) -> None:
+        """All that runs on this host, and all that comes over ssh, shares `size` ("200m"): for more it is OOM-killed.
+
+        Until the next boot or reset. What `sh` and `popen` start later is not limited: it is no child of the host's.
+        """
+        parent, limit = memory_cgroups()
+        self._memory = parent / f"{self.lab.directory.name}-{self.name}"
+        self.sh(f"mkdir {self._memory} && echo {size} > {self._memory}/{limit}", "root", check=True)
+        self._move_to(self._memory)
+
+    def _unlimit_memory(self) -> None:
+        if self._memory is None:
+            return
+        if self.is_up:
+            self._move_to(self._memory.parent)
+        group, self._memory = self._memory, None
+        wait_until(lambda: removed(group), 5, f"{group} is empty")
+
+    def _move_to(self, group: Path) -> None:
+        """Move every process to a control group; one may end meanwhile, which is no failure."""
+        self.sh(f"for p in /proc/[0-9]*; do echo ${{p##*/}} > {group}/cgroup.procs; done 2> /dev/null", "root")
+
     def reset(self) -> None:
         """Make a running host as new: links healed, sshd on, users' processes ended, disks emptied."""
         self.heal()
         self.no_dns()
+        self._unlimit_memory()
         wait_until(lambda: not self._kill_users(), 10, f"no process of a user is left on {self.name}")
         if not self._sshd_listens():
             self.sshd_start()
@@ -327,7 +349,7 @@ def wait_until_up(hosts: Sequence[Host]) -> None:
         if without_init := {host._unshare.pid: host for host in hosts if host._unshare and not host._init}:
             for parent, child in namespaces.children_of(set(without_init)).items():
                 without_init[parent]._init = child
-        return all([host.has_booted() for host in hosts])
+        return all(host.has_booted() for host in hosts)
 
     wait_until(all_up, 60, "all hosts are up")
 
@@ -349,6 +371,23 @@ def read_processes(proc: Path) -> list[Process]:
                 )
             )
     return sorted(found, key=lambda p: p.pid)
+
+
+def memory_cgroups() -> tuple[Path, str]:
+    """Where control groups for memory are made on this machine, and the file that limits one."""
+    first, second = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    if (first / "cgroup.procs").exists():
+        return first, "memory.limit_in_bytes"
+    if (second / "cgroup.procs").exists() and "memory" in (second / "cgroup.subtree_control").read_text().split():
+        return second, "memory.max"
+    raise RuntimeError("this machine has no control groups for memory")
+
+
+def removed(group: Path) -> bool:
+    """Try to remove an empty control group."""
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
 
 
 def _mac(address: str) -> str:

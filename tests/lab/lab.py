@@ -154,11 +154,11 @@ class Lab:
     def _controller_processes(self) -> list[Process]:
         """Not those of the hosts, though the lab's process table shows them too."""
         table = Path(f"/proc/{self.init}/root/proc")
-        own = os.readlink(table / "1/ns/pid")
+        own = (table / "1/ns/pid").readlink()
 
         def is_ours(process: Process) -> bool:
             with contextlib.suppress(OSError):
-                return os.readlink(table / f"{process.pid}/ns/pid") == own
+                return (table / f"{process.pid}/ns/pid").readlink() == own
             return False
 
         return [p for p in read_processes(table) if is_ours(p) and "unshare" not in p.argv[:1]]
@@ -206,12 +206,10 @@ class Lab:
     # --- start and end ------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        log = open(self.directory / "lab.log", "w")
         paths = {CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]}
-        with log:
+        with (self.directory / "lab.log").open("w") as log:
             self._unshare = subprocess.Popen(
-                ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
-                + ["bash", str(Path(__file__).with_name("lab.sh"))],
+                [*namespaces.UNSHARE, "--mount-proc", "bash", Path(__file__).with_name("lab.sh")],
                 env={
                     "PATH": PATH,
                     "LAB": str(self.directory),
@@ -236,14 +234,13 @@ class Lab:
     def close(self) -> None:
         """End every process of the lab and remove its folder."""
         if self._unshare is not None:
-            self._unshare.kill()  # --kill-child: takes pid 1 of the lab, and so all
+            assert self._unshare.stdin is not None and self._unshare.stdout is not None
+            self._unshare.stdin.close()  # what lab.sh waits for
             # A process table ends when the last of its dead is buried, and some of them are our children.
-            started = [p for host in self.hosts for p in host._started]
+            started = [p for host in self.hosts for p in host.started]
             for process in [*started, *self._started, self._unshare]:
                 process.wait(30)
-            for pipe in (self._unshare.stdin, self._unshare.stdout):
-                assert pipe is not None
-                pipe.close()
+            self._unshare.stdout.close()
             self._unshare, self._init = None, 0
         shutil.rmtree(self.directory)
 

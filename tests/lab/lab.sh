@@ -1,6 +1,7 @@
 # The lab's own namespaces: the two networks, the machine that the controller runs on, and the root that hosts are made from.
 # Runs as pid 1 of `unshare --net --mount --pid --uts --ipc`; LAB is its folder, the other variables come from lab.py.
 set -euo pipefail
+[ $$ = 1 ] || { echo "$0 is for the lab alone: it ends with killing all processes that it sees" >&2; exit 2; }
 
 hostname controller
 mount --bind "$LAB/controller.etc/hosts" /etc/hosts
@@ -55,5 +56,9 @@ mount --rbind /dev "$root/dev"
 
 echo ready
 # Ends when the program that made the lab closes this pipe, or dies: with pid 1 go all processes of the lab, and with
-# them all hosts, mounts and networks. (bash also reaps what is left to it.)
+# them all hosts, mounts and networks. (bash also reaps what is left to it.) Control groups alone would outlive us.
 read -r _ || true
+kill -9 -1 || true
+for group in /sys/fs/cgroup/memory/"${LAB##*/}"-* /sys/fs/cgroup/"${LAB##*/}"-*; do
+    while [ -d "$group" ] && ! rmdir "$group"; do sleep 0.01; done
+done

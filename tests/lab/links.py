@@ -63,12 +63,9 @@ def apply_cut_and_loss(links: Iterable[Link], in_lab: Runner) -> None:
 
 def set_rate(link: Link, rate: str | None, in_lab: Runner, in_host: Runner) -> None:
     """Limit each direction at its sender, as a slow wire does; `rate` in tc's words, None for no limit."""
+    discipline = ["noqueue"] if rate is None else ["tbf", "rate", rate, "burst", "32k", "latency", "200ms"]
     for run, device in ((in_lab, link.port), (in_host, link.interface)):
-        if rate is None:
-            run(["tc", "qdisc", "replace", "dev", device, "root", "noqueue"])
-        else:
-            run(["tc", "qdisc", "replace", "dev", device, "root"]
-                + ["tbf", "rate", rate, "burst", "32k", "latency", "200ms"])  # fmt: skip
+        run(["tc", "qdisc", "replace", "dev", device, "root", *discipline])
 
 
 def start_delay(link: Link, milliseconds: float, popen: Callable[[list[str]], subprocess.Popen[str]]) -> None:

@@ -1,7 +1,7 @@
 """Start a process inside the namespaces of another one. Knows nothing of labs, hosts or networks.
 
 Why not nsenter: to join a process table it must fork, so the pid it gives is its own, and killing that leaves the real
-process alive. Here the process started is itself the direct child of the caller: kill -9 hits what the test means to hit.
+process alive. Here the process started is itself a child of the caller: kill -9 hits what the test means to hit.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ from pathlib import Path
 from typing import Any
 
 # linux/sched.h
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET = (
-    0x00020000,
-    0x04000000,
-    0x08000000,
-    0x20000000,
-    0x40000000,
-)
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x4000000, 0x8000000, 1 << 29, 1 << 30
+
+# Everything of its own. It does not heed SIGTERM; SIGKILL to it or to its child, pid 1, ends all that is inside.
+UNSHARE = ("unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -56,7 +53,7 @@ def popen(
 
 
 def run(process: subprocess.Popen[str], input: str | None, timeout: float) -> subprocess.CompletedProcess[str]:
-    """Feed and drain `process` to its end; past `timeout` seconds it is killed and TimeoutExpired carries its output."""
+    """Feed and drain `process` to its end; after `timeout` seconds it is killed and TimeoutExpired raised."""
     with process:
         try:
             stdout, stderr = process.communicate(input, timeout)

@@ -69,6 +69,7 @@ def parses_or_is_refused(text: str) -> None:
 @given(NEARLY_YAML)
 @example("hosts: [a]\n" + "run: " * 3000)
 @example("? " * 3000)
+@example("!%1b[2J")
 @example('"\\U00110000"')
 @example("%YAML " + "1" * 5000 + ".1\n--- a")
 @example("hosts: [{name: a, env: &e {A: *e}}]")

@@ -16,11 +16,12 @@ COLUMNS = 500  # more than any of the texts
 
 # Pieces that mean something to a terminal, so that random text is made of near-sequences and not of letters.
 PIECES = st.sampled_from(
-    ["\x1b", "\x1b[", "\x1b]", "\x1bP", "\x1b_", "\x1b^", "\x1bX", "\x1b\\", "\x1b(", "\x1b)", "\x1b#", "\x1b%", "\x1b "]
-    + ["\x1bc", "\x1bM", "\x1b7", "\x1b8", "\x1b=", "\x1bN", "\x1bH", "\x9b", "\x9d", "\x90", "\x98", "\x9c", "\x84", "\x85"]
-    + ["\x07", "\x08", "\x0b", "\x0c", "\x0e", "\x0f", "\x18", "\x1a", "\x00", "\x7f", "\r", "\t", "\n"]
-    + [*"0123456789;:?><=!$\"' mhlABCHJKfsuntqrp", "8", "38", "48", "58", "5;8", "2;1;2;3", "0;title", "52;c;Zm9v"]
-    + ["\u202e", "\u2066", "\ud800", "é", "漢", "e\u0301", "word", "[/bold]"]
+    [
+        *("\x1b" + second for second in ("", *"[]P_^X\\()#% cM78=NH")),
+        *"\x9b\x9d\x90\x98\x9c\x84\x85\x07\x08\x0b\x0c\x0e\x0f\x18\x1a\x00\x7f\r\t\n\u202e\u2066\ud800",
+        *"0123456789;:?><=!$\"' mhlABCHJKfsuntqrp",
+        *("8", "38", "48", "58", "5;8", "2;1;2;3", "0;title", "52;c;Zm9v", "é", "漢", "e\u0301", "word", "[/bold]"),
+    ]
 )
 HOSTILE = st.lists(st.one_of(PIECES, PIECES, PIECES, st.text(max_size=5)), max_size=60).map("".join)
 

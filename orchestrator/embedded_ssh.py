@@ -1,0 +1,133 @@
+"""An SSH server on 127.0.0.1 inside this process: lets one key in, and runs commands by `/bin/sh -c`. For the demo.
+
+Needs no sshd, no root and no account: it logs in whoever runs it. It behaves as sshd does without a terminal: a command
+has a session of its own, a client that goes away closes its pipes and sends it no signal. It never offers a password,
+a terminal, a subsystem or a forwarding, and never ends a command: that is for the owner of this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import paramiko
+
+# paramiko logs tracebacks of strangers' broken connections, to stderr when nobody has set up logging.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+
+CHUNK = 64 * 1024  # bytes read at a time
+
+
+class Server:
+    """Listens from the start, on a port that was free, with a host key of its own."""
+
+    def __init__(self, user: str, authorized: paramiko.PKey, home: Path, environment: Mapping[str, str]) -> None:
+        """Commands run in `home` with exactly `environment`."""
+        self.host_key = paramiko.ECDSAKey.generate()
+        self._login = _Login(user, authorized, home, environment)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._transports: list[paramiko.Transport] = []
+        self._accepting = threading.Thread(target=self._accept, name="embedded-ssh", daemon=True)
+        self._accepting.start()
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def known_hosts_line(self) -> str:
+        return f"[127.0.0.1]:{self.port} {self.host_key.get_name()} {self.host_key.get_base64()}\n"
+
+    def close(self) -> None:
+        """Take no more connections, and drop those there are."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept, which a bare close would not
+        self._accepting.join()
+        self._listener.close()
+        for transport in self._transports:
+            transport.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            transport = paramiko.Transport(connection)
+            transport.add_server_key(self.host_key)
+            transport.start_server(event=threading.Event(), server=self._login)
+            self._transports.append(transport)
+
+
+class _Login(paramiko.ServerInterface):
+    """Who is let in, and to what. What is not allowed here, paramiko refuses."""
+
+    def __init__(self, user: str, authorized: paramiko.PKey, home: Path, environment: Mapping[str, str]) -> None:
+        self._user, self._authorized = user, authorized
+        self._home, self._environment = home, environment
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        allowed = username == self._user and key == self._authorized
+        return paramiko.common.AUTH_SUCCESSFUL if allowed else paramiko.common.AUTH_FAILED
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        if kind == "session":
+            return paramiko.common.OPEN_SUCCEEDED
+        return paramiko.common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        # a thread of its own: this one is the connection's, and has to go on reading from it
+        threading.Thread(target=self._run, args=(channel, command), name="embedded-exec", daemon=True).start()
+        return True
+
+    def _run(self, channel: paramiko.Channel, command: bytes) -> None:
+        process = subprocess.Popen(
+            [b"/bin/sh", b"-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            cwd=self._home,
+            env=dict(self._environment),
+        )
+        assert process.stdin and process.stdout and process.stderr
+        with channel, process.stdout, process.stderr:
+            threading.Thread(target=_feed, args=(channel, process), name="embedded-stdin", daemon=True).start()
+            errors = threading.Thread(
+                target=_drain, args=(process.stderr.fileno(), channel.sendall_stderr), name="embedded-stderr"
+            )
+            errors.start()
+            _drain(process.stdout.fileno(), channel.sendall)
+            errors.join()
+            status = process.wait()
+            if status >= 0:  # a signal has no exit status, and paramiko has no word for it
+                with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+                    channel.send_exit_status(status)
+
+
+def _feed(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:
+    """The client's bytes to stdin, until either end is closed."""
+    assert process.stdin
+    with contextlib.suppress(OSError):
+        while data := channel.recv(CHUNK):
+            process.stdin.write(data)
+            process.stdin.flush()
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+
+
+def _drain(source: int, send: Callable[[bytes], object]) -> None:
+    """All that is written to `source` to the client; nothing more once the client has gone."""
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        while data := os.read(source, CHUNK):
+            send(data)

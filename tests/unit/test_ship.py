@@ -1,0 +1,672 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import random
+import socket
+import stat
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from orchestrator import ship
+from orchestrator.errors import UsageError
+from orchestrator.node import unpack
+from orchestrator.ship import Snapshot, node_program
+
+
+def put(path: Path, text: str = "x\n", mode: int = 0o644) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=Ann", "-c", "user.email=ann@example.org", "-c", "protocol.file.allow=always")
+    subprocess.run(("git", *identity, *arguments), cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a script, in no repository."""
+    folder = tmp_path.resolve() / "project"
+    put(folder / "train.py", "print('hi')\n")
+    return folder
+
+
+def take(script: Path, sync: ship.Sync = "auto", base: Path | None = None) -> Snapshot:
+    found = ship.snapshot(script, sync, base or script.parent)
+    assert found is not None
+    return found
+
+
+def paths(snapshot: Snapshot) -> list[str]:
+    return [entry.path for entry in snapshot.files]
+
+
+def packed(snapshot: Snapshot) -> bytes:
+    buffer = io.BytesIO()
+    snapshot.write_tar(buffer)
+    return buffer.getvalue()
+
+
+def tree(root: Path | str) -> dict[bytes, tuple[str, int, bytes]]:
+    """All that is below a folder: kind, mode and content by path."""
+    found: dict[bytes, tuple[str, int, bytes]] = {}
+    for path in Path(root).rglob("*"):
+        name, mode = os.fsencode(path.relative_to(root)), path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            found[name] = ("link", 0, os.fsencode(path.readlink()))
+        elif stat.S_ISREG(mode):
+            found[name] = ("file", stat.S_IMODE(mode), path.read_bytes())
+    return found
+
+
+# --- the node program
+
+
+def test_the_node_program_is_the_same_bytes_each_time_whatever_the_files_times_are() -> None:
+    once = node_program()
+    os.utime(ship.__file__)
+    assert node_program() == once
+    assert once.sha256 == hashlib.sha256(once.data).hexdigest()
+
+
+def test_the_node_program_holds_the_package_and_nothing_that_differs_between_machines() -> None:
+    with zipfile.ZipFile(io.BytesIO(node_program().data)) as archive:
+        infos = archive.infolist()
+    names = [info.filename for info in infos]
+    assert names == sorted(names)
+    assert {"__main__.py", "node/__init__.py", "node/__main__.py", "node/unpack.py"} <= set(names)
+    assert all(name == "__main__.py" or name.startswith("node/") for name in names)
+    assert {info.date_time for info in infos} == {(1980, 1, 1, 0, 0, 0)}
+    assert {(info.create_system, info.external_attr >> 16, info.compress_type) for info in infos} == {
+        (3, stat.S_IFREG | 0o644, zipfile.ZIP_STORED)
+    }
+
+
+def test_the_node_program_runs_by_itself(tmp_path: Path) -> None:
+    program = tmp_path / "node.pyz"
+    program.write_bytes(node_program().data)
+    # -I -S: nothing but the standard library
+    done = subprocess.run((sys.executable, "-I", "-S", str(program), "no-such-verb"), capture_output=True, timeout=30)
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+
+
+# --- which files
+
+
+def test_in_a_repository_what_git_does_not_ignore_is_taken(project: Path) -> None:
+    git(project, "init")
+    put(project / ".gitignore", "*.log\n/data/\n")
+    put(project / "pkg" / ".gitignore", "!kept.log\nsecret.txt\n")
+    for name in (
+        "tracked.py",
+        "untracked.py",
+        "pkg/mod.py",
+        "pkg/kept.log",
+        "pkg/secret.txt",
+        "run.log",
+        "data/big.bin",
+    ):
+        put(project / name)
+    put(project / "forced.log")
+    put(project / "deleted.py")
+    git(project, "add", "tracked.py", "train.py", "deleted.py")
+    git(project, "add", "-f", "forced.log")
+    git(project, "commit", "-m", "x")
+    (project / "deleted.py").unlink()
+    assert paths(take(project / "train.py")) == [
+        ".gitignore",
+        "forced.log",
+        "pkg/.gitignore",
+        "pkg/kept.log",
+        "pkg/mod.py",
+        "tracked.py",
+        "train.py",
+        "untracked.py",
+    ]
+
+
+def test_the_root_is_the_top_of_the_repository(project: Path) -> None:
+    git(project, "init")
+    put(project / "src" / "deep" / "run.py")
+    found = take(project / "src" / "deep" / "run.py", base=project / "src")
+    assert (found.root, found.script, found.workdir) == (project, "src/deep/run.py", "src")
+    assert paths(found) == ["src/deep/run.py", "train.py"]
+
+
+def test_submodules_and_nested_repositories_are_taken_with_their_own_rules(project: Path, tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    put(library / "lib.py")
+    put(library / ".gitignore", "*.tmp\n")
+    git(library, "init")
+    git(library, "add", ".")
+    git(library, "commit", "-m", "x")
+    git(project, "init")
+    git(project, "submodule", "add", str(library), "third_party/library")
+    git(project, "commit", "-m", "x")
+    put(project / "third_party" / "library" / "new.tmp")
+    put(project / "nested" / "own.py")
+    git(project / "nested", "init")
+    assert paths(take(project / "train.py")) == [
+        ".gitmodules",
+        "nested/own.py",
+        "third_party/library/.gitignore",
+        "third_party/library/lib.py",
+        "train.py",
+    ]
+
+
+def test_a_submodule_that_is_not_checked_out_is_said(project: Path, tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    put(library / "lib.py")
+    git(library, "init")
+    git(library, "add", ".")
+    git(library, "commit", "-m", "x")
+    git(project, "init")
+    git(project, "submodule", "add", str(library), "sub")
+    git(project, "commit", "-m", "x")
+    git(project, "submodule", "deinit", "--force", "sub")
+    found = take(project / "train.py")
+    assert "sub/lib.py" not in paths(found)
+    assert "git submodule update" in found.warnings[0]
+
+
+def test_a_script_that_git_ignores_is_taken_all_the_same(project: Path) -> None:
+    git(project, "init")
+    put(project / ".gitignore", "train.py\n")
+    assert "train.py" in paths(take(project / "train.py"))
+
+
+def test_without_a_repository_the_scripts_folder_is_taken_less_what_gitignore_files_exclude(project: Path) -> None:
+    put(project / ".gitignore", "*.log\n/data/\n__pycache__\n")
+    put(project / "pkg" / ".gitignore", "!kept.log\nsecret.txt\n/data\n")
+    for name in ("pkg/mod.py", "pkg/kept.log", "pkg/secret.txt", "pkg/data/x", "pkg/sub/data/x", "run.log", "data/x"):
+        put(project / name)
+    put(project.parent / "beside.py")
+    found = take(project / "train.py")
+    assert found.root == project
+    assert paths(found) == [".gitignore", "pkg/.gitignore", "pkg/kept.log", "pkg/mod.py", "pkg/sub/data/x", "train.py"]
+
+
+def test_git_and_our_own_reading_of_gitignore_agree(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(
+        project / ".gitignore",
+        "*.o\n!keep.o\nbuild/\n/only-top\nspa\\ ce\n**/deep/x\na/**/z\n#comment\n\\#hash\ndoc/*.txt\n",
+    )
+    put(project / "sub" / ".gitignore", "*\n!*/\n!*.py\n")
+    for name in (
+        "a.o", "keep.o", "build/x", "sub/build/x.py", "only-top", "sub/only-top", "spa ce", "p/deep/x", "a/b/c/z",
+        "a/z", "#hash", "doc/a.txt", "doc/b/a.txt", "sub/m.py", "sub/n.txt", "sub/s/t.py", "buildx", "x/build/y",
+    ):  # fmt: skip
+        put(project / name)
+    own = take(project / "train.py")
+    git(project, "init")
+    assert paths(take(project / "train.py")) == paths(own)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert paths(take(project / "train.py")) == paths(own)
+
+
+def test_what_is_of_no_use_elsewhere_is_never_taken(project: Path) -> None:
+    for name in ("__pycache__/train.cpython-311.pyc", "old.pyc", "venv/pyvenv.cfg", "venv/lib/x.py", ".git-not/x"):
+        put(project / name)
+    assert paths(take(project / "train.py")) == [".git-not/x", "train.py"]
+    git(project, "init")
+    assert "old.pyc" not in paths(take(project / "train.py"))
+
+
+def test_a_broken_repository_is_said_and_not_guessed_at(project: Path) -> None:
+    put(project / ".git", "gitdir: /nonexistent\n")
+    with pytest.raises(UsageError, match=r"git could not list its files: .*run\.sync"):
+        take(project / "train.py")
+
+
+def test_git_variables_of_an_outer_git_do_not_mislead(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(project, "init")
+    monkeypatch.setenv("GIT_DIR", "/nonexistent")
+    monkeypatch.setenv("GIT_INDEX_FILE", "/nonexistent")
+    assert paths(take(project / "train.py")) == ["train.py"]
+
+
+def test_named_paths_are_taken_whole_with_the_script_and_nothing_else(project: Path) -> None:
+    put(project / ".gitignore", "data\n")
+    for name in ("data/a.bin", "data/.hidden", "conf/x.yaml", "other.py"):
+        put(project / name)
+    found = take(project / "train.py", ("data", "conf/x.yaml", "conf"))
+    assert (found.root, found.workdir) == (project, ".")
+    assert paths(found) == ["conf/x.yaml", "data/.hidden", "data/a.bin", "train.py"]
+
+
+def test_named_paths_outside_of_the_folder_keep_their_place_beside_it(project: Path) -> None:
+    put(project.parent / "common" / "lib.py")
+    found = take(project / "train.py", ("../common",))
+    assert (found.root, found.script, found.workdir) == (project.parent, "project/train.py", "project")
+    assert paths(found) == ["common/lib.py", "project/train.py"]
+
+
+def test_a_named_path_that_is_missing_is_an_error(project: Path) -> None:
+    with pytest.raises(UsageError, match=r"nothing: no such file or folder; it is named in run\.sync"):
+        take(project / "train.py", ("nothing",))
+
+
+def test_a_script_that_is_missing_is_an_error(project: Path) -> None:
+    with pytest.raises(UsageError, match=r"missing\.py: no such file"):
+        take(project / "missing.py")
+    with pytest.raises(UsageError, match="no such file"):
+        take(project)
+
+
+def test_without_sync_nothing_is_sent(project: Path) -> None:
+    assert ship.snapshot(project / "train.py", "none", project) is None
+
+
+def test_a_script_is_looked_for_from_the_folder_of_the_call(project: Path) -> None:
+    found = take(Path("project/train.py"), base=project.parent)
+    assert (found.script, found.workdir) == ("train.py", ".")  # the folder of the call is not part of it
+
+
+# --- the hash
+
+
+def test_the_hash_is_of_names_contents_and_executable_bits_only(project: Path) -> None:
+    put(project / "b.py", "b")
+    before = take(project / "train.py").sha256
+    os.utime(project / "b.py", (1, 1))
+    (project / "b.py").chmod(0o600)
+    assert take(project / "train.py").sha256 == before
+    (project / "b.py").chmod(0o700)
+    executable = take(project / "train.py").sha256
+    put(project / "b.py", "c")
+    changed = take(project / "train.py").sha256
+    (project / "b.py").rename(project / "c.py")
+    renamed = take(project / "train.py").sha256
+    put(project / "empty" / ".." / "d.py", "c")
+    (project / "c.py").unlink()
+    (project / "c.py").symlink_to("d.py")
+    linked = take(project / "train.py").sha256
+    assert len({before, executable, changed, renamed, linked}) == 5
+
+
+def test_the_hash_of_a_manifest_is_fixed() -> None:
+    entries = [
+        unpack.Entry(b"b/link", unpack.LINK, b"../a"),
+        unpack.Entry(b"a", unpack.FILE, hashlib.sha256(b"").hexdigest().encode()),
+    ]
+    assert unpack.manifest_sha256(entries) == unpack.manifest_sha256(entries[::-1])
+    assert unpack.manifest_sha256(entries) == MANIFEST_HASH
+
+
+# A change of this number means that no snapshot on any host is found again.
+MANIFEST_HASH = "619936224b1a014fd348f103dbcf678292846494a65ae54aa8a39a2dff74cab8"
+
+
+# --- links and other things
+
+
+def test_links_that_stay_inside_are_kept(project: Path) -> None:
+    put(project / "pkg" / "mod.py")
+    (project / "pkg" / "up").symlink_to("../train.py")
+    (project / "folder").symlink_to("pkg")
+    (project / "dangling").symlink_to("pkg/not-there")
+    found = {entry.path: entry.target for entry in take(project / "train.py").files}
+    assert found["pkg/up"] == "../train.py"
+    assert found["folder"] == "pkg"
+    assert found["dangling"] == "pkg/not-there"
+
+
+def test_a_link_out_of_the_code_is_replaced_by_the_file_it_leads_to_or_left_out(project: Path) -> None:
+    put(project.parent / "shared.py", "shared\n", 0o755)
+    put(project.parent / "data" / "x")
+    (project / "relative.py").symlink_to("../shared.py")
+    (project / "absolute.py").symlink_to(project.parent / "shared.py")
+    (project / "data").symlink_to(project.parent / "data")
+    (project / "gone").symlink_to("/nonexistent")
+    (project / "deep").mkdir()
+    (project / "deep" / "back").symlink_to("..")
+    (project / "zigzag.py").symlink_to(
+        "deep/back/../shared.py"
+    )  # `..` behind a link leads somewhere else than it looks
+    found = take(project / "train.py")
+    entries = {entry.path: entry for entry in found.files}
+    assert set(entries) == {"absolute.py", "deep/back", "relative.py", "train.py", "zigzag.py"}
+    assert entries["relative.py"].target is None
+    assert entries["relative.py"].executable
+    assert entries["relative.py"].sha256 == hashlib.sha256(b"shared\n").hexdigest()
+    assert sorted(found.warnings) == [
+        f"{project}/data is not sent: a link out of the code, to {project.parent}/data",
+        f"{project}/gone is not sent: a link out of the code, to /nonexistent",
+    ]
+
+
+def test_sockets_and_pipes_are_left_out_with_a_word(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(project / "pipe")
+    monkeypatch.chdir(project)  # the path of a socket may be no longer than 107 bytes
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+        found = take(project / "train.py")
+    assert paths(found) == ["train.py"]
+    assert sorted(found.warnings) == [
+        f"{project}/{name} is not sent: neither a file nor a link" for name in ("pipe", "socket")
+    ]
+
+
+@pytest.fixture
+def without_rights() -> Iterator[Path]:
+    """A project in a folder that all can enter, looked at by somebody who is not root."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        put(Path(folder) / "train.py")
+        me = os.geteuid()
+        if me == 0:
+            os.seteuid(65534)
+        try:
+            yield Path(folder).resolve()
+        finally:
+            os.seteuid(me)
+
+
+@contextmanager
+def as_owner(folder: Path) -> Iterator[None]:
+    me = os.geteuid()
+    os.seteuid(folder.stat().st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(me)
+
+
+def test_a_file_that_cannot_be_read_is_named(without_rights: Path) -> None:
+    with as_owner(without_rights):
+        put(without_rights / "locked.py", mode=0o000)
+    with pytest.raises(UsageError, match=r"/locked\.py: cannot be read: Permission denied"):
+        take(without_rights / "train.py")
+
+
+def test_a_folder_that_cannot_be_listed_is_named(without_rights: Path) -> None:
+    with as_owner(without_rights):
+        (without_rights / "locked").mkdir(0o000)
+    try:
+        with pytest.raises(UsageError, match="/locked: cannot be listed: Permission denied"):
+            take(without_rights / "train.py")
+    finally:
+        with as_owner(without_rights):
+            (without_rights / "locked").chmod(0o700)
+
+
+# --- limits
+
+
+def test_more_than_200_mb_are_refused_with_the_five_largest_files(project: Path) -> None:
+    for number in range(8):
+        with (project / f"weights-{number}.bin").open("wb") as file:
+            file.truncate((20 + number) * 1_000_000 + 100_000_000 * (number == 7))
+    put(project / "small.bin")
+    with pytest.raises(UsageError) as refused:
+        take(project / "train.py")
+    said = str(refused.value)
+    assert "more than 200 MB" in said
+    named = [f"weights-{number}.bin" for number in (7, 6, 5, 4, 3)]
+    assert [said.index(name) for name in named] == sorted(said.index(name) for name in named)
+    assert "weights-2" not in said and "small" not in said
+    assert ".gitignore" in said and "run.sync" in said and "workdir" in said
+
+
+def test_a_huge_folder_is_refused_before_all_of_it_was_looked_at(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ship, "MAX_FILES", 100)
+    for folder in range(50):
+        for number in range(10):
+            put(project / f"{folder:02d}" / str(number))
+    listed: list[object] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
+    with pytest.raises(UsageError, match="more than 100 files"):
+        take(project / "train.py")
+    assert len(listed) <= 12
+
+
+# --- there and back
+
+
+def odd_project(project: Path) -> Snapshot:
+    put(project / "run.sh", "#!/bin/sh\n", 0o755)
+    put(project / "pkg" / "größe 漢字.py", "ü\n")
+    put(project / "pkg" / ("long-" * 40 + ".py"))
+    put(project / "a b\n'\"\\$(x)")
+    put(project / "empty.py", "")
+    (project / os.fsdecode(b"latin-\xe9\xff")).write_bytes(b"\x00\xff")
+    (project / "pkg" / "link").symlink_to("../run.sh")
+    os.symlink(b"latin-\xe9\xff", os.fsencode(project) + b"/odd-link")
+    put(project / "big.bin", "x" * 3_000_000)
+    return take(project / "train.py")
+
+
+def test_what_arrives_is_what_was_sent(project: Path, tmp_path: Path) -> None:
+    snapshot = odd_project(project)
+    hosts = tmp_path / "code"
+    hosts.mkdir()
+    arrived = unpack.unpack(io.BytesIO(packed(snapshot)), snapshot.sha256, str(hosts))
+    assert arrived == str(hosts / snapshot.sha256)
+    modes = {
+        path: (kind, 0o700 if mode & 0o100 else 0o600 if mode else 0, content)
+        for path, (kind, mode, content) in tree(project).items()
+    }
+    assert tree(arrived) == modes
+    assert os.listdir(hosts) == [snapshot.sha256]
+    assert stat.S_IMODE(Path(arrived).stat().st_mode) == 0o700
+    assert take(Path(arrived) / "train.py").sha256 == snapshot.sha256
+
+
+def test_the_same_snapshot_is_the_same_bytes(project: Path) -> None:
+    put(project / "b.py")
+    once = packed(take(project / "train.py"))
+    os.utime(project / "b.py", (1, 1))
+    assert packed(take(project / "train.py")) == once
+
+
+def test_what_is_there_is_not_read_again(project: Path, tmp_path: Path) -> None:
+    snapshot = take(project / "train.py")
+    unpack.unpack(io.BytesIO(packed(snapshot)), snapshot.sha256, str(tmp_path))
+    unread = io.BytesIO(b"not even an archive")
+    assert unpack.unpack(unread, snapshot.sha256, str(tmp_path)) == str(tmp_path / snapshot.sha256)
+    assert unread.tell() == 0
+
+
+def test_an_empty_folder_of_that_name_is_not_taken_for_the_snapshot(project: Path, tmp_path: Path) -> None:
+    snapshot = take(project / "train.py")
+    (tmp_path / snapshot.sha256).mkdir()
+    unpack.unpack(io.BytesIO(packed(snapshot)), snapshot.sha256, str(tmp_path))
+    assert (tmp_path / snapshot.sha256 / "train.py").is_file()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_text("longer than it was before\n"),
+        lambda path: path.write_text(""),
+        lambda path: path.write_text("print('ho')\n"),
+        lambda path: path.unlink(),
+    ],
+    ids=["grown", "emptied", "same length", "removed"],
+)
+def test_a_file_that_changes_while_it_is_sent_is_named_and_what_was_sent_is_refused(
+    project: Path, tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    snapshot = take(project / "train.py")
+    change(project / "train.py")
+    buffer = io.BytesIO()
+    with pytest.raises(UsageError, match=r"train\.py: changed while the code was being sent"):
+        snapshot.write_tar(buffer)
+    hosts = tmp_path / "code"
+    hosts.mkdir()
+    with pytest.raises(unpack.UnpackError):
+        unpack.unpack(io.BytesIO(buffer.getvalue()), snapshot.sha256, str(hosts))
+    assert os.listdir(hosts) == []
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_stream_cut_anywhere_leaves_nothing_behind(project: Path, tmp_path: Path, zipped: bool) -> None:
+    put(project / "noise.bin", random.Random(1).randbytes(30_000).hex())
+    snapshot = take(project / "train.py")
+    data = packed(snapshot)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        last = archive.getmembers()[-1]
+    end = last.offset_data + last.size  # behind it is padding, which nothing misses
+    if not zipped:
+        data = gzip.decompress(data)
+    hosts = tmp_path / "code"
+    hosts.mkdir()
+    rng = random.Random(2)
+    for cut in [0, 1, 511, 512, 513, end - 1, *(rng.randrange(len(data)) for _ in range(100))]:
+        if len(zlib.decompressobj(wbits=31).decompress(data[:cut])) >= end if zipped else cut >= end:
+            continue
+        with pytest.raises(unpack.UnpackError):
+            unpack.unpack(io.BytesIO(data[:cut]), snapshot.sha256, str(hosts))
+        assert os.listdir(hosts) == []
+
+
+def test_a_stream_with_changed_bytes_is_the_snapshot_or_nothing(project: Path, tmp_path: Path) -> None:
+    for number in range(5):
+        put(project / f"{number}.py", f"{number}\n" * 100)
+    (project / "link").symlink_to("1.py")
+    snapshot = take(project / "train.py")
+    data = gzip.decompress(packed(snapshot))
+    wanted = {path: (kind, 0o600 if mode else 0, content) for path, (kind, mode, content) in tree(project).items()}
+    rng = random.Random(3)
+    for round_ in range(300):
+        hostile = bytearray(data)
+        for _ in range(rng.randrange(1, 4)):
+            hostile[rng.randrange(len(hostile))] = rng.randrange(256)
+        hosts = tmp_path / f"code{round_}"
+        hosts.mkdir()
+        try:
+            arrived = unpack.unpack(io.BytesIO(hostile), snapshot.sha256, str(hosts))
+        except unpack.UnpackError:
+            assert os.listdir(hosts) == []
+        else:  # a byte that does not matter: a time, an owner, padding
+            assert tree(arrived) == wanted
+
+
+# --- hostile archives
+
+
+def entry(
+    name: str, kind: bytes = tarfile.REGTYPE, target: str = "", mode: int = 0o600, data: bytes = b""
+) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode, info.size = kind, target, mode, len(data)
+    return info, data
+
+
+HOSTILE = {
+    "absolute": [entry("/tmp/escaped")],
+    "up": [entry("../escaped")],
+    "up inside": [entry("a/../../escaped")],
+    "dot": [entry("./a")],
+    "empty part": [entry("a//b")],
+    "folder": [entry("a", tarfile.DIRTYPE)],
+    "absolute link": [entry("a", tarfile.SYMTYPE, "/etc")],
+    "link up": [entry("a", tarfile.SYMTYPE, "../..")],
+    "link up from below": [entry("a/b", tarfile.SYMTYPE, "../../x")],
+    "link up behind a name": [entry("a/b", tarfile.SYMTYPE, "..", ), entry("c", tarfile.SYMTYPE, "a/b/../x")],
+    "empty link": [entry("a", tarfile.SYMTYPE, "")],
+    "hard link": [entry("a", tarfile.LNKTYPE, "/etc/passwd")],
+    "hard link inside": [entry("a"), entry("b", tarfile.LNKTYPE, "a")],
+    "device": [entry("a", tarfile.CHRTYPE)],
+    "block device": [entry("a", tarfile.BLKTYPE)],
+    "fifo": [entry("a", tarfile.FIFOTYPE)],
+    "setuid": [entry("a", mode=0o4755)],
+    "setgid": [entry("a", mode=0o2755)],
+    "twice": [entry("a", data=b"1"), entry("a", data=b"2")],
+    "file and folder": [entry("a"), entry("a/b")],
+    "folder and file": [entry("a/b"), entry("a")],
+    "through a link": [entry("a", tarfile.SYMTYPE, "b"), entry("a/x", data=b"1")],
+    "link over a file": [entry("a"), entry("a", tarfile.SYMTYPE, "b")],
+    "link below a link": [entry("a", tarfile.SYMTYPE, "b"), entry("a/x", tarfile.SYMTYPE, "y")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_archive_is_refused_and_writes_nowhere(name: str, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for info, data in HOSTILE[name]:
+            archive.addfile(info, io.BytesIO(data))
+    # the manifest that the archive would have if it were believed: only the filter stands between
+    believed = [
+        unpack.Entry(info.name.encode(), unpack.LINK, info.linkname.encode())
+        if info.issym()
+        else unpack.Entry(
+            info.name.encode(),
+            unpack.EXECUTABLE if info.mode & 0o100 else unpack.FILE,
+            hashlib.sha256(data).hexdigest().encode(),
+        )
+        for info, data in HOSTILE[name]
+    ]
+    inner = tmp_path / "state" / "code"
+    inner.mkdir(parents=True)
+    with pytest.raises(unpack.UnpackError):
+        unpack.unpack(io.BytesIO(buffer.getvalue()), unpack.manifest_sha256(believed), str(inner))
+    assert os.listdir(inner) == []
+    assert os.listdir(inner.parent) == ["code"]
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with gzip.open(buffer, "wb") as zipped:
+        info = tarfile.TarInfo("bomb")
+        info.size = unpack.MAX_BYTES + 1
+        zipped.write(info.tobuf())
+        zipped.write(bytes(1_000_000))
+    with pytest.raises(unpack.UnpackError, match="more than"):
+        unpack.unpack(io.BytesIO(buffer.getvalue()), "0" * 64, str(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("sha256", ["", "../x", "0" * 63, "0" * 64 + "\n", "G" * 64])
+def test_a_name_that_is_no_hash_is_refused(sha256: str, tmp_path: Path) -> None:
+    with pytest.raises(unpack.UnpackError, match="not a SHA-256"):
+        unpack.unpack(io.BytesIO(), sha256, str(tmp_path))
+
+
+def test_a_disk_that_cannot_be_written_is_said(project: Path) -> None:
+    snapshot = take(project / "train.py")
+    with pytest.raises(unpack.UnpackError, match="cannot be written to /proc"):
+        unpack.unpack(io.BytesIO(packed(snapshot)), snapshot.sha256, "/proc")
+
+
+def test_only_our_own_old_leftovers_are_removed(project: Path, tmp_path: Path) -> None:
+    snapshot = take(project / "train.py")
+    sha = "0" * 64
+    for name in (f"{sha}.tmp-1-old", f"{sha}.tmp-2-new", "notes.tmp-1", sha):
+        put(tmp_path / "code" / name / "sub" / "x")
+    for name in (f"{sha}.tmp-1-old", "notes.tmp-1", sha):
+        long_ago = time.time() - unpack.LEFTOVER_AGE - 60
+        os.utime(tmp_path / "code" / name, (long_ago, long_ago))
+    unpack.unpack(io.BytesIO(packed(snapshot)), snapshot.sha256, str(tmp_path / "code"))
+    assert sorted(os.listdir(tmp_path / "code")) == sorted([f"{sha}.tmp-2-new", "notes.tmp-1", sha, snapshot.sha256])
+
+
+def test_stays_inside_allows_up_only_as_far_as_the_root() -> None:
+    assert unpack.stays_inside(b"a", b"b/c")
+    assert unpack.stays_inside(b"x/y/a", b"../../b")
+    assert not unpack.stays_inside(b"x/y/a", b"../../../b")
+    assert not unpack.stays_inside(b"x/a", b"b/../c")
+    assert not unpack.stays_inside(b"a", b"/b")
+    assert not unpack.stays_inside(b"a", b"")
