@@ -1,8 +1,8 @@
 """Two hosts on this machine for the demo, each behind an SSH server of its own.
 
-A program, `python -m orchestrator.demo_hosts`: it prints the folder in which they live, and serves until its stdin ends: however the demo comes to its end, kill -9
-included, this process ends everything that was started on the hosts, removes the folder, and goes. Nothing of the
-user's is read or written.
+A program, `python -m orchestrator.demo_hosts`: it prints the folder in which the hosts live, and serves until its stdin
+ends. However the demo comes to its end, kill -9 included, this process then ends all that was started on the hosts,
+removes the folder, and goes. Nothing of the user's is read or written.
 
 FOLDER/                 0700
   ssh_config            how to reach both: what `ssh -F FOLDER/ssh_config demo-a` needs

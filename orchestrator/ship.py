@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from .errors import UsageError
+from .gitignore import Gitignore
 from .node.unpack import EXECUTABLE, FILE, LINK, MAX_BYTES, MAX_FILES, Entry, manifest_sha256, stays_inside
 
 GIT_TIMEOUT = 60  # seconds; `git ls-files` takes milliseconds, unless the repository is somebody's whole home
@@ -211,7 +212,7 @@ def _git_files(top: Path, warnings: list[str]) -> list[str]:
 
 def _walk(root: Path, start: str, ignoring: bool) -> Iterator[str]:
     """The files below root/start, as paths below the root; `ignoring`: less what .gitignore files exclude."""
-    pending: list[tuple[str, tuple[_Ignore, ...]]] = [("" if start == "." else f"{start}/", ())]
+    pending: list[tuple[str, tuple[tuple[str, Gitignore], ...]]] = [("" if start == "." else f"{start}/", ())]
     while pending:
         prefix, ignores = pending.pop()
         folder = root / prefix
@@ -224,7 +225,7 @@ def _walk(root: Path, start: str, ignoring: bool) -> Iterator[str]:
         if "pyvenv.cfg" in names:
             continue  # a virtual environment works where it was made only
         if ignoring and ".gitignore" in names:
-            ignores = (_Ignore(folder / ".gitignore", prefix), *ignores)
+            ignores = ((prefix, _gitignore(folder / ".gitignore")), *ignores)
         for child in children:
             is_folder = child.is_dir(follow_symlinks=False)
             path = prefix + child.name + ("/" if is_folder else "")
@@ -236,23 +237,15 @@ def _walk(root: Path, start: str, ignoring: bool) -> Iterator[str]:
                 yield path
 
 
-class _Ignore:
-    """A .gitignore file and the folder it is for."""
-
-    def __init__(self, file: Path, prefix: str) -> None:
-        from pathspec import GitIgnoreSpec  # needed only without git
-
-        self._prefix = prefix
-        with file.open(encoding="utf-8", errors="surrogateescape") as lines:
-            self._spec = GitIgnoreSpec.from_lines(lines)
-
-    def says(self, path: str) -> bool | None:
-        """Whether it excludes a path, a folder's with `/` at its end; None when it does not speak of it."""
-        return self._spec.check_file(path[len(self._prefix) :]).include
+def _gitignore(file: Path) -> Gitignore:
+    try:
+        return Gitignore(file.read_bytes())
+    except OSError as exc:
+        raise UsageError(f"{_shown(file)}: cannot be read: {exc.strerror}; make it readable, or {_INSTEAD}") from exc
 
 
-def _ignored(path: str, ignores: tuple[_Ignore, ...]) -> bool:
-    said = (ignore.says(path) for ignore in ignores)  # the nearest first: it decides
+def _ignored(path: str, ignores: tuple[tuple[str, Gitignore], ...]) -> bool:
+    said = (ignore.excludes(path[len(prefix) :]) for prefix, ignore in ignores)  # the nearest first: it decides
     return next((excluded for excluded in said if excluded is not None), False)
 
 

@@ -24,17 +24,20 @@ from typing import TYPE_CHECKING
 from orchestrator.inventory import Host, SshOptions
 from orchestrator.known_hosts import KnownHosts, append, fingerprint
 from orchestrator.ssh_config import Resolver, Target, resolve
-from orchestrator.ssh_dial import dial
+from orchestrator.ssh_dial import DroppedError, dial
 from orchestrator.ssh_keys import KeyRing
 from orchestrator.transport import ConnectFailure, Connection, LocalConnection
 
 if TYPE_CHECKING:
-    from orchestrator.ssh_session import DroppedError, Session
+    from orchestrator.ssh_session import Session
 
 __all__ = ["ConnectFailure", "Dialer", "Target", "quote", "resolve"]
 
 RETRY_FIRST, RETRY_MOST = 0.1, 3.0
 """Seconds: the longest wait before the first, and before any, new try of a connection that was dropped before login."""
+
+JUMP_FAILURE_KEPT = 5.0
+"""Seconds for which a jump host that could not be reached is not tried again."""
 
 THROTTLED = ("Exceeded MaxStartups", "Not allowed at this time")
 """What sshd says instead of its banner when it takes no more: the second one is PerSourcePenalties (OpenSSH 9.8)."""
@@ -59,13 +62,13 @@ class Dialer:
         self._resolver = Resolver(config_file, agent_socket)
         self._keys = KeyRing(ask_passphrase)
         self._trust = _Trust(options.host_keys == "accept-new")
-        self._jumps: dict[Target, Future[Session]] = {}
+        self._jumps: dict[Target, _SharedJump] = {}
         self._slots: dict[Target, threading.Semaphore] = {}
         self._denied: dict[Target, ConnectFailure] = {}
         self._lock = threading.Lock()
 
     def prepare(self, hosts: Iterable[Host]) -> None:
-        """Before connecting to many hosts: read their ssh_config in parallel, and ask for the pass phrases they need.
+        """Before connecting to many hosts: ask for the pass phrases that their keys need.
 
         Failures are not raised here: `connect` will say them of the host that they concern.
         """
@@ -74,6 +77,8 @@ class Dialer:
             return
         # Importing takes a third of a second, in which `ssh -G` may as well run.
         threading.Thread(target=importlib.import_module, args=("orchestrator.ssh_session",), daemon=True).start()
+        if not self._keys.can_ask:
+            return
         deadline = time.monotonic() + self._options.connect_timeout
         targets: list[Target] = []
 
@@ -81,7 +86,7 @@ class Dialer:
             with contextlib.suppress(ConnectFailure):
                 targets.append(self._resolver.resolve(host, deadline))
 
-        with ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1), thread_name_prefix="ssh-config") as pool:
+        with ThreadPoolExecutor(self._options.parallel, thread_name_prefix="ssh-config") as pool:
             list(pool.map(read, remote))
         self._keys.unlock(_with_jumps(targets))
 
@@ -97,9 +102,9 @@ class Dialer:
         with self._lock:
             jumps = list(self._jumps.values())
             self._jumps.clear()
-        for future in jumps:
-            if future.done() and not future.exception():
-                future.result().close()
+        for shared in jumps:
+            if shared.session.done() and not shared.session.exception():
+                shared.session.result().close()
         self._keys.close()
 
     def _connect(self, target: Target, deadline: float) -> Session:
@@ -114,13 +119,13 @@ class Dialer:
 
     def _persist(self, target: Target, jump: Session | None, deadline: float) -> Session:
         """Log in; again, after a random wait, when sshd drops the connection before it asked who we are."""
-        from orchestrator.ssh_session import DroppedError, login
-
         most = RETRY_FIRST
         tries = 1
         while True:
             try:
                 link = jump or dial(target, deadline)
+                from orchestrator.ssh_session import login  # after dialling: the hosts get to work meanwhile
+
                 return login(target, link, self._trust, self._keys.offer(target), deadline)
             except DroppedError as dropped:
                 throttled = dropped.greeting.startswith(THROTTLED)
@@ -138,16 +143,16 @@ class Dialer:
     def _jump(self, target: Target, jump: Target, deadline: float) -> Session:
         """The one connection to a jump host: the first who needs it makes it, the others wait."""
         with self._lock:
-            future = self._jumps.get(jump)
-            if future and future.done() and (future.exception() or not future.result().alive):
-                future = None
-            mine = future is None
-            if future is None:
-                future = self._jumps[jump] = Future()
+            shared = self._jumps.get(jump)
+            mine = shared is None or not shared.usable()
+            if shared is None or mine:
+                shared = self._jumps[jump] = _SharedJump()
+        future = shared.session
         if mine:
             try:
                 future.set_result(self._connect(jump, deadline))
             except BaseException as error:  # noqa: BLE001  # whatever it is, the others wait for it
+                shared.failed_at = time.monotonic()
                 future.set_exception(error)
         try:
             return future.result(max(0.0, deadline - time.monotonic()))
@@ -178,6 +183,22 @@ class Dialer:
         for skipped in self._keys.offer(target).skipped:
             if skipped.path == target.identity_file:
                 raise ConnectFailure(target.name, "key", str(skipped), skipped.code, "or name another by identity_file")
+
+
+class _SharedJump:
+    """The connection to a jump host, being made, made or failed."""
+
+    def __init__(self) -> None:
+        self.session: Future[Session] = Future()
+        self.failed_at = 0.0
+
+    def usable(self) -> bool:
+        """Worth waiting for; as a failure is for a moment, so that hosts that had to queue do not wait all over again."""
+        if not self.session.done():
+            return True
+        if self.session.exception():
+            return time.monotonic() < self.failed_at + JUMP_FAILURE_KEPT
+        return self.session.result().alive
 
 
 class _Trust:

@@ -25,6 +25,14 @@ DEAD_AFTER = 10
 Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
+class DroppedError(Exception):
+    """The other end closed the connection before authentication. `greeting` is what it said instead of SSH's banner."""
+
+    def __init__(self, phase: str, greeting: str) -> None:
+        super().__init__(f"closed during the {phase}")
+        self.phase, self.greeting = phase, greeting
+
+
 def dial(target: Target, deadline: float) -> socket.socket:
     """A TCP connection, or a pipe to the ProxyCommand. Raises ConnectFailure."""
     if target.proxy_command:

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 
 import fabric
 import paramiko
-from paramiko.common import cMSG_CHANNEL_CLOSE, cMSG_CHANNEL_REQUEST
+from paramiko.common import cMSG_CHANNEL_CLOSE, cMSG_CHANNEL_DATA, cMSG_CHANNEL_REQUEST
 
 from orchestrator.ssh_config import Target
+from orchestrator.ssh_dial import DroppedError
 from orchestrator.ssh_keys import AgentError, Identity, Offer
 from orchestrator.transport import STALL_LIMIT, STDERR_KEPT, ConnectFailure, Tail
 
@@ -49,21 +50,13 @@ class Trust(Protocol):
         """Raises ConnectFailure when the key is not to be trusted."""
 
 
-class DroppedError(Exception):
-    """The other end closed the connection before authentication. `greeting` is what it said instead of SSH's banner."""
-
-    def __init__(self, phase: str, greeting: str) -> None:
-        super().__init__(f"closed during the {phase}")
-        self.phase, self.greeting = phase, greeting
-
-
 class Session:
     """A `Connection` to a host over SSH."""
 
     def __init__(self, target: Target, connection: _Connection) -> None:
         self.target = target
         self._connection = connection
-        self._transport = connection.transport
+        self._transport: _Transport = connection.transport
 
     @property
     def alive(self) -> bool:
@@ -73,7 +66,7 @@ class Session:
     def open(self, command: str, timeout: float) -> SshPipe:
         deadline = time.monotonic() + timeout
         try:
-            channel = self._open_channel(min(deadline, time.monotonic() + SESSION_ENDS))
+            channel = self._open_channel(deadline)
             _exec(channel, command.encode(errors="surrogateescape"), deadline)
         except _Refused as refused:
             fix = "raise MaxSessions in its sshd_config, or look at ForceCommand and the login shell"
@@ -84,12 +77,13 @@ class Session:
         return SshPipe(channel)
 
     def _open_channel(self, deadline: float) -> paramiko.Channel:
-        """Where MaxSessions is 1, sshd refuses a command until it has buried the one before, whose end we saw already."""
+        """Where MaxSessions is 1, sshd refuses a command until it has buried the last one, whose end we have seen."""
+        patience = min(deadline, time.monotonic() + SESSION_ENDS)
         while True:
             try:
                 return self._transport.open_refusable("session", None, deadline - time.monotonic())
             except _Refused:
-                if time.monotonic() + SESSION_PAUSE >= deadline:
+                if time.monotonic() + SESSION_PAUSE >= patience:
                     raise
             time.sleep(SESSION_PAUSE)
 
@@ -319,9 +313,9 @@ _CONNECT_FAILED = 2  # SSH_OPEN_CONNECT_FAILED of RFC 4254: the text alone says 
 class _Gate:
     """What a channel sends through: nothing after its end.
 
-    A paramiko channel makes a message under its lock and sends it after. Meanwhile another thread, or the other end, may
-    have closed the channel, and sshd ends the whole connection at once when data arrives for a channel that is closed: on
-    a jump host, the connections of all hosts behind it.
+    A paramiko channel makes a message under its lock and sends it after. Meanwhile another thread, or the other end,
+    may have closed the channel, and sshd ends the whole connection at once when data arrives for a channel that is
+    closed: on a jump host, the connections of all hosts behind it.
     """
 
     def __init__(self, transport: _Transport) -> None:
@@ -333,11 +327,17 @@ class _Gate:
         return getattr(self._transport, name)
 
     def _send_user_message(self, message: paramiko.Message) -> None:
+        kind = message.asbytes()[:1]
         with self._lock:
             if self._ended:
                 return
-            self._ended = message.asbytes()[:1] == cMSG_CHANNEL_CLOSE
-            self._transport._send_user_message(message)  # type: ignore[attr-defined]
+            self._ended = kind == cMSG_CHANNEL_CLOSE
+            try:
+                self._transport._send_user_message(message)  # type: ignore[attr-defined]
+            except (EOFError, OSError, paramiko.SSHException):
+                self._ended = True
+                if kind == cMSG_CHANNEL_DATA:
+                    raise  # the rest, closing above all, needs no success: paramiko's threads would die of it, loudly
 
 
 class _Policy(paramiko.MissingHostKeyPolicy):

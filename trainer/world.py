@@ -8,13 +8,16 @@ import platform
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from trainer.config import ConfigError, refuse
@@ -24,6 +27,10 @@ FIRST_STEP_TIMEOUT = timedelta(minutes=30)
 STEP_TIMEOUT = timedelta(minutes=10)
 
 BROADCAST_CHUNK = 64 << 20  # bytes of a snapshot on the device at once while it is handed round
+
+# Before torch 2.8, destroy_process_group holds Python's lock while it waits for gloo's threads, and a thread that is the
+# last to hold a tensor needs that lock to let go of it: a deadlock (pytorch#154976). So the last ones are held here, too.
+LAST_SENT: deque[Tensor] = deque(maxlen=8)
 
 
 @dataclass(frozen=True)
@@ -40,16 +47,13 @@ class World:
 
     def sum(self, *values: float) -> list[float]:
         """Each value added up over all ranks, in double precision: counts stay exact."""
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
-        return total.tolist()
+        return add_up(torch.tensor(values, dtype=torch.float64, device=self.device))
 
     def gather(self, value: int) -> list[int]:
         """The values of all ranks, by rank. No rank returns before all have called."""
         values = torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
         values[self.rank] = value
-        dist.all_reduce(values)
-        return values.tolist()
+        return add_up(values)
 
     def broadcast(self, content: bytes, source: int) -> bytearray:
         """`content` of rank `source`, on all ranks. (torch's own for objects needs numpy, and unpickles what comes.)"""
@@ -60,6 +64,7 @@ class World:
             chunk = shared[start : start + BROADCAST_CHUNK]
             on_device = chunk.to(self.device)
             dist.broadcast(on_device, source)
+            LAST_SENT.append(on_device)
             chunk.copy_(on_device)
         return received
 
@@ -125,6 +130,13 @@ def joined(device: str) -> Iterator[World]:
         # time-out. The end of the process frees what it holds.
         if not (crashed and world.device.type == "cuda"):
             dist.destroy_process_group()
+
+
+def add_up(tensor: Tensor) -> list[Any]:
+    """`tensor` added up over all ranks, as a list."""
+    dist.all_reduce(tensor)
+    LAST_SENT.append(tensor)
+    return tensor.tolist()
 
 
 def choose_device(wanted: str, local_rank: int, local_world_size: int) -> torch.device:

@@ -4,9 +4,10 @@ Reads files only, so it can never hold up a run. Pieces of all streams are sent 
 """
 
 import heapq
+import itertools
 import os
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from . import journal, runs, state, wire
 
@@ -15,6 +16,7 @@ POLL_IDLE = 0.5  # s, after a while without news
 IDLE_AFTER = 10.0  # s
 TAIL_CHUNK = 256 * 1024
 READ_AHEAD = 64 * 1024  # bytes of one stream
+MAX_PARTS = 4096  # in one frame: they are in its header, and a piece may be a single byte
 
 Emit = Callable[[Dict[str, Any], bytes], None]
 
@@ -22,9 +24,9 @@ Emit = Callable[[Dict[str, Any], bytes], None]
 def follow(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     """Emit pieces of the journal; return how the run stands.
 
-    `arguments`: run_id; offsets {stream: offset} to go on from; follow; tail (lines a stream, or null); sources (such as
-    ["0", "agent"], or null for all); attempt (or null for all). An emitted header has streams (names) and parts [[index into streams, offset, length,
-    time in ns], ...]; one with `live` says that all there was has been sent.
+    `arguments`: run_id; offsets {stream: offset} to go on from; follow; tail (lines a stream, or null); sources (such
+    as ["0", "agent"], or null for all); attempt (or null for all). An emitted header has streams (names) and parts
+    [[index into streams, offset, length, time in ns], ...]; one with `live` says that all there was has been sent.
     """
     folder = state.run_folder(arguments["run_id"])
     if not os.path.isdir(folder):
@@ -35,10 +37,11 @@ def follow(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     live = False
     while True:
         ended = not runs.guarded(folder)  # before reading: what was written last is read below
-        for stream in sorted(journal.segments(log)):
+        segments = journal.segments(log)
+        for stream in sorted(segments):
             if stream not in readers and _wanted(arguments, stream):
-                readers[stream] = journal.Reader(log, stream, _begin(arguments, log, stream))
-        if _send(readers, emit):
+                readers[stream] = journal.Reader(_begin(arguments, stream, segments[stream]))
+        if _send(readers, segments, emit):
             quiet_since = time.monotonic()
             continue
         if ended or not arguments["follow"]:
@@ -59,18 +62,20 @@ def _wanted(arguments: Dict[str, Any], stream: journal.Stream) -> bool:
     )
 
 
-def _begin(arguments: Dict[str, Any], log: str, stream: journal.Stream) -> int:
+def _begin(arguments: Dict[str, Any], stream: journal.Stream, parts: List[journal.Segment]) -> int:
     known: Optional[int] = arguments["offsets"].get(str(stream))
     if known is not None:
         return known
-    return 0 if arguments["tail"] is None else _tail(log, stream, arguments["tail"])
+    return 0 if arguments["tail"] is None else _tail(parts, arguments["tail"])
 
 
-def _send(readers: Dict[journal.Stream, journal.Reader], emit: Emit) -> int:
+def _send(
+    readers: Dict[journal.Stream, journal.Reader], segments: Dict[journal.Stream, List[journal.Segment]], emit: Emit
+) -> int:
     """One round: what there is now, merged by time. Returns the pieces sent."""
     ahead: List[Tuple[int, int, journal.Stream, List[journal.Piece]]] = []
     for number, (stream, reader) in enumerate(readers.items()):
-        pieces = reader.read(READ_AHEAD)
+        pieces = reader.read(segments.get(stream, []), READ_AHEAD)
         if pieces:
             heapq.heappush(ahead, (pieces[0].at, number, stream, pieces))
     batch = _Batch(emit)
@@ -78,7 +83,7 @@ def _send(readers: Dict[journal.Stream, journal.Reader], emit: Emit) -> int:
         _, number, stream, pieces = heapq.heappop(ahead)
         batch.add(stream, pieces.pop(0))
         if not pieces:
-            pieces = readers[stream].read(READ_AHEAD)
+            pieces = readers[stream].read(segments.get(stream, []), READ_AHEAD)
         if pieces:
             heapq.heappush(ahead, (pieces[0].at, number, stream, pieces))
     batch.flush()
@@ -97,7 +102,7 @@ class _Batch:
         self.count = 0
 
     def add(self, stream: journal.Stream, piece: journal.Piece) -> None:
-        if self._size + len(piece.data) > wire.MAX_PAYLOAD:
+        if self._size + len(piece.data) > wire.MAX_PAYLOAD or len(self._parts) == MAX_PARTS:
             self.flush()
         index = self._streams.setdefault(stream, len(self._streams))
         self._parts.append([index, piece.offset, len(piece.data), piece.at])
@@ -113,27 +118,33 @@ class _Batch:
         self._streams, self._parts, self._data, self._size = {}, [], [], 0
 
 
-def _tail(log: str, stream: journal.Stream, lines: int) -> int:
-    """The offset at which the last `lines` lines of a stream begin."""
-    parts = journal.segments(log)[stream]
-    end = journal.size(log, stream)
-    wanted = lines + 1  # the newline that ends the last line does not begin one
-    for segment in reversed(parts):
-        with open(segment.path + ".seg", "rb") as file:
-            position = os.fstat(file.fileno()).st_size
-            if position and segment.start + position == end:
-                file.seek(position - 1)
-                wanted -= file.read(1) != b"\n"
-            while position > 0:
-                begin = max(0, position - TAIL_CHUNK)
-                file.seek(begin)
-                chunk = file.read(position - begin)
-                found = chunk.count(b"\n")
-                if found >= wanted:
-                    at = len(chunk)
-                    for _ in range(wanted):
-                        at = chunk.rindex(b"\n", 0, at)
-                    return segment.start + begin + at + 1
-                wanted -= found
-                position = begin
-    return parts[0].start
+def _tail(parts: List[journal.Segment], lines: int) -> int:
+    """The offset at which the last `lines` lines of a stream begin. A last line without a newline is one too."""
+    end = max(segment.start + _size(segment) for segment in parts)
+    if lines == 0:
+        return end
+    starts = (start for segment in reversed(parts) for start in _line_starts(segment) if start < end)
+    return next(itertools.islice(starts, lines - 1, None), parts[0].start)
+
+
+def _size(segment: journal.Segment) -> int:
+    try:
+        return os.stat(segment.path + ".seg").st_size
+    except FileNotFoundError:
+        return 0  # an empty one that its writer has just left for a later one
+
+
+def _line_starts(segment: journal.Segment) -> Iterator[int]:
+    """The offsets behind a segment's newlines, the last first."""
+    if not _size(segment):
+        return
+    with open(segment.path + ".seg", "rb") as file:
+        begin = os.fstat(file.fileno()).st_size
+        while begin > 0:
+            count = min(TAIL_CHUNK, begin)
+            begin -= count
+            chunk = os.pread(file.fileno(), count, begin)
+            at = chunk.rfind(b"\n")
+            while at >= 0:
+                yield segment.start + begin + at + 1
+                at = chunk.rfind(b"\n", 0, at)

@@ -1,8 +1,8 @@
 """The whole life of a run as decisions: step(state, event) -> (state, actions). Pure; no clock, no IO.
 
-Run by the head's recorder. An *order* is what a node shall do now; it is a function of the state, so a node that was away
-(its recorder was restarted, its link was cut for a moment) is simply told its order again when it joins. Actions are the
-orders that have changed. Nodes are numbered as in the spec: 0 is the head.
+Run by the head's recorder. An *order* is what a node shall do now; it is a function of the state, so a node that was
+away (its recorder was restarted, its link was cut for a moment) is simply told its order again when it joins. Actions
+are the orders that have changed. Nodes are numbered as in the spec: 0 is the head.
 
     waiting ──StartRequested──> running ──all exited well──────────> over(succeeded)
        │                          │ first Failed / Lost / StopRequested
@@ -14,12 +14,12 @@ orders that have changed. Nodes are numbered as in the spec: 0 is the head.
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
+# An event's `at` is in seconds since 1970 by a clock that is never set back (recorder.py).
 START_WINDOW = 60.0  # s from an order to run until the node says that it runs
 STOP_WINDOW = 20.0  # s that a node may need beyond its ladder until it says that it has stopped
 FAREWELL_WINDOW = 10.0  # s that the head waits for the others to end before it ends itself
-FAILURE_GRACE = (
-    1.0  # s between TERM and KILL after a failure: a rank blocked in a collective runs no Python signal handler
-)
+# s between TERM and KILL after a failure: a rank blocked in a collective runs no Python signal handler
+FAILURE_GRACE = 1.0
 
 
 # --- events: what happened
@@ -128,6 +128,7 @@ class Action(NamedTuple):
 class Node(NamedTuple):
     host: str
     nproc: int
+    first_rank: int
     phase: str = "absent"  # absent joined running exited lost left
     ordered_at: float = 0.0
 
@@ -146,16 +147,23 @@ class State(NamedTuple):
 
 
 def begin(nodes: List[Dict[str, Any]]) -> State:
-    return State(tuple(Node(node["host"], node["nproc"]) for node in nodes))
+    known: List[Node] = []
+    first_rank = 0
+    for node in nodes:
+        known.append(Node(node["host"], node["nproc"], first_rank))
+        first_rank += node["nproc"]
+    return State(tuple(known))
 
 
 def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
     after = _settle(_apply(state, event), event.at)
+    joined = event.node if isinstance(event, Joined) else None
+    if after == state and joined is None:
+        return state, ()
     actions = []
     for number in range(len(after.nodes)):
         order = order_of(after, number)
-        rejoined = isinstance(event, Joined) and event.node == number
-        if order is not None and (rejoined or order != order_of(state, number)):
+        if order is not None and (number == joined or order != order_of(state, number)):
             actions.append(Action(number, order))
     return after, tuple(actions)
 
@@ -168,13 +176,15 @@ def order_of(state: State, number: int) -> Optional[Order]:
         if number == 0 and not _others_gone(state):
             return None
         return End(state.verdict or {})
+    if node.phase == "exited":
+        return None
     if state.phase == "running" and node.phase != "lost":
         return Run(
             state.attempt,
             node_rank=number,
             nnodes=len(state.nodes),
-            first_rank=sum(other.nproc for other in state.nodes[:number]),
-            world_size=sum(other.nproc for other in state.nodes),
+            first_rank=node.first_rank,
+            world_size=state.nodes[-1].first_rank + state.nodes[-1].nproc,
             master_addr=state.master_addr,
             master_port=state.master_port,
         )
@@ -211,50 +221,46 @@ def _apply(state: State, event: Event) -> State:
             master_addr=event.master_addr,
             master_port=event.master_port,
         )
+    if isinstance(event, (Started, Failed, Exited)) and (event.attempt != state.attempt or state.phase == "waiting"):
+        return state  # of an attempt that is over, or of a node that broke before there was one: it will be lost
     if isinstance(event, Started):
-        if event.attempt == state.attempt and state.nodes[event.node].phase == "joined":
-            return _with(state, event.node, phase="running")
-        return state
+        return _with(state, event.node, phase="running") if state.nodes[event.node].phase == "joined" else state
     if isinstance(event, Failed):
-        return _fail(state, event.failure, event.at) if event.attempt == state.attempt else state
+        return _fail(state, event.failure, event.at)
     if isinstance(event, Exited):
-        if event.attempt != state.attempt or state.nodes[event.node].phase in ("lost", "left", "exited"):
+        if state.nodes[event.node].phase in ("lost", "left", "exited"):
             return state
         after = _with(state, event.node, phase="exited")
-        return after if event.ok else _fail(after, _anonymous(after, event), event.at)
+        return (
+            after if event.ok else _fail(after, _failure(state, event.node, "ended with an error", event.at), event.at)
+        )
     if isinstance(event, Lost):
-        if state.nodes[event.node].phase in ("exited", "left", "lost") and state.phase == "over":
-            return _with(state, event.node, phase="left")
-        failure = {
-            "host": state.nodes[event.node].host,
-            "node": event.node,
-            "rank": None,
-            "what": "host lost",
-            "lost": True,
-            "at": event.at,
-        }
-        return _fail(_with(state, event.node, phase="lost"), failure, event.at)
+        return _lose(state, event)
     if isinstance(event, Left):
         return _with(state, event.node, phase="left") if state.phase == "over" else state
     if isinstance(event, StopRequested):
         if state.phase in ("waiting", "running"):
             return state._replace(phase="stopping", stopped_by=event.by, stop_grace=event.grace, since=event.at)
-        if (
-            state.phase == "stopping" and event.grace < state.stop_grace
-        ):  # a second kill shortens the grace, never restarts it
+        if state.phase == "stopping" and event.grace < state.stop_grace:
+            # a second kill shortens the grace, never restarts it
             return state._replace(stop_grace=event.grace, stopped_by=state.stopped_by or event.by)
         return state
     return state  # Tick: time alone, see _settle
 
 
-def _anonymous(state: State, event: Exited) -> Dict[str, Any]:
-    return {
-        "host": state.nodes[event.node].host,
-        "node": event.node,
-        "rank": None,
-        "what": "ended with an error",
-        "at": event.at,
-    }
+def _lose(state: State, event: Lost) -> State:
+    phase = state.nodes[event.node].phase
+    if state.phase == "waiting":
+        return _with(state, event.node, phase="absent")  # it may come back before the start
+    if phase in ("exited", "left", "lost"):  # its part is done: only the farewell could still wait for it
+        return _with(state, event.node, phase="left") if state.phase == "over" else state
+    failure = dict(_failure(state, event.node, "host lost", event.at), lost=True)
+    return _fail(_with(state, event.node, phase="lost"), failure, event.at)
+
+
+def _failure(state: State, node: int, what: str, at: float) -> Dict[str, Any]:
+    """One that no process told."""
+    return {"host": state.nodes[node].host, "node": node, "rank": None, "what": what, "at": at}
 
 
 def _with(state: State, number: int, **changes: Any) -> State:
@@ -275,8 +281,7 @@ def _settle(state: State, at: float) -> State:
     if state.phase == "running":
         for number, node in enumerate(state.nodes):
             if node.phase in ("joined", "absent") and at - node.ordered_at > START_WINDOW:
-                what = "did not start within %d s" % START_WINDOW
-                failure = {"host": node.host, "node": number, "rank": None, "what": what, "at": at}
+                failure = _failure(state, number, "did not start within %d s" % START_WINDOW, at)
                 return _settle(_fail(_with(state, number, phase="lost"), failure, at), at)
         if all(node.phase == "exited" for node in state.nodes):
             return _over(state, "succeeded", at)

@@ -1,9 +1,9 @@
-"""The guard: one process a run and host that owns the run's process tree and ends it exactly. Never blocks, sends nothing over a network.
+"""The guard: one process a run and host that owns the run's process tree and ends it exactly. Never blocks.
 
-It is forked by a relay at `prepare`, outlives the SSH session, starts the recorder and restarts it when it dies, keeps the
-FIFOs, obeys the orders that the recorder brings from the gang, and writes the exit record. SIGTERM stops the run on this
-host (the wish, with its grace, is in stop.json). It holds an exclusive lock on run.lock for as long as it lives: that lock, not a
-pid in a file, is the proof that a run has its guard.
+It is forked by a relay at `prepare`, outlives the SSH session, starts the recorder and restarts it when it dies, keeps
+the FIFOs, obeys the orders that the recorder brings from the gang, and writes the exit record. SIGTERM stops the run on
+this host (the wish, with its grace, is in stop.json). It holds an exclusive lock on run.lock for as long as it lives:
+that lock, not a pid in a file, is the proof that a run has its guard.
 """
 
 import errno
@@ -43,9 +43,8 @@ class Guard:
         self._private = private  # secrets and the run's key: in memory only
         self._control: Optional[socket.socket] = control
         self._control_buffer = b""
-        self._sockets = (
-            sockets  # on the head: "link" for the recorders, "rdzv" to keep the rendezvous port until it is needed
-        )
+        # on the head: "link" for the recorders, "rdzv" to keep the rendezvous port until it is needed
+        self._sockets = sockets
         self._locks = list(locks)  # of GPUs: taken for as long as we live
         self._tree: Optional[Tree] = None
         self._tree_told = False
@@ -82,8 +81,9 @@ class Guard:
         self._register_buffer = b""
         self._write_state()
         self._start_recorder()
-        if self._control is not None:
-            self._control.setblocking(False)
+        for one in [self._control, self._sockets.get("rdzv")]:
+            if one is not None:
+                one.setblocking(False)
         while not self._finished:
             self._turn(wakeup)
 
@@ -97,6 +97,8 @@ class Guard:
             watched[self._control.fileno()] = self._controlled
         if self._channel is not None:
             watched[self._channel.fileno()] = self._ordered
+        if "rdzv" in self._sockets:
+            watched[self._sockets["rdzv"].fileno()] = self._knocked
         for handle in watched:
             poll.register(handle, select.POLLIN)
         if self._channel is not None and self._outbox:
@@ -105,7 +107,8 @@ class Guard:
         for handle in ranks:
             poll.register(handle, select.POLLIN)
         ready = [handle for handle, _ in poll.poll(int(self._due() * 1000) + 1)]
-        self._registrations()  # before any exit is looked at: a rank may have ended already when its registration is read
+        # before any exit is looked at: a rank may have ended already when its registration is read
+        self._registrations()
         for handle in ready:
             if handle in watched:
                 watched[handle]()
@@ -126,8 +129,8 @@ class Guard:
             due.append(self._recorder_due - now)
         if self._abandoned_at is not None and self._start is None and self._tree is None:
             due.append(self._abandoned_at + UNCOMMITTED_PATIENCE - now)
-        if self._drain_by is not None:
-            due.append(min(1.0, self._drain_by - now))
+        if self._drain_by is not None and self._recorder > 0:
+            due.append(self._drain_by - now)
         return max(0.0, min(due))
 
     def _decide(self) -> None:
@@ -159,7 +162,13 @@ class Guard:
         self._recorder_due = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         guard = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:  # the ranks have used up the user's processes
+            ours.close()
+            theirs.close()
+            self._recorder_due = time.monotonic() + RECORDER_BACKOFF
+            return
         if pid == 0:
             ours.close()
             for handle in self._keepers + self._locks + [self._register]:
@@ -177,13 +186,21 @@ class Guard:
         self._outbox = []
         self._tell()
 
+    def _knocked(self) -> None:
+        """Another node tries whether it can reach the rendezvous port. Let in and let go, or the queue would fill."""
+        try:
+            self._sockets["rdzv"].accept()[0].close()
+        except OSError:
+            pass  # it has gone already
+
     def _tell(self) -> None:
         """Everything the recorder has to know, whole: it may have been born a moment ago."""
         tree = self._tree
         status = {
             "attempt": tree.attempt if tree else 0,
             "phase": "prepared" if tree is None else "running" if tree.outcome is None else "exited",
-            "outcome": tree.outcome if tree else None,
+            # without its lists: a message that is too long for the channel would be lost
+            "outcome": {"ok": tree.outcome["ok"]} if tree and tree.outcome else None,
             "failures": self._failures,
             "start": self._start,
             "stop": self._stop,
@@ -251,7 +268,7 @@ class Guard:
         tree = self._new_tree(order.attempt)
         try:
             jobs, rank = launch.jobs(spec, self._private["secrets"], order, paths, self._program())
-            state.write(self._path("rank.json"), rank)
+            state.replace(self._path("rank.json"), rank)
             sources = [str(number) for number in range(spec["nproc"])] + (["agent"] if spec["agent_argv"] else [])
             self._keepers += make_fifos(paths.fifo, order.attempt, sources)
             if not spec["agent_argv"]:
@@ -260,7 +277,7 @@ class Guard:
             self._tell()  # the recorder opens the FIFOs now
             tree.start(jobs)
         except OSError as error:
-            self._tree = tree
+            self._tree, self._tree_told = tree, False
             self._failed(
                 {
                     "rank": None,
@@ -299,8 +316,11 @@ class Guard:
         begun = time.monotonic()
         members = sorted(self._tree.members()) if self._tree else []
         if members != self._recorded:
-            self._recorded = members
-            state.write(self._path("procs.json"), {"boot_id": state.boot_id(), "processes": members})
+            try:  # it is of no use after a power loss, so nobody waits for the disk
+                state.replace(self._path("procs.json"), {"boot_id": state.boot_id(), "processes": members})
+                self._recorded = members
+            except OSError:
+                pass  # a full disk; the mark is left, and the next look may write it
         now = time.monotonic()
         self._record_at = now + max(TREE_RECORD_EVERY, (now - begun) * TREE_RECORD_SHARE)
 
@@ -407,7 +427,7 @@ class Guard:
                 "failures": self._failures,
                 "at": time.time(),
             }
-            state.write(self._path("exit.json"), record)
+            state.write_last(self._folder, record)
             for name in os.listdir(self._path("fifo")):
                 os.unlink(self._path("fifo", name))
 
@@ -437,7 +457,7 @@ class Guard:
     def hold(self) -> None:
         """Take run.lock; whoever can take it later knows that we are gone."""
         lock = os.open(self._path("run.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a reader may be trying it for an instant; there is no other guard
         self._locks.append(lock)
 
 
@@ -464,7 +484,7 @@ def daemonise(
         guard.run()
         guard.close()
         os._exit(0)
-    except BaseException:
+    except BaseException:  # noqa: BLE001  the last resort: the fork of a relay must never return into its code
         import traceback
 
         traceback.print_exc()  # stderr is guard.err by now

@@ -1,9 +1,10 @@
-"""Become a process of the run: environment, folder, output, death with the parent, then exec. Used by the guard and by two small verbs.
+"""Become a process of the run: environment, folder, output, death with the parent, then exec. Two verbs do it too.
 
-The command reaches the process byte for byte: argv and environment come from a JSON file or descriptor, never through a shell.
+The command reaches the process byte for byte: argv and environment come from a JSON file or descriptor, never through a
+shell.
 
-    guard ──> [bash -lc SETUP; exec job-exec FD] ──> torchrun ──> rank-exec FILE LOCAL... ──> the user's command     launcher: torchrun
-    guard ──> [bash -lc SETUP; exec job-exec FD] ──> the user's command                                             launcher: direct
+    torchrun:  guard ──> [bash -lc SETUP; exec job-exec FD] ──> torchrun ──> rank-exec FILE ──> the user's command
+    direct:    guard ──> [bash -lc SETUP; exec job-exec FD] ──> the user's command
 """
 
 import json
@@ -18,7 +19,7 @@ NOT_STARTED = 98  # exit status: the command could not be executed; the reason i
 
 
 def become(job: Dict[str, Any], parent: int) -> None:
-    """Never returns. `job`: argv, env (added to ours), cwd, stdout and stderr (paths of FIFOs), oom_score_adj, register."""
+    """Never returns. `job`: argv, env (added to ours), cwd, stdout and stderr (paths of FIFOs), oom_score_adj."""
     try:
         processes.die_with_parent(parent)
         for number, key in ((1, "stdout"), (2, "stderr")):
@@ -41,14 +42,14 @@ def become(job: Dict[str, Any], parent: int) -> None:
 
 def _execute(argv: List[str], environment: Dict[str, str]) -> None:
     try:
-        os.execvpe(argv[0], argv, environment)
+        os.execvpe(argv[0], argv, environment)  # noqa: S606
     except OSError as error:
         if error.errno == 7:  # E2BIG
             largest = max(environment.items(), key=lambda item: len(item[1]))
             raise OSError(
                 7,
-                "argument list or environment too large for the kernel (128 KiB for one value); the largest value is %s with %d bytes"
-                % (largest[0], len(os.fsencode(largest[1]))),
+                "argument list or environment too large for the kernel (128 KiB for one value); "
+                "the largest value is %s with %d bytes" % (largest[0], len(os.fsencode(largest[1]))),
             ) from None
         if error.errno in (2, 13) and "/" not in argv[0]:
             raise OSError(
@@ -68,9 +69,9 @@ def _prefer_for_oom(score: int) -> None:
 
 
 def through_setup(setup: List[str], argv: List[str]) -> List[str]:
-    """The argv that runs `setup` in one login bash and then turns into `argv`: what setup exported, and its limits, persist."""
-    lines = ["{ %s\n} || { echo 'ddp-orch: setup line %d failed with status '$? >&2; exit %d; }" % (line, number, SETUP_FAILED)
-             for number, line in enumerate(setup, 1)]  # fmt: skip
+    """The argv that runs `setup` in one login bash, turns into `argv`: what setup exported, and its limits, persist."""
+    checked = "{ %s\n} || { echo 'ddp-orch: setup line %d failed with status '$? >&2; exit %d; }"
+    lines = [checked % (line, number, SETUP_FAILED) for number, line in enumerate(setup, 1)]
     return ["bash", "-lc", "\n".join(lines) + '\nexec "$@"', "ddp-orch-setup"] + argv
 
 
@@ -93,7 +94,7 @@ def rank_exec(arguments: List[str]) -> None:
 
 
 def register(fifo: str, local_rank: int, rank: int) -> None:
-    """Tell the guard who we are: it watches the ranks themselves, as torchrun keeps their exits to itself until much later."""
+    """Tell the guard who we are: it watches the ranks themselves, as torchrun keeps their exits to itself for long."""
     own = processes.identify(os.getpid())
     started = own.started if own else 0
     handle = os.open(fifo, os.O_RDWR)

@@ -1,12 +1,12 @@
 """The journal: what the processes of a run wrote on this host, byte for byte, with the time each piece arrived.
 
-One folder a run; a *stream* is one FIFO's bytes, named `ATTEMPT.SOURCE.CHANNEL`, such as `1.0.out` (attempt 1, local rank 0,
-stdout) or `1.agent.err`. A stream is kept in segments named by the offset they begin at:
+One folder a run; a *stream* is one FIFO's bytes, named `ATTEMPT.SOURCE.CHANNEL`, such as `1.0.out` (attempt 1, local
+rank 0, stdout) or `1.agent.err`. A stream is kept in segments named by the offset they begin at:
 
     log/1.0.out.000000000000.seg    raw bytes
     log/1.0.out.000000000000.idx    records of (end offset, time in ns since 1970), little endian u64 i64, one a piece
 
-A gap in a stream (the disk was full, an old segment was dropped) shows as a segment that begins after the end of the one before.
+A gap in a stream (the disk was full) shows as a segment that begins after the end of the one before.
 The writer may be killed between any two instructions: bytes are moved by splice(2), so they are in the FIFO or in the
 segment and never only in memory, and the segment's length, not the index, says how far it came.
 """
@@ -16,11 +16,12 @@ import errno
 import os
 import struct
 import time
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple
 
 RECORD = struct.Struct("<Qq")
 SEGMENT = 64 * 1024 * 1024
 PIECE = 1024 * 1024
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 SPLICE_F_MOVE, SPLICE_F_NONBLOCK = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -74,7 +75,11 @@ def segments(folder: str) -> Dict[Stream, List[Segment]]:
 
 
 class Writer:
-    """Appends one stream. Exactly one writer a stream exists at a time: the recorder is restarted only when it has been reaped."""
+    """Appends one stream. Only one exists at a time: a recorder is restarted only when the old one has been reaped.
+
+    A full disk is not an error here: the job must neither fail nor wait for that. The bytes are dropped, and the
+    segment that follows begins as much later.
+    """
 
     def __init__(self, folder: str, stream: Stream) -> None:
         self._folder = folder
@@ -82,76 +87,93 @@ class Writer:
         self._file = self._index = -1
         self.dropped = 0
         known = segments(folder).get(stream)
-        self._open(known[-1].start if known else 0)
+        self._start = self._end = known[-1].start if known else 0  # of the open segment; of the stream
+        self._gap = not self._open(self._end)  # the stream's end is not the open segment's: it can take no more
 
-    def _open(self, start: int) -> None:
-        self.close()
+    def _open(self, start: int) -> bool:
+        """Turn to the segment that begins at `start`. False when the disk is full; then all is as it was."""
         path = os.path.join(self._folder, "%s.%012d" % (self._stream, start))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.open(path + ".seg", flags, 0o600)
-        self._index = os.open(path + ".idx", flags, 0o600)
-        self._start = start
-        self._end = start + os.fstat(self._file).st_size
-        # a predecessor may have been killed after it moved bytes and before it wrote their record, or in the middle of one
-        whole = os.fstat(self._index).st_size // RECORD.size * RECORD.size
-        os.ftruncate(self._index, whole)
-        os.lseek(self._index, whole, os.SEEK_SET)
-        if self._end > start and self._indexed(whole) < self._end:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        index = -1
+        try:
+            index = os.open(path + ".idx", flags, 0o600)  # first: a segment has an index
+            file = os.open(path + ".seg", flags, 0o600)
+        except OSError as error:
+            if index >= 0:
+                os.close(index)
+            if error.errno not in FULL:
+                raise
+            return False
+        self._leave(start)
+        self._file, self._index, self._start = file, index, start
+        self._end = start + os.fstat(file).st_size
+        # a predecessor may have been killed after it moved bytes and before it wrote their record, or within that
+        self._records = os.fstat(index).st_size // RECORD.size
+        if self._end > (self._indexed() if self._records else start):
             self._record()
+        return True
 
-    def _indexed(self, size: int) -> int:
-        if size == 0:
-            return self._start
-        with open("/proc/self/fd/%d" % self._index, "rb") as file:
-            file.seek(size - RECORD.size)
-            return int(RECORD.unpack(file.read(RECORD.size))[0])
+    def _leave(self, following: int) -> None:
+        """Close the open segment; without a trace, if all that it was to take was dropped."""
+        if self._file >= 0 and os.fstat(self._file).st_size == 0 and self._start != following:
+            path = os.path.join(self._folder, "%s.%012d" % (self._stream, self._start))
+            os.unlink(path + ".seg")
+            os.unlink(path + ".idx")
+        self.close()
+
+    def _indexed(self) -> int:
+        return int(RECORD.unpack(os.pread(self._index, RECORD.size, (self._records - 1) * RECORD.size))[0])
 
     def _record(self) -> None:
-        os.write(self._index, RECORD.pack(self._end, time.time_ns()))
+        # by position, not at the end: a record that a full disk cut short is written over by the next, which covers it
+        record = RECORD.pack(self._end, time.time_ns())
+        try:
+            self._records += os.pwrite(self._index, record, self._records * RECORD.size) == RECORD.size
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
 
     def pump(self, fifo: int) -> int:
-        """Move what the FIFO holds, at most a piece. Returns the bytes moved, 0 when it is empty. Never blocks, never raises for a full disk."""
-        if self._end - self._start >= SEGMENT:
-            try:
-                self._open(self._end)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
+        """Move what the FIFO holds, at most a piece. Returns the bytes taken from it, 0: it is empty. Never blocks."""
+        if (self._gap or self._end - self._start >= SEGMENT) and self._open(self._end):
+            self._gap = False
+        if self._gap:
+            return self._drop(fifo)
         try:
             moved = _splice(fifo, self._file, self._end - self._start, PIECE)
         except BlockingIOError:
             return 0
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            if error.errno not in FULL:
                 raise
-            return self._discard(fifo)
+            return self._drop(fifo)
         if moved:
             self._end += moved
-            try:
-                self._record()
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
+            self._record()
         return moved
 
-    def _discard(self, fifo: int) -> int:
-        """The disk is full: the job must neither fail nor wait for that, so the bytes go and the gap says how many."""
+    def _drop(self, fifo: int) -> int:
         try:
             lost = len(os.read(fifo, PIECE))
         except BlockingIOError:
             return 0
         self.dropped += lost
+        self._end += lost
+        # at once, though it may stay empty: its name tells a successor how much was dropped
+        self._gap = not self._open(self._end)
         return lost
 
     def append(self, data: bytes) -> None:
         """Our own lines, of which none is so precious that it may stop the recorder."""
+        if self._gap:
+            return
         try:
-            written = os.pwrite(self._file, data, self._end - self._start)
-            self._end += written
-            self._record()
+            self._end += os.pwrite(self._file, data, self._end - self._start)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            if error.errno not in FULL:
                 raise
+            return
+        self._record()
 
     def close(self) -> None:
         for handle in (self._file, self._index):
@@ -169,54 +191,47 @@ class Piece(NamedTuple):
 class Reader:
     """Reads one stream from an offset on, while it is being written or later."""
 
-    def __init__(self, folder: str, stream: Stream, offset: int = 0) -> None:
-        self._folder = folder
-        self._stream = stream
+    def __init__(self, offset: int = 0) -> None:
         self.offset = offset
 
-    def _current(self) -> Optional[Tuple[Segment, Optional[int]]]:
-        """The segment that holds self.offset, or the next after a gap; and where the following one begins."""
-        parts = segments(self._folder).get(self._stream, [])
-        for number, segment in enumerate(parts):
-            following = parts[number + 1].start if number + 1 < len(parts) else None
-            if following is None or self.offset < following:
-                return segment, following
-        return None
+    def read(self, parts: List[Segment], limit: int) -> List[Piece]:
+        """The next pieces, together at most `limit` bytes; [] when there is nothing new.
 
-    def read(self, limit: int) -> List[Piece]:
-        """The next pieces, together at most about `limit` bytes; [] when there is nothing new."""
-        current = self._current()
-        if current is None:
-            return []
-        segment, following = current
-        pieces = _pieces(segment, max(self.offset, segment.start), limit)
-        if pieces:
-            self.offset = pieces[-1].offset + len(pieces[-1].data)
-        elif following is not None:  # this segment is read to its end
-            self.offset = following
-            return self.read(limit)
-        return pieces
+        `parts`: the stream's segments, looked up before this call. One that has a following one is complete.
+        """
+        for number, segment in enumerate(parts):
+            last = number + 1 == len(parts)
+            if last or self.offset < parts[number + 1].start:
+                pieces = _pieces(segment, max(self.offset, segment.start), limit)
+                if pieces:
+                    self.offset = pieces[-1].offset + len(pieces[-1].data)
+                    return pieces
+                if not last:
+                    self.offset = parts[number + 1].start
+        return []
 
 
 def _pieces(segment: Segment, offset: int, limit: int) -> List[Piece]:
     found: List[Piece] = []
     try:
-        index = open(segment.path + ".idx", "rb")
-        data = open(segment.path + ".seg", "rb")
+        with open(segment.path + ".idx", "rb") as index, open(segment.path + ".seg", "rb") as data:
+            records = os.fstat(index.fileno()).st_size // RECORD.size
+            position = _first_after(index.fileno(), records, offset)
+            while limit > 0:
+                if position < records:
+                    end, at = RECORD.unpack(os.pread(index.fileno(), RECORD.size, position * RECORD.size))
+                else:  # a record is still to come, or will never: its writer was killed, or the disk was full
+                    written = os.fstat(data.fileno())
+                    end, at = segment.start + written.st_size, written.st_mtime_ns
+                piece = os.pread(data.fileno(), max(0, min(end - offset, limit)), offset - segment.start)
+                if not piece:
+                    break
+                found.append(Piece(offset, at, piece))
+                offset += len(piece)
+                limit -= len(piece)
+                position += offset >= end
     except FileNotFoundError:
-        return found
-    with index, data:
-        records = os.fstat(index.fileno()).st_size // RECORD.size
-        position = _first_after(index.fileno(), records, offset)
-        while position < records and limit > 0:
-            end, at = RECORD.unpack(os.pread(index.fileno(), RECORD.size, position * RECORD.size))
-            piece = os.pread(data.fileno(), min(end - offset, limit), offset - segment.start)
-            if not piece:
-                break
-            found.append(Piece(offset, at, piece))
-            offset += len(piece)
-            limit -= len(piece)
-            position += offset >= end
+        pass  # an empty one that its writer has just left for a later one
     return found
 
 
@@ -230,11 +245,3 @@ def _first_after(index: int, records: int, offset: int) -> int:
         else:
             low = middle + 1
     return low
-
-
-def size(folder: str, stream: Stream) -> int:
-    """Where a stream ends now."""
-    parts = segments(folder).get(stream)
-    if not parts:
-        return 0
-    return parts[-1].start + os.stat(parts[-1].path + ".seg").st_size

@@ -1,7 +1,7 @@
-"""An attempt on this node as jobs: argv and environment of each process the guard starts. Pure, but for what is read of interfaces.
+"""An attempt on this node as jobs: argv and environment of each process the guard starts. Only reads interfaces.
 
-The spec holds the launcher as data (orchestrator/launchers.py makes it): argv and environment with `{name}` places for what
-is known only when an attempt begins. The user's own words are never part of a template.
+The spec holds the launcher as data (orchestrator/launchers.py makes it): argv and environment with `{name}` places for
+what is known only when an attempt begins. The user's own words are never part of a template.
 """
 
 import os
@@ -95,9 +95,10 @@ def jobs(
 def _direct(
     spec: Dict[str, Any], order: gang.Run, rank: Dict[str, Any], environment: Dict[str, str], local_rank: int
 ) -> Job:
-    """A rank with the environment that torchrun's static mode gives (torch/distributed/elastic/agent/server/local_elastic_agent.py).
+    """A rank with the environment that torchrun's static mode gives.
 
-    One value differs of necessity: no agent serves the store, so rank 0 does (TORCHELASTIC_USE_AGENT_STORE=False).
+    From torch/distributed/elastic/agent/server/local_elastic_agent.py. One value differs of necessity: no agent serves
+    the store, so rank 0 does (TORCHELASTIC_USE_AGENT_STORE=False).
     """
     number = order.first_rank + local_rank
     given = {

@@ -1,6 +1,7 @@
-"""The recorders' connection to the head's recorder on the cluster network: authenticated both ways, one JSON object a message.
+"""The recorders' connection to the head's recorder on the cluster network: authenticated both ways, JSON objects.
 
-The key is made by the controller for one run and reaches each host over SSH. Handshake, then messages (docs/protocol.md):
+The key is made by the controller for one run and reaches each host over SSH. Handshake, then messages
+(docs/protocol.md):
 
     head -> node   nonce_h (32)
     node -> head   nonce_n (32)  node number (u32)  HMAC(key, "node" nonce_h nonce_n number)
@@ -38,7 +39,7 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
 
 
 class Link:
-    """One end of a connection, without blocking: `receive` when its descriptor is readable, `flush` when it is writable."""
+    """One end of a connection. Never blocks: `receive` when its descriptor is readable, `flush` when writable."""
 
     def __init__(self, connection: socket.socket, key: bytes, node: Optional[int]) -> None:
         """`node`: our number, or None on the head, which learns the number of the other side."""

@@ -33,8 +33,8 @@ def interfaces() -> List[Interface]:
 
 
 def candidates() -> List[str]:
-    """Addresses by which other hosts may reach this one, the likeliest first: bridges last (docker0 has the same address
-    everywhere, but a virtualisation host's own address may be on one), the fastest interface first.
+    """Addresses by which other hosts may reach this one, the likeliest first: bridges last (docker0 has the same
+    address everywhere, but a virtualisation host's own address may be on one), the fastest interface first.
     """
     usable = [one for one in interfaces() if one.up and not one.loopback]
     return [one.address for one in sorted(usable, key=lambda one: (one.bridge, -one.speed))]
@@ -114,7 +114,7 @@ def _speed(name: str) -> int:
 
 
 def bind_within(address: str, low: int, high: int, preferred: List[int]) -> socket.socket:
-    """A listening socket on `address`, its port among `preferred` if free, else any in the range. OSError if none is."""
+    """A listening socket on `address`, its port the first of `preferred` that is free. OSError if none is."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     last: OSError = OSError("no port in %d-%d" % (low, high))
     for port in preferred:

@@ -34,8 +34,9 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     sockets: Dict[str, socket.socket] = {}
     locks: List[int] = []
     try:
-        spec = dict(spec, program=program)
+        spec = dict(spec, program=program, epoch=time.time() - time.monotonic())
         _check_space(folder)
+        state.keep_space(folder)
         spec["cwd"] = _working_folder(spec, folder)
         _take(spec, locks)
         if spec["node"] == 0:
@@ -122,7 +123,7 @@ def _check_space(folder: str) -> None:
 
 
 def _take(spec: Dict[str, Any], taken: List[int]) -> None:
-    """Locks, held for as long as the guard lives: one for each GPU, one for the run's name and with it its output folder."""
+    """Locks, held for as long as the guard lives: for each GPU, and for the run's name, hence its output folder."""
     wanted = [("GPU %d" % number, "gpu-%d" % number) for number in spec["gpu_ids"]]
     for what, name in wanted + [("the name %s" % spec["name"], "name-%s" % spec["name"])]:
         path = os.path.join(state.folder("locks"), name)
@@ -221,7 +222,7 @@ def _try(address: str, port: int, source: Optional[str]) -> Optional[str]:
 
 
 def _retire(keep: Dict[str, Any]) -> None:
-    """Forget runs that ended long ago (more than `runs` of them, or older than `days`), and snapshots that none has used for as long."""
+    """Forget ended runs (more than `runs` of them, or older than `days`), and snapshots unused for as long."""
     ended = []
     for _, folder in state.runs():
         record = state.read(os.path.join(folder, "exit.json"))

@@ -158,7 +158,7 @@ def send(process: Process, number: int) -> bool:
 
 
 def _send_unpinned(process: Process, number: int) -> bool:
-    """Without a pidfd: between the look and the signal the pid could change hands, if all pids were used up in that moment."""
+    """Without a pidfd: between the look and the signal the pid could change hands, if all others were used up."""
     if identify(process.pid) != process:
         return False
     try:

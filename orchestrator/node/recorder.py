@@ -1,7 +1,8 @@
-"""The recorder: writes the journal, keeps the link, and on the head runs the gang. May be killed at any moment without a byte lost.
+"""The recorder: writes the journal, keeps the link, runs the gang on the head. Killed at any moment it loses no byte.
 
-It is the guard's child and is restarted by it. All it knows is told again or lies on disk: the guard tells its whole status to
-a newborn recorder, the journal's length says how far it was written, the gang's events are replayed, and nodes join again.
+It is the guard's child and is restarted by it. All it knows is told again or lies on disk: the guard tells its whole
+status to a newborn recorder, the journal's length says how far it was written, the gang's events are replayed, and
+nodes join again.
 """
 
 import json
@@ -20,6 +21,7 @@ PUMPS_A_TURN = 4  # MiB from one FIFO before the others get their turn
 JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
 REDIAL = 0.3  # s between tries to reach the head
 TICK = 0.5  # s
+DYING_WINDOW = 5.0  # s from the end of a guard's channel to the end of the guard
 
 
 def main(
@@ -33,7 +35,7 @@ def main(
         processes.set_name("ddp-recorder")
         Recorder(folder, spec, bytes.fromhex(key), guard, listener, guard_pid).run()
         os._exit(0)
-    except BaseException:
+    except BaseException:  # noqa: BLE001  the last resort: the fork of a relay must never return into its code
         import traceback
 
         traceback.print_exc()
@@ -98,7 +100,8 @@ class Recorder:
             if self._status["drain"]:
                 self._drain()
             if self._orphan_until is not None and time.monotonic() > self._orphan_until:
-                self._end_orphaned({"state": "lost", "first_failure": None})
+                verdict = {"state": "lost", "first_failure": None, "stopped_by": None}
+                self._end_orphaned(dict(verdict, attempt=self._status["attempt"]))
 
     # the journal
 
@@ -184,8 +187,11 @@ class Recorder:
             return
         self._guard.close()
         self._guard = None
-        if os.getppid() == self._guard_pid:
-            os._exit(70)  # it lives and has dropped us; it will start another
+        deadline = time.monotonic() + DYING_WINDOW
+        while os.getppid() == self._guard_pid:  # a dying process closes its descriptors before its children are orphans
+            if time.monotonic() > deadline:
+                os._exit(70)  # it lives and has dropped us; it will start another
+            time.sleep(0.005)
         self._orphan_until = time.monotonic() + 2 * LEASE
         left = sweep(self._spec["run_id"], self._folder)
         failure = {
@@ -201,7 +207,7 @@ class Recorder:
             self._status,
             phase="exited",
             failures=self._status["failures"] + [failure],
-            outcome={"ok": False, "stopped": None, "statuses": {}, "unkillable": left},
+            outcome={"ok": False, "stopped": None, "statuses": {}, "unkillable": left, "ended": []},
         )
         self.say("the guard was killed; its processes have been ended")
         self._peers.status(self._status)
@@ -210,8 +216,8 @@ class Recorder:
         for handle, writer in self._fifos.items():
             while writer.pump(handle):
                 pass
-        state.write(
-            os.path.join(self._folder, "exit.json"),
+        state.write_last(
+            self._folder,
             {
                 "verdict": verdict,
                 "node": self._spec["node"],
@@ -224,7 +230,7 @@ class Recorder:
 
 
 def sweep(run_id: str, folder: str) -> List[Dict[str, Any]]:
-    """KILL what carries the run's mark or was recorded as its own, until nothing is left. Returns what could not be ended."""
+    """KILL what carries the run's mark or was recorded as its own, until nothing is left. Returns what did not end."""
     deadline = time.monotonic() + 10.0
     while True:
         left = [one for one in belonging(run_id, folder) if one.pid != os.getpid()]
@@ -280,20 +286,18 @@ class Head(Peers):
         self._guests: Dict[int, Link] = {}  # not authenticated yet, or superseded
         self._nodes: Dict[int, Link] = {}
         self._heard: Dict[int, float] = {}
-        self._beat_at = 0.0
+        self._tick_at = self._beat_at = 0.0
         self._answered = False
-        self._log_path = os.path.join(recorder._folder, "gang.jsonl")
         self._state = gang.begin(self._spec["nodes"])
-        self._replay()
+        self._log = self._replay(os.path.join(recorder._folder, "gang.jsonl"))
 
-    def _replay(self) -> None:
-        """Decisions are a function of events, so the events are what is kept."""
-        try:
-            with open(self._log_path, "rb") as file:
-                lines = file.read().split(b"\n")
-        except FileNotFoundError:
-            lines = []
-        for line in lines:
+    def _replay(self, path: str) -> int:
+        """Decisions are a function of events, so the events are what is kept. Returns the log to append to."""
+        log = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        known = os.pread(log, os.fstat(log).st_size, 0)
+        if known and not known.endswith(b"\n"):  # our predecessor was killed as it wrote: what follows is a new line
+            os.write(log, b"\n")
+        for line in known.split(b"\n"):
             try:
                 entry = json.loads(line)
                 event: gang.Event = getattr(gang, entry["event"])(**entry["fields"])
@@ -306,7 +310,11 @@ class Head(Peers):
             for number, node in enumerate(self._state.nodes)
             if number and node.phase not in ("absent", "left")
         }
-        self._log = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        return log
+
+    def _now(self) -> float:
+        """Seconds since 1970 by a clock that is never set back, the same for all recorders of this run."""
+        return float(self._spec["epoch"]) + time.monotonic()
 
     def links(self) -> List[Link]:
         return list(self._guests.values()) + list(self._nodes.values())
@@ -352,7 +360,7 @@ class Head(Peers):
             if old is not None:
                 old.close()
             self._nodes[number] = link
-            self._step(gang.Joined(number, time.monotonic()))
+            self._step(gang.Joined(number, self._now()))
         if link.ready and link.node is not None:
             self._heard[link.node] = link.heard_at
             for message in messages:
@@ -363,11 +371,11 @@ class Head(Peers):
         self._guests.pop(link.fileno(), None)
         if link.node is not None and self._nodes.get(link.node) is link:
             del self._nodes[link.node]
-            self._step(gang.Left(link.node, time.monotonic()))
+            self._step(gang.Left(link.node, self._now()))
         link.close()
 
     def status(self, status: Dict[str, Any]) -> None:
-        now = time.monotonic()
+        now = self._now()
         if self._state.nodes[0].phase == "absent" or not self._answered:
             self._answered = True
             self._step(gang.Joined(0, now))
@@ -378,7 +386,7 @@ class Head(Peers):
 
     def _told(self, number: int, status: Dict[str, Any]) -> None:
         """A node tells all it knows, every time; what is news becomes an event."""
-        now = time.monotonic()
+        now = self._now()
         host = self._state.nodes[number].host
         if status["stop"] is not None:
             self._step(gang.StopRequested(status["stop"]["by"], status["stop"]["grace"], now))
@@ -391,6 +399,9 @@ class Head(Peers):
 
     def tick(self) -> None:
         now = time.monotonic()
+        if now < self._tick_at:
+            return  # this is called after every line of output
+        self._tick_at = now + TICK
         for link in list(self._guests.values()):
             if now - link.opened_at > HANDSHAKE_WINDOW:
                 self._drop(link)
@@ -399,9 +410,9 @@ class Head(Peers):
             for link in list(self._nodes.values()):
                 self._send(link, {})
         for number, heard in list(self._heard.items()):
-            if now - heard > LEASE and self._state.nodes[number].phase not in ("lost", "left"):
-                self._step(gang.Lost(number, now))
-        self._step(gang.Tick(now))
+            if now - heard > LEASE and self._state.nodes[number].phase not in ("absent", "lost", "left"):
+                self._step(gang.Lost(number, self._now()))
+        self._step(gang.Tick(self._now()))
 
     def _send(self, link: Link, message: Dict[str, Any]) -> None:
         try:
@@ -446,7 +457,7 @@ class Head(Peers):
 
 
 class Follower(Peers):
-    """Keeps a link to the head, tells it our status, brings its orders; without it for a lease, the attempt is ended."""
+    """Keeps a link to the head: our status there, its orders here. Without it for a lease, the attempt is ended."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -523,12 +534,11 @@ class Follower(Peers):
             self._send({})
         if self._link is not None and self._link.ready and now - self._link.heard_at > LEASE:
             self._close()
-        if not self._joined:
-            if now - self._began > JOIN_WINDOW:
-                self._began = now
-                why = "no link to the head at %s:%d" % (self._spec["link_address"], self._spec["link_port"])
-                self._recorder.command({"do": "cannot", "why": why, "code": "ephemeral-ports-blocked"})
-        elif now - self._heard_at > LEASE and not self._fenced and self._recorder.reported["attempt"] > 0:
+        if not self._joined and now - self._began > JOIN_WINDOW:
+            self._began = now
+            why = "no link to the head at %s:%d" % (self._spec["link_address"], self._spec["link_port"])
+            self._recorder.command({"do": "cannot", "why": why, "code": "ephemeral-ports-blocked"})
+        if now - self._heard_at > LEASE and not self._fenced and self._recorder.reported["attempt"] > 0:
             self._fenced = True
             self._fence()
 

@@ -1,7 +1,8 @@
-"""The relay: a host's end of one SSH session. Answers a controller's requests over stdin and stdout; owns nothing that must outlive it.
+"""The relay: a host's end of one SSH session. Answers a controller's requests; owns nothing that must outlive it.
 
-Requests are numbered; each runs in a thread of its own, so that a stop is heard while a journal is being streamed. The main
-thread reads frames and answers PING. A controller that has been silent for too long counts as gone, and the relay ends.
+Requests are numbered; each runs in a thread of its own, so that a stop is heard while a journal is being streamed. The
+main thread reads frames and answers PING. A controller that has been silent for too long counts as gone, and the relay
+ends.
 """
 
 import os
@@ -11,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict
+from typing import Any, BinaryIO, Callable, Dict, cast
 
 from . import follow, prepare, probe, processes, runs, state, stop, unpack, wire
 
@@ -83,7 +84,7 @@ class Relay:
             result = {"error": str(error), "code": getattr(error, "code", "unknown")}
         except BrokenPipeError:
             return  # the controller has gone
-        except Exception:  # a bug of ours: the controller shall show it, not wait for an answer
+        except Exception:  # noqa: BLE001  a bug of ours: the controller shall show it, not wait for an answer
             import traceback
 
             result = {"error": "a bug in the node program:\n" + traceback.format_exc(), "code": "bug"}
@@ -97,7 +98,7 @@ class Relay:
     def _unpack(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         stream = _Upload(self._uploads[number])
         try:
-            return {"path": unpack.unpack(stream, arguments["sha256"], state.folder("code"))}
+            return {"path": unpack.unpack(cast(BinaryIO, stream), arguments["sha256"], state.folder("code"))}
         finally:
             stream.drain()
             del self._uploads[number]

@@ -14,8 +14,9 @@ import os
 import re
 import socket
 import stat
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
+RESERVE = 64 * 1024  # bytes
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{3,60}\Z")
 SHARED_FILESYSTEMS = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "ceph", "beegfs", "9p", "afs", "fuse.sshfs", "glusterfs",
@@ -28,7 +29,7 @@ class StateError(Exception):
 
 
 def base() -> str:
-    """The state folder: the first usable of $DDP_ORCH_STATE_DIR, ~/.local/state/ddp-orch (when local), /var/tmp, /tmp."""
+    """The state folder: $DDP_ORCH_STATE_DIR, or the first usable of ~/.local/state/ddp-orch, /var/tmp, /tmp."""
     wanted = os.environ.get("DDP_ORCH_STATE_DIR")
     if wanted:
         return _private(wanted)
@@ -129,27 +130,54 @@ def run_folder(run_id: str) -> str:
 
 def write(path: str, value: Dict[str, Any]) -> None:
     """Write JSON so that even after a power loss there is the old file or the new one, never a part. Raises OSError."""
-    replace(path, value, os.fsync)
-    parent = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    aside = _write_aside(path, value)
+    _sync(aside)
+    os.rename(aside, path)
+    _sync(os.path.dirname(path))
+
+
+def replace(path: str, value: Dict[str, Any]) -> None:
+    """Write JSON so that readers see the old file or the new one, without waiting for the disk. Raises OSError."""
+    os.rename(_write_aside(path, value), path)
+
+
+def write_last(folder: str, record: Dict[str, Any]) -> None:
+    """Write a run's exit.json, in the space that was kept for it. Raises OSError."""
     try:
-        os.fsync(parent)
+        os.unlink(os.path.join(folder, "reserve"))
+    except FileNotFoundError:
+        pass  # another has begun to write it, and was killed
+    write(os.path.join(folder, "exit.json"), record)
+
+
+def keep_space(folder: str) -> None:
+    """Take the space that `write_last` will need: how a run ended shall be known also if it filled the disk."""
+    handle = os.open(os.path.join(folder, "reserve"), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(handle, bytes(RESERVE))
     finally:
-        os.close(parent)
+        os.close(handle)
 
 
-def replace(path: str, value: Dict[str, Any], settle: Callable[[int], None] = lambda handle: None) -> None:
-    """Write JSON so that a reader sees the old file or the new one, without waiting for the disk. Raises OSError."""
+def _write_aside(path: str, value: Dict[str, Any]) -> str:
     aside = "%s.%d.new" % (path, os.getpid())
     handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:
         rest = memoryview(json.dumps(value).encode("ascii"))
-        while rest:  # on a disk that is almost full, a part is written first
+        while rest:  # where the disk is almost full, a part is written first
             rest = rest[os.write(handle, rest) :]
-        settle(handle)
-        os.rename(aside, path)
     except OSError:
         os.unlink(aside)
         raise
+    finally:
+        os.close(handle)
+    return aside
+
+
+def _sync(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
     finally:
         os.close(handle)
 

@@ -14,7 +14,10 @@ REPORT_WINDOW = 5.0  # s beyond the grace and the lease for a guard to write its
 
 
 def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """End one run: ask its guard, wait for it, sweep what is left, verify. `arguments`: run_id, grace (s, null: the run's own), by."""
+    """End one run: ask its guard, wait for it, sweep what is left, verify.
+
+    `arguments`: run_id; grace (s; null: the run's own); by.
+    """
     run_id = arguments["run_id"]
     folder = state.run_folder(run_id)
     before = {one: processes.command(one.pid) for one in belonging(run_id, folder)} if os.path.isdir(folder) else {}
@@ -36,9 +39,13 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         if processes.alive(guard):
             processes.send(guard, signal.SIGKILL)
     left = sweep(run_id, folder)
+    killed = {one.pid: command for one, command in before.items() if not processes.alive(one)}
+    outcome = (state.read(os.path.join(folder, "exit.json")) or {}).get("outcome")
+    if guard is not None and outcome:
+        killed.update((one["pid"], one["cmd"]) for one in outcome["ended"])
     return {
         "known": os.path.isdir(folder),
-        "killed": [{"pid": one.pid, "cmd": command} for one, command in before.items() if not processes.alive(one)],
+        "killed": [{"pid": pid, "cmd": command} for pid, command in sorted(killed.items())],
         "ports_freed": [port for port in held if port not in network.listeners(held)],
         "gpus_freed": _gpus_of(folder) if guard is not None else [],
         "remaining": [dict(one, owner=_name(os.geteuid()), why="does not die: stuck in the kernel") for one in left],

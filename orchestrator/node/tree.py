@@ -1,7 +1,8 @@
-"""The processes of one attempt on this node: started, watched, ended to the last one. Used by the guard, which is their subreaper.
+"""The processes of one attempt on this node: started, watched, ended to the last one. For the guard, their subreaper.
 
-torchrun keeps the exits of its ranks to itself until it has stopped all of them, so the ranks are watched here: each registers
-itself before it becomes the user's command, a pidfd tells the moment of its end, and /proc still shows a zombie's exit status.
+torchrun keeps the exits of its ranks to itself until it has stopped all of them, so the ranks are watched here: each
+registers itself before it becomes the user's command, a pidfd tells the moment of its end, and /proc still shows a
+zombie's exit status.
 """
 
 import fcntl
@@ -9,6 +10,7 @@ import json
 import os
 import select
 import signal
+import tempfile
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
@@ -20,6 +22,7 @@ PIPE_SIZE = 1024 * 1024  # what ranks can write while the recorder is being rest
 BARRIER_PATIENCE = 3.0  # s that torchrun may outlive its ranks when we stop it: in its exit barrier it ignores SIGTERM
 UNKILLABLE_AFTER = 10.0  # s after KILL until a process counts as unkillable (stuck in the kernel)
 LEFTOVER_GRACE = 5.0  # s for what a rank left behind when it ended well
+LOOK_SHARE = 20  # looking for processes while they end may cost a 20th of a core
 
 
 def describe(status: int) -> Tuple[Optional[int], Optional[str]]:
@@ -49,6 +52,19 @@ def make_fifos(folder: str, attempt: int, sources: List[str]) -> List[int]:
     return keepers
 
 
+def _in_memory(data: bytes) -> int:
+    """A descriptor to read `data` from that no file system keeps."""
+    if hasattr(os, "memfd_create"):
+        handle = os.memfd_create("job")
+    else:  # a Python built for old systems, as conda's are
+        with tempfile.TemporaryFile(dir="/dev/shm") as file:
+            handle = os.dup(file.fileno())
+    with os.fdopen(os.dup(handle), "wb") as file:
+        file.write(data)
+    os.lseek(handle, 0, os.SEEK_SET)
+    return handle
+
+
 class Tree:
     def __init__(
         self,
@@ -69,6 +85,7 @@ class Tree:
         self._roots: Dict[int, str] = {}
         self._statuses: Dict[str, int] = {}
         self._ranks: Dict[int, Tuple[processes.Process, int]] = {}  # pidfd -> (process, rank)
+        self._ended: Dict[processes.Process, str] = {}
         self._kill_at: Optional[float] = None
         self._killed_at: Optional[float] = None
         self._alone_since: Optional[float] = None
@@ -84,9 +101,7 @@ class Tree:
     def _spawn(self, description: Dict[str, Any]) -> int:
         descriptor = -1
         if self._setup:
-            descriptor = os.memfd_create("job")  # in memory only: it holds the secrets
-            os.write(descriptor, json.dumps(description).encode("ascii"))
-            os.lseek(descriptor, 0, os.SEEK_SET)
+            descriptor = _in_memory(json.dumps(description).encode("ascii"))  # it holds the secrets
             argv = job.through_setup(self._setup, self._program + ["job-exec", str(descriptor)])
             mark = {processes.MARK: description["env"][processes.MARK]}
             description = dict(description, argv=argv, env=mark)  # the rest is applied after setup
@@ -106,11 +121,17 @@ class Tree:
 
     def register(self, line: bytes) -> None:
         """A rank's own report, written just before it becomes the user's command."""
-        told = json.loads(line)
-        process = processes.Process(told["pid"], told["started"])
-        handle = processes.pidfd(process)
+        try:
+            told = json.loads(line)
+            process, rank = processes.Process(int(told["pid"]), int(told["started"])), int(told["rank"])
+        except (ValueError, KeyError, TypeError):
+            return  # the FIFO is open to all of the user's processes, and nothing they write there may end us
+        try:
+            handle = processes.pidfd(process)
+        except OSError:
+            return  # no pidfd on this host: torchrun's own exit will tell, later
         if handle is not None:
-            self._ranks[handle] = (process, told["rank"])
+            self._ranks[handle] = (process, rank)
             self._seen_ranks = True
 
     # watching
@@ -142,7 +163,6 @@ class Tree:
     def direct(self, first_rank: int) -> None:
         """Launcher `direct`: the roots are the ranks themselves."""
         self._first_rank = first_rank
-        self._seen_ranks = True
 
     def _failed(self, rank: Optional[int], status: int, pid: int) -> None:
         if self.stopping is not None:
@@ -180,6 +200,7 @@ class Tree:
         self.stopping = why
         self._kill_at = kill_at
         members = self.members()
+        self._note(members)
         roots = [process for process in members if process.pid in self._roots]
         processes.send_all(members, signal.SIGCONT)
         # torchrun hands the signal on to its ranks; sent to them as well, their handler would run twice
@@ -193,20 +214,23 @@ class Tree:
             return 60.0  # the descriptors and SIGCHLD wake us
         now = time.monotonic()
         members = self.members()
-        if not self._roots and not members:
+        # twice: a look at /proc is no snapshot, and what forks and dies while we look may be missed by one
+        if not self._roots and not members and not self.members():
             self._finish()
             return 60.0
+        look = time.monotonic() - now
         if not self._roots and self.stopping is None:  # all ended by themselves and left something behind
             bad = any(self._statuses.values())
             self.stop(1.0 if bad else LEFTOVER_GRACE, "its ranks have ended")
             return 0.02
         if self._barrier(members, now) or now >= (self._kill_at or 0):
             return self._kill(members, now)
-        return min(0.05, max(0.005, (self._kill_at or now) - now))
+        # where there are thousands of processes to look at, less often: this may take minutes
+        return min(max(0.05, look * LOOK_SHARE), max(0.005, (self._kill_at or now) - now))
 
     def _barrier(self, members: Set[processes.Process], now: float) -> bool:
         """Only torchrun is left of those we wait for."""
-        if not self._seen_ranks or self._ranks or len(members) != len(self._roots):
+        if not self._seen_ranks or self._ranks or {one.pid for one in members} != set(self._roots):
             self._alone_since = None
             return False
         self._alone_since = self._alone_since or now
@@ -219,8 +243,15 @@ class Tree:
             self._finish()
             return 60.0
         processes.send_all(members, signal.SIGSTOP)  # so that none forks between our look and our signal
-        processes.send_all(self.members(), signal.SIGKILL)
+        members = self.members()
+        self._note(members)
+        processes.send_all(members, signal.SIGKILL)
         return 0.01
+
+    def _note(self, members: Set[processes.Process]) -> None:
+        """Whom we end: `kill` shows them as its proof."""
+        for one in members - set(self._ended):
+            self._ended[one] = processes.command(one.pid)
 
     def _finish(self) -> None:
         for handle in self._ranks:
@@ -229,3 +260,4 @@ class Tree:
         by_itself = self.stopping in (None, "its ranks have ended")
         ok = by_itself and bool(self._statuses) and not any(self._statuses.values()) and not self._roots
         self.outcome = {"ok": ok, "statuses": self._statuses, "stopped": self.stopping, "unkillable": self.unkillable}
+        self.outcome["ended"] = [{"pid": one.pid, "cmd": command} for one, command in sorted(self._ended.items())]

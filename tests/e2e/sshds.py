@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.waiting import wait_until
+
 from orchestrator.inventory import Host, SshOptions
 from orchestrator.ssh import Dialer
 from orchestrator.transport import Pipe
-
-from lab.waiting import wait_until
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
 USER = getpass.getuser()
@@ -52,6 +52,11 @@ class Sshd:
 
     def sessions(self) -> int:
         return self.log().count("Accepted publickey")
+
+    def children(self) -> list[int]:
+        """The processes of its connections."""
+        found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, check=True)
+        return [int(pid) for pid in found.stdout.split()]
 
     def known_line(self, key: Path | None = None) -> str:
         return f"[127.0.0.1]:{self.port} {public(key or self.host_key)}\n"

@@ -8,15 +8,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from lab.waiting import wait_until
-from orchestrator import demo_hosts
 
-Ssh = Callable[..., "subprocess.CompletedProcess[bytes]"]
+from orchestrator import demo_hosts
 
 
 class Hosts:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from lab.lab import CHECKOUT, Lab
 from lab.waiting import wait_until
 
@@ -21,7 +20,8 @@ from orchestrator import inventory
 from orchestrator.ssh import ConnectFailure, Dialer
 
 hosts = inventory.parse(sys.stdin.read(), "inventory.yaml").hosts
-dialer = Dialer(inventory.SshOptions(host_keys="strict", connect_timeout=float(sys.argv[1]), parallel=64, jump_parallel=8))
+limit = float(sys.argv[1])
+dialer = Dialer(inventory.SshOptions(host_keys="strict", connect_timeout=limit, parallel=64, jump_parallel=8))
 dialer.prepare(hosts)
 
 def attempt(host):

@@ -11,18 +11,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from .sshds import SSHD, USER, Client, Sshd, host, make_key, public, read_all, sshd
-
 from lab.waiting import wait_until
+
 from orchestrator.inventory import Host
 from orchestrator.known_hosts import KnownHosts
 from orchestrator.ssh import ConnectFailure, Dialer
 from orchestrator.transport import Connection
+
+from .sshds import SSHD, USER, Client, Sshd, host, make_key, public, read_all, sshd
 
 pytestmark = pytest.mark.skipif(not SSHD, reason="no sshd on this machine")
 
@@ -268,9 +269,7 @@ def test_a_locked_key_without_a_terminal_is_an_error_before_anything_is_sent(
     assert "Connection from" not in server.log()
 
 
-def test_a_wrong_pass_phrase_is_said_and_no_host_is_tried_with_it(
-    server: Sshd, client: Client, tmp_path: Path
-) -> None:
+def test_a_wrong_pass_phrase_is_said_and_no_host_is_tried_with_it(server: Sshd, client: Client, tmp_path: Path) -> None:
     key = make_key(tmp_path / "locked", passphrase="open sesame")
     target = host(server, identity_file=str(key))
     dialer = client.dialer(ask=lambda prompt: "wrong")
@@ -338,9 +337,7 @@ def test_identities_only_keeps_the_agent_s_other_keys_back(
     assert said.code == "ssh-auth-denied" and "agent" not in said.reason
 
 
-def test_an_agent_shared_by_many_logins_signs_for_each(
-    start: Start, client: Client, agent: Callable[..., str]
-) -> None:
+def test_an_agent_shared_by_many_logins_signs_for_each(start: Start, client: Client, agent: Callable[..., str]) -> None:
     server = start("MaxStartups 100")
     client.trust(server.known_line())
     client.configure("IdentityFile none")
@@ -411,7 +408,7 @@ def test_a_jump_host_that_died_is_reached_anew(start: Start, client: Client) -> 
     target = host(last, proxy_jump=f"127.0.0.1:{jump.port}")
     dialer = client.dialer()
     assert works(dialer, target)
-    [session] = [future.result() for future in dialer._jumps.values()]
+    [session] = [shared.session.result() for shared in dialer._jumps.values()]
     session.close()
     wait_until(lambda: not session.alive, 5, "the lost connection is noticed")
     assert works(dialer, target)
@@ -428,6 +425,17 @@ def test_a_jump_host_with_a_changed_key_is_refused_for_all_behind_it(
         said = failure(dialer, host(last, name=name, proxy_jump=f"127.0.0.1:{jump.port}"))
         assert said.code == "ssh-host-key-changed" and said.phase.startswith("jump host ")
     assert "Accepted" not in jump.log() + last.log()
+
+
+def test_a_dead_jump_host_is_waited_for_once_though_hosts_queue(client: Client) -> None:
+    with listener(b"", close=False) as (port, calls):
+        dialer = client.dialer(timeout=1)
+        began = time.monotonic()
+        with ThreadPoolExecutor(2) as pool:
+            hosts = [host(port=22, name=f"gpu{n}", proxy_jump=f"127.0.0.1:{port}") for n in range(8)]
+            codes = {each.code for each in pool.map(lambda each: failure(dialer, each), hosts)}
+        assert time.monotonic() - began < 3
+    assert codes == {"ssh-unreachable"} and len(calls) == 1
 
 
 def test_a_host_key_behind_a_jump_is_checked_as_well(start: Start, client: Client) -> None:
@@ -565,7 +573,12 @@ def test_a_port_of_another_service_is_said_without_a_second_try(client: Client) 
 
 
 @pytest.mark.parametrize(
-    ("greeting", "word"), [(b"", "MaxStartups"), (b"Exceeded MaxStartups\r\n", "MaxStartups"), (b"Not allowed at this time\r\n", "Penalties")]
+    ("greeting", "word"),
+    [
+        (b"", "MaxStartups"),
+        (b"Exceeded MaxStartups\r\n", "MaxStartups"),
+        (b"Not allowed at this time\r\n", "Penalties"),
+    ],
 )
 def test_an_sshd_that_drops_us_is_tried_again_until_the_time_is_over(
     client: Client, greeting: bytes, word: str
@@ -644,9 +657,14 @@ def test_a_failed_login_prints_nothing_and_keeps_no_process_alive(client: Client
 def test_known_hosts_are_read_once_for_many_hosts(
     server: Sshd, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads = []
+    reads: list[object] = []
     read = KnownHosts.read
-    monkeypatch.setattr(KnownHosts, "read", lambda paths: reads.append(paths) or read(paths))
+
+    def count(paths: Iterable[Path]) -> KnownHosts:
+        reads.append(paths)
+        return read(paths)
+
+    monkeypatch.setattr(KnownHosts, "read", count)
     dialer = client.dialer()
     assert works(dialer, host(server)) and works(dialer, host(server, name="gpu2"))
     assert len(reads) == 1

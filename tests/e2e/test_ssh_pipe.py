@@ -6,7 +6,6 @@ import hashlib
 import os
 import random
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
 from lab.waiting import wait_until
+
 from orchestrator.ssh import ConnectFailure
 from orchestrator.transport import STDERR_KEPT, Connection, LocalConnection
 
@@ -156,7 +155,9 @@ def test_closing_sends_no_signal(connection: Connection, tmp_path: Path) -> None
 
 
 def test_a_local_command_s_signal_is_its_status() -> None:
-    assert LocalConnection().open("kill -9 $$", 10).exit_status(10) == 128 + 9
+    pipe = LocalConnection().open("kill -9 $$", 10)
+    assert pipe.exit_status(10) == 128 + 9
+    pipe.close()
 
 
 def test_no_zombie_and_no_descriptor_is_left_of_local_commands() -> None:
@@ -184,9 +185,8 @@ def test_a_lost_connection_ends_the_stream_and_is_said_of_the_next_command(serve
     pipe = connection.open("sleep 60", 10)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pipe.recv, 1, None)
-        children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(server.process.pid)], capture_output=True, text=True)
-        for pid in children.stdout.split():
-            os.kill(int(pid), signal.SIGKILL)
+        for pid in server.children():
+            os.kill(pid, signal.SIGKILL)
         assert waiting.result(10) == b""
     assert pipe.exit_status(1) is None
     with pytest.raises(ConnectFailure) as caught:
@@ -200,8 +200,7 @@ def test_a_lost_connection_ends_the_stream_and_is_said_of_the_next_command(serve
 @needs_sshd
 def test_an_sshd_that_hangs_after_the_login_costs_no_more_than_the_time_limit(server: Sshd, client: Client) -> None:
     connection = client.dialer().connect(host(server))
-    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(server.process.pid)], capture_output=True, text=True)
-    pids = [int(pid) for pid in children.stdout.split()]
+    pids = server.children()
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)

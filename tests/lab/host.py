@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import links, namespaces
+from . import links, memory, namespaces
+from .processes import Process, of_run, read_processes
 from .waiting import wait_until
 
 if TYPE_CHECKING:
     from .lab import Lab
 
 USERS: Mapping[str, int] = {"ann": 2001, "bob": 2002}
-MARK = "DDP_ORCH_RUN_ID"
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 SILENT_DNS = "10.77.255.53"  # takes every query and answers none
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process as it is seen inside its host."""
-
-    pid: int
-    uid: int
-    state: str  # one letter, as in ps; Z is a zombie
-    argv: tuple[str, ...]
-    environ: Mapping[str, str]
+def address(network: int, index: int) -> str:
+    """Of host `index` on network 10.`network`.0.0/16."""
+    return f"10.{network}.{index // 250}.{index % 250 + 1}"
 
 
 class Host:
@@ -41,8 +33,8 @@ class Host:
     def __init__(self, lab: Lab, index: int, shell: str) -> None:
         self.lab = lab
         self.name = f"node-{index}"
-        self.address = f"10.77.{index // 250}.{index % 250 + 1}"
-        self.cluster_address = f"10.78.{index // 250}.{index % 250 + 1}"
+        self.address = address(77, index)
+        self.cluster_address = address(78, index)
         self.python = lab.python
         self.directory = lab.directory / self.name
         self.homes = lab.directory / "homes" if lab.shared_home else self.directory / "disk/home"
@@ -65,18 +57,22 @@ class Host:
     def sh(
         self, command: str, user: str = "ann", *, input: str | None = None, timeout: float = 60, check: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run `command` by /bin/sh inside the host, not through its sshd."""
-        process = self.popen(
-            ["/bin/sh", "-c", command],
-            user,
-            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        result = namespaces.run(process, input, timeout)
-        if check:
-            result.check_returncode()
-        return result
+        """Run `command` by /bin/sh inside the host, not through its sshd. With `check`, raise when it fails."""
+        return self.run(["/bin/sh", "-c", command], user, input=input, timeout=timeout, check=check)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        user: str = "ann",
+        *,
+        input: str | None = None,
+        timeout: float = 60,
+        check: bool = False,
+        **options: Any,
+    ) -> subprocess.CompletedProcess[str]:
+        """As `sh`, without a shell."""
+        process = self.popen(argv, user, **namespaces.pipes(input), **options)
+        return namespaces.run(process, input, timeout, check)
 
     def popen(
         self, argv: Sequence[str], user: str = "ann", *, env: Mapping[str, str] | None = None, **options: Any
@@ -117,9 +113,7 @@ class Host:
 
     def marked(self, run_id: str | None = None) -> list[Process]:
         """The processes of run `run_id`, or of any run; a host that is down has none."""
-        if not self._init:
-            return []
-        return [p for p in self.processes() if MARK in p.environ and run_id in (None, p.environ[MARK])]
+        return of_run(self.processes(), run_id) if self._init else []
 
     # --- power --------------------------------------------------------------------------------------------------
 
@@ -135,7 +129,7 @@ class Host:
         self._unlimit_memory()
         # The kernel takes a dead network apart in its own time; the next boot needs the names now.
         commands = "".join(f"link delete {link.port}\n" for link in self.links.values())
-        self.lab.root_run(["ip", "-force", "-batch", "-"], input=commands, check=False)
+        self.lab.run(["ip", "-force", "-batch", "-"], input=commands)
 
     def boot(self) -> None:
         """Turn the power on and wait for sshd. A new boot_id, the same disk."""
@@ -169,6 +163,7 @@ class Host:
                     "CLUSTER_PORT": cluster.port,
                     "CLUSTER_MAC": _mac(self.cluster_address),
                     "SSHD": self.lab.sshd,
+                    "SHARED_PATHS": self.lab.shared_paths,
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -228,11 +223,7 @@ class Host:
         return [self.links[network] for network in networks or links.NETWORKS]
 
     def root_run(self, argv: Sequence[str], input: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run `argv` as root inside the host; CalledProcessError when it fails."""
-        process = self.popen(argv, "root", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        result = namespaces.run(process, input, 30)
-        result.check_returncode()
-        return result
+        return self.run(argv, "root", input=input, check=True)
 
     # --- sshd ---------------------------------------------------------------------------------------------------
 
@@ -277,7 +268,7 @@ class Host:
 
         Until the next boot or reset. What `sh` and `popen` start later is not limited: it is no child of the host's.
         """
-        parent, limit = memory_cgroups()
+        parent, limit = memory.parent_and_limit()
         self._memory = parent / f"{self.lab.directory.name}-{self.name}"
         self.sh(f"mkdir {self._memory} && echo {size} > {self._memory}/{limit}", "root", check=True)
         self._move_to(self._memory)
@@ -288,7 +279,7 @@ class Host:
         if self.is_up:
             self._move_to(self._memory.parent)
         group, self._memory = self._memory, None
-        wait_until(lambda: removed(group), 5, f"{group} is empty")
+        wait_until(lambda: memory.removed(group), 5, f"{group} is empty")
 
     def _move_to(self, group: Path) -> None:
         """Move every process to a control group; one may end meanwhile, which is no failure."""
@@ -305,7 +296,7 @@ class Host:
         for path in self._disks:
             self.root_run(["umount", "-l", path])
         self._disks = []
-        self.sh("rm -rf /home/* /home/.[!.]* ; rm -rf /tmp/* /tmp/.[!.]* /var/tmp/* /dev/shm/*", "root")
+        self.sh("find /home /tmp /var/tmp /dev/shm -xdev -mindepth 1 -delete", "root")
         self._make_homes()
 
     # --- how it is made -----------------------------------------------------------------------------------------
@@ -352,42 +343,6 @@ def wait_until_up(hosts: Sequence[Host]) -> None:
         return all(host.has_booted() for host in hosts)
 
     wait_until(all_up, 60, "all hosts are up")
-
-
-def read_processes(proc: Path) -> list[Process]:
-    """All processes of a /proc, by pid. One that ends while we look is left out."""
-    found = []
-    for folder in proc.glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            argv = (folder / "cmdline").read_text(errors="surrogateescape").rstrip("\0").split("\0")
-            variables = (folder / "environ").read_text(errors="surrogateescape").split("\0")
-            found.append(
-                Process(
-                    pid=int(folder.name),
-                    uid=folder.stat().st_uid,
-                    state=(folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0],
-                    argv=tuple(argv) if argv != [""] else (),
-                    environ=dict(v.split("=", 1) for v in variables if "=" in v),
-                )
-            )
-    return sorted(found, key=lambda p: p.pid)
-
-
-def memory_cgroups() -> tuple[Path, str]:
-    """Where control groups for memory are made on this machine, and the file that limits one."""
-    first, second = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-    if (first / "cgroup.procs").exists():
-        return first, "memory.limit_in_bytes"
-    if (second / "cgroup.procs").exists() and "memory" in (second / "cgroup.subtree_control").read_text().split():
-        return second, "memory.max"
-    raise RuntimeError("this machine has no control groups for memory")
-
-
-def removed(group: Path) -> bool:
-    """Try to remove an empty control group."""
-    with contextlib.suppress(OSError):
-        group.rmdir()
-    return not group.exists()
 
 
 def _mac(address: str) -> str:

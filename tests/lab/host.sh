@@ -16,6 +16,13 @@ mount -t tmpfs -o mode=0755 log "$root/var/log"
 mount --bind "$HOST/disk/var-tmp" "$root/var/tmp"
 mount --bind "$HOME_DISK" "$root/home"
 for file in "$HOST"/etc/*; do mount --bind "$file" "$root/etc/${file##*/}"; done
+for path in $SHARED_PATHS; do # again, if a folder above has just covered it: a checkout in /home, a venv in /tmp
+    if ! [ "$path" -ef "$root$path" ]; then
+        mkdir -p "$root$path"
+        mount --rbind "$path" "$root$path"
+        mount -o remount,bind,ro "$root$path"
+    fi
+done
 if [ -e "$HOST/boot_id" ]; then mount --bind "$HOST/boot_id" "$root/proc/sys/kernel/random/boot_id"; fi
 mount -o remount,bind,ro "$root"
 cd "$root"

@@ -21,7 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from . import links, namespaces
-from .host import MARK, PATH, SILENT_DNS, USERS, Host, Process, read_processes, wait_until_up
+from .host import PATH, SILENT_DNS, USERS, Host, address, wait_until_up
+from .processes import Process, of_run, read_processes
 
 CONTROLLER_ADDRESS = "10.77.255.254"
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,9 @@ class Lab:
         self.own_ids = own_ids
         self.python = sys.executable
         self.sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin") or "sshd"
+        # What hosts need of this machine to run our Python and our code; above all what a venv's symlinks lead to.
+        paths = {CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]}
+        self.shared_paths = " ".join(sorted(map(str, paths)))
         self.directory = Path(tempfile.mkdtemp(prefix="ddp-orch-lab-"))
         self._shells = [shutil.which(shells[i % len(shells)], path=PATH) or shells[i % len(shells)] for i in range(n)]
         self._ports = ports
@@ -77,17 +81,16 @@ class Lab:
     # --- the controller -----------------------------------------------------------------------------------------
 
     def run(
-        self, argv: Sequence[str | os.PathLike[str]], *, input: str | None = None, timeout: float = 60, **options: Any
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        *,
+        input: str | None = None,
+        timeout: float = 60,
+        check: bool = False,
+        **options: Any,
     ) -> subprocess.CompletedProcess[str]:
         """Run `argv` on the controller's machine: its HOME, its network, no way out of the lab."""
-        process = self.popen(
-            argv,
-            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            **options,
-        )
-        return namespaces.run(process, input, timeout)
+        return namespaces.run(self.popen(argv, **namespaces.pipes(input), **options), input, timeout, check)
 
     def popen(
         self,
@@ -116,12 +119,14 @@ class Lab:
         """Holds the .ssh of the lab's user: key, config, known_hosts with every host's key."""
         return self.directory / "controller"
 
-    def inventory(self, *, name: str = "inventory.yaml", **overrides: Any) -> Path:
+    def inventory(self, *, name: str = "inventory.yaml", cluster_addresses: bool = False, **overrides: Any) -> Path:
         """Write an inventory of all hosts; `overrides` are its top-level keys (run={...}, hosts=[...], ...)."""
-        document: dict[str, Any] = {
-            "hosts": [{"name": host.name, "address": host.address} for host in self.hosts],
-            "defaults": {"user": "ann", "python": self.python},
-        }
+        hosts = []
+        for host in self.hosts:
+            hosts.append({"name": host.name, "address": host.address})
+            if cluster_addresses:
+                hosts[-1]["cluster_address"] = host.cluster_address
+        document: dict[str, Any] = {"hosts": hosts, "defaults": {"user": "ann", "python": self.python}}
         document.update(overrides)
         path = self.controller_home / name
         path.write_text(yaml.safe_dump(document, sort_keys=False))
@@ -132,15 +137,13 @@ class Lab:
     def marked(self, run_id: str | None = None) -> dict[str, list[Process]]:
         """The processes of run `run_id`, or of any run, by host; the controller's machine counts as one."""
         found = {host.name: host.marked(run_id) for host in self.hosts}
-        found["controller"] = [
-            p for p in self._controller_processes() if MARK in p.environ and run_id in (None, p.environ[MARK])
-        ]
-        return {name: processes for name, processes in found.items() if processes}
+        found["controller"] = of_run(self._controller_processes(), run_id)
+        return {name: some for name, some in found.items() if some}
 
     def reset(self) -> None:
         """Make all as new for the next test: hosts up, links healed, sshd on, users' processes ended, homes emptied."""
         pids = [str(p.pid) for p in self._controller_processes() if p.pid != 1]
-        self.root_run(["/bin/sh", "-c", f"kill -9 {' '.join(pids)}"], check=False)
+        self.run(["/bin/sh", "-c", f"kill -9 {' '.join(pids)}"])
         down = [host for host in self.hosts if not host.is_up]
         for host in down:
             host.power_on()
@@ -161,7 +164,8 @@ class Lab:
                 return (table / f"{process.pid}/ns/pid").readlink() == own
             return False
 
-        return [p for p in read_processes(table) if is_ours(p) and "unshare" not in p.argv[:1]]
+        # unshare: that is what a host lives in, started among us
+        return [p for p in read_processes(table) if is_ours(p) and p.argv[:1] != ("unshare",)]
 
     # --- for hosts ----------------------------------------------------------------------------------------------
 
@@ -172,15 +176,10 @@ class Lab:
         return self._init
 
     def root_popen(self, argv: Sequence[str]) -> subprocess.Popen[str]:
-        return self.popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return self.popen(argv, **namespaces.pipes(None))
 
-    def root_run(
-        self, argv: Sequence[str], input: str | None = None, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
-        result = self.run(argv, input=input)
-        if check:
-            result.check_returncode()
-        return result
+    def root_run(self, argv: Sequence[str], input: str | None = None) -> subprocess.CompletedProcess[str]:
+        return self.run(argv, input=input, check=True)
 
     def apply_cut_and_loss(self) -> None:
         links.apply_cut_and_loss([link for host in self.hosts for link in host.links.values()], self.root_run)
@@ -206,7 +205,6 @@ class Lab:
     # --- start and end ------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        paths = {CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]}
         with (self.directory / "lab.log").open("w") as log:
             self._unshare = subprocess.Popen(
                 [*namespaces.UNSHARE, "--mount-proc", "bash", Path(__file__).with_name("lab.sh")],
@@ -215,7 +213,7 @@ class Lab:
                     "LAB": str(self.directory),
                     "CONTROLLER_ADDRESS": CONTROLLER_ADDRESS,
                     "SILENT_DNS": SILENT_DNS,
-                    "SHARED_PATHS": " ".join(sorted(map(str, paths))),
+                    "SHARED_PATHS": self.shared_paths,
                     "BASE_PYTHON": os.path.realpath(sys.executable),
                 },
                 stdin=subprocess.PIPE,
@@ -245,9 +243,8 @@ class Lab:
         shutil.rmtree(self.directory)
 
     def _install(self, n: int) -> None:
-        names = {f"node-{i}": f"10.77.{i // 250}.{i % 250 + 1}" for i in range(n)}
-        self.hosts_file = "127.0.0.1 localhost\n::1 localhost\n" + f"{CONTROLLER_ADDRESS} controller\n"
-        self.hosts_file += "".join(f"{address} {name}\n" for name, address in names.items())
+        self.hosts_file = f"127.0.0.1 localhost\n::1 localhost\n{CONTROLLER_ADDRESS} controller\n"
+        self.hosts_file += "".join(f"{address(77, i)} node-{i}\n" for i in range(n))
         self.group = _with_users("/etc/group", "{user}:x:{uid}:\n")
         self.shadow = "root:*:19000:0:99999:7:::\n" + "".join(f"{user}:*:19000:0:99999:7:::\n" for user in USERS)
         self.sshd_config = "".join(f"{key} {value}\n" for key, value in self._sshd_options.items())

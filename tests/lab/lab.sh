@@ -1,4 +1,4 @@
-# The lab's own namespaces: the two networks, the machine that the controller runs on, and the root that hosts are made from.
+# The lab's own namespaces: the two networks, the machine that the controller runs on, and the root hosts are made from.
 # Runs as pid 1 of `unshare --net --mount --pid --uts --ipc`; LAB is its folder, the other variables come from lab.py.
 set -euo pipefail
 [ $$ = 1 ] || { echo "$0 is for the lab alone: it ends with killing all processes that it sees" >&2; exit 2; }
@@ -16,9 +16,11 @@ else
     mount -t sysfs sysfs /sys
 fi
 
+# A bridge without an address of its own takes that of a port, another one when ports come and go: the hosts would then
+# answer the controller to an address that is no more.
 ip -batch - <<EOF
 link set lo up
-link add ssh type bridge mcast_snooping 0
+link add ssh address 02:00:0a:4d:ff:fe type bridge mcast_snooping 0
 link add cluster type bridge mcast_snooping 0
 link set ssh up
 link set cluster up
@@ -45,10 +47,10 @@ if [ ! -e /usr/bin/python3 ] && [ ! -e /usr/local/bin/python3 ]; then
     ln -s "$BASE_PYTHON" "$root/usr/local/bin/python3"
 fi
 for path in $SHARED_PATHS; do
-    if [ ! -e "$root$path" ]; then share "$path"; fi
+    if ! [ "$path" -ef "$root$path" ]; then share "$path"; fi
 done
 cp -a /etc "$root/etc"
-rm -rf "$root/etc/ssh" "$root/etc/resolv.conf" "$root/etc/hostname" "$root/etc/machine-id" "$root/etc/mtab"
+rm -rf "$root/etc/ssh" "$root/etc/resolv.conf" "$root/etc/hostname" "$root/etc/mtab"
 touch "$root"/etc/{resolv.conf,hostname,machine-id,hosts,passwd,group,shadow}
 ln -s /proc/self/mounts "$root/etc/mtab"
 mkdir -p "$root"/{dev,etc/ssh,home,proc,root,run,sys,tmp,var/log,var/tmp,var/lib}

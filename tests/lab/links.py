@@ -29,6 +29,7 @@ class Link:
     interface: str
     cut: bool = False
     loss: int = 0  # percent, of each direction
+    rate: str | None = None
     relay: subprocess.Popen[str] | None = None  # holds the frames of a delayed link
 
     @property
@@ -63,6 +64,9 @@ def apply_cut_and_loss(links: Iterable[Link], in_lab: Runner) -> None:
 
 def set_rate(link: Link, rate: str | None, in_lab: Runner, in_host: Runner) -> None:
     """Limit each direction at its sender, as a slow wire does; `rate` in tc's words, None for no limit."""
+    if rate == link.rate:
+        return
+    link.rate = rate
     discipline = ["noqueue"] if rate is None else ["tbf", "rate", rate, "burst", "32k", "latency", "200ms"]
     for run, device in ((in_lab, link.port), (in_host, link.interface)):
         run(["tc", "qdisc", "replace", "dev", device, "root", *discipline])

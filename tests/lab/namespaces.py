@@ -52,7 +52,15 @@ def popen(
         os.close(pidfd)
 
 
-def run(process: subprocess.Popen[str], input: str | None, timeout: float) -> subprocess.CompletedProcess[str]:
+def pipes(input: str | None) -> dict[str, Any]:
+    """Popen's options for `run`."""
+    stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
+    return {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+def run(
+    process: subprocess.Popen[str], input: str | None, timeout: float, check: bool
+) -> subprocess.CompletedProcess[str]:
     """Feed and drain `process` to its end; after `timeout` seconds it is killed and TimeoutExpired raised."""
     with process:
         try:
@@ -60,7 +68,10 @@ def run(process: subprocess.Popen[str], input: str | None, timeout: float) -> su
         except BaseException:
             process.kill()
             raise
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+    result = subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+    if check:
+        result.check_returncode()
+    return result
 
 
 def children_of(parents: set[int]) -> dict[int, int]:

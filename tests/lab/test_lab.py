@@ -13,22 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from lab import Host, Lab, wait_until
+from lab import Host, Lab, memory, wait_until
 from lab.fixtures import assert_nothing_left
-from lab.host import memory_cgroups
 
 pytest_plugins = ["pytester"]
 TESTS = Path(__file__).resolve().parents[1]
 
 
 def ssh(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
-    result = lab.run(["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2", *arguments])
-    if result.returncode == 255:
-        print(result.stderr)
-        print(lab.run(["sh","-c","ip neigh; bridge link; bridge fdb | grep -v perm; nft list ruleset; ip -s link; tc -s qdisc"]).stdout)
-        h=lab.hosts[0]
-        if h.is_up: print(h.sh("ip neigh; ip -s link; tc -s qdisc; nstat; ss -tnla","root").stdout)
-    return result
+    return lab.run(["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2", *arguments])
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -315,7 +308,7 @@ time.sleep(1000)
         assert len(alive()) > 10
         tests.kill()
         wait_until(lambda: not alive(), 10, "no process of the lab is left")
-    assert not list(memory_cgroups()[0].glob(f"{Path(directory).name}*"))
+    assert not list(memory.parent_and_limit()[0].glob(f"{Path(directory).name}*"))
     shutil.rmtree(directory)
 
 

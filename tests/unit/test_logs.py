@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterable
 from itertools import pairwise
+from pathlib import Path
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -30,6 +31,7 @@ from orchestrator.logs import (
     to_json,
 )
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "logs"
 NOTHING = Mask()
 
 
@@ -164,6 +166,7 @@ def test_wiping_the_line_is_no_state() -> None:
     assert fed(b"\r99%\r      \rdone\n") == ["done"]
     assert fed(b"\r99%\r      \r\n") == ["99%"]
     assert fed(b"\r99%\r\x1b[2K\n") == ["99%"]
+    assert fed(b"1%\r2%\r", b"99%\r  \r", b"  \r", b"\n", every=0.1) == ["1%", "99%"]
 
 
 def test_a_carriage_return_at_the_end_of_a_chunk_waits_for_its_newline() -> None:
@@ -349,6 +352,28 @@ def test_any_text_is_one_line_of_ascii_json(text: str) -> None:
     written = to_json(line(text), NOTHING)
     assert written.isascii() and "\n" not in written
     assert isinstance(json.loads(written)["text"], str)
+
+
+# --- all together, on what programs really write
+
+
+@pytest.mark.parametrize("case", sorted(path.stem for path in GOLDEN.glob("*.raw")))
+def test_golden(case: str) -> None:
+    """CASE.raw as written by a program, and how it has to look in a pipe, on a terminal and as JSON."""
+    stream = LineAssembler("node-0", 3, "stderr", 0)
+    raw = (GOLDEN / f"{case}.raw").read_bytes()
+    lines: list[Line] = []
+    for number, start in enumerate(range(0, len(raw), 64)):  # 64 bytes every tenth of a second
+        lines += stream.feed(raw[start : start + 64], 1_700_000_000 + number / 10)
+    lines += stream.flush()
+    mask = Mask(["wandb-0123456789abcdef"])
+    shown = {
+        "plain": [Painter(["node-0"], colour=False, mask=mask).paint(line) for line in lines],
+        "colour": [Painter(["node-0"], colour=True, timestamps=True, mask=mask).paint(line) for line in lines],
+        "jsonl": [to_json(line, mask) for line in lines],
+    }
+    for kind, painted in shown.items():
+        assert "\n".join([*painted, ""]).encode() == (GOLDEN / f"{case}.{kind}").read_bytes(), kind
 
 
 # --- merging

@@ -184,7 +184,9 @@ def test_algorithms_that_ssh_config_leaves_out_are_left_out(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize("address", ["-oProxyCommand=touch pwned", "a;touch pwned", "a b", "", "$(touch pwned)", "a/../b"])
+@pytest.mark.parametrize(
+    "address", ["-oProxyCommand=touch pwned", "a;touch pwned", "a b", "", "$(touch pwned)", "a/../b"]
+)
 def test_no_name_is_taken_for_an_option_or_run_by_a_shell(tmp_path: Path, address: str) -> None:
     failure = refused(tmp_path, "ProxyCommand nc %h\n", replace(PLAIN, address=address))
     assert "no host name" in failure.reason

@@ -1,0 +1,47 @@
+# Everything there is to do with a checkout. What a target needs is set up first, in .venv, and nowhere else.
+# The Python to use: make test PYTHON=/path/to/python3. If it has torch already, that one is used; any will do.
+
+PYTHON ?= python3
+PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test lint clean
+
+help:
+	@echo 'make demo     train on two hosts of this machine, over real SSH: what ddp-orch does, in a minute'
+	@echo 'make test     the tests; ARGS="tests/unit -x" for some of them'
+	@echo 'make lint     ruff and mypy'
+	@echo 'make clean    remove what these have made'
+
+demo: .venv/.complete
+	@.venv/bin/python -m orchestrator.cli demo
+
+test: .venv/.complete
+	.venv/bin/python -m pytest $(ARGS)
+
+lint: .venv/.complete
+	.venv/bin/python -m ruff check
+	.venv/bin/python -m ruff format --check
+	.venv/bin/python -m mypy
+
+clean:
+	rm -rf .venv *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The stamp is the last thing to be made: a set-up that was interrupted, or is older than the constraints, begins anew.
+.venv/.complete: constraints.txt
+	@rm -rf .venv
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=/path/to/python3" if sys.version_info < (3, 10) else 0)'
+	@if $(PYTHON) -c 'import torch' 2>/dev/null; then $(INHERITING_VENV); else $(PYTHON) -m venv .venv; fi
+	@echo 'installing into .venv ...'
+	@$(PIP) setuptools
+	@$(PIP) --no-build-isolation --editable '.[test]'
+	@.venv/bin/python -c 'import torch' 2>/dev/null || { echo $(TORCH_HINT); $(PIP) torch; }
+	@touch $@
+
+# A venv made by a Python in a venv sees the packages of the system below both, and not those of the other venv.
+define INHERITING_VENV
+$(PYTHON) -m venv --system-site-packages .venv && \
+$(PYTHON) -c 'import site, sys; print(*(site.getsitepackages() if sys.prefix != sys.base_prefix else []), sep="\n")' \
+  > "$$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
+endef
+
+TORCH_HINT := 'installing torch; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes it a small one, without CUDA'

@@ -1,0 +1,110 @@
+"""Launch time: from the command to the first line of all ranks, against `ssh HOST torchrun ...` typed by hand.
+
+Hosts of the lab, one rank each, the script joins the process group and prints. Ours does its checks; its code was sent once
+before. The hand-written baseline gives torchrun the same options and variables, one ssh a host, all at once, with nothing
+checked. Each round runs every contestant once; ratios are within a round.
+
+    python benchmarks/launch_time.py [--hosts 8] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import selectors
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+import results
+from lab.lab import Lab
+
+SCRIPT = """
+import os, torch.distributed as dist
+dist.init_process_group("gloo")
+print("first line of rank", os.environ["RANK"], flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def until_all_have_spoken(processes: list[subprocess.Popen[str]], wanted: int) -> float:
+    """Seconds from now until `wanted` ranks have printed; then waits for the processes to end."""
+    began = time.monotonic()
+    seen: set[str] = set()
+    at = 0.0
+    with selectors.DefaultSelector() as selector:
+        for process in processes:
+            selector.register(process.stdout, selectors.EVENT_READ, process.stdout)  # type: ignore[arg-type]
+        while selector.get_map():
+            for key, _ in selector.select():
+                line = key.data.readline()
+                if not line:
+                    selector.unregister(key.fileobj)
+                elif "first line of rank" in line:
+                    seen.add(line.rsplit(" ", 1)[1].strip())
+                    if len(seen) == wanted and not at:
+                        at = time.monotonic() - began
+    for process in processes:
+        assert process.wait() == 0, process.args
+    assert len(seen) == wanted, f"only ranks {sorted(seen)} printed"
+    return at
+
+
+def by_hand(lab: Lab, port: int) -> float:
+    head = lab.hosts[0]
+    processes = []
+    for rank, host in enumerate(lab.hosts):
+        nic = "eth0"
+        line = (
+            f"cd bench && GLOO_SOCKET_IFNAME={nic} NCCL_SOCKET_IFNAME={nic} OMP_NUM_THREADS=2 "
+            f"RES_OPTIONS='timeout:1 attempts:1' {shlex.quote(lab.python)} -m torch.distributed.run --rdzv-backend=static "
+            f"--master-addr={head.address} --master-port={port} --nnodes={len(lab.hosts)} --nproc-per-node=1 "
+            f"--node-rank={rank} --local-addr={host.address} --max-restarts=0 train.py"
+        )
+        argv = ["ssh", "-o", "BatchMode=yes", f"ann@{host.address}", line]
+        processes.append(lab.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL))
+    return until_all_have_spoken(processes, len(lab.hosts))
+
+
+def ours(lab: Lab, launcher: str) -> float:
+    inventory = lab.inventory(name=f"{launcher}.yaml", run={"launcher": launcher})
+    argv = ["ddp-orch", "up", str(inventory), "--", "train.py"]
+    process = lab.popen(
+        argv, cwd=lab.controller_home / "bench", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
+    )
+    return until_all_have_spoken([process], len(lab.hosts))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    asked = parser.parse_args()
+    with Lab(asked.hosts) as lab:
+        folder = lab.controller_home / "bench"
+        folder.mkdir()
+        (folder / "train.py").write_text(SCRIPT)
+        for host in lab.hosts:
+            host.sh("mkdir bench && cat > bench/train.py", input=SCRIPT, check=True)
+        contestants: dict[str, Callable[[int], float]] = {
+            "ssh torchrun by hand": lambda turn: by_hand(lab, 29500 + turn),
+            "ddp-orch, torchrun": lambda turn: ours(lab, "torchrun"),
+            "ddp-orch, direct": lambda turn: ours(lab, "direct"),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in contestants}
+        for turn in range(asked.rounds + 1):
+            for name, contestant in contestants.items():
+                took = contestant(turn)
+                if turn:  # the first round warms caches, and sends the code
+                    seconds[name].append(took)
+    print(results.table(seconds, "ssh torchrun by hand"))
+    results.write("launch_time", {"hosts": asked.hosts, "seconds": seconds})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Runs of stand-in commands on hosts that are folders of this machine: the whole node program, without SSH and torch.
+
+Every host has a state folder of its own, is reached through a `LocalConnection`, and is started as `launch` does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lab.waiting import wait_until
+
+from orchestrator import inventory, launchers, plan
+from orchestrator.node import journal, processes, recorder, runs, state
+from orchestrator.session import Session
+from orchestrator.ship import node_program
+from orchestrator.transport import LocalConnection
+
+AGENT = (str(Path(__file__).with_name("stand_in_agent.py")), "{nproc}", "{node_rank}")
+
+
+class Host:
+    def __init__(self, folder: Path, python: str) -> None:
+        self.state = folder
+        self.python = python
+        self.session = self.connect()
+
+    def connect(self) -> Session:
+        before = os.environ.get("DDP_ORCH_STATE_DIR")
+        os.environ["DDP_ORCH_STATE_DIR"] = str(self.state)
+        try:
+            return Session(self.state.name, LocalConnection(), self.python, node_program(), secrets.token_hex(16))
+        finally:
+            del os.environ["DDP_ORCH_STATE_DIR"]
+            if before is not None:
+                os.environ["DDP_ORCH_STATE_DIR"] = before
+
+
+class Run:
+    """One run on all hosts. What is asked of a host is asked by its number; 0 is the head."""
+
+    def __init__(self, run_id: str, hosts: Sequence[Host]) -> None:
+        self.run_id = run_id
+        self.hosts = hosts
+
+    def folder(self, node: int = 0) -> Path:
+        (folder,) = self.hosts[node].state.glob(f"*/runs/{self.run_id}")
+        return folder
+
+    def record(self, name: str, node: int = 0) -> dict[str, Any] | None:
+        return state.read(str(self.folder(node) / name))
+
+    def journal(self, node: int = 0) -> dict[str, bytes]:
+        """What every stream holds so far, by `ATTEMPT.SOURCE.CHANNEL`."""
+        found = {}
+        for stream, parts in journal.segments(str(self.folder(node) / "log")).items():
+            reader, data = journal.Reader(), b""
+            while pieces := reader.read(parts, 1 << 20):
+                data += b"".join(piece.data for piece in pieces)
+            found[str(stream)] = data
+        return found
+
+    def wait_for(self, text: str, stream: str, node: int = 0, timeout: float = 20.0) -> None:
+        wait_until(lambda: text.encode() in self.journal(node).get(stream, b""), timeout, f"{text!r} in {stream}")
+
+    def guard(self, node: int = 0) -> processes.Process:
+        found = self.record("state.json", node)
+        assert found is not None
+        return processes.Process(*found["guard"])
+
+    def recorder(self, node: int = 0) -> processes.Process | None:
+        for one in processes.descendants(self.guard(node).pid):
+            if Path(f"/proc/{one.pid}/comm").read_text().strip() == "ddp-recorder":
+                return one
+        return None
+
+    def members(self) -> list[processes.Process]:
+        """Processes of the run on all hosts, by their mark."""
+        return [process for process, mark in processes.marks().items() if mark == self.run_id]
+
+    def wait_over(self, timeout: float = 30.0) -> list[dict[str, Any]]:
+        """The exit records of all hosts, once all guards have gone."""
+        for node in range(len(self.hosts)):
+            wait_until(lambda node=node: not runs.guarded(str(self.folder(node))), timeout, f"the guard of {node} ends")
+        wait_until(lambda: not self.members(), 5.0, "no process of the run is left")
+        records = [self.record("exit.json", node) for node in range(len(self.hosts))]
+        assert None not in records, f"a host has no exit record: {records}"
+        return [record for record in records if record is not None]
+
+    def stop(self, node: int = 0, grace: float | None = None) -> dict[str, Any]:
+        return self.hosts[node].session.request("stop", {"run_id": self.run_id, "grace": grace, "by": "the test"})
+
+
+class Runs:
+    """Starts runs, and afterwards ends whatever is left of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._hosts: list[Host] = []
+        self._started: list[Run] = []
+
+    def hosts(self, count: int, python: str = sys.executable) -> list[Host]:
+        """The first `count` hosts, made if need be."""
+        while len(self._hosts) < count:
+            self._hosts.append(Host(self._folder / f"host-{len(self._hosts)}", python))
+        return self._hosts[:count]
+
+    def prepare(
+        self,
+        code: str,
+        *arguments: str,
+        nproc: Sequence[int] = (1,),
+        torchrun: bool = False,
+        grace: float = 10.0,
+        env: Mapping[str, str] | None = None,
+        secret: Mapping[str, str] | None = None,
+        setup: Sequence[str] = (),
+        python: str = sys.executable,
+    ) -> tuple[Run, dict[str, Any]]:
+        """Prepare a run of `python -u -c CODE ARGUMENTS` everywhere; also returns what its start needs."""
+        hosts = self.hosts(len(nproc), python)
+        text = "hosts:\n"
+        for number, count in enumerate(nproc):
+            text += (
+                f"- {{name: host-{number}, address: 127.0.0.1, cluster_address: 127.0.0.1, interface: lo, gpus: none, "
+                f"nproc_per_node: {count}, python: {python}, setup: {list(setup)}, workdir: {self._folder}}}\n"
+            )
+        text += f"run: {{grace: {grace}, launcher: direct}}\n"
+        run_id = f"test-{secrets.token_hex(6)}"
+        wanted = plan.make(
+            inventory.parse(text, "inventory.yaml"),
+            run_id=run_id,
+            name=run_id,
+            command=("-u", "-c", code, *arguments),
+            code=None,
+            env=dict(env or {}),
+            debug=False,
+        )
+        if torchrun:
+            wanted = replace(wanted, launcher=launchers.Launcher("torchrun", AGENT))
+        facts = {node.host.name: {"gpus": []} for node in wanted.nodes}
+        run = Run(run_id, hosts)
+        self._started.append(run)
+        key = secrets.token_hex(32)
+        at_head: dict[str, Any] | None = None
+        for number, host in enumerate(hosts):
+            spec = plan.spec(wanted, number, facts, created_at="2026-01-01T00:00:00Z", by="the test")
+            private = {"secrets": dict(secret or {}), "key": key}
+            answer = host.session.request("prepare", {"spec": spec, "private": private, "head": at_head})
+            at_head = at_head or answer
+        assert at_head is not None
+        return run, {"master_addr": "127.0.0.1", "master_port": at_head["rdzv_port"]}
+
+    def start(self, code: str, *arguments: str, **options: Any) -> Run:
+        run, start = self.prepare(code, *arguments, **options)
+        run.hosts[0].session.request("start", {"run_id": run.run_id, "start": start})
+        return run
+
+    def close(self) -> None:
+        for run in self._started:
+            for host in run.hosts:
+                for folder in host.state.glob(f"*/runs/{run.run_id}"):
+                    _end(run.run_id, folder)
+        for host in self._hosts:
+            host.session.close()
+
+
+def _end(run_id: str, folder: Path) -> None:
+    found = state.read(str(folder / "state.json"))
+    if found is not None and found["guard"] is not None:
+        guard = processes.Process(*found["guard"])
+        if processes.alive(guard):
+            below = processes.descendants(guard.pid)
+            processes.send(guard, signal.SIGSTOP)  # so that it restarts nothing
+            processes.send_all(below, signal.SIGKILL)
+            processes.send(guard, signal.SIGKILL)
+            wait_until(lambda: not processes.alive(guard), 5.0, "a killed guard is gone")
+    recorder.sweep(run_id, str(folder))
+
+
+@contextlib.contextmanager
+def local_runs(folder: Path) -> Iterator[Runs]:
+    found = Runs(folder)
+    try:
+        yield found
+    finally:
+        found.close()

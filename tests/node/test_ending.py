@@ -1,0 +1,228 @@
+"""How a run on its hosts ends: by itself, by a failure, by a wish; and that nothing of it is left, and nothing else is touched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from lab.waiting import wait_until
+from local_runs import Run, Runs
+
+from orchestrator.node import processes
+
+WAIT = "print('ready', flush=True); import time; time.sleep(300)"
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """Looks just like a rank, and is none of ours."""
+    process = subprocess.Popen([sys.executable, "-u", "-c", WAIT], stdout=subprocess.DEVNULL, start_new_session=True)
+    yield process
+    assert process.poll() is None, "a process that is not of the run was ended"
+    process.kill()
+    process.wait()
+
+
+def ready(run: Run, *streams: tuple[int, str]) -> None:
+    for node, stream in streams:
+        run.wait_for("ready", stream, node)
+
+
+def verdict(run: Run, timeout: float = 30.0) -> dict[str, object]:
+    """The verdict, which all hosts must know alike."""
+    first, *others = [record["verdict"] for record in run.wait_over(timeout)]
+    assert all(one == first for one in others)
+    return dict(first)
+
+
+# --- by itself
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_run_that_ends_well_has_succeeded(runs: Runs, torchrun: bool) -> None:
+    run = runs.start("import os; print('rank', os.environ['RANK'])", nproc=(2, 2), torchrun=torchrun)
+    assert verdict(run)["state"] == "succeeded"
+    assert run.journal(0)["1.1.out"] == b"rank 1\n"
+    assert run.journal(1)["1.0.out"] == b"rank 2\n"
+    assert not list((run.folder() / "fifo").iterdir())
+
+
+def test_what_a_rank_leaves_behind_is_ended_and_the_run_has_still_succeeded(
+    runs: Runs, bystander: subprocess.Popen[bytes]
+) -> None:
+    run = runs.start("import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)")
+    assert verdict(run)["state"] == "succeeded"
+
+
+def test_what_outlives_a_rank_has_a_moment_to_finish_and_its_output_is_kept(runs: Runs) -> None:
+    finish = "lambda *_: (time.sleep(0.5), print('last words', flush=True), os._exit(0))"
+    run = runs.start(
+        f"import os, signal, time\nsignal.signal(signal.SIGTERM, {finish})\nif os.fork() == 0:\n    time.sleep(300)"
+    )
+    assert verdict(run)["state"] == "succeeded"
+    assert run.journal()["1.0.out"] == b"last words\n"
+
+
+# --- by a failure
+
+FAIL_ON_1 = "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(3)\ntime.sleep(300)"
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_failed_rank_is_named_and_all_nodes_stop(runs: Runs, torchrun: bool) -> None:
+    run = runs.start(FAIL_ON_1, nproc=(2, 1), torchrun=torchrun)
+    found = verdict(run, timeout=10.0)
+    failure = found["first_failure"]
+    assert found["state"] == "failed"
+    assert isinstance(failure, dict)
+    assert (failure["host"], failure["rank"], failure["exit_code"], failure["signal"]) == ("host-0", 1, 3, None)
+    assert abs(failure["at"] - time.time()) < 60
+
+
+def test_a_rank_that_was_killed_is_told_from_one_that_exited(runs: Runs) -> None:
+    run = runs.start("import os; os.kill(os.getpid(), 9)", torchrun=True)
+    failure = verdict(run)["first_failure"]
+    assert isinstance(failure, dict)
+    assert (failure["rank"], failure["exit_code"], failure["signal"]) == (0, None, "SIGKILL")
+
+
+
+def test_ranks_die_with_their_torchrun_and_the_run_fails(runs: Runs, bystander: subprocess.Popen[bytes]) -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
+    run = runs.start(deaf, nproc=(2,), torchrun=True)
+    ready(run, (0, "1.0.out"), (0, "1.1.out"))
+    (agent,) = [
+        one for one in processes.descendants(run.guard().pid) if (found := processes.stat(one.pid))
+        and found.parent == run.guard().pid and one != run.recorder()
+    ]  # fmt: skip
+    killed_at = time.monotonic()
+    processes.send(agent, signal.SIGKILL)
+    failure = verdict(run)["first_failure"]
+    assert time.monotonic() - killed_at < 5
+    assert isinstance(failure, dict)
+    assert failure["what"] in ("torchrun: killed by SIGKILL", "rank 0: killed by SIGKILL", "rank 1: killed by SIGKILL")
+
+
+# --- by a wish
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_on_a_stop_a_rank_has_its_grace_to_save_what_it_has(runs: Runs, torchrun: bool) -> None:
+    """Longer than torchrun has in its exit barrier: a rank that has no child is not taken for one that waits there."""
+    code = (
+        "import signal, sys, time\n"
+        "def save(*_):\n    time.sleep(4)\n    print('saved', flush=True)\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n" + WAIT
+    )
+    run = runs.start(code, torchrun=torchrun, grace=15)
+    ready(run, (0, "1.0.out"))
+    answer = run.stop()
+    assert answer["remaining"] == []
+    assert verdict(run) | {"at": 0} == {
+        "state": "killed", "first_failure": None, "stopped_by": "the test", "attempt": 1, "at": 0
+    }  # fmt: skip
+    assert run.journal()["1.0.out"] == b"ready\nsaved\n"
+
+
+STUBBORN = """
+import os, signal, sys, time
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            os.execve("/bin/sleep", ["sleep", "300"], {})  # without the mark
+        os._exit(0)
+    os.wait()
+print('ready', flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_two_hundred_deaf_daemons_without_a_mark_are_ended_and_no_one_else(
+    runs: Runs, bystander: subprocess.Popen[bytes], torchrun: bool
+) -> None:
+    run = runs.start(STUBBORN, "200", torchrun=torchrun)
+    ready(run, (0, "1.0.out"))
+    daemons = processes.descendants(run.guard().pid)
+    assert len(daemons) >= 200
+    asked_at = time.monotonic()
+    answer = run.stop(grace=1.0)
+    assert time.monotonic() - asked_at < 6.0
+    assert answer["remaining"] == []
+    assert len(answer["killed"]) >= 200
+    assert verdict(run)["state"] == "killed"
+    assert not [one for one in daemons if processes.alive(one)]
+
+
+def test_a_storm_of_forks_is_ended(runs: Runs) -> None:
+    storm = (
+        "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nprint('ready', flush=True)\n"
+        "while True:\n    if os.fork() == 0:\n        os.setsid()\n        if os.fork(): os._exit(0)\n"
+        "        time.sleep(0.05)\n        if os.fork(): os._exit(0)\n        time.sleep(5)\n        os._exit(0)\n"
+        "    time.sleep(0.001)\n"
+    )
+    run = runs.start(storm)
+    ready(run, (0, "1.0.out"))
+    assert run.stop(grace=0.0)["remaining"] == []
+    assert verdict(run)["state"] == "killed"
+
+
+def test_a_stopped_process_is_ended(runs: Runs) -> None:
+    run = runs.start("import os, signal; print('ready', flush=True); os.kill(os.getpid(), signal.SIGSTOP)")
+    ready(run, (0, "1.0.out"))
+    asked_at = time.monotonic()
+    run.stop(grace=20.0)
+    assert time.monotonic() - asked_at < 10.0, "it was not continued, so it could not hear the SIGTERM"
+    assert verdict(run)["state"] == "killed"
+
+
+def test_torchrun_in_its_exit_barrier_is_not_waited_for(runs: Runs) -> None:
+    run = runs.start("print('ready', flush=True)", torchrun=True, env={"BARRIER": "1"})
+    ready(run, (0, "1.0.out"))
+    asked_at = time.monotonic()
+    run.stop(grace=30.0)
+    assert time.monotonic() - asked_at < 10.0
+    assert verdict(run)["state"] == "killed"
+
+
+def test_a_second_stop_shortens_the_grace_of_the_first(runs: Runs) -> None:
+    run = runs.start(STUBBORN, "0", grace=60)
+    ready(run, (0, "1.0.out"))
+    runs_folder = run.folder()
+    os.kill(run.guard().pid, signal.SIGTERM)
+    wait_until(lambda: b"stopping" in run.journal().get("1.run.out", b""), 5.0, "the first stop was heard")
+    asked_at = time.monotonic()
+    run.stop(grace=0.5)
+    assert time.monotonic() - asked_at < 6.0
+    assert verdict(run)["state"] == "killed"
+    assert (runs_folder / "stop.json").exists()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_stop_asked_of_any_host_stops_all(runs: Runs, node: int) -> None:
+    run = runs.start(WAIT, nproc=(1, 1))
+    ready(run, (0, "1.0.out"), (1, "1.0.out"))
+    run.stop(node)
+    assert verdict(run)["state"] == "killed"
+
+
+def test_a_stop_of_a_run_that_is_not_there_is_done_already(runs: Runs) -> None:
+    (host,) = runs.hosts(1)
+    answer = host.session.request("stop", {"run_id": "nobody-knows-it", "grace": None, "by": "the test"})
+    assert (answer["known"], answer["killed"], answer["remaining"]) == (False, [], [])
+
+
+def test_a_stop_before_the_start_ends_what_was_prepared(runs: Runs) -> None:
+    run, _ = runs.prepare(WAIT, nproc=(1, 1))
+    run.stop(0)
+    assert verdict(run)["state"] == "killed"
+    assert "1.0.out" not in run.journal()

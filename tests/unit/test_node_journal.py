@@ -1,0 +1,322 @@
+"""The journal: a writer that may die anywhere, readers that miss nothing, a disk that may be full."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.node import follow, journal
+from orchestrator.node.journal import Piece, Reader, Stream, Writer
+
+STREAM = Stream(1, "0", "out")
+
+
+class Pipe:
+    """A pipe as the guard's keeper holds it: never empty-handed, never at its end."""
+
+    def __init__(self) -> None:
+        self.read, self.write = os.pipe()
+        os.set_blocking(self.read, False)
+
+    def put(self, data: bytes) -> None:
+        os.write(self.write, data)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    one = Pipe()
+    yield one
+    os.close(one.read)
+    os.close(one.write)
+
+
+def pieces(folder: Path, offset: int = 0, limit: int = 1 << 20) -> list[Piece]:
+    reader = Reader(offset)
+    found: list[Piece] = []
+    while new := reader.read(journal.segments(str(folder)).get(STREAM, []), limit):
+        found += new
+    return found
+
+
+def content(folder: Path, offset: int = 0, limit: int = 1 << 20) -> bytes:
+    return b"".join(piece.data for piece in pieces(folder, offset, limit))
+
+
+def write(folder: Path, pipe: Pipe, *parts: bytes) -> Writer:
+    writer = Writer(str(folder), STREAM)
+    for part in parts:
+        pipe.put(part)
+        assert writer.pump(pipe.read) == len(part)
+    return writer
+
+
+def test_bytes_come_back_as_they_were_written_each_with_its_time(tmp_path: Path, pipe: Pipe) -> None:
+    write(tmp_path, pipe, b"one\n", b"\xff\0two", b"three\n").close()
+    found = pieces(tmp_path)
+    assert [(piece.offset, piece.data) for piece in found] == [(0, b"one\n"), (4, b"\xff\0two"), (9, b"three\n")]
+    assert [piece.at for piece in found] == sorted(piece.at for piece in found)
+
+
+def test_an_empty_pipe_gives_zero_and_does_not_block(tmp_path: Path, pipe: Pipe) -> None:
+    assert write(tmp_path, pipe).pump(pipe.read) == 0
+
+
+def test_files_of_the_journal_are_private(tmp_path: Path, pipe: Pipe) -> None:
+    write(tmp_path, pipe, b"x").close()
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+
+
+def test_a_link_in_place_of_a_segment_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").touch()
+    (tmp_path / "1.0.out.000000000000.seg").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic"):
+        Writer(str(tmp_path), STREAM)
+
+
+@pytest.mark.parametrize("offset", range(12))
+def test_reading_may_begin_at_any_offset(tmp_path: Path, pipe: Pipe, offset: int) -> None:
+    write(tmp_path, pipe, b"abc", b"defg", b"hijk").close()
+    assert content(tmp_path, offset, limit=2) == b"abcdefghijk"[offset:]
+
+
+def test_segments_follow_one_another_without_a_seam(
+    tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SEGMENT", 10)
+    parts = [b"%d," % number for number in range(40)]
+    write(tmp_path, pipe, *parts).close()
+    whole = b"".join(parts)
+    assert len(journal.segments(str(tmp_path))[STREAM]) > 5
+    for offset in range(len(whole)):
+        assert content(tmp_path, offset) == whole[offset:]
+
+
+# --- a writer that was killed
+
+
+def test_a_new_writer_goes_on_where_the_killed_one_stopped(tmp_path: Path, pipe: Pipe) -> None:
+    write(tmp_path, pipe, b"first ")  # never closed
+    write(tmp_path, pipe, b"second").close()
+    assert content(tmp_path) == b"first second"
+
+
+@pytest.mark.parametrize("kept", range(33))
+def test_an_index_cut_anywhere_loses_no_byte(tmp_path: Path, pipe: Pipe, kept: int) -> None:
+    """Killed between the splice and its record, or within a record: the segment's length is the truth."""
+    write(tmp_path, pipe, b"first ", b"second ").close()
+    os.truncate(tmp_path / "1.0.out.000000000000.idx", kept)
+    assert content(tmp_path) == b"first second "  # for a reader that comes before any new writer
+    write(tmp_path, pipe, b"third").close()
+    found = pieces(tmp_path)
+    assert b"".join(piece.data for piece in found) == b"first second third"
+    assert found[-1].data == b"third"
+    assert (tmp_path / "1.0.out.000000000000.idx").stat().st_size % 16 == 0
+
+
+def test_a_segment_without_an_index_is_read_whole(tmp_path: Path, pipe: Pipe) -> None:
+    """The host lost its power: the segment had been written to the disk, its index had not."""
+    write(tmp_path, pipe, b"all of it").close()
+    os.truncate(tmp_path / "1.0.out.000000000000.idx", 0)
+    (piece,) = pieces(tmp_path)
+    assert piece.data == b"all of it"
+    assert piece.at == (tmp_path / "1.0.out.000000000000.seg").stat().st_mtime_ns
+
+
+def test_a_writer_killed_right_after_turning_to_a_new_segment_is_succeeded(
+    tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SEGMENT", 4)
+    write(tmp_path, pipe, b"full").close()
+    (tmp_path / "1.0.out.000000000004.idx").touch()
+    (tmp_path / "1.0.out.000000000004.seg").touch()
+    write(tmp_path, pipe, b"more").close()
+    assert content(tmp_path) == b"fullmore"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.one_of(st.binary(min_size=1, max_size=9), st.just("kill"), st.just("read"), st.integers(1, 17)), max_size=40
+    )
+)
+def test_whatever_is_written_killed_cut_and_read_meanwhile_arrives(
+    tmp_path_factory: pytest.TempPathFactory, doings: list[bytes | str | int]
+) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    pipe = Pipe()
+    segment, journal.SEGMENT = journal.SEGMENT, 16
+    try:
+        writer = Writer(str(folder), STREAM)
+        reader = Reader()
+        written, read = b"", b""
+        for doing in [*doings, "read"]:
+            if isinstance(doing, bytes):
+                pipe.put(doing)
+                writer.pump(pipe.read)
+                written += doing
+            elif doing == "read":
+                while new := reader.read(journal.segments(str(folder)).get(STREAM, []), 5):
+                    read += b"".join(piece.data for piece in new)
+                assert read == written
+            else:
+                writer.close()
+                if isinstance(doing, int):  # killed in the middle of a record
+                    index = max(folder.glob("*.idx"))
+                    os.truncate(index, max(0, index.stat().st_size - doing))
+                writer = Writer(str(folder), STREAM)
+        writer.close()
+    finally:
+        journal.SEGMENT = segment
+        os.close(pipe.read)
+        os.close(pipe.write)
+
+
+# --- a full disk: only the numbers of its errors are made up here, tests/node has a real one
+
+
+class Disk:
+    """Lets the journal's writes fail with ENOSPC for as long as it is full."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        self.no_files = False
+        self._splice, self._open, self._pwrite = journal._splice, os.open, os.pwrite
+        monkeypatch.setattr(journal, "_splice", self.splice)
+        monkeypatch.setattr(os, "open", self.open)
+        monkeypatch.setattr(os, "pwrite", self.pwrite)
+
+    def splice(self, source: int, target: int, offset: int, count: int) -> int:
+        self._check(self.full)
+        return self._splice(source, target, offset, count)
+
+    def open(self, path: str, flags: int, mode: int = 0o777, **more: int) -> int:
+        self._check(self.no_files and bool(flags & os.O_CREAT) and not os.path.exists(path))
+        return self._open(path, flags, mode, **more)
+
+    def pwrite(self, handle: int, data: bytes, offset: int) -> int:
+        self._check(self.full)
+        return self._pwrite(handle, data, offset)
+
+    def _check(self, fails: bool) -> None:
+        if fails:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("no_files", [False, True])
+def test_what_a_full_disk_drops_is_a_gap_of_exactly_its_size(
+    tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch, no_files: bool
+) -> None:
+    disk = Disk(monkeypatch)
+    writer = write(tmp_path, pipe, b"before")
+    disk.full, disk.no_files = True, no_files
+    for lost in (b"lost", b"and this"):
+        pipe.put(lost)
+        assert writer.pump(pipe.read) == len(lost)  # taken from the pipe, or the rank would block
+    assert writer.dropped == 12
+    disk.full = disk.no_files = False
+    pipe.put(b"after")
+    writer.pump(pipe.read)
+    writer.close()
+    assert [(piece.offset, piece.data) for piece in pieces(tmp_path)] == [(0, b"before"), (18, b"after")]
+    assert content(tmp_path, 9) == b"after"  # from within the gap
+
+
+def test_a_killed_writers_gap_is_known_to_its_successor(
+    tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    writer = write(tmp_path, pipe, b"before")
+    disk.full = True
+    pipe.put(b"lost")
+    writer.pump(pipe.read)
+    disk.full = False
+    write(tmp_path, pipe, b"after").close()
+    assert [(piece.offset, piece.data) for piece in pieces(tmp_path)] == [(0, b"before"), (10, b"after")]
+
+
+def test_a_disk_that_stays_full_gathers_no_files(tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    writer = write(tmp_path, pipe, b"before")
+    disk.full = True
+    for _ in range(20):
+        pipe.put(b"lost")
+        writer.pump(pipe.read)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_writer_can_begin_on_a_full_disk(tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    disk.full = disk.no_files = True
+    writer = Writer(str(tmp_path), STREAM)
+    pipe.put(b"lost")
+    assert writer.pump(pipe.read) == 4
+    writer.append(b"our own line\n")
+    disk.full = disk.no_files = False
+    pipe.put(b"after")
+    writer.pump(pipe.read)
+    assert [(piece.offset, piece.data) for piece in pieces(tmp_path)] == [(4, b"after")]
+
+
+def test_a_new_segment_that_cannot_be_made_does_not_stop_the_old_one(
+    tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SEGMENT", 4)
+    disk = Disk(monkeypatch)
+    writer = write(tmp_path, pipe, b"full")
+    disk.no_files = True
+    pipe.put(b"more")
+    assert writer.pump(pipe.read) == 4
+    assert content(tmp_path) == b"fullmore"
+
+
+def test_a_record_that_a_full_disk_cut_short_does_not_shift_the_later_ones(
+    tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = write(tmp_path, pipe, b"one ")
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, offset: pwrite(handle, data[:5], offset))
+    pipe.put(b"two ")
+    writer.pump(pipe.read)
+    monkeypatch.undo()
+    pipe.put(b"three")
+    writer.pump(pipe.read)
+    assert content(tmp_path) == b"one two three"
+
+
+# --- names, tail
+
+
+def test_names_that_are_no_streams_are_left_alone(tmp_path: Path) -> None:
+    for name in ("1.0.out.0.seg.x", "x.0.out.0.seg", "1.0.out.y.seg", "gang.jsonl", "1.0.out.000000000000.idx"):
+        (tmp_path / name).touch()
+    assert journal.segments(str(tmp_path)) == {}
+    assert journal.segments(str(tmp_path / "nowhere")) == {}
+
+
+TEXT = b"a\nbb\n\nccc\ndddd\n"
+
+
+@pytest.mark.parametrize("ending", [b"", b"no newline"])
+@pytest.mark.parametrize("segment", [1, 4, 100])
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_the_tail_of_a_stream_begins_with_a_line(
+    tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch, ending: bytes, segment: int, chunk: int
+) -> None:
+    monkeypatch.setattr(journal, "SEGMENT", segment)
+    monkeypatch.setattr(follow, "TAIL_CHUNK", chunk)
+    whole = TEXT + ending
+    write(tmp_path, pipe, *(whole[at : at + 3] for at in range(0, len(whole), 3))).close()
+    lines = whole.splitlines(keepends=True)
+    for count in itertools.count():
+        expected = b"".join(lines[max(0, len(lines) - count) :])
+        offset = follow._tail(journal.segments(str(tmp_path))[STREAM], count)
+        assert whole[offset:] == expected
+        if count > len(lines) + 1:
+            break
