@@ -105,7 +105,7 @@ def load(path: str | Path) -> Inventory:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError as exc:
-        raise InventoryError(f"{path}: no such file; `ddp-orch init` writes one") from exc
+        raise InventoryError(f"{path}: no such file; the smallest inventory is `hosts: [lovelace, hopper]`") from exc
     except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
         raise InventoryError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
     if len(data) > MAX_BYTES:

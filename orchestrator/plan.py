@@ -223,7 +223,8 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
 def as_text(plan: Plan) -> str:
     """The plan as a person reads it, and could type it."""
     described = as_dict(plan)
-    lines = [f"run {plan.run_id}  {len(plan.nodes)} hosts  launcher {plan.launcher.name}"]
+    hosts = "1 host" if len(plan.nodes) == 1 else f"{len(plan.nodes)} hosts"
+    lines = [f"run {plan.run_id}  {hosts}  launcher {plan.launcher.name}"]
     if plan.code is not None:
         lines.append(
             f"code {plan.code.sha256[:12]}  {plan.code.files} files, {plan.code.size / 1e6:.1f} MB, from {plan.code.root}"

@@ -119,7 +119,7 @@ def snapshot(script: Path, sync: Sync, base: Path) -> Snapshot | None:
 
     `auto` takes what git knows of and does not ignore in the script's repository, or without one the script's folder as
     far as .gitignore files do not exclude it. Paths, relative to `base`, are taken whole. The script is always taken;
-    never .git, byte code, virtual environments, sockets and devices. Empty folders are not kept.
+    never .git, byte code, sockets and devices, nor (outside of git) virtual environments. Empty folders are not kept.
     Raises UsageError, also for more than 200 MB or 20,000 files.
     """
     if sync == "none":

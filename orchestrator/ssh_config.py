@@ -68,7 +68,6 @@ class Resolver:
         self._config_file = config_file
         self._agent_socket = agent_socket
         self._ssh = shutil.which("ssh")
-        self._asking = threading.BoundedSemaphore(2 * (os.cpu_count() or 1))  # `ssh -G` is all computing
         self._lock = threading.Lock()
         self._asked: dict[tuple[str, ...], tuple[threading.Lock, list[Settings]]] = {}
 
@@ -156,9 +155,6 @@ class Resolver:
     def _read_with_ssh(self, question: _Question, deadline: float) -> Settings:
         assert self._ssh
         config = ("-F", str(self._config_file)) if self._config_file else ()
-        too_slow = _failure(question.name, "`ssh -G` did not answer in time", "look for a slow `Match exec`")
-        if not self._asking.acquire(timeout=max(0.1, deadline - time.monotonic())):
-            raise too_slow
         try:
             done = subprocess.run(
                 (self._ssh, "-G", *config, *question.arguments()),
@@ -167,9 +163,7 @@ class Resolver:
                 timeout=max(0.1, deadline - time.monotonic()),
             )
         except subprocess.TimeoutExpired as error:
-            raise too_slow from error
-        finally:
-            self._asking.release()
+            raise _failure(question.name, "`ssh -G` did not answer in time", "look for a slow `Match exec`") from error
         if done.returncode:
             reason = done.stderr.decode(errors="replace").strip().replace("\r", "").replace("\n", "; ")
             raise _failure(question.name, f"`ssh -G` refused: {reason}", "mend ssh_config")

@@ -154,10 +154,6 @@ class KeyRing:
         self._agents: dict[Path, Agent | None] = {}
         self._lock = threading.Lock()
 
-    @property
-    def can_ask(self) -> bool:
-        return self._ask is not None
-
     def offer(self, target: Target) -> Offer:
         """The keys for a target: the named ones in their order, then whatever else the agent holds.
 

@@ -79,6 +79,25 @@ def command(pid: int) -> str:
         return ""
 
 
+def name(pid: int) -> str:
+    """What `set_name` has set; a process may call itself anything."""
+    try:
+        with open("/proc/%d/comm" % pid, "rb") as file:
+            return file.read().rstrip(b"\n").decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def ancestors(pid: int) -> List[int]:
+    """The pids above a process, its parent first."""
+    above: List[int] = []
+    found = stat(pid)
+    while found is not None and found.parent > 0:
+        above.append(found.parent)
+        found = stat(found.parent)
+    return above
+
+
 def owner(pid: int) -> Optional[int]:
     try:
         return os.stat("/proc/%d" % pid).st_uid

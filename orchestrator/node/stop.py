@@ -91,6 +91,11 @@ def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
 def _dead_runs() -> List[Tuple[str, str]]:
     """Runs without a guard: known ones, and marks whose run has no folder here any more."""
     known = dict(state.runs())
-    marked = {mark for mark in processes.marks().values() if state.RUN_ID.match(mark)}
-    candidates = {run_id: known.get(run_id) or state.run_folder(run_id) for run_id in set(known) | marked}
+    marks = processes.marks()
+    # runs of another state folder are on this machine too, when it plays several hosts; no lock tells of their guards
+    elsewhere = {
+        mark for process, mark in marks.items() if "ddp-guard" in map(processes.name, processes.ancestors(process.pid))
+    }
+    strays = {mark for mark in marks.values() if state.RUN_ID.match(mark)} - set(known) - elsewhere
+    candidates = {**known, **{run_id: state.run_folder(run_id) for run_id in strays}}
     return [(run_id, folder) for run_id, folder in candidates.items() if not runs.guarded(folder)]

@@ -221,3 +221,17 @@ def test_a_second_session_that_sshd_refuses_is_said(server: Sshd, client: Client
     with pytest.raises(ConnectFailure, match="MaxSessions"):
         connection.open("true", 10)
     connection.close()
+
+
+@needs_sshd
+def test_new_keys_in_the_middle_of_a_transfer_harm_nothing(tmp_path: Path, client: Client) -> None:
+    with sshd(tmp_path / "sshd", client.key, "RekeyLimit 1M") as server:
+        client.trust(server.known_line())
+        connection = client.dialer().connect(host(server))
+        data = random.Random(8).randbytes(10_000_000)
+        pipe = connection.open("cat", 10)
+        sender = threading.Thread(target=lambda: (pipe.send(data), pipe.close_write()))
+        sender.start()
+        assert hashlib.sha256(read_all(pipe)).digest() == hashlib.sha256(data).digest()
+        sender.join()
+        connection.close()

@@ -423,7 +423,7 @@ def test_a_clock_set_back_does_not_reorder_a_stream() -> None:
     assert texts(merger.flush()) == ["b", "1", "2", "3"]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_nothing_is_lost_doubled_or_reordered_within_a_stream(data: st.DataObject) -> None:
     hosts = ["a", "b", "c"]

@@ -62,7 +62,7 @@ def shown(text: str) -> Terminal:
     return screen
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(HOSTILE)
 @example("\x1b[1;38;5;8;8mred\x1b[0")
 @example("\x1b]0;unfinished")
@@ -76,7 +76,7 @@ def test_nothing_changes_but_text_and_colour_whatever_the_text_is(text: str) -> 
     assert (coloured.cursor.x, coloured.cursor.y) == (plain.cursor.x, plain.cursor.y)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(HOSTILE)
 def test_only_styles_without_conceal_remain_of_all_control_characters(text: str) -> None:
     assert re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", tame(text, colour=False)) is None
@@ -87,7 +87,7 @@ def test_only_styles_without_conceal_remain_of_all_control_characters(text: str)
     coloured.encode()  # no lone surrogate is left, so it can be written
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(HOSTILE, st.booleans())
 def test_taming_what_is_tame_changes_nothing(text: str, colour: bool) -> None:
     once = tame(text, colour)

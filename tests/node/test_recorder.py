@@ -1,0 +1,238 @@
+"""The recorder may be killed, the guard may be killed, the disk may be full: what is lost then, and what is not."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab.waiting import wait_until
+from local_runs import Run, Runs, local_runs
+
+from orchestrator.node import journal, processes
+
+WAIT = "print('ready', flush=True); import time; time.sleep(300)"
+
+POUR = """
+import hashlib, os, random, sys, time
+rng, digest, total, end = random.Random(sys.argv[1] + os.environ['RANK']), hashlib.sha256(), 0, time.time() + float(sys.argv[2])
+while time.time() < end:
+    data = rng.randbytes(rng.choice((1, 80, 4096, 65536, 300000)))
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view):]
+    digest.update(data)
+    total += len(data)
+    if rng.random() < 0.2:
+        time.sleep(0.001)
+os.write(2, f'{digest.hexdigest()} {total}\\n'.encode())
+"""
+
+
+def replaced(run: Run, node: int, old: processes.Process) -> processes.Process:
+    return wait_until(
+        lambda: (new := run.recorder(node)) is not None and new != old and new, 10.0, "a killed recorder is replaced"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_recorder_killed_again_and_again_loses_no_byte(runs: Runs, torchrun: bool) -> None:
+    seconds = 8
+    run = runs.start(POUR, "seed", str(seconds), nproc=(2,), torchrun=torchrun)
+    moment = random.Random(7)
+    end = time.monotonic() + seconds
+    kills = 0
+    recorder = wait_until(run.recorder, 10.0, "there is a recorder")
+    while time.monotonic() < end - 1.0:
+        time.sleep(moment.uniform(0.0, 0.2))  # a random moment, not a condition
+        processes.send(recorder, signal.SIGKILL)
+        recorder = replaced(run, 0, recorder)
+        kills += 1
+    assert [record["verdict"]["state"] for record in run.wait_over()] == ["succeeded"]
+    written = run.journal()
+    for rank in ("0", "1"):
+        digest, total = written[f"1.{rank}.err"].split()
+        assert (len(written[f"1.{rank}.out"]), kills) == (int(total), kills)
+        assert hashlib.sha256(written[f"1.{rank}.out"]).hexdigest().encode() == digest
+    assert kills >= 5
+
+
+def test_a_head_whose_recorder_is_killed_still_ends_the_run(runs: Runs) -> None:
+    """The gang is played again from its events, and the nodes join again."""
+    code = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)"
+    run = runs.start(code, nproc=(1, 1))
+    for node in (0, 1):
+        run.wait_for("ready", "1.0.out", node)
+        for _ in range(2):
+            recorder = wait_until(lambda node=node: run.recorder(node), 10.0, "there is a recorder")
+            processes.send(recorder, signal.SIGKILL)
+            replaced(run, node, recorder)
+    Path(run.record("spec.json")["workdir"], "go").touch()  # type: ignore[index]
+    assert [record["verdict"]["state"] for record in run.wait_over()] == ["succeeded", "succeeded"]
+
+
+def test_a_torn_last_event_of_the_gang_does_no_harm(runs: Runs) -> None:
+    run = runs.start(WAIT, nproc=(1, 1))
+    run.wait_for("ready", "1.0.out", 1)
+    recorder = run.recorder()
+    assert recorder is not None
+    processes.send(recorder, signal.SIGSTOP)
+    with (run.folder() / "gang.jsonl").open("ab") as file:
+        file.write(b'{"event": "Tick", "fie')
+    processes.send(recorder, signal.SIGKILL)
+    recorder = replaced(run, 0, recorder)
+    run.stop(1)
+    assert [record["verdict"]["state"] for record in run.wait_over()] == ["killed", "killed"]
+    lines = (run.folder() / "gang.jsonl").read_text().splitlines()
+    assert '{"event": "Tick", "fie' in lines
+    assert any("StopRequested" in line for line in lines)
+
+
+# --- without a guard
+
+
+def test_a_killed_guard_is_noticed_its_processes_are_ended_and_the_run_fails(runs: Runs) -> None:
+    unmarked = "import os, subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True, env={})\n" + WAIT
+    run = runs.start(unmarked, nproc=(1, 1))
+    run.wait_for("ready", "1.0.out", 0)
+    run.wait_for("ready", "1.0.out", 1)
+    wait_until(lambda: len((run.record("procs.json", 1) or {"processes": []})["processes"]) >= 2, 10.0, "a record")
+    of_the_guard = processes.descendants(run.guard(1).pid) - {run.recorder(1)}
+    processes.send(run.guard(1), signal.SIGKILL)
+    head, other = run.wait_over()
+    assert head["verdict"]["state"] == "failed"
+    assert head["verdict"]["first_failure"]["what"] == "the guard was killed"
+    assert head["verdict"]["first_failure"]["host"] == "host-1"
+    wait_until(lambda: run.record("exit.json", 1), 10.0, "its recorder leaves a record in its place")
+    assert not [one for one in of_the_guard if processes.alive(one)]
+
+
+def test_a_killed_head_stops_the_other_nodes_within_a_lease(runs: Runs) -> None:
+    run = runs.start(WAIT, nproc=(1, 1))
+    run.wait_for("ready", "1.0.out", 1)
+    recorder = run.recorder(0)
+    assert recorder is not None
+    guard = run.guard(0)
+    processes.send(guard, signal.SIGSTOP)
+    processes.send_all([recorder, guard], signal.SIGKILL)
+    killed_at = time.monotonic()
+    wait_until(lambda: run.record("exit.json", 1), 20.0, "the other node ends")
+    assert time.monotonic() - killed_at < 14.0
+    record = run.record("exit.json", 1)
+    assert record is not None
+    assert record["verdict"]["state"] == "lost"
+    assert record["verdict"]["first_failure"]["host"] == "host-0"
+
+
+def test_a_node_cut_off_just_after_its_recorder_was_restarted_stops_too(runs: Runs) -> None:
+    """A newborn recorder has never had a link, and must miss it all the same."""
+    run = runs.start(WAIT, nproc=(1, 1))
+    run.wait_for("ready", "1.0.out", 1)
+    head = [run.guard(0), run.recorder(0)]
+    recorder = run.recorder(1)
+    assert recorder is not None
+    for one in head:
+        assert one is not None
+        processes.send(one, signal.SIGSTOP)
+    processes.send(recorder, signal.SIGKILL)
+    wait_until(lambda: run.record("exit.json", 1), 20.0, "the cut-off node ends")
+
+
+def test_what_a_run_without_guard_and_recorder_left_is_stale(runs: Runs) -> None:
+    unmarked = "import os, subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True, env={})\n" + WAIT
+    run = runs.start(unmarked)
+    bystander = runs.start(WAIT)
+    for one in (run, bystander):
+        one.wait_for("ready", "1.0.out")
+    wait_until(lambda: len((run.record("procs.json") or {"processes": []})["processes"]) >= 2, 10.0, "a record")
+    recorder, guard = run.recorder(), run.guard()
+    assert recorder is not None
+    processes.send(guard, signal.SIGSTOP)
+    processes.send_all([recorder, guard], signal.SIGKILL)
+    wait_until(lambda: not processes.alive(guard), 5.0, "the guard is gone")
+    (listed,) = [one for one in run.hosts[0].session.request("list", {})["runs"] if one["run_id"] == run.run_id]
+    assert listed["state"] == "lost"
+    answer = run.hosts[0].session.request("stale", {})
+    assert "sleep 300" in [one["cmd"] for one in answer["killed"]]
+    assert answer["remaining"] == []
+    assert not run.members()
+    assert bystander.members(), "a run with a guard is not stale"
+
+
+def test_a_run_of_another_state_folder_is_not_stale(runs: Runs, tmp_path: Path) -> None:
+    run = runs.start(WAIT)
+    run.wait_for("ready", "1.0.out")
+    with local_runs(tmp_path / "another") as others:
+        (host,) = others.hosts(1)
+        assert host.session.request("stale", {})["killed"] == []
+    assert run.members()
+
+
+# --- a full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_neither_stops_nor_fails_the_ranks_and_gaps_tell_what_was_lost(small_disk: Path) -> None:
+    pour = (
+        "import os, time\nblock, longest = b'x' * 65536, 0\n"
+        "for _ in range(4800):\n    begun = time.monotonic()\n    os.write(1, block)\n"
+        "    longest = max(longest, time.monotonic() - begun)\n"
+        "os.write(2, b'%.3f' % longest)\n"
+    )
+    with local_runs(small_disk) as runs:
+        run = runs.start(pour)
+        (record,) = run.wait_over(60.0)
+        assert record["verdict"]["state"] == "succeeded"
+        parts = journal.segments(str(run.folder() / "log"))[journal.Stream(1, "0", "out")]
+        kept = sum(os.stat(part.path + ".seg").st_size for part in parts)
+        assert 10e6 < kept < 80e6
+        assert parts[-1].start + os.stat(parts[-1].path + ".seg").st_size == 4800 * 65536  # gaps add up exactly
+        assert (run.folder() / "guard.err").read_text() == ""
+
+
+# --- what it costs
+
+
+def spent(process: processes.Process) -> float:
+    """Seconds on a processor."""
+    return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def memory(process: processes.Process) -> float:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+@pytest.mark.slow
+def test_guard_and_recorder_are_small_and_idle_while_nothing_happens(runs: Runs) -> None:
+    run = runs.start(WAIT, nproc=(2, 1))
+    run.wait_for("ready", "1.0.out", 1)
+    both = [run.guard(), run.recorder()]
+    time.sleep(2.0)  # the beginning is over
+    began, before = time.monotonic(), sum(spent(one) for one in both if one)
+    time.sleep(10.0)  # the measurement
+    share = (sum(spent(one) for one in both if one) - before) / (time.monotonic() - began)
+    used = sum(memory(one) for one in both if one)
+    print(f"idle: {share:.3%} of a core, {used:.1f} MiB together", file=sys.stderr)
+    assert share < 0.004
+    assert used < 45
