@@ -25,7 +25,7 @@ REWRITE_INTERVAL = 0.5  # seconds between two shown states of a progress bar
 REORDER_WINDOW = 0.25  # seconds a live line is held back for earlier ones of other hosts
 _LAST_SECOND = 253402300799.0  # of the year 9999, the last that RFC 3339 and datetime know
 
-# Of the 256 colours, twelve that read on black as on white (contrast of 3.5 or more with both). No red: that is trouble.
+# Of the 256 colours, twelve that read on black as on white (contrast of 3.5 or more with both). No red: it alarms.
 PALETTE = (32, 130, 28, 164, 30, 100, 98, 166, 67, 64, 132, 94)
 
 

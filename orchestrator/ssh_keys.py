@@ -56,6 +56,9 @@ class Offer:
     skipped: tuple[Skipped, ...]
 
 
+_REQUEST_IDENTITIES, _IDENTITIES_ANSWER, _SIGN_REQUEST, _SIGN_RESPONSE = 11, 12, 13, 14
+
+
 class AgentError(Exception):
     """The agent does not answer, or refuses to sign."""
 
@@ -67,43 +70,41 @@ class Agent:
         """Raises OSError or AgentError when no agent answers there."""
         self._lock = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(AGENT_TIMEOUT)
         try:
-            self._socket.settimeout(AGENT_TIMEOUT)
             self._socket.connect(str(path))
-            kind, answer = self._call(bytes([11]))  # SSH_AGENTC_REQUEST_IDENTITIES
-        except OSError:
+            answer = self._call(_REQUEST_IDENTITIES, b"", _IDENTITIES_ANSWER)
+        except (OSError, AgentError):
             self._socket.close()
             raise
-        if kind != 12:  # SSH_AGENT_IDENTITIES_ANSWER
-            raise AgentError("the agent does not list its keys")
         fields = list(_strings(answer[4:]))
-        self.keys = tuple(AgentKey(self, *pair) for pair in zip(fields[::2], fields[1::2], strict=True))
+        self.keys = tuple(AgentKey(self, *pair) for pair in zip(fields[::2], fields[1::2], strict=False))
 
     def sign(self, blob: bytes, data: bytes, flags: int) -> bytes:
-        request = bytes([13]) + _string(blob) + _string(data) + struct.pack(">I", flags)  # SSH_AGENTC_SIGN_REQUEST
-        try:
-            kind, answer = self._call(request)
-        except OSError as error:
-            raise AgentError(f"the agent is gone: {error}") from error
-        if kind != 14:  # SSH_AGENT_SIGN_RESPONSE
-            raise AgentError("the agent refused to sign")
-        return next(_strings(answer))
+        request = _string(blob) + _string(data) + struct.pack(">I", flags)
+        return next(_strings(self._call(_SIGN_REQUEST, request, _SIGN_RESPONSE)), b"")
 
     def close(self) -> None:
         self._socket.close()
 
-    def _call(self, request: bytes) -> tuple[int, bytes]:
+    def _call(self, kind: int, request: bytes, expected: int) -> bytes:
         with self._lock:
-            self._socket.sendall(_string(request))
-            answer = self._read(int.from_bytes(self._read(4), "big"))
-        return answer[0], answer[1:]
+            try:
+                self._socket.sendall(_string(bytes([kind]) + request))
+                answer = self._read(int.from_bytes(self._read(4), "big"))
+            except OSError as error:
+                self._socket.close()  # a late answer must not be taken for that of the next request
+                raise AgentError(f"the agent does not answer: {error}") from error
+        if answer[:1] != bytes([expected]):
+            raise AgentError("the agent refused")
+        return answer[1:]
 
     def _read(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
             part = self._socket.recv(size - len(data))
             if not part:
-                raise ConnectionResetError("the agent closed the connection")
+                raise ConnectionResetError("it closed the connection")
             data += part
         return data
 
@@ -117,8 +118,12 @@ class AgentKey:
         self.comment = comment.decode(errors="replace")
         self.public_blob = None
 
+    @property
+    def is_security_key(self) -> bool:
+        return self.get_name().startswith("sk-")
+
     def get_name(self) -> str:
-        return next(_strings(self.blob)).decode(errors="replace")
+        return next(_strings(self.blob), b"").decode(errors="replace")
 
     def asbytes(self) -> bytes:
         return self.blob
@@ -161,29 +166,25 @@ class KeyRing:
         """
         identities: list[Identity] = []
         skipped: list[Skipped] = []
-        held = self._agent_keys(target)
         offered: set[bytes] = set()
+        held = self._agent_keys(target)
         for path in _named(target):
             file = self._file(path)
-            key = held.get(file.public) if file.public else None
+            in_agent = held.get(file.public) if file.public else None
+            key: Key | None = None if in_agent and in_agent.is_security_key else in_agent
             if key is None:
                 problem = self._load(file)
-                if problem:
-                    if file.path == target.identity_file or problem.reason != _MISSING:
-                        skipped.append(problem)
-                    continue
-                assert file.key
-            else:
-                offered.add(key.blob)
-            identities += _with_certificate(key or file.key, path)  # type: ignore[arg-type]
-        if not target.identities_only:
-            for blob, key in held.items():
-                if blob in offered:
-                    continue
-                if key.get_name().startswith("sk-"):
-                    skipped.append(Skipped(Path(key.comment), f"(in the agent) {_SECURITY_KEY}"))
-                else:
-                    identities.append(Identity(key, f"{key.comment} (in the agent)"))
+                if problem and (file.path == target.identity_file or problem.reason != _MISSING):
+                    skipped.append(problem)
+                key = file.key
+            if key and key.asbytes() not in offered:
+                offered.add(key.asbytes())
+                identities += _with_certificate(key, path)
+        for blob, agent_key in held.items():
+            if agent_key.is_security_key:
+                skipped.append(Skipped(Path(agent_key.comment), f"(in the agent) {_SECURITY_KEY}"))
+            elif blob not in offered and not target.identities_only:
+                identities.append(Identity(agent_key, f"{agent_key.comment} (in the agent)"))
         return Offer(tuple(identities), tuple(skipped))
 
     def unlock(self, targets: Iterable[Target]) -> None:
@@ -272,7 +273,7 @@ def _look_at(path: Path) -> _File:
         return _File(path, public=_public_from_line(path), skipped=Skipped(path, reason))
     public, locked = _head(data)
     file = _File(path, public=public or _public_from_line(beside), locked=locked)
-    if file.public and next(_strings(file.public)).startswith(b"sk-"):
+    if file.public and next(_strings(file.public), b"").startswith(b"sk-"):
         file.skipped = Skipped(path, _SECURITY_KEY)
     elif mode.st_uid == os.getuid() and stat.S_IMODE(mode.st_mode) & 0o077:
         reason = f"is readable by others (mode {stat.S_IMODE(mode.st_mode):04o}); run `chmod 600` on it"

@@ -18,7 +18,7 @@ _STRING = r"[^\x00-\x1f\x7f-\x9f]{0,4096} (?: \x07 | \x1b\\ | \x9c )?"
 # inside of itself, so each character is looked at a few times at most, however sequences are nested or left unfinished.
 _UNSAFE = re.compile(
     rf"""
-    [\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]
+    [\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]
     (?:
       (?<=\x1b) \[ (?P<style> [0-9;]* ) m            # SGR: colour and style
     | (?<=\x1b) \[ [0-?]* [ -/]* [@-~]?             # CSI: cursor, modes, erasing, questions to the terminal
@@ -35,7 +35,8 @@ _UNSAFE = re.compile(
 def tame(text: str, colour: bool) -> str:
     """`text` without anything a terminal would obey but tabs, newlines and, with `colour`, SGR up to the line's end.
 
-    Characters that change the reading direction and lone surrogates are shown as `\\u202e`. Takes linear time.
+    Characters that change the reading direction, Unicode's own line ends and lone surrogates are shown as `\\u202e`.
+    Takes linear time.
     """
     if text.isprintable():  # nearly every line; no control, format or surrogate character is printable
         return text

@@ -28,7 +28,7 @@ class Config:
     image_size: int = flag(0, "height and width of the images; 0 means 8 for digits, 224 for synthetic")
     samples: int = flag(12800, "how many training images --data synthetic has")
     classes: int = flag(1000, "how many classes --data synthetic has")
-    epochs: int = flag(20, "passes over the training images")
+    epochs: int = flag(15, "passes over the training images")
     batch_size: int = flag(128, "images per step, of all ranks together")
     lr: float = flag(0.1, "highest learning rate of SGD with momentum; warm-up, then a cosine down to 0")
     seed: int = flag(0, "seed of the weights, of the order of the images and of all else that is random")

@@ -96,7 +96,7 @@ def fit(
         images, labels = data.train.batch(batch[world.rank :: world.world_size])
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config.lr, step, last_step)
-        torch.manual_seed(seed_of(config.seed, step * world.world_size + world.rank))  # for dropout and the like
+        world.seed(seed_of(config.seed, step * world.world_size + world.rank))  # for dropout and the like
 
         logits = ddp(images)
         loss = cross_entropy(logits, labels, reduction="sum")

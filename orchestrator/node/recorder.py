@@ -18,6 +18,9 @@ from . import gang, journal, processes, state
 from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed, dial
 
 PUMPS_A_TURN = 4  # MiB from one FIFO before the others get their turn
+# A turn that brought less than LITTLE bytes of output is followed by a pause: line by line, 10,000 lines a second would
+# cost a tenth of a core and make as many pieces for every reader. Less than the smallest FIFO holds: none may get full.
+LITTLE, PAUSE = 2048, 0.005  # bytes, s
 JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
 REDIAL = 0.3  # s between tries to reach the head
 TICK = 0.5  # s
@@ -89,9 +92,10 @@ class Recorder:
             listening = self._peers.listening()
             if listening is not None:
                 poll.register(listening, select.POLLIN)
+            moved = 0
             for handle, events in poll.poll(int(self._peers.due() * 1000) + 1):
                 if handle in self._fifos:
-                    self._pump(handle, events)
+                    moved += self._pump(handle, events)
                 elif self._guard is not None and handle == self._guard.fileno():
                     self._hear_guard()
                 else:
@@ -102,6 +106,8 @@ class Recorder:
             if self._orphan_until is not None and time.monotonic() > self._orphan_until:
                 verdict = {"state": "lost", "first_failure": None, "stopped_by": None}
                 self._end_orphaned(dict(verdict, attempt=self._status["attempt"]))
+            if 0 < moved < LITTLE:
+                time.sleep(PAUSE)
 
     # the journal
 
@@ -117,12 +123,16 @@ class Recorder:
                 self._opened[stream] = handle
                 self._fifos[handle] = journal.Writer(os.path.join(self._folder, "log"), stream)
 
-    def _pump(self, handle: int, events: int) -> None:
+    def _pump(self, handle: int, events: int) -> int:
+        moved = 0
         for _ in range(PUMPS_A_TURN):
-            if self._fifos[handle].pump(handle) == 0:
+            piece = self._fifos[handle].pump(handle)
+            moved += piece
+            if piece == 0:
                 if events & select.POLLHUP:  # the guard, which keeps it open, is dead, and all is read
                     self._fifos.pop(handle).close()
-                return
+                break
+        return moved
 
     def say(self, text: str) -> None:
         """A line of our own in the journal."""

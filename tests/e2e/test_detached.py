@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -132,3 +133,27 @@ def test_a_second_run_of_the_same_name_is_refused_while_the_first_goes_on(lab2: 
     assert "taken by run" in refused.stderr
     ok(orch(lab2, "kill", run_id, "-i", inventory, "--grace", "1"))
     assert_clean(lab2)
+
+
+def test_a_dead_link_is_found_and_the_logs_go_on_when_it_heals(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    start(lab2, inventory, "--", script(lab2, COUNTER), "400", "0.1")
+    follow = lab2.popen(
+        ["ddp-orch", "logs", "-f", "--json", "-i", str(inventory)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+    assert follow.stdout and follow.stderr
+    lines = [json.loads(follow.stdout.readline()) for _ in range(20)]
+    lab2.hosts[1].cut("ssh")
+    cut_at = time.monotonic()
+    said = follow.stderr.readline()
+    assert "node-1" in said and "trying to reach it again" in said
+    assert time.monotonic() - cut_at <= 15
+    while not (lines[-1]["host"] == "node-0" and lines[-1]["text"].endswith(" 250")):
+        lines.append(json.loads(follow.stdout.readline()))  # what node-0 prints does not wait for node-1
+    lab2.hosts[1].heal()
+    lines += [json.loads(line) for line in follow.stdout]
+    assert follow.wait() == 0, follow.stderr.read()
+    assert counts(lines) == {0: list(range(400)), 1: list(range(400))}

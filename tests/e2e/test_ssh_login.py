@@ -346,6 +346,20 @@ def test_an_agent_shared_by_many_logins_signs_for_each(start: Start, client: Cli
         assert all(pool.map(lambda _: works(dialer, host(server)), range(16)))
 
 
+def test_an_agent_that_refuses_to_sign_is_said(
+    server: Sshd, client: Client, agent: Callable[..., str], tmp_path: Path
+) -> None:
+    path = agent(client.key)
+    # -c: the agent asks before it signs, here a program that says no
+    no = tmp_path / "askpass"
+    no.write_text("#!/bin/sh\nexit 1\n")
+    env = os.environ | {"SSH_AUTH_SOCK": path}
+    subprocess.run(["ssh-add", "-q", "-D"], env=env, check=True)
+    subprocess.run(["ssh-add", "-q", "-c", str(client.key)], env=env, check=True)
+    said = failure(client.dialer(agent=path), host(server))
+    assert said.code == "ssh-auth-denied" and "the agent refused" in said.reason
+
+
 def test_an_agent_that_is_gone_is_as_none(server: Sshd, client: Client, tmp_path: Path) -> None:
     assert works(client.dialer(agent=str(tmp_path / "nothing")), host(server))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -9,8 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -31,7 +34,23 @@ def torchrun(ranks: int, *what: str) -> list[str]:
 
 
 def run(command: list[str], cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, env=environment(**extra), capture_output=True, text=True, timeout=LIMIT)
+    process = subprocess.Popen(command, cwd=cwd, env=environment(**extra), text=True, stdout=PIPE, stderr=PIPE)
+    with ended(process):
+        output, errors = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """SIGTERM to `process` after LIMIT and on the way out: SIGKILL to torchrun would leave its workers behind."""
+    limit = threading.Timer(LIMIT, process.terminate)
+    limit.start()
+    try:
+        yield
+    finally:
+        limit.cancel()
+        process.terminate()
+        process.wait()
 
 
 def values(output: str, start: str) -> dict[str, str]:
@@ -87,7 +106,7 @@ def test_every_step_line_has_the_documented_form(finished: tuple[Path, str]) -> 
     _, output = finished
     form = r"epoch:\d+ step:\d+ loss:\d+\.\d{4} acc:[01]\.\d{4} samples/s:\d+ step_time:\d+\.\d{4} lr:\d\.\d{4}"
     lines = [line for line in output.splitlines() if " loss:" in line]
-    assert len(lines) == 23 and all(re.fullmatch(form, line) for line in lines)
+    assert len(lines) == 17 and all(re.fullmatch(form, line) for line in lines)
 
 
 def test_a_single_process_needs_no_torchrun_and_evaluates_as_two_uneven_ranks_did(
@@ -97,7 +116,7 @@ def test_a_single_process_needs_no_torchrun_and_evaluates_as_two_uneven_ranks_di
     shutil.copytree(folder, tmp_path / "out")
     again = run([sys.executable, "-m", "trainer"], cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "resumed epoch:20 step:220 " in again.stdout
+    assert "resumed epoch:15 step:165 " in again.stdout
     two, one = values(before, "done"), values(again.stdout, "done")
     # 359 test images in parts of 180 and 179: one counted twice or left out would show.
     assert (one["test_acc"], one["test_loss"]) == (two["test_acc"], two["test_loss"])
@@ -109,15 +128,15 @@ def test_a_run_stopped_by_sigterm_and_resumed_ends_bit_for_bit_like_an_undisturb
     undisturbed = run([*command, "--out=undisturbed"], cwd=tmp_path)
     assert undisturbed.returncode == 0, undisturbed.stderr
 
-    with subprocess.Popen(
-        [*command, "--out=stopped"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
-    ) as stopped:
+    stopped = subprocess.Popen([*command, "--out=stopped"], cwd=tmp_path, env=environment(), stdout=PIPE, text=True)
+    output = ""
+    with ended(stopped):
         assert stopped.stdout is not None
-        output = ""
         for line in stopped.stdout:
             output += line
             if "step:15 " in line:  # in the middle of the second epoch
                 os.kill(int(values(output, "start rank:2 ")["pid"]), signal.SIGTERM)  # to one rank: all have to stop
+        stopped.wait()
     assert stopped.returncode == 0
     step = int(values(output, "stopped")["step"])
     assert 15 < step < 88 and newest(tmp_path / "stopped")["step"] == step
@@ -146,16 +165,19 @@ def test_hosts_without_a_shared_disk_go_on_from_the_newest_undamaged_snapshot_th
     for rank, host in enumerate(("empty", "damaged", "whole")):
         place = environment(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         command = [sys.executable, "-m", "trainer", f"--out={host}"]
-        ranks.append(subprocess.Popen(command, cwd=tmp_path, env=place, stdout=subprocess.PIPE, text=True))
-    outputs = [rank.communicate(timeout=LIMIT)[0] for rank in ranks]
+        ranks.append(subprocess.Popen(command, cwd=tmp_path, env=place, stdout=PIPE, text=True))
+    with contextlib.ExitStack() as stack:
+        for process in ranks:
+            stack.enter_context(ended(process))
+        outputs = [process.communicate()[0] for process in ranks]
 
-    assert [rank.returncode for rank in ranks] == [0, 0, 0]
-    assert "resumed epoch:19 step:209 " in outputs[0]
+    assert [process.returncode for process in ranks] == [0, 0, 0]
+    assert "resumed epoch:14 step:154 " in outputs[0]
     assert f"DAMAGED snapshot on {socket.gethostname()}, not used, kept as damaged/{last.name}.damaged" in outputs[1]
     assert (tmp_path / "damaged" / f"{last.name}.damaged").exists()
     for host in ("damaged", "whole"):
         assert_same_weights(tmp_path / "empty", tmp_path / host)
-    assert newest(tmp_path / "empty")["step"] == 220
+    assert newest(tmp_path / "empty")["step"] == 165
 
 
 def test_missing_torchvision_is_said_in_one_line_by_one_rank(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class Run:
 
     def recorder(self, node: int = 0) -> processes.Process | None:
         for one in processes.descendants(self.guard(node).pid):
-            if Path(f"/proc/{one.pid}/comm").read_text().strip() == "ddp-recorder":
+            if processes.name(one.pid) == "ddp-recorder":
                 return one
         return None
 

@@ -110,7 +110,7 @@ def test_a_file_is_read_with_its_path(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(InventoryError, match=r"no\.yaml: no such file; `ddp-orch init` writes one"):
+    with pytest.raises(InventoryError, match=r"no\.yaml: no such file; the smallest inventory is"):
         inventory.load(tmp_path / "no.yaml")
 
 
