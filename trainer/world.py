@@ -71,7 +71,6 @@ class World:
             chunk = shared[start : start + BROADCAST_CHUNK]
             on_device = chunk.to(self.device)
             dist.broadcast(on_device, source)
-            LAST_SENT.append(on_device)
             chunk.copy_(on_device)
         return received
 
@@ -152,8 +151,8 @@ def choose_device(wanted: str, local_rank: int, local_world_size: int) -> torch.
     gpus = torch.cuda.device_count()
     if local_world_size > gpus:
         raise ConfigError(
-            f"{socket.gethostname()}: {local_world_size} processes, but torch {torch.__version__} sees {gpus} GPUs; "
-            "start at most one process per GPU, or use --device cpu"
+            f"{socket.gethostname()}: {local_world_size} ranks, but torch {torch.__version__} sees {gpus} GPUs; "
+            "start at most one rank per GPU, or use --device cpu"
         )
     return torch.device("cuda", local_rank)
 

@@ -17,6 +17,10 @@ from lab.waiting import wait_until
 
 CHECKOUT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the demo's hosts are this machine, and hosts run Linux"
+)
+
 
 class Demo:
     """A demo that runs in a home and with a TMPDIR of its own, by which all that it starts is known."""
@@ -67,6 +71,7 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
     demo.process.wait()
 
 
+@pytest.mark.slow
 def test_demo_trains_on_two_hosts_to_95_percent_and_leaves_nothing(demo: Demo) -> None:
     assert demo.process.wait(240) == 0, demo.output()
     demo.assert_nothing_left()
@@ -78,7 +83,8 @@ def test_demo_trains_on_two_hosts_to_95_percent_and_leaves_nothing(demo: Demo) -
     assert "next: " in output
 
 
-# the moments: the hosts are there, the launch has begun, the ranks import torch, they train
+# the moments: the hosts are there; the launch has begun; the ranks train
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "moment"),
     [
@@ -97,6 +103,7 @@ def test_demo_that_is_stopped_leaves_nothing(demo: Demo, number: signal.Signals,
     assert "\nTraceback" not in demo.output(), demo.output()  # of ours: torchrun prints its own when it is stopped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["hosts ready", "start rank:0"])
 def test_demo_that_is_killed_leaves_nothing(demo: Demo, moment: str) -> None:
     demo.wait_for(moment)

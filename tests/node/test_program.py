@@ -1,0 +1,270 @@
+"""The node program as a host runs it: old Pythons, odd requests, values byte for byte, secrets."""
+
+from __future__ import annotations
+
+import glob
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.waiting import wait_until
+from local_runs import Host, Runs
+
+from orchestrator.node import processes, state
+from orchestrator.node.journal import RECORD
+from orchestrator.session import Refused
+from orchestrator.ship import node_program
+
+WAIT = "print('ready', flush=True); import time; time.sleep(300)"
+
+
+def old_python() -> str:
+    """A Python 3.8, the oldest that a host may have."""
+    found = sorted(glob.glob(os.path.expanduser("~/.pyenv/versions/3.8.*/bin/python3.8"))) + ["/usr/bin/python3.8"]
+    usable = [path for path in found if Path(path).exists()]
+    if not usable:
+        pytest.skip("there is no Python 3.8 here")
+    return usable[-1]
+
+
+@pytest.fixture
+def python38() -> str:
+    return old_python()
+
+
+def test_the_program_compiles_with_the_oldest_python(python38: str, tmp_path: Path) -> None:
+    (tmp_path / "node.pyz").write_bytes(node_program().data)
+    code = "import zipfile, sys\nfor name in zipfile.ZipFile(sys.argv[1]).namelist():\n"
+    code += "    compile(zipfile.ZipFile(sys.argv[1]).read(name), name, 'exec')"
+    subprocess.run([python38, "-W", "error", "-c", code, tmp_path / "node.pyz"], check=True)
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_the_oldest_python_runs_fails_stops_and_records(python38: str, runs: Runs, torchrun: bool) -> None:
+    """There splice and pidfd come by ctypes."""
+    fails = "import os, sys, time\nprint('x' * 100000)\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(300)"
+    run = runs.start(fails, nproc=(2, 1), torchrun=torchrun, python=python38)
+    head, other = run.wait_over()
+    assert head["verdict"]["first_failure"]["what"] == "rank 1: exit code 3"
+    assert head["verdict"] == other["verdict"]
+    assert run.journal()["1.1.out"] == b"x" * 100000 + b"\n"
+    run = runs.start(WAIT, torchrun=torchrun, python=python38, setup=["export FROM_SETUP=1"])
+    run.wait_for("ready", "1.0.out")
+    assert run.stop(grace=1.0)["remaining"] == []
+    (record,) = run.wait_over()
+    assert record["verdict"]["state"] == "killed"
+    assert (run.folder() / "guard.err").read_text() == ""
+
+
+# --- values
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+@pytest.mark.parametrize("setup", [(), ("export FROM_SETUP='set up'", "cd /")])
+def test_arguments_and_environment_arrive_byte_for_byte(runs: Runs, torchrun: bool, setup: tuple[str, ...]) -> None:
+    values = ["", " ", "a b", "$HOME", "`id`", "'\"", "\\", "*", "new\nline", "caf\udce9", "{nproc}", "--nnodes=9", "%d"]
+    code = (
+        "import os, sys\nfor value in [*sys.argv[1:], os.environ['VALUE'], os.environ['SECRET'], os.getcwd(), "
+        "os.environ.get('FROM_SETUP', '')]:\n    os.write(1, os.fsencode(value) + b'\\0')"
+    )
+    odd = "{x} $(id) '\"\n caf\udce9"
+    run = runs.start(
+        code, *values, torchrun=torchrun, setup=setup, env={"VALUE": odd}, secret={"SECRET": "s3cr3t-" + odd}
+    )
+    run.wait_over()
+    spec = run.record("spec.json")
+    assert spec is not None
+    expected = [*values, odd, "s3cr3t-" + odd, spec["workdir"], "set up" if setup else ""]
+    assert run.journal()["1.0.out"].split(b"\0")[:-1] == [os.fsencode(value) for value in expected]
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_secret_is_in_no_argv_and_in_no_file(runs: Runs, torchrun: bool) -> None:
+    run = runs.start(WAIT, torchrun=torchrun, setup=["true"], secret={"WANDB_API_KEY": "s3cr3t-value"})
+    run.wait_for("ready", "1.0.out")
+    for one in [*processes.descendants(run.guard().pid), run.guard()]:
+        assert "s3cr3t" not in processes.command(one.pid)
+    for path in run.hosts[0].state.rglob("*"):
+        if path.is_file():
+            assert b"s3cr3t-value" not in path.read_bytes(), path
+            assert path.stat().st_mode & 0o077 == 0, path
+    run.stop(grace=0.5)
+
+
+def test_a_setup_line_that_fails_is_named_and_nothing_is_started(runs: Runs) -> None:
+    run = runs.start("print('ready')", setup=["true", "false"])
+    (record,) = run.wait_over()
+    assert record["verdict"]["first_failure"]["exit_code"] == 97
+    assert "setup line 2 failed with status 1" in run.journal()["1.0.err"].decode()
+
+
+def test_a_command_that_cannot_be_executed_says_why(runs: Runs) -> None:
+    run = runs.start("pass", env={"TOO_LONG": "x" * 200_000})
+    (record,) = run.wait_over()
+    assert record["verdict"]["first_failure"]["what"] == "rank 0: the command could not be started"
+    assert b"the largest value is TOO_LONG with 200000 bytes" in run.journal()["1.0.err"]
+
+
+# --- requests
+
+
+def test_an_operation_that_is_not_known_and_a_run_that_is_not_there_are_answers(runs: Runs) -> None:
+    (host,) = runs.hosts(1)
+    with pytest.raises(Refused, match="KeyError"):
+        host.session.request("explode", {})
+    with pytest.raises(Refused, match="no such run"):
+        host.session.request(
+            "attach",
+            {"run_id": "never-was", "offsets": {}, "follow": False, "tail": None, "sources": None, "attempt": None},
+        )
+    with pytest.raises(Refused, match="not a run id"):
+        host.session.request("stop", {"run_id": "../../etc", "grace": None, "by": "the test"})
+    assert host.session.request("list", {}) == {"runs": []}
+
+
+def test_a_run_that_is_here_already_is_not_prepared_twice(runs: Runs) -> None:
+    run = runs.start(WAIT)
+    run.wait_for("ready", "1.0.out")
+    spec = run.record("spec.json")
+    with pytest.raises(Refused, match="already here"):
+        run.hosts[0].session.request(
+            "prepare", {"spec": spec, "private": {"secrets": {}, "key": "00" * 32}, "head": None}
+        )
+    assert run.members()
+
+
+def test_a_name_in_use_is_held_and_free_again_after_the_run(runs: Runs) -> None:
+    run = runs.start(WAIT)
+    spec = dict(run.record("spec.json") or {}, run_id="another-run")
+    question = {"spec": spec, "private": {"secrets": {}, "key": "00" * 32}, "head": None}
+    with pytest.raises(Refused, match="is taken by run"):
+        run.hosts[0].session.request("prepare", question)
+    assert not list(run.hosts[0].state.glob("*/runs/another-run"))
+    run.wait_for("ready", "1.0.out")
+    run.stop(grace=0.5)
+    run.wait_over()
+    assert run.hosts[0].session.request("prepare", question)["ready"] == {}
+    run.hosts[0].session.request("abort", {"run_id": "another-run"})
+    assert not list(run.hosts[0].state.glob("*/runs/another-run"))
+
+
+@pytest.mark.parametrize("goodbye", ["close", "kill"])
+def test_what_was_prepared_and_never_started_is_gone_when_its_controller_is(
+    runs: Runs, goodbye: str
+) -> None:
+    run, _ = runs.prepare(WAIT)
+    folder, guard = run.folder(), run.guard()
+    session = run.hosts[0].session
+    if goodbye == "close":
+        session.close()
+    else:
+        relay = processes.identify(session.hello["pid"])
+        assert relay is not None
+        processes.send(relay, 9)
+    wait_until(lambda: not processes.alive(guard) and not folder.exists(), 5.0, "the prepared guard is gone")
+
+
+def test_a_committed_run_goes_on_without_its_controller(runs: Runs) -> None:
+    run, start = runs.prepare("import time; time.sleep(2); print('done')", nproc=(1, 1))
+    run.hosts[0].session.request("start", {"run_id": run.run_id, "start": start})
+    for host in run.hosts:
+        relay = processes.identify(host.session.hello["pid"])
+        assert relay is not None
+        processes.send(relay, 9)
+    assert [record["verdict"]["state"] for record in run.wait_over()] == ["succeeded", "succeeded"]
+    assert run.journal(1)["1.0.out"] == b"done\n"
+
+
+def test_many_knocks_at_the_rendezvous_port_do_not_close_it(runs: Runs) -> None:
+    """Each node of a large run tries it once; a queue of 128 would be full."""
+    run, start = runs.prepare(WAIT)
+    begun = time.monotonic()
+    for _ in range(600):
+        socket.create_connection(("127.0.0.1", start["master_port"]), 2.0).close()
+    assert time.monotonic() - begun < 5.0
+    run.hosts[0].session.request("abort", {"run_id": run.run_id})
+
+
+# --- attach
+
+
+class Reading:
+    """What a reader gets: bytes by stream, the times of the pieces as they came, and the closing answer."""
+
+    def __init__(self, host: Host, run_id: str, **options: Any) -> None:
+        self.streams: dict[str, bytes] = {}
+        self.times: list[int] = []
+        self.offsets: dict[str, list[tuple[int, int]]] = {}
+        arguments = {"run_id": run_id, "offsets": {}, "follow": False, "tail": None, "sources": None, "attempt": None}
+        self.answer = host.session.request("attach", {**arguments, **options}, on_data=self._take)
+        for pieces in self.offsets.values():
+            ends = [offset + length for offset, length in pieces]
+            assert [offset for offset, _ in pieces][1:] == ends[:-1], "pieces of a stream follow one another"
+
+    def _take(self, header: dict[str, Any], payload: bytes) -> None:
+        at = 0
+        for index, offset, length, when in header.get("parts", []):
+            stream = header["streams"][index]
+            self.streams[stream] = self.streams.get(stream, b"") + payload[at : at + length]
+            self.offsets.setdefault(stream, []).append((offset, length))
+            self.times.append(when)
+            at += length
+
+
+def test_a_reader_gets_all_streams_in_the_order_of_time_until_the_run_ends(runs: Runs) -> None:
+    code = "import os, time\nfor n in range(20):\n    print(n, flush=True); time.sleep(0.02)"
+    run = runs.start(code, nproc=(2,))
+    live = Reading(run.hosts[0], run.run_id, follow=True)
+    text = b"".join(b"%d\n" % number for number in range(20))
+    assert (live.streams["1.0.out"], live.streams["1.1.out"]) == (text, text)
+    assert b"the run has succeeded" in live.streams["1.run.out"]
+    assert live.answer["ended"] is True
+    assert live.answer["offsets"]["1.0.out"] == len(text)
+    later = Reading(run.hosts[0], run.run_id)
+    assert later.streams == live.streams
+    assert later.times == sorted(later.times)
+
+
+def test_a_reader_goes_on_from_its_offsets_and_may_choose_streams(runs: Runs) -> None:
+    run = runs.start("print('one\\ntwo\\nthree')", nproc=(2,))
+    run.wait_over()
+    host = run.hosts[0]
+    assert Reading(host, run.run_id, offsets={"1.0.out": 4}, sources=["0"]).streams == {"1.0.out": b"two\nthree\n"}
+    assert Reading(host, run.run_id, tail=1, sources=["0", "1"]).streams == {
+        "1.0.out": b"three\n", "1.1.out": b"three\n"
+    }  # fmt: skip
+    assert Reading(host, run.run_id, attempt=2).streams == {}
+
+
+def test_a_journal_of_single_bytes_can_be_read(runs: Runs) -> None:
+    """Each byte may be a piece of its own: what a frame's header says of them must not outgrow it."""
+    run = runs.start("pass")
+    run.wait_over()
+    count = 150_000
+    segment = run.folder() / "log" / "9.0.out.000000000000.seg"
+    segment.write_bytes(b"x" * count)
+    segment.with_suffix(".idx").write_bytes(b"".join(RECORD.pack(number + 1, number) for number in range(count)))
+    assert Reading(run.hosts[0], run.run_id, attempt=9).streams["9.0.out"] == b"x" * count
+
+
+def test_the_listing_tells_each_run_by_its_records(runs: Runs) -> None:
+    run, start = runs.prepare(WAIT)
+    (host,) = runs.hosts(1)
+
+    def states() -> list[str]:
+        return [one["state"] for one in host.session.request("list", {})["runs"]]
+
+    assert states() == ["starting"]
+    host.session.request("start", {"run_id": run.run_id, "start": start})
+    wait_until(lambda: states() == ["running"], 10.0, "it runs")
+    run.wait_for("ready", "1.0.out")
+    run.stop(grace=0.5)
+    assert states() == ["killed"]
+    (folder,) = host.state.glob(f"*/runs/{run.run_id}")
+    (folder / "exit.json").unlink()
+    state.write(str(folder / "state.json"), {**(state.read(str(folder / "state.json")) or {}), "boot_id": "another"})
+    assert states() == ["lost"]
