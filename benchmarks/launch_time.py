@@ -1,8 +1,8 @@
 """Launch time: from the command to the first line of all ranks, against `ssh HOST torchrun ...` typed by hand.
 
-Hosts of the lab, one rank each, the script joins the process group and prints. Ours does its checks; its code was sent once
-before. The hand-written baseline gives torchrun the same options and variables, one ssh a host, all at once, with nothing
-checked. Each round runs every contestant once; ratios are within a round.
+Hosts of the lab, one rank each, the script joins the process group and prints. Ours does its checks; its code was sent
+once before. The hand-written baseline gives torchrun the same options and variables, one ssh a host, all at once, with
+nothing checked. Each round runs every contestant once; ratios are within a round.
 
     python benchmarks/launch_time.py [--hosts 8] [--rounds 5]
 """
@@ -62,7 +62,8 @@ def by_hand(lab: Lab, port: int) -> float:
         nic = "eth0"
         line = (
             f"cd bench && GLOO_SOCKET_IFNAME={nic} NCCL_SOCKET_IFNAME={nic} OMP_NUM_THREADS=2 "
-            f"RES_OPTIONS='timeout:1 attempts:1' {shlex.quote(lab.python)} -m torch.distributed.run --rdzv-backend=static "
+            f"RES_OPTIONS='timeout:1 attempts:1' {shlex.quote(lab.python)} -m torch.distributed.run "
+            f"--rdzv-backend=static "
             f"--master-addr={head.address} --master-port={port} --nnodes={len(lab.hosts)} --nproc-per-node=1 "
             f"--node-rank={rank} --local-addr={host.address} --max-restarts=0 train.py"
         )
@@ -75,7 +76,11 @@ def ours(lab: Lab, launcher: str) -> float:
     inventory = lab.inventory(name=f"{launcher}.yaml", run={"launcher": launcher})
     argv = ["ddp-orch", "up", str(inventory), "--", "train.py"]
     process = lab.popen(
-        argv, cwd=lab.controller_home / "bench", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
+        argv,
+        cwd=lab.controller_home / "bench",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
     )
     return until_all_have_spoken([process], len(lab.hosts))
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from .plan import Plan
 
-
 Severity = Literal["error", "warning", "note"]
 
 

@@ -1,4 +1,4 @@
-"""The command line: reads argv, environment, clock and randomness, and turns errors into exit codes. Decides nothing else.
+"""The command line: what is asked becomes a call, errors become exit codes. Decides nothing else.
 
 Imports are inside the commands: `ddp-orch --help` must not wait for SSH.
 """
@@ -170,7 +170,7 @@ def kill(
     grace: float | None,
     as_json: bool,
 ) -> None:
-    """End RUN (default: the newest unfinished, and all leftovers), and prove that processes, GPUs and ports are free."""
+    """End RUN (default: the newest unfinished, and all leftovers), and prove that nothing of it is left."""
     from . import commands
 
     sys.exit(commands.kill(run, inventory, hosts, stale=stale, everything=everything, grace=grace, as_json=as_json))

@@ -213,7 +213,8 @@ def _secrets(read: Inventory) -> dict[str, str]:
     missing = [name for name in read.run.secrets if name not in os.environ]
     if missing:
         raise UsageError(
-            f"{read.path}: run.secrets: {', '.join(missing)} not set in this environment; export it, or take it out of run.secrets"
+            f"{read.path}: run.secrets: {', '.join(missing)} not set in this environment; "
+            "export it, or take it out of run.secrets"
         )
     return {name: os.environ[name] for name in read.run.secrets}
 
@@ -238,7 +239,8 @@ def _code(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], shi
     if snapshot is None:
         others = fold(host.name for host in plan.order(read) if not host.workdir)
         raise UsageError(
-            f"{read.path}: run.sync: none, but {others} has no workdir in which {script} could be; set workdir, or sync: auto"
+            f"{read.path}: run.sync: none, but {others} has no workdir in which {script} could be; "
+            "set workdir, or sync: auto"
         )
     if in_place and not module and Path(script).is_absolute():
         raise UsageError(f"{script}: some hosts have a workdir and some do not: give the script relative to it")
@@ -491,9 +493,8 @@ def _tell_kill(result: runs.Killed, chosen: Sequence[runs.Run], console: Console
     count = len(result.killed)
     if count or chosen:
         where = fold({one["host"] for one in result.killed})
-        console.note(
-            f"ended {what or 'leftovers'}: {count} {'process' if count == 1 else 'processes'}{' on ' + where if where else ''}"
-        )
+        processes = f"{count} {'process' if count == 1 else 'processes'}"
+        console.note(f"ended {what or 'leftovers'}: {processes}{' on ' + where if where else ''}")
     else:
         console.note("nothing to end")
 

@@ -1,4 +1,4 @@
-"""All hosts at once: sessions to them, and one thing done on each. That some hosts fail is a result, never an exception."""
+"""All hosts at once: sessions to them, and one thing done on each. That some fail is a result, never an exception."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`up`, from the plan to the commit point: connect, probe, judge, ship, prepare everywhere, start.
 
-Everything that can fail does so before anything is started; after a failure nothing is left on any host. The commit point is
-the head's guard having its start: from there on the run belongs to its hosts, and this program may go.
+Everything that can fail does so before anything is started; after a failure nothing is left on any host. The commit
+point is the head's guard having its start: from there on the run belongs to its hosts, and this program may go.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from .inventory import Host
 from .plan import Plan
 from .session import Session
 from .ship import Snapshot
-
 
 CHUNK = 256 * 1024  # bytes sent at a time
 
@@ -55,7 +54,7 @@ class Parcel:
     def chunks(self) -> Iterator[bytes]:
         with self._lock:
             if self._file is None and self._snapshot is not None:
-                self._file = tempfile.TemporaryFile()
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115  open for as long as hosts read it
                 self._snapshot.write_tar(self._file)
                 self._file.flush()
             file = self._file
@@ -66,7 +65,7 @@ class Parcel:
 
 
 def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surroundings) -> Plan:
-    """Start the run. Returns the plan as it was resolved. Raises the worst of what was found, with all of it in its text."""
+    """Start the run. Returns the plan as it was resolved. Raises the worst of what was found, and says all of it."""
     hosts = [node.host for node in wanted.nodes]
     parcel = Parcel(snapshot)
     fleet.prepare(hosts)
@@ -77,9 +76,8 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
     _judge(checks.judge(wanted, facts, hellos), around)
     resolved = plan.resolve(wanted, facts)
     ranks = sum(node.nproc for node in resolved.nodes if isinstance(node.nproc, int))
-    around.step(
-        f"{len(hosts)} {'host' if len(hosts) == 1 else 'hosts'} ready: {fold(host.name for host in hosts)}; {ranks} ranks"
-    )
+    count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
+    around.step(f"{count} ready: {fold(host.name for host in hosts)}; {ranks} {'rank' if ranks == 1 else 'ranks'}")
     _prepare_and_start(resolved, facts, fleet, around)
     return resolved
 

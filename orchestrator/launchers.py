@@ -1,4 +1,4 @@
-"""What a launcher starts on each node, as data: templates whose `{places}` the node fills in when an attempt begins. Pure.
+"""What a launcher starts on each node, as data: templates whose `{places}` the node fills in for each attempt. Pure.
 
 The places: master_addr master_port node_rank nnodes nproc local_addr interface nccl_interface attempt rdzv_id is_host
 log_dir threads (orchestrator/node/launch.py). The user's own words are never part of a template.

@@ -1,4 +1,4 @@
-"""Turn an inventory into a plan: what is started where. No IO; what only a host can know stays `auto` until `resolve`."""
+"""Turn an inventory into a plan: what is started where. No IO; what only hosts know stays `auto` until `resolve`."""
 
 from __future__ import annotations
 
@@ -226,14 +226,11 @@ def as_text(plan: Plan) -> str:
     hosts = "1 host" if len(plan.nodes) == 1 else f"{len(plan.nodes)} hosts"
     lines = [f"run {plan.run_id}  {hosts}  launcher {plan.launcher.name}"]
     if plan.code is not None:
-        lines.append(
-            f"code {plan.code.sha256[:12]}  {plan.code.files} files, {plan.code.size / 1e6:.1f} MB, from {plan.code.root}"
-        )
+        code = plan.code
+        lines.append(f"code {code.sha256[:12]}  {code.files} files, {code.size / 1e6:.1f} MB, from {code.root}")
     for node in described["nodes"]:
-        lines += [
-            "",
-            f"{node['host']}  node rank {node['node_rank']}, {node['nproc_per_node']} ranks, gpus {_shown(node['gpus'])}",
-        ]
+        ranks = f"node rank {node['node_rank']}, {node['nproc_per_node']} ranks"
+        lines += ["", f"{node['host']}  {ranks}, gpus {_shown(node['gpus'])}"]
         if node["sends"]:
             lines.append(f"  sends    {node['sends']}")
         if node["workdir"]:

@@ -1,4 +1,4 @@
-"""One host, spoken to: the node program brought there, requests sent, answers and data received. Knows nothing of runs."""
+"""One host, spoken to: the node program brought there, requests sent, answers received. Knows nothing of runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ PING_EVERY = 5.0  # s
 DEAD_AFTER = 14.0  # s without a frame, though the relay answers every PING at once
 BOOTSTRAP_WINDOW = 30.0  # s for the login shell and python to say anything
 
-# Runs before anything of ours is on the host, by any Python: so its syntax is Python 2's too. It says whether the host has the
-# node program (by its hash), takes it from stdin if not, and becomes it. One process, no file in between.
+# Runs before anything of ours is on the host, by any Python: so its syntax is Python 2's too. It says whether the host
+# has the node program (by its hash), takes it from stdin if not, and becomes it. The program is unpacked, as Python
+# keeps no byte code of what lies in a zip, and compiling it anew took longer than all the rest of a session.
 STUB = """
 import os, sys
 def say(text):
@@ -30,15 +31,10 @@ if sys.version_info < (3, 8):
     say("old " + sys.version.split()[0])
     sys.exit(0)
 import hashlib
-def whole(path):
-    try:
-        with open(path, "rb") as file:
-            return hashlib.sha256(file.read()).hexdigest() == SHA
-    except OSError:
-        return False
 uid = os.geteuid()
 tried = []
-for base in (os.environ.get("DDP_ORCH_STATE_DIR"), os.path.expanduser("~/.local/state/ddp-orch"), "/var/tmp/ddp-orch-%d" % uid, "/tmp/ddp-orch-%d" % uid):
+wanted = [os.environ.get("DDP_ORCH_STATE_DIR"), os.path.expanduser("~/.local/state/ddp-orch")]
+for base in wanted + ["/var/tmp/ddp-orch-%d" % uid, "/tmp/ddp-orch-%d" % uid]:
     if not base or not base.startswith("/"):
         continue
     try:
@@ -54,8 +50,8 @@ for base in (os.environ.get("DDP_ORCH_STATE_DIR"), os.path.expanduser("~/.local/
 else:
     say("error no private folder for state: " + "; ".join(tried))
     sys.exit(0)
-path = os.path.join(base, "node-" + SHA[:16] + ".pyz")
-if whole(path):
+path = os.path.join(base, "node-" + SHA[:16])
+if os.path.isdir(path):
     say("have")
 else:
     say("need")
@@ -68,10 +64,15 @@ else:
     if hashlib.sha256(data).hexdigest() != SHA:
         say("error the node program was damaged on its way")
         sys.exit(0)
-    aside = "%s.%d" % (path, os.getpid())
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-    os.rename(aside, path)
+    import io, zipfile
+    aside = "%s.%d.new" % (path, os.getpid())
+    os.umask(0o077)
+    zipfile.ZipFile(io.BytesIO(data)).extractall(aside)
+    try:
+        os.rename(aside, path)
+    except OSError:
+        if not os.path.isdir(path):
+            raise
 sys.path.insert(0, path)
 from node.__main__ import main
 sys.exit(main(["serve", path]))
@@ -137,7 +138,7 @@ class Session:
         elif status.startswith("old "):
             raise Refused(
                 "remote-env-differs",
-                f"{self.host}: python3 there is {status[4:]}, and 3.8 or newer is needed; give `python: /path` of a newer one",
+                f"{self.host}: python3 there is {status[4:]}, and 3.8 is needed; give `python: /path` of a newer one",
             )
         elif status != "have":
             raise Refused("remote-env-differs", f"{self.host}: {status.removeprefix('error ')}")
@@ -176,7 +177,8 @@ class Session:
         what = said[-1][:300] if said else f"exit status {status}"
         return Refused(
             "remote-env-differs",
-            f"{self.host}: cannot run {interpreter} in a non-interactive login: {what}; give `python: /absolute/path` of a python >= 3.8",
+            f"{self.host}: cannot run {interpreter} in a non-interactive login: {what}; "
+            "give `python: /absolute/path` of a python >= 3.8",
         )
 
     # frames
@@ -246,7 +248,8 @@ class Session:
     ) -> dict[str, Any]:
         """Ask the relay and wait for its answer, for as long as the connection lives.
 
-        `on_data(header, payload)` is called from the receiving thread. Raises SessionLost, or Refused with the node's reason.
+        `on_data(header, payload)` is called from the receiving thread. Raises SessionLost, or Refused with the node's
+        reason.
         """
         results: queue.Queue[dict[str, Any] | None] = queue.Queue()
         with self._sending:

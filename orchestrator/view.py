@@ -1,4 +1,4 @@
-"""Watch a run: the journals of all hosts as one stream of lines. Goes on by offsets where a broken connection left off."""
+"""Watch a run: the journals of all hosts as one stream of lines. Goes on where a broken connection left off."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Choice:
 
 
 class View:
-    """`lines()` yields batches of lines until all sources have ended; then `outcomes` says how the run stands on each host."""
+    """`run` shows lines until all sources have ended; then `outcomes` says how the run stands on each host."""
 
     def __init__(
         self, run_id: str, sources: Sequence[Source], choice: Choice, fleet: Fleet, warn: Callable[[str], None]

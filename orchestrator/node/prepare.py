@@ -29,7 +29,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     """Fork a guard for this run. Returns the control channel to it, and what the controller has to know."""
     spec: Dict[str, Any] = arguments["spec"]
     private: Dict[str, Any] = arguments["private"]
-    _retire(spec["keep"])
+    _retire(spec["keep"], program)
     folder = _make_folder(spec)
     sockets: Dict[str, socket.socket] = {}
     locks: List[int] = []
@@ -221,7 +221,7 @@ def _try(address: str, port: int, source: Optional[str]) -> Optional[str]:
     return None
 
 
-def _retire(keep: Dict[str, Any]) -> None:
+def _retire(keep: Dict[str, Any], program: str) -> None:
     """Forget ended runs (more than `runs` of them, or older than `days`), and snapshots unused for as long."""
     ended = []
     for _, folder in state.runs():
@@ -232,8 +232,8 @@ def _retire(keep: Dict[str, Any]) -> None:
     for number, (at, folder) in enumerate(ended):
         if number >= keep["runs"] or time.time() - at > keep["days"] * 86400:
             shutil.rmtree(folder, ignore_errors=True)
-    parent = state.folder("code")
-    for name in os.listdir(parent):
-        snapshot = os.path.join(parent, name)
-        if time.time() - os.stat(snapshot).st_mtime > keep["days"] * 86400:
-            shutil.rmtree(snapshot, ignore_errors=True)
+    snapshots = [os.path.join(state.folder("code"), name) for name in os.listdir(state.folder("code"))]
+    programs = [os.path.join(state.base(), name) for name in os.listdir(state.base()) if name.startswith("node-")]
+    for path in snapshots + [path for path in programs if path != program]:
+        if time.time() - os.stat(path).st_mtime > keep["days"] * 86400:
+            shutil.rmtree(path, ignore_errors=True)

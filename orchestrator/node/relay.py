@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, BinaryIO, Callable, Dict, cast
 
-from . import follow, prepare, probe, processes, runs, state, stop, unpack, wire
+from . import follow, prepare, probe, processes, runs, state, stop, wire
 
 SILENCE = 30.0  # s without a frame from the controller (it sends a PING every 5)
 
@@ -80,7 +80,7 @@ class Relay:
         number = request["id"]
         try:
             result = self._operations[request["op"]](request["args"], number)
-        except (state.StateError, prepare.Refused, unpack.UnpackError) as error:
+        except (state.StateError, prepare.Refused) as error:
             result = {"error": str(error), "code": getattr(error, "code", "unknown")}
         except BrokenPipeError:
             return  # the controller has gone
@@ -96,9 +96,13 @@ class Relay:
     # requests that need the session
 
     def _unpack(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import unpack  # tarfile and all: most sessions send no code
+
         stream = _Upload(self._uploads[number])
         try:
             return {"path": unpack.unpack(cast(BinaryIO, stream), arguments["sha256"], state.folder("code"))}
+        except unpack.UnpackError as error:
+            raise prepare.Refused("unknown", str(error)) from error
         finally:
             stream.drain()
             del self._uploads[number]

@@ -87,14 +87,24 @@ def guards(lab: Lab) -> list[str]:
     names = []
     for host in lab.hosts:
         if host.is_up:
-            names += [name for name in host.sh("cat /proc/[0-9]*/comm 2>/dev/null", "root").stdout.split() if name.startswith(("ddp-guard", "ddp-record"))]
+            names += [
+                name
+                for name in host.sh("cat /proc/[0-9]*/comm 2>/dev/null", "root").stdout.split()
+                if name.startswith(("ddp-guard", "ddp-record"))
+            ]
     return names
 
 
 @contextmanager
 def attached(lab: Lab, inventory: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
     """`up` in the foreground; interrupted at the end if it still runs."""
-    process = lab.popen(["ddp-orch", "up", str(inventory), *argv], cwd=code(lab), stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    process = lab.popen(
+        ["ddp-orch", "up", str(inventory), *argv],
+        cwd=code(lab),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
     try:
         yield process
     finally:

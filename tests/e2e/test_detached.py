@@ -8,11 +8,24 @@ import subprocess
 import time
 
 import pytest
-
 from lab.lab import Lab
 from lab.waiting import wait_until
 
-from .driver import COUNTER, assert_clean, attached, code, counts, guards, lines_of, ok, orch, runs, script, start, wait_for_state
+from .driver import (
+    COUNTER,
+    assert_clean,
+    attached,
+    code,
+    counts,
+    guards,
+    lines_of,
+    ok,
+    orch,
+    runs,
+    script,
+    start,
+    wait_for_state,
+)
 
 
 def test_up_d_prints_the_id_first_and_logs_f_ends_with_the_runs_outcome(lab2: Lab) -> None:
@@ -60,7 +73,12 @@ def test_a_killed_controller_and_cut_sessions_lose_no_line(lab2: Lab, after: int
 def test_logs_f_goes_on_by_itself_when_its_sessions_are_cut(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
     start(lab2, inventory, "--", script(lab2, COUNTER), "200", "0.02")
-    follow = lab2.popen(["ddp-orch", "logs", "-f", "--json", "-i", str(inventory)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    follow = lab2.popen(
+        ["ddp-orch", "logs", "-f", "--json", "-i", str(inventory)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
     assert follow.stdout and follow.stderr
     lines = []
     for text in follow.stdout:
@@ -76,7 +94,13 @@ def test_logs_f_goes_on_by_itself_when_its_sessions_are_cut(lab2: Lab) -> None:
 @pytest.mark.parametrize("delay", [0.3, 0.6, 0.8, 1.0, 1.2, 1.5])
 def test_a_controller_killed_during_the_launch_leaves_a_whole_run_or_nothing(lab2: Lab, delay: float) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
-    up = lab2.popen(["ddp-orch", "up", str(inventory), "--", script(lab2, COUNTER), "600", "0.1"], cwd=code(lab2), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    up = lab2.popen(
+        ["ddp-orch", "up", str(inventory), "--", script(lab2, COUNTER), "600", "0.1"],
+        cwd=code(lab2),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+    )
     try:
         up.wait(delay)  # a moment within the launch: the parameter is what is tried, not a condition
     except subprocess.TimeoutExpired:
@@ -122,7 +146,14 @@ def test_ctrl_c_stops_the_run_gracefully(lab2: Lab) -> None:
 def test_kill_without_a_run_finds_nothing_and_succeeds(lab2: Lab) -> None:
     inventory = lab2.inventory()
     result = ok(orch(lab2, "kill", "-i", inventory, "--json"))
-    assert json.loads(result.stdout) == {"run_id": None, "killed": [], "ports_freed": [], "gpus_freed": [], "remaining": [], "unreachable": []}
+    assert json.loads(result.stdout) == {
+        "run_id": None,
+        "killed": [],
+        "ports_freed": [],
+        "gpus_freed": [],
+        "remaining": [],
+        "unreachable": [],
+    }
 
 
 def test_a_second_run_of_the_same_name_is_refused_while_the_first_goes_on(lab2: Lab) -> None:
@@ -136,7 +167,9 @@ def test_a_second_run_of_the_same_name_is_refused_while_the_first_goes_on(lab2: 
 
 
 def test_a_dead_link_is_found_and_the_logs_go_on_when_it_heals(lab2: Lab) -> None:
-    inventory = lab2.inventory(run={"launcher": "direct"})
+    inventory = lab2.inventory(
+        cluster_addresses=True, run={"launcher": "direct"}
+    )  # the run itself is on the other network
     start(lab2, inventory, "--", script(lab2, COUNTER), "400", "0.1")
     follow = lab2.popen(
         ["ddp-orch", "logs", "-f", "--json", "-i", str(inventory)],

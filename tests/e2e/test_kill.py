@@ -26,7 +26,12 @@ time.sleep(1000)
 
 
 def sleepers(lab: Lab) -> list[str]:
-    return [" ".join(process.argv) for host in lab.hosts for process in host.processes() if process.argv[:1] == ("sleep",) and process.uid == 2001]
+    return [
+        " ".join(process.argv)
+        for host in lab.hosts
+        for process in host.processes()
+        if process.argv[:1] == ("sleep",) and process.uid == 2001
+    ]
 
 
 def ready(lab: Lab, inventory: object, run_id: str) -> None:

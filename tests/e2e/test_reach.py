@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 
 import pytest
-
 from lab.lab import Lab
 
 from .driver import COUNTER, assert_clean, counts, lines_of, ok, orch, runs, script, start
@@ -27,10 +26,15 @@ def test_a_noisy_login_shell_does_no_harm(make_lab: Callable[..., Lab], shell: s
         path = host.home / name
         host.sh(f"mkdir -p $(dirname ~/{name}) && cat > ~/{name}", input=text, check=True)
         assert path.exists()
-    inventory = lab.inventory(run={"launcher": "direct"}, hosts=[{"name": host.name, "address": host.address, "env": {"X": "it's $HOME!"}} for host in lab.hosts])
+    inventory = lab.inventory(
+        run={"launcher": "direct"},
+        hosts=[{"name": host.name, "address": host.address, "env": {"X": "it's $HOME!"}} for host in lab.hosts],
+    )
     result = ok(orch(lab, "up", inventory, "--", script(lab, "import os; print('x is', os.environ['X'])")))
     assert result.stdout.count("x is it's $HOME!") == 2
-    assert ok(orch(lab, "exec", inventory, "--", "echo", "it's a $HOME!")).stdout.count("node-[0-1]: it's a $HOME!") == 1
+    assert (
+        ok(orch(lab, "exec", inventory, "--", "echo", "it's a $HOME!")).stdout.count("node-[0-1]: it's a $HOME!") == 1
+    )
 
 
 def test_two_hosts_with_one_home_never_write_the_same_file(make_lab: Callable[..., Lab]) -> None:
@@ -74,7 +78,13 @@ def test_a_dry_run_and_config_touch_no_host(lab2: Lab) -> None:
     before = {host.name: host.sh("ls -a ~").stdout for host in lab2.hosts}
     for host in lab2.hosts:
         host.cut()
-    plan = json.loads(ok(orch(lab2, "up", inventory, "--dry-run", "--json", "-e", "LR=1", "--", script(lab2, "print(1)"), "--x", "y z")).stdout)
+    plan = json.loads(
+        ok(
+            orch(
+                lab2, "up", inventory, "--dry-run", "--json", "-e", "LR=1", "--", script(lab2, "print(1)"), "--x", "y z"
+            )
+        ).stdout
+    )
     assert [node["command"][1:] for node in plan["nodes"]] == [["-u", "train.py", "--x", "y z"]] * 2
     assert plan["nodes"][1]["env"]["LR"] == "1"
     assert "--node-rank=1" in plan["nodes"][1]["agent"]
@@ -91,11 +101,19 @@ def test_exec_folds_equal_output_and_ends_with_the_worst_code(lab4: Lab) -> None
     result = ok(orch(lab4, "exec", inventory, "--", "test $(hostname) = node-2 || exit 7"), 7)
     assert "node-[0-1,3]: exit code 7" in result.stderr
     outputs = json.loads(ok(orch(lab4, "exec", inventory, "--json", "--hosts", "node-[1-2]", "--", "hostname")).stdout)
-    assert [(one["host"], one["stdout"], one["exit_code"]) for one in outputs] == [("node-1", "node-1\n", 0), ("node-2", "node-2\n", 0)]
+    assert [(one["host"], one["stdout"], one["exit_code"]) for one in outputs] == [
+        ("node-1", "node-1\n", 0),
+        ("node-2", "node-2\n", 0),
+    ]
 
 
 def test_a_python_without_torch_is_found_before_the_start(lab2: Lab) -> None:
-    inventory = lab2.inventory(hosts=[{"name": "node-0", "address": lab2.hosts[0].address}, {"name": "node-1", "address": lab2.hosts[1].address, "python": "/usr/bin/python3"}])
+    inventory = lab2.inventory(
+        hosts=[
+            {"name": "node-0", "address": lab2.hosts[0].address},
+            {"name": "node-1", "address": lab2.hosts[1].address, "python": "/usr/bin/python3"},
+        ]
+    )
     result = ok(orch(lab2, "up", inventory), 3)
     assert "node-1" in result.stderr and "missing-module-on-host" in result.stderr
     missing = lab2.inventory(defaults={"user": "ann", "python": "/nowhere/python"})
@@ -111,7 +129,7 @@ def test_two_names_for_one_host_are_refused(lab2: Lab) -> None:
 
 
 def test_a_blocked_rendezvous_port_is_found_before_the_start(lab2: Lab) -> None:
-    inventory = lab2.inventory(hosts=[{"name": host.name, "address": host.address, "cluster_address": host.cluster_address} for host in lab2.hosts])
+    inventory = lab2.inventory(cluster_addresses=True)
     lab2.hosts[1].cut("cluster")
     result = ok(orch(lab2, "up", inventory, timeout=60), 3)
     assert "node-1: cannot reach the head" in result.stderr

@@ -7,14 +7,14 @@ import re
 import subprocess
 
 import pytest
-
 from lab.lab import Lab
 
 from .driver import assert_clean, lines_of, ok, orch, runs, script
 
 WHO = """
 import os
-print("who", *(os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")), flush=True)
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+print("who", *(os.environ[name] for name in names), flush=True)
 """
 
 
@@ -33,13 +33,21 @@ def test_the_bundled_trainer_learns_the_digits_on_two_hosts(lab2: Lab) -> None:
     assert "succeeded" in result.stderr
     (run,) = runs(lab2, inventory).values()
     assert run["state"] == "succeeded"
-    assert [(node["host"], node["node_rank"], node["exit_code"]) for node in run["nodes"]] == [("node-0", 0, 0), ("node-1", 1, 0)]
+    assert [(node["host"], node["node_rank"], node["exit_code"]) for node in run["nodes"]] == [
+        ("node-0", 0, 0),
+        ("node-1", 1, 0),
+    ]
     assert_clean(lab2)
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "direct"])
-def test_three_hosts_with_one_two_and_three_ranks_are_numbered_in_the_inventorys_order(lab3: Lab, launcher: str) -> None:
-    hosts = [{"name": host.name, "address": host.address, "nproc_per_node": number} for number, host in enumerate(lab3.hosts, 1)]
+def test_three_hosts_with_one_two_and_three_ranks_are_numbered_in_the_inventorys_order(
+    lab3: Lab, launcher: str
+) -> None:
+    hosts = [
+        {"name": host.name, "address": host.address, "nproc_per_node": number}
+        for number, host in enumerate(lab3.hosts, 1)
+    ]
     inventory = lab3.inventory(hosts=hosts, run={"launcher": launcher})
     result = ok(orch(lab3, "up", inventory, "--", script(lab3, WHO)))
     assert who(result.stdout) == [
@@ -67,13 +75,25 @@ def test_one_host_alone_needs_no_network(lab2: Lab) -> None:
 
 def test_localhost_is_reached_without_ssh(lab2: Lab) -> None:
     inventory = lab2.inventory(hosts=["localhost"], defaults={"python": lab2.python})
-    result = ok(orch(lab2, "up", inventory, "--", script(lab2, WHO), env={"PATH": f"{lab2.python.rsplit('/', 1)[0]}:/usr/bin:/bin"}))
+    result = ok(
+        orch(
+            lab2,
+            "up",
+            inventory,
+            "--",
+            script(lab2, WHO),
+            env={"PATH": f"{lab2.python.rsplit('/', 1)[0]}:/usr/bin:/bin"},
+        )
+    )
     assert who(result.stdout) == [("localhost", (0, 1, 0, 1, 0))]
     assert not lab2.marked()
 
 
 def test_the_controllers_own_machine_may_be_the_head_of_others(lab2: Lab) -> None:
-    hosts = [{"name": "here", "address": "localhost"}, *({"name": host.name, "address": host.address, "user": "ann"} for host in lab2.hosts)]
+    hosts = [
+        {"name": "here", "address": "localhost"},
+        *({"name": host.name, "address": host.address, "user": "ann"} for host in lab2.hosts),
+    ]
     inventory = lab2.inventory(hosts=hosts, defaults={"python": lab2.python}, run={"launcher": "direct"})
     result = ok(orch(lab2, "up", inventory, "--", script(lab2, WHO)))
     assert [host for host, _ in who(result.stdout)] == ["here", "node-0", "node-1"]
@@ -99,7 +119,8 @@ def test_a_users_repository_runs_unchanged(lab2: Lab) -> None:
     (project / ".gitignore").write_text("*.bin\n")
     (project / "train.py").write_text(
         "import os, sys, trainer, pkg\n"
-        "print('got', pkg.WORD, trainer.NAME, open('config.txt').read().strip(), os.path.exists('secret.bin'), sys.argv[1:])\n"
+        "there = os.path.exists('secret.bin')\n"
+        "print('got', pkg.WORD, trainer.NAME, open('config.txt').read().strip(), there, sys.argv[1:])\n"
     )
     for command in (["git", "init", "-q"], ["git", "add", "."]):
         subprocess.run(command, cwd=project, check=True)
@@ -114,21 +135,31 @@ def test_a_users_repository_runs_unchanged(lab2: Lab) -> None:
 def test_a_folder_of_the_host_is_used_in_place(lab2: Lab) -> None:
     for host in lab2.hosts:
         host.sh("mkdir -p ~/work && echo 'import os; print(\"in\", os.getcwd())' > ~/work/here.py", check=True)
-    inventory = lab2.inventory(run={"launcher": "direct"}, defaults={"user": "ann", "python": lab2.python, "workdir": "/home/ann/work"})
+    inventory = lab2.inventory(
+        run={"launcher": "direct"}, defaults={"user": "ann", "python": lab2.python, "workdir": "/home/ann/work"}
+    )
     result = ok(orch(lab2, "up", inventory, "--", "here.py"))
     assert result.stdout.count("in /home/ann/work") == 2
 
 
 def test_setup_lines_persist_into_the_ranks(lab2: Lab) -> None:
     setup = ["export FROM_SETUP='one two'", "ulimit -n 512", "alias python=false"]
-    inventory = lab2.inventory(defaults={"user": "ann", "python": lab2.python, "setup": setup, "env": {"AFTER": "$FROM_SETUP"}})
-    text = "import os, resource; print('setup', os.environ['FROM_SETUP'], os.environ['AFTER'], resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    inventory = lab2.inventory(
+        defaults={"user": "ann", "python": lab2.python, "setup": setup, "env": {"AFTER": "$FROM_SETUP"}}
+    )
+    text = (
+        "import os, resource\n"
+        "limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
+        "print('setup', os.environ['FROM_SETUP'], os.environ['AFTER'], limit)\n"
+    )
     result = ok(orch(lab2, "up", inventory, "--", script(lab2, text)))
     assert result.stdout.count("setup one two $FROM_SETUP 512") == 2
 
 
 def test_a_setup_line_that_fails_is_found_before_the_start(lab2: Lab) -> None:
-    inventory = lab2.inventory(defaults={"user": "ann", "python": lab2.python, "setup": ["true", "module load nonsense"]})
+    inventory = lab2.inventory(
+        defaults={"user": "ann", "python": lab2.python, "setup": ["true", "module load nonsense"]}
+    )
     result = ok(orch(lab2, "up", inventory, "--", script(lab2, WHO)), 3)
     assert "node-[0-1]" in result.stderr and "setup line 2" in result.stderr
     assert_clean(lab2)
@@ -143,7 +174,9 @@ def test_a_script_that_fails_ends_with_1_and_names_the_first_failure(lab2: Lab) 
 
 
 def test_a_command_that_cannot_be_executed_says_so(lab2: Lab) -> None:
-    inventory = lab2.inventory(run={"launcher": "direct"}, defaults={"user": "ann", "python": lab2.python, "env": {"BIG": "x" * 200_000}})
+    inventory = lab2.inventory(
+        run={"launcher": "direct"}, defaults={"user": "ann", "python": lab2.python, "env": {"BIG": "x" * 200_000}}
+    )
     result = ok(orch(lab2, "up", inventory, "--", script(lab2, WHO)), 1)
     assert "BIG with 200000 bytes" in result.stdout
 
@@ -152,17 +185,30 @@ def test_direct_gives_the_ranks_the_environment_that_torchrun_gives(lab2: Lab) -
     text = "import os, json; print('env', json.dumps(dict(os.environ)))"
     seen = {}
     for launcher in ("torchrun", "direct"):
-        inventory = lab2.inventory(run={"launcher": launcher, "rdzv": {"port": 23456}}, defaults={"user": "ann", "python": lab2.python, "nproc_per_node": 2})
+        inventory = lab2.inventory(
+            run={"launcher": launcher, "rdzv": {"port": 23456}},
+            defaults={"user": "ann", "python": lab2.python, "nproc_per_node": 2},
+        )
         run_id = ok(orch(lab2, "up", inventory, "-d", "--", script(lab2, text))).stdout.strip()
         ok(orch(lab2, "logs", "-f", run_id, "-i", inventory))
         lines = lines_of(lab2, inventory, run_id, "--stream", "stdout")
         environments = {line["rank"]: json.loads(line["text"][4:]) for line in lines}
         assert sorted(environments) == [0, 1, 2, 3]
-        seen[launcher] = {rank: {name: value.replace(run_id, "RUN") for name, value in env.items()} for rank, env in environments.items()}
+        seen[launcher] = {
+            rank: {name: value.replace(run_id, "RUN") for name, value in env.items()}
+            for rank, env in environments.items()
+        }
     # without an agent nobody serves its store, or handles signals for the ranks; each session has its own SSH_*
-    differ = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "SSH_CLIENT", "SSH_CONNECTION"}
+    differ = {
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_ERROR_FILE",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        "SSH_CLIENT",
+        "SSH_CONNECTION",
+    }
     for rank in range(4):
         by_torchrun, direct = (
-            {name: value for name, value in seen[launcher][rank].items() if name not in differ} for launcher in ("torchrun", "direct")
+            {name: value for name, value in seen[launcher][rank].items() if name not in differ}
+            for launcher in ("torchrun", "direct")
         )
         assert direct == by_torchrun

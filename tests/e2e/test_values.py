@@ -6,7 +6,6 @@ import json
 import threading
 
 import pytest
-
 from lab.lab import Lab
 
 from .driver import ok, orch, script
@@ -42,7 +41,10 @@ ECHO = "import json, os, sys; print('got', json.dumps([sys.argv[1:], os.environ[
 @pytest.mark.parametrize("setup", [[], ["true"]], ids=["plain", "setup"])
 def test_arguments_and_environment_arrive_byte_for_byte(lab2: Lab, launcher: str, setup: list[str]) -> None:
     value = "".join(NASTY)
-    inventory = lab2.inventory(run={"launcher": launcher, "env": {"NASTY": value}}, defaults={"user": "ann", "python": lab2.python, "setup": setup})
+    inventory = lab2.inventory(
+        run={"launcher": launcher, "env": {"NASTY": value}},
+        defaults={"user": "ann", "python": lab2.python, "setup": setup},
+    )
     result = ok(orch(lab2, "up", inventory, "--hosts", "node-0", "--json", "--", script(lab2, ECHO), *NASTY))
     (text,) = [line["text"] for line in map(json.loads, result.stdout.splitlines()) if line["text"].startswith("got")]
     arguments, environment, _ = json.loads(text[4:])
@@ -61,7 +63,10 @@ def test_bytes_that_are_not_utf_8_arrive(lab2: Lab) -> None:
 @pytest.mark.parametrize("launcher", ["torchrun", "direct"])
 def test_a_secret_is_in_the_ranks_environment_and_nowhere_else(lab2: Lab, launcher: str) -> None:
     canary = "cAnArY-7f3a-secret"
-    inventory = lab2.inventory(run={"launcher": launcher, "secrets": ["TOKEN"]}, defaults={"user": "ann", "python": lab2.python, "setup": ["true"]})
+    inventory = lab2.inventory(
+        run={"launcher": launcher, "secrets": ["TOKEN"]},
+        defaults={"user": "ann", "python": lab2.python, "setup": ["true"]},
+    )
     text = "import os, time; print('token', os.environ['TOKEN'], flush=True); time.sleep(1)"
     seen: set[str] = set()
     done = threading.Event()

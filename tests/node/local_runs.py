@@ -61,10 +61,10 @@ class Run:
         """What every stream holds so far, by `ATTEMPT.SOURCE.CHANNEL`."""
         found = {}
         for stream, parts in journal.segments(str(self.folder(node) / "log")).items():
-            reader, data = journal.Reader(), b""
+            reader, data = journal.Reader(), []
             while pieces := reader.read(parts, 1 << 20):
-                data += b"".join(piece.data for piece in pieces)
-            found[str(stream)] = data
+                data += [piece.data for piece in pieces]
+            found[str(stream)] = b"".join(data)
         return found
 
     def wait_for(self, text: str, stream: str, node: int = 0, timeout: float = 20.0) -> None:

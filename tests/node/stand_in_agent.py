@@ -1,6 +1,6 @@
 """Stands in for torchrun: starts the ranks as it does, each in a session of its own, and keeps their exits to itself.
 
-    stand_in_agent.py NPROC NODE_RANK FIRST_RANK COMMAND...
+    stand_in_agent.py NPROC NODE_RANK COMMAND...        (as many ranks on every node)
 
 On SIGTERM it hands the signal on and waits for its ranks, as torchrun does. In its exit barrier it ignores SIGTERM:
 with BARRIER=1 in the environment it stays there when its ranks have ended.

@@ -1,4 +1,4 @@
-"""How a run on its hosts ends: by itself, by a failure, by a wish; and that nothing of it is left, and nothing else is touched."""
+"""How a run on its hosts ends: by itself, by a failure, by a wish. Nothing of it is left, nothing else touched."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ FAIL_ON_1 = "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(3
 
 @pytest.mark.parametrize("torchrun", [False, True])
 def test_a_failed_rank_is_named_and_all_nodes_stop(runs: Runs, torchrun: bool) -> None:
-    run = runs.start(FAIL_ON_1, nproc=(2, 1), torchrun=torchrun)
+    run = runs.start(FAIL_ON_1, nproc=(2, 2), torchrun=torchrun)
     found = verdict(run, timeout=10.0)
     failure = found["first_failure"]
     assert found["state"] == "failed"
@@ -89,7 +89,6 @@ def test_a_rank_that_was_killed_is_told_from_one_that_exited(runs: Runs) -> None
     failure = verdict(run)["first_failure"]
     assert isinstance(failure, dict)
     assert (failure["rank"], failure["exit_code"], failure["signal"]) == (0, None, "SIGKILL")
-
 
 
 def test_ranks_die_with_their_torchrun_and_the_run_fails(runs: Runs, bystander: subprocess.Popen[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -13,8 +14,7 @@ from typing import Any
 import pytest
 from lab.waiting import wait_until
 
-from orchestrator.node import link
-from orchestrator.node.link import Link, LinkClosed, dial
+from orchestrator.node.link import MAX_MESSAGE, Link, LinkClosed, dial
 
 KEY = bytes(range(32))
 GOLDEN = Path(__file__).parents[1] / "golden" / "wire" / "link.json"
@@ -199,7 +199,7 @@ def test_messages_repeated_reordered_or_left_out_are_refused(middle: Middle, tri
         middle.node.send({"status": number})
     data = available(middle.to_node)
     sizes = [0, len(data) // 3, 2 * len(data) // 3, len(data)]
-    one, two, three = (data[begin:end] for begin, end in zip(sizes, sizes[1:], strict=False))
+    one, two, three = (data[begin:end] for begin, end in itertools.pairwise(sizes))
     told = {"twice": one + one, "swapped": two + one, "dropped": one + three}[trick]
     middle.to_head.sendall(told)
     with pytest.raises(LinkClosed, match="not authentic"):
@@ -260,7 +260,7 @@ def test_ten_thousand_random_handshakes_and_messages_are_refused() -> None:
 
 def test_a_message_too_long_is_refused_before_it_is_kept(middle: Middle) -> None:
     middle.carry()
-    middle.to_head.sendall((link.MAX_MESSAGE + 1).to_bytes(4, "big"))
+    middle.to_head.sendall((MAX_MESSAGE + 1).to_bytes(4, "big"))
     with pytest.raises(LinkClosed, match="bytes"):
         take(middle.head, 4)
 

@@ -47,7 +47,7 @@ def test_the_program_compiles_with_the_oldest_python(python38: str, tmp_path: Pa
 def test_the_oldest_python_runs_fails_stops_and_records(python38: str, runs: Runs, torchrun: bool) -> None:
     """There splice and pidfd come by ctypes."""
     fails = "import os, sys, time\nprint('x' * 100000)\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(300)"
-    run = runs.start(fails, nproc=(2, 1), torchrun=torchrun, python=python38)
+    run = runs.start(fails, nproc=(2, 2), torchrun=torchrun, python=python38)
     head, other = run.wait_over()
     assert head["verdict"]["first_failure"]["what"] == "rank 1: exit code 3"
     assert head["verdict"] == other["verdict"]
@@ -66,7 +66,21 @@ def test_the_oldest_python_runs_fails_stops_and_records(python38: str, runs: Run
 @pytest.mark.parametrize("torchrun", [False, True])
 @pytest.mark.parametrize("setup", [(), ("export FROM_SETUP='set up'", "cd /")])
 def test_arguments_and_environment_arrive_byte_for_byte(runs: Runs, torchrun: bool, setup: tuple[str, ...]) -> None:
-    values = ["", " ", "a b", "$HOME", "`id`", "'\"", "\\", "*", "new\nline", "caf\udce9", "{nproc}", "--nnodes=9", "%d"]
+    values = [
+        "",
+        " ",
+        "a b",
+        "$HOME",
+        "`id`",
+        "'\"",
+        "\\",
+        "*",
+        "new\nline",
+        "caf\udce9",
+        "{nproc}",
+        "--nnodes=9",
+        "%d",
+    ]
     code = (
         "import os, sys\nfor value in [*sys.argv[1:], os.environ['VALUE'], os.environ['SECRET'], os.getcwd(), "
         "os.environ.get('FROM_SETUP', '')]:\n    os.write(1, os.fsencode(value) + b'\\0')"
@@ -153,9 +167,7 @@ def test_a_name_in_use_is_held_and_free_again_after_the_run(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("goodbye", ["close", "kill"])
-def test_what_was_prepared_and_never_started_is_gone_when_its_controller_is(
-    runs: Runs, goodbye: str
-) -> None:
+def test_what_was_prepared_and_never_started_is_gone_when_its_controller_is(runs: Runs, goodbye: str) -> None:
     run, _ = runs.prepare(WAIT)
     folder, guard = run.folder(), run.guard()
     session = run.hosts[0].session

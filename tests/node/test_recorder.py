@@ -23,7 +23,8 @@ WAIT = "print('ready', flush=True); import time; time.sleep(300)"
 
 POUR = """
 import hashlib, os, random, sys, time
-rng, digest, total, end = random.Random(sys.argv[1] + os.environ['RANK']), hashlib.sha256(), 0, time.time() + float(sys.argv[2])
+rng, digest, total = random.Random(sys.argv[1] + os.environ['RANK']), hashlib.sha256(), 0
+end = time.time() + float(sys.argv[2])
 while time.time() < end:
     data = rng.randbytes(rng.choice((1, 80, 4096, 65536, 300000)))
     view = memoryview(data)
@@ -64,6 +65,48 @@ def test_a_recorder_killed_again_and_again_loses_no_byte(runs: Runs, torchrun: b
         assert (len(written[f"1.{rank}.out"]), kills) == (int(total), kills)
         assert hashlib.sha256(written[f"1.{rank}.out"]).hexdigest().encode() == digest
     assert kills >= 5
+
+
+@pytest.mark.slow
+def test_a_writer_killed_five_hundred_times_loses_and_doubles_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal alone, without a back-off between two writers: at any instruction, also at a new segment."""
+    monkeypatch.setattr(journal, "SEGMENT", 3_000_000)
+    stream, chance, digest, total = journal.Stream(1, "0", "out"), random.Random(3), hashlib.sha256(), 0
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    for _ in range(500):
+        child = os.fork()
+        if child == 0:
+            pump = journal.Writer(str(tmp_path), stream)
+            while True:
+                pump.pump(reader)
+        end = time.monotonic() + chance.uniform(0.0, 0.01)
+        while time.monotonic() < end:
+            data = chance.randbytes(chance.choice((1, 100, 5000)))
+            try:
+                count = os.write(writer, data)
+            except BlockingIOError:
+                continue
+            digest.update(data[:count])
+            total += count
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    last = journal.Writer(str(tmp_path), stream)
+    while last.pump(reader):
+        pass
+    os.close(reader)
+    os.close(writer)
+    kept, seen, reading = hashlib.sha256(), 0, journal.Reader()
+    while pieces := reading.read(journal.segments(str(tmp_path))[stream], 1 << 20):
+        for piece in pieces:
+            assert piece.offset == seen
+            kept.update(piece.data)
+            seen += len(piece.data)
+    assert (seen, kept.digest()) == (total, digest.digest())
+    assert len(journal.segments(str(tmp_path))[stream]) > 3
 
 
 def test_a_head_whose_recorder_is_killed_still_ends_the_run(runs: Runs) -> None:

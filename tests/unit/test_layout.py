@@ -88,8 +88,12 @@ def test_the_node_program_says_its_paths_only_relative_to_its_own_package() -> N
 def test_the_reader_of_frames_and_the_unpacker_are_all_that_the_controller_shares_with_it() -> None:
     """They are the two sides of one thing; the demo plays host."""
     shared = {
-        name for path in CONTROLLER if path.name not in DEMO for name in imports(path) if "orchestrator.node." in f"{name}."
-    }  # fmt: skip
+        name
+        for path in CONTROLLER
+        if path.name not in DEMO
+        for name in imports(path)
+        if "orchestrator.node." in f"{name}."
+    }
     assert shared <= {"orchestrator.node", "orchestrator.node.wire", "orchestrator.node.unpack"}
 
 

@@ -1,6 +1,6 @@
 """The life of a run as decisions: told by golden stories, and searched for contradictions.
 
-A golden file is a story: what happened, what each node was told then (`then`), the phase the run was in, and the verdict.
+A golden file is a story: what happened, what each node was told then (`then`), the phase of the run, and the verdict.
 Events that are not shown with a `then` changed no order.
 """
 
@@ -30,7 +30,8 @@ def event_of(step: dict[str, Any]) -> Event:
 def shown(action: gang.Action) -> str:
     match action.order:
         case Run(attempt, node_rank, nnodes, first_rank, world_size, address, port):
-            order = f"Run attempt {attempt}: node {node_rank} of {nnodes}, ranks from {first_rank} of {world_size}, {address}:{port}"
+            ranks = f"ranks from {first_rank} of {world_size}"
+            order = f"Run attempt {attempt}: node {node_rank} of {nnodes}, {ranks}, {address}:{port}"
         case Stop(attempt, grace, why):
             order = f"Stop attempt {attempt} within {grace:g} s: {why}"
         case End(verdict):
@@ -137,7 +138,7 @@ def test_the_head_is_told_the_end_when_no_other_has_to_be_told(events: list[Even
 def test_success_needs_the_good_end_of_every_node_and_no_failure(events: list[Event]) -> None:
     state = gang.begin(NODES)
     good = set()
-    for _, event, state, _ in play(events):
+    for _, event, _state, _ in play(events):
         if isinstance(event, gang.Exited) and event.ok and event.attempt == 1:
             good.add(event.node)
     if state.verdict is not None and state.verdict["state"] == "succeeded":
@@ -168,9 +169,7 @@ def test_a_run_asked_to_stop_ends_though_no_node_ever_answers(events: list[Event
     ticks: list[Event] = [gang.Tick(ended_at + second) for second in range(int(within) + 3)]
     played = play([*asked, *ticks])
     assert played[-1][2].phase == "over"
-    assert any(
-        action.node == 0 and isinstance(action.order, End) for _, _, _, actions in played for action in actions
-    )
+    assert any(action.node == 0 and isinstance(action.order, End) for _, _, _, actions in played for action in actions)
 
 
 @given(st.sets(st.integers(1, len(NODES) - 1)))

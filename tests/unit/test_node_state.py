@@ -36,7 +36,7 @@ def test_a_folder_open_to_others_is_refused_with_the_way_to_mend_it(base: Path) 
 def test_a_link_in_place_of_the_folder_is_refused(base: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     base.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="Not a directory|symbolic"):
+    with pytest.raises(OSError, match=r"Not a directory|symbolic"):
         state.base()
 
 
@@ -95,9 +95,7 @@ def test_every_truncation_of_a_file_is_no_record_and_never_a_wrong_one(tmp_path:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 5])
-def test_a_disk_that_is_full_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
-) -> None:
+def test_a_disk_that_is_full_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
     path = tmp_path / "state.json"
     state.write(str(path), {"phase": "running"})
     left = [taken]

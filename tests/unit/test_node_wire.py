@@ -1,4 +1,4 @@
-"""Frames as bytes. The golden files are the protocol: they change only together with its version and docs/protocol.md."""
+"""Frames as bytes. The golden files are the protocol: they change only with its version and docs/protocol.md."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from orchestrator.node.wire import Decoder, Frame, WireError
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "wire").glob("frame-*.json"))
 
-headers = st.dictionaries(
-    st.text(max_size=20), st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=20), st.lists, max_leaves=5), max_size=4
-)  # fmt: skip
+values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=20), st.lists, max_leaves=5)
+headers = st.dictionaries(st.text(max_size=20), values, max_size=4)
 frames = st.builds(Frame, st.integers(0, 255), headers, st.binary(max_size=300))
 
 
