@@ -66,8 +66,9 @@ else:
         sys.exit(0)
     import io, zipfile
     aside = "%s.%d.new" % (path, os.getpid())
-    os.umask(0o077)
+    mask = os.umask(0o077)
     zipfile.ZipFile(io.BytesIO(data)).extractall(aside)
+    os.umask(mask)
     try:
         os.rename(aside, path)
     except OSError:

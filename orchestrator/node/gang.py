@@ -5,9 +5,12 @@ away (its recorder was restarted, its link was cut for a moment) is simply told 
 are the orders that have changed. Nodes are numbered as in the spec: 0 is the head.
 
     waiting ──StartRequested──> running ──all exited well──────────> over(succeeded)
-       │                          │ first Failed / Lost / StopRequested
-       └──StopRequested───┐       v
+       │                         ^  │ first Failed / Lost / StopRequested
+       └──StopRequested───┐      │  v
                           └──> stopping ──all exited or lost──────> over(failed | lost | killed)
+                                 │  ^ PortFound
+                                 v  │
+                              restarting: the budget is not spent, and no node is lost
 
 `over` still has work: every other node is told the verdict, the head ends last.
 """
@@ -20,6 +23,8 @@ STOP_WINDOW = 20.0  # s that a node may need beyond its ladder until it says tha
 FAREWELL_WINDOW = 10.0  # s that the head waits for the others to end before it ends itself
 # s between TERM and KILL after a failure: a rank blocked in a collective runs no Python signal handler
 FAILURE_GRACE = 1.0
+BACKOFF, BACKOFF_MOST = 1.0, 30.0  # s before the first restart, doubled for each further one, and the most
+AT_START = 30.0  # s: a failure within these after the start of its attempt is one at start-up
 
 
 # --- events: what happened
@@ -84,11 +89,18 @@ class StopRequested(NamedTuple):
     at: float
 
 
+class PortFound(NamedTuple):
+    """The head has a free port for the next attempt: an old one may still be in the kernel's hands."""
+
+    port: int
+    at: float
+
+
 class Tick(NamedTuple):
     at: float
 
 
-Event = Union[Joined, StartRequested, Started, Failed, Exited, Lost, Left, StopRequested, Tick]
+Event = Union[Joined, StartRequested, Started, Failed, Exited, Lost, Left, StopRequested, PortFound, Tick]
 
 
 # --- orders: what a node shall do
@@ -135,24 +147,27 @@ class Node(NamedTuple):
 
 class State(NamedTuple):
     nodes: Tuple[Node, ...]
-    phase: str = "waiting"  # waiting running stopping over
+    max_restarts: int = 0
+    phase: str = "waiting"  # waiting running stopping restarting over
     attempt: int = 0
+    started_at: float = 0.0  # when the attempt was ordered
     master_addr: str = ""
     master_port: int = 0
-    first_failure: Optional[Dict[str, Any]] = None
+    first_failure: Optional[Dict[str, Any]] = None  # of this attempt
+    failures: Tuple[Dict[str, Any], ...] = ()  # the first of each attempt before
     stop_grace: float = FAILURE_GRACE
     stopped_by: Optional[str] = None
     since: float = 0.0  # when the phase began
     verdict: Optional[Dict[str, Any]] = None
 
 
-def begin(nodes: List[Dict[str, Any]]) -> State:
+def begin(nodes: List[Dict[str, Any]], max_restarts: int = 0) -> State:
     known: List[Node] = []
     first_rank = 0
     for node in nodes:
         known.append(Node(node["host"], node["nproc"], first_rank))
         first_rank += node["nproc"]
-    return State(tuple(known))
+    return State(tuple(known), max_restarts)
 
 
 def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
@@ -210,17 +225,9 @@ def _apply(state: State, event: Event) -> State:
         # a node that was declared lost stays so for this attempt: the others have been told
         return _with(state, event.node, phase="joined") if node.phase in ("absent", "left") else state
     if isinstance(event, StartRequested):
-        if state.phase != "waiting":
-            return state
-        nodes = tuple(node._replace(ordered_at=event.at) for node in state.nodes)
-        return state._replace(
-            nodes=nodes,
-            phase="running",
-            attempt=1,
-            since=event.at,
-            master_addr=event.master_addr,
-            master_port=event.master_port,
-        )
+        return _attempt(state, event.master_addr, event.master_port, event.at) if state.phase == "waiting" else state
+    if isinstance(event, PortFound):
+        return _attempt(state, state.master_addr, event.port, event.at) if restart_is_due(state, event.at) else state
     if isinstance(event, (Started, Failed, Exited)) and (event.attempt != state.attempt or state.phase == "waiting"):
         return state  # of an attempt that is over, or of a node that broke before there was one: it will be lost
     if isinstance(event, Started):
@@ -239,7 +246,9 @@ def _apply(state: State, event: Event) -> State:
     if isinstance(event, Left):
         return _with(state, event.node, phase="left") if state.phase == "over" else state
     if isinstance(event, StopRequested):
-        if state.phase in ("waiting", "running"):
+        if state.phase == "restarting":
+            state = _archive(state)  # the run ends by the wish, not by the failure it was about to overcome
+        if state.phase in ("waiting", "running", "restarting"):
             return state._replace(phase="stopping", stopped_by=event.by, stop_grace=event.grace, since=event.at)
         if state.phase == "stopping" and event.grace < state.stop_grace:
             # a second kill shortens the grace, never restarts it
@@ -248,10 +257,77 @@ def _apply(state: State, event: Event) -> State:
     return state  # Tick: time alone, see _settle
 
 
+def _attempt(state: State, master_addr: str, master_port: int, at: float) -> State:
+    """The next attempt, on the same nodes with the same ranks."""
+    nodes = tuple(
+        node._replace(phase="joined" if node.phase == "exited" else node.phase, ordered_at=at) for node in state.nodes
+    )
+    return _archive(state)._replace(
+        nodes=nodes,
+        phase="running",
+        attempt=state.attempt + 1,
+        since=at,
+        started_at=at,
+        master_addr=master_addr,
+        master_port=master_port,
+    )
+
+
+def _archive(state: State) -> State:
+    """The attempt is done with: its first failure is history."""
+    if state.first_failure is None:
+        return state
+    return state._replace(failures=(*state.failures, state.first_failure), first_failure=None)
+
+
+def restart_is_due(state: State, at: float) -> bool:
+    """Whether the back-off is over, and the head shall look for a port."""
+    backoff = min(BACKOFF_MOST, BACKOFF * 2 ** (state.attempt - 1))
+    return state.phase == "restarting" and at - state.since >= backoff
+
+
+def label(state: State) -> str:
+    """The state of a run that is not over, as `ps` shows it."""
+    if state.phase == "waiting" or (state.phase == "running" and any(one.phase == "joined" for one in state.nodes)):
+        return "starting"
+    if state.phase == "restarting" or (state.phase == "stopping" and _will_try_again(state)):
+        return "restarting"
+    return "running" if state.phase == "running" else "stopping"
+
+
+def _will_try_again(state: State) -> bool:
+    return state.first_failure is not None and state.stopped_by is None and why_not_again(state) is None
+
+
+def why_not_again(state: State) -> Optional[str]:
+    """Why a failed attempt is not tried again; None when it is."""
+    failure = state.first_failure or {}
+    if failure.get("lost"):
+        return "a host was lost"
+    if state.attempt > state.max_restarts:
+        spent = "all %d restarts are spent" % state.max_restarts
+        return spent if state.max_restarts else "max_restarts is 0"
+    before = state.failures[-1] if state.failures else None
+    if before is not None and _same_at_start(before) == _same_at_start(failure) is not None:
+        return "it failed twice in the same way at its start"
+    return None
+
+
+def _same_at_start(failure: Dict[str, Any]) -> Optional[Tuple[Any, ...]]:
+    """What two failures have in common that a further start would only repeat: an import that fails, a bad argument."""
+    if not failure.get("at_start") or failure.get("exit_code") is None:
+        return None  # a signal comes from outside the script
+    return failure["exit_code"], failure.get("said")
+
+
 def _lose(state: State, event: Lost) -> State:
     phase = state.nodes[event.node].phase
     if state.phase == "waiting":
         return _with(state, event.node, phase="absent")  # it may come back before the start
+    if state.phase == "restarting":
+        failure = dict(_failure(state, event.node, "host lost", event.at), lost=True)
+        lost = _with(_archive(state), event.node, phase="lost")
+        return lost._replace(phase="stopping", first_failure=failure, since=event.at)
     if phase in ("exited", "left", "lost"):  # its part is done: only the farewell could still wait for it
         return _with(state, event.node, phase="left") if state.phase == "over" else state
     failure = dict(_failure(state, event.node, "host lost", event.at), lost=True)
@@ -273,6 +349,7 @@ def _fail(state: State, failure: Dict[str, Any], at: float) -> State:
     """The first failure is kept for ever; what comes later is its consequence."""
     if state.phase != "running":
         return state
+    failure = dict(failure, at_start=at - state.started_at < AT_START)
     return state._replace(phase="stopping", first_failure=failure, stop_grace=FAILURE_GRACE, since=at)
 
 
@@ -287,6 +364,8 @@ def _settle(state: State, at: float) -> State:
             return _over(state, "succeeded", at)
     if state.phase == "stopping":
         finished = all(node.phase in ("exited", "lost", "left", "absent") or state.attempt == 0 for node in state.nodes)
+        if finished and _will_try_again(state):
+            return state._replace(phase="restarting", since=at)
         if finished or at - state.since > state.stop_grace + STOP_WINDOW:
             return _over(state, _outcome(state), at)
     if state.phase == "over" and not _others_gone(state) and at - state.since > FAREWELL_WINDOW:
@@ -305,6 +384,8 @@ def _over(state: State, outcome: str, at: float) -> State:
     verdict = {
         "state": outcome,
         "first_failure": state.first_failure,
+        "restarts": max(0, state.attempt - 1),
+        "not_again": why_not_again(state) if state.first_failure and outcome != "killed" else None,
         "stopped_by": state.stopped_by,
         "attempt": state.attempt,
         "at": at,

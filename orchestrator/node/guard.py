@@ -292,7 +292,8 @@ class Guard:
         self._write_state()
 
     def _new_tree(self, attempt: int) -> Tree:
-        return Tree(attempt, self._spec["setup"], self._program(), lambda: self._recorder, self._failed)
+        setup, umask = self._spec["setup"], self._spec["umask"]
+        return Tree(attempt, setup, self._program(), lambda: self._recorder, self._failed, umask)
 
     def _program(self) -> List[str]:
         return [sys.executable, "-I", "-S", self._spec["program"]]
@@ -476,10 +477,11 @@ def daemonise(
         os.setsid()
         if os.fork():
             os._exit(0)
+        umask = os.umask(0o077)  # ours; what the ranks write is as open as the user's login makes it
         _detach(folder, [theirs.fileno()] + [one.fileno() for one in sockets.values()] + locks)
         processes.set_name("ddp-guard")
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
-        guard = Guard(folder, spec, private, theirs, sockets, locks)
+        guard = Guard(folder, dict(spec, umask=umask), private, theirs, sockets, locks)
         guard.hold()
         guard.run()
         guard.close()
@@ -493,7 +495,6 @@ def daemonise(
 
 
 def _detach(folder: str, needed: List[int]) -> None:
-    os.umask(0o077)
     os.chdir(folder)
     null = os.open(os.devnull, os.O_RDWR)
     errors = os.open(os.path.join(folder, "guard.err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -56,6 +56,18 @@ class Segment(NamedTuple):
     path: str  # without its extension
 
 
+def last_line(folder: str, stream: Stream) -> str:
+    """The last line of a stream that is not empty, at most 300 characters of it."""
+    parts = segments(folder).get(stream)
+    if not parts:
+        return ""
+    with open(parts[-1].path + ".seg", "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        text = os.pread(file.fileno(), 4096, max(0, size - 4096)).decode("utf-8", "backslashreplace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
+
+
 def segments(folder: str) -> Dict[Stream, List[Segment]]:
     """The segments of every stream in a journal's folder, in order."""
     found: Dict[Stream, List[Segment]] = {}

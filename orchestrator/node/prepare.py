@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import guard, network, processes, state
-from .recorder import JOIN_WINDOW
+from .peers import JOIN_WINDOW
 
 REACH_WINDOW = 4.0  # s to reach the head's two ports from here
 FREE_SPACE = 64 * 1024 * 1024  # bytes that the state folder must have left

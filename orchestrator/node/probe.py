@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import pwd
 import shutil
 import subprocess
@@ -35,9 +34,9 @@ print("\\n%s" + json.dumps({"executable": sys.executable, "python": list(sys.ver
 def facts(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """`arguments`: setup, python, workdir, gpus ("none" spares the question)."""
     return {
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "kernel": platform.release(),
+        "system": os.uname().sysname,
+        "machine": os.uname().machine,
+        "kernel": os.uname().release,
         "user": pwd.getpwuid(os.geteuid()).pw_name if _known(os.geteuid()) else str(os.geteuid()),
         "cores": len(os.sched_getaffinity(0)),
         "host_id": state.host_id(),

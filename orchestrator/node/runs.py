@@ -30,7 +30,7 @@ def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     ended = state.read(os.path.join(folder, "exit.json"))
     if spec is None or now is None:
         return None
-    first = (ended or now)["failures"][:1]
+    first = [failure for failure in (ended or now)["failures"] if failure["attempt"] == now["attempt"]][:1]
     answer: Dict[str, Any] = {
         "run_id": run_id,
         "name": spec["name"],
@@ -58,7 +58,10 @@ def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     elif os.path.exists(os.path.join(folder, "stop.json")):
         answer["state"] = "stopping"
     else:
-        answer["state"] = {"prepared": "starting", "running": "running", "exited": "stopping"}[now["phase"]]
+        here = {"prepared": "starting", "running": "running", "exited": "stopping"}[now["phase"]]
+        answer["state"] = (state.read(os.path.join(folder, "gang.json")) or {}).get(
+            "label", here
+        )  # the head knows more
     return answer
 
 

@@ -73,6 +73,7 @@ class Tree:
         program: List[str],
         spare_pid: Callable[[], int],
         report: Callable[[Dict[str, Any]], None],
+        umask: int,
     ) -> None:
         self.attempt = attempt
         self.outcome: Optional[Dict[str, Any]] = None
@@ -82,6 +83,7 @@ class Tree:
         self._program = program
         self._spare_pid = spare_pid  # the recorder's pid: our child, but not of the tree
         self._report = report
+        self._umask = umask
         self._roots: Dict[int, str] = {}
         self._statuses: Dict[str, int] = {}
         self._ranks: Dict[int, Tuple[processes.Process, int]] = {}  # pidfd -> (process, rank)
@@ -109,6 +111,7 @@ class Tree:
         pid = os.fork()
         if pid == 0:
             os.setsid()
+            os.umask(self._umask)
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGPIPE, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)

@@ -492,7 +492,7 @@ def test_a_proxy_command_carries_the_connection(server: Sshd, client: Client, tm
         "s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
         "def up():\n"
         "    while d := os.read(0, 65536): s.sendall(d)\n"
-        "    s.shutdown(socket.SHUT_WR)\n"
+        "    os._exit(0)\n"
         "threading.Thread(target=up, daemon=True).start()\n"
         "while d := s.recv(65536): os.write(1, d)\n"
     )

@@ -142,18 +142,21 @@ def test_descendants_are_found_to_the_last_and_zombies_are_left_out() -> None:
     code = (
         "import os, subprocess, time\n"
         "subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
-        "if os.fork() == 0: os._exit(0)\n"
+        "zombie = os.fork()\nif zombie == 0: os._exit(0)\n"
+        "os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)\n"
         "print('ready', flush=True); time.sleep(300)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
         assert process.stdout
         process.stdout.readline()
         below = processes.descendants(process.pid)
         assert [processes.command(one.pid) for one in below] == ["sleep 300"]
-        assert process.pid in processes.ancestors(next(iter(below)).pid)
-        assert os.getpid() in processes.ancestors(next(iter(below)).pid)
-        processes.send_all(below, signal.SIGKILL)
+        assert processes.ancestors(next(iter(below)).pid)[:2] == [process.pid, os.getpid()]
+    finally:
+        processes.send_all(processes.descendants(process.pid), signal.SIGKILL)
         process.kill()
+        process.communicate()
 
 
 def test_marks_are_found_in_environments_and_not_in_look_alikes() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import glob
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -22,18 +22,14 @@ from orchestrator.ship import node_program
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"
 
 
-def old_python() -> str:
-    """A Python 3.8, the oldest that a host may have."""
-    found = sorted(glob.glob(os.path.expanduser("~/.pyenv/versions/3.8.*/bin/python3.8"))) + ["/usr/bin/python3.8"]
-    usable = [path for path in found if Path(path).exists()]
-    if not usable:
-        pytest.skip("there is no Python 3.8 here")
-    return usable[-1]
-
-
 @pytest.fixture
 def python38() -> str:
-    return old_python()
+    """The oldest Python that a host may have."""
+    installed = map(str, Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))
+    found = max(installed, default=None) or shutil.which("python3.8")
+    if found is None:
+        pytest.skip("there is no Python 3.8 here")
+    return found
 
 
 def test_the_program_compiles_with_the_oldest_python(python38: str, tmp_path: Path) -> None:
@@ -94,6 +90,18 @@ def test_arguments_and_environment_arrive_byte_for_byte(runs: Runs, torchrun: bo
     assert spec is not None
     expected = [*values, odd, "s3cr3t-" + odd, spec["workdir"], "set up" if setup else ""]
     assert run.journal()["1.0.out"].split(b"\0")[:-1] == [os.fsencode(value) for value in expected]
+
+
+@pytest.mark.parametrize("setup", [(), ("umask 0007",)])
+def test_what_a_rank_writes_is_as_open_as_the_login_makes_it(runs: Runs, setup: tuple[str, ...]) -> None:
+    before = os.umask(0o027)
+    try:
+        run = runs.start("import os; print(oct(os.umask(0)))", setup=setup)
+    finally:
+        os.umask(before)
+    run.wait_over()
+    assert run.journal()["1.0.out"] == (b"0o7\n" if setup else b"0o27\n")
+    assert all(path.stat().st_mode & 0o077 == 0 for path in run.folder().rglob("*.seg"))
 
 
 @pytest.mark.parametrize("torchrun", [False, True])

@@ -54,7 +54,7 @@ def test_the_story_goes_as_written(path: Path) -> None:
 
 NODES = [{"host": f"host-{number}", "nproc": number + 1} for number in range(3)]
 KINDS = st.sampled_from(
-    ["Joined", "StartRequested", "Started", "Failed", "Exited", "Lost", "Left", "StopRequested", "Tick"]
+    ["Joined", "StartRequested", "Started", "Failed", "Exited", "Lost", "Left", "StopRequested", "PortFound", "Tick"]
 )
 
 
@@ -79,6 +79,8 @@ def histories(draw: st.DrawFn) -> list[Event]:
                 events.append(gang.Failed(node, attempt, failure, at))
             case "Exited":
                 events.append(gang.Exited(node, attempt, draw(st.booleans()), at))
+            case "PortFound":
+                events.append(gang.PortFound(29501, at))
             case "StopRequested":
                 events.append(gang.StopRequested("ann", draw(st.sampled_from([0.0, 5.0, 30.0])), at))
             case _:
@@ -211,3 +213,103 @@ def test_decisions_for_many_nodes_are_quick() -> None:
     played = play(events, gang.begin(nodes))
     assert played[-1][2].phase == "running"
     assert time.process_time() - begun < 5.0
+
+
+# --- restarts
+
+
+def started(max_restarts: int, at: float = 1000.0) -> State:
+    state = gang.begin(NODES, max_restarts)
+    for number in range(len(NODES)):
+        state, _ = gang.step(state, gang.Joined(number, at))
+    state, _ = gang.step(state, gang.StartRequested("10.0.0.1", 29500, at))
+    for number in range(len(NODES)):
+        state, _ = gang.step(state, gang.Started(number, 1, at))
+    return state
+
+
+def fail(state: State, at: float, **failure: Any) -> State:
+    """Node 1 fails by itself, and all nodes stop."""
+    told = {"host": "host-1", "node": 1, "rank": 1, "what": "rank 1 failed", "exit_code": None, "said": "", **failure}
+    state, _ = gang.step(state, gang.Failed(1, state.attempt, told, at))
+    for number in range(len(NODES)):
+        state, _ = gang.step(state, gang.Exited(number, state.attempt, False, at + 1))
+    return state
+
+
+def again(state: State, at: float) -> State:
+    state, actions = gang.step(state, gang.PortFound(29501, at))
+    assert [action.order for action in actions] == [gang.order_of(state, number) for number in range(len(NODES))]
+    assert all(isinstance(action.order, Run) and action.order.attempt == state.attempt for action in actions)
+    for number in range(len(NODES)):
+        state, _ = gang.step(state, gang.Started(number, state.attempt, at))
+    return state
+
+
+def test_a_failure_within_the_budget_is_followed_by_the_same_nodes_on_another_port() -> None:
+    state = fail(started(1), 2000.0)
+    assert (state.phase, gang.label(state)) == ("restarting", "restarting")
+    assert not gang.restart_is_due(state, 2001.5) and gang.restart_is_due(state, 2002.0)
+    state = again(state, 2002.0)
+    order = gang.order_of(state, 2)
+    assert isinstance(order, Run)
+    assert (order.attempt, order.node_rank, order.master_port) == (2, 2, 29501)
+    for number in range(len(NODES)):
+        state, _ = gang.step(state, gang.Exited(number, 2, True, 3000.0))
+    assert state.verdict and state.verdict["state"] == "succeeded" and state.verdict["restarts"] == 1
+
+
+def test_when_the_budget_is_spent_the_last_attempts_first_failure_is_the_verdict() -> None:
+    state = again(fail(started(1), 2000.0, what="the first"), 2010.0)
+    state = fail(state, 3000.0, what="the second")
+    assert state.verdict and state.verdict["state"] == "failed"
+    assert state.verdict["first_failure"]["what"] == "the second"
+    assert state.verdict["not_again"] == "all 1 restarts are spent"
+
+
+def test_the_same_failure_twice_at_start_up_is_not_tried_a_third_time() -> None:
+    state = again(fail(started(5), 1003.0, exit_code=1, said="ModuleNotFoundError: x"), 1010.0)
+    state = fail(state, 1013.0, exit_code=1, said="ModuleNotFoundError: x")
+    assert state.verdict and state.verdict["not_again"] == "it failed twice in the same way at its start"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"exit_code": 1, "said": "one"}, {"exit_code": 1, "said": "another"}),
+        ({"exit_code": 1}, {"exit_code": 2}),
+        ({"signal": "SIGKILL"}, {"signal": "SIGKILL"}),
+    ],
+)
+def test_other_failures_at_start_up_are_tried_again(first: dict[str, Any], second: dict[str, Any]) -> None:
+    state = again(fail(started(5), 1003.0, **first), 1010.0)
+    assert fail(state, 1013.0, **second).phase == "restarting"
+
+
+def test_the_same_failure_later_is_tried_again() -> None:
+    state = again(fail(started(5), 2003.0, exit_code=1, said="x"), 2010.0)
+    assert fail(state, 3013.0, exit_code=1, said="x").phase == "restarting"
+
+
+def test_a_lost_host_is_not_restarted_without() -> None:
+    state, _ = gang.step(started(5), gang.Lost(1, 2000.0))
+    for number in (0, 2):
+        state, _ = gang.step(state, gang.Exited(number, 1, False, 2001.0))
+    assert state.verdict and (state.verdict["state"], state.verdict["not_again"]) == ("lost", "a host was lost")
+
+
+def test_a_stop_during_the_back_off_ends_the_run_as_killed() -> None:
+    state, _ = gang.step(fail(started(5), 2000.0), gang.StopRequested("ann", 30.0, 2001.2))
+    assert state.verdict and (state.verdict["state"], state.verdict["first_failure"]) == ("killed", None)
+
+
+def test_the_back_off_grows_to_its_limit() -> None:
+    state, waits = started(9), []
+    at = 2000.0
+    while state.verdict is None:
+        state = fail(state, at)
+        if state.phase == "restarting":
+            waits.append(next(wait for wait in range(99) if gang.restart_is_due(state, state.since + wait)))
+            state = again(state, state.since + waits[-1])
+        at += 1000.0
+    assert waits == [1, 2, 4, 8, 16, 30, 30, 30, 30]

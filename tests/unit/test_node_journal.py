@@ -197,7 +197,7 @@ class Disk:
         return self._splice(source, target, offset, count)
 
     def open(self, path: str, flags: int, mode: int = 0o777, **more: int) -> int:
-        self._check(self.no_files and bool(flags & os.O_CREAT) and not os.path.exists(path))
+        self._check(self.no_files and bool(flags & os.O_CREAT) and not Path(path).exists())
         return self._open(path, flags, mode, **more)
 
     def pwrite(self, handle: int, data: bytes, offset: int) -> int:

@@ -1,0 +1,349 @@
+"""The recorder's side of the link: the head's, which runs the gang, and the others', which bring its orders."""
+
+import json
+import os
+import random
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
+
+from . import gang, network, state
+from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed, dial
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
+REDIAL = 0.3  # s between tries to reach the head
+TICK = 0.5  # s
+
+
+class Peers:
+    """What a recorder asks of its side of the link."""
+
+    def links(self) -> List[Link]:
+        raise NotImplementedError
+
+    def listening(self) -> Optional[socket.socket]:
+        return None
+
+    def due(self) -> float:
+        return TICK
+
+    def ready(self, handle: int) -> None:
+        raise NotImplementedError
+
+    def tick(self) -> None:
+        raise NotImplementedError
+
+    def status(self, status: Dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Head(Peers):
+    """Runs the gang: statuses of nodes become events, the gang's actions become orders."""
+
+    def __init__(self, recorder: "Recorder", listener: Optional[socket.socket]) -> None:
+        self._recorder = recorder
+        self._spec = recorder.spec
+        self._listener = listener
+        if listener is not None:
+            listener.setblocking(False)
+        self._guests: Dict[int, Link] = {}  # not authenticated yet, or superseded
+        self._nodes: Dict[int, Link] = {}
+        self._heard: Dict[int, float] = {}
+        self._tick_at = self._beat_at = 0.0
+        self._answered = False
+        self._state = gang.begin(self._spec["nodes"], self._spec["max_restarts"])
+        self._log = self._replay(os.path.join(recorder.folder, "gang.jsonl"))
+
+    def _replay(self, path: str) -> int:
+        """Decisions are a function of events, so the events are what is kept. Returns the log to append to."""
+        log = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        known = os.pread(log, os.fstat(log).st_size, 0)
+        if known and not known.endswith(b"\n"):  # our predecessor was killed as it wrote: what follows is a new line
+            os.write(log, b"\n")
+        for line in known.split(b"\n"):
+            try:
+                entry = json.loads(line)
+                event: gang.Event = getattr(gang, entry["event"])(**entry["fields"])
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # a torn last line: that event will come again with the nodes' statuses
+            self._state, _ = gang.step(self._state, event)
+        now = time.monotonic()
+        self._heard = {
+            number: now
+            for number, node in enumerate(self._state.nodes)
+            if number and node.phase not in ("absent", "left")
+        }
+        return log
+
+    def _now(self) -> float:
+        """Seconds since 1970 by a clock that is never set back, the same for all recorders of this run."""
+        return float(self._spec["epoch"]) + time.monotonic()
+
+    def links(self) -> List[Link]:
+        return list(self._guests.values()) + list(self._nodes.values())
+
+    def listening(self) -> Optional[socket.socket]:
+        return self._listener
+
+    def ready(self, handle: int) -> None:
+        if self._listener is not None and handle == self._listener.fileno():
+            self._accept()
+            return
+        for link in self.links():
+            if link.fileno() == handle:
+                self._exchange(link)
+                return
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept() if self._listener else (None, None)
+        except OSError:
+            return
+        if connection is not None:
+            link = Link(connection, self._recorder.key, None)
+            self._guests[link.fileno()] = link
+            if len(self._guests) > 256:  # strangers that connect and say nothing shall not use up our descriptors
+                self._drop(min(self._guests.values(), key=lambda one: one.opened_at))
+
+    def _exchange(self, link: Link) -> None:
+        was_ready = link.ready
+        try:
+            link.flush()
+            messages = link.receive()
+        except LinkClosed:
+            self._drop(link)
+            return
+        if link.ready and not was_ready:
+            del self._guests[link.fileno()]
+            number = link.node if link.node is not None else -1
+            if not 0 < number < len(self._state.nodes):
+                link.close()
+                return
+            old = self._nodes.pop(number, None)
+            if old is not None:
+                old.close()
+            self._nodes[number] = link
+            self._step(gang.Joined(number, self._now()))
+        if link.ready and link.node is not None:
+            self._heard[link.node] = link.heard_at
+            for message in messages:
+                if "status" in message:
+                    self._told(link.node, message["status"])
+
+    def _drop(self, link: Link) -> None:
+        self._guests.pop(link.fileno(), None)
+        if link.node is not None and self._nodes.get(link.node) is link:
+            del self._nodes[link.node]
+            self._step(gang.Left(link.node, self._now()))
+        link.close()
+
+    def status(self, status: Dict[str, Any]) -> None:
+        now = self._now()
+        if self._state.nodes[0].phase == "absent" or not self._answered:
+            self._answered = True
+            self._step(gang.Joined(0, now))
+            self._recorder.command({"do": "prepared", "ready": {}})
+        if status["start"] is not None and self._state.phase == "waiting":
+            self._step(gang.StartRequested(status["start"]["master_addr"], status["start"]["master_port"], now))
+        self._told(0, status)
+
+    def _told(self, number: int, status: Dict[str, Any]) -> None:
+        """A node tells all it knows, every time; what is news becomes an event."""
+        now = self._now()
+        host = self._state.nodes[number].host
+        if status["stop"] is not None:
+            self._step(gang.StopRequested(status["stop"]["by"], status["stop"]["grace"], now))
+        if status["phase"] == "running":
+            self._step(gang.Started(number, status["attempt"], now))
+        for failure in status["failures"]:
+            self._step(gang.Failed(number, failure["attempt"], dict(failure, host=host, node=number), now))
+        if status["phase"] == "exited":
+            self._step(gang.Exited(number, status["attempt"], bool(status["outcome"]["ok"]), now))
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if now < self._tick_at:
+            return  # this is called after every line of output
+        self._tick_at = now + TICK
+        for link in list(self._guests.values()):
+            if now - link.opened_at > HANDSHAKE_WINDOW:
+                self._drop(link)
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT
+            for link in list(self._nodes.values()):
+                self._send(link, {})
+        for number, heard in list(self._heard.items()):
+            if now - heard > LEASE and self._state.nodes[number].phase not in ("absent", "lost", "left"):
+                self._step(gang.Lost(number, self._now()))
+        if gang.restart_is_due(self._state, self._now()):
+            self._find_port()
+        self._step(gang.Tick(self._now()))
+
+    def _find_port(self) -> None:
+        """For the next attempt's rendezvous. Taken by a stranger in between, it fails that attempt; the next has another."""
+        low, high = self._spec["ports"]
+        fixed = self._spec["rdzv_port"]
+        tries = random.sample(range(low, high + 1), min(64, high + 1 - low)) if fixed == "auto" else [fixed]
+        try:
+            listener = network.bind_within(self._state.master_addr, low, high, tries)
+        except OSError:
+            return  # all are taken at the moment; the next tick tries again
+        port = listener.getsockname()[1]
+        listener.close()
+        self._step(gang.PortFound(port, self._now()))
+
+    def _send(self, link: Link, message: Dict[str, Any]) -> None:
+        try:
+            link.send(message)
+        except LinkClosed:
+            self._drop(link)
+
+    def _step(self, event: gang.Event) -> None:
+        before = self._state
+        self._state, actions = gang.step(before, event)
+        if self._state != before:
+            entry = json.dumps({"event": type(event).__name__, "fields": event._asdict()}) + "\n"
+            try:
+                os.write(self._log, entry.encode("ascii"))
+            except OSError:
+                pass  # a full disk: the gang lives on in memory, only a restart of this recorder would forget
+            self._narrate(before)
+            if gang.label(self._state) != gang.label(before):
+                self._show()
+        for action in actions:
+            if action.node == 0:
+                self._recorder.obey(action.order)
+            elif action.node in self._nodes:
+                self._send(self._nodes[action.node], {"order": [type(action.order).__name__, action.order._asdict()]})
+
+    def _show(self) -> None:
+        """For `ps`: what this host's own processes do does not tell how the whole run stands."""
+        try:
+            state.replace(os.path.join(self._recorder.folder, "gang.json"), {"label": gang.label(self._state)})
+        except OSError:
+            pass  # a full disk; nothing depends on it
+
+    def _narrate(self, before: gang.State) -> None:
+        after = self._state
+        if after.attempt != before.attempt:
+            hosts = ", ".join(node.host for node in after.nodes)
+            self._recorder.say(
+                "attempt %d on %s, rendezvous at %s:%d" % (after.attempt, hosts, after.master_addr, after.master_port)
+            )
+        if after.first_failure is not None and before.first_failure is None:
+            self._recorder.say(
+                "first failure: %s: %s; stopping all nodes" % (after.first_failure["host"], after.first_failure["what"])
+            )
+        if after.phase == "restarting" and before.phase != "restarting":
+            self._recorder.say("restart %d of %d follows" % (after.attempt, after.max_restarts))
+        elif after.stopped_by is not None and before.stopped_by is None:
+            self._recorder.say("stopping all nodes: asked by %s" % after.stopped_by)
+        if after.verdict is not None and before.verdict is None:
+            how = {"killed": "been stopped", "lost": "been lost"}.get(after.verdict["state"], after.verdict["state"])
+            why = after.verdict["not_again"] if after.max_restarts else None
+            self._recorder.say("the run has %s%s" % (how, "; not restarted: %s" % why if why else ""))
+
+
+class Follower(Peers):
+    """Keeps a link to the head: our status there, its orders here. Without it for a lease, the attempt is ended."""
+
+    def __init__(self, recorder: "Recorder") -> None:
+        self._recorder = recorder
+        self._spec = recorder.spec
+        self._link: Optional[Link] = None
+        self._redial_at = 0.0
+        self._beat_at = 0.0
+        self._began = self._heard_at = time.monotonic()
+        self._joined = False
+        self._fenced = False
+
+    def links(self) -> List[Link]:
+        return [self._link] if self._link is not None else []
+
+    def due(self) -> float:
+        if self._link is None:
+            return max(0.0, min(TICK, self._redial_at - time.monotonic()))
+        return TICK
+
+    def ready(self, handle: int) -> None:
+        link = self._link
+        if link is None or link.fileno() != handle:
+            return
+        was_ready = link.ready
+        try:
+            link.flush()
+            messages = link.receive()
+        except LinkClosed:
+            self._close()
+            return
+        if link.ready:
+            self._heard_at = link.heard_at
+        if link.ready and not was_ready:
+            self._send({"status": self._recorder.reported})
+            if not self._joined:
+                self._joined = True
+                self._recorder.command({"do": "prepared", "ready": {}})
+        for message in messages:
+            if "order" in message:
+                kind, fields = message["order"]
+                order: gang.Order = {"Run": gang.Run, "Stop": gang.Stop, "End": gang.End}[kind](**fields)
+                self._recorder.obey(order)
+
+    def _close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link = None
+        self._redial_at = time.monotonic() + REDIAL
+
+    def status(self, status: Dict[str, Any]) -> None:
+        self._send({"status": status})
+
+    def _send(self, message: Dict[str, Any]) -> None:
+        if self._link is None:
+            return
+        try:
+            self._link.send(message)
+        except LinkClosed:
+            self._close()
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if self._link is None and now >= self._redial_at:
+            try:
+                self._link = dial(
+                    self._spec["link_address"], self._spec["link_port"], self._recorder.key, self._spec["node"]
+                )
+            except LinkClosed:
+                self._close()
+        elif self._link is not None and not self._link.ready and now - self._link.opened_at > HANDSHAKE_WINDOW:
+            self._close()
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT
+            self._send({})
+        if self._link is not None and self._link.ready and now - self._link.heard_at > LEASE:
+            self._close()
+        if not self._joined and now - self._began > JOIN_WINDOW:
+            self._began = now
+            why = "no link to the head at %s:%d" % (self._spec["link_address"], self._spec["link_port"])
+            self._recorder.command({"do": "cannot", "why": why, "code": "ephemeral-ports-blocked"})
+        if now - self._heard_at > LEASE and not self._fenced and self._recorder.reported["attempt"] > 0:
+            self._fenced = True
+            self._fence()
+
+    def _fence(self) -> None:
+        """The head is gone, or we are cut off from it: the others are stopping, and so do we."""
+        head = self._spec["nodes"][0]["host"]
+        status = self._recorder.reported
+        by = (status["stop"] or {}).get("by")
+        self._recorder.say("nothing heard of the head (%s) for %d s: stopping" % (head, LEASE))
+        failure = {"host": head, "node": 0, "rank": None, "what": "head lost", "lost": True, "at": time.time()}
+        verdict = {
+            "state": "killed" if by else "lost",
+            "first_failure": None if by else failure,
+            "stopped_by": by,
+            "attempt": status["attempt"],
+        }
+        self._recorder.command({"do": "end", "verdict": verdict})

@@ -1,0 +1,57 @@
+"""`max_restarts`: the whole gang is started again, and goes on from its snapshot."""
+
+from __future__ import annotations
+
+import re
+
+from lab.lab import Lab
+from lab.waiting import wait_until
+
+from .driver import assert_clean, lines_of, ok, orch, runs, script, start, wait_for_state
+
+AGAIN = """
+import os, sys, time
+attempt, restarts = os.environ["DDP_ORCH_ATTEMPT"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("attempt", attempt, "restarts", restarts, "port", os.environ["MASTER_PORT"], flush=True)
+if attempt == "1" and os.environ["RANK"] == "1":
+    sys.exit("only once")
+"""
+
+
+def test_a_failed_attempt_is_started_again_on_another_port(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "max_restarts": 2})
+    result = ok(orch(lab2, "up", inventory, "--", script(lab2, AGAIN)))
+    seen = re.findall(r"attempt (\d) restarts (\d) port (\d+)", result.stdout)
+    assert {(attempt, restarts) for attempt, restarts, _ in seen} == {("1", "0"), ("2", "1")}
+    ports = {attempt: {port for one, _, port in seen if one == attempt} for attempt in "12"}
+    assert len(ports["1"]) == len(ports["2"]) == 1 and ports["1"] != ports["2"]
+    (run,) = runs(lab2, inventory).values()
+    assert (run["state"], run["attempt"]) == ("succeeded", 2)
+    assert "only once" in " ".join(line["text"] for line in lines_of(lab2, inventory, run["run_id"], "--attempt", "1"))
+    assert_clean(lab2)
+
+
+def test_a_script_that_cannot_start_is_not_started_again_and_again(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "max_restarts": 5})
+    result = ok(orch(lab2, "up", inventory, "--", script(lab2, "import no_such_module_at_all")), 1)
+    assert "not restarted: it failed twice in the same way at its start" in result.stdout
+    (run,) = runs(lab2, inventory).values()
+    assert run["attempt"] == 2
+    assert_clean(lab2)
+
+
+def test_a_killed_worker_is_replaced_and_training_goes_on_from_the_snapshot(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"max_restarts": 1, "args": ["--save-every", "10"]})
+    run_id = start(lab2, inventory)
+
+    def is_training() -> bool:
+        return any("step:40 " in line["text"] for line in lines_of(lab2, inventory, run_id))
+
+    wait_until(is_training, 90, "step 40")
+    (worker,) = [one.pid for one in lab2.hosts[1].marked(run_id) if "trainer" in one.argv]
+    lab2.hosts[1].sh(f"kill -9 {worker}", check=True)
+    wait_for_state(lab2, inventory, run_id, "succeeded", 120)
+    text = "\n".join(line["text"] for line in lines_of(lab2, inventory, run_id, "--attempt", "2"))
+    resumed = re.search(r"step:(\d+)", re.search(r".*resum.*", text)[0])  # type: ignore[index]
+    assert resumed and int(resumed[1]) >= 30
+    assert_clean(lab2)
