@@ -101,7 +101,8 @@ class _Login(paramiko.ServerInterface):
             env=dict(self._environment),
         )
         assert process.stdin and process.stdout and process.stderr
-        with channel, process.stdout, process.stderr:
+        # EOFError: the channel is closed at the end, and its client may have gone
+        with contextlib.suppress(EOFError), channel, process.stdout, process.stderr:
             threading.Thread(target=_feed, args=(channel, process), name="embedded-stdin", daemon=True).start()
             errors = threading.Thread(
                 target=_drain, args=(process.stderr.fileno(), channel.sendall_stderr), name="embedded-stderr"
@@ -118,7 +119,7 @@ class _Login(paramiko.ServerInterface):
 def _feed(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:
     """The client's bytes to stdin, until either end is closed."""
     assert process.stdin
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, EOFError):
         while data := channel.recv(CHUNK):
             process.stdin.write(data)
             process.stdin.flush()
