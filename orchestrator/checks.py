@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .plan import Plan
 
 Severity = Literal["error", "warning", "note"]
+Find = Callable[[Severity, str, str, str, str], None]
+"""Takes severity, code, host, message and fix."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ def judge(
     """Errors first. `facts`: what each host's probe said; `hellos`: what its node program said of itself."""
     findings: dict[tuple[Severity, str, str, str], list[str]] = {}
 
-    def find(severity: Severity, code: str, host: str, message: str, fix: str = "") -> None:
+    def find(severity: Severity, code: str, host: str, message: str, fix: str) -> None:
         findings.setdefault((severity, code, message, fix), []).append(host)
 
     for node in plan.nodes:
@@ -58,7 +60,7 @@ def judge(
     )
 
 
-def _same_machine(plan: Plan, hellos: Mapping[str, Mapping[str, Any]], find: Any) -> None:
+def _same_machine(plan: Plan, hellos: Mapping[str, Mapping[str, Any]], find: Find) -> None:
     """Two names for one machine would take its GPUs and ports twice."""
     seen: dict[tuple[Any, ...], str] = {}
     for node in plan.nodes:
@@ -76,7 +78,7 @@ def _same_machine(plan: Plan, hellos: Mapping[str, Mapping[str, Any]], find: Any
         seen.setdefault(identity, node.host.name)
 
 
-def _versions(facts: Mapping[str, Mapping[str, Any]], find: Any) -> None:
+def _versions(facts: Mapping[str, Mapping[str, Any]], find: Find) -> None:
     """Another torch on one host shows as anything from a hang to a wrong collective, minutes later."""
     versions: dict[str, list[str]] = {}
     for name, fact in facts.items():
@@ -86,5 +88,5 @@ def _versions(facts: Mapping[str, Mapping[str, Any]], find: Any) -> None:
         common = max(versions, key=lambda version: len(versions[version]))
         for version, hosts in versions.items():
             for host in hosts if version != common else ():
-                message = f"has torch {version}, {len(versions[common])} others have {common}"
+                message = f"has torch {version}; most have {common}"
                 find("warning", "torch-version-mismatch", host, message, "install the same torch on all hosts")

@@ -5,6 +5,7 @@ Imports are inside the commands: `ddp-orch --help` must not wait for SSH.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import click
 
 from . import __version__
-from .errors import Interrupted, OrchError
+from .errors import Interrupted, OrchError, UsageError
 
 INVENTORY = click.argument("inventory", type=click.Path())
 RUN = click.argument("run", required=False)
@@ -27,7 +28,19 @@ JSON = click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 HOSTS = click.option("--hosts", metavar="PATTERN", help="Only these hosts of the inventory, such as gpu[01-04].")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class OutputClosed(Exception):
+    """Nobody reads stdout any more, as after `| head`."""
+
+
+class Program(click.Group):
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except BrokenPipeError as error:
+            raise OutputClosed from error  # click would make it an exit code of its own
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ddp-orch")
 def cli() -> None:
     """Launch PyTorch distributed training on many machines over plain SSH.
@@ -49,7 +62,7 @@ def config(inventory: str, as_json: bool) -> None:
     click.echo(json.dumps(inventories.as_dict(read), indent=2) if as_json else inventories.render(read), nl=as_json)
 
 
-@cli.command(context_settings={"ignore_unknown_options": False})
+@cli.command()
 @INVENTORY
 @click.argument("script", nargs=-1, type=click.UNPROCESSED)
 @click.option(
@@ -105,6 +118,9 @@ def up(
 @click.option("--rank", metavar="LIST", help="Only these ranks, such as 0,4-7.")
 @click.option("--stream", type=click.Choice(["stdout", "stderr", "agent"]), help="Only this stream.")
 @click.option("--attempt", type=click.IntRange(1), metavar="K", help="Only this attempt.")
+@click.option("--since", metavar="T", help="Only lines from then on: 5m (ago), or 2026-01-31T12:00:00Z.")
+@click.option("--until", metavar="T", help="Only lines up to then.")
+@click.option("--grep", metavar="RE", help="Only lines in which the regular expression is found.")
 @click.option("--timestamps", is_flag=True, help="The time of each line, UTC.")
 @JSON
 def logs(
@@ -117,6 +133,9 @@ def logs(
     rank: str | None,
     stream: str | None,
     attempt: int | None,
+    since: str | None,
+    until: str | None,
+    grep: str | None,
     timestamps: bool,
     as_json: bool,
 ) -> None:
@@ -133,6 +152,9 @@ def logs(
         rank=rank,
         stream=stream,
         attempt=attempt,
+        since=since,
+        until=until,
+        grep=grep,
         timestamps=timestamps,
         as_json=as_json,
     )
@@ -202,29 +224,37 @@ def demo() -> None:
 
 def main() -> None:
     """The program. Every way out has its exit code (orchestrator/errors.py)."""
-    sys.exit(guarded(lambda: cli(standalone_mode=False)))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a locale that lacks a character must not end a command
+            stream.reconfigure(errors="backslashreplace")
+    code = guarded(lambda: cli(standalone_mode=False))
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _hush_stdout()
+    sys.exit(code)
 
 
 def guarded(work: Callable[[], Any]) -> int:
+    """The exit code of `work`, after saying what went wrong."""
     import os
 
-    from .console import Console, hush, wants_colour
+    from .console import Console, wants_colour
 
     console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
     try:
         work()
     except click.ClickException as error:
         error.show()
-        return 2
+        return UsageError.exit_code
     except (click.Abort, KeyboardInterrupt):
         console.error("interrupted")
         return Interrupted.exit_code
     except OrchError as error:
         console.error(str(error))
         return error.exit_code
-    except BrokenPipeError:
-        hush(sys.stdout)
-        return 0
+    except OutputClosed:
+        _hush_stdout()
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 1
     except Exception:  # noqa: BLE001  the last resort, so that a bug has its own exit code
@@ -234,6 +264,12 @@ def guarded(work: Callable[[], Any]) -> int:
         traceback.print_exc()
         return OrchError.exit_code
     return 0
+
+
+def _hush_stdout() -> None:
+    from .console import hush
+
+    hush(sys.stdout)
 
 
 if __name__ == "__main__":

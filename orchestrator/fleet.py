@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -15,7 +16,9 @@ from .ship import NodeProgram
 from .ssh import Dialer
 
 T = TypeVar("T")
-EXEC_START_WINDOW = 30.0  # s for a host to start a command, and to tell its exit status
+EXEC_START_WINDOW = 30.0  # s for a host to start a command
+EXEC_STATUS_WINDOW = 5.0  # s for its exit status, once its output has ended
+CLOSE_WINDOW = 3.0  # s to say goodbye to all hosts
 
 
 @dataclass(frozen=True)
@@ -27,20 +30,41 @@ class Results(Generic[T]):
 
 
 def each(hosts: Iterable[Host], work: Callable[[Host], T], parallel: int) -> Results[T]:
-    """Run `work` for every host, at most `parallel` at a time. A bug in `work` is raised; an OrchError is a result."""
+    """Run `work` for every host, at most `parallel` at a time. A bug in `work` is raised; an OrchError is a result.
+
+    An interrupt comes through at once: nothing new is begun, and nobody waits for what has been.
+    """
+    hosts = list(hosts)
+    waiting = deque(hosts)
     done: dict[str, T] = {}
     failed: dict[str, OrchError] = {}
+    bugs: list[BaseException] = []
 
-    def one(host: Host) -> None:
-        try:
-            done[host.name] = work(host)
-        except OrchError as error:
-            failed[host.name] = error
+    def worker() -> None:
+        while True:
+            try:
+                host = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                done[host.name] = work(host)
+            except OrchError as error:
+                failed[host.name] = error
+            except BaseException as error:  # noqa: BLE001  raised below, where somebody hears of it
+                bugs.append(error)
+                waiting.clear()
 
-    hosts = list(hosts)
-    with ThreadPoolExecutor(max_workers=max(1, min(parallel, len(hosts))), thread_name_prefix="fleet") as pool:
-        for future in [pool.submit(one, host) for host in hosts]:
-            future.result()
+    # daemons, not a ThreadPoolExecutor: Python would wait for its threads before it ends, and a host may hang
+    threads = [threading.Thread(target=worker, name="fleet", daemon=True) for _ in range(min(parallel, len(hosts)))]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        waiting.clear()
+    if bugs:
+        raise bugs[0]
     order = [host.name for host in hosts]
     return Results(
         {name: done[name] for name in order if name in done}, {name: failed[name] for name in order if name in failed}
@@ -52,18 +76,8 @@ class Output:
     """What a command on a host gave."""
 
     status: int
-    stdout: bytes
-    stderr: bytes
-
-    def text(self) -> str:
-        return (self.stdout + self.stderr).decode("utf-8", "backslashreplace")
-
-    def as_dict(self) -> dict[str, str | int]:
-        return {
-            "exit_code": self.status,
-            "stdout": self.stdout.decode("utf-8", "backslashreplace"),
-            "stderr": self.stderr.decode("utf-8", "backslashreplace"),
-        }
+    stdout: str
+    stderr: str
 
 
 def _run(dialer: Dialer, host: Host, command: str) -> Output:
@@ -74,14 +88,18 @@ def _run(dialer: Dialer, host: Host, command: str) -> Output:
         chunks = []
         while data := pipe.recv(1 << 16, None):
             chunks.append(data)
-        status = pipe.exit_status(EXEC_START_WINDOW)
+        status = pipe.exit_status(EXEC_STATUS_WINDOW)
         if status is None:
             raise UnreachableError(
                 f"{host.name}: the connection was lost before the command had ended, or a signal ended it"
             )
-        return Output(status, b"".join(chunks), pipe.stderr())
+        return Output(status, _text(b"".join(chunks)), _text(pipe.stderr()))
     finally:
         connection.close()
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
 
 
 class Fleet:
@@ -92,6 +110,7 @@ class Fleet:
         self._program = program
         self._nonce = nonce
         self._sessions: dict[str, Session] = {}
+        self._opening: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         self._closed = False
         self.parallel = parallel
@@ -103,9 +122,16 @@ class Fleet:
     def session(self, host: Host) -> Session:
         """The session to a host. Raises ConnectFailure, SessionLost or Refused."""
         with self._lock:
+            opening = self._opening[host.name]
+        with opening:  # who comes second gets what the first one opens
             known = self._sessions.get(host.name)
-        if known is not None and not known.lost:
-            return known
+            if known is not None and not known.lost:
+                return known
+            if known is not None:
+                known.close()
+            return self._open(host)
+
+    def _open(self, host: Host) -> Session:
         connection = self._dialer.connect(host)
         try:
             session = Session(host.name, connection, host.python, self._program, self._nonce())
@@ -113,9 +139,10 @@ class Fleet:
             connection.close()
             raise
         with self._lock:
-            if self._closed:
-                session.close()
             self._sessions[host.name] = session
+            closed = self._closed
+        if closed:
+            session.close()
         return session
 
     def each(self, hosts: Iterable[Host], work: Callable[[Host, Session], T]) -> Results[T]:
@@ -133,8 +160,9 @@ class Fleet:
         threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
         for thread in threads:
             thread.start()
+        deadline = time.monotonic() + CLOSE_WINDOW
         for thread in threads:
-            thread.join(3.0)
+            thread.join(max(0.0, deadline - time.monotonic()))
         self._dialer.close()
 
 
@@ -148,6 +176,7 @@ def worst(failed: Iterable[OrchError], text: str) -> OrchError:
     errors = list(failed)
     if any(isinstance(error, UnreachableError) for error in errors):
         return UnreachableError(text)
-    if any(isinstance(error, Refused) and error.code == "held" for error in errors):
+    codes = {error.code for error in errors if isinstance(error, Refused)}
+    if "held" in codes:
         return HeldError(text)
-    return FindingsError(text)
+    return OrchError(text) if "bug" in codes else FindingsError(text)

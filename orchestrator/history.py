@@ -13,13 +13,13 @@ def _file() -> Path:
     return Path(state).expanduser() / "ddp-orch" / "newest.json"
 
 
-def remember(run_id: str, inventory: str) -> None:
+def remember(inventory: str) -> None:
     """Never fails: a full disk or a read-only home must not end a run that has started."""
     file = _file()
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         aside = file.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps({"run_id": run_id, "inventory": str(Path(inventory).resolve())}))
+        aside.write_text(json.dumps({"inventory": str(Path(inventory).resolve())}))
         aside.replace(file)
 
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from . import checks, plan
+from . import checks, plan, runs
 from .checks import Finding
 from .console import fold, fold_messages
-from .errors import FindingsError
-from .fleet import Fleet, Results, reasons, worst
+from .errors import FindingsError, UnreachableError, UsageError
+from .fleet import Fleet, Results, each, reasons, worst
 from .inventory import Host
 from .plan import Plan
-from .session import Session
+from .session import Refused, Session
 from .ship import Snapshot
 
 CHUNK = 256 * 1024  # bytes sent at a time
@@ -52,16 +52,26 @@ class Parcel:
         self._file: BinaryIO | None = None
 
     def chunks(self) -> Iterator[bytes]:
+        """The packed snapshot. Raises UsageError when it cannot be packed."""
+        if self._snapshot is None:
+            return
         with self._lock:
-            if self._file is None and self._snapshot is not None:
-                self._file = tempfile.TemporaryFile()  # noqa: SIM115  open for as long as hosts read it
-                self._snapshot.write_tar(self._file)
-                self._file.flush()
-            file = self._file
+            if self._file is None:
+                self._file = _packed(self._snapshot)
         offset = 0
-        while file is not None and (chunk := os.pread(file.fileno(), CHUNK, offset)):
+        while chunk := os.pread(self._file.fileno(), CHUNK, offset):
             yield chunk
             offset += len(chunk)
+
+
+def _packed(snapshot: Snapshot) -> BinaryIO:
+    try:
+        file = tempfile.TemporaryFile()  # noqa: SIM115  open for as long as hosts read it
+        snapshot.write_tar(file)
+        file.flush()
+    except OSError as error:
+        raise UsageError(f"the code cannot be packed in {tempfile.gettempdir()}: {error.strerror}") from error
+    return file
 
 
 def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surroundings) -> Plan:
@@ -75,7 +85,7 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
     hellos = {name: one[1] for name, one in probed.done.items()}
     _judge(checks.judge(wanted, facts, hellos), around)
     resolved = plan.resolve(wanted, facts)
-    ranks = sum(node.nproc for node in resolved.nodes if isinstance(node.nproc, int))
+    ranks = plan.first_ranks(resolved)[-1]
     count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
     around.step(f"{count} ready: {fold(host.name for host in hosts)}; {ranks} {'rank' if ranks == 1 else 'ranks'}")
     _prepare_and_start(resolved, facts, fleet, around)
@@ -93,6 +103,7 @@ def _probe(host: Host, session: Session, wanted: Plan, parcel: Parcel) -> tuple[
     facts = session.request("probe", question)
     if wanted.code is not None and not host.workdir and wanted.code.sha256 not in session.hello["codes"]:
         session.request("unpack", {"sha256": wanted.code.sha256}, upload=parcel.chunks())
+        session.hello["codes"].append(wanted.code.sha256)  # `--wait` comes here again
     return facts, session.hello
 
 
@@ -123,10 +134,17 @@ def _prepare_and_start(
     head, *others = [node.host for node in resolved.nodes]
     numbers = {node.host.name: number for number, node in enumerate(resolved.nodes)}
     private = {"secrets": dict(around.secrets), "key": around.run_key}
+    sessions: dict[str, Session] = {}  # a prepared guard obeys the very session that prepared it, and ends with it
 
     def prepare(host: Host, session: Session, of_head: dict[str, Any] | None) -> dict[str, Any]:
         spec = plan.spec(resolved, numbers[host.name], facts, created_at=around.created_at, by=around.by)
+        sessions[host.name] = session
         return session.request("prepare", {"spec": spec, "private": private, "head": of_head})
+
+    def abort(host: Host) -> None:
+        session = sessions.get(host.name)
+        if session is not None and not session.lost:
+            session.request("abort", {"run_id": resolved.run_id})
 
     try:
         first = fleet.each([head], lambda host, session: prepare(host, session, None))
@@ -134,14 +152,32 @@ def _prepare_and_start(
         at_head = first.done[head.name]
         rest = fleet.each(others, lambda host, session: prepare(host, session, at_head))
         _stop_on(rest, f"{len(rest.failed)} of {len(resolved.nodes)} hosts cannot take part; nothing was started")
-        address = _common_address(
-            at_head["addresses"], {name: answer["reachable"] for name, answer in rest.done.items()}
-        )
-        start = {"master_addr": address, "master_port": at_head["rdzv_port"]}
-        fleet.session(head).request("start", {"run_id": resolved.run_id, "start": start})
+        reachable = {name: answer["reachable"] for name, answer in rest.done.items()}
+        start = {"master_addr": _common_address(at_head["addresses"], reachable), "master_port": at_head["rdzv_port"]}
+        _check_alive(sessions)
     except BaseException:
-        fleet.each([head, *others], lambda host, session: session.request("abort", {"run_id": resolved.run_id}))
+        each([head, *others], abort, fleet.parallel)
         raise
+    try:
+        sessions[head.name].request("start", {"run_id": resolved.run_id, "start": start})
+    except UnreachableError as error:
+        # the head may have heard it: then the run goes on, and else the others give up when nobody calls them
+        raise UnreachableError(
+            f"{error}; this was the moment of the start: `ddp-orch ps` tells whether run {resolved.run_id} is there"
+        ) from error
+    except (Refused, KeyboardInterrupt) as error:
+        # the head's guard may have begun all the same, and obeys no abort then
+        runs.kill(fleet, [head, *others], [resolved.run_id], stale=False, grace=0.0, by=around.by)
+        if isinstance(error, Refused):
+            raise worst([error], str(error)) from error
+        raise
+
+
+def _check_alive(sessions: Mapping[str, Session]) -> None:
+    """The last look before the commit point: a host that has gone since it was prepared will not take part."""
+    lost = [name for name, session in sessions.items() if session.lost]
+    if lost:
+        raise UnreachableError(f"{fold(lost)}: the connection was lost during the launch; nothing was started")
 
 
 def _common_address(candidates: list[str], reachable: Mapping[str, list[str]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Literal
 
 from . import launchers
@@ -130,6 +131,11 @@ def resolve(plan: Plan, facts: Mapping[str, Mapping[str, Any]]) -> Plan:
     return replace(plan, nodes=tuple(nodes))
 
 
+def first_ranks(plan: Plan) -> tuple[int, ...]:
+    """The first rank of every node of a resolved plan, and behind them the number of all ranks."""
+    return tuple(accumulate((node.nproc for node in plan.nodes if node.nproc != "auto"), initial=0))
+
+
 def spec(
     plan: Plan, number: int, facts: Mapping[str, Mapping[str, Any]], *, created_at: str, by: str
 ) -> dict[str, Any]:
@@ -229,7 +235,8 @@ def as_text(plan: Plan) -> str:
         code = plan.code
         lines.append(f"code {code.sha256[:12]}  {code.files} files, {code.size / 1e6:.1f} MB, from {code.root}")
     for node in described["nodes"]:
-        ranks = f"node rank {node['node_rank']}, {node['nproc_per_node']} ranks"
+        nproc = node["nproc_per_node"]
+        ranks = f"node rank {node['node_rank']}, {nproc} {'rank' if nproc == 1 else 'ranks'}"
         lines += ["", f"{node['host']}  {ranks}, gpus {_shown(node['gpus'])}"]
         if node["sends"]:
             lines.append(f"  sends    {node['sends']}")

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import OrchError, UsageError
+from .console import fold
+from .errors import OrchError, UnreachableError, UsageError
 from .fleet import Fleet
 from .inventory import Host
 from .session import Session
@@ -31,13 +32,24 @@ class Run:
         return self.state in UNFINISHED
 
     @property
-    def verdict(self) -> Mapping[str, Any] | None:
-        """How it ended: the head's word, as far as the head answered."""
-        for part in sorted(self.parts.values(), key=lambda part: part["node"]):
-            if part.get("verdict"):
-                verdict: Mapping[str, Any] = part["verdict"]
-                return verdict
-        return None
+    def broken(self) -> bool:
+        """Over as a whole, while a host still has a part that is not."""
+        return not self.unfinished and any(part["state"] in UNFINISHED for part in self.parts.values())
+
+    @property
+    def unheard(self) -> tuple[str, ...]:
+        """Hosts of the run that told nothing of it, by their names in the inventory that it was started from."""
+        heard = {part["node"] for part in self.parts.values()}
+        names = next(iter(self.parts.values()))["hosts"]
+        return tuple(name for node, name in enumerate(names) if node not in heard)
+
+    def of(self, ranks: frozenset[int] | None) -> dict[str, Mapping[str, Any]]:
+        """The parts that have one of these ranks (None: any), in the order of ranks."""
+        return {
+            host: part
+            for host, part in sorted(self.parts.items(), key=lambda item: item[1]["node"])
+            if ranks is None or not ranks.isdisjoint(range(part["first_rank"], part["first_rank"] + part["nproc"]))
+        }
 
     def as_dict(self) -> dict[str, Any]:
         nodes = [
@@ -49,7 +61,7 @@ class Run:
                 "signal": part["signal"],
                 "pid": part["pid"] if part["state"] in UNFINISHED else None,
             }
-            for host, part in sorted(self.parts.items(), key=lambda item: item[1]["node"])
+            for host, part in self.of(None).items()
         ]
         return {
             "run_id": self.run_id,
@@ -82,9 +94,8 @@ def find(fleet: Fleet, hosts: Sequence[Host]) -> Listing:
 
 
 def _join(run_id: str, parts: Mapping[str, Mapping[str, Any]]) -> Run:
-    first = min(
-        parts.values(), key=lambda part: part["node"]
-    )  # the head, if it answered: it alone knows the whole run's state
+    first = min(parts.values(), key=lambda part: part["node"])
+    # the head, if it answered, knows the state of the whole run; any other only its own
     state = first["state"]
     if first["node"] != 0 and state not in UNFINISHED:
         others = {part["state"] for part in parts.values()}
@@ -94,27 +105,33 @@ def _join(run_id: str, parts: Mapping[str, Mapping[str, Any]]) -> Run:
     )
 
 
-def choose(listing: Listing, wanted: str | None, *, unfinished_first: bool = False) -> Run:
-    """A run by its id, its name (the newest of that name) or a unique prefix of an id; by default the newest."""
+def choose(listing: Listing, wanted: str | None) -> Run:
+    """A run by its id, its name (the newest of that name) or a unique prefix of an id; by default the newest.
+
+    Raises UsageError, or UnreachableError where a host that was not reached might know the run.
+    """
     runs = listing.runs
-    missing = f"; {', '.join(listing.failed)} could not be asked" if listing.failed else ""
     if wanted is None:
-        live = [run for run in runs if run.unfinished] if unfinished_first else []
         if not runs:
-            raise UsageError(f"there is no run on these hosts{missing}")
-        return (live or list(runs))[-1]
+            raise _missing(listing, "there is no run on these hosts")
+        return runs[-1]
     exact = [run for run in runs if wanted in (run.run_id, run.name)]
     if exact:
         return exact[-1]
     prefixed = [run for run in runs if run.run_id.startswith(wanted)]
-    if len(prefixed) == 1:
-        return prefixed[0]
-    if prefixed:
-        raise UsageError(
-            f"{wanted!r} is the beginning of several runs: {', '.join(run.run_id for run in prefixed)}; give more of it"
-        )
-    known = f"; the newest is {runs[-1].run_id}" if runs else ""
-    raise UsageError(f"no run {wanted!r} on these hosts{known}; `ddp-orch ps --all` lists them{missing}")
+    if not prefixed:
+        known = f"; the newest is {runs[-1].run_id}" if runs else ""
+        raise _missing(listing, f"no run {wanted!r} on these hosts{known}; `ddp-orch ps --all` lists them")
+    if len(prefixed) > 1:
+        found = ", ".join(run.run_id for run in prefixed)
+        raise UsageError(f"{wanted!r} is the beginning of several runs: {found}; give more of it")
+    return prefixed[0]
+
+
+def _missing(listing: Listing, message: str) -> OrchError:
+    if listing.failed:
+        return UnreachableError(f"{message}; {fold(listing.failed)} could not be asked")
+    return UsageError(message)
 
 
 # --- ending
@@ -137,7 +154,7 @@ class Killed:
             "killed": list(self.killed),
             "ports_freed": list(self.ports_freed),
             "gpus_freed": list(self.gpus_freed),
-            "remaining": list(self.remaining),
+            "remaining": [{key: one[key] for key in ("host", "pid", "owner", "why")} for one in self.remaining],
             "unreachable": sorted(self.failed),
         }
 

@@ -18,6 +18,7 @@ from .transport import Connection
 NOISE_LIMIT = 64 * 1024  # bytes a login shell may print before the marker
 PING_EVERY = 5.0  # s
 DEAD_AFTER = 14.0  # s without a frame, though the relay answers every PING at once
+UPLOAD_DEAD_AFTER = 60.0  # s, the same during an upload: a PING waits behind some MiB on their way up a slow line
 BOOTSTRAP_WINDOW = 30.0  # s for the login shell and python to say anything
 
 # Runs before anything of ours is on the host, by any Python: so its syntax is Python 2's too. It says whether the host
@@ -121,12 +122,14 @@ class Session:
         ] = {}
         self._hello: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._lost: str | None = None
-        self._closing = False
+        self._bug: BaseException | None = None
+        self._uploads = 0
+        self._pinged = time.monotonic()
         self._reader = threading.Thread(target=self._read, args=(rest,), name=f"session-{host}", daemon=True)
         self._reader.start()
         hello = self._hello.get()
         if hello is None:
-            raise SessionLost(f"{host}: {self._lost}")
+            raise self._why()
         self.hello = hello
 
     # before the first frame
@@ -185,35 +188,45 @@ class Session:
     # frames
 
     def _read(self, rest: bytes) -> None:
-        decoder = wire.Decoder()
-        heard = pinged = time.monotonic()
+        """The thread's whole life. Whatever ends it, those who wait for an answer hear of it."""
         try:
-            data = rest
-            while True:
-                for frame in decoder.feed(data):
-                    heard = time.monotonic()
-                    if frame.kind == wire.BYE:
-                        error = frame.header.get("error")
-                        self._end(str(error) if error else "closed")
-                        return
-                    self._dispatch(frame)
-                now = time.monotonic()
-                if now - heard > DEAD_AFTER:
-                    raise SessionLost(f"nothing heard for {DEAD_AFTER:.0f} s")
-                if now - pinged >= PING_EVERY:
-                    pinged = now
-                    self._send(wire.Frame(wire.PING, {}))
-                try:
-                    data = self._pipe.recv(1 << 18, max(0.05, PING_EVERY - (now - pinged)))
-                except TimeoutError:
-                    data = b""
-                    continue
-                if not data:
-                    raise SessionLost("the connection was closed")
+            self._end(self._receive(rest))
         except (OSError, SessionLost) as error:
             self._end(str(error) or type(error).__name__)
         except wire.WireError as error:
             self._end(f"it does not speak our protocol: {error}")
+        except BaseException as error:  # noqa: BLE001  raised in `request`
+            self._bug = error
+            self._end(f"a bug: {error!r}")
+
+    def _receive(self, rest: bytes) -> str:
+        """Receive until the relay says goodbye; returns why it does."""
+        decoder = wire.Decoder()
+        heard = time.monotonic()
+        data = rest
+        while True:
+            for frame in decoder.feed(data):
+                if frame.kind == wire.BYE:
+                    return str(frame.header.get("error") or "closed")
+                self._dispatch(frame)
+                heard = time.monotonic()  # after, not before: whoever takes the data may take his time
+            limit = UPLOAD_DEAD_AFTER if self._uploads else DEAD_AFTER
+            if time.monotonic() - heard > limit:
+                raise SessionLost(f"nothing heard for {limit:.0f} s")
+            self._ping()
+            try:
+                data = self._pipe.recv(1 << 18, PING_EVERY)
+            except TimeoutError:
+                data = b""
+                continue
+            if not data:
+                raise SessionLost("the connection was closed")
+
+    def _ping(self) -> None:
+        now = time.monotonic()
+        if now - self._pinged >= PING_EVERY:
+            self._pinged = now
+            self._send(wire.Frame(wire.PING, {}))
 
     def _dispatch(self, frame: wire.Frame) -> None:
         if frame.kind == wire.HELLO:
@@ -256,24 +269,48 @@ class Session:
         with self._sending:
             self._numbers += 1
             number = self._numbers
+            self._uploads += operation == "unpack"
         self._waiting[number] = (results, on_data)
         try:
             self._send(wire.Frame(wire.REQUEST, {"id": number, "op": operation, "args": arguments}))
-            for chunk in upload:
-                for start in range(0, len(chunk), wire.MAX_PAYLOAD):
-                    self._send(wire.Frame(wire.DATA, {"id": number}, chunk[start : start + wire.MAX_PAYLOAD]))
             if operation == "unpack":
-                self._send(wire.Frame(wire.DATA, {"id": number}))
+                self._upload(number, upload)
+            if self._lost is not None:
+                results.put(None)  # it may have been lost before we were among those who are told
+            result = self._answer(results)
         except OSError as error:
             raise SessionLost(f"{self.host}: {self._lost or error}") from error
-        if self._lost is not None:
-            raise SessionLost(f"{self.host}: {self._lost}")
-        result = results.get()
+        finally:
+            self._waiting.pop(number, None)
+            with self._sending:
+                self._uploads -= operation == "unpack"
         if result is None:
-            raise SessionLost(f"{self.host}: {self._lost}")
+            raise self._why()
         if "error" in result:
             raise Refused(str(result.get("code", "unknown")), f"{self.host}: {result['error']}")
         return result
+
+    def _upload(self, number: int, chunks: Iterable[bytes]) -> None:
+        for chunk in chunks:
+            for start in range(0, len(chunk), wire.MAX_PAYLOAD):
+                self._send(wire.Frame(wire.DATA, {"id": number}, chunk[start : start + wire.MAX_PAYLOAD]))
+        self._send(wire.Frame(wire.DATA, {"id": number}))
+
+    def _answer(self, results: queue.Queue[dict[str, Any] | None]) -> dict[str, Any] | None:
+        while True:
+            try:
+                return results.get(timeout=PING_EVERY)
+            except queue.Empty:
+                # the reader does so too, but may be held up by whoever takes the data, such as a paused terminal
+                self._ping()
+
+    def _why(self) -> Exception:
+        """Why there is no answer. A bug is raised as what it is: a lost session would be opened again, for ever."""
+        if self._bug is not None:
+            failure = RuntimeError(f"{self.host}: the session's reader failed")
+            failure.__cause__ = self._bug
+            return failure
+        return SessionLost(f"{self.host}: {self._lost}")
 
     @property
     def lost(self) -> bool:

@@ -18,7 +18,8 @@ from .session import Refused
 
 RECONNECT_MOST = 30.0  # s between tries to reach a host again
 SHOW_EVERY = 0.05  # s
-IDLE_SHOW = 0.5  # s until an unfinished line (a prompt, a progress bar) is shown
+QUEUE = 256  # frames, of at most 256 KiB each, that wait to be shown
+IDLE_SHOW = 0.5  # s of silence until an unfinished line (a prompt, a progress bar) is shown
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,6 @@ class Source:
 
     host: Host
     first_rank: int
-    nproc: int
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Choice:
     """Which lines are wanted."""
 
     follow: bool
-    tail: int | None
-    ranks: frozenset[int] | None
-    attempt: int | None
+    tail: int | None = None
+    ranks: frozenset[int] | None = None
+    attempt: int | None = None
 
 
 class View:
@@ -51,15 +51,17 @@ class View:
         self._choice = choice
         self._fleet = fleet
         self._warn = warn
-        self._events: queue.Queue[tuple[str, str, Any]] = queue.Queue(maxsize=4096)
+        self._events: queue.Queue[tuple[str, str, Any]] = queue.Queue(QUEUE)
         self._assemblers: dict[tuple[str, str], LineAssembler] = {}
+        self._fed: dict[tuple[str, str], float] = {}  # when, where a line may be unfinished
         self._merger = Merger(source.host.name for source in sources)
         self._stopped = threading.Event()
+        self._over = threading.Event()  # nobody needs to wait for a host that is away
         self.outcomes: dict[str, Mapping[str, Any]] = {}
         self.failed: dict[str, OrchError] = {}
 
     def run(self, show: Callable[[list[Line]], None]) -> None:
-        """Show lines until every source has ended."""
+        """Show lines until every source has ended. A bug in one of the threads is raised here."""
         readers = [threading.Thread(target=self._read, args=(source,), daemon=True) for source in self._sources]
         for reader in readers:
             reader.start()
@@ -68,18 +70,24 @@ class View:
         try:
             while open_sources:
                 for host, kind, value in self._take():
-                    if kind == "data":
-                        self._feed(host, first_ranks[host], value)
-                    elif kind == "live":
-                        self._merger.live(host)
-                    else:
-                        self._merger.live(host)
-                        open_sources.discard(host)
-                lines = self._merger.ready(time.monotonic())
+                    match kind:
+                        case "data":
+                            self._feed(host, first_ranks[host], value)
+                        case "live":
+                            self._merger.live(host)
+                        case "end":
+                            self._merger.live(host)
+                            open_sources.discard(host)
+                        case _:
+                            raise value
+                now = time.monotonic()
+                self._show_unfinished(now)
+                lines = self._merger.ready(now)
                 if lines:
                     show(lines)
         finally:
             self._stopped.set()
+            self._over.set()
         for (host, _), assembler in self._assemblers.items():
             self._merger.add(host, assembler.flush(), time.monotonic())
         show(self._merger.flush())
@@ -89,18 +97,18 @@ class View:
         taken = []
         try:
             taken.append(self._events.get(timeout=SHOW_EVERY))
-            while len(taken) < 256:
+            while len(taken) < QUEUE:
                 taken.append(self._events.get_nowait())
         except queue.Empty:
-            if not taken:
-                self._show_unfinished()
+            pass
         return taken
 
-    def _show_unfinished(self) -> None:
-        for (host, _), assembler in self._assemblers.items():
-            lines = assembler.idle()
+    def _show_unfinished(self, now: float) -> None:
+        for key in [key for key, fed in self._fed.items() if now - fed >= IDLE_SHOW]:
+            del self._fed[key]
+            lines = self._assemblers[key].idle()
             if lines:
-                self._merger.add(host, lines, time.monotonic())
+                self._merger.add(key[0], lines, now)
 
     def _feed(self, host: str, first_rank: int, value: tuple[dict[str, Any], bytes]) -> None:
         header, payload = value
@@ -111,6 +119,7 @@ class View:
             assembler = self._assemblers.get((host, name))
             if assembler is None:
                 assembler = self._assemblers[host, name] = _assembler(host, first_rank, name)
+            self._fed[host, name] = now
             lines = assembler.feed(payload[position : position + length], at / 1e9)
             position += length
             if lines:
@@ -118,42 +127,64 @@ class View:
 
     # one thread a host
 
+    def _put(self, host: Host, kind: str, value: Any = None) -> None:
+        """Waits while the queue is full: whoever shows may be a paused terminal. Not for ever, though."""
+        while not self._stopped.is_set():
+            try:
+                self._events.put((host.name, kind, value), timeout=SHOW_EVERY)
+                return
+            except queue.Full:
+                pass
+
     def _read(self, source: Source) -> None:
+        try:
+            self._follow(source)
+            self._put(source.host, "end")
+        except BaseException as error:  # noqa: BLE001  raised in `run`, which else would wait for ever
+            self._put(source.host, "bug", error)
+
+    def _follow(self, source: Source) -> None:
+        """Read until the end; again from where it broke off, as long as the run may go on."""
         host = source.host
         offsets: dict[str, int] = {}
         wait = 0.5
+        told = last = False
 
         def on_data(header: dict[str, Any], payload: bytes) -> None:
             if header.get("live"):
-                self._events.put((host.name, "live", None))
+                self._put(host, "live")
                 return
             for index, offset, length, _ in header["parts"]:
                 offsets[header["streams"][index]] = offset + length
-            self._events.put((host.name, "data", (header, payload)))
+            self._put(host, "data", (header, payload))
 
-        told = False
         while not self._stopped.is_set():
             try:
                 session = self._fleet.session(host)
                 if told:
                     self._warn(f"{host.name}: connected again")
                     told, wait = False, 0.5
-                self.outcomes[host.name] = session.request("attach", self._question(source, offsets), on_data=on_data)
-                break
+                outcome = session.request("attach", self._question(source, offsets), on_data=on_data)
+                self.outcomes[host.name] = outcome
+                if (outcome.get("run") or {}).get("verdict"):
+                    self._over.set()
+                return
             except Refused as error:
                 self.failed[host.name] = error
-                break
+                return
             except UnreachableError as error:
-                if not self._choice.follow:
+                if self._stopped.is_set():
+                    return  # we have closed it ourselves
+                if last or not self._choice.follow:
                     self.failed[host.name] = error
-                    break
+                    return
                 if not told:
                     self._warn(f"{error}; the run goes on there, trying to reach it again")
                     told = True
-                    self._events.put((host.name, "live", None))  # the others' lines do not wait for it
-                self._stopped.wait(random.uniform(0.2, wait))  # noqa: S311
+                    self._put(host, "live")  # the others' lines do not wait for it
+                # once the run is over elsewhere: one more try, and a host that is away keeps nobody any longer
+                last = self._over.wait(random.uniform(0.2, wait))  # noqa: S311
                 wait = min(RECONNECT_MOST, wait * 2)
-        self._events.put((host.name, "end", None))
 
     def _question(self, source: Source, offsets: Mapping[str, int]) -> dict[str, Any]:
         ranks = self._choice.ranks

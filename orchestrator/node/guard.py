@@ -314,7 +314,7 @@ class Guard:
 
     def _record_tree(self) -> None:
         """Who belongs to us, on disk: whoever has to sweep after a killed guard finds them without their mark too."""
-        begun = time.monotonic()
+        begun = time.thread_time()  # what it costs us, not what others take meanwhile
         members = sorted(self._tree.members()) if self._tree else []
         if members != self._recorded:
             try:  # it is of no use after a power loss, so nobody waits for the disk
@@ -322,8 +322,8 @@ class Guard:
                 self._recorded = members
             except OSError:
                 pass  # a full disk; the mark is left, and the next look may write it
-        now = time.monotonic()
-        self._record_at = now + max(TREE_RECORD_EVERY, (now - begun) * TREE_RECORD_SHARE)
+        cost = time.thread_time() - begun
+        self._record_at = time.monotonic() + max(TREE_RECORD_EVERY, cost * TREE_RECORD_SHARE)
 
     # signals and wishes
 

@@ -96,6 +96,9 @@ def test_a_killed_guard_ends_the_run_and_kill_finds_nothing_left(lab2: Lab) -> N
     run_id = start(lab2, inventory, "--", script(lab2, STUBBORN))
     ready(lab2, inventory, run_id)
     guard = runs(lab2, inventory)[run_id]["nodes"][1]["pid"]
+    (unmarked,) = [process.pid for process in lab2.hosts[1].processes() if process.argv == ("sleep", "1001")]
+    record = f"cat ~/.local/state/ddp-orch/*/runs/{run_id}/procs.json"
+    wait_until(lambda: f"[{unmarked}, " in lab2.hosts[1].sh(record).stdout, 10, "the guard has seen the unmarked child")
     lab2.hosts[1].sh(f"kill -9 {guard}", check=True)
     wait_for_state(lab2, inventory, run_id, "failed")
     result = json.loads(ok(orch(lab2, "kill", "-i", inventory, "--json")).stdout)

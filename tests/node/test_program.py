@@ -25,7 +25,7 @@ WAIT = "print('ready', flush=True); import time; time.sleep(300)"
 
 @pytest.fixture
 def oldest_python() -> str:
-    """The oldest Python on this machine that a host may have: 3.8 where it is, else one that is nearer to it than ours."""
+    """The oldest Python on this machine that a host may have: 3.8, or what comes nearest."""
     installed = map(str, Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))
     named = (shutil.which(f"python3.{minor}") for minor in range(8, sys.version_info.minor))
     return max(installed, default=None) or next(filter(None, named), sys.executable)

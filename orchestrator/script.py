@@ -1,0 +1,50 @@
+"""What `up` shall run: the user's script, a module, or the bundled trainer; and the code to send for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from . import plan, ship
+from .console import fold
+from .errors import UsageError
+from .inventory import Inventory
+
+
+def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship.Snapshot | None]:
+    """What follows the python on the hosts, and what has to be sent for it. `given` wins over run.script."""
+    if not given and read.run.script is None:
+        package = Path(__file__).parent.parent / "trainer"
+        snapshot = ship.snapshot(package / "__main__.py", (str(package),), package.parent)
+        # the bundled trainer runs from its own snapshot: a user's trainer.py or workdir does it no harm
+        return ("-u", "-m", "trainer", *read.run.args), snapshot
+    base = Path.cwd() if given else Path(read.path).resolve().parent
+    script, *args = given if given else (str(read.run.script), *read.run.args)
+    module = script == "-m"
+    if module and not args:
+        raise UsageError("-m: wants a module after it")
+    hosts = plan.order(read)
+    in_place = [host for host in hosts if host.workdir]
+    if len(in_place) == len(hosts):
+        return ("-u", script, *args), None
+    path = _module_file(args[0], base) if module else Path(script)
+    snapshot = ship.snapshot(path, read.run.sync, base)
+    if snapshot is None:
+        others = fold(host.name for host in hosts if not host.workdir)
+        raise UsageError(
+            f"{read.path}: run.sync: none, but {others} has no workdir in which {script} could be; "
+            "set workdir, or sync: auto"
+        )
+    if in_place and not module and Path(script).is_absolute():
+        raise UsageError(f"{script}: some hosts have a workdir and some do not: give the script relative to it")
+    if module or in_place:
+        return ("-u", script, *args), snapshot
+    return ("-u", os.path.relpath(snapshot.script, snapshot.workdir), *args), snapshot
+
+
+def _module_file(module: str, base: Path) -> Path:
+    path = Path(*module.split("."))
+    for candidate in (path.with_suffix(".py"), path / "__main__.py"):
+        if (base / candidate).is_file():
+            return candidate
+    raise UsageError(f"-m {module}: there is no {path.with_suffix('.py')} or {path / '__main__.py'} below {base}")

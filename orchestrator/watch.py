@@ -1,0 +1,123 @@
+"""Watch a run for a person: print its lines, turn Ctrl-C into a stop, say how it ended. Starts nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from . import logs as lines
+from . import plan, runs
+from .console import Console, fold_messages, wants_colour
+from .errors import Interrupted, RunFailed, UnreachableError
+from .fleet import Fleet, reasons
+from .inventory import Host
+from .logs import Line, Mask, Painter
+from .plan import Plan
+from .view import Choice, Source, View
+
+OUTCOMES = {
+    "succeeded": 0,
+    "failed": RunFailed.exit_code,
+    "lost": UnreachableError.exit_code,
+    "killed": Interrupted.exit_code,
+}
+
+
+class Printer:
+    """Prints lines on stdout: tagged for people, or one JSON object each."""
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        mask: Mask,
+        *,
+        as_json: bool,
+        timestamps: bool = False,
+        wanted: Callable[[Line], bool] = lambda _: True,
+    ) -> None:
+        painter = Painter(hosts, wants_colour(sys.stdout, os.environ), timestamps, mask)
+        self._render = (lambda line: lines.to_json(line, mask)) if as_json else painter.paint
+        self._wanted = wanted
+
+    def show(self, batch: Sequence[Line]) -> None:
+        text = "".join([self._render(line) + "\n" for line in batch if self._wanted(line)])
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
+def attend(resolved: Plan, fleet: Fleet, printer: Printer, console: Console) -> int:
+    """Attached `up`: show the lines; Ctrl-C stops the run, a second one kills it, a third one only leaves."""
+    hosts = [node.host for node in resolved.nodes]
+    sources = [Source(host, rank) for host, rank in zip(hosts, plan.first_ranks(resolved), strict=False)]
+    view = View(resolved.run_id, sources, Choice(follow=True), fleet, console.warning)
+    began = time.monotonic()
+    with _stopping_on_interrupt(resolved.run_id, hosts, fleet, console):
+        view.run(printer.show)
+    return conclude(resolved.run_id, view, console, f" after {time.monotonic() - began:.1f} s")
+
+
+@contextlib.contextmanager
+def _stopping_on_interrupt(run_id: str, hosts: Sequence[Host], fleet: Fleet, console: Console) -> Iterator[None]:
+    asked = 0
+    over = threading.Event()
+
+    def stop(grace: float | None, note: str) -> None:
+        console.note(note)
+        result = runs.kill(fleet, hosts, [run_id], stale=False, grace=grace, by="Ctrl-C")
+        if not over.is_set():  # else it is we who have closed the sessions
+            for line in fold_messages(reasons(result.failed)):
+                console.warning(f"could not be told to stop: {line}")
+
+    def interrupted(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        grace: float | None = None
+        note = "stopping the run gracefully; Ctrl-C again kills it"
+        if asked > 1:
+            signal.signal(signal.SIGINT, before)
+            grace, note = 0.0, "killing the run; Ctrl-C again leaves without waiting for it"
+        # a thread of its own: the view goes on showing what the ranks say while they are being stopped
+        threading.Thread(target=stop, args=(grace, note), daemon=True).start()
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        over.set()
+        signal.signal(signal.SIGINT, before)
+
+
+def conclude(run_id: str, view: View, console: Console, took: str = "") -> int:
+    """Say how the run ended; its exit code is the run's outcome."""
+    for line in fold_messages(reasons(view.failed)):
+        console.warning(line)
+    parts = [outcome["run"] for outcome in view.outcomes.values() if outcome.get("run")]
+    verdicts = [part["verdict"] for part in sorted(parts, key=lambda part: part["node"]) if part.get("verdict")]
+    if not verdicts:
+        console.error(f"run {run_id}: no host tells how it ended; `ddp-orch ps --all` shows what is known")
+        return UnreachableError.exit_code
+    verdict = verdicts[0]
+    match verdict["state"]:
+        case "succeeded":
+            console.note(f"run {run_id} succeeded{took}")
+        case "killed":
+            console.error(f"run {run_id} was stopped by {verdict.get('stopped_by') or 'somebody'}")
+        case "lost":
+            console.error(f"run {run_id} was lost: {_first_failure(verdict)}")
+        case _:
+            console.error(f"run {run_id} failed: {_first_failure(verdict)}")
+    return OUTCOMES[verdict["state"]]
+
+
+def _first_failure(verdict: Mapping[str, Any]) -> str:
+    first = verdict.get("first_failure")
+    if not first:
+        return "reason unknown"
+    return f"{first['host']}: {first['what']} (the first failure; what came later is its consequence)"

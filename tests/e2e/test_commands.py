@@ -1,0 +1,108 @@
+"""What the commands promise to scripts and to people whose hosts, pipes and patience fail them."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from lab.lab import Lab
+from lab.waiting import wait_until
+
+from .driver import COUNTER, assert_clean, attached, code, lines_of, ok, orch, runs, script, start, wait_for_state
+
+
+def test_up_into_a_pipe_that_closes_is_quiet_and_the_run_goes_on(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    command = f'ddp-orch up {inventory} -- {script(lab2, COUNTER)} 1000 0.05 | head -3; echo "code ${{PIPESTATUS[0]}}"'
+    result = lab2.run(["bash", "-c", command], cwd=code(lab2), timeout=60)
+    *lines, last = result.stdout.splitlines()
+    assert len(lines) == 3 and last == "code 0"
+    assert "Error" not in result.stderr and "logs -f" in result.stderr
+    (run,) = runs(lab2, inventory).values()
+    assert run["state"] == "running"
+    ok(orch(lab2, "kill", "-i", inventory, "--grace", "1"))
+    assert_clean(lab2)
+
+
+def test_a_third_ctrl_c_leaves_though_a_host_cannot_be_reached(lab2: Lab) -> None:
+    inventory = lab2.inventory(cluster_addresses=True, run={"launcher": "direct", "grace": 60})
+    text = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    with attached(lab2, inventory, "--", script(lab2, text)) as up:
+        assert up.stdout and up.stderr
+        seen = 0
+        while seen < 2:
+            seen += "ready" in up.stdout.readline()
+        for host in lab2.hosts:
+            host.cut("ssh")
+        said = ""
+        for word in ("stopping", "killing", "no longer watching"):
+            up.send_signal(signal.SIGINT)
+            while word not in said:
+                said = up.stderr.readline()
+                assert said, f"ended before it said {word}"
+        assert up.wait(15) == 130
+    for host in lab2.hosts:
+        host.heal()
+    ok(orch(lab2, "kill", "-i", inventory, "--grace", "0"))
+    assert_clean(lab2)
+
+
+def test_up_ends_when_a_host_has_crashed_and_the_others_have_given_up(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    with attached(lab2, inventory, "--", script(lab2, COUNTER), "10000", "0.1") as up:
+        assert up.stdout and up.stderr
+        while "node-1:1" not in up.stdout.readline():
+            pass
+        lab2.hosts[1].crash()
+        assert up.wait(90) in (1, 4)  # a rank of node-0 may be the first to notice
+        assert "node-1" in up.stderr.read()
+    lab2.hosts[1].boot()
+    assert_clean(lab2)
+
+
+def test_a_missing_host_is_4_for_ps_logs_and_kill_which_do_what_they_can(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    run_id = start(lab2, inventory, "--", script(lab2, COUNTER), "1000", "0.1")
+    wait_for_state(lab2, inventory, run_id, "running")
+    lab2.hosts[1].sshd_stop()
+    listed = ok(orch(lab2, "ps", "-i", inventory, "--json"), 4)
+    assert [run["run_id"] for run in json.loads(listed.stdout)] == [run_id]
+    assert "node-1" in listed.stderr
+    assert "node-0:0" in ok(orch(lab2, "logs", "-i", inventory), 4).stdout
+    assert "node-1 could not be asked" in ok(orch(lab2, "kill", "nosuch", "-i", inventory), 4).stderr
+    proof = json.loads(ok(orch(lab2, "kill", "-i", inventory, "--grace", "1", "--json"), 4).stdout)
+    assert proof["unreachable"] == ["node-1"] and proof["run_id"] == run_id
+    lab2.hosts[1].sshd_start()
+    ok(orch(lab2, "kill", "-i", inventory, "--grace", "1"))
+    assert_clean(lab2)
+
+
+def test_a_part_of_the_hosts_can_be_looked_at_though_a_run_needs_more(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "nnodes": 2})
+    run_id = start(lab2, inventory, "--", script(lab2, COUNTER), "20", "0")
+    ok(orch(lab2, "logs", "-f", "-i", inventory))
+    assert {line["host"] for line in lines_of(lab2, inventory, run_id, "--host", "node-1")} == {"node-1"}
+    part = ok(orch(lab2, "logs", "--hosts", "node-1", "-i", inventory))
+    assert "node-1:1" in part.stdout and "is on node-0 too" in part.stderr
+    assert len(lines_of(lab2, inventory, run_id, "--grep", "count 1[0-4]$")) == 10
+    assert lines_of(lab2, inventory, run_id, "--until", "1h") == []
+    assert len(lines_of(lab2, inventory, run_id, "--since", "1h", "--stream", "stdout")) == 40
+    assert "no such ranks" in ok(orch(lab2, "logs", "--rank", "7", "-i", inventory), 2).stderr
+
+
+def test_exec_keeps_stdout_and_stderr_apart_and_names_hosts_that_failed(lab2: Lab) -> None:
+    inventory = lab2.inventory()
+    result = ok(orch(lab2, "exec", inventory, "--", "echo out; echo err >&2"))
+    assert result.stdout == "node-[0-1]: out\n"
+    assert result.stderr == "node-[0-1]: err\n"
+    lab2.hosts[1].sshd_stop()
+    wait_until(lambda: orch(lab2, "exec", inventory, "--", "true").returncode == 4, 10, "node-1 is not reached")
+    first, second = json.loads(ok(orch(lab2, "exec", inventory, "--json", "--", "echo out"), 4).stdout)
+    assert first == {"host": "node-0", "exit_code": 0, "stdout": "out\n", "stderr": "", "error": None}
+    assert (second["host"], second["exit_code"]) == ("node-1", None) and second["error"]
+    lab2.hosts[1].sshd_start()

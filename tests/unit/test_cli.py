@@ -1,0 +1,72 @@
+"""The program as a process: exit codes, closed pipes, poor locales. No host is needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = "hosts: [lovelace]\nrun: {env: {CITY: Zürich}}\n"
+
+
+def orch(folder: Path, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    (folder / "inventory.yaml").write_text(SMALL, encoding="utf-8")
+    command = [sys.executable, "-m", "orchestrator.cli", *argv]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["nosuch"],
+        ["up"],
+        ["up", "nosuch.yaml"],
+        ["up", "inventory.yaml", "--name", "a/b", "--dry-run"],
+        ["up", "inventory.yaml", "-e", "X", "--dry-run"],
+        ["up", "inventory.yaml", "--hosts", "hopper", "--dry-run"],
+        ["logs", "--rank", "x"],
+        ["logs", "--grep", "("],
+        ["logs", "--since", "yesterday"],
+        ["logs", "--host", "hopper"],
+        ["kill", "x", "--all"],
+        ["kill", "--stale", "--all"],
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_is_2_and_one_message(tmp_path: Path, argv: list[str]) -> None:
+    result = orch(tmp_path, *argv)
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr and "rror: " in result.stderr
+
+
+def test_a_locale_without_the_character_ends_no_command(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    result = orch(tmp_path, "up", "--dry-run", "inventory.yaml", "--", "train.py", PYTHONIOENCODING="ascii")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Z\\xfcrich" in result.stdout
+
+
+@pytest.mark.parametrize("argv", [["config"], ["config", "--json"], ["up", "--dry-run"]], ids=" ".join)
+def test_a_reader_that_has_gone_is_no_error(tmp_path: Path, argv: list[str]) -> None:
+    (tmp_path / "inventory.yaml").write_text(SMALL, encoding="utf-8")
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-u", "-m", "orchestrator.cli", argv[0], "inventory.yaml", *argv[1:]]
+    result = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=writing, stderr=subprocess.PIPE
+    )
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+def test_a_bug_is_70() -> None:
+    code = "from orchestrator.cli import guarded; raise SystemExit(guarded(lambda: 1 / 0))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 70
+    assert "bug in ddp-orch" in result.stderr and "ZeroDivisionError" in result.stderr

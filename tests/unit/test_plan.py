@@ -1,0 +1,161 @@
+"""An inventory becomes a plan: who is which node, with which command and environment; what people see of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import inventory, plan
+from orchestrator.plan import Code, Plan
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "plan"
+COMMAND = ("-u", "train.py", "--lr", "0.1")
+CODE = Code("ab" * 32, "sub", "/home/ann/code", 3, 1_500_000)
+
+
+def made(text: str, env: Mapping[str, str] | None = None, *, debug: bool = False, code: Code | None = CODE) -> Plan:
+    read = inventory.parse(text, "inventory.yaml")
+    return plan.make(read, run_id="R", name="lab", command=COMMAND, code=code, env=env or {}, debug=debug)
+
+
+def facts(*gpus: int) -> dict[str, Any]:
+    return {"gpus": [{"index": index} for index in gpus]}
+
+
+def described(text: str, number: int = 0) -> dict[str, Any]:
+    node: dict[str, Any] = plan.as_dict(made(text))["nodes"][number]
+    return node
+
+
+def names(of: Plan) -> list[str]:
+    return [node.host.name for node in of.nodes]
+
+
+# --- who takes part
+
+
+def test_node_ranks_follow_the_inventory_with_the_head_moved_first() -> None:
+    assert names(made("hosts: [a, b, c]")) == ["a", "b", "c"]
+    assert names(made("hosts: [a, b, c]\nhead: c")) == ["c", "a", "b"]
+
+
+def test_no_more_nodes_than_wanted_take_part() -> None:
+    assert names(made("hosts: [a, b, c]\nhead: b\nrun: {nnodes: 2}")) == ["b", "a"]
+
+
+# --- ranks and GPUs
+
+
+@pytest.mark.parametrize(
+    ("host", "nproc", "visible"),
+    [
+        ("{name: a}", "auto", None),
+        ("{name: a, gpus: none}", 1, ""),
+        ("{name: a, gpus: 2}", 2, "0,1"),
+        ("{name: a, gpus: [5, 2]}", 2, "5,2"),
+        ("{name: a, gpus: [5, 2], nproc_per_node: 1}", 1, "5,2"),
+        ("{name: a, nproc_per_node: 3}", 3, None),
+    ],
+)
+def test_the_number_of_ranks_comes_from_the_gpus(host: str, nproc: object, visible: str | None) -> None:
+    (node,) = made(f"hosts: [{host}]").nodes
+    assert node.nproc == nproc
+    assert node.auto_env.get("CUDA_VISIBLE_DEVICES") == visible
+
+
+def test_the_facts_resolve_what_is_auto_and_nothing_else() -> None:
+    resolved = plan.resolve(
+        made("hosts: [a, b, {name: c, nproc_per_node: 3}]"), {"a": facts(0, 1), "b": facts(), "c": facts(0)}
+    )
+    assert [node.nproc for node in resolved.nodes] == [2, 1, 3]
+    assert plan.first_ranks(resolved) == (0, 2, 3, 6)
+    spec = plan.spec(resolved, 0, {"a": facts(4, 7)}, created_at="now", by="ann")
+    assert spec["gpu_ids"] == [4, 7]
+    assert spec["nodes"] == [{"host": "a", "nproc": 2}, {"host": "b", "nproc": 1}, {"host": "c", "nproc": 3}]
+
+
+# --- environment
+
+
+def test_the_command_line_wins_over_the_host_and_that_over_the_run() -> None:
+    text = "hosts: [{name: a, env: {X: host, Y: host}}]\nrun: {env: {X: run, Y: run, Z: run}}"
+    assert made(text, {"X": "line"}).nodes[0].env == {"X": "line", "Y": "host", "Z": "run"}
+
+
+def test_what_the_user_says_wins_over_ours() -> None:
+    text = "hosts: [{name: a, interface: eth1, env: {OMP_NUM_THREADS: 3}}]\nrun: {env: {NCCL_DEBUG: WARN}}"
+    (node,) = made(text, debug=True).nodes
+    assert node.env["NCCL_DEBUG"] == "WARN"
+    assert node.env["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
+    assert "OMP_NUM_THREADS" not in node.auto_env
+    assert described(text)["env"]["OMP_NUM_THREADS"] == "3"
+    assert described(text)["env"]["NCCL_SOCKET_IFNAME"] == "eth1"
+
+
+# --- what people see
+
+
+def test_secrets_are_masked_in_text_and_in_json_and_are_not_in_the_spec() -> None:
+    planned = made("hosts: [a]\nrun: {secrets: [TOKEN]}")
+    assert plan.as_dict(planned)["nodes"][0]["env"]["TOKEN"] == "***"
+    assert "TOKEN=***" in plan.as_text(planned)
+    spec = plan.spec(plan.resolve(planned, {"a": facts()}), 0, {"a": facts()}, created_at="now", by="ann")
+    assert "TOKEN" not in json.dumps(spec)
+
+
+def test_what_only_hosts_know_is_auto_and_what_the_inventory_says_is_not() -> None:
+    assert {"--master-addr=auto", "--master-port=auto", "--local-addr=auto"} < set(described("hosts: [a, b]")["agent"])
+    hosts = "hosts: [{name: a, cluster_address: 10.0.0.1}, {name: b, cluster_address: 10.0.0.2}]"
+    text = f"{hosts}\nrun: {{rdzv: {{port: 29500}}}}"
+    assert {"--master-addr=10.0.0.1", "--master-port=29500", "--local-addr=10.0.0.2", "--node-rank=1"} < set(
+        described(text, 1)["agent"]
+    )
+
+
+def test_static_rendezvous_gives_ranks_by_place() -> None:
+    agent = described("hosts: [a, b]", 1)["agent"]
+    assert agent[:3] == ["python3", "-m", "torch.distributed.run"]
+    assert {"--rdzv-backend=static", "--node-rank=1", "--nnodes=2", "--max-restarts=0"} < set(agent)
+    assert not [word for word in agent if word.startswith("--rdzv-endpoint")]
+
+
+def test_c10d_says_who_hosts_the_store() -> None:
+    text = "hosts: [a, b]\nrun: {rdzv: {backend: c10d}}"
+    assert {"--rdzv-backend=c10d", "--rdzv-conf=is_host=1"} < set(described(text, 0)["agent"])
+    assert "--rdzv-conf=is_host=0" in described(text, 1)["agent"]
+    assert not [word for word in described(text)["agent"] if word.startswith("--master")]
+
+
+def test_direct_has_no_agent() -> None:
+    text = "hosts: [a]\nrun: {launcher: direct}"
+    assert described(text)["agent"] is None
+    assert "  agent " not in plan.as_text(made(text))
+    spec = plan.spec(plan.resolve(made(text), {"a": facts()}), 0, {"a": facts()}, created_at="now", by="ann")
+    assert spec["agent_argv"] == []
+
+
+def test_a_host_with_a_workdir_is_sent_nothing() -> None:
+    text = "hosts: [a, {name: b, workdir: /shared}]"
+    assert [described(text, number)["sends"] for number in (0, 1)] == ["code abababababab", None]
+    resolved = plan.resolve(made(text), {"a": facts(), "b": facts()})
+    specs = [plan.spec(resolved, number, {"a": facts(), "b": facts()}, created_at="", by="") for number in (0, 1)]
+    assert [spec["code"] for spec in specs] == [{"sha256": CODE.sha256, "cwd": "sub"}, None]
+
+
+def test_words_with_braces_are_the_users_own() -> None:
+    read = inventory.parse("hosts: [a]\nrun: {env: {X: '{node_rank}'}}", "i")
+    planned = plan.make(
+        read, run_id="R", name="n", command=("train.py", "{master_addr}"), code=CODE, env={}, debug=False
+    )
+    node = plan.as_dict(planned)["nodes"][0]
+    assert node["command"] == ["python3", "train.py", "{master_addr}"]
+    assert node["env"]["X"] == "{node_rank}"
+
+
+def test_the_text_of_a_plan_is_as_it_was() -> None:
+    text = (GOLDEN / "three_hosts.yaml").read_text()
+    assert plan.as_text(made(text, {"LR": "1 e-3"}, debug=True)) == (GOLDEN / "three_hosts.txt").read_text()

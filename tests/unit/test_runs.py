@@ -1,0 +1,100 @@
+"""Runs as their hosts tell of them: put together, chosen, described."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import UnreachableError, UsageError
+from orchestrator.runs import Killed, Listing, Run, choose
+
+
+def part(node: int, state: str = "running", hosts: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
+    return {
+        "node": node,
+        "state": state,
+        "exit_code": None,
+        "signal": None,
+        "pid": 100 + node,
+        "hosts": list(hosts),
+        "first_rank": 2 * node,
+        "nproc": 2,
+    }
+
+
+def run(run_id: str, name: str = "", state: str = "running", **parts: dict[str, Any]) -> Run:
+    return Run(run_id, name or run_id, state, 1, f"{run_id}Z", parts or {"a": part(0, state), "b": part(1, state)})
+
+
+RUNS = (run("20260101-a1", "exp"), run("20260102-b1", "other", "failed"), run("20260102-b2", "exp"))
+LISTING = Listing(RUNS, {})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (None, 2),
+        ("20260101-a1", 0),
+        ("20260101", 0),
+        ("exp", 2),
+        ("other", 1),
+        ("20260102-b1", 1),
+    ],
+)
+def test_a_run_is_chosen_by_id_name_or_prefix_and_else_it_is_the_newest(wanted: str | None, found: int) -> None:
+    assert choose(LISTING, wanted) is RUNS[found]
+
+
+def test_a_prefix_of_several_is_refused_with_all_of_them() -> None:
+    with pytest.raises(UsageError, match="20260102-b1, 20260102-b2"):
+        choose(LISTING, "20260102")
+
+
+@pytest.mark.parametrize("wanted", [None, "nosuch"])
+def test_a_run_that_is_not_there_is_a_mistake_but_not_when_a_host_could_not_be_asked(wanted: str | None) -> None:
+    runs = () if wanted is None else RUNS
+    with pytest.raises(UsageError):
+        choose(Listing(runs, {}), wanted)
+    with pytest.raises(UnreachableError, match="c could not be asked"):
+        choose(Listing(runs, {"c": UnreachableError("c: refused")}), wanted)
+
+
+def test_hosts_that_told_nothing_are_named() -> None:
+    assert run("x").unheard == ()
+    assert run("x", a=part(0, hosts=("a", "b", "c")), b=part(2, hosts=("a", "b", "c"))).unheard == ("b",)
+
+
+def test_a_run_that_is_over_is_broken_while_a_part_of_it_goes_on() -> None:
+    assert not run("x").broken
+    assert not run("x", state="failed").broken
+    assert run("x", state="lost", a=part(0, "lost"), b=part(1, "running")).broken
+
+
+def test_parts_are_found_by_their_ranks() -> None:
+    three = run("x", c=part(2), b=part(1), a=part(0))
+    assert list(three.of(None)) == ["a", "b", "c"]
+    assert list(three.of(frozenset({3, 5}))) == ["b", "c"]
+    assert list(three.of(frozenset({6}))) == []
+
+
+def test_ps_has_the_keys_it_promises_and_no_pid_of_what_is_over() -> None:
+    told = run("x", state="running", b=part(1, "failed"), a=part(0)).as_dict()
+    assert list(told) == ["run_id", "name", "state", "attempt", "started_at", "nodes"]
+    assert told["nodes"] == [
+        {"host": "a", "node_rank": 0, "state": "running", "exit_code": None, "signal": None, "pid": 100},
+        {"host": "b", "node_rank": 1, "state": "failed", "exit_code": None, "signal": None, "pid": None},
+    ]
+
+
+def test_kill_has_the_keys_it_promises() -> None:
+    left = {"host": "a", "pid": 1, "cmd": "python", "owner": "ann", "why": "stuck", "start": 7}
+    told = Killed("x", (), (), (), (left,), {"b": UnreachableError("b: refused")}).as_dict()
+    assert told == {
+        "run_id": "x",
+        "killed": [],
+        "ports_freed": [],
+        "gpus_freed": [],
+        "remaining": [{"host": "a", "pid": 1, "owner": "ann", "why": "stuck"}],
+        "unreachable": ["b"],
+    }
