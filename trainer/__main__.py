@@ -16,8 +16,8 @@ def main() -> None:
     from trainer.train import train
 
     train(config)
-    # All is done and saved. The usual way out lets gloo's threads race with the libraries they use being taken down: now
-    # and then a rank that had trained to the end died of "terminate called without an active exception" (SIGABRT).
+    # All is done and saved. The usual way out lets gloo's threads race with the end of the libraries they use: now and
+    # then a rank that had trained to the end died of "terminate called without an active exception" (SIGABRT).
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -183,7 +183,7 @@ class Head(Peers):
         self._step(gang.Tick(self._now()))
 
     def _find_port(self) -> None:
-        """For the next attempt's rendezvous. Taken by a stranger in between, it fails that attempt; the next has another."""
+        """For the next attempt's rendezvous. Taken by a stranger in between, it fails that attempt only."""
         low, high = self._spec["ports"]
         fixed = self._spec["rdzv_port"]
         tries = random.sample(range(low, high + 1), min(64, high + 1 - low)) if fixed == "auto" else [fixed]
