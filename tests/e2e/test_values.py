@@ -93,7 +93,11 @@ def test_a_secret_is_in_the_ranks_environment_and_nowhere_else(lab2: Lab, launch
         # the journal is raw, and private: it alone may hold what a rank chose to print
         places = "/home /tmp /var/tmp /run /dev/shm"
         assert host.sh(f"grep -rlf - --exclude-dir=log {places}", "root", input=canary).stdout == ""
-        assert host.sh("find ~/.local/state/ddp-orch -perm /077 -not -path '*/code/*' -not -type l").stdout == ""
+        # nobody else comes in; inside, what python and torchrun write themselves follows the login's umask
+        assert host.sh("stat -c %a ~/.local/state/ddp-orch").stdout == "700\n"
+        theirs = "-path '*/code/*' -o -path '*/torchrun/*' -o -name __pycache__ -o -name '*.pyc'"
+        open_to_others = f"find ~/.local/state/ddp-orch -perm /077 -not -type l -not \\( {theirs} \\)"
+        assert host.sh(open_to_others).stdout == ""
 
 
 def test_a_secret_that_is_not_set_is_a_clear_error(lab2: Lab) -> None:
