@@ -21,7 +21,7 @@ from paramiko.common import cMSG_CHANNEL_CLOSE, cMSG_CHANNEL_DATA, cMSG_CHANNEL_
 from orchestrator.ssh_config import Target
 from orchestrator.ssh_dial import DroppedError
 from orchestrator.ssh_keys import AgentError, Identity, Offer
-from orchestrator.transport import STALL_LIMIT, STDERR_KEPT, ConnectFailure, Tail
+from orchestrator.transport import STALL_LIMIT, STDERR_KEPT, STDERR_LAG, ConnectFailure, Tail
 
 # paramiko logs tracebacks of what it raises anyway, to stderr when nobody has set up logging.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
@@ -104,7 +104,8 @@ class SshPipe:
         self._readable = threading.Event()
         channel.in_buffer.set_event(self._readable)
         self._tail = Tail()
-        threading.Thread(target=self._drain_stderr, name="ssh-stderr", daemon=True).start()
+        self._drainer = threading.Thread(target=self._drain_stderr, name="ssh-stderr", daemon=True)
+        self._drainer.start()
 
     def recv(self, size: int, timeout: float | None) -> bytes:
         if not self._readable.wait(timeout):
@@ -132,7 +133,11 @@ class SshPipe:
         return self._tail.value()
 
     def exit_status(self, timeout: float) -> int | None:
+        deadline = time.monotonic() + timeout
         self._channel.status_event.wait(timeout)
+        self._drainer.join(
+            min(STDERR_LAG, max(0.0, deadline - time.monotonic()))
+        )  # so that `stderr` is whole from now on
         return self._channel.exit_status if self._channel.exit_status >= 0 else None
 
     def close(self) -> None:

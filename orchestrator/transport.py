@@ -26,6 +26,10 @@ STALL_LIMIT = 60.0
 """Seconds that `Pipe.send` waits for the other end to take any byte at all before it gives the pipe up."""
 
 
+STDERR_LAG = 1.0
+"""Seconds that `Pipe.exit_status` gives the end of stderr, once the command has ended."""
+
+
 class ConnectFailure(UnreachableError):
     """A host that was not reached, or not let in: which host, in which phase, why, and how to mend it.
 
@@ -183,10 +187,13 @@ class LocalPipe:
         return self._tail.value()
 
     def exit_status(self, timeout: float) -> int | None:
+        deadline = time.monotonic() + timeout
         try:
             status = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
+        # so that `stderr` is whole from now on; a child that the command left may keep it open
+        self._drained.wait(min(STDERR_LAG, max(0.0, deadline - time.monotonic())))
         return status if status >= 0 else 128 - status
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 
 import pytest
@@ -62,7 +63,7 @@ def test_bytes_that_are_not_utf_8_arrive(lab2: Lab) -> None:
 
 @pytest.mark.parametrize("launcher", ["torchrun", "direct"])
 def test_a_secret_is_in_the_ranks_environment_and_nowhere_else(lab2: Lab, launcher: str) -> None:
-    canary = "cAnArY-7f3a-secret"
+    canary = secrets.token_hex(12)  # made now, so that it is in no source either
     inventory = lab2.inventory(
         run={"launcher": launcher, "secrets": ["TOKEN"]},
         defaults={"user": "ann", "python": lab2.python, "setup": ["true"]},
