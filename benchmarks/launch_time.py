@@ -10,10 +10,10 @@ nothing checked. Each round runs every contestant once; ratios are within a roun
 from __future__ import annotations
 
 import argparse
-import selectors
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,24 +35,23 @@ dist.destroy_process_group()
 def until_all_have_spoken(processes: list[subprocess.Popen[str]], wanted: int) -> float:
     """Seconds from now until `wanted` ranks have printed; then waits for the processes to end."""
     began = time.monotonic()
-    seen: set[str] = set()
-    at = 0.0
-    with selectors.DefaultSelector() as selector:
-        for process in processes:
-            selector.register(process.stdout, selectors.EVENT_READ, process.stdout)  # type: ignore[arg-type]
-        while selector.get_map():
-            for key, _ in selector.select():
-                line = key.data.readline()
-                if not line:
-                    selector.unregister(key.fileobj)
-                elif "first line of rank" in line:
-                    seen.add(line.rsplit(" ", 1)[1].strip())
-                    if len(seen) == wanted and not at:
-                        at = time.monotonic() - began
+    spoke_at: dict[str, float] = {}
+
+    def read(process: subprocess.Popen[str]) -> None:
+        assert process.stdout
+        for line in process.stdout:
+            if "first line of rank" in line:
+                spoke_at[line.rsplit(" ", 1)[1].strip()] = time.monotonic() - began
+
+    readers = [threading.Thread(target=read, args=(process,)) for process in processes]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
     for process in processes:
         assert process.wait() == 0, process.args
-    assert len(seen) == wanted, f"only ranks {sorted(seen)} printed"
-    return at
+    assert len(spoke_at) == wanted, f"only ranks {sorted(spoke_at)} printed"
+    return max(spoke_at.values())
 
 
 def by_hand(lab: Lab, port: int) -> float:
