@@ -234,9 +234,9 @@ class Head(Peers):
                 "attempt %d on %s, rendezvous at %s:%d" % (after.attempt, hosts, after.master_addr, after.master_port)
             )
         if after.first_failure is not None and before.first_failure is None:
-            self._recorder.say(
-                "first failure: %s: %s; stopping all nodes" % (after.first_failure["host"], after.first_failure["what"])
-            )
+            first = after.first_failure
+            said = " (%s)" % first["said"] if first.get("said") else ""
+            self._recorder.say("first failure: %s: %s%s; stopping all nodes" % (first["host"], first["what"], said))
         if after.phase == "restarting" and before.phase != "restarting":
             self._recorder.say("restart %d of %d follows" % (after.attempt, after.max_restarts))
         elif after.stopped_by is not None and before.stopped_by is None:
