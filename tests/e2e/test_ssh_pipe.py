@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
 import random
 import signal
 import threading
@@ -142,7 +143,7 @@ def test_bytes_of_the_command_that_are_no_text_arrive(connection: Connection) ->
 def test_the_command_is_in_a_session_of_its_own_and_at_home(connection: Connection) -> None:
     pid, session, where = read_all(connection.open("echo $$ $(ps -o sid= -p $$) $PWD", 10)).decode().split()
     assert session != str(os.getsid(0))
-    assert Path(where) == Path.home()
+    assert Path(where) in (Path.home(), Path(pwd.getpwuid(os.getuid()).pw_dir))  # a login's is from the user database
     assert pid != str(os.getpid())
 
 

@@ -28,7 +28,12 @@ def oldest_python() -> str:
     """The oldest Python on this machine that a host may have: 3.8, or what comes nearest."""
     installed = map(str, Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))
     named = (shutil.which(f"python3.{minor}") for minor in range(8, sys.version_info.minor))
-    return max(installed, default=None) or next(filter(None, named), sys.executable)
+    return next(filter(runs_python, [*sorted(installed, reverse=True), *filter(None, named)]), sys.executable)
+
+
+def runs_python(program: str) -> bool:
+    """What bears the name may be a shim for a version that is not chosen here."""
+    return subprocess.run([program, "-c", ""], capture_output=True).returncode == 0
 
 
 def test_the_program_compiles_with_the_oldest_python(oldest_python: str, tmp_path: Path) -> None:
