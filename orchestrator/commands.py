@@ -29,7 +29,7 @@ from .inventory_values import env_name
 from .logs import Line, Mask
 from .plan import Plan
 from .ssh import Dialer, quote
-from .view import Choice, Source, View
+from .view import Choice, View
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 HELD_AGAIN = 10.0  # s between tries of `up --wait`
@@ -257,9 +257,11 @@ def logs(wanted: Logs) -> int:
         _warn(listing.failed, console)
         run = runs.choose(listing, wanted.run)
         _warn_of_unheard(run, listing, console)
-        sources = [Source(hosts[name], part["first_rank"]) for name, part in run.of(ranks).items() if name in hosts]
+        if ranks is not None and min(ranks) >= run.ranks:
+            raise UsageError(f"run {run.run_id} has no such ranks; it has {run.ranks}, counted from 0")
+        sources = [hosts[name] for name in run.parts if name in hosts]
         if not sources and not listing.failed:
-            raise UsageError(f"run {run.run_id} has no such ranks on these hosts; it has {fold(run.parts)}")
+            raise UsageError(f"run {run.run_id} is not on these hosts; it is on {fold(run.parts)}")
         choice = Choice(wanted.follow, wanted.tail, ranks, wanted.attempt)
         view = View(run.run_id, sources, choice, fleet, console.warning)
         mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))

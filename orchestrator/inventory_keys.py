@@ -33,9 +33,6 @@ from .yamlsource import Map, Mark, Node, Scalar, Sequence
 
 # What a later version builds: (does the value ask for it?, what is there until then).
 NOT_YET: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "hosts.spare": (lambda value: value is True, "false"),
-    "run.nnodes": (lambda value: value != "auto" and value[0] != value[1], "auto or one number"),
-    "run.stall_timeout": (lambda value: value is not None, "null"),
     "notify.webhook": (lambda value: value is not None, "null"),
     "notify.command": (lambda value: value is not None, "null"),
 }

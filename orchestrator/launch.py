@@ -80,16 +80,33 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
     parcel = Parcel(snapshot)
     fleet.prepare(hosts)
     probed = fleet.each(hosts, lambda host, session: _probe(host, session, wanted, parcel))
-    _stop_on(probed, f"{len(probed.failed)} of {len(hosts)} hosts cannot take part; nothing was started")
+    if probed.failed:
+        wanted = _without(wanted, probed, around)
+        hosts = [node.host for node in wanted.nodes]
     facts = {name: one[0] for name, one in probed.done.items()}
     hellos = {name: one[1] for name, one in probed.done.items()}
     _judge(checks.judge(wanted, facts, hellos), around)
     resolved = plan.resolve(wanted, facts)
-    ranks = plan.first_ranks(resolved)[-1]
+    ranks = plan.world_size(resolved)
     count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
-    around.step(f"{count} ready: {fold(host.name for host in hosts)}; {ranks} {'rank' if ranks == 1 else 'ranks'}")
+    spares = fold(node.host.name for node in resolved.nodes if node.host.spare)
+    around.step(
+        f"{count} ready: {fold(host.name for host in hosts)}; {ranks} {'rank' if ranks == 1 else 'ranks'}"
+        + (f"; spare: {spares}" if spares else "")
+    )
     _prepare_and_start(resolved, facts, fleet, around)
     return resolved
+
+
+def _without(wanted: Plan, probed: Results[Any], around: Surroundings) -> Plan:
+    """The plan without the hosts that cannot be reached, where it has spares or may do with fewer."""
+    left = plan.without(wanted, probed.failed)
+    if left is None or not all(isinstance(error, UnreachableError) for error in probed.failed.values()):
+        _stop_on(probed, f"{len(probed.failed)} of {len(wanted.nodes)} hosts cannot take part; nothing was started")
+        raise AssertionError("_stop_on raises")
+    for line in fold_messages(reasons(probed.failed)):
+        around.warn(f"{line}; going on without")
+    return left
 
 
 def _probe(host: Host, session: Session, wanted: Plan, parcel: Parcel) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -60,6 +60,8 @@ ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "{interface}",
     "NCCL_SOCKET_IFNAME": "{nccl_interface}",
     "OMP_NUM_THREADS": "{threads}",
+    # the stacks of all threads on a crash, and of a run that hangs (run.stall_timeout)
+    "PYTHONFAULTHANDLER": "1",
     # an unreachable DNS server cost a launch 25 to 74 s, mostly in reverse look-ups of peers; with this, 3
     "RES_OPTIONS": "timeout:1 attempts:1",
 }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, Literal
 
 from . import launchers
@@ -39,7 +38,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Node:
-    """One node of a run. Its place in Plan.nodes is its node rank."""
+    """One node of a run. Its place in Plan.nodes is its node rank; spares come last, and have none."""
 
     host: Host
     nproc: Literal["auto"] | int
@@ -68,13 +67,25 @@ class Plan:
     inventory: Inventory
     secrets: tuple[str, ...]
 
+    @property
+    def team(self) -> tuple[Node, ...]:
+        """The nodes of the first attempt: all but the spares."""
+        return tuple(node for node in self.nodes if not node.host.spare)
+
+    @property
+    def min_nodes(self) -> int:
+        """With how many of them a run goes on."""
+        nnodes = self.inventory.run.nnodes
+        return sum(not host.spare for host in self.inventory.hosts) if nnodes == "auto" else nnodes[0]
+
 
 def order(inventory: Inventory) -> tuple[Host, ...]:
-    """The hosts that take part, in the order of their node ranks: the head, then as in the inventory."""
+    """The hosts that take part, in the order of their node ranks: the head, the others as in the inventory, spares."""
     hosts = [host for host in inventory.hosts if not host.spare]
     hosts.sort(key=lambda host: host.name != inventory.head)  # stable
     nnodes = inventory.run.nnodes
-    return tuple(hosts if nnodes == "auto" else hosts[: nnodes[1]])
+    spares = [host for host in inventory.hosts if host.spare]
+    return tuple((hosts if nnodes == "auto" else hosts[: nnodes[1]]) + spares)
 
 
 def make(
@@ -131,9 +142,24 @@ def resolve(plan: Plan, facts: Mapping[str, Mapping[str, Any]]) -> Plan:
     return replace(plan, nodes=tuple(nodes))
 
 
-def first_ranks(plan: Plan) -> tuple[int, ...]:
-    """The first rank of every node of a resolved plan, and behind them the number of all ranks."""
-    return tuple(accumulate((node.nproc for node in plan.nodes if node.nproc != "auto"), initial=0))
+def world_size(plan: Plan) -> int:
+    """The ranks of a resolved plan's first attempt."""
+    return sum(node.nproc for node in plan.team if node.nproc != "auto")
+
+
+def without(plan: Plan, names: Collection[str]) -> Plan | None:
+    """The plan when these hosts cannot be had; None when it cannot do without them. A spare takes a host's place."""
+    if plan.nodes[0].host.name in names:
+        return None
+    spares = [node for node in plan.nodes if node.host.spare and node.host.name not in names]
+    team = []
+    for node in plan.team:
+        if node.host.name not in names:
+            team.append(node)
+        elif spares:
+            spare = spares.pop(0)
+            team.append(replace(spare, host=replace(spare.host, spare=False)))
+    return replace(plan, nodes=(*team, *spares)) if len(team) >= plan.min_nodes else None
 
 
 def spec(
@@ -152,7 +178,7 @@ def spec(
         "inventory": plan.inventory.path,
         "node": number,
         "host": node.host.name,
-        "nodes": [{"host": one.host.name, "nproc": one.nproc} for one in plan.nodes],
+        "nodes": [{"host": one.host.name, "nproc": one.nproc, "spare": one.host.spare} for one in plan.nodes],
         "python": node.host.python,
         "setup": list(node.host.setup),
         "workdir": node.host.workdir,
@@ -169,6 +195,8 @@ def spec(
         "rdzv_port": run.rdzv.port,
         "grace": run.grace,
         "max_restarts": run.max_restarts,
+        "min_nodes": plan.min_nodes,
+        "stall_timeout": run.stall_timeout,
         "keep": {"runs": run.keep.runs, "days": run.keep.days, "journal": run.keep.journal},
     }
 
@@ -192,8 +220,8 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
     node = plan.nodes[number]
     places = {
         **AUTO_PLACES,
-        "nnodes": str(len(plan.nodes)),
-        "node_rank": str(number),
+        "nnodes": str(len(plan.team)),
+        "node_rank": "auto" if node.host.spare else str(number),
         "nproc": str(node.nproc),
         "rdzv_id": f"{plan.run_id}-1",
         "is_host": "1" if number == 0 else "0",
@@ -213,7 +241,7 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
     return {
         "host": node.host.name,
         "address": node.host.address,
-        "node_rank": number,
+        "node_rank": None if node.host.spare else number,
         "nproc_per_node": node.nproc,
         "gpus": node.gpu_ids,
         "setup": list(node.host.setup),
@@ -236,7 +264,8 @@ def as_text(plan: Plan) -> str:
         lines.append(f"code {code.sha256[:12]}  {code.files} files, {code.size / 1e6:.1f} MB, from {code.root}")
     for node in described["nodes"]:
         nproc = node["nproc_per_node"]
-        ranks = f"node rank {node['node_rank']}, {nproc} {'rank' if nproc == 1 else 'ranks'}"
+        place = "spare" if node["node_rank"] is None else f"node rank {node['node_rank']}"
+        ranks = f"{place}, {nproc} {'rank' if nproc == 1 else 'ranks'}"
         lines += ["", f"{node['host']}  {ranks}, gpus {_shown(node['gpus'])}"]
         if node["sends"]:
             lines.append(f"  sends    {node['sends']}")

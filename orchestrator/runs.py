@@ -43,25 +43,22 @@ class Run:
         names = next(iter(self.parts.values()))["hosts"]
         return tuple(name for node, name in enumerate(names) if node not in heard)
 
-    def of(self, ranks: frozenset[int] | None) -> dict[str, Mapping[str, Any]]:
-        """The parts that have one of these ranks (None: any), in the order of ranks."""
-        return {
-            host: part
-            for host, part in sorted(self.parts.items(), key=lambda item: item[1]["node"])
-            if ranks is None or not ranks.isdisjoint(range(part["first_rank"], part["first_rank"] + part["nproc"]))
-        }
+    @property
+    def ranks(self) -> int:
+        """As many as any attempt may have had."""
+        return max(int(part["ranks"]) for part in self.parts.values())
 
     def as_dict(self) -> dict[str, Any]:
         nodes = [
             {
                 "host": host,
-                "node_rank": part["node"],
+                "node_rank": part["node_rank"],
                 "state": part["state"],
                 "exit_code": part["exit_code"],
                 "signal": part["signal"],
                 "pid": part["pid"] if part["state"] in UNFINISHED else None,
             }
-            for host, part in self.of(None).items()
+            for host, part in sorted(self.parts.items(), key=lambda item: item[1]["node"])
         ]
         return {
             "run_id": self.run_id,

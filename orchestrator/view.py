@@ -23,14 +23,6 @@ IDLE_SHOW = 0.5  # s of silence until an unfinished line (a prompt, a progress b
 
 
 @dataclass(frozen=True)
-class Source:
-    """One host's part of a run."""
-
-    host: Host
-    first_rank: int
-
-
-@dataclass(frozen=True)
 class Choice:
     """Which lines are wanted."""
 
@@ -44,17 +36,17 @@ class View:
     """`run` shows lines until all sources have ended; then `outcomes` says how the run stands on each host."""
 
     def __init__(
-        self, run_id: str, sources: Sequence[Source], choice: Choice, fleet: Fleet, warn: Callable[[str], None]
+        self, run_id: str, hosts: Sequence[Host], choice: Choice, fleet: Fleet, warn: Callable[[str], None]
     ) -> None:
         self._run_id = run_id
-        self._sources = sources
+        self._hosts = hosts
         self._choice = choice
         self._fleet = fleet
         self._warn = warn
         self._events: queue.Queue[tuple[str, str, Any]] = queue.Queue(QUEUE)
         self._assemblers: dict[tuple[str, str], LineAssembler] = {}
         self._fed: dict[tuple[str, str], float] = {}  # when, where a line may be unfinished
-        self._merger = Merger(source.host.name for source in sources)
+        self._merger = Merger(host.name for host in hosts)
         self._stopped = threading.Event()
         self._over = threading.Event()  # nobody needs to wait for a host that is away
         self.outcomes: dict[str, Mapping[str, Any]] = {}
@@ -62,17 +54,16 @@ class View:
 
     def run(self, show: Callable[[list[Line]], None]) -> None:
         """Show lines until every source has ended. A bug in one of the threads is raised here."""
-        readers = [threading.Thread(target=self._read, args=(source,), daemon=True) for source in self._sources]
+        readers = [threading.Thread(target=self._read, args=(host,), daemon=True) for host in self._hosts]
         for reader in readers:
             reader.start()
-        open_sources = {source.host.name for source in self._sources}
-        first_ranks = {source.host.name: source.first_rank for source in self._sources}
+        open_sources = {host.name for host in self._hosts}
         try:
             while open_sources:
                 for host, kind, value in self._take():
                     match kind:
                         case "data":
-                            self._feed(host, first_ranks[host], value)
+                            self._feed(host, value)
                         case "live":
                             self._merger.live(host)
                         case "end":
@@ -110,7 +101,7 @@ class View:
             if lines:
                 self._merger.add(key[0], lines, now)
 
-    def _feed(self, host: str, first_rank: int, value: tuple[dict[str, Any], bytes]) -> None:
+    def _feed(self, host: str, value: tuple[dict[str, Any], bytes]) -> None:
         header, payload = value
         position = 0
         now = time.monotonic()
@@ -118,7 +109,7 @@ class View:
             name = header["streams"][index]
             assembler = self._assemblers.get((host, name))
             if assembler is None:
-                assembler = self._assemblers[host, name] = _assembler(host, first_rank, name)
+                assembler = self._assemblers[host, name] = _assembler(host, name)
             self._fed[host, name] = now
             lines = assembler.feed(payload[position : position + length], at / 1e9)
             position += length
@@ -136,16 +127,15 @@ class View:
             except queue.Full:
                 pass
 
-    def _read(self, source: Source) -> None:
+    def _read(self, host: Host) -> None:
         try:
-            self._follow(source)
-            self._put(source.host, "end")
+            self._follow(host)
+            self._put(host, "end")
         except BaseException as error:  # noqa: BLE001  raised in `run`, which else would wait for ever
-            self._put(source.host, "bug", error)
+            self._put(host, "bug", error)
 
-    def _follow(self, source: Source) -> None:
+    def _follow(self, host: Host) -> None:
         """Read until the end; again from where it broke off, as long as the run may go on."""
-        host = source.host
         offsets: dict[str, int] = {}
         wait = 0.5
         told = last = False
@@ -164,7 +154,7 @@ class View:
                 if told:
                     self._warn(f"{host.name}: connected again")
                     told, wait = False, 0.5
-                outcome = session.request("attach", self._question(source, offsets), on_data=on_data)
+                outcome = session.request("attach", self._question(offsets), on_data=on_data)
                 self.outcomes[host.name] = outcome
                 if (outcome.get("run") or {}).get("verdict"):
                     self._over.set()
@@ -186,21 +176,20 @@ class View:
                 last = self._over.wait(random.uniform(0.2, wait))  # noqa: S311
                 wait = min(RECONNECT_MOST, wait * 2)
 
-    def _question(self, source: Source, offsets: Mapping[str, int]) -> dict[str, Any]:
+    def _question(self, offsets: Mapping[str, int]) -> dict[str, Any]:
         ranks = self._choice.ranks
-        wanted = None if ranks is None else [str(rank - source.first_rank) for rank in ranks]
         return {
             "run_id": self._run_id,
             "offsets": dict(offsets),
             "follow": self._choice.follow,
             "tail": self._choice.tail,
-            "sources": wanted,
+            "sources": None if ranks is None else [str(rank) for rank in sorted(ranks)],
             "attempt": self._choice.attempt,
         }
 
 
-def _assembler(host: str, first_rank: int, name: str) -> LineAssembler:
+def _assembler(host: str, name: str) -> LineAssembler:
     attempt, origin, channel = name.split(".")
     if origin.isdigit():
-        return LineAssembler(host, first_rank + int(origin), {"out": "stdout", "err": "stderr"}[channel], int(attempt))
+        return LineAssembler(host, int(origin), {"out": "stdout", "err": "stderr"}[channel], int(attempt))
     return LineAssembler(host, None, "agent", int(attempt))

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import logs as lines
-from . import plan, runs
+from . import runs
 from .console import Console, fold_messages, wants_colour
 from .errors import Interrupted, RunFailed, UnreachableError
 from .fleet import Fleet, reasons
 from .inventory import Host
 from .logs import Line, Mask, Painter
 from .plan import Plan
-from .view import Choice, Source, View
+from .view import Choice, View
 
 OUTCOMES = {
     "succeeded": 0,
@@ -55,8 +55,7 @@ class Printer:
 def attend(resolved: Plan, fleet: Fleet, printer: Printer, console: Console) -> int:
     """Attached `up`: show the lines; Ctrl-C stops the run, a second one kills it, a third one only leaves."""
     hosts = [node.host for node in resolved.nodes]
-    sources = [Source(host, rank) for host, rank in zip(hosts, plan.first_ranks(resolved), strict=False)]
-    view = View(resolved.run_id, sources, Choice(follow=True), fleet, console.warning)
+    view = View(resolved.run_id, hosts, Choice(follow=True), fleet, console.warning)
     began = time.monotonic()
     with _stopping_on_interrupt(resolved.run_id, hosts, fleet, console):
         view.run(printer.show)

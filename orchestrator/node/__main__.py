@@ -19,6 +19,10 @@ def main(arguments: List[str]) -> int:
         from .job import job_exec
 
         job_exec(arguments[1:])
+    if verb == "stacks":
+        from .stacks import main as stacks
+
+        return stacks(arguments[1:])
     sys.stderr.write("ddp-orch's node program: it is started by ddp-orch, not by hand\n")
     return 2
 

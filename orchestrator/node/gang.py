@@ -2,17 +2,19 @@
 
 Run by the head's recorder. An *order* is what a node shall do now; it is a function of the state, so a node that was
 away (its recorder was restarted, its link was cut for a moment) is simply told its order again when it joins. Actions
-are the orders that have changed. Nodes are numbered as in the spec: 0 is the head.
+are the orders that have changed. Nodes are numbered as in the spec: 0 is the head. The *team* are the nodes of an
+attempt, in the order of their node ranks; the others are spares, and wait.
 
     waiting ──StartRequested──> running ──all exited well──────────> over(succeeded)
-       │                         ^  │ first Failed / Lost / StopRequested
+       │                         ^  │ first Failed / Lost / Stalled / StopRequested
        └──StopRequested───┐      │  v
                           └──> stopping ──all exited or lost──────> over(failed | lost | killed)
                                  │  ^ PortFound
                                  v  │
-                              restarting: the budget is not spent, and no node is lost
+                              restarting: there is a team, and for a failure the budget is not spent
 
-`over` still has work: every other node is told the verdict, the head ends last.
+A restart after a lost host is not counted: it uses up a spare, or a node above the least number. `over` still has work:
+every other node is told the verdict, the head ends last.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
@@ -25,6 +27,7 @@ FAREWELL_WINDOW = 10.0  # s that the head waits for the others to end before it 
 FAILURE_GRACE = 1.0
 BACKOFF, BACKOFF_MOST = 1.0, 30.0  # s before the first restart, doubled for each further one, and the most
 AT_START = 30.0  # s: a failure within these after the start of its attempt is one at start-up
+FAILS_TOO_OFTEN = 2  # first failures of a run after which a host gives its place to a spare, if there is one
 
 
 # --- events: what happened
@@ -96,11 +99,20 @@ class PortFound(NamedTuple):
     at: float
 
 
+class Stalled(NamedTuple):
+    """No rank has printed anything for `quiet` seconds. `frozen`: ranks that the kernel says are stopped, by node."""
+
+    attempt: int
+    quiet: float
+    frozen: Dict[str, List[int]]
+    at: float
+
+
 class Tick(NamedTuple):
     at: float
 
 
-Event = Union[Joined, StartRequested, Started, Failed, Exited, Lost, Left, StopRequested, PortFound, Tick]
+Event = Union[Joined, StartRequested, Started, Failed, Exited, Lost, Left, StopRequested, PortFound, Stalled, Tick]
 
 
 # --- orders: what a node shall do
@@ -120,13 +132,20 @@ class Stop(NamedTuple):
     attempt: int
     grace: float
     why: str
+    stacks: bool  # of all ranks into the journal, before they are ended
+
+
+class Wait(NamedTuple):
+    """A spare: be there. `team`: the hosts that do the work."""
+
+    team: Tuple[str, ...]
 
 
 class End(NamedTuple):
     verdict: Dict[str, Any]
 
 
-Order = Union[Run, Stop, End]
+Order = Union[Run, Stop, Wait, End]
 
 
 class Action(NamedTuple):
@@ -140,7 +159,8 @@ class Action(NamedTuple):
 class Node(NamedTuple):
     host: str
     nproc: int
-    first_rank: int
+    node_rank: Optional[int]  # in the team; None: a spare
+    first_rank: int = 0
     phase: str = "absent"  # absent joined running exited lost left
     ordered_at: float = 0.0
 
@@ -148,6 +168,9 @@ class Node(NamedTuple):
 class State(NamedTuple):
     nodes: Tuple[Node, ...]
     max_restarts: int = 0
+    min_nodes: int = 1
+    team: Tuple[int, ...] = ()
+    world_size: int = 0
     phase: str = "waiting"  # waiting running stopping restarting over
     attempt: int = 0
     started_at: float = 0.0  # when the attempt was ordered
@@ -161,13 +184,21 @@ class State(NamedTuple):
     verdict: Optional[Dict[str, Any]] = None
 
 
-def begin(nodes: List[Dict[str, Any]], max_restarts: int = 0) -> State:
-    known: List[Node] = []
+def begin(nodes: List[Dict[str, Any]], max_restarts: int = 0, min_nodes: Optional[int] = None) -> State:
+    """`min_nodes`: with how many the run may go on; None: with all that are no spares."""
+    known = tuple(Node(node["host"], node["nproc"], None) for node in nodes)
+    team = tuple(number for number, node in enumerate(nodes) if not node.get("spare"))
+    return _place(State(known, max_restarts, len(team) if min_nodes is None else min_nodes), team)
+
+
+def _place(state: State, team: Tuple[int, ...]) -> State:
+    """Give the team its ranks."""
+    nodes = [node._replace(node_rank=None, first_rank=0) for node in state.nodes]
     first_rank = 0
-    for node in nodes:
-        known.append(Node(node["host"], node["nproc"], first_rank))
-        first_rank += node["nproc"]
-    return State(tuple(known), max_restarts)
+    for node_rank, number in enumerate(team):
+        nodes[number] = nodes[number]._replace(node_rank=node_rank, first_rank=first_rank)
+        first_rank += nodes[number].nproc
+    return state._replace(nodes=tuple(nodes), team=team, world_size=first_rank)
 
 
 def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
@@ -191,20 +222,24 @@ def order_of(state: State, number: int) -> Optional[Order]:
         if number == 0 and not _others_gone(state):
             return None
         return End(state.verdict or {})
+    if node.node_rank is None:
+        hosts = tuple(state.nodes[one].host for one in state.team)
+        return Wait(hosts) if state.attempt > 0 and node.phase != "lost" else None
     if node.phase == "exited":
         return None
     if state.phase == "running" and node.phase != "lost":
         return Run(
             state.attempt,
-            node_rank=number,
-            nnodes=len(state.nodes),
+            node_rank=node.node_rank,
+            nnodes=len(state.team),
             first_rank=node.first_rank,
-            world_size=state.nodes[-1].first_rank + state.nodes[-1].nproc,
+            world_size=state.world_size,
             master_addr=state.master_addr,
             master_port=state.master_port,
         )
     if state.phase == "stopping" and state.attempt > 0:
-        return Stop(state.attempt, state.stop_grace, _why(state))
+        stalled = bool((state.first_failure or {}).get("stalled"))
+        return Stop(state.attempt, state.stop_grace, _why(state), stalled)
     return None
 
 
@@ -225,9 +260,14 @@ def _apply(state: State, event: Event) -> State:
         # a node that was declared lost stays so for this attempt: the others have been told
         return _with(state, event.node, phase="joined") if node.phase in ("absent", "left") else state
     if isinstance(event, StartRequested):
-        return _attempt(state, event.master_addr, event.master_port, event.at) if state.phase == "waiting" else state
+        if state.phase != "waiting":
+            return state
+        return _attempt(state, state.team, event.master_addr, event.master_port, event.at)
     if isinstance(event, PortFound):
-        return _attempt(state, state.master_addr, event.port, event.at) if restart_is_due(state, event.at) else state
+        team = next_team(state)
+        if team is None or not restart_is_due(state, event.at):
+            return state
+        return _attempt(state, team, state.master_addr, event.port, event.at)
     if isinstance(event, (Started, Failed, Exited)) and (event.attempt != state.attempt or state.phase == "waiting"):
         return state  # of an attempt that is over, or of a node that broke before there was one: it will be lost
     if isinstance(event, Started):
@@ -243,6 +283,8 @@ def _apply(state: State, event: Event) -> State:
         )
     if isinstance(event, Lost):
         return _lose(state, event)
+    if isinstance(event, Stalled):
+        return _fail(state, _stalled(state, event), event.at) if event.attempt == state.attempt else state
     if isinstance(event, Left):
         return _with(state, event.node, phase="left") if state.phase == "over" else state
     if isinstance(event, StopRequested):
@@ -257,13 +299,12 @@ def _apply(state: State, event: Event) -> State:
     return state  # Tick: time alone, see _settle
 
 
-def _attempt(state: State, master_addr: str, master_port: int, at: float) -> State:
-    """The next attempt, on the same nodes with the same ranks."""
+def _attempt(state: State, team: Tuple[int, ...], master_addr: str, master_port: int, at: float) -> State:
+    """The next attempt."""
     nodes = tuple(
         node._replace(phase="joined" if node.phase == "exited" else node.phase, ordered_at=at) for node in state.nodes
     )
-    return _archive(state)._replace(
-        nodes=nodes,
+    return _place(_archive(state)._replace(nodes=nodes), team)._replace(
         phase="running",
         attempt=state.attempt + 1,
         since=at,
@@ -288,7 +329,9 @@ def restart_is_due(state: State, at: float) -> bool:
 
 def label(state: State) -> str:
     """The state of a run that is not over, as `ps` shows it."""
-    if state.phase == "waiting" or (state.phase == "running" and any(one.phase == "joined" for one in state.nodes)):
+    if state.phase == "waiting" or (
+        state.phase == "running" and any(state.nodes[one].phase == "joined" for one in state.team)
+    ):
         return "starting"
     if state.phase == "restarting" or (state.phase == "stopping" and _will_try_again(state)):
         return "restarting"
@@ -302,15 +345,43 @@ def _will_try_again(state: State) -> bool:
 def why_not_again(state: State) -> Optional[str]:
     """Why a failed attempt is not tried again; None when it is."""
     failure = state.first_failure or {}
-    if failure.get("lost"):
-        return "a host was lost"
-    if state.attempt > state.max_restarts:
-        spent = "all %d restarts are spent" % state.max_restarts
-        return spent if state.max_restarts else "max_restarts is 0"
-    before = state.failures[-1] if state.failures else None
-    if before is not None and _same_at_start(before) == _same_at_start(failure) is not None:
-        return "it failed twice in the same way at its start"
+    if not failure.get("lost"):
+        if restarts(state) >= state.max_restarts:
+            spent = "all %d restarts are spent" % state.max_restarts
+            return spent if state.max_restarts else "max_restarts is 0"
+        before = state.failures[-1] if state.failures else None
+        if before is not None and _same_at_start(before) == _same_at_start(failure) is not None:
+            return "it failed twice in the same way at its start"
+    if next_team(state) is None:
+        return "a host was lost, and no spare is left" if len(state.nodes) > len(state.team) else "a host was lost"
     return None
+
+
+def restarts(state: State) -> int:
+    """How many of the budget are spent: all but those after a lost host."""
+    return sum(1 for failure in state.failures if not failure.get("lost"))
+
+
+def next_team(state: State) -> Optional[Tuple[int, ...]]:
+    """Who does the next attempt, in the order of node ranks; None when too few are left.
+
+    A node that is lost, or whose host failed too often, gives its place to the first spare; so the ranks of the others
+    stay. There is none without the head.
+    """
+    failed = [failure.get("node") for failure in (*state.failures, state.first_failure or {})]
+    weary = {number for number in failed if number and failed.count(number) >= FAILS_TOO_OFTEN}
+    spares = [
+        number
+        for number, node in enumerate(state.nodes)
+        if node.node_rank is None and node.phase == "joined" and number not in weary
+    ]
+    team: List[int] = []
+    for number in state.team:
+        if spares and (number in weary or state.nodes[number].phase == "lost"):
+            team.append(spares.pop(0))
+        elif state.nodes[number].phase != "lost":
+            team.append(number)
+    return tuple(team) if len(team) >= state.min_nodes and team[0] == 0 else None
 
 
 def _same_at_start(failure: Dict[str, Any]) -> Optional[Tuple[Any, ...]]:
@@ -324,19 +395,30 @@ def _lose(state: State, event: Lost) -> State:
     phase = state.nodes[event.node].phase
     if state.phase == "waiting":
         return _with(state, event.node, phase="absent")  # it may come back before the start
-    if state.phase == "restarting":
-        failure = dict(_failure(state, event.node, "host lost", event.at), lost=True)
-        lost = _with(_archive(state), event.node, phase="lost")
-        return lost._replace(phase="stopping", first_failure=failure, since=event.at)
-    if phase in ("exited", "left", "lost"):  # its part is done: only the farewell could still wait for it
-        return _with(state, event.node, phase="left") if state.phase == "over" else state
-    failure = dict(_failure(state, event.node, "host lost", event.at), lost=True)
-    return _fail(_with(state, event.node, phase="lost"), failure, event.at)
+    if state.phase == "over":  # only the farewell could still wait for it
+        return _with(state, event.node, phase="left")
+    if phase == "lost" or (phase in ("exited", "left") and state.phase == "running"):
+        return state  # its part is done
+    lost = _with(state, event.node, phase="lost")
+    if state.phase == "restarting" and next_team(lost) is None:
+        return lost._replace(phase="stopping", since=event.at)
+    if lost.nodes[event.node].node_rank is None:
+        return lost
+    return _fail(lost, dict(_failure(state, event.node, "host lost", event.at), lost=True), event.at)
 
 
 def _failure(state: State, node: int, what: str, at: float) -> Dict[str, Any]:
     """One that no process told."""
     return {"host": state.nodes[node].host, "node": node, "rank": None, "what": what, "at": at}
+
+
+def _stalled(state: State, event: Stalled) -> Dict[str, Any]:
+    quiet = "no rank printed a line for %d s" % event.quiet
+    for node in state.team:
+        for rank in event.frozen.get(str(node), []):
+            what = "rank %d: stopped by a signal (SIGSTOP), and %s" % (rank, quiet)
+            return dict(_failure(state, node, what, event.at), rank=rank, stalled=True)
+    return dict(_failure(state, 0, quiet, event.at), node=None, host="all hosts", stalled=True)
 
 
 def _with(state: State, number: int, **changes: Any) -> State:
@@ -355,15 +437,16 @@ def _fail(state: State, failure: Dict[str, Any], at: float) -> State:
 
 def _settle(state: State, at: float) -> State:
     """What follows from the state as it is now, and from time."""
+    working = [state.nodes[number] for number in state.team]
     if state.phase == "running":
-        for number, node in enumerate(state.nodes):
+        for number, node in ((number, state.nodes[number]) for number in state.team):
             if node.phase in ("joined", "absent") and at - node.ordered_at > START_WINDOW:
                 failure = _failure(state, number, "did not start within %d s" % START_WINDOW, at)
                 return _settle(_fail(_with(state, number, phase="lost"), failure, at), at)
-        if all(node.phase == "exited" for node in state.nodes):
+        if all(node.phase == "exited" for node in working):
             return _over(state, "succeeded", at)
     if state.phase == "stopping":
-        finished = all(node.phase in ("exited", "lost", "left", "absent") or state.attempt == 0 for node in state.nodes)
+        finished = all(node.phase in ("exited", "lost", "left", "absent") or state.attempt == 0 for node in working)
         if finished and _will_try_again(state):
             return state._replace(phase="restarting", since=at)
         if finished or at - state.since > state.stop_grace + STOP_WINDOW:

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import gang, launch, processes, recorder, state
 from .tree import Tree, make_fifos
@@ -25,6 +25,7 @@ UNCOMMITTED_PATIENCE = 45.0  # s that a prepared guard waits for the head's word
 RECORDER_BACKOFF = 0.5  # s, when a recorder died within a second of its start
 TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is dear
 TREE_RECORD_SHARE = 500  # looking at the processes may cost a 500th of a core
+STACKS_WINDOW = 15.0  # s for the stacks of hanging ranks
 DRAIN_WINDOW = 15.0  # s for the recorder to write what the FIFOs still hold
 
 
@@ -55,6 +56,10 @@ class Guard:
         self._stop: Optional[Dict[str, Any]] = None
         self._end: Optional[Dict[str, Any]] = None
         self._abandoned_at: Optional[float] = None
+        self._waiting: Optional[List[str]] = None  # a spare: the team that works
+        self._place = _place(spec)
+        self._stacks = -1  # the pid of what shows where the ranks hang, and what follows it
+        self._after_stacks: Optional[Tuple[float, float, str]] = None
         self._recorder = -1
         self._recorder_started = 0.0
         self._recorder_due: Optional[float] = None
@@ -127,7 +132,9 @@ class Guard:
                 due.append(self._record_at - now)
         if self._recorder_due is not None:
             due.append(self._recorder_due - now)
-        if self._abandoned_at is not None and self._start is None and self._tree is None:
+        if self._after_stacks is not None:
+            due.append(self._after_stacks[0] - now)
+        if self._abandoned_at is not None and not self._committed():
             due.append(self._abandoned_at + UNCOMMITTED_PATIENCE - now)
         if self._drain_by is not None and self._recorder > 0:
             due.append(self._drain_by - now)
@@ -146,13 +153,10 @@ class Guard:
                 self._record_tree()
         if self._recorder_due is not None and now >= self._recorder_due:
             self._start_recorder()
-        if (
-            self._abandoned_at is not None
-            and self._start is None
-            and tree is None
-            and now - self._abandoned_at > UNCOMMITTED_PATIENCE
-        ):
+        if self._abandoned_at is not None and not self._committed() and now - self._abandoned_at > UNCOMMITTED_PATIENCE:
             self._abort()
+        if self._after_stacks is not None and now >= self._after_stacks[0]:
+            self._stop_after_stacks()
         if self._end is not None and (tree is None or tree.outcome is not None):
             self._farewell(now)
 
@@ -203,6 +207,7 @@ class Guard:
             "outcome": {"ok": tree.outcome["ok"]} if tree and tree.outcome else None,
             "failures": self._failures,
             "start": self._start,
+            "waiting": self._waiting is not None,
             "stop": self._stop,
             "drain": self._drain_by is not None,
         }
@@ -239,7 +244,12 @@ class Guard:
             if self._tree is None or self._tree.attempt < message["attempt"]:  # never begun here: it is over at once
                 self._tree, self._tree_told = self._new_tree(message["attempt"]), False
             if self._tree.attempt == message["attempt"] and self._tree.outcome is None:
-                self._tree.stop(message["grace"], message["why"])
+                self._stop_attempt(message["grace"], message["why"], message["stacks"])
+        elif message["do"] == "wait":
+            self._waiting = message["team"]
+            self._place = {"node_rank": None, "first_rank": None}
+            self._write_state()
+            self._tell()
         elif message["do"] == "end":
             self._end = message["verdict"]
             if self._tree is not None and self._tree.outcome is None:
@@ -269,7 +279,8 @@ class Guard:
         try:
             jobs, rank = launch.jobs(spec, self._private["secrets"], order, paths, self._program())
             state.replace(self._path("rank.json"), rank)
-            sources = [str(number) for number in range(spec["nproc"])] + (["agent"] if spec["agent_argv"] else [])
+            ranks = range(order.first_rank, order.first_rank + spec["nproc"])
+            sources = [str(rank) for rank in ranks] + (["agent"] if spec["agent_argv"] else [])
             self._keepers += make_fifos(paths.fifo, order.attempt, sources)
             if not spec["agent_argv"]:
                 tree.direct(order.first_rank)
@@ -289,7 +300,34 @@ class Guard:
                 }
             )
         self._record_at = time.monotonic() + 0.2
+        self._place = {"node_rank": order.node_rank, "first_rank": order.first_rank}
         self._write_state()
+
+    def _stop_attempt(self, grace: float, why: str, with_stacks: bool) -> None:
+        """`with_stacks`: they can only be had from ranks that still run, so their end waits for that."""
+        tree = self._tree
+        if tree is None or (with_stacks and self._after_stacks is not None):
+            return
+        if not with_stacks or tree.stopping is not None:
+            tree.stop(grace, why)
+            return
+        try:
+            argv = self._program() + ["stacks", self._path("fifo"), str(tree.attempt)]
+            argv += ["%d:%d:%d" % (rank, process.pid, process.started) for rank, process in tree.ranks()]
+            self._stacks = os.posix_spawn(argv[0], argv, os.environ)
+            self._after_stacks = time.monotonic() + STACKS_WINDOW, grace, why
+        except OSError:  # no process or memory to be had
+            tree.stop(grace, why)
+
+    def _stop_after_stacks(self) -> None:
+        _, grace, why = self._after_stacks or (0.0, gang.FAILURE_GRACE, "")
+        self._stacks, self._after_stacks = -1, None
+        if self._tree is not None and self._tree.outcome is None:
+            self._tree.stop(grace, why)
+
+    def _committed(self) -> bool:
+        """Whether the head has told that the run has begun."""
+        return self._start is not None or self._tree is not None or self._waiting is not None
 
     def _new_tree(self, attempt: int) -> Tree:
         setup, umask = self._spec["setup"], self._spec["umask"]
@@ -353,6 +391,8 @@ class Guard:
                 return
             if pid == self._recorder:
                 self._recorder_ended(status)
+            elif pid == self._stacks:
+                self._after_stacks = self._after_stacks and (0.0, *self._after_stacks[1:])
             elif self._tree is not None:
                 self._tree.root_ended(pid, status)
 
@@ -384,7 +424,7 @@ class Guard:
                 self._write_state()
                 self._tell()
                 self._answer({"started": {"pid": os.getpid(), "boot_id": state.boot_id()}})
-            elif message["do"] == "abort" and self._start is None and self._tree is None:
+            elif message["do"] == "abort" and not self._committed():
                 self._abort()
         if not data and self._control is not None:
             self._control.close()
@@ -442,10 +482,11 @@ class Guard:
                 {
                     "phase": phase,
                     "attempt": tree.attempt if tree else 0,
-                    "committed": self._start is not None or tree is not None,
+                    "committed": self._committed(),
                     "guard": own,
                     "boot_id": state.boot_id(),
                     "failures": self._failures,
+                    **self._place,
                 },
             )
         except OSError as error:
@@ -460,6 +501,14 @@ class Guard:
         lock = os.open(self._path("run.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)  # a reader may be trying it for an instant; there is no other guard
         self._locks.append(lock)
+
+
+def _place(spec: Dict[str, Any]) -> Dict[str, Optional[int]]:
+    """This node's place in the first attempt. A spare has none."""
+    before = spec["nodes"][: spec["node"]]
+    if spec["nodes"][spec["node"]]["spare"]:
+        return {"node_rank": None, "first_rank": None}
+    return {"node_rank": len(before), "first_rank": sum(node["nproc"] for node in before)}
 
 
 def daemonise(

@@ -87,8 +87,9 @@ def rank_exec(arguments: List[str]) -> None:
     with open(arguments[0], "rb") as file:
         job = json.loads(file.read())
     local_rank = os.environ["LOCAL_RANK"]
-    job["stdout"] = job["stdout"].replace("*", local_rank)
-    job["stderr"] = job["stderr"].replace("*", local_rank)
+    source = str(job["first_rank"] + int(local_rank))
+    job["stdout"] = job["stdout"].replace("*", source)
+    job["stderr"] = job["stderr"].replace("*", source)
     register(job["register"], int(local_rank), int(os.environ["RANK"]))
     become(job, os.getppid())
 

@@ -44,7 +44,7 @@ def _splice(source: int, target: int, offset: int, count: int) -> int:
 
 class Stream(NamedTuple):
     attempt: int
-    source: str  # a local rank, "agent" (torchrun) or "run" (our own lines)
+    source: str  # a rank, "agent" (torchrun) or "run" (our own lines)
     channel: str  # "out" or "err"
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class Writer:
 
     def __init__(self, folder: str, stream: Stream) -> None:
         self._folder = folder
-        self._stream = stream
+        self.stream = stream
         self._file = self._index = -1
         self.dropped = 0
         known = segments(folder).get(stream)
@@ -104,7 +104,7 @@ class Writer:
 
     def _open(self, start: int) -> bool:
         """Turn to the segment that begins at `start`. False when the disk is full; then all is as it was."""
-        path = os.path.join(self._folder, "%s.%012d" % (self._stream, start))
+        path = os.path.join(self._folder, "%s.%012d" % (self.stream, start))
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         index = -1
         try:
@@ -128,7 +128,7 @@ class Writer:
     def _leave(self, following: int) -> None:
         """Close the open segment; without a trace, if all that it was to take was dropped."""
         if self._file >= 0 and os.fstat(self._file).st_size == 0 and self._start != following:
-            path = os.path.join(self._folder, "%s.%012d" % (self._stream, self._start))
+            path = os.path.join(self._folder, "%s.%012d" % (self.stream, self._start))
             os.unlink(path + ".seg")
             os.unlink(path + ".idx")
         self.close()

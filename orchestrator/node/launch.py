@@ -68,7 +68,8 @@ def jobs(
     rank = {
         "argv": spec["command"],
         "cwd": paths.cwd,
-        "stdout": os.path.join(paths.fifo, "%d.*.out" % order.attempt),
+        "first_rank": order.first_rank,
+        "stdout": os.path.join(paths.fifo, "%d.*.out" % order.attempt),  # *: the rank
         "stderr": os.path.join(paths.fifo, "%d.*.err" % order.attempt),
         "register": os.path.join(paths.fifo, "register"),
         "oom_score_adj": 300,
@@ -120,5 +121,5 @@ def _direct(
     }
     job = dict(rank, env={**environment, **given, **rank["env"]})
     for channel in ("stdout", "stderr"):
-        job[channel] = rank[channel].replace("*", str(local_rank))
+        job[channel] = rank[channel].replace("*", str(number))
     return Job(str(local_rank), job)

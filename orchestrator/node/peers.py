@@ -5,7 +5,7 @@ import os
 import random
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
 from . import gang, network, state
 from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed, dial
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
 REDIAL = 0.3  # s between tries to reach the head
 TICK = 0.5  # s
+STALL_WARNING = 600.0  # s without a line of any rank, where no stall_timeout is set
+ORDERS: Dict[str, Callable[..., gang.Order]] = {one.__name__: one for one in (gang.Run, gang.Stop, gang.Wait, gang.End)}
 
 
 class Peers:
@@ -54,7 +56,9 @@ class Head(Peers):
         self._heard: Dict[int, float] = {}
         self._tick_at = self._beat_at = 0.0
         self._answered = False
-        self._state = gang.begin(self._spec["nodes"], self._spec["max_restarts"])
+        self._silence: Dict[int, Dict[str, Any]] = {}  # what each node told last of its ranks' silence
+        self._warned_of_silence = False
+        self._state = gang.begin(self._spec["nodes"], self._spec["max_restarts"], self._spec["min_nodes"])
         self._log = self._replay(os.path.join(recorder.folder, "gang.jsonl"))
 
     def _replay(self, path: str) -> int:
@@ -132,6 +136,8 @@ class Head(Peers):
             for message in messages:
                 if "status" in message:
                     self._told(link.node, message["status"])
+                if "silence" in message:
+                    self._silence[link.node] = message["silence"]
 
     def _drop(self, link: Link) -> None:
         self._guests.pop(link.fileno(), None)
@@ -175,12 +181,34 @@ class Head(Peers):
             self._beat_at = now + BEAT
             for link in list(self._nodes.values()):
                 self._send(link, {})
+            self._silence[0] = self._recorder.silence()
+            self._watch_silence()
         for number, heard in list(self._heard.items()):
             if now - heard > LEASE and self._state.nodes[number].phase not in ("absent", "lost", "left"):
                 self._step(gang.Lost(number, self._now()))
         if gang.restart_is_due(self._state, self._now()):
             self._find_port()
         self._step(gang.Tick(self._now()))
+
+    def _watch_silence(self) -> None:
+        """A hung collective spins at 100 % CPU: that no rank prints anything is the only sign of it."""
+        if gang.label(self._state) != "running" or not all(one in self._silence for one in self._state.team):
+            return
+        silence = {number: self._silence[number] for number in self._state.team}
+        quiet = min(one["quiet"] for one in silence.values())
+        limit = self._spec["stall_timeout"]
+        frozen = {str(number): one["frozen"] for number, one in silence.items() if one["frozen"]}
+        if limit is not None and quiet > limit:
+            self._step(gang.Stalled(self._state.attempt, quiet, frozen, self._now()))
+        elif quiet < STALL_WARNING:
+            self._warned_of_silence = False
+        elif limit is None and not self._warned_of_silence:
+            self._warned_of_silence = True
+            stopped = ", ".join("rank %d" % rank for ranks in frozen.values() for rank in ranks)
+            self._recorder.say(
+                "no rank has printed a line for %d s%s; with run.stall_timeout this would be ended and its stacks shown"
+                % (quiet, " (%s: stopped by a signal)" % stopped if stopped else "")
+            )
 
     def _find_port(self) -> None:
         """For the next attempt's rendezvous. Taken by a stranger in between, it fails that attempt only."""
@@ -229,7 +257,8 @@ class Head(Peers):
     def _narrate(self, before: gang.State) -> None:
         after = self._state
         if after.attempt != before.attempt:
-            hosts = ", ".join(node.host for node in after.nodes)
+            self._silence.clear()
+            hosts = ", ".join(after.nodes[number].host for number in after.team)
             self._recorder.say(
                 "attempt %d on %s, rendezvous at %s:%d" % (after.attempt, hosts, after.master_addr, after.master_port)
             )
@@ -238,13 +267,28 @@ class Head(Peers):
             said = " (%s)" % first["said"] if first.get("said") else ""
             self._recorder.say("first failure: %s: %s%s; stopping all nodes" % (first["host"], first["what"], said))
         if after.phase == "restarting" and before.phase != "restarting":
-            self._recorder.say("restart %d of %d follows" % (after.attempt, after.max_restarts))
+            self._recorder.say(_what_follows(after))
         elif after.stopped_by is not None and before.stopped_by is None:
             self._recorder.say("stopping all nodes: asked by %s" % after.stopped_by)
         if after.verdict is not None and before.verdict is None:
             how = {"killed": "been stopped", "lost": "been lost"}.get(after.verdict["state"], after.verdict["state"])
-            why = after.verdict["not_again"] if after.max_restarts else None
+            why = after.verdict["not_again"] if after.max_restarts or len(after.nodes) > after.min_nodes else None
             self._recorder.say("the run has %s%s" % (how, "; not restarted: %s" % why if why else ""))
+
+
+def _what_follows(after: gang.State) -> str:
+    """In words: who goes on, and what it costs."""
+    hosts = [node.host for node in after.nodes]
+    team = gang.next_team(after) or ()
+    gone = [hosts[number] for number in after.team if number not in team]
+    new = [hosts[number] for number in team if number not in after.team]
+    lost = (after.first_failure or {}).get("lost")
+    budget = "a restart" if lost else "restart %d of %d" % (gang.restarts(after) + 1, after.max_restarts)
+    if not gone:
+        return "%s follows" % budget
+    if new:
+        return "%s follows, with %s in place of %s" % (budget, ", ".join(new), ", ".join(gone))
+    return "%s follows, on %d hosts, without %s" % (budget, len(team), ", ".join(gone))
 
 
 class Follower(Peers):
@@ -289,7 +333,7 @@ class Follower(Peers):
         for message in messages:
             if "order" in message:
                 kind, fields = message["order"]
-                order: gang.Order = {"Run": gang.Run, "Stop": gang.Stop, "End": gang.End}[kind](**fields)
+                order: gang.Order = ORDERS[kind](**fields)
                 self._recorder.obey(order)
 
     def _close(self) -> None:
@@ -322,16 +366,20 @@ class Follower(Peers):
             self._close()
         if now >= self._beat_at:
             self._beat_at = now + BEAT
-            self._send({})
+            self._send({"silence": self._recorder.silence()})
         if self._link is not None and self._link.ready and now - self._link.heard_at > LEASE:
             self._close()
         if not self._joined and now - self._began > JOIN_WINDOW:
             self._began = now
             why = "no link to the head at %s:%d" % (self._spec["link_address"], self._spec["link_port"])
             self._recorder.command({"do": "cannot", "why": why, "code": "ephemeral-ports-blocked"})
-        if now - self._heard_at > LEASE and not self._fenced and self._recorder.reported["attempt"] > 0:
+        if now - self._heard_at > LEASE and not self._fenced and self._begun():
             self._fenced = True
             self._fence()
+
+    def _begun(self) -> bool:
+        status = self._recorder.reported
+        return bool(status["attempt"] > 0 or status["waiting"])
 
     def _fence(self) -> None:
         """The head is gone, or we are cut off from it: the others are stopping, and so do we."""

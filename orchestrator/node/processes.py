@@ -126,6 +126,28 @@ def marks() -> Dict[Process, str]:
     return found
 
 
+def environment(pid: int) -> Dict[str, str]:
+    """What a process was started with; empty where it cannot be read."""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            entries = [os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0")]
+    except OSError:
+        return {}
+    return {name: value for name, _, value in entries}
+
+
+def frozen(members: Iterable[List[int]]) -> List[int]:
+    """The ranks of which a process is stopped (state T), of the processes [pid, start time] that a guard recorded."""
+    ranks = set()
+    for pid, started in members:
+        found = stat(pid)
+        if found is not None and found.process.started == started and found.state in "Tt":
+            rank = environment(pid).get("RANK", "")
+            if rank.isdigit():
+                ranks.add(int(rank))
+    return sorted(ranks)
+
+
 def descendants(root: int) -> Set[Process]:
     """Everything below `root`, zombies left out. A subreaper's descendants include what double-forked away."""
     children: Dict[int, List[Stat]] = {}

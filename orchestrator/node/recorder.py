@@ -22,6 +22,7 @@ PUMPS_A_TURN = 4  # MiB from one FIFO before the others get their turn
 # A turn that brought less than LITTLE bytes of output is followed by a pause: line by line, 10,000 lines a second would
 # cost a tenth of a core and make as many pieces for every reader. Less than the smallest FIFO holds: none may get full.
 LITTLE, PAUSE = 2048, 0.005  # bytes, s
+LOOK_CLOSER_AFTER = 5.0  # s of silence until we look whether ranks are stopped
 DYING_WINDOW = 5.0  # s from the end of a guard's channel to the end of the guard
 
 
@@ -65,6 +66,7 @@ class Recorder:
             "failures": [],
             "outcome": None,
             "start": None,
+            "waiting": False,
             "stop": None,
             "drain": False,
         }
@@ -72,8 +74,8 @@ class Recorder:
         self._opened: Dict[journal.Stream, int] = {}
         self._own: Dict[int, journal.Writer] = {}
         self._finished = False
+        self._heard_ranks_at = time.monotonic()
         self._said: List[str] = []  # the last line of each failure reported
-        self._first_rank = sum(node["nproc"] for node in spec["nodes"][: spec["node"]])
         self._orphan_until: Optional[float] = None
         self._poll = select.poll()
         self._peers: Peers = Head(self, listener) if spec["node"] == 0 else Follower(self)
@@ -128,7 +130,10 @@ class Recorder:
         for _ in range(PUMPS_A_TURN):
             piece = self._fifos[handle].pump(handle)
             moved += piece
-            if piece == 0:
+            if piece:
+                if self._fifos[handle].stream.source.isdigit():
+                    self._heard_ranks_at = time.monotonic()
+            else:
                 if events & select.POLLHUP:  # the guard, which keeps it open, is dead, and all is read
                     self._fifos.pop(handle).close()
                 break
@@ -160,7 +165,9 @@ class Recorder:
         if not raw:
             self._orphaned()
             return
-        self._status = json.loads(raw)
+        before, self._status = self._status["attempt"], json.loads(raw)
+        if self._status["attempt"] != before:
+            self._heard_ranks_at = time.monotonic()
         self._open_fifos()
         self._add_what_was_said()
         self._peers.status(self._status)
@@ -172,7 +179,7 @@ class Recorder:
             for handle in list(self._fifos):  # the guard saw the end of the process: all it wrote is in its FIFO
                 self._pump(handle, 0)
             rank = failure["rank"]
-            source = "agent" if rank is None else str(rank - self._first_rank)
+            source = "agent" if rank is None else str(rank)
             stream = journal.Stream(failure["attempt"], source, "err")
             self._said.append(journal.last_line(os.path.join(self.folder, "log"), stream))
         for number, failure in enumerate(failures):
@@ -193,13 +200,21 @@ class Recorder:
         if isinstance(order, gang.Run):
             self.command({"do": "run", "order": order._asdict()})
         elif isinstance(order, gang.Stop):
-            self.command({"do": "stop", "attempt": order.attempt, "grace": order.grace, "why": order.why})
+            self.command(dict(order._asdict(), do="stop"))
+        elif isinstance(order, gang.Wait):
+            self.command({"do": "wait", "team": order.team})
         else:
             self.command({"do": "end", "verdict": order.verdict})
 
     @property
     def reported(self) -> Dict[str, Any]:
         return self._status
+
+    def silence(self) -> Dict[str, Any]:
+        """`quiet`: seconds since a rank of this host printed anything; `frozen`: its ranks that a signal stopped."""
+        quiet = time.monotonic() - self._heard_ranks_at
+        record = state.read(os.path.join(self.folder, "procs.json")) if quiet > LOOK_CLOSER_AFTER else None
+        return {"quiet": quiet, "frozen": processes.frozen(record["processes"]) if record else []}
 
     # without a guard
 

@@ -43,8 +43,10 @@ def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "exit_code": first[0]["exit_code"] if first else None,
         "signal": first[0]["signal"] if first else None,
         "pid": now["guard"][0] if now["guard"] else None,
-        "first_rank": sum(node["nproc"] for node in spec["nodes"][: spec["node"]]),
+        "node_rank": now["node_rank"],  # of the newest attempt; none: a spare that waits
+        "first_rank": now["first_rank"],
         "nproc": spec["nproc"],
+        "ranks": sum(node["nproc"] for node in spec["nodes"]),
         "inventory": spec["inventory"],
         "ports": spec["used_ports"],
     }

@@ -139,6 +139,15 @@ class Tree:
 
     # watching
 
+    def ranks(self) -> List[Tuple[int, processes.Process]]:
+        """The ranks that run, as far as they are known."""
+        known = [(rank, process) for process, rank in self._ranks.values()]
+        for pid, label in self._roots.items():
+            process = processes.identify(pid) if label != "agent" else None
+            if process is not None:
+                known.append((self._first_rank + int(label), process))
+        return sorted(known)
+
     def descriptors(self) -> List[int]:
         return list(self._ranks)
 

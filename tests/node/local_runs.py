@@ -123,16 +123,22 @@ class Runs:
         secret: Mapping[str, str] | None = None,
         setup: Sequence[str] = (),
         python: str = sys.executable,
+        spares: int = 0,
+        options: str = "",
     ) -> tuple[Run, dict[str, Any]]:
-        """Prepare a run of `python -u -c CODE ARGUMENTS` everywhere; also returns what its start needs."""
+        """Prepare a run of `python -u -c CODE ARGUMENTS` everywhere; also returns what its start needs.
+
+        `spares`: so many hosts, the last ones, are spares. `options`: more keys of `run`.
+        """
         hosts = self.hosts(len(nproc), python)
         text = "hosts:\n"
         for number, count in enumerate(nproc):
             text += (
                 f"- {{name: host-{number}, address: 127.0.0.1, cluster_address: 127.0.0.1, interface: lo, gpus: none, "
-                f"nproc_per_node: {count}, python: {python}, setup: {list(setup)}, workdir: {self._folder}}}\n"
+                f"nproc_per_node: {count}, python: {python}, setup: {list(setup)}, workdir: {self._folder}, "
+                f"spare: {str(number >= len(nproc) - spares).lower()}}}\n"
             )
-        text += f"run: {{grace: {grace}, launcher: direct}}\n"
+        text += f"run: {{grace: {grace}, launcher: direct, {options}}}\n"
         run_id = f"test-{secrets.token_hex(6)}"
         wanted = plan.make(
             inventory.parse(text, "inventory.yaml"),

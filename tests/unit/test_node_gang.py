@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.node import gang
-from orchestrator.node.gang import End, Event, Run, State, Stop
+from orchestrator.node.gang import End, Event, Run, State, Stop, Wait
 
 STORIES = sorted((Path(__file__).parents[1] / "golden" / "gang").glob("*.json"))
 
@@ -32,8 +32,10 @@ def shown(action: gang.Action) -> str:
         case Run(attempt, node_rank, nnodes, first_rank, world_size, address, port):
             ranks = f"ranks from {first_rank} of {world_size}"
             order = f"Run attempt {attempt}: node {node_rank} of {nnodes}, {ranks}, {address}:{port}"
-        case Stop(attempt, grace, why):
-            order = f"Stop attempt {attempt} within {grace:g} s: {why}"
+        case Stop(attempt, grace, why, stacks):
+            order = f"Stop attempt {attempt} within {grace:g} s: {why}{', with stacks' if stacks else ''}"
+        case Wait(team):
+            order = f"Wait: {', '.join(team)} at work"
         case End(verdict):
             order = f"End: {verdict['state']}"
     return f"{action.node}: {order}"
@@ -42,7 +44,7 @@ def shown(action: gang.Action) -> str:
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
 def test_the_story_goes_as_written(path: Path) -> None:
     story = json.loads(path.read_text())
-    state = gang.begin(story["nodes"])
+    state = gang.begin(story["nodes"], story.get("max_restarts", 0), story.get("min_nodes"))
     for number, step in enumerate(story["steps"], 1):
         state, actions = gang.step(state, event_of(step))
         assert [shown(action) for action in actions] == step.get("then", []), f"step {number}: {step['event']}"
@@ -313,3 +315,160 @@ def test_the_back_off_grows_to_its_limit() -> None:
             state = again(state, state.since + waits[-1])
         at += 1000.0
     assert waits == [1, 2, 4, 8, 16, 30, 30, 30, 30]
+
+
+# --- spares, and fewer hosts
+
+SPARED = [*NODES, {"host": "host-3", "nproc": 2, "spare": True}, {"host": "host-4", "nproc": 2, "spare": True}]
+
+
+def at_work(nodes: list[dict[str, Any]], min_nodes: int | None = None, max_restarts: int = 0) -> State:
+    state = gang.begin(nodes, max_restarts, min_nodes)
+    for number in range(len(nodes)):
+        state, _ = gang.step(state, gang.Joined(number, 1000.0))
+    state, _ = gang.step(state, gang.StartRequested("10.0.0.1", 29500, 1000.0))
+    return begun(state, 1001.0)
+
+
+def begun(state: State, at: float) -> State:
+    for number in state.team:
+        state, _ = gang.step(state, gang.Started(number, state.attempt, at))
+    return state
+
+
+def ended(state: State, at: float, ok: bool = False) -> State:
+    for number in state.team:
+        state, _ = gang.step(state, gang.Exited(number, state.attempt, ok, at))
+    return state
+
+
+def places(state: State) -> dict[str, tuple[int, int, int]]:
+    """host -> (node rank, first rank, world size) of who has an order to run."""
+    orders = {node.host: gang.order_of(state, number) for number, node in enumerate(state.nodes)}
+    return {
+        host: (order.node_rank, order.first_rank, order.world_size)
+        for host, order in orders.items()
+        if isinstance(order, Run)
+    }
+
+
+def test_spares_wait_from_the_start_on_and_are_told_the_end() -> None:
+    state = at_work(SPARED)
+    assert places(state) == {"host-0": (0, 0, 6), "host-1": (1, 1, 6), "host-2": (2, 3, 6)}
+    assert gang.order_of(state, 3) == gang.order_of(state, 4) == Wait(("host-0", "host-1", "host-2"))
+    state = ended(state, 2000.0, ok=True)
+    assert state.verdict and state.verdict["state"] == "succeeded"
+    assert isinstance(gang.order_of(state, 3), End)
+
+
+def test_a_lost_host_gives_its_place_to_a_spare_without_costing_a_restart() -> None:
+    state = ended(gang.step(at_work(SPARED), gang.Lost(1, 2000.0))[0], 2001.0)
+    assert (state.phase, gang.restarts(state)) == ("restarting", 0)
+    state = begun(gang.step(state, gang.PortFound(29501, 2010.0))[0], 2011.0)
+    assert places(state) == {"host-0": (0, 0, 6), "host-3": (1, 1, 6), "host-2": (2, 3, 6)}
+    state = ended(gang.step(state, gang.Lost(2, 3000.0))[0], 3001.0)
+    state = begun(gang.step(state, gang.PortFound(29502, 3010.0))[0], 3011.0)
+    assert places(state) == {"host-0": (0, 0, 5), "host-3": (1, 1, 5), "host-4": (2, 3, 5)}
+    state = ended(gang.step(state, gang.Lost(3, 4000.0))[0], 4001.0)
+    assert state.verdict and state.verdict["state"] == "lost"
+    assert state.verdict["first_failure"]["host"] == "host-3"
+
+
+def test_a_spare_that_is_lost_while_it_waits_harms_nobody_and_is_not_used() -> None:
+    state, actions = gang.step(at_work(SPARED), gang.Lost(3, 2000.0))
+    assert (state.phase, actions) == ("running", ())
+    state = ended(gang.step(state, gang.Lost(1, 2100.0))[0], 2101.0)
+    state = gang.step(state, gang.PortFound(29501, 2110.0))[0]
+    assert set(places(state)) == {"host-0", "host-4", "host-2"}
+
+
+def test_a_host_that_fails_twice_gives_its_place_to_a_spare_within_the_budget() -> None:
+    state = at_work(SPARED, max_restarts=3)
+    for at in (2000.0, 3000.0):
+        failure = {"host": "host-1", "node": 1, "rank": 1, "what": "rank 1 failed"}
+        state = ended(gang.step(state, gang.Failed(1, state.attempt, failure, at))[0], at + 1)
+        state = begun(gang.step(state, gang.PortFound(29501, at + 100))[0], at + 101)
+    assert set(places(state)) == {"host-0", "host-3", "host-2"}
+    assert gang.restarts(state) == 2
+    assert isinstance(gang.order_of(state, 1), Wait)
+
+
+def test_without_a_spare_a_run_goes_on_with_fewer_hosts_down_to_the_least() -> None:
+    state = ended(gang.step(at_work(NODES, min_nodes=2), gang.Lost(1, 2000.0))[0], 2001.0)
+    state = begun(gang.step(state, gang.PortFound(29501, 2010.0))[0], 2011.0)
+    assert places(state) == {"host-0": (0, 0, 4), "host-2": (1, 1, 4)}
+    state = ended(gang.step(state, gang.Lost(2, 3000.0))[0], 3001.0)
+    assert state.verdict and state.verdict["state"] == "lost"
+
+
+def test_a_spare_that_is_lost_during_the_back_off_is_not_counted_on() -> None:
+    state = ended(gang.step(at_work(SPARED[:4]), gang.Lost(1, 2000.0))[0], 2001.0)
+    assert state.phase == "restarting"
+    state = gang.step(state, gang.Lost(3, 2001.5))[0]
+    state = gang.step(state, gang.Tick(2002.0))[0]
+    assert state.verdict and state.verdict["state"] == "lost"
+    assert state.verdict["not_again"] == "a host was lost, and no spare is left"
+
+
+def test_a_stall_names_the_stopped_rank_and_asks_for_stacks() -> None:
+    state, actions = gang.step(at_work(NODES, max_restarts=1), gang.Stalled(1, 61.5, {"2": [4]}, 2000.0))
+    assert state.first_failure and (state.first_failure["host"], state.first_failure["rank"]) == ("host-2", 4)
+    orders = [action.order for action in actions]
+    assert len(orders) == 3 and all(isinstance(order, Stop) and order.stacks for order in orders)
+    assert ended(state, 2001.0).phase == "restarting"
+
+
+def test_a_stall_of_an_earlier_attempt_or_of_a_run_that_is_stopping_is_no_news() -> None:
+    state = at_work(NODES, max_restarts=1)
+    assert gang.step(state, gang.Stalled(0, 61.5, {}, 2000.0)) == (state, ())
+    stopping = gang.step(state, gang.StopRequested("ann", 30.0, 2000.0))[0]
+    assert gang.step(stopping, gang.Stalled(1, 61.5, {}, 2001.0)) == (stopping, ())
+
+
+@st.composite
+def long_histories(draw: st.DrawFn) -> list[tuple[str, int, float, bool]]:
+    kinds = st.sampled_from(["Lost", "Failed", "ended well", "ended badly", "restart", "Stalled", "wait"])
+    step = st.tuples(kinds, st.integers(1, len(SPARED) - 1), st.sampled_from([0.1, 3.0, 40.0]), st.booleans())
+    return draw(st.lists(step, max_size=30))
+
+
+@settings(max_examples=200)
+@given(long_histories(), st.integers(1, 3), st.integers(0, 3))
+def test_every_attempt_has_a_whole_team_and_no_run_outlives_its_hosts(
+    history: list[tuple[str, int, float, bool]], min_nodes: int, max_restarts: int
+) -> None:
+    state, at = at_work(SPARED, min_nodes, max_restarts), 1001.0
+    lost: set[int] = set()
+    for kind, number, pause, answers in history:
+        at += pause
+        before = state
+        match kind:
+            case "Lost":
+                lost.add(number)
+                state, _ = gang.step(state, gang.Lost(number, at))
+            case "Failed":
+                failure = {"host": f"host-{number}", "node": number, "what": "failed", "rank": None}
+                state, _ = gang.step(state, gang.Failed(number, state.attempt, failure, at))
+            case "ended well" | "ended badly":
+                state, _ = gang.step(state, gang.Exited(number, state.attempt, kind == "ended well", at))
+            case "restart":
+                state, _ = gang.step(state, gang.PortFound(29501, at))
+            case "Stalled":
+                state, _ = gang.step(state, gang.Stalled(state.attempt, 60.0, {}, at))
+            case _:
+                state, _ = gang.step(state, gang.Tick(at))
+        if state.phase == "stopping" and answers:
+            state = ended(state, at)
+        assert state.team[0] == 0 and len(set(state.team)) == len(state.team) >= min_nodes
+        if state.attempt > before.attempt:
+            assert not lost & set(state.team)
+            assert gang.restarts(state) <= max_restarts
+            assert sum(state.nodes[one].nproc for one in state.team) == state.world_size
+        elif before.first_failure is not None:
+            assert state.first_failure == before.first_failure
+        if before.verdict is not None:
+            assert state.verdict == before.verdict
+    for _ in range(40):  # whatever was: asked to stop, it ends
+        at += 5.0
+        state, _ = gang.step(state, gang.StopRequested("ann", 0.0, at))
+    assert state.verdict is not None

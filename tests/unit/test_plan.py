@@ -72,10 +72,14 @@ def test_the_facts_resolve_what_is_auto_and_nothing_else() -> None:
         made("hosts: [a, b, {name: c, nproc_per_node: 3}]"), {"a": facts(0, 1), "b": facts(), "c": facts(0)}
     )
     assert [node.nproc for node in resolved.nodes] == [2, 1, 3]
-    assert plan.first_ranks(resolved) == (0, 2, 3, 6)
+    assert plan.world_size(resolved) == 6
     spec = plan.spec(resolved, 0, {"a": facts(4, 7)}, created_at="now", by="ann")
     assert spec["gpu_ids"] == [4, 7]
-    assert spec["nodes"] == [{"host": "a", "nproc": 2}, {"host": "b", "nproc": 1}, {"host": "c", "nproc": 3}]
+    assert [(node["host"], node["nproc"], node["spare"]) for node in spec["nodes"]] == [
+        ("a", 2, False),
+        ("b", 1, False),
+        ("c", 3, False),
+    ]
 
 
 # --- environment
@@ -159,3 +163,32 @@ def test_words_with_braces_are_the_users_own() -> None:
 def test_the_text_of_a_plan_is_as_it_was() -> None:
     text = (GOLDEN / "three_hosts.yaml").read_text()
     assert plan.as_text(made(text, {"LR": "1 e-3"}, debug=True)) == (GOLDEN / "three_hosts.txt").read_text()
+
+
+# --- spares, and hosts that cannot be had
+
+SPARED = "hosts: [a, b, c, {name: s, spare: true}, {name: t, spare: true}]"
+
+
+def left(text: str, *names: str) -> list[tuple[str, bool]] | None:
+    found = plan.without(made(text), names)
+    return None if found is None else [(node.host.name, node.host.spare) for node in found.nodes]
+
+
+def test_spares_come_last_and_have_no_node_rank() -> None:
+    shown = plan.as_dict(made("hosts: [{name: s, spare: true}, a, b]\nhead: b"))["nodes"]
+    assert [(node["host"], node["node_rank"]) for node in shown] == [("b", 0), ("a", 1), ("s", None)]
+
+
+def test_a_spare_takes_the_place_of_a_host_that_cannot_be_had() -> None:
+    assert left(SPARED, "b") == [("a", False), ("s", False), ("c", False), ("t", True)]
+    assert left(SPARED, "b", "s") == [("a", False), ("t", False), ("c", False)]
+    assert left(SPARED, "b", "c", "s") is None
+
+
+def test_fewer_hosts_will_do_down_to_the_least_number_but_not_without_the_head() -> None:
+    elastic = "hosts: [a, b, c]\nrun: {nnodes: '2:3'}"
+    assert left(elastic, "b") == [("a", False), ("c", False)]
+    assert left(elastic, "b", "c") is None
+    assert left(elastic, "a") is None
+    assert left("hosts: [a, b, c]", "b") is None

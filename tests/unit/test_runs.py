@@ -18,8 +18,10 @@ def part(node: int, state: str = "running", hosts: tuple[str, ...] = ("a", "b"))
         "signal": None,
         "pid": 100 + node,
         "hosts": list(hosts),
+        "node_rank": node,
         "first_rank": 2 * node,
         "nproc": 2,
+        "ranks": 6,
     }
 
 
@@ -69,13 +71,6 @@ def test_a_run_that_is_over_is_broken_while_a_part_of_it_goes_on() -> None:
     assert not run("x").broken
     assert not run("x", state="failed").broken
     assert run("x", state="lost", a=part(0, "lost"), b=part(1, "running")).broken
-
-
-def test_parts_are_found_by_their_ranks() -> None:
-    three = run("x", c=part(2), b=part(1), a=part(0))
-    assert list(three.of(None)) == ["a", "b", "c"]
-    assert list(three.of(frozenset({3, 5}))) == ["b", "c"]
-    assert list(three.of(frozenset({6}))) == []
 
 
 def test_ps_has_the_keys_it_promises_and_no_pid_of_what_is_over() -> None:

@@ -17,7 +17,7 @@ from orchestrator.logs import Line
 from orchestrator.node import wire
 from orchestrator.session import Session, SessionLost
 from orchestrator.ship import NodeProgram
-from orchestrator.view import Choice, Source, View
+from orchestrator.view import Choice, View
 
 HOSTS = parse("hosts: [a, b, c]", "inventory.yaml").hosts
 VERDICT = {"run": {"node": 0, "verdict": {"state": "lost"}}}
@@ -223,8 +223,7 @@ def test_what_is_done_for_each_host_stays_in_their_order() -> None:
 def watch(dialer: Dialer, hosts: int, *, follow: bool = True) -> tuple[View, Fleet, list[str]]:
     said: list[str] = []
     of = fleet(dialer)
-    sources = [Source(host, number) for number, host in enumerate(HOSTS[:hosts])]
-    return View("R", sources, Choice(follow=follow), of, said.append), of, said
+    return View("R", HOSTS[:hosts], Choice(follow=follow), of, said.append), of, said
 
 
 def test_a_bug_in_a_reader_ends_the_view() -> None:
