@@ -1,12 +1,13 @@
 """The journal: what the processes of a run wrote on this host, byte for byte, with the time each piece arrived.
 
-One folder a run; a *stream* is one FIFO's bytes, named `ATTEMPT.SOURCE.CHANNEL`, such as `1.0.out` (attempt 1, local
-rank 0, stdout) or `1.agent.err`. A stream is kept in segments named by the offset they begin at:
+One folder a run; a *stream* is one FIFO's bytes, named `ATTEMPT.SOURCE.CHANNEL`, such as `1.0.out` (attempt 1, rank
+0, stdout) or `1.agent.err`. A stream is kept in segments named by the offset they begin at:
 
     log/1.0.out.000000000000.seg    raw bytes
     log/1.0.out.000000000000.idx    records of (end offset, time in ns since 1970), little endian u64 i64, one a piece
 
-A gap in a stream (the disk was full) shows as a segment that begins after the end of the one before.
+A gap in a stream (the disk was full) shows as a segment that begins after the end of the one before; what `trim` has
+dropped of an old stream as one that does not begin at 0.
 The writer may be killed between any two instructions: bytes are moved by splice(2), so they are in the FIFO or in the
 segment and never only in memory, and the segment's length, not the index, says how far it came.
 """
@@ -16,10 +17,11 @@ import errno
 import os
 import struct
 import time
-from typing import Dict, List, NamedTuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 RECORD = struct.Struct("<Qq")
 SEGMENT = 64 * 1024 * 1024
+SEGMENT_LEAST = 256 * 1024
 PIECE = 1024 * 1024
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 SPLICE_F_MOVE, SPLICE_F_NONBLOCK = 1, 2
@@ -86,6 +88,31 @@ def segments(folder: str) -> Dict[Stream, List[Segment]]:
     return found
 
 
+def trim(folder: str, limit: int) -> Dict[Stream, int]:
+    """Drop the oldest complete segments until the journal has at most `limit` bytes. Returns the bytes dropped."""
+    old: List[Tuple[int, Stream, Segment, int]] = []
+    total = 0
+    for stream, parts in segments(folder).items():
+        for segment in parts:
+            try:
+                found = os.stat(segment.path + ".seg")
+                size = found.st_size + os.stat(segment.path + ".idx").st_size
+            except FileNotFoundError:
+                continue  # its writer has just left it
+            total += size
+            if segment != parts[-1]:
+                old.append((found.st_mtime_ns, stream, segment, size))
+    dropped: Dict[Stream, int] = {}
+    for _, stream, segment, size in sorted(old):
+        if total <= limit:
+            break
+        os.unlink(segment.path + ".seg")
+        os.unlink(segment.path + ".idx")
+        total -= size
+        dropped[stream] = dropped.get(stream, 0) + size
+    return dropped
+
+
 class Writer:
     """Appends one stream. Only one exists at a time: a recorder is restarted only when the old one has been reaped.
 
@@ -93,9 +120,11 @@ class Writer:
     segment that follows begins as much later.
     """
 
-    def __init__(self, folder: str, stream: Stream) -> None:
+    def __init__(self, folder: str, stream: Stream, segment: Optional[int] = None) -> None:
+        """`segment`: bytes after which a new one is begun."""
         self._folder = folder
         self.stream = stream
+        self._segment = segment or SEGMENT
         self._file = self._index = -1
         self.dropped = 0
         known = segments(folder).get(stream)
@@ -147,7 +176,7 @@ class Writer:
 
     def pump(self, fifo: int) -> int:
         """Move what the FIFO holds, at most a piece. Returns the bytes taken from it, 0: it is empty. Never blocks."""
-        if (self._gap or self._end - self._start >= SEGMENT) and self._open(self._end):
+        if (self._gap or self._end - self._start >= self._segment) and self._open(self._end):
             self._gap = False
         if self._gap:
             return self._drop(fifo)

@@ -75,6 +75,10 @@ class Recorder:
         self._own: Dict[int, journal.Writer] = {}
         self._finished = False
         self._heard_ranks_at = time.monotonic()
+        # complete segments are all that can be dropped: they must be small against the journal that may be kept
+        limit, streams = spec["keep"]["journal"], 2 * (spec["nproc"] + 1)
+        self._segment = max(journal.SEGMENT_LEAST, min(journal.SEGMENT, limit // (4 * streams)))
+        self._grown = self._segment  # bytes since the journal's size was looked at
         self._said: List[str] = []  # the last line of each failure reported
         self._orphan_until: Optional[float] = None
         self._poll = select.poll()
@@ -108,6 +112,9 @@ class Recorder:
             if self._orphan_until is not None and time.monotonic() > self._orphan_until:
                 verdict = {"state": "lost", "first_failure": None, "stopped_by": None}
                 self._end_orphaned(dict(verdict, attempt=self._status["attempt"]))
+            self._grown += moved
+            if self._grown >= self._segment:
+                self._trim()
             if 0 < moved < LITTLE:
                 time.sleep(PAUSE)
 
@@ -123,7 +130,7 @@ class Recorder:
             if stream not in self._opened:
                 handle = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 self._opened[stream] = handle
-                self._fifos[handle] = journal.Writer(os.path.join(self.folder, "log"), stream)
+                self._fifos[handle] = journal.Writer(os.path.join(self.folder, "log"), stream, self._segment)
 
     def _pump(self, handle: int, events: int) -> int:
         moved = 0
@@ -138,6 +145,14 @@ class Recorder:
                     self._fifos.pop(handle).close()
                 break
         return moved
+
+    def _trim(self) -> None:
+        self._grown = 0
+        limit = self.spec["keep"]["journal"]
+        for stream, dropped in journal.trim(os.path.join(self.folder, "log"), limit).items():
+            what = "the journal has reached keep.journal (%d MiB): the oldest %.1f MiB of %s, attempt %d, are dropped"
+            source = stream.source if stream.source == "agent" else "rank %s" % stream.source
+            self.say(what % (limit >> 20, dropped / 2.0**20, source, stream.attempt))
 
     def say(self, text: str) -> None:
         """A line of our own in the journal."""

@@ -320,3 +320,32 @@ def test_the_tail_of_a_stream_begins_with_a_line(
         assert whole[offset:] == expected
         if count > len(lines) + 1:
             break
+
+
+# --- no more than may be kept
+
+
+def test_the_oldest_complete_segments_are_dropped_and_a_reader_goes_on_behind_them(tmp_path: Path, pipe: Pipe) -> None:
+    writer = Writer(str(tmp_path), STREAM, segment=1000)
+    reader = Reader()
+    for number in range(50):
+        pipe.put(b"%03d " % number * 100)
+        writer.pump(pipe.read)
+        if number == 10:
+            early = reader.read(journal.segments(str(tmp_path))[STREAM], 1 << 20)
+    assert b"".join(piece.data for piece in early).startswith(b"000 ")
+    before = sum(path.stat().st_size for path in tmp_path.iterdir())
+    dropped = journal.trim(str(tmp_path), 8000)
+    after = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert 6000 < after <= 8000 and dropped == {STREAM: before - after}
+    text = content(tmp_path)
+    assert text.endswith(b"049 " * 100) and text == b"".join(b"%03d " % n * 100 for n in range(50))[-len(text) :]
+    first = reader.read(journal.segments(str(tmp_path))[STREAM], 1 << 20)[0]
+    assert first.offset == 50 * 400 - len(text)
+    assert journal.trim(str(tmp_path), 8000) == {}
+
+
+def test_the_segment_that_is_being_written_is_kept_whatever_the_limit(tmp_path: Path, pipe: Pipe) -> None:
+    write(tmp_path, pipe, b"x" * 5000)
+    assert journal.trim(str(tmp_path), 1) == {}
+    assert content(tmp_path) == b"x" * 5000
