@@ -182,6 +182,9 @@ def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool
 @click.option(
     "--grace", type=click.FloatRange(0), metavar="S", help="Seconds between SIGTERM and SIGKILL; default the run's own."
 )
+@click.option(
+    "--force", multiple=True, metavar="HOST:PID", help="End this process too, whoever it belongs to; alone: only it."
+)
 @JSON
 def kill(
     run: str | None,
@@ -190,12 +193,17 @@ def kill(
     stale: bool,
     everything: bool,
     grace: float | None,
+    force: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """End RUN (default: the newest unfinished, and all leftovers), and prove that nothing of it is left."""
     from . import commands
 
-    sys.exit(commands.kill(run, inventory, hosts, stale=stale, everything=everything, grace=grace, as_json=as_json))
+    sys.exit(
+        commands.kill(
+            run, inventory, hosts, stale=stale, everything=everything, grace=grace, force=force, as_json=as_json
+        )
+    )
 
 
 @cli.command("exec")

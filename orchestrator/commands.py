@@ -23,7 +23,7 @@ from . import logs as lines
 from .console import Console, fold, fold_messages, wants_colour
 from .errors import HeldError, OrchError, UnreachableError, UsageError
 from .fleet import Fleet, reasons
-from .hostnames import pick
+from .hostnames import nearest, pick
 from .inventory import Host, Inventory
 from .inventory_values import env_name
 from .logs import Line, Mask
@@ -344,20 +344,28 @@ def kill(
     stale: bool,
     everything: bool,
     grace: float | None,
+    force: Sequence[str],
     as_json: bool,
 ) -> int:
     if stale + everything + (wanted is not None) > 1:
         raise UsageError("RUN, --stale and --all exclude each other")
     console = _console()
     read = _inventory(given, hosts)
+    forced = _forced(force, [host.name for host in read.hosts])
+    named_only = bool(forced) and not (stale or everything or wanted is not None)
     with _fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
-        chosen = _to_kill(listing, wanted, stale=stale, everything=everything)
+        chosen = [] if named_only else _to_kill(listing, wanted, stale=stale, everything=everything)
         for run in chosen:
             _warn_of_unheard(run, listing, console)
-        result = runs.kill(
-            fleet, read.hosts, [run.run_id for run in chosen], stale=wanted is None, grace=grace, by=_me()
+        port = read.run.rdzv.port
+        victims = runs.Victims(
+            runs=tuple(run.run_id for run in chosen),
+            stale=wanted is None and not named_only,
+            ports=() if port == "auto" else (port,),
+            force=forced,
         )
+        result = runs.kill(fleet, read.hosts, victims, grace=grace, by=_me())
     # what a host did not list was not ended there, even if it has answered by now
     result = replace(result, failed={**listing.failed, **result.failed})
     if as_json:
@@ -366,6 +374,19 @@ def kill(
     if result.failed:
         return UnreachableError.exit_code
     return 1 if result.remaining else 0
+
+
+def _forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """--force HOST:PID, more than one, by host."""
+    found: dict[str, tuple[int, ...]] = {}
+    for pair in pairs:
+        host, colon, pid = pair.rpartition(":")
+        if not colon or not pid.isascii() or not pid.isdigit() or int(pid) < 2:
+            raise UsageError(f"--force {pair!r}: wants HOST:PID, such as {hosts[0]}:4711")
+        if host not in hosts:
+            raise UsageError(f"--force {pair!r}: {host} is not among the hosts; {nearest(host, hosts)}")
+        found[host] = (*found.get(host, ()), int(pid))
+    return found
 
 
 def _to_kill(listing: runs.Listing, wanted: str | None, *, stale: bool, everything: bool) -> list[runs.Run]:
@@ -381,6 +402,13 @@ def _tell_kill(result: runs.Killed, chosen: Sequence[runs.Run], console: Console
         console.error(line)
     for one in result.remaining:
         console.error(f"{one['host']}: pid {one['pid']} ({one['cmd']}) of {one['owner']} is still there: {one['why']}")
+    for one in result.holders:
+        pid = f"pid {one['pid']} ({one['cmd'][:80]})" if one["pid"] else "a process"
+        end = f"; to end it: --force {one['host']}:{one['pid']}" if one["pid"] else ""
+        console.warning(f"{one['host']}: {one['what']} is held by {pid} of {one['owner']}, which is not ours{end}")
+    if result.memory_freed:
+        where = fold({one["host"] for one in result.memory_freed})
+        console.note(f"removed {len(result.memory_freed)} files that killed ranks had left in shared memory on {where}")
     what = ", ".join(run.run_id for run in chosen)
     count = len(result.killed)
     if count or chosen:

@@ -184,7 +184,7 @@ def _prepare_and_start(
         ) from error
     except (Refused, KeyboardInterrupt) as error:
         # the head's guard may have begun all the same, and obeys no abort then
-        runs.kill(fleet, [head, *others], [resolved.run_id], stale=False, grace=0.0, by=around.by)
+        runs.kill(fleet, [head, *others], runs.Victims(runs=(resolved.run_id,)), grace=0.0, by=around.by)
         if isinstance(error, Refused):
             raise worst([error], str(error)) from error
         raise

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from .console import fold
@@ -143,31 +143,50 @@ class Killed:
     ports_freed: tuple[dict[str, Any], ...]
     gpus_freed: tuple[dict[str, Any], ...]
     remaining: tuple[dict[str, Any], ...]
+    memory_freed: tuple[dict[str, Any], ...]
+    """Segments of shared memory."""
+    holders: tuple[dict[str, Any], ...]
+    """Strangers' processes on the ports and GPUs that a run would want: host, what, pid, owner, cmd."""
     failed: Mapping[str, OrchError]
 
     def as_dict(self) -> dict[str, Any]:
+        remaining = [*self.remaining, *(dict(one, why=f"not ours: holds {one['what']}") for one in self.holders)]
         return {
             "run_id": self.run_id,
             "killed": list(self.killed),
             "ports_freed": list(self.ports_freed),
             "gpus_freed": list(self.gpus_freed),
-            "remaining": [{key: one[key] for key in ("host", "pid", "owner", "why")} for one in self.remaining],
+            "remaining": [{key: one[key] for key in ("host", "pid", "owner", "why")} for one in remaining],
             "unreachable": sorted(self.failed),
         }
 
 
-def kill(
-    fleet: Fleet, hosts: Sequence[Host], runs: Iterable[str], *, stale: bool, grace: float | None, by: str
-) -> Killed:
-    """End the runs on all hosts at once, sweep, verify. `stale`: and everything that runs which are over have left.
+@dataclass(frozen=True, kw_only=True)
+class Victims:
+    """What a kill shall end."""
+
+    runs: tuple[str, ...] = ()
+    stale: bool = False
+    """Everything that runs which are over have left."""
+    ports: tuple[int, ...] = ()
+    """Of whose holders to tell."""
+    force: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Pids by host, whoever they belong to."""
+
+
+def kill(fleet: Fleet, hosts: Sequence[Host], victims: Victims, *, grace: float | None, by: str) -> Killed:
+    """End the victims on all hosts at once, sweep, verify.
 
     Every host is asked, also those that a record does not name: the record may be what is broken.
     """
-    runs = list(runs)
 
-    def end(_: Host, session: Session) -> list[dict[str, Any]]:
-        answers = [session.request("stop", {"run_id": run, "grace": grace, "by": by}) for run in runs]
-        return [*answers, session.request("stale", {})] if stale else answers
+    def end(host: Host, session: Session) -> list[dict[str, Any]]:
+        answers = [session.request("stop", {"run_id": run, "grace": grace, "by": by}) for run in victims.runs]
+        if host.name in victims.force:
+            answers.append(session.request("force", {"pids": list(victims.force[host.name])}))
+        if victims.stale:
+            answers.append(session.request("stale", {"ports": list(victims.ports)}))
+        return answers
 
     results = fleet.each(hosts, end)
 
@@ -175,10 +194,13 @@ def kill(
         found = []
         for host, answers in results.done.items():
             for answer in answers:
+                if key not in answer:
+                    continue
                 found += [{"host": host, **(item if isinstance(item, dict) else {key: item})} for item in answer[key]]
         return tuple(found)
 
     ports = tuple({"host": item["host"], "port": item["ports_freed"]} for item in gather("ports_freed"))
     gpus = tuple({"host": item["host"], "gpu": item["gpus_freed"]} for item in gather("gpus_freed"))
-    run_id = runs[0] if len(runs) == 1 else None
-    return Killed(run_id, gather("killed"), ports, gpus, gather("remaining"), results.failed)
+    memory = tuple({"host": item["host"], "file": item["memory_freed"]} for item in gather("memory_freed"))
+    run_id = victims.runs[0] if len(victims.runs) == 1 else None
+    return Killed(run_id, gather("killed"), ports, gpus, gather("remaining"), memory, gather("holders"), results.failed)

@@ -69,7 +69,7 @@ def _stopping_on_interrupt(run_id: str, hosts: Sequence[Host], fleet: Fleet, con
 
     def stop(grace: float | None, note: str) -> None:
         console.note(note)
-        result = runs.kill(fleet, hosts, [run_id], stale=False, grace=grace, by="Ctrl-C")
+        result = runs.kill(fleet, hosts, runs.Victims(runs=(run_id,)), grace=grace, by="Ctrl-C")
         if not over.is_set():  # else it is we who have closed the sessions
             for line in fold_messages(reasons(result.failed)):
                 console.warning(f"could not be told to stop: {line}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from lab.waiting import wait_until
@@ -48,7 +51,7 @@ def test_a_run_that_ends_well_has_succeeded(runs: Runs, torchrun: bool) -> None:
     run = runs.start("import os; print('rank', os.environ['RANK'])", nproc=(2, 2), torchrun=torchrun)
     assert verdict(run)["state"] == "succeeded"
     assert run.journal(0)["1.1.out"] == b"rank 1\n"
-    assert run.journal(1)["1.0.out"] == b"rank 2\n"
+    assert run.journal(1)["1.2.out"] == b"rank 2\n"
     assert not list((run.folder() / "fifo").iterdir())
 
 
@@ -208,7 +211,7 @@ def test_a_second_stop_shortens_the_grace_of_the_first(runs: Runs) -> None:
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_stop_asked_of_any_host_stops_all(runs: Runs, node: int) -> None:
     run = runs.start(WAIT, nproc=(1, 1))
-    ready(run, (0, "1.0.out"), (1, "1.0.out"))
+    ready(run, (0, "1.0.out"), (1, "1.1.out"))
     run.stop(node)
     assert verdict(run)["state"] == "killed"
 
@@ -224,3 +227,50 @@ def test_a_stop_before_the_start_ends_what_was_prepared(runs: Runs) -> None:
     run.stop(0)
     assert verdict(run)["state"] == "killed"
     assert "1.0.out" not in run.journal()
+
+
+# --- what runs that are over have left
+
+
+def test_memory_that_killed_ranks_left_is_freed_and_what_is_used_or_strange_is_kept(runs: Runs) -> None:
+    (host,) = runs.hosts(1)
+    made = [Path("/dev/shm") / name for name in (f"nccl-{secrets.token_hex(3)}", f"torch_{os.getpid()}_1_1")]
+    used, strange = Path(f"/dev/shm/nccl-{secrets.token_hex(3)}"), Path(f"/dev/shm/mine-{secrets.token_hex(3)}")
+    try:
+        for path in (*made, used, strange):
+            path.write_bytes(b"x" * 4096)
+            os.utime(path, (1, 1))
+        with used.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+            freed = host.session.request("stale", {"ports": []})["memory_freed"]
+        assert set(map(str, made)) <= set(freed)
+        assert [path.exists() for path in (*made, used, strange)] == [False, False, True, True]
+    finally:
+        for path in (*made, used, strange):
+            path.unlink(missing_ok=True)
+
+
+def test_a_stranger_on_a_wanted_port_is_named_and_ended_only_when_named_back(
+    runs: Runs, bystander: subprocess.Popen[bytes]
+) -> None:
+    (host,) = runs.hosts(1)
+    listen = (
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); s.accept()"
+    )
+    stranger = subprocess.Popen([sys.executable, "-c", listen], stdout=subprocess.PIPE, start_new_session=True)
+    assert stranger.stdout is not None
+    with stranger.stdout as said:
+        port = int(said.readline())
+    (holder,) = host.session.request("stale", {"ports": [port]})["holders"]
+    assert (holder["what"], holder["pid"]) == (f"port {port}", stranger.pid)
+    assert stranger.poll() is None
+    answer = host.session.request("force", {"pids": [stranger.pid, 1 << 22]})
+    assert [one["pid"] for one in answer["killed"]] == [stranger.pid]
+    assert [one["why"] for one in answer["remaining"]] == ["there is no such process"]
+    assert stranger.wait(5) == -signal.SIGTERM
+
+
+def test_force_never_ends_the_session_that_carries_it_out(runs: Runs) -> None:
+    (host,) = runs.hosts(1)
+    relay = int(host.session.hello["pid"])
+    answer = host.session.request("force", {"pids": [relay, os.getpid(), 1]})
+    assert answer["killed"] == [] and len(answer["remaining"]) == 3

@@ -200,7 +200,7 @@ def test_a_committed_run_goes_on_without_its_controller(runs: Runs) -> None:
         assert relay is not None
         processes.send(relay, 9)
     assert [record["verdict"]["state"] for record in run.wait_over()] == ["succeeded", "succeeded"]
-    assert run.journal(1)["1.0.out"] == b"done\n"
+    assert run.journal(1)["1.1.out"] == b"done\n"
 
 
 def test_many_knocks_at_the_rendezvous_port_do_not_close_it(runs: Runs) -> None:

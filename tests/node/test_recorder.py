@@ -114,7 +114,7 @@ def test_a_head_whose_recorder_is_killed_still_ends_the_run(runs: Runs) -> None:
     code = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)"
     run = runs.start(code, nproc=(1, 1))
     for node in (0, 1):
-        run.wait_for("ready", "1.0.out", node)
+        run.wait_for("ready", f"1.{node}.out", node)
         for _ in range(2):
             recorder = wait_until(lambda node=node: run.recorder(node), 10.0, "there is a recorder")
             processes.send(recorder, signal.SIGKILL)
@@ -125,7 +125,7 @@ def test_a_head_whose_recorder_is_killed_still_ends_the_run(runs: Runs) -> None:
 
 def test_a_torn_last_event_of_the_gang_does_no_harm(runs: Runs) -> None:
     run = runs.start(WAIT, nproc=(1, 1))
-    run.wait_for("ready", "1.0.out", 1)
+    run.wait_for("ready", "1.1.out", 1)
     recorder = run.recorder()
     assert recorder is not None
     processes.send(recorder, signal.SIGSTOP)
@@ -158,7 +158,7 @@ def test_a_killed_guard_is_noticed_its_processes_are_ended_and_the_run_fails(run
 
 def test_a_guard_killed_on_one_host_ends_the_run_on_all(runs: Runs) -> None:
     run = runs.start(WAIT, nproc=(1, 1))
-    run.wait_for("ready", "1.0.out", 1)
+    run.wait_for("ready", "1.1.out", 1)
     processes.send(run.guard(1), signal.SIGKILL)
     for node in (0, 1):
         record = wait_until(lambda node=node: run.record("exit.json", node), 15.0, f"host {node} has ended")
@@ -167,7 +167,7 @@ def test_a_guard_killed_on_one_host_ends_the_run_on_all(runs: Runs) -> None:
 
 def test_a_killed_head_stops_the_other_nodes_within_a_lease(runs: Runs) -> None:
     run = runs.start(WAIT, nproc=(1, 1))
-    run.wait_for("ready", "1.0.out", 1)
+    run.wait_for("ready", "1.1.out", 1)
     recorder = run.recorder(0)
     assert recorder is not None
     guard = run.guard(0)
@@ -185,7 +185,7 @@ def test_a_killed_head_stops_the_other_nodes_within_a_lease(runs: Runs) -> None:
 def test_a_node_cut_off_just_after_its_recorder_was_restarted_stops_too(runs: Runs) -> None:
     """A newborn recorder has never had a link, and must miss it all the same."""
     run = runs.start(WAIT, nproc=(1, 1))
-    run.wait_for("ready", "1.0.out", 1)
+    run.wait_for("ready", "1.1.out", 1)
     head = [run.guard(0), run.recorder(0)]
     recorder = run.recorder(1)
     assert recorder is not None
@@ -210,7 +210,7 @@ def test_what_a_run_without_guard_and_recorder_left_is_stale(runs: Runs) -> None
     wait_until(lambda: not processes.alive(guard), 5.0, "the guard is gone")
     (listed,) = [one for one in run.hosts[0].session.request("list", {})["runs"] if one["run_id"] == run.run_id]
     assert listed["state"] == "lost"
-    answer = run.hosts[0].session.request("stale", {})
+    answer = run.hosts[0].session.request("stale", {"ports": []})
     assert "sleep 300" in [one["cmd"] for one in answer["killed"]]
     assert answer["remaining"] == []
     assert not run.members()
@@ -222,7 +222,7 @@ def test_a_run_of_another_state_folder_is_not_stale(runs: Runs, tmp_path: Path) 
     run.wait_for("ready", "1.0.out")
     with local_runs(tmp_path / "another") as others:
         (host,) = others.hosts(1)
-        assert host.session.request("stale", {})["killed"] == []
+        assert host.session.request("stale", {"ports": []})["killed"] == []
     assert run.members()
 
 
@@ -275,7 +275,7 @@ def memory(process: processes.Process) -> float:
 @pytest.mark.slow
 def test_guard_and_recorder_are_small_and_idle_while_nothing_happens(runs: Runs) -> None:
     run = runs.start(WAIT, nproc=(2, 1))
-    run.wait_for("ready", "1.0.out", 1)
+    run.wait_for("ready", "1.2.out", 1)
     both = [run.guard(), run.recorder()]
     time.sleep(2.0)  # the beginning is over
     began, before = time.monotonic(), sum(spent(one) for one in both if one)

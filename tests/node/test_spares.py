@@ -106,7 +106,7 @@ def test_ranks_that_hang_show_their_stacks_and_are_started_again(runs: Runs) -> 
     assert [record["verdict"]["state"] for record in records] == ["succeeded", "succeeded"]
     for node in (0, 1):
         assert "in waits_for_ever" in run.journal(node)[f"1.{node}.err"].decode()
-    assert "first failure: all hosts: no rank printed a line for 3 s" in run.journal()["1.run.out"].decode()
+    assert "first failure: all hosts: no rank printed a line for " in run.journal()["1.run.out"].decode()
 
 
 def test_a_rank_that_a_signal_has_stopped_is_named_as_the_reason(runs: Runs) -> None:

@@ -84,12 +84,16 @@ def test_ps_has_the_keys_it_promises_and_no_pid_of_what_is_over() -> None:
 
 def test_kill_has_the_keys_it_promises() -> None:
     left = {"host": "a", "pid": 1, "cmd": "python", "owner": "ann", "why": "stuck", "start": 7}
-    told = Killed("x", (), (), (), (left,), {"b": UnreachableError("b: refused")}).as_dict()
+    holder = {"host": "a", "what": "port 29500", "pid": 811, "cmd": "redis", "owner": "bob"}
+    told = Killed("x", (), (), (), (left,), (), (holder,), {"b": UnreachableError("b: refused")}).as_dict()
     assert told == {
         "run_id": "x",
         "killed": [],
         "ports_freed": [],
         "gpus_freed": [],
-        "remaining": [{"host": "a", "pid": 1, "owner": "ann", "why": "stuck"}],
+        "remaining": [
+            {"host": "a", "pid": 1, "owner": "ann", "why": "stuck"},
+            {"host": "a", "pid": 811, "owner": "bob", "why": "not ours: holds port 29500"},
+        ],
         "unreachable": ["b"],
     }

@@ -1,0 +1,143 @@
+"""The GPUs of this host, as nvidia-smi tells of them. One question: a driver without persistence is slow to answer."""
+
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from typing import Any, Dict, List, Optional
+
+from . import processes
+
+QUERY = ["nvidia-smi", "-q", "-x"]
+WINDOW = 30.0  # s for it to answer; where a GPU has died it may hang
+LOST = ("GPU is lost", "Unknown Error", "ERR!")  # what stands in the fields of a GPU that does not answer
+XID = ["dmesg"]
+XID_WINDOW = 3.0  # s
+
+
+def look() -> Dict[str, Any]:
+    """gpus, driver, cuda (the newest that the driver can serve), error (what nvidia-smi said instead), xids."""
+    program = shutil.which(QUERY[0])
+    if program is None:
+        return {"gpus": [], "driver": None, "cuda": None, "error": None, "xids": []}
+    try:
+        answer = subprocess.run(
+            [program] + QUERY[1:],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            timeout=WINDOW,
+            check=False,
+        )
+        text = answer.stdout.decode("utf-8", "replace")
+    except OSError as error:
+        text = str(error)
+    except subprocess.TimeoutExpired:
+        text = "no answer within %d s" % WINDOW
+    found = parse(text)
+    for gpu in found["gpus"]:
+        for process in gpu["processes"]:
+            process["uid"] = processes.owner(process["pid"])
+            process["command"] = processes.command(process["pid"])[:200]
+    return dict(found, xids=_xids())
+
+
+def parse(text: str) -> Dict[str, Any]:
+    """The answer to QUERY. Drivers differ in what they tell: what is not there is None."""
+    start, end = text.find("<nvidia_smi_log"), text.rfind("</nvidia_smi_log>")
+    try:
+        root = ElementTree.fromstring(text[start : end + 17] if start >= 0 and end >= 0 else "")  # noqa: S314
+    except ElementTree.ParseError:
+        said = [line.strip() for line in text.splitlines() if line.strip()]
+        return {"gpus": [], "driver": None, "cuda": None, "error": " ".join(said[:2])[:300] or "no output"}
+    gpus = [_gpu(number, element) for number, element in enumerate(root.findall("gpu"))]
+    return {
+        "gpus": gpus,
+        "driver": _text(root, "driver_version"),
+        "cuda": _text(root, "cuda_version"),
+        "error": None if gpus else "No devices were found",
+    }
+
+
+def _gpu(number: int, gpu: ElementTree.Element) -> Dict[str, Any]:
+    slowed = [
+        reason.tag.split("_reason_", 1)[1]
+        for name in ("clocks_event_reasons", "clocks_throttle_reasons")  # its name since driver 535, and before
+        for reason in gpu.findall(name + "/*")
+        if reason.text == "Active" and reason.tag.endswith(("hw_slowdown", "thermal_slowdown", "power_brake_slowdown"))
+    ]
+    return {
+        "index": number,
+        "uuid": _text(gpu, "uuid"),
+        "bus": gpu.get("id"),
+        "name": _text(gpu, "product_name"),
+        "memory_mib": _number(gpu, "fb_memory_usage/total"),
+        "used_mib": _number(gpu, "fb_memory_usage/used"),
+        "compute_mode": _text(gpu, "compute_mode"),
+        "persistence": _text(gpu, "persistence_mode"),
+        "mig": _text(gpu, "mig_mode/current_mig"),
+        "fabric": _text(gpu, "fabric/state"),
+        "uncorrected_ecc": _uncorrected(gpu),
+        "repair": _repair(gpu),
+        "slowed": slowed,
+        "lost": any(word in (one.text or "") for one in gpu.iter() for word in LOST),
+        "processes": [
+            {"pid": int(pid), "used_mib": _number(one, "used_memory")}
+            for one in gpu.findall("processes/process_info")
+            for pid in [_text(one, "pid")]
+            if pid and pid.isdigit() and (_text(one, "type") or "C") != "G"  # G: a desktop's
+        ],
+    }
+
+
+def _uncorrected(gpu: ElementTree.Element) -> Optional[int]:
+    """Memory errors since the driver was loaded that could not be mended. None where the board has no ECC."""
+    counts = [
+        _number(one, ".")
+        for one in gpu.findall("ecc_errors/volatile/*")
+        if "uncorrectable" in one.tag and one.text is not None
+    ]
+    counts.append(_number(gpu, "ecc_errors/volatile/double_bit/total"))
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _repair(gpu: ElementTree.Element) -> Optional[str]:
+    """A repair of memory that waits for a reset, or failed."""
+    for path, wanted, what in (
+        ("remapped_rows/remapped_row_failure", "Yes", "row remapping has failed"),
+        ("remapped_rows/remapped_row_pending", "Yes", "row remapping is pending"),
+        ("retired_pages/pending_retirement", "Yes", "page retirement is pending"),
+        ("retired_pages/pending_blacklist", "Yes", "page retirement is pending"),
+        ("gpu_reset_status/reset_required", "Yes", "a reset is required"),
+    ):
+        if _text(gpu, path) == wanted:
+            return what
+    return None
+
+
+def _text(element: ElementTree.Element, path: str) -> Optional[str]:
+    text = element.findtext(path) if path != "." else element.text
+    text = (text or "").strip()
+    return text if text and text not in ("N/A", "[N/A]", "Not Supported") else None
+
+
+def _number(element: ElementTree.Element, path: str) -> Optional[int]:
+    """`81920 MiB` -> 81920."""
+    text = (_text(element, path) or "").split(" ")[0]
+    return int(text) if text.isdigit() else None
+
+
+def _xids() -> List[str]:
+    """What the driver wrote of faults into the kernel's log, where an ordinary user may read it."""
+    try:
+        answer = subprocess.run(
+            XID,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            timeout=XID_WINDOW,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in answer.stdout.decode("utf-8", "replace").splitlines() if "NVRM: Xid" in line][-20:]
