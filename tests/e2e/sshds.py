@@ -18,6 +18,7 @@ from pathlib import Path
 from lab.waiting import wait_until
 
 from orchestrator.inventory import Host, SshOptions
+from orchestrator.node import processes
 from orchestrator.ssh import Dialer
 from orchestrator.transport import Pipe
 
@@ -54,9 +55,8 @@ class Sshd:
         return self.log().count("Accepted publickey")
 
     def children(self) -> list[int]:
-        """The processes of its connections."""
-        found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, check=True)
-        return [int(pid) for pid in found.stdout.split()]
+        """The processes of its connections: one each for root, two for anybody else."""
+        return [one.pid for one in processes.descendants(self.process.pid)]
 
     def known_line(self, key: Path | None = None) -> str:
         return f"[127.0.0.1]:{self.port} {public(key or self.host_key)}\n"
