@@ -122,6 +122,8 @@ def up(
 @click.option("--until", metavar="T", help="Only lines up to then.")
 @click.option("--grep", metavar="RE", help="Only lines in which the regular expression is found.")
 @click.option("--timestamps", is_flag=True, help="The time of each line, UTC.")
+@click.option("--fold", is_flag=True, help="Equal lines of several ranks once, numbers that differ as a range.")
+@click.option("-o", "--output", type=click.Path(), metavar="DIR", help="Into files: one a rank and stream, and merged.")
 @JSON
 def logs(
     run: str | None,
@@ -137,12 +139,14 @@ def logs(
     until: str | None,
     grep: str | None,
     timestamps: bool,
+    fold: bool,
+    output: str | None,
     as_json: bool,
 ) -> None:
     """Show what the ranks of RUN (default: the newest) printed, all hosts in one stream."""
-    from . import commands
+    from . import show_logs
 
-    wanted = commands.Logs(
+    wanted = show_logs.Logs(
         run=run,
         inventory=inventory,
         hosts=hosts,
@@ -156,9 +160,11 @@ def logs(
         until=until,
         grep=grep,
         timestamps=timestamps,
+        fold=fold,
+        output=output,
         as_json=as_json,
     )
-    sys.exit(commands.logs(wanted))
+    sys.exit(show_logs.logs(wanted))
 
 
 @cli.command()

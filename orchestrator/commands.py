@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import secrets
@@ -12,7 +11,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,10 +25,9 @@ from .fleet import Fleet, reasons
 from .hostnames import nearest, pick
 from .inventory import Host, Inventory
 from .inventory_values import env_name
-from .logs import Line, Mask
+from .logs import Mask
 from .plan import Plan
 from .ssh import Dialer, quote
-from .view import Choice, View
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 HELD_AGAIN = 10.0  # s between tries of `up --wait`
@@ -50,26 +48,6 @@ class Up:
     wait: bool
     debug: bool
     env: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Logs:
-    """`logs` as it was asked for."""
-
-    run: str | None
-    inventory: str | None
-    hosts: str | None
-    follow: bool
-    tail: int | None
-    host: str | None
-    rank: str | None
-    stream: str | None
-    attempt: int | None
-    timestamps: bool
-    as_json: bool
-    since: str | None = None
-    until: str | None = None
-    grep: str | None = None
 
 
 # --- what all commands need
@@ -241,54 +219,6 @@ def _secrets(read: Inventory) -> dict[str, str]:
             "export it, or take it out of run.secrets"
         )
     return {name: os.environ[name] for name in read.run.secrets}
-
-
-# --- logs
-
-
-def logs(wanted: Logs) -> int:
-    console = _console()
-    chosen = _line_filter(wanted, time.time())
-    ranks = lines.parse_ranks(wanted.rank) if wanted.rank is not None else None
-    read = _inventory(wanted.inventory, wanted.hosts)
-    hosts = {host.name: host for host in (_only(read, wanted.host) if wanted.host else read).hosts}
-    with _fleet(read) as fleet:
-        listing = runs.find(fleet, read.hosts)
-        _warn(listing.failed, console)
-        run = runs.choose(listing, wanted.run)
-        _warn_of_unheard(run, listing, console)
-        if ranks is not None and min(ranks) >= run.ranks:
-            raise UsageError(f"run {run.run_id} has no such ranks; it has {run.ranks}, counted from 0")
-        sources = [hosts[name] for name in run.parts if name in hosts]
-        if not sources and not listing.failed:
-            raise UsageError(f"run {run.run_id} is not on these hosts; it is on {fold(run.parts)}")
-        choice = Choice(wanted.follow, wanted.tail, ranks, wanted.attempt)
-        view = View(run.run_id, sources, choice, fleet, console.warning)
-        mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
-        printer = watch.Printer(
-            list(run.parts), mask, as_json=wanted.as_json, timestamps=wanted.timestamps, wanted=chosen
-        )
-        try:
-            view.run(printer.show)
-        except KeyboardInterrupt:
-            return 0  # only the looking ends
-        if wanted.follow:
-            return watch.conclude(run.run_id, view, console)
-    _warn(view.failed, console)
-    return UnreachableError.exit_code if listing.failed or view.failed else 0
-
-
-def _line_filter(wanted: Logs, now: float) -> Callable[[Line], bool]:
-    """What is left out here, as the hosts do not know of it."""
-    since = lines.parse_time(wanted.since, now) if wanted.since is not None else -math.inf
-    until = lines.parse_time(wanted.until, now) if wanted.until is not None else math.inf
-    try:
-        pattern = re.compile(wanted.grep or "")
-    except re.error as error:
-        raise UsageError(f"--grep {wanted.grep}: not a regular expression: {error}") from error
-    return lambda line: (
-        wanted.stream in (None, line.stream) and since <= line.at <= until and pattern.search(line.text) is not None
-    )
 
 
 # --- ps, kill, exec

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import commands
+from . import commands, show_logs
 from .console import Console, wants_colour
 from .errors import FindingsError, OrchError, RunFailed, UsageError
 
@@ -150,21 +150,8 @@ def _up(inventory: Path) -> commands.Up:
 
 def _result(inventory: Path) -> tuple[float, int]:
     """Test accuracy and number of ranks, as `ddp-orch logs --json` tells them of the ended run."""
-    wanted = commands.Logs(
-        run=None,
-        inventory=str(inventory),
-        hosts=None,
-        follow=False,
-        tail=None,
-        host=None,
-        rank=None,
-        stream=None,
-        attempt=None,
-        timestamps=False,
-        as_json=True,
-    )
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        commands.logs(wanted)
+        show_logs.logs(show_logs.Logs(inventory=str(inventory), as_json=True))
     lines = [json.loads(line) for line in output.getvalue().splitlines()]
     last = [found[1] for line in lines if (found := re.match(r"done .*\btest_acc:([\d.]+)", line["text"]))]
     if not last:

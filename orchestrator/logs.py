@@ -10,7 +10,8 @@ import json
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
 from operator import itemgetter
@@ -213,18 +214,28 @@ class Painter:
         if self._masked or not text.isprintable():
             text = presentable(text, self._colour, self._mask)
         key = line[1:4]  # host, rank, stream
-        tag = self._tags.get(key) or self._make_tag(*key)
+        return self._tagged(line.at, self._tags.get(key) or self._make_tag(*key), text)
+
+    def paint_folded(self, line: Line, name: str) -> str:
+        """A line that stands for those of several ranks, which `name` names."""
+        tag = self._framed(name, line.rank, line.stream)
+        return self._tagged(line.at, tag, presentable(line.text, self._colour, self._mask))
+
+    def _tagged(self, at: float, tag: str, text: str) -> str:
         if self._timestamps:
-            tag = f"{rfc3339(line.at)} {tag}"
+            tag = f"{rfc3339(at)} {tag}"
         return tag + (text if "\n" not in text else text.replace("\n", "\n" + tag))
 
     def _make_tag(self, host: str, rank: int | None, stream: str) -> str:
-        name = tame(f"{host}:{'agent' if rank is None else rank}", colour=False).ljust(self._width)
-        tag = f"{name} {'!' if stream == 'stderr' else '|'} "
+        tag = self._framed(f"{host}:{'agent' if rank is None else rank}", rank, stream)
+        self._tags[host, rank, stream] = tag
+        return tag
+
+    def _framed(self, name: str, rank: int | None, stream: str) -> str:
+        tag = f"{tame(name, colour=False).ljust(self._width)} {'!' if stream == 'stderr' else '|'} "
         if self._colour:
             style = "2" if rank is None else f"38;5;{PALETTE[rank % len(PALETTE)]}"
             tag = f"\x1b[{style}m{tag}{RESET}"
-        self._tags[host, rank, stream] = tag
         return tag
 
 
@@ -257,20 +268,25 @@ def rfc3339(at: float) -> str:
 class Merger:
     """Lines of many sources in, one output in the order of time out. The order within a stream is never changed.
 
-    A source is whatever hands over its lines in the order of time: a host, or one stream of it. At first it is behind,
-    as it reads what lies in the journal: nothing is given out before all that are behind have come past it. Once it is
-    live (or over) nobody waits for it; its lines are held for the window, as earlier ones may still be on their way.
+    A source is a host, which hands over its lines in the order of time. At first it is behind, as it reads what lies in
+    the journal: nothing is given out before all that are behind have come past it. Once it is live (or over) nobody
+    waits for it; its lines are held for the window, as earlier ones may still be on their way.
     """
 
-    def __init__(self, sources: Iterable[Hashable], offsets: Mapping[str, float] | None = None) -> None:
+    def __init__(self, sources: Iterable[str], offsets: Mapping[str, float] | None = None) -> None:
         self._behind = dict.fromkeys(sources, -math.inf)  # source -> the time it has come to
         self._offsets = dict(offsets or {})  # host -> seconds its clock is ahead of ours
         self._waiting: list[tuple[float, Line]] = []
         self._sorted = True
         self._stream_at: dict[tuple[str, int | None, str, int], float] = {}
         self._arrivals: list[tuple[float, float]] = []  # (when lines came, the latest time any line up to then had)
+        self._held: Counter[str] = Counter()
 
-    def add(self, source: Hashable, lines: list[Line], now: float) -> None:
+    def held(self, source: str) -> int:
+        """How many lines of a source wait for others."""
+        return self._held[source]
+
+    def add(self, source: str, lines: list[Line], now: float) -> None:
         """`now` is a monotonic clock, as in `ready`. Lines leave with the host's offset subtracted from their `at`."""
         latest = self._arrivals[-1][1] if self._arrivals else -math.inf
         for line in lines:
@@ -284,10 +300,16 @@ class Merger:
             latest = max(latest, at)
             if source in self._behind:
                 self._behind[source] = max(self._behind[source], at)
+        self._held[source] += len(lines)
         self._sorted = False
         self._arrivals.append((now, latest))
 
-    def live(self, source: Hashable) -> None:
+    def passed(self, source: str, at: float) -> None:
+        """The source has no line from before `at` (by its own clock) any more."""
+        if source in self._behind:
+            self._behind[source] = max(self._behind[source], at - self._offsets.get(source, 0.0))
+
+    def live(self, source: str) -> None:
         """The source has handed over all there was, or is gone: wait for it no longer."""
         self._behind.pop(source, None)
 
@@ -315,6 +337,7 @@ class Merger:
         count = bisect_right(self._waiting, limit, key=itemgetter(0))
         lines = [line for _, line in self._waiting[:count]]
         del self._waiting[:count]
+        self._held.subtract(map(itemgetter(1), lines))  # by host
         return lines
 
 

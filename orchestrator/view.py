@@ -14,22 +14,45 @@ from .errors import OrchError, UnreachableError
 from .fleet import Fleet
 from .inventory import Host
 from .logs import Line, LineAssembler, Merger
-from .session import Refused
+from .session import Refused, Session
+from .transport import ConnectFailure
 
 RECONNECT_MOST = 30.0  # s between tries to reach a host again
 SHOW_EVERY = 0.05  # s
 QUEUE = 256  # frames, of at most 256 KiB each, that wait to be shown
+HELD_MOST = 20_000  # lines of one host that wait for those of slower hosts
 IDLE_SHOW = 0.5  # s of silence until an unfinished line (a prompt, a progress bar) is shown
+CLOCK_TRIES = 3
+CLOCK_LEAST = 0.02  # s: hosts that keep their clocks by NTP differ by less, and their times are shown as they are
+
+# No login becomes possible by trying it again, and trying locks accounts.
+PERMANENT = {"ssh-auth-denied", "ssh-key-permissions", "ssh-host-key-changed", "ssh-host-key-unknown"}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which lines are wanted."""
+    """Which lines are wanted. Times are Unix seconds by the clock of the run's first host."""
 
     follow: bool
     tail: int | None = None
     ranks: frozenset[int] | None = None
     attempt: int | None = None
+    stream: str | None = None
+    since: float | None = None
+    until: float | None = None
+    grep: str | None = None
+
+
+def clock_ahead(session: Session) -> float:
+    """Seconds the host's clock is ahead of ours; 0 where the difference is too small to be told for sure."""
+    best_way, best = float("inf"), 0.0
+    for _ in range(CLOCK_TRIES):
+        asked, began = time.time(), time.monotonic()
+        clock = session.request("clock", {})["clock"]
+        way = time.monotonic() - began
+        if way < best_way:
+            best_way, best = way, clock - (asked + way / 2)
+    return best if abs(best) > max(CLOCK_LEAST, best_way / 2) else 0.0
 
 
 class View:
@@ -45,15 +68,21 @@ class View:
         self._warn = warn
         self._events: queue.Queue[tuple[str, str, Any]] = queue.Queue(QUEUE)
         self._assemblers: dict[tuple[str, str], LineAssembler] = {}
+        self._expected: dict[tuple[str, str], int] = {}  # the offset behind what a stream has been fed
         self._fed: dict[tuple[str, str], float] = {}  # when, where a line may be unfinished
-        self._merger = Merger(host.name for host in hosts)
+        self._ahead: Mapping[str, float] = {}  # s that a host's clock is ahead of the first one's
+        self._merger = Merger(())
         self._stopped = threading.Event()
         self._over = threading.Event()  # nobody needs to wait for a host that is away
         self.outcomes: dict[str, Mapping[str, Any]] = {}
         self.failed: dict[str, OrchError] = {}
 
     def run(self, show: Callable[[list[Line]], None]) -> None:
-        """Show lines until every source has ended. A bug in one of the threads is raised here."""
+        """Show lines until every source has ended; at least every SHOW_EVERY `show` is called, if with none.
+
+        A bug in one of the threads is raised here.
+        """
+        self._compare_clocks()
         readers = [threading.Thread(target=self._read, args=(host,), daemon=True) for host in self._hosts]
         for reader in readers:
             reader.start()
@@ -73,15 +102,20 @@ class View:
                             raise value
                 now = time.monotonic()
                 self._show_unfinished(now)
-                lines = self._merger.ready(now)
-                if lines:
-                    show(lines)
+                show(self._merger.ready(now))
         finally:
             self._stopped.set()
             self._over.set()
-        for (host, _), assembler in self._assemblers.items():
-            self._merger.add(host, assembler.flush(), time.monotonic())
+        for (host, name), assembler in self._assemblers.items():
+            if name not in self.outcomes.get(host, {}).get("cut", ()):  # the line goes on, after the time wanted
+                self._merger.add(host, assembler.flush(), time.monotonic())
         show(self._merger.flush())
+
+    def _compare_clocks(self) -> None:
+        found = self._fleet.each(self._hosts, lambda _, session: clock_ahead(session)).done
+        first = next(iter(found.values()), 0.0)
+        self._ahead = {host: ahead - first for host, ahead in found.items()}
+        self._merger = Merger((host.name for host in self._hosts), self._ahead)
 
     def _take(self) -> list[tuple[str, str, Any]]:
         """What has come in, after at most a moment."""
@@ -105,13 +139,18 @@ class View:
         header, payload = value
         position = 0
         now = time.monotonic()
-        for index, _, length, at in header["parts"]:
-            name = header["streams"][index]
-            assembler = self._assemblers.get((host, name))
+        for index, offset, length, at in header["parts"]:
+            if not length:  # a search has come so far
+                self._merger.passed(host, at / 1e9)
+                continue
+            key = host, header["streams"][index]
+            assembler = self._assemblers.get(key)
             if assembler is None:
-                assembler = self._assemblers[host, name] = _assembler(host, name)
-            self._fed[host, name] = now
-            lines = assembler.feed(payload[position : position + length], at / 1e9)
+                assembler = self._assemblers[key] = _assembler(*key)
+            lines = [] if self._expected.get(key, offset) == offset else assembler.flush()  # what lay between is lost
+            self._expected[key] = offset + length
+            self._fed[key] = now
+            lines += assembler.feed(payload[position : position + length], at / 1e9)
             position += length
             if lines:
                 self._merger.add(host, lines, now)
@@ -119,8 +158,15 @@ class View:
     # one thread a host
 
     def _put(self, host: Host, kind: str, value: Any = None) -> None:
-        """Waits while the queue is full: whoever shows may be a paused terminal. Not for ever, though."""
+        """Waits while the queue is full: whoever shows may be a paused terminal. Not for ever, though.
+
+        It waits as well while too many of the host's lines are held for those of other hosts. The host that all wait
+        for has none that are held, so this ends.
+        """
         while not self._stopped.is_set():
+            if self._merger.held(host.name) > HELD_MOST:
+                time.sleep(SHOW_EVERY)
+                continue
             try:
                 self._events.put((host.name, kind, value), timeout=SHOW_EVERY)
                 return
@@ -138,10 +184,13 @@ class View:
         """Read until the end; again from where it broke off, as long as the run may go on."""
         offsets: dict[str, int] = {}
         wait = 0.5
-        told = last = False
+        told = last = live = False
 
         def on_data(header: dict[str, Any], payload: bytes) -> None:
+            nonlocal live
             if header.get("live"):
+                live = True
+                offsets.update(header["offsets"])
                 self._put(host, "live")
                 return
             for index, offset, length, _ in header["parts"]:
@@ -154,7 +203,7 @@ class View:
                 if told:
                     self._warn(f"{host.name}: connected again")
                     told, wait = False, 0.5
-                outcome = session.request("attach", self._question(offsets), on_data=on_data)
+                outcome = session.request("attach", self._question(host, offsets, live), on_data=on_data)
                 self.outcomes[host.name] = outcome
                 if (outcome.get("run") or {}).get("verdict"):
                     self._over.set()
@@ -165,7 +214,10 @@ class View:
             except UnreachableError as error:
                 if self._stopped.is_set():
                     return  # we have closed it ourselves
-                if last or not self._choice.follow:
+                denied = isinstance(error, ConnectFailure) and error.code in PERMANENT
+                if last or denied or not self._choice.follow:
+                    if denied and self._choice.follow:
+                        self._warn(f"{error}; its lines are missing from here on")
                     self.failed[host.name] = error
                     return
                 if not told:
@@ -176,16 +228,27 @@ class View:
                 last = self._over.wait(random.uniform(0.2, wait))  # noqa: S311
                 wait = min(RECONNECT_MOST, wait * 2)
 
-    def _question(self, offsets: Mapping[str, int]) -> dict[str, Any]:
-        ranks = self._choice.ranks
+    def _question(self, host: Host, offsets: Mapping[str, int], live: bool) -> dict[str, Any]:
+        choice = self._choice
+        ahead = self._ahead.get(host.name, 0.0)
         return {
             "run_id": self._run_id,
             "offsets": dict(offsets),
-            "follow": self._choice.follow,
-            "tail": self._choice.tail,
-            "sources": None if ranks is None else [str(rank) for rank in sorted(ranks)],
-            "attempt": self._choice.attempt,
+            "follow": choice.follow,
+            # a stream that began while we were away is wanted from its beginning
+            "tail": None if live else choice.tail,
+            "since": None if live else _ns(choice.since, ahead),
+            "until": _ns(choice.until, ahead),
+            "sources": None if choice.ranks is None else [str(rank) for rank in sorted(choice.ranks)],
+            "stream": choice.stream,
+            "attempt": choice.attempt,
+            "grep": choice.grep,
         }
+
+
+def _ns(at: float | None, ahead: float) -> int | None:
+    """The time on the clock of a host, as its journal keeps it."""
+    return None if at is None else int((at + ahead) * 1e9)
 
 
 def _assembler(host: str, name: str) -> LineAssembler:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from . import logs as lines
@@ -16,9 +16,11 @@ from . import runs
 from .console import Console, fold_messages, wants_colour
 from .errors import Interrupted, RunFailed, UnreachableError
 from .fleet import Fleet, reasons
+from .folding import Folder
 from .inventory import Host
 from .logs import Line, Mask, Painter
 from .plan import Plan
+from .quieter import Quieter
 from .view import Choice, View
 
 OUTCOMES = {
@@ -30,7 +32,10 @@ OUTCOMES = {
 
 
 class Printer:
-    """Prints lines on stdout: tagged for people, or one JSON object each."""
+    """Prints lines on stdout: tagged for people, or one JSON object each.
+
+    `quiet`: of torchrun's own tracebacks only the last line. `fold_ranks`: equal lines of so many ranks as one.
+    """
 
     def __init__(
         self,
@@ -39,16 +44,36 @@ class Printer:
         *,
         as_json: bool,
         timestamps: bool = False,
-        wanted: Callable[[Line], bool] = lambda _: True,
+        quiet: bool = True,
+        fold_ranks: int | None = None,
     ) -> None:
         painter = Painter(hosts, wants_colour(sys.stdout, os.environ), timestamps, mask)
         self._render = (lambda line: lines.to_json(line, mask)) if as_json else painter.paint
-        self._wanted = wanted
+        self._paint_folded = painter.paint_folded
+        self._quieter = Quieter() if quiet and not as_json else None
+        self._folder = Folder(fold_ranks) if fold_ranks is not None else None
 
     def show(self, batch: Sequence[Line]) -> None:
-        text = "".join([self._render(line) + "\n" for line in batch if self._wanted(line)])
-        if text:
-            sys.stdout.write(text)
+        """To be called now and then, if only with no line: what is held back to be folded has its time."""
+        if self._quieter is not None:
+            batch = self._quieter.filter(batch)
+        if self._folder is None:
+            self._print([self._render(line) for line in batch])
+        else:
+            self._print([self._paint_folded(*one) for one in self._folder.add(batch, time.monotonic())])
+
+    def close(self) -> None:
+        """No more lines will come."""
+        rest = self._quieter.flush() if self._quieter is not None else []
+        if self._folder is None:
+            self._print([self._render(line) for line in rest])
+        else:
+            folded = [*self._folder.add(rest, time.monotonic()), *self._folder.flush()]
+            self._print([self._paint_folded(*one) for one in folded])
+
+    def _print(self, texts: Sequence[str]) -> None:
+        if texts:
+            sys.stdout.write("\n".join([*texts, ""]))
             sys.stdout.flush()
 
 
@@ -59,6 +84,7 @@ def attend(resolved: Plan, fleet: Fleet, printer: Printer, console: Console) -> 
     began = time.monotonic()
     with _stopping_on_interrupt(resolved.run_id, hosts, fleet, console):
         view.run(printer.show)
+        printer.close()
     return conclude(resolved.run_id, view, console, f" after {time.monotonic() - began:.1f} s")
 
 

@@ -4,18 +4,18 @@ Reads files only, so it can never hold up a run. Pieces of all streams are sent 
 """
 
 import heapq
-import itertools
 import os
+import re
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import journal, runs, state, wire
+from . import journal, runs, search, state, wire
 
 # s between looks at files: after news, at most while nothing is new, and the factor from one look to the next
 POLL, POLL_IDLE, SLOWER = 0.02, 0.1, 1.3
-TAIL_CHUNK = 256 * 1024
 READ_AHEAD = 64 * 1024  # bytes of one stream
 MAX_PARTS = 4096  # in one frame: they are in its header, and a piece may be a single byte
+FRAME_AFTER = 0.2  # s that a piece waits for others, when a search finds little
 
 Emit = Callable[[Dict[str, Any], bytes], None]
 
@@ -23,42 +23,105 @@ Emit = Callable[[Dict[str, Any], bytes], None]
 def follow(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     """Emit pieces of the journal; return how the run stands.
 
-    `arguments`: run_id; offsets {stream: offset} to go on from; follow; tail (lines a stream, or null); sources (such
-    as ["0", "agent"], or null for all); attempt (or null for all). An emitted header has streams (names) and parts
-    [[index into streams, offset, length, time in ns], ...]; one with `live` says that all there was has been sent.
+    `arguments`: run_id; offsets {stream: offset} to go on from; follow; and, each null for all: tail (lines a stream),
+    sources (such as ["0", "agent"]), stream (stdout, stderr or agent), attempt, since and until (ns since 1970), grep
+    (a regular expression). An emitted header has streams (names) and parts [[index into streams, offset, length, time
+    in ns], ...]; one with `live` and `offsets` says that all there was up to these has been sent.
     """
     folder = state.run_folder(arguments["run_id"])
     if not os.path.isdir(folder):
         return {"error": "no such run here", "code": "no-such-run"}
-    log = os.path.join(folder, "log")
-    readers: Dict[journal.Stream, journal.Reader] = {}
+    try:
+        reading = _Reading(arguments, os.path.join(folder, "log"))
+    except re.error as error:
+        return {"error": "python here cannot search for %r: %s" % (arguments["grep"], error), "code": "unknown"}
     pause = POLL
     live = False
     while True:
         ended = not runs.guarded(folder)  # before reading: what was written last is read below
-        segments = journal.segments(log)
-        for stream in sorted(segments):
-            if stream not in readers and _wanted(arguments, stream):
-                readers[stream] = journal.Reader(_begin(arguments, stream, segments[stream]))
-        if _send(readers, segments, emit):
+        if reading.send(emit):
             pause = POLL
             continue
         if ended or not arguments["follow"]:
             break
         if not live:
             live = True
-            emit({"live": True}, b"")
+            emit({"live": True, "offsets": reading.offsets()}, b"")
         # files cannot be waited for without inotify, which has no place in the standard library
         time.sleep(pause)
         pause = min(POLL_IDLE, pause * SLOWER)
-    offsets = {str(stream): reader.offset for stream, reader in readers.items()}
-    return {"run": runs.describe(arguments["run_id"], folder), "ended": ended, "offsets": offsets}
+    if ended:
+        reading.finish(emit)
+    run = runs.describe(arguments["run_id"], folder)
+    return {"run": run, "ended": ended, "offsets": reading.offsets(), "cut": reading.cut()}
+
+
+class _Reading:
+    """All streams that were asked for, each with the reader that knows how far it is."""
+
+    def __init__(self, arguments: Dict[str, Any], log: str) -> None:
+        self._arguments = arguments
+        self._log = log
+        self._query = None if arguments["grep"] is None else search.Query(arguments["grep"])
+        self._readers: Dict[journal.Stream, journal.Reader] = {}
+        self._segments: Dict[journal.Stream, List[journal.Segment]] = {}
+        self._cut: Set[journal.Stream] = set()  # those that have come to `until`
+
+    def send(self, emit: Emit) -> int:
+        """One round: what there is now, merged by time. Returns the pieces sent."""
+        self._segments = journal.segments(self._log)
+        for stream in sorted(self._segments):
+            if stream not in self._readers and _wanted(self._arguments, stream):
+                offset = _begin(self._arguments, stream, self._segments[stream])
+                reader = journal.Reader(offset) if self._query is None else search.Searcher(self._query, offset)
+                self._readers[stream] = reader
+        ahead: List[Tuple[int, int, journal.Stream, List[journal.Piece]]] = []
+        for number, stream in enumerate(self._readers):
+            self._push(ahead, number, stream, self._read(stream))
+        batch = _Batch(emit)
+        while ahead:
+            _, number, stream, pieces = heapq.heappop(ahead)
+            batch.add(stream, pieces.pop(0))
+            self._push(ahead, number, stream, pieces or self._read(stream))
+        batch.flush()
+        return batch.count
+
+    @staticmethod
+    def _push(ahead: List[Any], number: int, stream: journal.Stream, pieces: List[journal.Piece]) -> None:
+        if pieces:
+            heapq.heappush(ahead, (pieces[0].at, number, stream, pieces))
+
+    def _read(self, stream: journal.Stream) -> List[journal.Piece]:
+        if stream in self._cut:
+            return []
+        pieces = self._readers[stream].read(self._segments.get(stream, []), READ_AHEAD)
+        until = self._arguments["until"]
+        if until is not None and pieces and pieces[-1].at > until:
+            pieces = [piece for piece in pieces if piece.at <= until]
+            self._cut.add(stream)
+        return pieces
+
+    def finish(self, emit: Emit) -> None:
+        """The run is over: what a search held back as a line without its end."""
+        batch = _Batch(emit)
+        for stream, reader in self._readers.items():
+            if isinstance(reader, search.Searcher) and stream not in self._cut:
+                for piece in reader.finish(self._segments.get(stream, [])):
+                    batch.add(stream, piece)
+        batch.flush()
+
+    def offsets(self) -> Dict[str, int]:
+        return {str(stream): reader.offset for stream, reader in self._readers.items()}
+
+    def cut(self) -> List[str]:
+        return [str(stream) for stream in self._cut]
 
 
 def _wanted(arguments: Dict[str, Any], stream: journal.Stream) -> bool:
-    return (arguments["sources"] is None or stream.source in arguments["sources"]) and arguments["attempt"] in (
-        None,
-        stream.attempt,
+    return (
+        (arguments["sources"] is None or stream.source in arguments["sources"])
+        and arguments["attempt"] in (None, stream.attempt)
+        and arguments["stream"] in (None, stream.shown_as)
     )
 
 
@@ -66,28 +129,12 @@ def _begin(arguments: Dict[str, Any], stream: journal.Stream, parts: List[journa
     known: Optional[int] = arguments["offsets"].get(str(stream))
     if known is not None:
         return known
-    return 0 if arguments["tail"] is None else _tail(parts, arguments["tail"])
-
-
-def _send(
-    readers: Dict[journal.Stream, journal.Reader], segments: Dict[journal.Stream, List[journal.Segment]], emit: Emit
-) -> int:
-    """One round: what there is now, merged by time. Returns the pieces sent."""
-    ahead: List[Tuple[int, int, journal.Stream, List[journal.Piece]]] = []
-    for number, (stream, reader) in enumerate(readers.items()):
-        pieces = reader.read(segments.get(stream, []), READ_AHEAD)
-        if pieces:
-            heapq.heappush(ahead, (pieces[0].at, number, stream, pieces))
-    batch = _Batch(emit)
-    while ahead:
-        _, number, stream, pieces = heapq.heappop(ahead)
-        batch.add(stream, pieces.pop(0))
-        if not pieces:
-            pieces = readers[stream].read(segments.get(stream, []), READ_AHEAD)
-        if pieces:
-            heapq.heappush(ahead, (pieces[0].at, number, stream, pieces))
-    batch.flush()
-    return batch.count
+    offset = 0
+    if arguments["since"] is not None:
+        offset = journal.line_start(parts, journal.first_since(parts, arguments["since"]))
+    if arguments["tail"] is not None:
+        offset = max(offset, journal.last_lines(parts, arguments["tail"]))
+    return offset
 
 
 class _Batch:
@@ -99,16 +146,21 @@ class _Batch:
         self._parts: List[List[int]] = []
         self._data: List[bytes] = []
         self._size = 0
+        self._began = 0.0
         self.count = 0
 
     def add(self, stream: journal.Stream, piece: journal.Piece) -> None:
         if self._size + len(piece.data) > wire.MAX_PAYLOAD or len(self._parts) == MAX_PARTS:
             self.flush()
+        if not self._parts:
+            self._began = time.monotonic()
         index = self._streams.setdefault(stream, len(self._streams))
         self._parts.append([index, piece.offset, len(piece.data), piece.at])
         self._data.append(piece.data)
         self._size += len(piece.data)
         self.count += 1
+        if time.monotonic() - self._began > FRAME_AFTER:
+            self.flush()
 
     def flush(self) -> None:
         if self._parts:
@@ -116,35 +168,3 @@ class _Batch:
                 {"streams": [str(stream) for stream in self._streams], "parts": self._parts}, b"".join(self._data)
             )
         self._streams, self._parts, self._data, self._size = {}, [], [], 0
-
-
-def _tail(parts: List[journal.Segment], lines: int) -> int:
-    """The offset at which the last `lines` lines of a stream begin. A last line without a newline is one too."""
-    end = max(segment.start + _size(segment) for segment in parts)
-    if lines == 0:
-        return end
-    starts = (start for segment in reversed(parts) for start in _line_starts(segment) if start < end)
-    return next(itertools.islice(starts, lines - 1, None), parts[0].start)
-
-
-def _size(segment: journal.Segment) -> int:
-    try:
-        return os.stat(segment.path + ".seg").st_size
-    except FileNotFoundError:
-        return 0  # an empty one that its writer has just left for a later one
-
-
-def _line_starts(segment: journal.Segment) -> Iterator[int]:
-    """The offsets behind a segment's newlines, the last first."""
-    if not _size(segment):
-        return
-    with open(segment.path + ".seg", "rb") as file:
-        begin = os.fstat(file.fileno()).st_size
-        while begin > 0:
-            count = min(TAIL_CHUNK, begin)
-            begin -= count
-            chunk = os.pread(file.fileno(), count, begin)
-            at = chunk.rfind(b"\n")
-            while at >= 0:
-                yield segment.start + begin + at + 1
-                at = chunk.rfind(b"\n", 0, at)

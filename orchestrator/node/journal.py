@@ -14,15 +14,20 @@ segment and never only in memory, and the segment's length, not the index, says 
 
 import ctypes
 import errno
+import itertools
 import os
 import struct
+import sys
 import time
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from array import array
+from bisect import bisect_right
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 RECORD = struct.Struct("<Qq")
 SEGMENT = 64 * 1024 * 1024
 SEGMENT_LEAST = 256 * 1024
 PIECE = 1024 * 1024
+BACKWARDS = 256 * 1024  # bytes a step, where lines are looked for from the end
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 SPLICE_F_MOVE, SPLICE_F_NONBLOCK = 1, 2
 
@@ -51,6 +56,11 @@ class Stream(NamedTuple):
 
     def __str__(self) -> str:
         return "%d.%s.%s" % self
+
+    @property
+    def shown_as(self) -> str:
+        """stdout or stderr of a rank; agent: torchrun's and our own lines."""
+        return {"out": "stdout", "err": "stderr"}[self.channel] if self.source.isdigit() else "agent"
 
 
 class Segment(NamedTuple):
@@ -286,3 +296,96 @@ def _first_after(index: int, records: int, offset: int) -> int:
         else:
             low = middle + 1
     return low
+
+
+class Times:
+    """When the bytes of a stream were written. Keeps the index of the segment that was asked for last."""
+
+    def __init__(self) -> None:
+        self._path = ""
+        self._ends = self._ats = array("q")
+
+    def at(self, parts: List[Segment], offset: int) -> int:
+        """The time, in ns since 1970, of the piece that the byte at `offset` came in."""
+        segment = parts[max(0, bisect_right(parts, (offset, "\U0010ffff")) - 1)]
+        if segment.path != self._path or not self._ends or offset >= self._ends[-1]:
+            self._path = segment.path
+            self._ends, self._ats = index(segment)
+        position = bisect_right(self._ends, offset)
+        return self._ats[position] if position < len(self._ats) else _written_at(segment)
+
+
+def index(segment: Segment) -> Tuple["array[int]", "array[int]"]:
+    """The records of a segment: where its pieces end, and their times in ns since 1970."""
+    try:
+        with open(segment.path + ".idx", "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        data = b""
+    values = array("q", data[: len(data) // RECORD.size * RECORD.size])
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values[0::2], values[1::2]
+
+
+def _written_at(segment: Segment) -> int:
+    """The time of bytes without a record: it is still to come, or will never (a killed writer, a full disk)."""
+    try:
+        return os.stat(segment.path + ".seg").st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def first_since(parts: List[Segment], at: int) -> int:
+    """The offset of the first piece that was written at `at` (ns since 1970) or later; the stream's end if none was."""
+    end = parts[0].start
+    for segment in parts:
+        ends, ats = index(segment)
+        for position, written in enumerate(ats):
+            if written >= at:
+                return ends[position - 1] if position else segment.start
+        recorded = ends[-1] if ends else segment.start
+        end = segment.start + size(segment)
+        if end > recorded and _written_at(segment) >= at:
+            return recorded
+    return end
+
+
+def last_lines(parts: List[Segment], lines: int) -> int:
+    """The offset at which the last `lines` lines of a stream begin. A last line without a newline is one too."""
+    end = max(segment.start + size(segment) for segment in parts)
+    if lines == 0:
+        return end
+    starts = (start for start in _line_starts(parts, end) if start < end)
+    return next(itertools.islice(starts, lines - 1, None), parts[0].start)
+
+
+def line_start(parts: List[Segment], offset: int) -> int:
+    """The beginning of the line that the byte at `offset` is of."""
+    return next(_line_starts(parts, offset), parts[0].start)
+
+
+def size(segment: Segment) -> int:
+    try:
+        return os.stat(segment.path + ".seg").st_size
+    except FileNotFoundError:
+        return 0  # an empty one that its writer has just left for a later one
+
+
+def _line_starts(parts: List[Segment], offset: int) -> Iterator[int]:
+    """The offsets behind a stream's newlines up to `offset`, the last first."""
+    for segment in reversed(parts):
+        try:
+            file = open(segment.path + ".seg", "rb")  # noqa: SIM115  closed below
+        except FileNotFoundError:
+            continue  # an empty one that its writer has just left, or an old one that was trimmed
+        with file:
+            begin = min(os.fstat(file.fileno()).st_size, offset - segment.start)
+            while begin > 0:
+                count = min(BACKWARDS, begin)
+                begin -= count
+                chunk = os.pread(file.fileno(), count, begin)
+                at = chunk.rfind(b"\n")
+                while at >= 0:
+                    yield segment.start + begin + at + 1
+                    at = chunk.rfind(b"\n", 0, at)

@@ -38,6 +38,7 @@ class Relay:
             "prepare": self._prepare,
             "start": self._start,
             "abort": self._abort,
+            "clock": lambda arguments, _: {"clock": time.time()},
             "list": lambda arguments, _: {"runs": runs.listing()},
             "attach": self._attach,
             "stop": lambda arguments, _: stop.end_run(arguments),

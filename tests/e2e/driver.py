@@ -62,8 +62,8 @@ def wait_for_state(lab: Lab, inventory: Path, run_id: str, state: str, timeout: 
     return wait_until(reached, timeout, f"run {run_id} is {state}")
 
 
-def lines_of(lab: Lab, inventory: Path, run_id: str, *argv: str) -> list[dict[str, Any]]:
-    listed = ok(orch(lab, "logs", run_id, "-i", inventory, "--json", *argv)).stdout
+def lines_of(lab: Lab, inventory: Path, run_id: str, *argv: str, **options: Any) -> list[dict[str, Any]]:
+    listed = ok(orch(lab, "logs", run_id, "-i", inventory, "--json", *argv, **options)).stdout
     return [json.loads(line) for line in listed.splitlines()]
 
 

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from lab.lab import Lab
@@ -190,3 +191,48 @@ def test_a_dead_link_is_found_and_the_logs_go_on_when_it_heals(lab2: Lab) -> Non
     lines += [json.loads(line) for line in follow.stdout]
     assert follow.wait() == 0, follow.stderr.read()
     assert counts(lines) == {0: list(range(400)), 1: list(range(400))}
+
+
+CHATTY = """
+import os, sys, time
+rank = int(os.environ["RANK"])
+print("starting", flush=True)
+for step in range(3):
+    print(f"step:{step} loss:{3 + rank / 10:.1f} token=correct-horse-battery", flush=True)
+print("\\x1b]0;title\\x07only I say this" if rank == 1 else "the others say this", file=sys.stderr, flush=True)
+"""
+
+
+def test_logs_searched_folded_and_written_to_files(lab2: Lab, tmp_path: Path) -> None:
+    inventory = lab2.inventory(
+        run={"launcher": "direct", "secrets": ["TOKEN"]},
+        defaults={"user": "ann", "python": lab2.python, "nproc_per_node": 2},
+    )
+    secret = {"TOKEN": "correct-horse-battery"}
+    run_id = start(lab2, inventory, "--", script(lab2, CHATTY), env=secret)
+    ok(orch(lab2, "logs", "-f", "-i", inventory, env=secret))
+    found = lines_of(lab2, inventory, run_id, "--grep", r"^step:[12]", "--rank", "1-2", env=secret)
+    assert sorted((line["rank"], line["text"]) for line in found) == [
+        (rank, f"step:{step} loss:3.{rank} token=***") for rank in (1, 2) for step in (1, 2)
+    ]
+    assert [line["text"] for line in lines_of(lab2, inventory, run_id, "--stream", "stderr", "--rank", "1")] == [
+        "only I say this"
+    ]
+    assert lines_of(lab2, inventory, run_id, "--until", "1h") == []
+    assert lines_of(lab2, inventory, run_id, "--since", "1h") == lines_of(lab2, inventory, run_id)
+
+    folded = ok(orch(lab2, "logs", "--fold", "-i", inventory, env=secret)).stdout.splitlines()
+    assert [line.split(" ", 1)[0] for line in folded if "step:1" in line] == ["[0-3]"]
+    assert any("step:1 loss:3.0..3.3 token=***" in line for line in folded)
+    assert any(line.startswith("[0,2-3]") and "the others" in line for line in folded)
+    assert any(line.startswith("[1]") and "only I" in line for line in folded)
+
+    folder = tmp_path / "fetched"
+    said = ok(orch(lab2, "logs", "-o", folder, "-i", inventory, env=secret)).stderr
+    assert str(folder / "merged.log") in said
+    rank = (folder / "attempt-1" / "rank-03.stdout.log").read_text()
+    assert rank == "starting\n" + "".join(f"step:{step} loss:3.3 token=***\n" for step in range(3))
+    merged = (folder / "merged.log").read_text()
+    assert merged.count("token=***") == 12 and "horse" not in merged and "\x1b" not in merged
+    ok(orch(lab2, "logs", "--fold", "--json", "-i", inventory), 2)
+    ok(orch(lab2, "logs", "--grep", "(", "-i", inventory), 2)

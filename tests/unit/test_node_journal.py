@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node import follow, journal
+from orchestrator.node import journal
 from orchestrator.node.journal import Piece, Reader, Stream, Writer
 
 STREAM = Stream(1, "0", "out")
@@ -310,13 +310,13 @@ def test_the_tail_of_a_stream_begins_with_a_line(
     tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch, ending: bytes, segment: int, chunk: int
 ) -> None:
     monkeypatch.setattr(journal, "SEGMENT", segment)
-    monkeypatch.setattr(follow, "TAIL_CHUNK", chunk)
+    monkeypatch.setattr(journal, "BACKWARDS", chunk)
     whole = TEXT + ending
     write(tmp_path, pipe, *(whole[at : at + 3] for at in range(0, len(whole), 3))).close()
     lines = whole.splitlines(keepends=True)
     for count in itertools.count():
         expected = b"".join(lines[max(0, len(lines) - count) :])
-        offset = follow._tail(journal.segments(str(tmp_path))[STREAM], count)
+        offset = journal.last_lines(journal.segments(str(tmp_path))[STREAM], count)
         assert whole[offset:] == expected
         if count > len(lines) + 1:
             break

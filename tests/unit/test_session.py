@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fake_relay import Answer, Dialer, Relay
 
 from orchestrator import session as sessions
 from orchestrator.fleet import Fleet, each
@@ -21,86 +21,6 @@ from orchestrator.view import Choice, View
 
 HOSTS = parse("hosts: [a, b, c]", "inventory.yaml").hosts
 VERDICT = {"run": {"node": 0, "verdict": {"state": "lost"}}}
-
-Answer = Callable[["Relay", dict[str, Any]], None]
-
-
-class Relay:
-    """A pipe to something that speaks our protocol: `answer` gets every request."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self._out: queue.Queue[bytes] = queue.Queue()
-        self._decoder = wire.Decoder()
-        self.pings = 0
-        self.closed = threading.Event()
-        self._out.put(b"\nNONCE have\n")
-        self.say(wire.HELLO, {"codes": []})
-
-    def say(self, kind: int, header: dict[str, Any], payload: bytes = b"") -> None:
-        self._out.put(wire.encode(wire.Frame(kind, header, payload)))
-
-    def result(self, request: dict[str, Any], result: dict[str, Any]) -> None:
-        self.say(wire.RESULT, {"id": request["id"], "result": result})
-
-    def data(self, request: dict[str, Any], text: bytes) -> None:
-        header = {"id": request["id"], "streams": ["1.0.out"], "parts": [[0, 0, len(text), 1]]}
-        self.say(wire.DATA, header, text)
-
-    def cut(self) -> None:
-        self._out.put(b"")
-
-    # what a pipe and a connection have
-
-    def open(self, command: str, timeout: float) -> Relay:
-        return self
-
-    def recv(self, size: int, timeout: float | None) -> bytes:
-        try:
-            return self._out.get(timeout=timeout)
-        except queue.Empty:
-            raise TimeoutError from None
-
-    def send(self, data: bytes) -> None:
-        if self.closed.is_set():
-            raise BrokenPipeError
-        for frame in self._decoder.feed(data):
-            if frame.kind == wire.PING:
-                self.pings += 1
-                self.say(wire.PONG, {})
-            elif frame.kind == wire.REQUEST:
-                self._answer(self, frame.header)
-            elif frame.kind == wire.BYE:
-                self.say(wire.BYE, {})
-
-    def close_write(self) -> None:
-        pass
-
-    def stderr(self) -> bytes:
-        return b""
-
-    def exit_status(self, timeout: float) -> int | None:
-        return None
-
-    def close(self) -> None:
-        self.closed.set()
-        self.cut()
-
-
-class Dialer:
-    """Gives a relay to each host, as often as it is asked for one."""
-
-    def __init__(self, **answers: Answer) -> None:
-        self._answers = answers
-        self.dialled: list[str] = []
-
-    def connect(self, host: Host) -> Relay:
-        self.dialled.append(host.name)
-        return Relay(self._answers[host.name])
-
-    def close(self) -> None:
-        pass
-
 
 PROGRAM = NodeProgram("0" * 64, b"")
 
@@ -272,7 +192,7 @@ def test_a_prompt_is_shown_though_no_newline_has_come() -> None:
     kept: list[tuple[Relay, dict[str, Any]]] = []
 
     def answer(relay: Relay, request: dict[str, Any]) -> None:
-        relay.say(wire.DATA, {"id": request["id"], "live": True})
+        relay.say(wire.DATA, {"id": request["id"], "live": True, "offsets": {}})
         relay.data(request, b"continue? ")
         kept.append((relay, request))
 

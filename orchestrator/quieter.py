@@ -1,0 +1,72 @@
+"""Of torchrun's own stack traces show one line each. Pure.
+
+Whenever a run is stopped, and at the end of many that went well, each host's torchrun says so in 25 lines of Python and
+30 of C++ (DESIGN: judge by exit status). Newcomers take them for the cause. What the ranks say is never touched, and
+nothing is lost: `logs --stream agent`, `--grep`, `--json` and `--output` have every line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from .logs import Line
+
+ALL_OF_IT = "ddp-orch logs --stream agent"
+BLOCK_MOST = 1000  # lines; what is longer is no stack trace
+_PYTHON = "Traceback (most recent call last):"
+_CPP = re.compile(r"Exception raised from |frame #\d+: |<omitting python frames>")
+_BETWEEN = {
+    "",
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+}
+
+
+class Quieter:
+    """Lines in, in their order; lines out, of which the agents' are fewer."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple[str, int], list[Line]] = {}  # (host, attempt) -> a stack trace that goes on
+
+    def filter(self, batch: Sequence[Line]) -> Sequence[Line]:
+        if all(line.rank is not None for line in batch):
+            return batch
+        return [shown for line in batch for shown in self._one(line)]
+
+    def flush(self) -> list[Line]:
+        """No more lines will come: what was held is shown as it is."""
+        held = [line for block in self._blocks.values() for line in block]
+        self._blocks.clear()
+        return sorted(held, key=lambda line: line.at)
+
+    def _one(self, line: Line) -> Iterable[Line]:
+        if line.rank is not None or line.text.startswith("ddp-orch: "):
+            return (line,)
+        key = line.host, line.attempt
+        block = self._blocks.get(key)
+        if block is None:
+            return self._begin(key, line)
+        if _goes_on(block[0], line) and len(block) < BLOCK_MOST:
+            block.append(line)
+            return ()
+        del self._blocks[key]
+        if len(block) >= BLOCK_MOST:
+            return (*block, line)
+        if block[0].text == _PYTHON:
+            note = f"{line.text}  ({len(block)} lines of torchrun's traceback: {ALL_OF_IT})"
+            return (line._replace(text=note),)
+        note = f"({len(block)} lines of torchrun's C++ stack: {ALL_OF_IT})"
+        return (block[0]._replace(text=note), *self._begin(key, line))
+
+    def _begin(self, key: tuple[str, int], line: Line) -> Iterable[Line]:
+        if line.text == _PYTHON or _CPP.match(line.text):
+            self._blocks[key] = [line]
+            return ()
+        return () if line.text in _BETWEEN else (line,)
+
+
+def _goes_on(first: Line, line: Line) -> bool:
+    if first.text == _PYTHON:
+        return not line.text or line.text[0] in " \t"
+    return _CPP.match(line.text) is not None

@@ -1,0 +1,127 @@
+"""`logs`: what the ranks of a run wrote, chosen on the hosts, shown here or written to files."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import logs as lines
+from . import runs, watch
+from .commands import _console, _fleet, _inventory, _only, _warn, _warn_of_unheard
+from .console import Console, fold
+from .errors import UnreachableError, UsageError
+from .log_files import LogFiles
+from .logs import Line, Mask
+from .view import Choice, View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logs:
+    """`logs` as it was asked for."""
+
+    run: str | None = None
+    inventory: str | None = None
+    hosts: str | None = None
+    follow: bool = False
+    tail: int | None = None
+    host: str | None = None
+    rank: str | None = None
+    stream: str | None = None
+    attempt: int | None = None
+    since: str | None = None
+    until: str | None = None
+    grep: str | None = None
+    timestamps: bool = False
+    fold: bool = False
+    as_json: bool = False
+    output: str | None = None
+
+
+def logs(wanted: Logs) -> int:
+    if wanted.as_json and (wanted.fold or wanted.output):
+        raise UsageError("--json goes with neither --fold nor --output")
+    console = _console()
+    choice = _choice(wanted, time.time())
+    read = _inventory(wanted.inventory, wanted.hosts)
+    hosts = {host.name: host for host in (_only(read, wanted.host) if wanted.host else read).hosts}
+    with _fleet(read) as fleet:
+        listing = runs.find(fleet, read.hosts)
+        _warn(listing.failed, console)
+        run = runs.choose(listing, wanted.run)
+        _warn_of_unheard(run, listing, console)
+        if choice.ranks is not None and min(choice.ranks) >= run.ranks:
+            raise UsageError(f"run {run.run_id} has no such ranks; it has {run.ranks}, counted from 0")
+        asked = [hosts[name] for name in run.parts if name in hosts]
+        if not asked and not listing.failed:
+            raise UsageError(f"run {run.run_id} is not on these hosts; it is on {fold(run.parts)}")
+        view = View(run.run_id, asked, choice, fleet, console.warning)
+        mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
+        here = sum(run.parts[host.name]["nproc"] for host in asked)
+        ranks = len(choice.ranks) if choice.ranks else min(run.ranks, here)
+        try:
+            if wanted.output:
+                _to_files(view, choice, list(run.parts), mask, Path(wanted.output), console)
+            else:
+                _to_screen(view, run, choice, ranks, mask, wanted)
+        except KeyboardInterrupt:
+            return 0  # only the looking ends
+        if wanted.follow:
+            return watch.conclude(run.run_id, view, console)
+    _warn(view.failed, console)
+    return UnreachableError.exit_code if listing.failed or view.failed else 0
+
+
+def _to_screen(view: View, run: runs.Run, choice: Choice, ranks: int, mask: Mask, wanted: Logs) -> None:
+    # whoever asks for torchrun's own lines, or for those with a certain text, wants all of them
+    quiet = wanted.stream is None and wanted.grep is None
+    printer = watch.Printer(
+        list(run.parts),
+        mask,
+        as_json=wanted.as_json,
+        timestamps=wanted.timestamps,
+        quiet=quiet,
+        fold_ranks=ranks if wanted.fold else None,
+    )
+    view.run(lambda batch: printer.show(_chosen(batch, choice)))
+    printer.close()
+
+
+def _to_files(view: View, choice: Choice, hosts: Sequence[str], mask: Mask, folder: Path, console: Console) -> None:
+    files = LogFiles(folder, hosts, mask)
+    try:
+        view.run(lambda batch: files.add(_chosen(batch, choice)))
+    finally:
+        files.close()
+    console.note(f"{files.lines} lines in {files.count} files in {folder}; all of them merged: {files.merged}")
+
+
+def _choice(wanted: Logs, now: float) -> Choice:
+    try:
+        re.compile(wanted.grep or "")
+    except re.error as error:
+        raise UsageError(f"--grep {wanted.grep}: not a regular expression: {error}") from error
+    return Choice(
+        follow=wanted.follow,
+        tail=wanted.tail,
+        ranks=lines.parse_ranks(wanted.rank) if wanted.rank is not None else None,
+        attempt=wanted.attempt,
+        stream=wanted.stream,
+        since=lines.parse_time(wanted.since, now) if wanted.since is not None else None,
+        until=lines.parse_time(wanted.until, now) if wanted.until is not None else None,
+        grep=wanted.grep,
+    )
+
+
+def _chosen(batch: Sequence[Line], choice: Choice) -> Sequence[Line]:
+    """Of what the hosts sent the lines that were asked for: a host sends whole pieces, and all states of a bar."""
+    if choice.since is None and choice.until is None and choice.grep is None:
+        return batch
+    since = -math.inf if choice.since is None else choice.since
+    until = math.inf if choice.until is None else choice.until
+    found = re.compile(choice.grep or "").search
+    return [line for line in batch if since <= line.at <= until and found(line.text)]

@@ -1,0 +1,53 @@
+"""torchrun's stack traces, as real runs have printed them, and what is shown of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.logs import Line
+from orchestrator.quieter import Quieter
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "logs" / "quiet"
+
+
+def agent(text: str, host: str = "node-0") -> Line:
+    return Line(0.0, host, None, "agent", 1, text)
+
+
+@pytest.mark.parametrize("case", sorted(path.stem for path in GOLDEN.glob("*.raw")))
+def test_of_a_stack_trace_the_last_line_is_shown(case: str) -> None:
+    said = [line.partition(" ")[::2] for line in (GOLDEN / f"{case}.raw").read_text().splitlines()]
+    quieter = Quieter()
+    shown = [line for host, text in said for line in quieter.filter([agent(text, host)])]
+    assert quieter.flush() == []
+    text = "".join(f"{line.host} {line.text}\n" for line in shown)
+    assert text == (GOLDEN / f"{case}.shown").read_text()
+
+
+def test_what_a_rank_says_is_never_touched() -> None:
+    rank = [
+        Line(0.0, "node-0", 3, "stderr", 1, text)
+        for text in ("Traceback (most recent call last):", '  File "train.py", line 1', "ValueError: bad batch", "")
+    ]
+    assert Quieter().filter(rank) == rank
+    assert Quieter().filter([agent("hello"), *rank]) == [agent("hello"), *rank]
+
+
+def test_our_own_lines_are_shown_at_once_also_within_a_trace() -> None:
+    lines = [agent("Traceback (most recent call last):"), agent("  File"), agent("ddp-orch: the run has failed")]
+    quieter = Quieter()
+    assert quieter.filter(lines) == [agent("ddp-orch: the run has failed")]
+    assert [line.text for line in quieter.filter([agent("KeyError: 1")])] == [
+        "KeyError: 1  (2 lines of torchrun's traceback: ddp-orch logs --stream agent)"
+    ]
+
+
+def test_a_trace_without_an_end_is_shown_as_it_is() -> None:
+    lines = [agent("Traceback (most recent call last):"), agent("  File")]
+    quieter = Quieter()
+    assert quieter.filter(lines) == []
+    assert quieter.flush() == lines
+    endless = [lines[0], *(agent(f"  line {number}") for number in range(2000))]
+    assert [*quieter.filter(endless), *quieter.flush()] == endless

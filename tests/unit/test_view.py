@@ -1,0 +1,208 @@
+"""A view over the real reader of journals: cut off anywhere, it goes on where it was; only what is wanted travels."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_relay import Dialer, Relay
+
+from orchestrator import view as views
+from orchestrator.errors import OrchError
+from orchestrator.fleet import Fleet
+from orchestrator.inventory import parse
+from orchestrator.logs import Line
+from orchestrator.node import follow, journal, state, wire
+from orchestrator.ship import NodeProgram
+from orchestrator.transport import ConnectFailure
+from orchestrator.view import Choice, View
+
+HOSTS = parse("hosts: [a, b]", "inventory.yaml").hosts
+RUN = "test-run"
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DDP_ORCH_STATE_DIR", str(tmp_path / "state"))
+    folder = Path(state.run_folder(RUN)) / "log"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def put(log: Path, stream: str, pieces: list[tuple[float, bytes]], segment: int = 1 << 20) -> None:
+    start = end = 0
+    for at, data in pieces:
+        if end - start >= segment:
+            start = end
+        with open(log / f"{stream}.{start:012d}.seg", "ab") as file:
+            file.write(data)
+        end += len(data)
+        with open(log / f"{stream}.{start:012d}.idx", "ab") as file:
+            file.write(journal.RECORD.pack(end, int(at * 1e9)))
+
+
+def attach(relay: Relay, request: dict[str, Any], limit: float = float("inf")) -> int:
+    """Answer from the journal; cut the connection behind `limit` bytes. Returns the bytes sent."""
+    sent = 0
+
+    class CutError(Exception):
+        pass
+
+    def say(frame: wire.Frame) -> None:
+        nonlocal sent
+        data = wire.encode(frame)
+        if sent + len(data) > limit:
+            relay._out.put(data[: int(limit) - sent] or b"")
+            relay.cut()
+            raise CutError
+        sent += len(data)
+        relay._out.put(data)
+
+    try:
+        result = follow.follow(
+            request["args"], lambda header, data: say(wire.Frame(wire.DATA, {**header, "id": request["id"]}, data))
+        )
+        say(wire.Frame(wire.RESULT, {"id": request["id"], "result": result}))
+    except CutError:
+        pass
+    return sent
+
+
+def look(choice: Choice, **answers: Callable[[Relay, dict[str, Any]], Any]) -> tuple[list[Line], View, list[str]]:
+    of = Fleet(Dialer(**answers), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    said: list[str] = []
+    shown: list[Line] = []
+    view = View(RUN, HOSTS[: len(answers)], choice, of, said.append)
+    view.run(shown.extend)
+    of.close()
+    return shown, view, said
+
+
+def texts(choice: Choice) -> list[str]:
+    return [line.text for line in look(choice, a=attach)[0]]
+
+
+@pytest.mark.parametrize(("grep", "cuts"), [(None, 1000), ("[02468]$", 50)])
+def test_cut_at_a_thousand_random_bytes_it_shows_what_was_written(
+    log: Path, monkeypatch: pytest.MonkeyPatch, grep: str | None, cuts: int
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda low, high: 0.0)
+    monkeypatch.setattr(wire, "MAX_PAYLOAD", 800)  # many frames, of which some arrive and one is cut
+    rng = random.Random(42)
+    written: dict[str, list[str]] = {}
+    for stream in ("1.0.out", "1.0.err", "1.1.out", "1.agent.err"):
+        lines = [f"{stream} {'é' * rng.randrange(100)} {number}" for number in range(max(cuts, 300))]
+        data = "".join(line + "\n" for line in lines).encode()
+        pieces = []
+        while data:
+            size = rng.randrange(1, 600)
+            pieces, data = [*pieces, data[:size]], data[size:]
+        put(log, stream, [(1 + number / 1000, piece) for number, piece in enumerate(pieces)], 10_000)
+        written[stream] = [line for line in lines if grep is None or re.search(grep, line)]
+    sent: list[int] = []
+
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        sent.append(attach(relay, request, rng.randrange(1, 1300) if len(sent) < cuts else float("inf")))
+
+    shown, view, _ = look(Choice(follow=True, grep=grep), a=answer)
+    assert view.failed == {}
+    assert len(sent) == cuts + 1
+    assert sum(size > 0 for size in sent) > cuts / 50  # frames arrived between the cuts
+    for stream, lines in written.items():
+        assert [line.text for line in shown if line.text.startswith(stream)] == lines
+
+
+def test_only_what_is_wanted_is_read(log: Path) -> None:
+    put(log, "1.0.out", [(10, b"one\n"), (20, b"two loss\nthr"), (30, b"ee\n"), (40, b"four loss\n")])
+    put(log, "1.0.err", [(15, b"warning: loss\n")])
+    put(log, "2.agent.err", [(50, b"closing\n")])
+    assert texts(Choice(follow=False)) == ["one", "warning: loss", "two loss", "three", "four loss", "closing"]
+    assert texts(Choice(follow=False, stream="stdout")) == ["one", "two loss", "three", "four loss"]
+    assert texts(Choice(follow=False, stream="agent")) == ["closing"]
+    assert texts(Choice(follow=False, attempt=2)) == ["closing"]
+    assert texts(Choice(follow=False, since=20.0, stream="stdout")) == ["two loss", "three", "four loss"]
+    assert texts(Choice(follow=False, since=30.0, stream="stdout")) == ["three", "four loss"]
+    assert texts(Choice(follow=False, until=20.0)) == ["one", "warning: loss", "two loss"]
+    assert texts(Choice(follow=False, until=30.0, since=16.0)) == ["two loss", "three"]
+    assert texts(Choice(follow=False, since=60.0)) == []
+    assert texts(Choice(follow=False, grep="loss")) == ["warning: loss", "two loss", "four loss"]
+    assert texts(Choice(follow=False, grep="loss", until=30.0, stream="stdout")) == ["two loss"]
+    assert texts(Choice(follow=False, tail=1)) == ["warning: loss", "four loss", "closing"]
+    assert texts(Choice(follow=False, tail=1, since=45.0)) == ["closing"]
+
+
+def test_of_a_search_only_the_hits_travel(log: Path) -> None:
+    put(log, "1.0.out", [(number, b"x" * 99 + b"\n") for number in range(5000)] + [(9999, b"needle\n")])
+    sent: list[int] = []
+    shown, _, _ = look(
+        Choice(follow=False, grep="needle"), a=lambda relay, request: sent.append(attach(relay, request))
+    )
+    assert [line.text for line in shown] == ["needle"]
+    assert sent[0] < 2000
+
+
+def test_hosts_are_put_in_the_order_of_time_whatever_their_clocks_say(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(log, "1.0.out", [(100.0, b"first\n"), (102.0, b"third\n")])
+    answer_a = [(3601.0, b"second\n"), (3603.0, b"fourth\n")]  # an hour, all but 100 s, ahead
+    ahead = {"a": 0.0, "b": 3500.0}
+    monkeypatch.setattr(views, "clock_ahead", lambda session: ahead[session.host])
+    asked: list[dict[str, Any]] = []
+
+    def b(relay: Relay, request: dict[str, Any]) -> None:
+        asked.append(request["args"])
+        parts, position = [], 0
+        for at, data in answer_a:
+            parts.append([0, position, len(data), int(at * 1e9)])
+            position += len(data)
+        header = {"id": request["id"], "streams": ["1.0.out"], "parts": parts}
+        relay.say(wire.DATA, header, b"".join(data for _, data in answer_a))
+        relay.result(request, {"run": None, "offsets": {}, "cut": []})
+
+    shown, _, _ = look(Choice(follow=False, since=50.0), a=attach, b=b)
+    assert [(line.text, line.at) for line in shown] == [
+        ("first", 100.0),
+        ("second", 101.0),
+        ("third", 102.0),
+        ("fourth", 103.0),
+    ]
+    assert asked[0]["since"] == int(3550e9)
+
+
+def test_a_clock_is_compared_and_small_differences_are_left_alone() -> None:
+    class Session:
+        def __init__(self, ahead: float) -> None:
+            self.ahead = ahead
+
+        def request(self, operation: str, arguments: dict[str, Any]) -> dict[str, float]:
+            return {"clock": views.time.time() + self.ahead}
+
+    assert views.clock_ahead(Session(0.001)) == 0.0  # type: ignore[arg-type]
+    assert views.clock_ahead(Session(-30.0)) == pytest.approx(-30.0, abs=1.0)  # type: ignore[arg-type]
+
+
+def test_a_login_that_is_denied_is_not_tried_again(log: Path) -> None:
+    put(log, "1.0.out", [(1.0, b"last words\n")])
+
+    class Denying(Dialer):
+        def connect(self, host: Any) -> Relay:
+            if self.dialled.count(host.name):
+                self.dialled.append(host.name)
+                raise ConnectFailure(host.name, "login", "it refuses ann", "ssh-auth-denied", "")
+            return super().connect(host)
+
+    dialer = Denying(a=lambda relay, request: attach(relay, request, 1))
+    of = Fleet(dialer, NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    said: list[str] = []
+    view = View(RUN, HOSTS[:1], Choice(follow=True), of, said.append)
+    view.run(lambda lines: None)  # ends
+    of.close()
+    assert dialer.dialled == ["a", "a"]
+    failure: OrchError = view.failed["a"]
+    assert "login: it refuses ann" in str(failure)
+    assert any("its lines are missing from here on" in line for line in said)
