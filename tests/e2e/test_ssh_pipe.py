@@ -201,6 +201,7 @@ def test_a_lost_connection_ends_the_stream_and_is_said_of_the_next_command(serve
 @needs_sshd
 def test_an_sshd_that_hangs_after_the_login_costs_no_more_than_the_time_limit(server: Sshd, client: Client) -> None:
     connection = client.dialer().connect(host(server))
+    assert read_all(connection.open("echo all of its processes are there", 10))
     pids = server.children()
     try:
         for pid in pids:
