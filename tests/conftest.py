@@ -11,6 +11,8 @@ from collections.abc import Generator
 
 import lab
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis
 from lab.fixtures import NAMES, lab2, lab3, lab4, make_lab, shared_labs
 
 __all__ = ["lab2", "lab3", "lab4", "make_lab", "shared_labs"]
@@ -23,6 +25,12 @@ MARKERS = (
     "slow: takes more than ten seconds",
     "chaos: random faults; takes minutes",
 )
+
+
+# a slow machine is no failure; CI tries the same examples every time, a developer's machine looks for new ones
+hypothesis.register_profile("ddp-orch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis.register_profile("ci", hypothesis.get_profile("ddp-orch"), derandomize=True)
+hypothesis.load_profile("ci" if IN_CI else "ddp-orch")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -163,6 +163,7 @@ class Node(NamedTuple):
     first_rank: int = 0
     phase: str = "absent"  # absent joined running exited lost left
     ordered_at: float = 0.0
+    away: bool = False  # not heard of since its part of the attempt was done
 
 
 class State(NamedTuple):
@@ -258,7 +259,7 @@ def _apply(state: State, event: Event) -> State:
     if isinstance(event, Joined):
         node = state.nodes[event.node]
         # a node that was declared lost stays so for this attempt: the others have been told
-        return _with(state, event.node, phase="joined") if node.phase in ("absent", "left") else state
+        return _with(state, event.node, phase="joined" if node.phase in ("absent", "left") else node.phase, away=False)
     if isinstance(event, StartRequested):
         if state.phase != "waiting":
             return state
@@ -377,9 +378,10 @@ def next_team(state: State) -> Optional[Tuple[int, ...]]:
     ]
     team: List[int] = []
     for number in state.team:
-        if spares and (number in weary or state.nodes[number].phase == "lost"):
+        lost = state.nodes[number].phase == "lost" or state.nodes[number].away
+        if spares and (lost or number in weary):
             team.append(spares.pop(0))
-        elif state.nodes[number].phase != "lost":
+        elif not lost:
             team.append(number)
     return tuple(team) if len(team) >= state.min_nodes and team[0] == 0 else None
 
@@ -397,8 +399,10 @@ def _lose(state: State, event: Lost) -> State:
         return _with(state, event.node, phase="absent")  # it may come back before the start
     if state.phase == "over":  # only the farewell could still wait for it
         return _with(state, event.node, phase="left")
-    if phase == "lost" or (phase in ("exited", "left") and state.phase == "running"):
-        return state  # its part is done
+    if phase == "lost":
+        return state
+    if phase in ("exited", "left") and state.phase == "running":
+        return _with(state, event.node, away=True)  # its part is done
     lost = _with(state, event.node, phase="lost")
     if state.phase == "restarting" and next_team(lost) is None:
         return lost._replace(phase="stopping", since=event.at)

@@ -20,6 +20,9 @@ from orchestrator.node.journal import RECORD
 from orchestrator.session import Refused
 from orchestrator.ship import node_program
 
+# what `attach` is asked for
+ALL: dict[str, Any] = {"offsets": {}, "follow": False}
+ALL.update(dict.fromkeys(("tail", "sources", "stream", "attempt", "since", "until", "grep")))
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"
 
 
@@ -145,7 +148,7 @@ def test_an_operation_that_is_not_known_and_a_run_that_is_not_there_are_answers(
     with pytest.raises(Refused, match="no such run"):
         host.session.request(
             "attach",
-            {"run_id": "never-was", "offsets": {}, "follow": False, "tail": None, "sources": None, "attempt": None},
+            {**ALL, "run_id": "never-was"},
         )
     with pytest.raises(Refused, match="not a run id"):
         host.session.request("stop", {"run_id": "../../etc", "grace": None, "by": "the test"})
@@ -223,8 +226,7 @@ class Reading:
         self.streams: dict[str, bytes] = {}
         self.times: list[int] = []
         self.offsets: dict[str, list[tuple[int, int]]] = {}
-        arguments = {"run_id": run_id, "offsets": {}, "follow": False, "tail": None, "sources": None, "attempt": None}
-        self.answer = host.session.request("attach", {**arguments, **options}, on_data=self._take)
+        self.answer = host.session.request("attach", {**ALL, "run_id": run_id, **options}, on_data=self._take)
         for pieces in self.offsets.values():
             ends = [offset + length for offset, length in pieces]
             assert [offset for offset, _ in pieces][1:] == ends[:-1], "pieces of a stream follow one another"
