@@ -4,11 +4,12 @@
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test chaos lint clean
 
 help:
 	@echo 'make demo     train on two hosts of this machine, over real SSH: what ddp-orch does, in a minute'
 	@echo 'make test     the tests; ARGS="tests/unit -x" for some of them'
+	@echo 'make chaos    every fault that a run must survive or end well of, for an hour; needs root'
 	@echo 'make lint     ruff and mypy'
 	@echo 'make clean    remove what these have made'
 
@@ -17,6 +18,9 @@ demo: .venv/.complete
 
 test: .venv/.complete
 	.venv/bin/python -m pytest $(ARGS)
+
+chaos: .venv/.complete
+	CHAOS=full .venv/bin/python -m pytest tests/chaos --timeout 900 $(ARGS)
 
 lint: .venv/.complete
 	.venv/bin/python -m ruff check

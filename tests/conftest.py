@@ -23,7 +23,7 @@ MARKERS = (
     "gpu: needs an NVIDIA GPU; CI may leave it out",
     "torchvision: needs a torchvision that fits the installed torch, which the small CPU build has not",
     "slow: takes more than ten seconds",
-    "chaos: random faults; takes minutes",
+    "short: in tests/chaos, part of its short form, which runs by default",
 )
 
 

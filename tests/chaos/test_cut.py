@@ -1,0 +1,57 @@
+"""A host is cut off: for less than a lease nobody minds, for longer both sides stop, each by itself."""
+
+from __future__ import annotations
+
+import pytest
+from e2e.driver import assert_clean, ok, orch
+from lab.lab import Lab
+from lab.waiting import wait_until
+
+from .trial import FOR_EVER, GLOO, chance, trial
+
+
+@pytest.mark.parametrize(
+    ("victim", "moment"),
+    [pytest.param(2, "random", marks=pytest.mark.short), (2, "worst"), (0, "random"), (0, "worst")],
+)
+def test_a_host_cut_off_for_longer_than_a_lease_is_lost_and_stops_by_itself(
+    lab3: Lab, victim: int, moment: str
+) -> None:
+    """`kill` reaches it afterwards, and has nothing to do. With the head cut off all hosts stop by themselves."""
+    dice = chance(victim, moment)
+    host = lab3.hosts[victim]
+    with trial(lab3, lab3.inventory(), GLOO, FOR_EVER, "0.05") as run:
+        run.wait_for_moment(moment, victim, dice)
+        host.cut()
+        lost = "host lost" if victim else "head lost"
+        run.assert_ended(4, "lost", f"{host.name}: {lost}")
+    host.heal()
+    fact = run.fact()
+    assert fact["state"] == "lost"
+    assert "nothing to end" in ok(orch(lab3, "kill", "-i", run.inventory)).stderr
+
+
+@pytest.mark.parametrize("victim", [0, 2], ids=["head", "other"])
+def test_a_host_cut_off_for_less_than_a_lease_is_not_lost(lab3: Lab, victim: int) -> None:
+    dice = chance(victim)
+    with trial(lab3, lab3.inventory(), GLOO, "300", "0.05") as run:
+        for _ in range(2):
+            run.wait_for_moment("random", victim, dice)
+            lab3.hosts[victim].cut()
+            seconds = dice.uniform(1, 4)
+            print(f"cut off for {seconds:.1f} s")
+            run.pass_time(seconds)
+            lab3.hosts[victim].heal()
+        run.assert_ended(0, "succeeded", within=120)
+
+
+def test_a_cut_host_without_its_controller_stops_too(lab3: Lab) -> None:
+    """F20: no laptop is there to tell anybody."""
+    with trial(lab3, lab3.inventory(), GLOO, FOR_EVER, "0.05") as run:
+        run.wait_for_moment("random", 1, chance())
+        run.up.kill()
+        lab3.hosts[1].cut("ssh", "cluster")
+        wait_until(lambda: not lab3.marked(run.run_id), 40, "all hosts have stopped")
+        assert_clean(lab3)
+    lab3.hosts[1].heal()
+    assert run.fact()["state"] == "lost"
