@@ -212,6 +212,29 @@ def kill(
     )
 
 
+@cli.command()
+@click.argument("run", nargs=-1, metavar="[RUN]")
+@click.option(
+    "--log", "log", multiple=True, metavar="FILE...", help="Look at log files instead, of any run; - is stdin."
+)
+@OTHER_INVENTORY
+@HOSTS
+@JSON
+def diagnose(
+    run: tuple[str, ...], log: tuple[str, ...], inventory: str | None, hosts: str | None, as_json: bool
+) -> None:
+    """Name the first cause of a failure of RUN (default: the newest): where, what shows it, how to mend it."""
+    from . import diagnose_logs
+
+    if log:
+        sys.exit(diagnose_logs.show(diagnose_logs.of_logs([*log, *run]), as_json))
+    if len(run) > 1:
+        raise UsageError("one RUN at a time; log files come after --log")
+    from . import commands
+
+    sys.exit(commands.diagnose(run[0] if run else None, inventory, hosts, as_json))
+
+
 @cli.command("exec")
 @INVENTORY
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -147,8 +147,9 @@ def up(wanted: Up) -> int:
                 return 0
             console.step(f"run {run_id} has started")
             names = [host.name for host in read.hosts]
-            printer = watch.Printer(names, Mask(around.secrets.values()), as_json=wanted.as_json)
-            return watch.attend(resolved, fleet, printer, console)
+            mask = Mask(around.secrets.values())
+            printer = watch.Printer(names, mask, as_json=wanted.as_json)
+            return watch.attend(resolved, fleet, printer, mask, console)
         except (BrokenPipeError, KeyboardInterrupt):
             console.note(f"no longer watching; the run is on its hosts: ddp-orch logs -f {run_id}")
             raise
@@ -219,6 +220,25 @@ def _secrets(read: Inventory) -> dict[str, str]:
             "export it, or take it out of run.secrets"
         )
     return {name: os.environ[name] for name in read.run.secrets}
+
+
+# --- diagnose
+
+
+def diagnose(wanted: str | None, given: str | None, hosts: str | None, as_json: bool) -> int:
+    from . import diagnose_logs, diagnose_run
+
+    console = _console()
+    read = _inventory(given, hosts)
+    with _fleet(read) as fleet:
+        listing = runs.find(fleet, read.hosts)
+        _warn(listing.failed, console)
+        run = runs.choose(listing, wanted)
+        _warn_of_unheard(run, listing, console)
+        mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
+        found = diagnose_run.of_run(run.run_id, run.parts, {host.name: host for host in read.hosts}, fleet)
+    diagnose_logs.show(found, as_json, mask)
+    return UnreachableError.exit_code if listing.failed else 0
 
 
 # --- ps, kill, exec

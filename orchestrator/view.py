@@ -77,6 +77,11 @@ class View:
         self.outcomes: dict[str, Mapping[str, Any]] = {}
         self.failed: dict[str, OrchError] = {}
 
+    @property
+    def ahead(self) -> Mapping[str, float]:
+        """Seconds that a host's clock is ahead of the first one's; known once `run` has begun."""
+        return self._ahead
+
     def run(self, show: Callable[[list[Line]], None]) -> None:
         """Show lines until every source has ended; at least every SHOW_EVERY `show` is called, if with none.
 

@@ -14,7 +14,7 @@ from typing import Any
 from . import logs as lines
 from . import runs
 from .console import Console, fold_messages, wants_colour
-from .errors import Interrupted, RunFailed, UnreachableError
+from .errors import Interrupted, OrchError, RunFailed, UnreachableError
 from .fleet import Fleet, reasons
 from .folding import Folder
 from .inventory import Host
@@ -77,7 +77,7 @@ class Printer:
             sys.stdout.flush()
 
 
-def attend(resolved: Plan, fleet: Fleet, printer: Printer, console: Console) -> int:
+def attend(resolved: Plan, fleet: Fleet, printer: Printer, mask: Mask, console: Console) -> int:
     """Attached `up`: show the lines; Ctrl-C stops the run, a second one kills it, a third one only leaves."""
     hosts = [node.host for node in resolved.nodes]
     view = View(resolved.run_id, hosts, Choice(follow=True), fleet, console.warning)
@@ -85,7 +85,22 @@ def attend(resolved: Plan, fleet: Fleet, printer: Printer, console: Console) -> 
     with _stopping_on_interrupt(resolved.run_id, hosts, fleet, console):
         view.run(printer.show)
         printer.close()
-    return conclude(resolved.run_id, view, console, f" after {time.monotonic() - began:.1f} s")
+    code = conclude(resolved.run_id, view, console, f" after {time.monotonic() - began:.1f} s")
+    if code in (RunFailed.exit_code, OUTCOMES["lost"]):
+        _diagnose(resolved.run_id, hosts, view, fleet, mask, console)
+    return code
+
+
+def _diagnose(run_id: str, hosts: Sequence[Host], view: View, fleet: Fleet, mask: Mask, console: Console) -> None:
+    from . import diagnose_logs, diagnose_run  # only a failed run needs them
+
+    parts = {host: outcome["run"] for host, outcome in view.outcomes.items() if outcome.get("run")}
+    try:
+        found = diagnose_run.of_run(run_id, parts, {host.name: host for host in hosts}, fleet)
+    except OrchError as error:
+        console.warning(f"no diagnosis: {error}")
+        return
+    diagnose_logs.print_end(found, mask, sys.stderr)
 
 
 @contextlib.contextmanager

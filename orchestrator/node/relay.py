@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, BinaryIO, Callable, Dict, cast
 
-from . import follow, leftovers, prepare, probe, processes, runs, state, stop, wire
+from . import evidence, follow, leftovers, prepare, probe, processes, runs, state, stop, wire
 
 SILENCE = 30.0  # s without a frame from the controller (it sends a PING every 5)
 
@@ -41,6 +41,7 @@ class Relay:
             "clock": lambda arguments, _: {"clock": time.time()},
             "list": lambda arguments, _: {"runs": runs.listing()},
             "attach": self._attach,
+            "evidence": lambda arguments, _: evidence.gather(arguments),
             "stop": lambda arguments, _: stop.end_run(arguments),
             "stale": lambda arguments, _: leftovers.stale(arguments),
             "force": lambda arguments, _: leftovers.force(arguments),

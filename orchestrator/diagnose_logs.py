@@ -1,0 +1,97 @@
+"""`diagnose`: read log files, print a diagnosis. Decides nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from . import transcript
+from .console import fold
+from .diagnose import FIRST_TIME, Diagnosis, Finding, diagnose
+from .errors import UsageError
+from .logs import Mask, presentable, rfc3339
+
+MOST = 64 << 20  # bytes of one log that are read: half from its beginning, half from its end
+WIDTH = 100
+MOST_SHOWN = 12  # lines
+
+
+def of_logs(paths: Sequence[str]) -> Diagnosis:
+    return diagnose(transcript.read([(path, _read(path)) for path in paths]))
+
+
+def _read(path: str) -> str:
+    if path == "-":
+        return sys.stdin.read()
+    try:
+        with Path(path).open("rb") as file:
+            begin = file.read(MOST // 2)
+            size = file.seek(0, 2)
+            file.seek(max(len(begin), size - MOST // 2))
+            data = begin + file.read()
+    except OSError as error:
+        raise UsageError(f"--log {path}: {error.strerror}") from error
+    return data.decode("utf-8", errors="replace")
+
+
+def show(found: Diagnosis, as_json: bool, mask: Mask | None = None) -> int:
+    """Print it on stdout. 0: to have found a failure is a success."""
+    found = _masked(found, mask or Mask())
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+    elif not found.findings:
+        print("no failure is to be seen")
+    else:
+        print("\n".join(as_text(found)))
+    return 0
+
+
+def _masked(found: Diagnosis, mask: Mask) -> Diagnosis:
+    def hide(one: Finding) -> Finding:
+        evidence = tuple(presentable(text, False, mask) for text in one.evidence)
+        return replace(one, message=presentable(one.message, False, mask), evidence=evidence)
+
+    return Diagnosis(tuple(map(hide, found.findings)), tuple(map(hide, found.consequences)))
+
+
+def print_end(found: Diagnosis, mask: Mask, out: TextIO) -> None:
+    """At the end of a failed `up`."""
+    for line in as_text(_masked(found, mask)):
+        out.write(line + "\n")
+    out.flush()
+
+
+def as_text(found: Diagnosis) -> list[str]:
+    """At most 12 lines for people."""
+    if not found.findings:
+        return []
+    first = found.findings[0]
+    lines = [_head("first cause", first)]
+    lines += textwrap.wrap(first.message, WIDTH, initial_indent="  ", subsequent_indent="  ")[:2]
+    fix = textwrap.wrap(first.fix, WIDTH, initial_indent="  fix: ", subsequent_indent="       ")[:2]
+    after = [_head("perhaps also", one) for one in found.findings[1:2]]
+    after += _of_consequences(found.consequences)
+    room = MOST_SHOWN - len(lines) - len(fix) - len(after)
+    lines += [f"  | {text[: WIDTH - 4]}" for text in first.evidence[-room:]]
+    return lines + fix + after
+
+
+def _head(word: str, finding: Finding) -> str:
+    where = [fold(finding.hosts)] if finding.hosts else []
+    where += [f"rank {finding.rank}"] if finding.rank is not None else []
+    where += [f"at {rfc3339(finding.at)[11:19]}Z"] if finding.at is not None and finding.at >= FIRST_TIME else []
+    return f"{word}: {finding.code}{', ' if where else ''}{', '.join(where)} ({finding.confidence} confidence)"
+
+
+def _of_consequences(consequences: Sequence[Finding]) -> list[str]:
+    if not consequences:
+        return []
+    ranks = {str(one.rank) for one in consequences if one.rank is not None}
+    hosts = {host for one in consequences for host in one.hosts}
+    who = f"ranks {fold(ranks)}" if ranks else fold(hosts) if hosts else "others"
+    return [f"consequences, no causes: what {who} said"]

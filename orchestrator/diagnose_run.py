@@ -1,0 +1,96 @@
+"""`diagnose RUN`: ask all hosts what they recorded and what they know, and diagnose it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .diagnose import Diagnosis, Known, diagnose
+from .exits import Exit
+from .fleet import Fleet
+from .inventory import Host
+from .logs import Line
+from .session import Session
+from .transcript import Said, origin
+from .view import Choice, View
+
+LINES = 100_000  # that are asked for, of all streams together
+LINES_A_STREAM = 200, 4000  # the fewest and the most: the last of each, as a failure is at the end
+
+
+def of_run(run_id: str, parts: Mapping[str, Mapping[str, Any]], hosts: Mapping[str, Host], fleet: Fleet) -> Diagnosis:
+    """`parts`: what the hosts say of the run (runs.py). Those that do not answer are left out."""
+    here = {host: part for host, part in sorted(parts.items(), key=lambda item: item[1]["node"]) if host in hosts}
+    verdict = next((part["verdict"] for part in here.values() if part.get("verdict")), None)
+    if verdict is None or verdict["state"] == "succeeded":
+        return Diagnosis((), ())
+
+    def ask(_: Host, session: Session) -> dict[str, Any]:
+        return session.request("evidence", {"run_id": run_id})
+
+    gathered = fleet.each([hosts[host] for host in here], ask)
+    streams = sum(2 * part["nproc"] + 1 for part in here.values())
+    fewest, most = LINES_A_STREAM
+    tail = max(fewest, min(most, LINES // streams))
+    lines: list[Line] = []
+    view = View(run_id, [hosts[host] for host in here], Choice(follow=False, tail=tail), fleet, lambda _: None)
+    view.run(lines.extend)
+    ranks = {part["first_rank"] + local: host for host, part in here.items() for local in range(part["nproc"])}
+    answers = {host: _by_one_clock(answer, view.ahead.get(host, 0.0)) for host, answer in gathered.done.items()}
+    return judge(lines, verdict, answers, ranks)
+
+
+def _by_one_clock(answer: Mapping[str, Any], ahead: float) -> dict[str, Any]:
+    """The view's lines have the clock of the first host; so shall what the hosts know."""
+    shifted = {key: [{**one, "at": one["at"] - ahead} for one in answer[key]] for key in ("failures", "kernel")}
+    return {**answer, **shifted}
+
+
+def judge(
+    lines: Sequence[Line],
+    verdict: Mapping[str, Any],
+    gathered: Mapping[str, Mapping[str, Any]],
+    ranks: Mapping[int, str],
+) -> Diagnosis:
+    """`gathered`: what the hosts answered to `evidence`."""
+    told = [
+        Said(0, one.host, one.host, one.rank, one.at, one.text, None, one.stream == "agent", one.attempt)
+        for one in lines
+    ]
+    for host, answer in gathered.items():
+        told += [Said(0, host, host, None, one["at"], one["text"], None, True) for one in answer["kernel"]]
+    told.sort(key=lambda line: line.at or 0.0)
+    said = [origin(line, number) for number, line in enumerate(told)]
+    first = verdict.get("first_failure")
+    failures = [(host, failure) for host, answer in gathered.items() for failure in answer["failures"]]
+    if first and not any(failure["at"] == first["at"] for _, failure in failures):
+        failures.append((first["host"], first))
+    exits = [
+        exit_of(host, failure)
+        for host, failure in failures
+        if failure.get("exit_code") is not None or failure.get("signal")
+    ]
+    oom = tuple(host for host, answer in gathered.items() if answer["oom_kills"])
+    dumps = [dump for answer in gathered.values() for dump in answer["dumps"]]
+    by = verdict.get("stopped_by") if verdict["state"] == "killed" else None
+    known = Known(
+        exits=exits,
+        hosts=tuple(gathered),
+        ranks=ranks,
+        oom_hosts=oom,
+        dumps=dumps,
+        lost=first["host"] if first and first.get("lost") else None,
+        stopped_by=by,
+        failed_at=min((failure["at"] for _, failure in failures), default=None),
+    )
+    return diagnose(said, known)
+
+
+def exit_of(host: str, failure: Mapping[str, Any]) -> Exit:
+    name = failure.get("signal")
+    code = -signal.Signals[name].value if name and name in signal.Signals.__members__ else failure.get("exit_code") or 1
+    what = f"{failure['what']}" + (f" ({failure['said']})" if failure.get("said") else "")
+    line = Said(-1, host, host, failure["rank"], failure["at"], what)
+    agent = failure["rank"] is None
+    return Exit(code, -1, host, failure["rank"], failure["at"], failure.get("pid"), line, None, not agent, agent)

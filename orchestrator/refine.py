@@ -1,0 +1,281 @@
+"""What several lines tell together and no single one does: the same error means another cause by who says it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from .scene import Scene
+from .signs import Suspect
+from .transcript import Said
+
+GIB = {"GiB": 1.0, "MiB": 1 / 1024, "GB": 1.0, "MB": 1 / 1024, "KiB": 1 / 1048576, "bytes": 1 / 1073741824}
+OTHERS = 1.5  # GiB that a GPU may hold outside of what is told before others must be using it
+LOCAL = re.compile(
+    r"while trying to connect to \(?(?P<host>[^,()]+), (?P<port>\d+)\)?|to host (?P<host2>[\w.:-]+):(?P<port2>\d+)"
+)
+TIMED_OUT = re.compile(
+    r"client socket has timed out|TCP client failed to connect|failed to connect to any|failed to connect to host"
+)
+
+
+def refine(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    for step in (
+        _device_ordinals,
+        _memory,
+        _connects,
+        _kills,
+        _terminated,
+        _files,
+        _starts,
+        _silent_hosts,
+        _met_in_vain,
+    ):
+        suspects = step(suspects, seen)
+    return suspects
+
+
+def with_known(
+    suspects: list[Suspect],
+    seen: Scene,
+    oom_hosts: Sequence[str],
+    lost: str | None,
+    stopped_by: str | None,
+    failed_at: float | None,
+) -> list[Suspect]:
+    """What the guards and the gang of the run know."""
+    if failed_at is not None:  # what we have sent ourselves is no cause
+        sent = ("sigterm-preempted", "user-interrupt", "sighup-session-closed")
+        suspects = [one for one in suspects if one.code not in sent or (one.line.at or 0.0) < failed_at]
+    if lost is not None:
+        line = next(
+            (line for line in reversed(seen.lines) if line.host == lost), Said(0, lost, lost, None, failed_at, "")
+        )
+        suspects = [*suspects, Suspect("host-lost", 93, line, None, lost, "high", "nothing was heard of it any more")]
+    if stopped_by is not None:
+        line = Said(len(seen.lines), "", None, None, None, f"stopped by {stopped_by}")
+        suspects = [*suspects, Suspect("user-interrupt", 93, line, None, None, "high", line.text)]
+    return [
+        replace(
+            one, code="cgroup-oom-killed", confidence="medium", why="the cgroup has counted a kill for want of memory"
+        )
+        if one.code == "worker-sigkilled" and one.host in oom_hosts
+        else one
+        for one in suspects
+    ]
+
+
+def _map(suspects: list[Suspect], code: str, change: Callable[[Suspect], Suspect]) -> list[Suspect]:
+    return [change(one) if one.code == code else one for one in suspects]
+
+
+def _device_ordinals(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """`invalid device ordinal`: too many processes; the global rank as number where only later hosts fail; MIG."""
+    hit = [one for one in suspects if one.code == "nproc-exceeds-gpus"]
+    if not hit:
+        return suspects
+    if re.search(r"\bMIG\b|MIG-", seen.text):
+        return _map(suspects, "nproc-exceeds-gpus", lambda one: replace(one, code="gpu-mig-unsupported"))
+    hosts = {one.host or one.line.source for one in hit}
+    others = [host for host in seen.hosts if host not in hosts]
+    head = next(
+        (host for rank, host in seen.ranks.items() if rank == 0 and host), seen.hosts[0] if seen.hosts else None
+    )
+    uses_rank = re.search(
+        r"set_device\((?:args\.|self\.)?(?:global_)?rank\)|cuda:\{?(?:args\.|self\.)?(?:global_)?rank\b", seen.text
+    )
+    if (others and head in others) or uses_rank:
+        return _map(suspects, "nproc-exceeds-gpus", lambda one: replace(one, code="global-rank-as-device"))
+    return suspects
+
+
+def _gib(text: str, pattern: str) -> float | None:
+    match = re.search(pattern + r"([\d.]+) ?([KMG]i?B|bytes)", text)
+    return float(match[1]) * GIB.get(match[2], 1 / 1048576) if match else None
+
+
+def _memory(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """Out of GPU memory: by the numbers of the message, whose memory is it?"""
+
+    def judge(one: Suspect) -> Suspect:
+        text = " ".join(one.raised.lines) if one.raised is not None else one.line.text
+        total = _gib(text, r"total capacity of ") or _gib(text.replace("; ", " "), r"\(GPU \d+ ")
+        free = _gib(text, r"of which ")
+        if free is None:
+            free = next((float(m[1]) * GIB[m[2]] for m in re.finditer(r"([\d.]+) ([GM]iB) free", text)), None)
+        own = _gib(text, r"this process has ")
+        if own is None:
+            own = next(
+                (float(m[1]) * GIB[m[2]] for m in re.finditer(r"([\d.]+) ([GM]iB) reserved in total", text)), None
+            )
+        foreign = sum(
+            float(m[1]) * GIB[m[2]] for m in re.finditer(r"Process \d+ has ([\d.]+) ([GM]iB) memory in use", text)
+        )
+        if total is not None and free is not None and own is not None:
+            foreign = max(foreign, total - free - own)
+        if foreign > OTHERS and (own is None or foreign > 0.25 * own):
+            why = f"about {foreign:.1f} GiB are not this process's"
+            return replace(
+                one, code="gpu-memory-held-by-others", why=why, confidence="high" if foreign > 4 else "medium"
+            )
+        return one
+
+    return _map(suspects, "cuda-oom", judge)
+
+
+def _connects(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """Who could not connect to which port: every host; only the others; or a port that nobody configured."""
+    lines = [line for line in seen.lines if TIMED_OUT.search(line.text)]
+    if not lines or any(one.level >= 60 and not one.hint for one in suspects):
+        return suspects
+    match = next((found for line in lines if (found := LOCAL.search(line.text))), None)
+    port = int(match["port"] or match["port2"]) if match else None
+    hosts = {line.host or line.source for line in lines}
+    rendezvous = re.search(
+        r"Rendezvous complete|rendezvous complete|(?:worker|local_world_size|MASTER_PORT)\S*=\S+|init_process_group",
+        seen.text,
+    )
+    configured = re.search(
+        rf"(?:--rdzv[-_]endpoint[= ]\S+:|--master[-_]port[= ]|MASTER_PORT[=:] ?|rdzv_endpoint\s*[:=]\s*\S+:){port}\b",
+        seen.text,
+    )
+    everyone = len(seen.hosts) > 1 and hosts >= set(seen.hosts)
+    if port is not None and port >= 32768 and rendezvous and not configured:
+        code, why, certain = "ephemeral-ports-blocked", f"port {port} is one that nobody configured", "medium"
+    elif everyone:
+        code, why, certain = "rdzv-endpoint-not-hosted", "every host waited for the endpoint, the head too", "medium"
+    else:
+        code, why, certain = (
+            "rdzv-port-blocked",
+            "a firewall, or nothing listens there",
+            "medium" if len(seen.hosts) > 1 else "low",
+        )
+    line = lines[0]
+    return [*suspects, Suspect(code, 29, line, line.rank, seen.host(line), certain, why)]  # type: ignore[arg-type]
+
+
+def _kills(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """A kill for want of memory is told by the kernel, not by the one that was killed: it gets the rank of it."""
+    killed = [one for one in seen.exits if one.signal == 9 and not one.agent and one.rank is not None]
+    if not killed:
+        return suspects
+    pids = {one.pid: one for one in killed}
+
+    def place(one: Suspect) -> Suspect:
+        match = re.search(r"[Kk]illed process (\d+)", one.line.text)
+        exit_ = pids.get(int(match[1])) if match else None
+        if exit_ is None and len(killed) == 1:
+            exit_ = killed[0]
+        return replace(one, rank=exit_.rank, host=exit_.host or one.host) if exit_ and one.rank is None else one
+
+    for code in ("host-oom-killed", "cgroup-oom-killed"):
+        suspects = _map(suspects, code, place)
+    return suspects
+
+
+def _terminated(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """A rank that SIGTERM ended although its agent sent none: the agent names it as the first to fail."""
+    sent = {int(match[1]) for match in re.finditer(r"Sending process (\d+) closing signal", seen.text)}
+    found = [
+        one for one in seen.exits if one.signal == 15 and one.root and one.pid not in sent and one.line is not None
+    ]
+    return suspects + [
+        Suspect(
+            "sigterm-preempted",
+            37,
+            replace(one.line, at=one.at),
+            one.rank,
+            one.host,
+            "medium",
+            "a rank alone was told to end",
+        )
+        for one in found
+        if one.line is not None
+    ]
+
+
+SAVED = re.compile(
+    r"(?i)sav(?:ed|ing)|wr(?:ote|iting|itten)|creat(?:ed|ing)|dump(?:ed|ing)|cach(?:ed|ing)|built|building|prepared"
+)
+SHARED = re.compile(r"/(?:nfs|shared|share|mnt/nfs|lustre|gpfs|scratch|fsx|efs|beegfs|weka|cephfs)\w*/")
+
+
+def _files(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """A file that is missing on one rank, and that another said it had written."""
+
+    def judge(one: Suspect) -> Suspect:
+        match = re.search(r"['\"](/?[\w./ -]+)['\"]", one.line.text)
+        if match is None or one.raised is None:
+            return one
+        name = match[1].rsplit("/", 1)[-1]
+        wrote = [
+            line
+            for line in seen.lines
+            if line.number != one.line.number
+            and name in line.text
+            and SAVED.search(line.text)
+            and "Error" not in line.text
+        ]
+        if not wrote or not name:
+            return one
+        if SHARED.search(match[1]) or len(seen.hosts) < 2:
+            return replace(one, code="shared-fs-lag", confidence="medium", why="another rank had just written it")
+        return replace(one, code="file-missing-on-host", why="another host wrote it, to a disk of its own")
+
+    for code in ("dataset-missing", "file-missing-on-host"):
+        suspects = _map(suspects, code, judge)
+    return suspects
+
+
+def _starts(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """A finished run that never destroyed its group aborts at its exit: on every rank, with nothing else to be seen."""
+    ended = [one for one in seen.exits if one.rank is not None]
+    if ended and all(one.signal == 6 for one in ended) and "terminate called without an active exception" in seen.text:
+        return [replace(one, hint=False) if one.code == "process-group-not-destroyed" else one for one in suspects]
+    return [one for one in suspects if one.code != "process-group-not-destroyed" or one.level < 20]
+
+
+AGENT = re.compile(r"closing signal|exitcode|ChildFailedError|torch[./]distributed[./]elastic|Rendezvous\w*Error")
+LOST = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Failed to recv|keep-alive|RendezvousConnectionError"
+)
+
+
+def _silent_hosts(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """A host whose agent never reported, while others lost their peers or the store."""
+    if len(seen.hosts) < 2 or any(one.level >= 30 and not one.hint for one in suspects):
+        return suspects
+    by_host: dict[str, list[Said]] = {}
+    for line in seen.lines:
+        by_host.setdefault(line.host or line.source, []).append(line)
+    silent = [
+        host for host, lines in by_host.items() if not any(line.agent or AGENT.search(line.text) for line in lines)
+    ]
+    others = [line for host, lines in by_host.items() if host not in silent for line in lines if LOST.search(line.text)]
+    if len(silent) != 1 or not others or "exit barrier" in seen.text:
+        return suspects
+    host = silent[0]
+    last = by_host[host][-1]
+    went_on = any(raised.line.host == host for raised in seen.raised) or any(
+        LOST.search(line.text) for line in by_host[host]
+    )
+    code = "agent-killed" if went_on else "host-lost"
+    why = "its launcher never reported" if went_on else "it stopped without a word"
+    return [*suspects, Suspect(code, 29, last, None, host, "medium", why)]
+
+
+def _met_in_vain(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """One host gave up waiting for the others, and another reached the store all the same: they waited apart."""
+    gave_up = [one for one in seen.raised if one.agent and one.kind.endswith("RendezvousTimeoutError")]
+    ends = ("RendezvousConnectionError", "RendezvousClosedError")
+    reached = [one for one in seen.raised if one.agent and one.kind.endswith(ends)]
+    hosts = {one.line.host or one.line.source for one in gave_up}
+    others = [one for one in reached if (one.line.host or one.line.source) not in hosts]
+    if not gave_up or not others or any(not one.agent for one in seen.raised):
+        return suspects
+    line = others[0].line
+    why = "both reached the store and did not meet: another rdzv id, or another --nnodes"
+    # who was told that the rendezvous is closed knew it by its id
+    code = "nnodes-mismatch" if others[0].kind.endswith("RendezvousClosedError") else "rdzv-id-mismatch"
+    return [*suspects, Suspect(code, 29, line, None, seen.host(line), "low", why)]

@@ -1,0 +1,228 @@
+"""Signs of causes: where the signatures that are known match what is seen. Judges nothing. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from . import causes, dumps, hangs
+from .causes import Knowledge, Signature
+from .exits import Exit
+from .scene import Scene
+from .tracebacks import Raised
+from .transcript import Said
+
+Confidence = Literal["high", "medium", "low"]
+
+# levels of precedence
+DECISIVE = 90  # the kernel, the hardware, the scheduler or ssh say it: whatever the order
+SPECIFIC = 50  # an error that names itself: the first one counts
+ENDING = 30  # a process that ended, a hang: the first one counts
+FALLBACK = 10  # what others say of a failure that is not to be seen
+MOST_LINES = 40_000  # that are looked at, from both ends
+AGENTS = re.compile(r"closing signal|exitcode|local_rank|ChildFailedError|torch[./]distributed[./]elastic|srun: error")
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """One sign of one cause, somewhere."""
+
+    code: str
+    level: int
+    line: Said
+    rank: int | None
+    host: str | None
+    confidence: Confidence = "high"
+    why: str = ""
+    raised: Raised | None = None
+    hint: bool = False
+    explains: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    """Other hosts that show the same."""
+
+
+def find(seen: Scene, knowledge: Knowledge) -> tuple[list[Suspect], list[Suspect]]:
+    """All signs of causes, and those of consequences."""
+    primary: list[Suspect] = []
+    secondary: list[Suspect] = []
+    covered: set[int] = set()  # lines that belong to an exception
+    for raised in seen.raised:
+        covered |= set(range(raised.line.number, raised.line.number + raised.text.count("\n") + 1))
+        found = list(_of_exception(raised, seen, knowledge))
+        primary += found
+        if not found or all(one.level < SPECIFIC for one in found):
+            secondary.append(suspect_of("consequence", 0, raised.line, seen, raised=raised))
+    for line in _troubled(seen):
+        for code, signature in _matches(line.text, "line", knowledge):
+            if line.number in covered and any(one.code == code and one.line.number == line.number for one in primary):
+                continue
+            primary += _accepted(code, signature, line, seen)
+        if knowledge.consequences.search(line.text) and line.number not in covered:
+            secondary.append(suspect_of("consequence", 0, line, seen))
+    primary += _of_exits(seen, knowledge, primary)
+    primary += _comparisons(seen, knowledge)
+    hang = hangs.judge(seen.lines, seen.raised, seen.exits, seen.ranks)
+    if hang is not None:
+        level = ENDING + 5 if hang.confidence != "low" else 22
+        primary.append(Suspect(hang.code, level, hang.line, hang.rank, hang.host, hang.confidence, hang.message))  # type: ignore[arg-type]
+    primary += _last_words(seen, knowledge)
+    return primary, secondary
+
+
+def _troubled(seen: Scene) -> list[Said]:
+    found = [line for line in seen.lines if len(line.text) < 4001]
+    return found if len(found) <= MOST_LINES else found[: MOST_LINES // 2] + found[-MOST_LINES // 2 :]
+
+
+def _matches(text: str, where: str, knowledge: Knowledge) -> Iterator[tuple[str, Signature]]:
+    if where == "line" and knowledge.noise.search(text):
+        return
+    for cause in knowledge.causes.values():
+        for signature in cause.signatures:
+            if signature.where != where or not signature.pattern.search(text):
+                continue
+            if signature.unless is None or not signature.unless.search(text):
+                yield cause.code, signature
+
+
+def suspect_of(code: str, level: int, line: Said, seen: Scene, **more: Any) -> Suspect:
+    rank = line.rank
+    if rank is None and not line.agent and level < DECISIVE and not AGENTS.search(line.text):
+        rank = seen.lone.get(line.source)
+    return Suspect(code, level, line, rank, seen.host(line), **more)
+
+
+def _accepted(
+    code: str, signature: Signature, line: Said, seen: Scene, raised: Raised | None = None
+) -> Iterator[Suspect]:
+    if signature.needs is not None and not signature.needs.search(seen.text):
+        return
+    if signature.late and (seen.first_step is None or seen.first_step > line.number):
+        return
+    if signature.spread == "some" and not _some(signature, line, seen):
+        return
+    match = signature.pattern.search(line.text)
+    named = {key: value for key, value in (match.groupdict() if match else {}).items() if value}
+    suspect = suspect_of(
+        code, signature.level, line, seen, raised=raised, hint=signature.hint, explains=signature.explains
+    )
+    host = named.get("host") or named.get("host2")
+    rank_ = int(named["rank"]) if named.get("rank", "").isdigit() else suspect.rank
+    yield replace(suspect, host=host or suspect.host, rank=rank_, confidence="medium" if signature.hint else "high")
+
+
+def _some(signature: Signature, line: Said, seen: Scene) -> bool:
+    """On some hosts, while others have worker output and not this."""
+    if len(seen.hosts) < 2:
+        return False
+    noise = causes.load().noise
+    hit = {
+        one.host or one.source
+        for one in seen.lines
+        if signature.pattern.search(one.text) and not noise.search(one.text)
+    }
+    if signature.where == "exception":
+        hit |= {
+            one.line.host or one.line.source
+            for one in seen.raised
+            if any(signature.pattern.search(text) for text in one.lines)
+        }
+    others = [host for host in seen.hosts if host not in hit]
+    return bool(others) and bool(hit)
+
+
+def _of_exception(raised: Raised, seen: Scene, knowledge: Knowledge) -> Iterator[Suspect]:
+    """The signs in an exception and in those that led to it; the generic one only where nothing else is known."""
+    if raised.agent and raised.kind.endswith(("ChildFailedError", "SignalException", "CalledProcessError")):
+        return
+    caught = seen.goes_on(raised)
+    found: list[Suspect] = []
+    for one in (*raised.chain, raised):
+        texts = [text for text in one.lines if text.strip() not in (":", "")]
+        for text in texts[:4] + texts[-4:] if len(texts) > 8 else texts:
+            for where in ("exception", "line"):
+                for code, signature in _matches(text, where, knowledge):
+                    if code != "script-exception":
+                        found += _accepted(code, signature, replace(raised.line, text=text), seen, raised)
+        if any(one.level >= SPECIFIC for one in found):
+            break
+    if not any(one.level >= SPECIFIC for one in found):
+        if raised.agent or any(
+            knowledge.consequences.search(text) for one in (*raised.chain, raised) for text in one.lines
+        ):
+            yield from found
+            return
+        if raised.kind.endswith(("SystemExit", "KeyboardInterrupt")):
+            yield from found
+            return
+        found.append(suspect_of("script-exception", SPECIFIC, raised.line, seen, raised=raised))
+    for suspect in found:
+        yield replace(suspect, level=min(suspect.level, ENDING + 1), hint=True, confidence="low") if caught else suspect
+
+
+def _of_exits(seen: Scene, knowledge: Knowledge, found: Sequence[Suspect]) -> Iterator[Suspect]:
+    escalated = {int(match[1]) for match in hangs.STUCK.finditer(seen.text)}
+    for one in seen.exits:
+        number = one.signal
+        if number is None or one.agent or one.pid in escalated or one.line is None:
+            continue
+        excused = any(each.rank == one.rank or each.host == one.host for each in found if each.level >= SPECIFIC)
+        if number == 6 and (excused or complains(seen, one, knowledge)):
+            continue
+        for cause in knowledge.causes.values():
+            if number in cause.exits:
+                line = replace(one.line, at=one.at)
+                certain: Confidence = "high" if number in (11, 7, 4, 13) else "medium"
+                yield Suspect(cause.code, cause.exits[number], line, one.rank, one.host, certain, f"signal {number}")
+
+
+def complains(seen: Scene, one: Exit, knowledge: Knowledge) -> bool:
+    """Whether a rank (or, if it has no lines of its own, its host) complained of others before it aborted."""
+    own = [line for line in seen.lines if line.rank == one.rank and line.rank is not None]
+    own = [line for line in own if one.number < 0 or line.number < one.number]
+    if not own:
+        own = [line for line in seen.lines if one.line is not None and line.source == one.line.source]
+        own = [line for line in own if one.number < 0 or line.number < one.number]
+    return any(
+        knowledge.consequences.search(line.text) and not line.agent and not AGENTS.search(line.text) for line in own
+    )
+
+
+def of_dumps(dumps_: Sequence[Mapping[str, Any]], seen: Scene) -> list[Suspect]:
+    judged = dumps.judge(dumps_)
+    if judged is None:
+        return []
+    host = seen.ranks.get(judged.rank) if judged.rank is not None else None
+    line = Said(len(seen.lines), host or "", host, judged.rank, None, "; ".join(judged.evidence))
+    return [Suspect(judged.code, 36, line, judged.rank, host, "medium", judged.why)]
+
+
+def _comparisons(seen: Scene, knowledge: Knowledge) -> Iterator[Suspect]:
+    """What must be equal on all hosts and is not, or must differ and does not."""
+    if len(seen.hosts) < 2:
+        return
+    for cause in knowledge.causes.values():
+        for signature in cause.signatures:
+            if signature.where not in ("differs", "same"):
+                continue
+            values: dict[str, tuple[str, Said]] = {}
+            for line in seen.lines:
+                if match := signature.pattern.search(line.text):
+                    value = match.groupdict().get("value") or match[1]
+                    values.setdefault(line.host or line.source, (value, line))
+            distinct = {value for value, _ in values.values()}
+            if len(values) < 2:
+                continue
+            if (len(distinct) > 1) if signature.where == "differs" else (len(distinct) < len(values)):
+                host, (_, line) = list(values.items())[-1]
+                why = ", ".join(f"{name}: {value}" for name, (value, _) in values.items())
+                yield Suspect(cause.code, signature.level, line, None, host, "medium", why)
+
+
+def _last_words(seen: Scene, knowledge: Knowledge) -> Iterator[Suspect]:
+    last = {(line.source, line.host, line.rank): line for line in seen.lines}
+    for line in last.values():
+        for code, signature in _matches(line.text, "last", knowledge):
+            yield from _accepted(code, signature, line, seen)

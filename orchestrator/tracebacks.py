@@ -1,0 +1,125 @@
+"""Lines -> the exceptions in them, each with its chain and rank; several ranks may interleave. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .transcript import Said
+
+START = re.compile(r"Traceback \(most recent call last\):\s*$")
+KIND = (
+    r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Closed|Failure|Failed|Mismatch|NotFound)\w*"
+)
+RAISED = re.compile(rf"(?P<indent> {{0,8}})(?P<kind>{KIND}|(?:\w+\.)+[A-Z]\w+|OSError|NanLoss\w*)(?P<text>: .*|:?)$")
+CHAINED = re.compile(r"During handling of the above exception|The above exception was the direct cause")
+ENDS_MESSAGE = re.compile(
+    r"Traceback \(most|^\[?[IWEF]\d{3,4} |^(?:WARNING|ERROR|INFO|DEBUG)[:\s]|^-{5,}|^={5,}|^frame #"
+    r"|^Exception raised from|^\S+:\d+:\d+ \[\d+\]|^terminate called|^Root Cause|^srun:|^slurmstepd"
+    r"|closing signal|^\[E ProcessGroup"
+)
+MESSAGE_LINES = 12  # that a message may have after its first
+AGENT_FRAMES = re.compile(
+    r"torch/distributed/(?:run\.py|launcher/api\.py|elastic/(?:agent|rendezvous|multiprocessing))"
+    r"|bin/(?:torchrun|accelerate|deepspeed)\"|accelerate/commands|deepspeed/launcher|torch/distributed/launch\.py"
+)
+WORKER_FRAMES = re.compile(r'File "(?!<frozen|[^"]*(?:site|dist)-packages|[^"]*/bin/)[^"]+", line \d+')
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception. `kind` and `text` are its own; `chain` has those that led to it, the first one first."""
+
+    line: Said  # the one with its kind
+    kind: str
+    text: str  # its message, all lines of it
+    frames: tuple[str, ...]
+    chain: tuple[Raised, ...] = ()
+    agent: bool = False  # the launcher's own, not a rank's
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """To match signatures against."""
+        return tuple(f"{self.kind}: {self.text}".split("\n"))
+
+
+def find(lines: Sequence[Said]) -> tuple[Raised, ...]:
+    """All exceptions, in the order of their last lines."""
+    streams: dict[tuple[object, ...], list[Said]] = {}
+    for line in lines:
+        streams.setdefault((line.source, line.host, line.rank, line.local_rank, line.attempt), []).append(line)
+    found = [raised for stream in streams.values() for raised in _of_stream(stream)]
+    return tuple(sorted(found, key=lambda raised: raised.line.number))
+
+
+def _of_stream(lines: list[Said]) -> list[Raised]:
+    found: list[Raised] = []
+    frames: list[str] = []
+    inside = False
+    chained = original = False
+    position = 0
+    while position < len(lines):
+        line = lines[position]
+        position += 1
+        if START.search(line.text):
+            original = "Original Traceback" in line.text
+            inside, frames = True, []
+            continue
+        if CHAINED.search(line.text):
+            chained = True
+            continue
+        match = RAISED.match(line.text)
+        if not match or (match["indent"] and not inside) or not _plausible(match, inside):
+            if inside and (line.text.startswith(" ") or 'File "' in line.text):
+                frames.append(line.text.strip())
+            continue
+        text, position = _message(lines, position, match)
+        agent = line.agent or _of_agent(frames, match["kind"])
+        raised = Raised(line, match["kind"], text, tuple(frames), agent=agent)
+        if found and (chained or original) and inside:
+            before = found.pop()
+            # a data loader shows the worker's exception after its own; else the first of a chain comes first
+            raised = (
+                replace(before, chain=(raised, *before.chain))
+                if original
+                else replace(raised, chain=(*before.chain, replace(before, chain=())))
+            )
+        found.append(raised)
+        inside = chained = original = False
+        frames = []
+    return found
+
+
+def _plausible(match: re.Match[str], inside: bool) -> bool:
+    """Outside a traceback only what can be nothing but an exception: `x.Error: text`, not a heading or a log line."""
+    if inside:
+        return True
+    kind = match["kind"].rsplit(".", 1)[-1]
+    return bool(re.search(r"(?:Error|Exception|Interrupt)$", kind)) and (match["text"] != "" or "." in match["kind"])
+
+
+def _of_agent(frames: Sequence[str], kind: str) -> bool:
+    if kind.endswith(("ChildFailedError", "SignalException", "CalledProcessError")):
+        return True
+    return any(AGENT_FRAMES.search(frame) for frame in frames) and not any(
+        WORKER_FRAMES.search(frame) and not AGENT_FRAMES.search(frame) for frame in frames
+    )
+
+
+def _message(lines: list[Said], position: int, match: re.Match[str]) -> tuple[str, int]:
+    """The whole message, and where to go on."""
+    parts = [match["text"].removeprefix(":").strip()]
+    for line in lines[position : position + MESSAGE_LINES]:
+        other = RAISED.match(line.text)
+        if ENDS_MESSAGE.search(line.text) or CHAINED.search(line.text) or (other and _plausible(other, False)):
+            break
+        if not line.text.startswith((" ", "\t")) and len(parts) > 1 and not _goes_on(parts[-1]):
+            break
+        parts.append(line.text.strip())
+        position += 1
+    return "\n".join(parts), position
+
+
+def _goes_on(text: str) -> bool:
+    return not text.endswith((".", "!", "?")) or text == ""
