@@ -22,6 +22,7 @@ WATCHDOG = re.compile(
 WORK = re.compile(r"last enqueued(?: NCCL)? work: (?P<enqueued>\d+), last completed(?: NCCL)? work: (?P<completed>\d+)")
 GROUP = re.compile(r"\[PG (?:ID )?(?P<group>\d+)")
 GLOO = re.compile(r"Timed out waiting (?P<limit>\d+)ms for (?P<what>recv|send) operation")
+TOLD = re.compile(r"Watchdog|last enqueued|Timed out")
 MONITORED = re.compile(r"Ranks? (?P<ranks>\d+(?:, ?\d+)*) failed to pass monitoredBarrier")
 DESYNC = re.compile(r"(?:lagging|dead|mismatched) ranks.{0,60}desync|Rank (?P<rank>\d+) is (?:lagging|behind|stuck)")
 STUCK = re.compile(r"Unable to shutdown process (?P<pid>\d+)")
@@ -73,6 +74,8 @@ def waits(lines: Sequence[Said], raised: Sequence[Raised]) -> list[Wait]:
     """The first of each rank, in the order of the lines."""
     found: dict[object, Wait] = {}
     for line in lines:
+        if not TOLD.search(line.text):
+            continue
         for match in WATCHDOG.finditer(line.text):
             rank = line.rank if line.rank is not None else int(match["rank"]) if match["rank"] else None
             wait = Wait(rank, line.host, line, match["op"], int(match["seq"]), _int(match["numel"]), limit=_s(match))

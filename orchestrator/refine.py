@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from .scene import Scene
+from .scene import STEPS, Scene
 from .signs import Suspect
 from .transcript import Said
 
@@ -22,6 +22,7 @@ TIMED_OUT = re.compile(
 
 def refine(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     for step in (
+        _passed_over,
         _device_ordinals,
         _memory,
         _connects,
@@ -34,6 +35,20 @@ def refine(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     ):
         suspects = step(suspects, seen)
     return suspects
+
+
+def _passed_over(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """A line of trouble that training went on after, until an exception: a warning, as it turned out."""
+    ends = [one.line.number for one in suspects if one.raised is not None and not one.hint and one.level >= 50]
+    if not ends:
+        return suspects
+    steps = [line.number for line in seen.lines if STEPS.search(line.text) and line.number < max(ends)]
+
+    def passed(one: Suspect) -> bool:
+        after = [number for number in steps if number > one.line.number]
+        return one.raised is None and 50 <= one.level < 90 and one.line.number < max(ends) and len(after) >= 3
+
+    return [replace(one, hint=True, confidence="low") if passed(one) else one for one in suspects]
 
 
 def with_known(

@@ -21,7 +21,9 @@ DECISIVE = 90  # the kernel, the hardware, the scheduler or ssh say it: whatever
 SPECIFIC = 50  # an error that names itself: the first one counts
 ENDING = 30  # a process that ended, a hang: the first one counts
 FALLBACK = 10  # what others say of a failure that is not to be seen
-MOST_LINES = 40_000  # that are looked at, from both ends
+MOST_KINDS = 12_000  # of lines that are tried, the first and the last of them
+STARTUP = 20_000  # lines in which versions and settings are told
+NUMBERS = re.compile(r"0x[0-9a-f]+|\d+\.\d+|\d{4,}")  # short ones may be a status or the number of a signal
 AGENTS = re.compile(r"closing signal|exitcode|local_rank|ChildFailedError|torch[./]distributed[./]elastic|srun: error")
 
 
@@ -54,12 +56,12 @@ def find(seen: Scene, knowledge: Knowledge) -> tuple[list[Suspect], list[Suspect
         primary += found
         if not found or all(one.level < SPECIFIC for one in found):
             secondary.append(suspect_of("consequence", 0, raised.line, seen, raised=raised))
-    for line in _troubled(seen):
+    for line in _troubled(seen, knowledge):
         for code, signature in _matches(line.text, "line", knowledge):
             if line.number in covered and any(one.code == code and one.line.number == line.number for one in primary):
                 continue
             primary += _accepted(code, signature, line, seen)
-        if knowledge.consequences.search(line.text) and line.number not in covered:
+        if line.number not in covered and knowledge.consequences.search(line.text):
             secondary.append(suspect_of("consequence", 0, line, seen))
     primary += _of_exits(seen, knowledge, primary)
     primary += _comparisons(seen, knowledge)
@@ -71,9 +73,19 @@ def find(seen: Scene, knowledge: Knowledge) -> tuple[list[Suspect], list[Suspect
     return primary, secondary
 
 
-def _troubled(seen: Scene) -> list[Said]:
-    found = [line for line in seen.lines if len(line.text) < 4001]
-    return found if len(found) <= MOST_LINES else found[: MOST_LINES // 2] + found[-MOST_LINES // 2 :]
+def _troubled(seen: Scene, knowledge: Knowledge) -> list[Said]:
+    """Lines that match anything. Most of a log are the same few lines with other numbers: each kind is tried once."""
+    kinds: dict[str, list[Said]] = {}
+    for line in seen.lines:
+        kinds.setdefault(NUMBERS.sub("0", line.text), []).append(line)
+    tried = list(kinds.values())
+    tried = tried if len(tried) <= MOST_KINDS else tried[: MOST_KINDS // 4] + tried[-MOST_KINDS * 3 // 4 :]
+    found = []
+    for lines in tried:
+        text = lines[0].text
+        if knowledge.consequences.search(text) or next(_matches(text, "line", knowledge), None) is not None:
+            found += lines
+    return sorted(found, key=lambda line: line.number)
 
 
 def _matches(text: str, where: str, knowledge: Knowledge) -> Iterator[tuple[str, Signature]]:
@@ -208,7 +220,7 @@ def _comparisons(seen: Scene, knowledge: Knowledge) -> Iterator[Suspect]:
             if signature.where not in ("differs", "same"):
                 continue
             values: dict[str, tuple[str, Said]] = {}
-            for line in seen.lines:
+            for line in seen.lines[:STARTUP]:
                 if match := signature.pattern.search(line.text):
                     value = match.groupdict().get("value") or match[1]
                     values.setdefault(line.host or line.source, (value, line))
@@ -218,7 +230,8 @@ def _comparisons(seen: Scene, knowledge: Knowledge) -> Iterator[Suspect]:
             if (len(distinct) > 1) if signature.where == "differs" else (len(distinct) < len(values)):
                 host, (_, line) = list(values.items())[-1]
                 why = ", ".join(f"{name}: {value}" for name, (value, _) in values.items())
-                yield Suspect(cause.code, signature.level, line, None, host, "medium", why)
+                more: dict[str, Any] = {"hint": signature.hint, "explains": signature.explains}
+                yield Suspect(cause.code, signature.level, line, None, host, "medium", why, **more)
 
 
 def _last_words(seen: Scene, knowledge: Knowledge) -> Iterator[Suspect]:

@@ -13,6 +13,7 @@ KIND = (
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Closed|Failure|Failed|Mismatch|NotFound)\w*"
 )
 RAISED = re.compile(rf"(?P<indent> {{0,8}})(?P<kind>{KIND}|(?:\w+\.)+[A-Z]\w+|OSError|NanLoss\w*)(?P<text>: .*|:?)$")
+ANYTHING = re.compile(r"(?P<indent> {0,2})(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w+)(?P<text>: .*|:?)$")  # after frames
 CHAINED = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 ENDS_MESSAGE = re.compile(
     r"Traceback \(most|^\[?[IWEF]\d{3,4} |^(?:WARNING|ERROR|INFO|DEBUG)[:\s]|^-{5,}|^={5,}|^frame #"
@@ -69,7 +70,7 @@ def _of_stream(lines: list[Said]) -> list[Raised]:
         if CHAINED.search(line.text):
             chained = True
             continue
-        match = RAISED.match(line.text)
+        match = RAISED.match(line.text) or (ANYTHING.match(line.text) if inside and frames else None)
         if not match or (match["indent"] and not inside) or not _plausible(match, inside):
             if inside and (line.text.startswith(" ") or 'File "' in line.text):
                 frames.append(line.text.strip())

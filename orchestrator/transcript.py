@@ -50,6 +50,8 @@ TAGS = tuple(
 SRUN = re.compile(r"\s*(?P<rank>\d+): ?")
 PDSH = re.compile(r"(?P<host>[A-Za-z][\w.-]*): ?")
 
+LAUNCHERS = re.compile(r"srun|slurmstepd|mpirun|pdsh@|ssh:")  # they speak between the lines of others
+
 MONTHS = {
     name: number
     for number, name in enumerate(
@@ -103,9 +105,9 @@ def _lines(name: str, text: str, number: int) -> Iterator[Said]:
 
 def _tags_all(tag: re.Pattern[str], lines: Sequence[str]) -> bool:
     """Whether a tag that could as well be text begins nearly every line, with few values."""
-    full = [line for line in lines if line.strip()]
+    full = [line for line in lines if line.strip() and not LAUNCHERS.match(line)]
     found = [match[1] for line in full if (match := tag.match(line))]
-    return len(found) > 2 and len(found) >= 0.9 * len(full) and len(set(found)) <= max(1, len(found) / 3)
+    return len(found) > 2 and len(found) >= 0.8 * len(full) and len(set(found)) <= max(1, len(found) / 2)
 
 
 def _untagged(line: Said, everywhere: Sequence[re.Pattern[str]]) -> Said:

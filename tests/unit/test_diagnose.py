@@ -1,4 +1,5 @@
-"""The diagnosis of real failures' logs (tests/golden/diagnose: log files and expected.json a case)."""
+"""The diagnosis of logs: of real failures (tests/golden/diagnose: log files and expected.json a case), and of texts
+written after public reports of what cannot be produced on a machine without GPUs (worded.txt)."""
 
 from __future__ import annotations
 
@@ -33,6 +34,23 @@ def test_the_first_cause_of_a_real_failure_is_named(folder: Path) -> None:
         assert list(found[0].hosts) == expected["hosts"]
     if expected["rank"] is not None:
         assert found[0].rank == expected["rank"]
+
+
+def worded() -> list[tuple[str, list[tuple[str, str]]]]:
+    """Blocks `@@@ CODE[|CODE]`, of one log each, or of several behind `--- NAME`."""
+    found = []
+    for block in re.split(r"^@@@ (?!@)", (GOLDEN / "worded.txt").read_text(encoding="utf-8"), flags=re.M)[1:]:
+        head, _, body = block.partition("\n")
+        parts = re.split(r"^--- (\S+)\n", body, flags=re.M)
+        logs = list(zip(parts[1::2], parts[2::2], strict=True)) if parts[1:] else [("train.log", body)]
+        found.append((head.strip(), logs))
+    return found
+
+
+@pytest.mark.parametrize(("code", "logs"), worded(), ids=lambda value: value if isinstance(value, str) else "")
+def test_the_first_cause_is_named_in_the_words_of_other_launchers(code: str, logs: list[tuple[str, str]]) -> None:
+    findings = diagnose(transcript.read(logs)).findings
+    assert (findings[0].code if findings else "none") in code.split("|"), findings
 
 
 def test_every_cause_says_what_it_means_and_how_to_mend_it() -> None:
