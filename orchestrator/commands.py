@@ -98,7 +98,11 @@ def _ask_passphrase(prompt: str) -> str:
 def _me() -> str:
     import getpass
 
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # in a container a user may have no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def _warn(failed: Mapping[str, OrchError], console: Console) -> None:

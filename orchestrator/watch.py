@@ -150,10 +150,21 @@ def conclude(run_id: str, view: View, console: Console, took: str = "") -> int:
         case "killed":
             console.error(f"run {run_id} was stopped by {verdict.get('stopped_by') or 'somebody'}")
         case "lost":
-            console.error(f"run {run_id} was lost: {_first_failure(verdict)}")
+            console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_without_head(verdict, parts)}")
         case _:
             console.error(f"run {run_id} failed: {_first_failure(verdict)}")
     return OUTCOMES[verdict["state"]]
+
+
+def _without_head(verdict: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> str:
+    """How to go on when it is the head that was lost: with another, which is for a person to choose."""
+    if (verdict.get("first_failure") or {}).get("node") != 0:
+        return ""
+    part = min(parts, key=lambda part: part["node"])
+    return (
+        f"\n  to go on from the newest snapshot: take {part['hosts'][0]} out of the inventory, or give another `head` "
+        f"(such as {part['host']}), and start again with --name {part['name']}"
+    )
 
 
 def _first_failure(verdict: Mapping[str, Any]) -> str:
