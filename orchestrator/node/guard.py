@@ -18,11 +18,11 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import gang, launch, processes, recorder, state
+from . import gang, launch, processes, state
+from .child import RecorderChild
 from .tree import Tree, make_fifos
 
 UNCOMMITTED_PATIENCE = 45.0  # s that a prepared guard waits for the head's word after its controller has gone
-RECORDER_BACKOFF = 0.5  # s, when a recorder died within a second of its start
 TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is dear
 TREE_RECORD_SHARE = 500  # looking at the processes may cost a 500th of a core
 STACKS_WINDOW = 15.0  # s for the stacks of hanging ranks
@@ -60,12 +60,8 @@ class Guard:
         self._place = _place(spec)
         self._stacks = -1  # the pid of what shows where the ranks hang, and what follows it
         self._after_stacks: Optional[Tuple[float, float, str]] = None
-        self._recorder = -1
-        self._recorder_started = 0.0
-        self._recorder_due: Optional[float] = None
-        self._channel: Optional[socket.socket] = None
+        self._recorder = RecorderChild()
         self._drain_by: Optional[float] = None
-        self._outbox: List[bytes] = []
         self._recorded: Any = None
         self._record_at = 0.0
         self._finished = False
@@ -100,14 +96,15 @@ class Guard:
         }
         if self._control is not None:
             watched[self._control.fileno()] = self._controlled
-        if self._channel is not None:
-            watched[self._channel.fileno()] = self._ordered
+        channel = self._recorder.channel
+        if channel is not None:
+            watched[channel.fileno()] = self._ordered
         if "rdzv" in self._sockets:
             watched[self._sockets["rdzv"].fileno()] = self._knocked
         for handle in watched:
             poll.register(handle, select.POLLIN)
-        if self._channel is not None and self._outbox:
-            poll.modify(self._channel.fileno(), select.POLLIN | select.POLLOUT)
+        if channel is not None and self._recorder.has_to_be_told:
+            poll.modify(channel.fileno(), select.POLLIN | select.POLLOUT)
         ranks = self._tree.descriptors() if self._tree else []
         for handle in ranks:
             poll.register(handle, select.POLLIN)
@@ -130,13 +127,13 @@ class Guard:
             due.append(self._tree_due - now)
             if self._tree.outcome is None:
                 due.append(self._record_at - now)
-        if self._recorder_due is not None:
-            due.append(self._recorder_due - now)
+        if self._recorder.due is not None:
+            due.append(self._recorder.due - now)
         if self._after_stacks is not None:
             due.append(self._after_stacks[0] - now)
         if self._abandoned_at is not None and not self._committed():
             due.append(self._abandoned_at + UNCOMMITTED_PATIENCE - now)
-        if self._drain_by is not None and self._recorder > 0:
+        if self._drain_by is not None and self._recorder.pid > 0:
             due.append(self._drain_by - now)
         return max(0.0, min(due))
 
@@ -151,7 +148,7 @@ class Guard:
                 self._tell()
             elif tree.outcome is None and now >= self._record_at:
                 self._record_tree()
-        if self._recorder_due is not None and now >= self._recorder_due:
+        if self._recorder.due is not None and now >= self._recorder.due:
             self._start_recorder()
         if self._abandoned_at is not None and not self._committed() and now - self._abandoned_at > UNCOMMITTED_PATIENCE:
             self._abort()
@@ -163,32 +160,10 @@ class Guard:
     # the recorder
 
     def _start_recorder(self) -> None:
-        self._recorder_due = None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        guard = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError:  # the ranks have used up the user's processes
-            ours.close()
-            theirs.close()
-            self._recorder_due = time.monotonic() + RECORDER_BACKOFF
-            return
-        if pid == 0:
-            ours.close()
-            for handle in self._keepers + self._locks + [self._register]:
-                os.close(handle)
-            if self._control is not None:
-                self._control.close()
-            if "rdzv" in self._sockets:
-                self._sockets["rdzv"].close()
-            recorder.main(self._folder, self._spec, self._private["key"], theirs, self._sockets.get("link"), guard)
-        theirs.close()
-        ours.setblocking(False)
-        if self._channel is not None:
-            self._channel.close()
-        self._recorder, self._recorder_started, self._channel = pid, time.monotonic(), ours
-        self._outbox = []
-        self._tell()
+        others = [one for one in [self._control, self._sockets.get("rdzv")] if one is not None]
+        private = self._keepers + self._locks + [self._register] + [one.fileno() for one in others]
+        if self._recorder.start(self._folder, self._spec, self._private["key"], self._sockets.get("link"), private):
+            self._tell()
 
     def _knocked(self) -> None:
         """Another node tries whether it can reach the rendezvous port. Let in and let go, or the queue would fill."""
@@ -211,33 +186,13 @@ class Guard:
             "stop": self._stop,
             "drain": self._drain_by is not None,
         }
-        self._outbox = [json.dumps(status).encode("ascii")]
-        self._flush()
-
-    def _flush(self) -> None:
-        try:
-            while self._channel is not None and self._outbox:
-                self._channel.send(self._outbox[0])
-                self._outbox.pop(0)
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._outbox = []  # it died; SIGCHLD is on its way, and the next one is told everything
+        self._recorder.tell(status)
 
     def _ordered(self) -> None:
-        self._flush()
-        try:
-            raw = self._channel.recv(1 << 20) if self._channel else b""
-        except BlockingIOError:
-            return
-        except OSError:
-            raw = b""
-        if not raw:
-            if self._channel is not None:
-                self._channel.close()
-                self._channel = None
-            return
-        message = json.loads(raw)
+        for message in self._recorder.said():
+            self._obey(message)
+
+    def _obey(self, message: Dict[str, Any]) -> None:
         if message["do"] == "run":
             self._run_attempt(gang.Run(**message["order"]))
         elif message["do"] == "stop":
@@ -331,7 +286,7 @@ class Guard:
 
     def _new_tree(self, attempt: int) -> Tree:
         setup, umask = self._spec["setup"], self._spec["umask"]
-        return Tree(attempt, setup, self._program(), lambda: self._recorder, self._failed, umask)
+        return Tree(attempt, setup, self._program(), lambda: self._recorder.pid, self._failed, umask)
 
     def _program(self) -> List[str]:
         return [sys.executable, "-I", "-S", self._spec["program"]]
@@ -389,7 +344,7 @@ class Guard:
                 return
             if pid == 0:
                 return
-            if pid == self._recorder:
+            if pid == self._recorder.pid:
                 self._recorder_ended(status)
             elif pid == self._stacks:
                 self._after_stacks = self._after_stacks and (0.0, *self._after_stacks[1:])
@@ -397,15 +352,10 @@ class Guard:
                 self._tree.root_ended(pid, status)
 
     def _recorder_ended(self, status: int) -> None:
-        self._recorder = -1
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        self._recorder.ended()
         if self._drain_by is not None and status == 0:
+            self._recorder.due = None
             self._finished = True
-            return
-        soon = time.monotonic() - self._recorder_started < 1.0
-        self._recorder_due = time.monotonic() + (RECORDER_BACKOFF if soon else 0.0)
 
     # the controller, while it is there
 
@@ -442,9 +392,9 @@ class Guard:
 
     def _abort(self) -> None:
         """Never committed: as if we had never been."""
-        if self._recorder > 0:
-            os.kill(self._recorder, signal.SIGKILL)
-            os.waitpid(self._recorder, 0)
+        if self._recorder.pid > 0:
+            self._recorder.kill()
+            os.waitpid(self._recorder.pid, 0)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._finished = True
 
@@ -454,8 +404,8 @@ class Guard:
         if self._drain_by is None:
             self._drain_by = now + DRAIN_WINDOW
             self._tell()
-        elif now > self._drain_by and self._recorder > 0:
-            os.kill(self._recorder, signal.SIGKILL)
+        elif now > self._drain_by and self._recorder.pid > 0:
+            self._recorder.kill()
             self._finished = True
 
     def close(self) -> None:
@@ -509,51 +459,3 @@ def _place(spec: Dict[str, Any]) -> Dict[str, Optional[int]]:
     if spec["nodes"][spec["node"]]["spare"]:
         return {"node_rank": None, "first_rank": None}
     return {"node_rank": len(before), "first_rank": sum(node["nproc"] for node in before)}
-
-
-def daemonise(
-    folder: str, spec: Dict[str, Any], private: Dict[str, Any], sockets: Dict[str, socket.socket], locks: List[int]
-) -> socket.socket:
-    """Fork a guard that owes nothing to the SSH session. Returns the relay's end of its control channel."""
-    ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child:
-        theirs.close()
-        os.waitpid(child, 0)
-        return ours
-    try:
-        ours.close()
-        os.setsid()
-        if os.fork():
-            os._exit(0)
-        umask = os.umask(0o077)  # ours; what the ranks write is as open as the user's login makes it
-        _detach(folder, [theirs.fileno()] + [one.fileno() for one in sockets.values()] + locks)
-        processes.set_name("ddp-guard")
-        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
-        guard = Guard(folder, dict(spec, umask=umask), private, theirs, sockets, locks)
-        guard.hold()
-        guard.run()
-        guard.close()
-        os._exit(0)
-    except BaseException:  # noqa: BLE001  the last resort: the fork of a relay must never return into its code
-        import traceback
-
-        traceback.print_exc()  # stderr is guard.err by now
-        sys.stderr.flush()
-        os._exit(70)
-
-
-def _detach(folder: str, needed: List[int]) -> None:
-    os.chdir(folder)
-    null = os.open(os.devnull, os.O_RDWR)
-    errors = os.open(os.path.join(folder, "guard.err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(null, 0)
-    os.dup2(errors, 1)
-    os.dup2(errors, 2)
-    keep = {0, 1, 2} | set(needed)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in keep:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # the descriptor of this listing itself

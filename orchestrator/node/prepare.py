@@ -10,7 +10,7 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import guard, network, processes, state
+from . import daemon, network, processes, state
 from .peers import JOIN_WINDOW
 
 REACH_WINDOW = 4.0  # s to reach the head's two ports from here
@@ -46,7 +46,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
             spec.update(link_address=answer["reachable"][0], link_port=arguments["head"]["link_port"])
         spec["used_ports"] = [port for port in (answer.get("link_port"), answer.get("rdzv_port")) if port]
         state.write(os.path.join(folder, "spec.json"), spec)
-        control = guard.daemonise(folder, spec, private, sockets, locks)
+        control = daemon.daemonise(folder, spec, private, sockets, locks)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

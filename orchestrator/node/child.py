@@ -1,0 +1,103 @@
+"""The guard's hold on its recorder: start it, start it again, talk to it whole messages at a time. Never blocks."""
+
+import json
+import os
+import signal
+import socket
+import time
+from typing import Any, Dict, List, Optional
+
+from . import recorder
+
+BACKOFF = 0.5  # s, when a recorder died within a second of its start, or could not be started
+LONGEST = 1 << 20  # bytes of a message
+
+
+class RecorderChild:
+    """`due`: when one has to be started (by the monotonic clock), None while one runs."""
+
+    def __init__(self) -> None:
+        self.pid = -1
+        self.due: Optional[float] = None
+        self._started = 0.0
+        self._channel: Optional[socket.socket] = None
+        self._outbox: Optional[bytes] = None
+
+    def start(
+        self, folder: str, spec: Dict[str, Any], key: str, listener: Optional[socket.socket], private: List[int]
+    ) -> bool:
+        """`private`: our descriptors that it shall not have. False: there is no process to be had now."""
+        self.due = None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        guard = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:  # the ranks have used up the user's processes
+            ours.close()
+            theirs.close()
+            self.due = time.monotonic() + BACKOFF
+            return False
+        if pid == 0:
+            ours.close()
+            for handle in private:
+                os.close(handle)
+            recorder.main(folder, spec, key, theirs, listener, guard)
+        theirs.close()
+        ours.setblocking(False)
+        self._close()
+        self.pid, self._started, self._channel = pid, time.monotonic(), ours
+        return True
+
+    def ended(self) -> None:
+        """It has been reaped."""
+        self.pid = -1
+        self._close()
+        soon = time.monotonic() - self._started < 1.0
+        self.due = time.monotonic() + (BACKOFF if soon else 0.0)
+
+    def kill(self) -> None:
+        if self.pid > 0:
+            os.kill(self.pid, signal.SIGKILL)
+
+    @property
+    def channel(self) -> Optional[socket.socket]:
+        return self._channel
+
+    @property
+    def has_to_be_told(self) -> bool:
+        return self._outbox is not None
+
+    def tell(self, status: Dict[str, Any]) -> None:
+        """Say how things stand; what was not said yet is out of date with it."""
+        self._outbox = json.dumps(status).encode("ascii")
+        self.flush()
+
+    def flush(self) -> None:
+        if self._channel is None or self._outbox is None:
+            return
+        try:
+            self._channel.send(self._outbox)
+        except BlockingIOError:
+            return
+        except OSError:
+            pass  # it died; SIGCHLD is on its way, and the next one is told everything
+        self._outbox = None
+
+    def said(self) -> List[Dict[str, Any]]:
+        """At most one message; call again when the channel is readable."""
+        self.flush()
+        try:
+            raw = self._channel.recv(LONGEST) if self._channel else b""
+        except BlockingIOError:
+            return []
+        except OSError:
+            raw = b""
+        if not raw:
+            self._close()
+            return []
+        return [json.loads(raw)]
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = None
