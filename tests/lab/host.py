@@ -121,6 +121,7 @@ class Host:
         """Cut the power: every process is gone at once, /home and /var/tmp stay, nobody is told."""
         assert self._unshare is not None
         self.heal()
+        self.cut()  # or the kernel would close its connections, and say so to the others
         os.kill(self.init, signal.SIGKILL)
         # A process table ends when the last of its dead is buried, and some of them are our children.
         for process in [*self.started, self._unshare]:
@@ -130,6 +131,9 @@ class Host:
         # The kernel takes a dead network apart in its own time; the next boot needs the names now.
         commands = "".join(f"link delete {link.port}\n" for link in self.links.values())
         self.lab.run(["ip", "-force", "-batch", "-"], input=commands)
+        for link in self.links.values():
+            link.cut = False
+        self.lab.apply_cut_and_loss()
 
     def boot(self) -> None:
         """Turn the power on and wait for sshd. A new boot_id, the same disk."""
