@@ -73,10 +73,11 @@ class Exited(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Nothing was heard of a node for a whole lease."""
+    """Nothing was heard of a node for a whole lease, since `heard_at`."""
 
     node: int
     at: float
+    heard_at: Optional[float] = None
 
 
 class Left(NamedTuple):
@@ -269,6 +270,8 @@ def _apply(state: State, event: Event) -> State:
         if team is None or not restart_is_due(state, event.at):
             return state
         return _attempt(state, team, state.master_addr, event.port, event.at)
+    if isinstance(event, Failed) and event.failure.get("gone"):
+        return _lose_guard(state, event)
     if isinstance(event, (Started, Failed, Exited)) and (event.attempt != state.attempt or state.phase == "waiting"):
         return state  # of an attempt that is over, or of a node that broke before there was one: it will be lost
     if isinstance(event, Started):
@@ -403,12 +406,39 @@ def _lose(state: State, event: Lost) -> State:
         return state
     if phase in ("exited", "left") and state.phase == "running":
         return _with(state, event.node, away=True)  # its part is done
-    lost = _with(state, event.node, phase="lost")
+    failure = dict(_failure(state, event.node, "host lost", event.at), lost=True)
+    if phase != "exited" and _was_silent_before_the_failure(state, event):
+        at_start = event.at - state.started_at < AT_START
+        state = state._replace(first_failure=dict(failure, at_start=at_start))
+    return _drop(state, event.node, failure, event.at)
+
+
+def _was_silent_before_the_failure(state: State, event: Lost) -> bool:
+    """Of a host of the team: its peers may fail of its end at once, by a connection reset, long before a lease."""
+    first = state.first_failure
+    return (
+        state.phase == "stopping"
+        and first is not None
+        and not first.get("lost")
+        and state.nodes[event.node].node_rank is not None
+        and event.heard_at is not None
+        and event.heard_at <= state.since
+    )
+
+
+def _lose_guard(state: State, event: Failed) -> State:
+    """Nobody is left on that host who could start a further attempt, though its recorder still answers."""
+    if state.phase == "waiting" or state.nodes[event.node].phase in ("lost", "left"):
+        return state
+    return _drop(state, event.node, event.failure, event.at)
+
+
+def _drop(state: State, number: int, failure: Dict[str, Any], at: float) -> State:
+    """The run goes on or ends without that node; for a spare, nothing has failed."""
+    lost = _with(state, number, phase="lost")
     if state.phase == "restarting" and next_team(lost) is None:
-        return lost._replace(phase="stopping", since=event.at)
-    if lost.nodes[event.node].node_rank is None:
-        return lost
-    return _fail(lost, dict(_failure(state, event.node, "host lost", event.at), lost=True), event.at)
+        return lost._replace(phase="stopping", since=at)
+    return lost if lost.nodes[number].node_rank is None else _fail(lost, failure, at)
 
 
 def _failure(state: State, node: int, what: str, at: float) -> Dict[str, Any]:
@@ -432,7 +462,7 @@ def _with(state: State, number: int, **changes: Any) -> State:
 
 
 def _fail(state: State, failure: Dict[str, Any], at: float) -> State:
-    """The first failure is kept for ever; what comes later is its consequence."""
+    """The first failure is kept; what comes later is its consequence. (But see _was_silent_before_the_failure.)"""
     if state.phase != "running":
         return state
     failure = dict(failure, at_start=at - state.started_at < AT_START)

@@ -185,7 +185,7 @@ class Head(Peers):
             self._watch_silence()
         for number, heard in list(self._heard.items()):
             if now - heard > LEASE and self._state.nodes[number].phase not in ("absent", "lost", "left"):
-                self._step(gang.Lost(number, self._now()))
+                self._step(gang.Lost(number, self._now(), self._now() - (now - heard)))
         if gang.restart_is_due(self._state, self._now()):
             self._find_port()
         self._step(gang.Tick(self._now()))
@@ -266,6 +266,9 @@ class Head(Peers):
             first = after.first_failure
             said = " (%s)" % first["said"] if first.get("said") else ""
             self._recorder.say("first failure: %s: %s%s; stopping all nodes" % (first["host"], first["what"], said))
+        elif after.first_failure is not None and after.first_failure != before.first_failure:
+            what = "%s: %s" % (after.first_failure["host"], after.first_failure["what"])
+            self._recorder.say("first failure, seen late: %s; it went silent before the other failed" % what)
         if after.phase == "restarting" and before.phase != "restarting":
             self._recorder.say(_what_follows(after))
         elif after.stopped_by is not None and before.stopped_by is None:

@@ -252,6 +252,7 @@ class Recorder:
             "signal": None,
             "pid": self._guard_pid,
             "what": "the guard was killed",
+            "gone": True,
             "at": time.time(),
             "attempt": self._status["attempt"],
         }

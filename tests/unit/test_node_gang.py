@@ -70,7 +70,9 @@ def histories(draw: st.DrawFn) -> list[Event]:
         node = draw(st.integers(1 if kind in ("Lost", "Left") else 0, len(NODES) - 1))
         attempt = draw(st.sampled_from([1, 1, 1, 0, 2]))
         match kind:
-            case "Joined" | "Lost" | "Left":
+            case "Lost":
+                events.append(gang.Lost(node, at, draw(st.sampled_from([None, at - 0.2, at - 9.0]))))
+            case "Joined" | "Left":
                 events.append(getattr(gang, kind)(node, at))
             case "StartRequested":
                 events.append(gang.StartRequested("10.0.0.1", 29500, at))
@@ -104,9 +106,11 @@ def play(events: list[Event], state: State | None = None) -> list[tuple[State, E
 @given(histories())
 def test_what_was_decided_once_is_never_changed(events: list[Event]) -> None:
     order = ["waiting", "running", "stopping", "over"]
-    for before, _, after, _ in play(events):
-        if before.first_failure is not None:
-            assert after.first_failure == before.first_failure
+    for before, event, after, _ in play(events):
+        if before.first_failure is not None and after.first_failure != before.first_failure:
+            # but for a host that had gone silent before, so that it failed first
+            assert isinstance(event, gang.Lost) and event.heard_at is not None and event.heard_at <= before.since
+            assert after.first_failure and after.first_failure["lost"] and not before.first_failure.get("lost")
         if before.verdict is not None:
             assert after.verdict == before.verdict
         assert order.index(after.phase) >= order.index(before.phase)
@@ -408,6 +412,39 @@ def test_a_spare_that_is_lost_during_the_back_off_is_not_counted_on() -> None:
     state = gang.step(state, gang.Tick(2002.0))[0]
     assert state.verdict and state.verdict["state"] == "lost"
     assert state.verdict["not_again"] == "a host was lost, and no spare is left"
+
+
+def test_a_host_that_was_silent_before_its_peers_failed_is_the_first_failure() -> None:
+    """Their connections to it were reset; its own silence shows only when the lease is over."""
+    failure = {"host": "host-2", "node": 2, "rank": 3, "what": "rank 3: exit code 1", "exit_code": 1}
+    failed, _ = gang.step(at_work(SPARED), gang.Failed(2, 1, failure, 2000.0))
+    for number in (0, 2):
+        failed, _ = gang.step(failed, gang.Exited(number, 1, False, 2001.0))
+    state, _ = gang.step(failed, gang.Lost(1, 2008.5, 1999.5))
+    assert state.phase == "restarting" and gang.restarts(state) == 0
+    assert state.first_failure and (state.first_failure["host"], state.first_failure["lost"]) == ("host-1", True)
+    # heard of since: then it was lost later, and for the failure the budget is spent
+    state, _ = gang.step(failed, gang.Lost(1, 2009.5, 2000.5))
+    assert state.verdict and state.verdict["first_failure"]["host"] == "host-2"
+
+
+def test_a_host_whose_guard_was_killed_takes_no_part_in_the_next_attempt() -> None:
+    gone = {"host": "host-1", "node": 1, "rank": None, "what": "the guard was killed", "gone": True}
+    state = ended(gang.step(at_work(SPARED, max_restarts=1), gang.Failed(1, 1, gone, 2000.0))[0], 2001.0)
+    state = begun(gang.step(state, gang.PortFound(29501, 2100.0))[0], 2101.0)
+    assert set(places(state)) == {"host-0", "host-3", "host-2"} and gang.restarts(state) == 1
+    assert gang.step(state, gang.Failed(1, 1, gone, 2200.0)) == (state, ())  # told again
+    alone = ended(gang.step(at_work(NODES, max_restarts=1), gang.Failed(1, 1, gone, 2000.0))[0], 2001.0)
+    assert alone.verdict and (alone.verdict["state"], alone.verdict["not_again"]) == ("failed", "a host was lost")
+
+
+def test_a_spare_whose_guard_was_killed_is_not_counted_on() -> None:
+    gone = {"host": "host-3", "node": 3, "rank": None, "what": "the guard was killed", "gone": True}
+    state, actions = gang.step(at_work(SPARED), gang.Failed(3, 0, gone, 2000.0))
+    assert (state.phase, actions) == ("running", ())
+    state = ended(gang.step(state, gang.Lost(1, 2100.0))[0], 2101.0)
+    state = gang.step(state, gang.PortFound(29501, 2110.0))[0]
+    assert set(places(state)) == {"host-0", "host-4", "host-2"}
 
 
 def test_a_stall_names_the_stopped_rank_and_asks_for_stacks() -> None:
