@@ -1,4 +1,4 @@
-"""`python -m trainer`, alone or under torchrun. Imports torch, which takes seconds, only once the flags are right."""
+"""`python -m trainer`, alone or under a launcher. Imports torch, which takes seconds, only once the flags are right."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import os
 import sys
 
 from trainer.config import ConfigError, parse, refuse
+from trainer.place import find
 
 
 def main() -> None:
+    speaks = True
     try:
+        place = find(os.environ)
+        speaks = place.rank == 0
         config = parse(sys.argv[1:])
     except ConfigError as error:
-        refuse(error, speaks=os.environ.get("RANK", "0") == "0")  # the flags of all ranks are the same
+        refuse(error, speaks)  # the flags of all ranks are the same
     from trainer.train import train
 
-    train(config)
+    train(config, place)
     # All is done and saved. The usual way out lets gloo's threads race with the end of the libraries they use: now and
     # then a rank that had trained to the end died of "terminate called without an active exception" (SIGABRT).
     sys.stdout.flush()

@@ -10,44 +10,117 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NoReturn
 
+TRACKERS = ("jsonl", "tensorboard", "wandb")
+
 
 class ConfigError(Exception):
     """What was asked for cannot be done here. Its text is one line, for people; the trainer then exits with 2."""
 
 
-def flag(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def flag(default: Any, help: str, choices: tuple[str, ...] = (), least: float = 0) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices, "least": least})
 
 
 @dataclass(frozen=True)
 class Config:
     """One field is one flag: `batch_size` is `--batch-size`, of the type of its default."""
 
-    model: str = flag("digits-cnn", "digits-cnn, or any torchvision classification model such as resnet18")
-    data: str = flag("digits", "digits (1797 real 8x8 images, bundled) or synthetic (noise, made on the device)")
-    image_size: int = flag(0, "height and width of the images; 0 means 8 for digits, 224 for synthetic")
-    samples: int = flag(12800, "how many training images --data synthetic has")
-    classes: int = flag(1000, "how many classes --data synthetic has")
-    epochs: int = flag(15, "passes over the training images")
-    batch_size: int = flag(128, "images per step, of all ranks together")
-    lr: float = flag(0.1, "highest learning rate of SGD with momentum; warm-up, then a cosine down to 0")
-    seed: int = flag(0, "seed of the weights, of the order of the images and of all else that is random")
-    device: str = flag("auto", "cuda, cpu, or auto: cuda where there is one")
+    # what is trained, on what
+    model: str = flag(
+        "digits-cnn",
+        "digits-cnn; gpt-tiny, gpt-mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl; a torchvision classification model "
+        "such as resnet18, or resnet18-cifar for small images; MODULE:FUNCTION of your own, called with the number of "
+        "classes",
+    )
+    data: str = flag(
+        "digits",
+        "digits (1797 real 8x8 images, bundled); csv (a line an image: square grey pixels, then the label); cifar10; "
+        "folder (train/CLASS/*.jpg and val/CLASS/*.jpg); text (bytes are the tokens); tokens (16 bits each, as "
+        "nanoGPT's train.bin); synthetic, synthetic-tokens (noise made on the device)",
+        ("digits", "csv", "cifar10", "folder", "text", "tokens", "synthetic", "synthetic-tokens"),
+    )
+    data_path: str = flag("", "file or folder of --data; cifar10 is downloaded to it, by default ~/.cache/ddp-trainer")
+    image_size: int = flag(0, "height and width of the images; 0 means their own, and 224 for synthetic and folder")
+    samples: int = flag(12800, "how many training samples --data synthetic and synthetic-tokens have", least=1)
+    classes: int = flag(1000, "how many classes --data synthetic has; the vocabulary of tokens is 50304", least=2)
+    context: int = flag(256, "tokens in one sample of text", least=1)
+    augment: bool = flag(False, "flip and crop the training images at random, on the device where they lie there")
+    workers: int = flag(4, "processes of each rank that read and decode the images of --data folder")
+    epochs: int = flag(15, "passes over the training samples")
+    batch_size: int = flag(128, "samples per step, of all ranks together", least=1)
+    seed: int = flag(0, "seed of the weights, of the order of the samples and of all else that is random")
+    # how
+    optimizer: str = flag("sgd", "sgd (momentum 0.9) or adamw", ("sgd", "adamw"))
+    lr: float = flag(0.1, "highest learning rate: linear warm-up to it, then a cosine down to 0")
+    lr_batch: int = flag(0, "batch size that --lr is meant for: the rate grows with --batch-size / N; 0: used as given")
+    warm_up: float = flag(0.05, "part of all steps that are warm-up")
+    weight_decay: float = flag(5e-4, "weight decay; adamw leaves biases and norms out of it")
+    smoothing: float = flag(0.0, "label smoothing")
+    clip: float = flag(0.0, "largest norm of the gradient; 0 means no limit")
+    accumulate: int = flag(1, "pieces into which a rank cuts its part of a step, to need less memory", least=1)
+    # fast
+    device: str = flag("auto", "cuda, cpu, or auto: cuda where there is one", ("auto", "cuda", "cpu"))
+    precision: str = flag("fp32", "fp32, tf32, bf16 or fp16 (autocast)", ("fp32", "tf32", "bf16", "fp16"))
+    channels_last: bool = flag(False, "keep images with the channels last, which convolutions on GPUs prefer")
+    compile: bool = flag(False, "torch.compile the model")
+    checkpoint: bool = flag(False, "keep no activations inside the model's blocks, compute them again: less memory")
+    sync_bn: bool = flag(False, "batch norm over the images of all ranks")
+    bucket_mb: int = flag(25, "MB of gradients that DDP sends at once", least=1)
+    static_graph: bool = flag(False, "tell DDP that every step uses the same parameters")
+    # slow networks
+    compress: str = flag("none", "send gradients as fp16, bf16 or powersgd", ("none", "fp16", "bf16", "powersgd"))
+    compress_rank: int = flag(2, "rank of powersgd's matrices: more is more exact and more bytes", least=1)
+    compress_after: int = flag(10, "steps before powersgd and --local-sgd begin", least=2)
+    local_sgd: int = flag(0, "ranks train alone and average their models every N steps; 0 means never alone")
+    # what is kept and told
     out: str = flag("", "folder of the snapshots, where a run goes on; by default $DDP_ORCH_OUTPUT_DIR, else out")
     save_every: int = flag(0, "steps between snapshots; 0 means once an epoch")
-    log_every: int = flag(10, "steps between lines of the log")
+    keep: int = flag(2, "how many snapshots are kept; should the newest be damaged, there is the one before", least=1)
+    log_every: int = flag(10, "steps between lines of the log", least=1)
+    log_ranks: str = flag(
+        "first", "whose steps are told: first (for all) or all (each rank its own too)", ("first", "all")
+    )
+    track: str = flag("jsonl", "where rank 0 keeps the figures: some of jsonl,tensorboard,wandb, or none")
+    bench: bool = flag(False, "measure compute, data, all-reduce and all together instead of training")
+    bench_seconds: float = flag(2.0, "seconds of each of the measurements, of which each is made five times")
 
     def check(self) -> None:
         """Raise ConfigError for a value that could not work on any machine."""
-        for name, choices in {"data": ("digits", "synthetic"), "device": ("auto", "cuda", "cpu")}.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"--{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
-        least = {"samples": 1, "classes": 2, "batch_size": 1, "log_every": 1}
-        for name, value in self.as_dict().items():
-            if not isinstance(value, str) and not value >= least.get(name, 0):  # so written, it refuses nan too
-                raise ConfigError(f"{spelled(name)} must be at least {least.get(name, 0)}, not {value}")
+        for each in fields(self):
+            value, choices, least = getattr(self, each.name), each.metadata["choices"], each.metadata["least"]
+            if choices and value not in choices:
+                raise ConfigError(f"--{spelled(each.name)[2:]} is one of {', '.join(choices)}, not {value!r}")
+            if not isinstance(value, (str, bool)) and not value >= least:  # so written, it refuses nan too
+                raise ConfigError(f"{spelled(each.name)} must be at least {least:g}, not {value}")
         if self.seed >= 2**31:
             raise ConfigError(f"--seed must be below 2^31, not {self.seed}")
+        for name in ("warm_up", "smoothing"):
+            if getattr(self, name) >= 1:
+                raise ConfigError(f"{spelled(name)} must be below 1, not {getattr(self, name)}")
+        for tracker in self.trackers:
+            if tracker not in TRACKERS:
+                raise ConfigError(f"--track takes {', '.join(TRACKERS)}, with commas between, or none; not {tracker!r}")
+        if self.data in ("csv", "folder", "text", "tokens") and not self.data_path:
+            raise ConfigError(f"--data {self.data} needs --data-path")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.local_sgd:
+            for name, common in {
+                "compress": "none",
+                "precision": ("fp32", "tf32", "bf16"),
+                "static_graph": False,
+            }.items():
+                if getattr(self, name) not in (common if isinstance(common, tuple) else (common,)):
+                    value = getattr(self, name)
+                    what = spelled(name) if value is True else f"{spelled(name)} {value}"
+                    raise ConfigError(f"--local-sgd does not go with {what}")
+        if self.static_graph and self.accumulate > 1:
+            raise ConfigError("--static-graph does not go with --accumulate: DDP must sum up every backward pass then")
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        return () if self.track == "none" else tuple(self.track.split(","))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,21 +135,24 @@ def parse(argv: Sequence[str]) -> Config:
     """Raises ConfigError."""
     parser = _Parser(
         prog="python -m trainer",
-        description="Train an image classifier, data-parallel over all ranks, on CPU or GPU. "
+        description="Train an image classifier or a small GPT, data-parallel over all ranks, on CPU or GPU. "
         "Without flags: a small CNN on real handwritten digits, in seconds.",
         epilog="Example: torchrun --nproc-per-node=2 -m trainer --model resnet18 --data synthetic",
         allow_abbrev=False,
     )
+    # python -m torch.distributed.launch gives one of these; the environment says the same
+    parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)
     for each in fields(Config):
+        kind = type(each.default)
+        if kind is bool:
+            parser.add_argument(spelled(each.name), action="store_true", help=each.metadata["help"])
+            continue
         shown = "" if each.default in ("", 0) else f" ({each.default})"
-        parser.add_argument(
-            spelled(each.name),
-            type=type(each.default),
-            default=each.default,
-            metavar={int: "N", float: "X", str: "NAME"}[type(each.default)],
-            help=each.metadata["help"] + shown,
-        )
+        metavar = {int: "N", float: "X", str: "NAME"}[kind]
+        help = each.metadata["help"] + shown
+        parser.add_argument(spelled(each.name), type=kind, default=each.default, metavar=metavar, help=help)
     given = vars(parser.parse_args(argv))
+    del given["local_rank"]
     given["out"] = given["out"] or os.environ.get("DDP_ORCH_OUTPUT_DIR") or "out"
     config = Config(**given)
     config.check()

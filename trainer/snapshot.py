@@ -15,36 +15,130 @@ import hashlib
 import io
 import os
 import socket
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 
 from trainer.world import World, print_line
 
-KEEP = 2  # steps: should the newest file turn out to be damaged, there is the one before
+
+class Writer:
+    """Copies a state to host memory while the training waits, and writes the copy while it goes on.
+
+    When the disk is slower than the snapshots come, the newest waits and those between are left out.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder, self._keep = folder, keep
+        self._changed = threading.Condition()
+        self._waiting: dict[str, Any] | None = None
+        self._spare: list[dict[str, Any]] = []  # copies whose memory is used again
+        self._closing = False
+        self._problem: OSError | None = None
+        self._thread = threading.Thread(target=self._work, name="snapshots", daemon=True)
+        self._thread.start()
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Returns when `state`, whose "step" orders it, may change again."""
+        with self._changed:
+            spare = self._spare.pop() if self._spare else None
+        copy = on_host(state, spare)
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
+        with self._changed:
+            if self._waiting is not None:
+                self._spare.append(self._waiting)
+            self._waiting = copy
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Returns when all is on disk. Raises OSError if the newest snapshot is not."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+        if self._problem is not None:
+            raise self._problem
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._closing)
+                if self._waiting is None:
+                    return
+                state, self._waiting = self._waiting, None
+            try:
+                write(self._folder, state, self._keep)
+                self._problem = None
+            except OSError as error:  # the training goes on: what is wrong with the disk may be over at the next one
+                self._problem = error
+                print_line(f"FAILED snapshot on {socket.gethostname()} step:{state['step']} error:{error}")
+            with self._changed:
+                self._spare.append(state)
 
 
-def save(folder: Path, state: dict[str, Any], world: World) -> None:
-    """Write `state`, whose "step" orders it, if this is the process of its node that writes."""
-    if world.local_rank != 0:
-        return
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    content = buffer.getbuffer()
-    path = folder / f"step-{state['step']:09d}-{_digest(content)}.pt"
+def on_host(tree: Any, spare: Any = None) -> Any:
+    """A copy of `tree` with its tensors in host memory; in that of `spare`, a copy made before, where it fits."""
+    if isinstance(tree, Tensor):
+        if not isinstance(spare, Tensor) or spare.shape != tree.shape or spare.dtype != tree.dtype:
+            spare = torch.empty_like(tree, device="cpu", pin_memory=tree.is_cuda)
+        return spare.copy_(tree, non_blocking=True)
+    if isinstance(tree, dict):
+        spares = spare if isinstance(spare, dict) else {}
+        return {key: on_host(value, spares.get(key)) for key, value in tree.items()}
+    if isinstance(tree, list):
+        befores = spare if isinstance(spare, list) and len(spare) == len(tree) else [None] * len(tree)
+        return [on_host(value, before) for value, before in zip(tree, befores, strict=True)]
+    return tree
+
+
+def write(folder: Path, state: dict[str, Any], keep: int) -> None:
+    """Raises OSError; then nothing of it is left."""
     # The name is this process's own: on a shared disk, those of the other nodes write here too.
     aside = folder / f".{socket.gethostname()}-{os.getpid()}.tmp"
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    try:
+        with aside.open("wb") as file:
+            digesting = Digesting(file)
+            try:
+                torch.save(state, digesting)  # type: ignore[arg-type]  # all that it needs is write and flush
+            except RuntimeError as error:  # its way of saying that a write failed
+                raise digesting.problem or error from None
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(folder / f"step-{state['step']:09d}-{digesting.digest()}.pt")
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
     _fsync_folder(folder)  # only with its folder does the rename reach the disk
-    kept = sorted({_step(each) for each in _snapshots(folder)})[-KEEP:]
+    kept = sorted({_step(each) for each in _snapshots(folder)})[-keep:]
     for each in _snapshots(folder):
         if _step(each) not in kept:
             each.unlink(missing_ok=True)  # on a shared disk, another node may have been faster
+
+
+class Digesting:
+    """A file that is being written, and the digest of what was."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._hash = file, hashlib.sha256()
+        self.problem: OSError | None = None
+
+    def write(self, content: bytes) -> int:
+        try:
+            self._hash.update(content)
+            return self._file.write(content)
+        except OSError as error:
+            self.problem = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()[:16]
 
 
 def load_newest(folder: Path, world: World) -> dict[str, Any] | None:
@@ -65,8 +159,11 @@ def load_newest(folder: Path, world: World) -> dict[str, Any] | None:
 
 def _newest(folder: Path) -> tuple[int, bytes]:
     for path in sorted(_snapshots(folder), reverse=True):
-        content = path.read_bytes()
-        if path.stem.endswith("-" + _digest(content)):
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:  # on a shared disk, another node was faster in putting it aside
+            continue
+        if path.stem.endswith("-" + hashlib.sha256(content).hexdigest()[:16]):
             return _step(path), content
         # Renamed, so that it does not count as one of those to keep; not deleted, as somebody will want to know why.
         aside = path.with_name(path.name + ".damaged")
@@ -82,10 +179,6 @@ def _snapshots(folder: Path) -> list[Path]:
 
 def _step(path: Path) -> int:
     return int(path.name.split("-")[1])
-
-
-def _digest(content: bytes | memoryview) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _fsync_folder(folder: Path) -> None:

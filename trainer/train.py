@@ -1,6 +1,6 @@
-"""Train an image classifier data-parallel: the whole story, top to bottom.
+"""Train a model data-parallel: the whole story, top to bottom.
 
-All ranks hold the same model. Every step takes `batch_size` images; each rank computes the gradients for its part of
+All ranks hold the same model. Every step takes `batch_size` samples; each rank computes the gradients for its part of
 them, DDP averages these over the ranks while they are still being computed, and all make the same update. Whatever is
 random is a function of the seed and the number of the step: the position of a training is that number, and a resumed
 run does exactly what an undisturbed one does.
@@ -8,33 +8,41 @@ run does exactly what an undisturbed one does.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
+import socket
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 from trainer import snapshot
-from trainer.config import Config, ConfigError, spelled
-from trainer.data import Data, Split, load
-from trainer.models import build
-from trainer.world import StopSignal, World, joined
-
-MOMENTUM = 0.9
-WEIGHT_DECAY = 5e-4
-WARM_UP = 0.05  # of all steps
+from trainer.config import Config
+from trainer.data import Batch, Split
+from trainer.parallel import agree_on_buffers, average
+from trainer.place import Place
+from trainer.prepare import Training, highest_rate, make_folder, prepare
+from trainer.requests import SAVE, STOP, Requests
+from trainer.sampling import everything, seed_of
+from trainer.telling import Teller
+from trainer.timing import flops_of
+from trainer.tracking import Tracker
+from trainer.world import World, joined
 
 
 @record  # under torchrun, a rank that fails leaves its traceback for torchrun's summary
-def train(config: Config) -> None:
-    with joined(config.device) as world:
-        run(config, world)
+def train(config: Config, place: Place) -> None:
+    with joined(config.device, place) as world:
+        if config.bench:
+            from trainer.bench import bench
+
+            bench(config, world)
+        else:
+            run(config, world)
 
 
 def run(config: Config, world: World) -> None:
@@ -42,181 +50,224 @@ def run(config: Config, world: World) -> None:
     world.say(" ".join(["config", *(f"{key}:{value}" for key, value in config.as_dict().items())]))
     with world.together():
         out = make_folder(config.out)
-        data = load(config, world.device)
-        check_batch_size(config, data, world)
-        torch.manual_seed(config.seed)
-        model = build(config.model, data.channels, data.classes).to(world.device)
-    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
-    parameters = sum(each.numel() for each in model.parameters())
-    world.say(f"data train:{data.train.size} test:{data.test.size} classes:{data.classes} parameters:{parameters}")
+        tracker = Tracker(config, out) if world.rank == 0 else None
+    training = prepare(config, world, out)
+    teller = Teller(config, world, training.data, training.ddp, tracker)
+    writer = snapshot.Writer(out, config.keep) if world.local_rank == 0 else None
 
-    rehearse(ddp, optimizer, data.train)
-    world.expect_quick_steps()
-
-    step, steps_per_epoch = 0, data.train.size // config.batch_size
-    state = snapshot.load_newest(out, world)
-    if state is not None:
-        with world.together():
-            refuse_other_training(config, state["config"])
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        step = state["step"]
-        where = f"epoch:{epoch_of(step, steps_per_epoch)} step:{step}"
-        world.say(f"resumed {where} from:{out} (another --out starts afresh)")
-
-    step = fit(config, world, data, ddp, optimizer, step)
-    where = f"epoch:{epoch_of(step, steps_per_epoch)} step:{step}"
-    if step < config.epochs * steps_per_epoch:
-        world.say(f"stopped {where} seconds:{time.monotonic() - started:.1f}")
-        return
-    loss, accuracy = evaluate(model, data.test, config.batch_size, world)
-    seconds = time.monotonic() - started
-    world.say(f"done {where} test_loss:{loss:.4f} test_acc:{accuracy:.4f} seconds:{seconds:.1f}")
+    step = fit(training, teller, writer)
+    if writer:
+        writer.close()
+    where, seconds = training.where(step), time.monotonic() - started
+    if step < training.last_step:
+        world.say(f"stopped {where} seconds:{seconds:.1f}")
+    else:
+        loss, accuracy = evaluate(training.model, training.data.test, config, world)
+        teller.summary()
+        if tracker:
+            tracker.keep(step, {"test_loss": loss, "test_acc": accuracy})
+        seconds = time.monotonic() - started
+        world.say(f"done {where} test_loss:{loss:.4f} test_acc:{accuracy:.4f} seconds:{seconds:.1f}")
+    if tracker:
+        tracker.close()
 
 
-def fit(
-    config: Config, world: World, data: Data, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, step: int
-) -> int:
-    """Train from `step` on. Return the step at which it ended: the last one, or an earlier one after SIGTERM."""
-    model, batch_size = ddp.module, config.batch_size
-    steps_per_epoch = data.train.size // batch_size  # what does not fill a batch is left out: other images each epoch
-    last_step = config.epochs * steps_per_epoch
-    save_every = config.save_every or steps_per_epoch
-    first_step = step
-    stop = StopSignal(world)
-    clock, timed_steps = time.monotonic(), 0
+def fit(training: Training, teller: Teller, writer: snapshot.Writer | None) -> int:
+    """Train from the first step on. Return the step at which it ended: the last, or an earlier one after SIGTERM."""
+    config, world, sampling = training.config, training.world, training.sampling
+    step, last_step = training.first_step, training.last_step
+    if step >= last_step:
+        return step
+    save_every = config.save_every or sampling.steps_per_epoch
+    highest = highest_rate(config)
+    suspect = torch.full((), -1, device=world.device)  # the first step whose loss was not a number
+    batches = started(training, teller)
+    requests = Requests(world)
 
-    while step < last_step and not stop.agreed():
-        epoch, position = divmod(step, steps_per_epoch)
-        if position == 0 or step == first_step:
-            shuffler = torch.Generator().manual_seed(seed_of(config.seed, epoch))
-            order = torch.randperm(data.train.size, generator=shuffler)
-        batch = order[position * batch_size : (position + 1) * batch_size]
-        images, labels = data.train.batch(batch[world.rank :: world.world_size])
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config.lr, step, last_step)
-        world.seed(seed_of(config.seed, step * world.world_size + world.rank))  # for dropout and the like
+    while step < last_step:
+        request = requests.agreed()
+        if request == STOP:
+            break
+        if request == SAVE:
+            save(training, writer, step, suspect)
+            world.say(f"saved {training.where(step)}")
+        rate = learning_rate(highest, step, last_step, config.warm_up)
+        for group in training.optimizer.param_groups:
+            group["lr"] = rate
+        told = (step + 1) % config.log_every == 0 or step == training.first_step
+        teller.watch.lap("between")
 
-        logits = ddp(images)
-        loss = cross_entropy(logits, labels, reduction="sum")
-        # DDP takes the mean over the ranks; so scaled, it is the mean over the images, however they are divided.
-        (loss * world.world_size / batch_size).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        step, timed_steps = step + 1, timed_steps + 1
+        loss, right, norm = take_step(training, teller, batches, step, told)
+        step += 1
+        suspect = torch.where(torch.isfinite(loss) | (suspect >= 0), suspect, step)
 
-        if step % config.log_every == 0 or step == first_step + 1:
-            right = (logits.argmax(dim=1) == labels).sum()
-            total_loss, total_right = world.sum(loss.item(), right.item())
-            step_time = (time.monotonic() - clock) / timed_steps
-            world.say(
-                f"epoch:{epoch + 1} step:{step} loss:{total_loss / batch_size:.4f} acc:{total_right / batch_size:.4f} "
-                f"samples/s:{batch_size / step_time:.0f} step_time:{step_time:.4f} "
-                f"lr:{optimizer.param_groups[0]['lr']:.4f}"
-            )
-            clock, timed_steps = time.monotonic(), 0
+        epoch = math.ceil(step / sampling.steps_per_epoch)
+        if told:
+            stop_if_not_finite(training, suspect)
+            teller.step(epoch, step, loss.item(), right.item(), float(norm), rate)
         if step % save_every == 0 or step == last_step:
-            save(config, world, step, model, optimizer)
-            clock, timed_steps = time.monotonic(), 0
-        if step % steps_per_epoch == 0 and step < last_step:
-            test_loss, test_accuracy = evaluate(model, data.test, batch_size, world)
-            world.say(f"epoch:{epoch + 1} step:{step} test_loss:{test_loss:.4f} test_acc:{test_accuracy:.4f}")
-            clock, timed_steps = time.monotonic(), 0
+            save(training, writer, step, suspect)
+        if step % sampling.steps_per_epoch == 0 and step < last_step:
+            teller.test(epoch, step, *evaluate(training.model, training.data.test, config, world))
 
     if step < last_step:
-        save(config, world, step, model, optimizer)
+        save(training, writer, step, suspect)
     return step
 
 
-def rehearse(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, split: Split) -> None:
-    """One pass forward and backward that changes nothing.
+def started(training: Training, teller: Teller) -> Iterator[Batch]:
+    """All batches from the first step on. The first one has been through the model, forward and backward, for nothing.
 
     After its first backward pass DDP lays out the gradients anew, and a sum over three ranks or more is rounded
     according to the place in that layout. Were the first pass a real step, that of a resumed run would be rounded
     otherwise than the same step of the undisturbed run.
     """
-    ddp.eval()  # or batch norm would learn from it
-    ddp(split.images[:2]).sum().backward()
+    world, model = training.world, training.model
+    seed_step(training, training.first_step)
+    batches = training.data.train.batches(training.sampling.steps(training.first_step, training.last_step))
+    first = next(batches)
+    teller.flops = flops_of(model, first.inputs) if teller.peak else None
+    buffers = [each.clone() for each in model.buffers()]  # batch norm would learn from it
+    forward(training, training.ddp, first)[1].backward()
+    for each, before in zip(model.buffers(), buffers, strict=True):
+        each.copy_(before)
+    training.optimizer.zero_grad()
+    world.gather(0)
+    world.expect_quick_steps()
+    return itertools.chain([first], batches)
+
+
+def take_step(
+    training: Training, teller: Teller, batches: Iterator[Batch], step: int, told: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums of the loss and, if it will be `told`, of right answers over this rank's part; the gradient's norm."""
+    config, world, ddp, optimizer, scaler = (
+        training.config, training.world, training.ddp, training.optimizer, training.scaler,
+    )  # fmt: skip
+    seed_step(training, step)
+    alone = config.local_sgd > 0 and step >= config.compress_after
+    loss, right, norm = (torch.zeros((), device=world.device) for _ in range(3))
+
+    for piece in range(config.accumulate):
+        batch = next(batches)
+        teller.watch.lap("data")
+        sends = piece == config.accumulate - 1 and not alone  # the gradients of all pieces are sent with the last
+        with contextlib.nullcontext() if sends else ddp.no_sync():
+            logits, piece_loss = forward(training, ddp, batch)
+            teller.watch.lap("forward")
+            # DDP takes the mean over the ranks; so scaled, it is the mean over all that was to be said in the step.
+            share = world.world_size / (config.batch_size * training.data.targets)
+            scaler.scale(piece_loss * share).backward()
+            teller.watch.lap("backward")
+        loss += piece_loss.detach()
+        if told:
+            right += (logits.detach().argmax(dim=-1) == batch.targets).sum()
+
+    if config.clip or told:
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(training.model.parameters(), config.clip or math.inf)
+    scaler.step(optimizer)
+    scaler.update()
     optimizer.zero_grad()
-    ddp.train()
+    teller.watch.lap("optimizer")
+    if alone and (step + 1) % config.local_sgd == 0:
+        average(training.model, world)
+        teller.watch.lap("comm")
+    teller.steps += 1
+    return loss, right, norm
+
+
+def seed_step(training: Training, step: int) -> None:
+    """For dropout, moved images and the like: of a step and a rank, always the same."""
+    world = training.world
+    world.seed(seed_of(training.config.seed, step * world.world_size + world.rank))
+
+
+def forward(training: Training, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The logits, and the loss as a sum over all that is to be said: for a sample its class, or every next token."""
+    config = training.config
+    inputs = batch.inputs
+    if config.channels_last and inputs.ndim == 4:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    with autocast(config, training.world):
+        logits = model(inputs)
+        flat = logits.flatten(0, -2)
+        loss = cross_entropy(flat, batch.targets.flatten(), reduction="sum", label_smoothing=config.smoothing)
+    return logits, loss
+
+
+def autocast(config: Config, world: World) -> torch.autocast:
+    kind = torch.float16 if config.precision == "fp16" else torch.bfloat16
+    return torch.autocast(world.device.type, kind, enabled=config.precision in ("bf16", "fp16"))
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Split, batch_size: int, world: World) -> tuple[float, float]:
-    """Mean loss and accuracy over `split`. Each rank takes its part, whatever its length: every image counts once."""
-    agree_on_buffers(model)
+def evaluate(model: nn.Module, split: Split, config: Config, world: World) -> tuple[float, float]:
+    """Mean loss and accuracy over `split`. Each rank takes its part, whatever its length: every sample counts once."""
+    agree(model, config, world)
     model.eval()
-    loss = right = seen = 0.0
-    mine = torch.arange(split.size)[world.rank :: world.world_size]
-    at_once = max(1, batch_size // world.world_size)
-    for start in range(0, len(mine), at_once):
-        images, labels = split.batch(mine[start : start + at_once])
-        logits = model(images)
-        loss += cross_entropy(logits, labels, reduction="sum").item()
-        right += (logits.argmax(dim=1) == labels).sum().item()
-        seen += len(labels)
+    at_once = max(1, config.batch_size // world.world_size // config.accumulate)
+    loss, right = torch.zeros((), dtype=torch.float64, device=world.device), torch.zeros((), device=world.device)
+    said = 0
+    for batch in split.batches(everything(split.size, world.rank, world.world_size, at_once)):
+        with autocast(config, world):
+            logits = model(batch.inputs)
+        flat, targets = logits.float().flatten(0, -2), batch.targets.flatten()
+        loss += cross_entropy(flat, targets, reduction="sum")
+        right += (flat.argmax(dim=-1) == targets).sum()
+        said += len(targets)
     model.train()
-    loss, right, seen = world.sum(loss, right, seen)
-    return loss / seen, right / seen
+    total_loss, total_right, total = world.sum(loss.item(), right.item(), said)
+    return total_loss / total, total_right / total
 
 
-def save(config: Config, world: World, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    agree_on_buffers(model)
-    state = {
-        "step": step,
-        "config": config.as_dict(),
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-    }
-    snapshot.save(Path(config.out), state, world)
+def save(training: Training, writer: snapshot.Writer | None, step: int, suspect: Tensor) -> None:
+    """For all ranks to call. The sampler's position, the learning rate and all chance follow from the step."""
+    stop_if_not_finite(training, suspect)
+    agree(training.model, training.config, training.world)
+    if writer:
+        state = {
+            "step": step,
+            "config": training.config.as_dict(),
+            "world_size": training.world.world_size,
+            "torch": str(torch.__version__),
+            "model": training.model.state_dict(),
+            "optimizer": training.optimizer.state_dict(),
+            "scaler": training.scaler.state_dict(),
+        }
+        writer.save(state)
 
 
-def agree_on_buffers(model: nn.Module) -> None:
-    """Between two steps the running means of batch norm are each rank's own. Take rank 0's, as DDP does in a step."""
-    for buffer in model.buffers():
-        dist.broadcast(buffer, 0)
+def agree(model: nn.Module, config: Config, world: World) -> None:
+    """Make the ranks' models one, before it is tested or saved."""
+    if config.local_sgd:
+        average(model, world)
+    else:
+        agree_on_buffers(model)
 
 
-def learning_rate(highest: float, step: int, steps: int) -> float:
-    """Linear warm-up, then half a cosine. A function of the step: there is nothing to save."""
-    warm_up = max(1, int(WARM_UP * steps))
-    if step < warm_up:
-        return highest * (step + 1) / warm_up
-    return highest * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))
+def stop_if_not_finite(training: Training, suspect: Tensor) -> None:
+    """End all ranks when a loss was not a number, naming the first step and rank that had it, and its samples.
 
-
-def seed_of(seed: int, number: int) -> int:
-    return seed * 2**32 + number
-
-
-def epoch_of(step: int, steps_per_epoch: int) -> int:
-    """The epoch to which the first `step` steps have come, counted from 1 as in all lines of the log."""
-    return math.ceil(step / steps_per_epoch)
-
-
-def make_folder(out: str) -> Path:
-    try:
-        Path(out).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: this folder cannot be made: {error.strerror}") from error
-    return Path(out)
-
-
-def check_batch_size(config: Config, data: Data, world: World) -> None:
-    if not world.world_size <= config.batch_size <= data.train.size:
-        raise ConfigError(
-            f"--batch-size {config.batch_size} must be at least the number of ranks, {world.world_size}, "
-            f"and at most that of the training images, {data.train.size}"
+    In the step after, the gradients have carried it to all ranks.
+    """
+    steps = training.world.gather(int(suspect))
+    found = [step for step in steps if step >= 0]
+    if found:
+        step, rank = min(found), steps.index(min(found))
+        samples = ",".join(map(str, training.sampling.mine(step - 1).tolist()))
+        training.world.end(
+            1,
+            f"{socket.gethostname()}: the loss is not finite at step:{step} rank:{rank} samples:{samples}; "
+            "a lower --lr, --clip 1 or --precision bf16 may help, or look at these samples; "
+            "the newest snapshot is from before",
+            speaker=rank,
         )
 
 
-def refuse_other_training(config: Config, saved: dict[str, Any]) -> None:
-    """Only a run whose steps are the same can go on from a snapshot."""
-    for key in ("model", "data", "image_size", "samples", "classes", "batch_size", "seed"):
-        if saved[key] != getattr(config, key):
-            name = spelled(key)
-            raise ConfigError(
-                f"the snapshots in {config.out} are of a run with {name} {saved[key]}, not {getattr(config, key)}; "
-                f"give {name} {saved[key]} to go on with it, or another --out to start afresh"
-            )
+def learning_rate(highest: float, step: int, steps: int, warm_up: float) -> float:
+    """Linear warm-up, then half a cosine. A function of the step: there is nothing to save."""
+    rising = max(1, int(warm_up * steps))
+    if step < rising:
+        return highest * (step + 1) / rising
+    return highest * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -10,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from subprocess import PIPE
@@ -19,14 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ddp-orch[trainer]'")
 
-ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 120  # seconds; on two idle cores no run here takes more than ten
-
-
-def environment(**extra: str) -> dict[str, str]:
-    inherited = {key: value for key, value in os.environ.items() if key not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    inherited.pop("DDP_ORCH_OUTPUT_DIR", None)
-    return {**inherited, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **extra}
+from .trainer_ranks import ROOT, ended, environment, outputs_of, started, values  # noqa: E402
 
 
 def torchrun(ranks: int, *what: str) -> list[str]:
@@ -38,25 +29,6 @@ def run(command: list[str], cwd: Path, **extra: str) -> subprocess.CompletedProc
     with ended(process):
         output, errors = process.communicate()
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
-
-
-@contextlib.contextmanager
-def ended(process: subprocess.Popen[str]) -> Iterator[None]:
-    """SIGTERM to `process` after LIMIT and on the way out: SIGKILL to torchrun would leave its workers behind."""
-    limit = threading.Timer(LIMIT, process.terminate)
-    limit.start()
-    try:
-        yield
-    finally:
-        limit.cancel()
-        process.terminate()
-        process.wait()
-
-
-def values(output: str, start: str) -> dict[str, str]:
-    """The `key:value` pairs of the one line that starts so."""
-    (line,) = [line for line in output.splitlines() if line.startswith(start)]
-    return dict(pair.split(":", 1) for pair in line.split()[1:] if ":" in pair)
 
 
 def newest(folder: Path) -> dict[str, object]:
@@ -104,7 +76,12 @@ def test_every_rank_says_once_who_it_is(finished: tuple[Path, str]) -> None:
 
 def test_every_step_line_has_the_documented_form(finished: tuple[Path, str]) -> None:
     _, output = finished
-    form = r"epoch:\d+ step:\d+ loss:\d+\.\d{4} acc:[01]\.\d{4} samples/s:\d+ step_time:\d+\.\d{4} lr:\d\.\d{4}"
+    keys = "data forward backward comm optimizer"
+    form = (
+        r"epoch:\d+ step:\d+ loss:\d+\.\d{4} acc:[01]\.\d{4} samples/s:\d+ step_time:\d+\.\d{4} lr:\d\.\d{6} "
+        r"grad_norm:\d+\.\d{4} " + "".join(rf"{key}:\d+\.\d{{4}} " for key in keys.split())
+        + r"slowest_rank:[01] slowest_time:\d+\.\d{4}"
+    )  # fmt: skip
     lines = [line for line in output.splitlines() if " loss:" in line]
     assert len(lines) == 17 and all(re.fullmatch(form, line) for line in lines)
 
@@ -152,25 +129,14 @@ def test_hosts_without_a_shared_disk_go_on_from_the_newest_undamaged_snapshot_th
 ) -> None:
     for host in ("empty", "damaged", "whole"):
         (tmp_path / host).mkdir()
-    for path in finished[0].iterdir():
+    for path in finished[0].glob("step-*"):
         shutil.copy(path, tmp_path / "damaged")
     before_last, last = sorted((tmp_path / "damaged").iterdir())
     os.truncate(last, last.stat().st_size // 2)
     shutil.copy(before_last, tmp_path / "whole")
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    ranks = []
-    for rank, host in enumerate(("empty", "damaged", "whole")):
-        place = environment(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-        command = [sys.executable, "-m", "trainer", f"--out={host}"]
-        ranks.append(subprocess.Popen(command, cwd=tmp_path, env=place, stdout=PIPE, text=True))
-    with contextlib.ExitStack() as stack:
-        for process in ranks:
-            stack.enter_context(ended(process))
-        outputs = [process.communicate()[0] for process in ranks]
-
+    with started(3, tmp_path, "-m", "trainer", out=("empty", "damaged", "whole")) as ranks:
+        outputs = outputs_of(ranks)
     assert [process.returncode for process in ranks] == [0, 0, 0]
     assert "resumed epoch:14 step:154 " in outputs[0]
     assert f"DAMAGED snapshot on {socket.gethostname()}, not used, kept as damaged/{last.name}.damaged" in outputs[1]

@@ -14,8 +14,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from trainer import snapshot  # noqa: E402
 from trainer.config import Config, ConfigError, parse  # noqa: E402
-from trainer.data import Split, load  # noqa: E402
-from trainer.models import build  # noqa: E402
+from trainer.data import Data, Held, flipped_and_moved, load  # noqa: E402
+from trainer.models import build, checkpoint_blocks  # noqa: E402
+from trainer.place import Place  # noqa: E402
+from trainer.prepare import highest_rate  # noqa: E402
+from trainer.sampling import Sampling  # noqa: E402
+from trainer.timing import flops_of  # noqa: E402
 from trainer.train import evaluate, learning_rate  # noqa: E402
 from trainer.world import World, joined  # noqa: E402
 
@@ -23,10 +27,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    with joined("cpu") as alone:
+def world() -> Iterator[World]:
+    with joined("cpu", Place(0, 0, 1, 1, "none")) as alone:
         yield alone
 
 
@@ -36,7 +38,15 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         (["--epochs=many"], "argument --epochs: invalid int value: 'many'"),
         (["--epochs=-1"], "--epochs must be at least 0, not -1"),
         (["--lr=nan"], "--lr must be at least 0, not nan"),
-        (["--data=imagenet"], "--data is one of digits, synthetic, not 'imagenet'"),
+        (
+            ["--data=imagenet"],
+            "--data is one of digits, csv, cifar10, folder, text, tokens, synthetic, synthetic-tokens, ",
+        ),
+        (["--data=folder"], "--data folder needs --data-path"),
+        (["--track=csv"], "--track takes jsonl, tensorboard, wandb, with commas between, or none; not 'csv'"),
+        (["--smoothing=1"], "--smoothing must be below 1, not 1.0"),
+        (["--local-sgd=4", "--compress=fp16"], "--local-sgd does not go with --compress fp16"),
+        (["--static-graph", "--accumulate=2"], "--static-graph does not go with --accumulate"),
         (["--device=tpu"], "--device is one of auto, cuda, cpu, not 'tpu'"),
         (["--seed=2147483648"], "--seed must be below 2^31, not 2147483648"),
         (["--epoch=3"], "unrecognized arguments: --epoch=3"),
@@ -64,43 +74,76 @@ def test_flags_are_checked_before_torch_is_imported() -> None:
 def test_digits_are_all_there_and_never_in_both_parts() -> None:
     data = load(Config(), CPU)
     assert (data.train.size, data.test.size, data.classes, data.channels) == (1438, 359, 10, 1)
-    everything = torch.cat([data.train.images, data.test.images]).flatten(1)
+    everything = torch.cat([data.train.inputs, data.test.inputs]).flatten(1)
     assert len(everything.unique(dim=0)) == 1797
     assert abs(float(everything.mean())) < 0.01 and abs(float(everything.std()) - 1) < 0.01
 
 
 def test_the_split_of_the_digits_does_not_depend_on_the_seed() -> None:
-    assert torch.equal(load(Config(seed=1), CPU).test.images, load(Config(seed=2), CPU).test.images)
+    assert torch.equal(load(Config(seed=1), CPU).test.inputs, load(Config(seed=2), CPU).test.inputs)
 
 
 def test_synthetic_images_have_the_size_asked_for_and_repeat_beyond_the_pool() -> None:
     data = load(Config(data="synthetic", image_size=512, samples=100, classes=7), CPU)
-    made = len(data.train.images)
-    assert data.train.images.shape == (made, 3, 512, 512) and made < data.train.size == 100
-    images, labels = data.train.batch(torch.tensor([0, made]))
+    made = len(data.train.inputs)
+    assert data.train.inputs.shape == (made, 3, 512, 512) and made < data.train.size == 100
+    ((images, labels),) = data.train.batches([(0, torch.tensor([0, made]))])
     assert torch.equal(images[0], images[1]) and labels.max() < 7
 
 
 @pytest.mark.parametrize("size", [8, 9, 64])
 def test_the_digits_model_takes_images_of_any_size(size: int) -> None:
-    assert build("digits-cnn", 3, 10)(torch.zeros(2, 3, size, size)).shape == (2, 10)
+    assert build("digits-cnn", images_of(10), 1)(torch.zeros(2, 3, size, size)).shape == (2, 10)
 
 
 def test_the_learning_rate_rises_then_falls_to_nearly_nothing() -> None:
-    rates = [learning_rate(0.1, step, 100) for step in range(100)]
+    rates = [learning_rate(0.1, step, 100, 0.05) for step in range(100)]
     top = rates.index(max(rates))
     assert rates[top] == 0.1 and top == 4
     assert rates[:5] == sorted(rates[:5]) and rates[5:] == sorted(rates[5:], reverse=True) and 0 < rates[-1] < 0.001
+
+
+def save(folder: Path, step: int, weight: torch.Tensor) -> None:
+    snapshot.write(folder, {"step": step, "model": {"weight": weight}}, keep=2)
 
 
 def test_a_snapshot_comes_back_as_it_was_and_only_the_newest_two_are_kept(world: World, tmp_path: Path) -> None:
     (tmp_path / ".gone-1.tmp").touch()
     assert snapshot.load_newest(tmp_path, world) is None
     for step in (5, 10, 15):
-        snapshot.save(tmp_path, {"step": step, "model": {"weight": torch.full((3,), step)}}, world)
+        save(tmp_path, step, torch.full((3,), step))
     state = snapshot.load_newest(tmp_path, world)
     assert state is not None and state["step"] == 15 and state["model"]["weight"].tolist() == [15, 15, 15]
     assert [path.name[:15] for path in sorted(tmp_path.iterdir())] == ["step-000000010-", "step-000000015-"]
+
+
+def test_what_changes_after_a_snapshot_was_taken_is_not_in_it(world: World, tmp_path: Path) -> None:
+    writer = snapshot.Writer(tmp_path, keep=2)
+    weight = torch.zeros(1000)
+    for step in range(1, 8):
+        weight.fill_(step)
+        writer.save({"step": step, "model": [{"weight": weight, "name": "w"}]})
+        weight.fill_(-1)
+    writer.close()
+    state = snapshot.load_newest(tmp_path, world)
+    assert state is not None and state["step"] == 7 and state["model"][0]["name"] == "w"
+    assert torch.equal(state["model"][0]["weight"], torch.full((1000,), 7.0))
+
+
+def test_the_training_goes_on_when_the_disk_is_full_but_does_not_end_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "not there"
+    writer = snapshot.Writer(folder, keep=2)
+    writer.save({"step": 1})
+    with pytest.raises(FileNotFoundError):
+        writer.close()
+    assert f"FAILED snapshot on {socket.gethostname()} step:1 error:" in capsys.readouterr().out
+
+    full = Path("/dev/full")
+    if full.exists():
+        with full.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+            snapshot.Digesting(file).write(b"x")
 
 
 @pytest.mark.parametrize("damage", ["cut short", "one bit", "empty"])
@@ -108,7 +151,7 @@ def test_a_damaged_newest_snapshot_is_not_used_and_said_loudly(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     for step in (5, 10):
-        snapshot.save(tmp_path, {"step": step, "model": {"weight": torch.zeros(1000)}}, world)
+        save(tmp_path, step, torch.zeros(1000))
     newest = max(tmp_path.iterdir())
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
@@ -122,6 +165,11 @@ def test_a_damaged_newest_snapshot_is_not_used_and_said_loudly(
 def test_what_is_handed_round_in_chunks_arrives_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.world.BROADCAST_CHUNK", 7)
     assert world.broadcast(bytes(range(100)), source=0) == bytes(range(100))
+
+
+def images_of(classes: int) -> Data:
+    none = Held(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64), 0)
+    return Data(none, none, classes, channels=3)
 
 
 class Noting(torch.nn.Module):
@@ -141,12 +189,118 @@ def test_evaluation_gives_every_image_to_exactly_one_rank(world: World, ranks: i
     numbers = torch.arange(1797)
     model = Noting()
     for rank in range(min(ranks, 1797)):
-        evaluate(model, Split(numbers, numbers % 2, 1797), 100, World(rank, rank, ranks, CPU))
+        evaluate(model, Held(numbers, numbers % 2, 1797), Config(batch_size=100), World(rank, rank, ranks, CPU))
     assert sorted(model.seen) == list(range(1797))
 
 
 def test_evaluation_gives_the_mean_over_all_images(world: World) -> None:
     numbers = torch.arange(1797)
-    loss, accuracy = evaluate(Noting(), Split(numbers, (numbers % 3 == 0).long(), 1797), 100, world)
+    split = Held(numbers, (numbers % 3 == 0).long(), 1797)
+    loss, accuracy = evaluate(Noting(), split, Config(batch_size=100), world)
     assert accuracy == 1198 / 1797
     assert loss == pytest.approx((1198 * 0.3132617 + 599 * 1.3132617) / 1797)
+
+
+# --- which samples
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_ranks_and_pieces_share_out_every_step_without_overlap(ranks: int, pieces: int) -> None:
+    alone = Sampling(100, 32, 5, 0, 1, 1)
+    parts = [list(Sampling(100, 32, 5, rank, ranks, pieces).steps(0, 6)) for rank in range(ranks)]
+    for step in range(6):
+        taken = torch.cat([ids for part in parts for at, ids in part if at == step])
+        assert sorted(taken.tolist()) == sorted(alone.batch(step).tolist()) and len(set(taken.tolist())) == 32
+
+
+def test_a_run_that_goes_on_with_other_ranks_takes_exactly_the_samples_left() -> None:
+    """Steps 0 to 3 of 6 with two ranks, the others with three: an epoch without one twice, and none missed."""
+    taken = [ids for rank in range(2) for _, ids in Sampling(97, 16, 1, rank, 2, 2).steps(0, 4)]
+    taken += [ids for rank in range(3) for _, ids in Sampling(97, 16, 1, rank, 3, 1).steps(4, 6)]
+    epoch = torch.cat(taken).tolist()
+    assert len(epoch) == len(set(epoch)) == 96
+    assert set(epoch) < set(range(97))
+
+
+def test_another_epoch_and_another_seed_have_another_order() -> None:
+    orders = {tuple(Sampling(64, 64, seed, 0, 1, 1).batch(step).tolist()) for seed in (0, 1) for step in (0, 1)}
+    assert len(orders) == 4
+
+
+def test_images_are_flipped_and_moved_whole() -> None:
+    image = torch.arange(64.0).view(1, 1, 8, 8) + 1
+    torch.manual_seed(0)
+    moved = flipped_and_moved(image.expand(200, 1, 8, 8), 1)
+    shapes = {tuple(each.flatten().int().tolist()) for each in moved}
+    assert len(shapes) == 18  # nine places, two ways round
+    assert tuple(image.flatten().int().tolist()) in shapes and tuple(image.flip(3).flatten().int().tolist()) in shapes
+
+
+def test_the_learning_rate_grows_with_the_batch() -> None:
+    assert highest_rate(Config(lr=0.1, batch_size=1024)) == 0.1
+    assert highest_rate(Config(lr=0.1, batch_size=1024, lr_batch=256)) == 0.4
+
+
+# --- models
+
+
+def tokens_of(classes: int) -> Data:
+    none = Held(torch.zeros(0, 8), torch.zeros(0, 8), 0)
+    return Data(none, none, classes, targets=8)
+
+
+def test_gpt2_is_as_large_as_openais() -> None:
+    with torch.device("meta"):
+        model = build("gpt2", tokens_of(50257), 1024)
+    biases = 12 * (3 + 1 + 4 + 1 + 2) * 768 + 768  # which we leave out
+    assert sum(each.numel() for each in model.parameters()) == 124_439_808 - biases
+
+
+def test_gpt_says_a_token_from_those_before_it_only() -> None:
+    torch.manual_seed(0)
+    model = build("gpt-tiny", tokens_of(50), 16)
+    tokens = torch.randint(50, (1, 16))
+    changed = tokens.clone()
+    changed[0, 9] = (changed[0, 9] + 1) % 50
+    one, other = model(tokens), model(changed)
+    assert torch.equal(one[:, :9], other[:, :9]) and not torch.allclose(one[:, 9:], other[:, 9:])
+
+
+def test_blocks_that_are_computed_again_give_the_same_gradients() -> None:
+    tokens = torch.randint(50, (2, 16))
+    gradients = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = build("gpt-tiny", tokens_of(50), 16)
+        names = set(model.state_dict())
+        if again:
+            checkpoint_blocks(model, "gpt-tiny")
+            assert set(model.state_dict()) == names
+        model(tokens).sum().backward()
+        gradients.append([each.grad for each in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    with pytest.raises(ConfigError, match="digits-cnn has no blocks of its own"):
+        checkpoint_blocks(build("digits-cnn", images_of(10), 1), "digits-cnn")
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "said"),
+    [
+        ("gpt-tiny", images_of(10), "--model gpt-tiny is not for images: give digits-cnn or one of torchvision's"),
+        ("digits-cnn", tokens_of(10), "--model digits-cnn is not for tokens: give gpt-tiny, "),
+        ("no_such_module:model", images_of(10), "--model no_such_module:model: No module named 'no_such_module'"),
+        ("math:nothing", images_of(10), "--model math:nothing: module 'math' has no attribute 'nothing'"),
+        ("math:sqrt", images_of(10), "--model math:sqrt returned a float, not a torch.nn.Module"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_in_one_line(model: str, data: Data, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build(model, data, 8)
+    assert str(refused.value).startswith(said)
+
+
+def test_operations_are_counted_as_in_the_formula() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(100, 50, bias=False), torch.nn.ReLU(), torch.nn.Linear(50, 10))
+    # a product and a sum for each weight, forward, and twice backward; the first layer owes its input no gradient
+    assert flops_of(model, torch.zeros(4, 100)) == 2 * (2 * 100 * 50 + 3 * 50 * 10)

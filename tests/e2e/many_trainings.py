@@ -1,0 +1,30 @@
+"""A rank that does several trainings one after the other: a process a rank, and torch imported once.
+
+    python many_trainings.py '[["--epochs=1", "--out=a"], ...]'     with the variables of torchrun
+
+Between trainings rank 0 prints `training I`; one that is refused prints `refused: ...` in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from trainer.bench import bench
+from trainer.config import parse
+from trainer.place import find
+from trainer.train import run
+from trainer.world import joined
+
+with joined("cpu", find(os.environ)) as world:
+    for number, argv in enumerate(json.loads(sys.argv[1])):
+        world.say(f"training {number}")
+        try:
+            config = parse(argv)
+            bench(config, world) if config.bench else run(config, world)
+        except SystemExit as end:
+            world.say(f"refused: exit code {end.code}")
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(0)

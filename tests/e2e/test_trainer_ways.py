@@ -1,0 +1,213 @@
+"""The ways to train: each flag that changes how, on real data with real ranks, against the plain way."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ddp-orch[trainer]'")
+
+from .trainer_ranks import environment, losses, outputs_of, started, trainings, values  # noqa: E402
+
+PLAIN = ("--epochs=3", "--log-every=2", "--track=none")
+
+# flags, and how far from the plain way's loss any step's may be
+WAYS = {
+    "in pieces": (("--accumulate=3",), 1e-3),
+    "channels last": (("--channels-last",), 1e-3),
+    "one bucket a layer": (("--bucket-mb=1",), 1e-3),
+    "the same graph": (("--static-graph",), 1e-3),
+    "fp16 sent": (("--compress=fp16",), 0.02),
+    "bf16 sent": (("--compress=bf16",), 0.1),
+    "PowerSGD": (("--compress=powersgd", "--compress-rank=2"), 0.4),
+    "local SGD": (("--local-sgd=4",), 0.4),
+    "bf16": (("--precision=bf16",), 0.1),
+    "fp16": (("--precision=fp16",), 0.02),
+}
+
+
+OTHERS = {
+    "plain": PLAIN,
+    "adamw": (*PLAIN, "--optimizer=adamw", "--lr=0.003", "--clip=1", "--smoothing=0.1", "--log-ranks=all"),
+    "text": ("--model=gpt-tiny", "--data=text", "--data-path=text", "--context=32", "--batch-size=32", "--epochs=3",
+             "--optimizer=adamw", "--lr=0.003", "--log-every=5"),
+    "many buckets": ("--model=wide:wide", "--compress=powersgd", "--bucket-mb=1", "--compress-after=2", "--epochs=2",
+                     "--lr=0.02"),
+    "no data": ("--data=csv", "--data-path=nowhere.csv"),
+    "bench": ("--bench", "--bench-seconds=0.05"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ways")
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> dict[str, str]:
+    """What the first of two ranks said, by way: the same two do all of them, in turn."""
+    torch.manual_seed(0)
+    draws = torch.randint(4, (3000,)).tolist()
+    (folder / "text").write_text("".join("abcd"[draw] + " folw!" for draw in draws))
+    (folder / "wide.py").write_text(WIDE)
+    ways = OTHERS | {way: (*PLAIN, *flags) for way, (flags, _) in WAYS.items()}
+    argvs = [(*flags, f"--out={way.replace(' ', '-')}.out") for way, flags in ways.items()]
+    outputs = trainings(2, folder, *argvs, PYTHONPATH=f"{folder}:{environment()['PYTHONPATH']}")
+    return dict(zip(ways, outputs, strict=True))
+
+
+WIDE = """
+from torch import nn
+
+def wide(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 2000), nn.ReLU(), nn.Linear(2000, 500), nn.Linear(500, classes))
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_learns_as_the_plain_one_does(said: dict[str, str], way: str) -> None:
+    if way == "bf16 sent" and "refused: exit code 2" in said[way]:
+        pytest.skip("this torch's gloo cannot add up bf16, and the trainer says so")
+    plain, other = losses(said["plain"]), losses(said[way])
+    assert len(plain) == len(other) == 17
+    assert max(abs(one - two) for one, two in zip(plain, other, strict=True)) <= WAYS[way][1]
+    assert float(values(said[way], "done")["test_acc"]) >= 0.9
+
+
+def test_a_way_that_computes_otherwise_does_not_give_the_very_same_numbers(said: dict[str, str]) -> None:
+    """Else the flag did nothing."""
+    for way in ("fp16 sent", "PowerSGD", "local SGD", "bf16", "fp16"):
+        assert losses(said[way]) != losses(said["plain"]), way
+
+
+def test_powersgd_of_many_buckets_learns(said: dict[str, str]) -> None:
+    """Of two buckets on their way at once, gloo would take the one for the other."""
+    assert float(values(said["many buckets"], "done")["test_acc"]) >= 0.7
+
+
+def test_adamw_learns_too(said: dict[str, str]) -> None:
+    assert float(values(said["adamw"], "done")["test_acc"]) >= 0.9
+
+
+def test_every_rank_can_tell_its_own_steps(said: dict[str, str]) -> None:
+    line = values(said["adamw"], "rank:0 epoch:1 step:2 ")
+    assert list(line) == ["rank", "epoch", "step", "loss", "acc", "data", "forward", "backward", "comm", "optimizer"]
+
+
+def test_one_and_four_ranks_see_the_same_losses_as_two(said: dict[str, str], tmp_path: Path) -> None:
+    for ranks in (1, 4):
+        (output,) = trainings(ranks, tmp_path, (*PLAIN, f"--out={ranks}"))
+        assert losses(output) == pytest.approx(losses(said["plain"]), abs=2e-4)
+
+
+def test_a_text_is_learned_to_what_cannot_be_known(said: dict[str, str], folder: Path) -> None:
+    """Of seven letters six follow from those before them, and one is any of four: ln(4)/7 is left to say."""
+    assert float(values(said["text"], "done")["test_loss"]) == pytest.approx(1.386294 / 7, abs=0.02)
+    assert "tokens/s:" in said["text"]
+    kept = [json.loads(line) for line in (folder / "text.out/metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in kept if "loss" in line]
+    assert steps[:3] == [1, 5, 10] and steps == sorted(steps)
+
+
+def test_a_missing_data_path_ends_all_ranks(said: dict[str, str]) -> None:
+    lines = said["no data"].splitlines()
+    assert lines[-2].endswith("--data-path nowhere.csv: there is no such file or folder")
+    assert lines[-1] == "refused: exit code 2"
+
+
+def test_bench_tells_what_limits(said: dict[str, str], folder: Path) -> None:
+    (line,) = [line for line in said["bench"].splitlines() if line.startswith("bench ")]
+    measured = json.loads(line.removeprefix("bench "))
+    assert measured == json.loads((folder / "bench.out/bench.json").read_text())
+    assert measured["world_size"] == 2 and measured["limit"] in ("compute", "data", "allreduce")
+    assert measured["allreduce_bytes"] == 4 * 29066
+    seconds = measured["seconds_per_step"]
+    assert seconds["together"] > 0 and measured["samples_per_second"]["together"] == 128 / seconds["together"]
+    assert list((folder / "bench.out").iterdir()) == [folder / "bench.out/bench.json"]
+
+
+NOTING = """
+import os
+from torch import nn
+
+class Noting(nn.Module):
+    # notes what it is trained on: an image is four pixels that tell which it is
+    def __init__(self, classes):
+        super().__init__()
+        self.layer = nn.Linear(4, classes)
+        self.file = open(f"seen-{os.getpid()}", "w")
+
+    def forward(self, images):
+        if self.training:
+            print(*(round(image * 10000) for image in images[:, 0, 0, 0].tolist()), file=self.file, flush=True)
+        return self.layer(images[:, 0].flatten(1))
+"""
+
+
+def test_an_epoch_that_goes_on_with_more_ranks_sees_every_sample_exactly_once(tmp_path: Path) -> None:
+    (tmp_path / "noting.py").write_text(NOTING)
+    (tmp_path / "numbers.csv").write_text("".join(f"{n},{n},{n},{n},{n % 2}\n" for n in range(1000)))
+    flags = ("--model=noting:Noting", "--data=csv", "--data-path=numbers.csv", "--epochs=1", "--batch-size=10",
+             "--log-every=1", "--lr=0.001")  # fmt: skip
+    path = f"{tmp_path}:{environment()['PYTHONPATH']}"
+    with started(2, tmp_path, "-m", "trainer", *flags, PYTHONPATH=path) as ranks:
+        assert ranks[0].stdout
+        for line in ranks[0].stdout:
+            if "step:20 " in line:
+                ranks[1].send_signal(signal.SIGUSR1)
+            if line.startswith("saved "):
+                ranks[1].send_signal(signal.SIGTERM)
+        outputs_of(ranks)
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    stopped = int(max((tmp_path / "out").glob("step-*.pt")).name.split("-")[1])
+    assert 20 < stopped < 80
+
+    with started(3, tmp_path, "-m", "trainer", *flags, PYTHONPATH=path) as ranks:
+        outputs = outputs_of(ranks)
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], outputs
+    assert values(outputs[0], "resumed")["step"] == str(stopped)
+    assert values(outputs[0], "resumed")["ranks_before"] == "2"
+
+    seen = Counter[str]()
+    for file in tmp_path.glob("seen-*"):
+        _, *lines = file.read_text().splitlines()  # the first is for DDP's layout, and teaches nothing
+        seen.update(" ".join(lines).split())
+    assert len(seen) == 800 and set(seen.values()) == {1}
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_rank_and_samples(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("".join(f"{n},1,2,3,{n % 2}\n" for n in range(100)))
+    (tmp_path / "poisoned.py").write_text(POISONED)
+    flags = ("--model=poisoned:model", "--data=csv", "--data-path=rows.csv", "--batch-size=20", "--log-every=3")
+    path = f"{tmp_path}:{environment()['PYTHONPATH']}"
+    with started(2, tmp_path, "-m", "trainer", *flags, PYTHONPATH=path) as ranks:
+        outputs = outputs_of(ranks)
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    (line,) = [line for line in "".join(outputs).splitlines() if line.startswith("trainer: ")]
+    found = re.search(r"the loss is not finite at step:3 rank:1 samples:([\d,]+);", line)
+    assert found and len(found[1].split(",")) == 10, line
+    assert not list((tmp_path / "out").glob("step-*"))
+
+
+POISONED = """
+import os, torch
+from torch import nn
+
+class Poisoned(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, classes), 0
+
+    def forward(self, images):
+        self.calls += 1  # the first call is for DDP's layout
+        bad = os.environ["RANK"] == "1" and self.calls == 4
+        return self.layer(images[:, 0].flatten(1)) * (torch.nan if bad else 1)
+
+def model(classes):
+    return Poisoned(classes)
+"""

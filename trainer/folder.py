@@ -1,0 +1,146 @@
+"""Images on disk, a folder a class, as ImageNet is laid out. Processes of their own read and decode them."""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainer.config import Config, ConfigError
+from trainer.data import Batch, Data, normalised
+from trainer.sampling import Piece, seed_of
+
+MEAN = (123.7, 116.3, 103.5)  # of ImageNet, by channel
+DEVIATION = (58.4, 57.1, 57.4)
+ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
+AHEAD = 4  # pieces that each process has ready
+MARGIN = 256 / 224  # a test image is shrunk to so much more than its middle that is looked at
+
+
+def folder(config: Config, device: torch.device) -> Data:
+    try:
+        import PIL.Image  # noqa: F401  # not at the top: the other data do without it
+    except ImportError as error:
+        raise ConfigError("--data folder needs Pillow: pip install pillow") from error
+    root, size = Path(config.data_path), config.image_size or 224
+    classes = sorted(each.name for each in root.glob("train/*") if each.is_dir())
+    if not classes:
+        raise ConfigError(f"--data-path {root}: there is no folder train/CLASS in it")
+    train = listed(root / "train", classes)
+    test = listed(root / "val", classes)
+    return Data(
+        Files(tuple(train), size, config.workers, device, config.augment, config.seed),
+        Files(tuple(test), size, config.workers, device, False, config.seed),
+        classes=len(classes),
+        channels=3,
+    )
+
+
+def listed(part: Path, classes: list[str]) -> list[tuple[str, int]]:
+    found = [
+        (str(path), number)
+        for number, name in enumerate(classes)
+        for path in sorted((part / name).glob("*"))
+        if path.suffix.lower() in ENDINGS
+    ]
+    if not found:
+        raise ConfigError(f"--data-path: there is no image in {part}/CLASS, the classes being those of train")
+    return found
+
+
+@dataclass(frozen=True)
+class Files:
+    files: tuple[tuple[str, int], ...]  # path, class
+    image_size: int
+    workers: int
+    device: torch.device
+    augment: bool
+    seed: int
+
+    @property
+    def size(self) -> int:
+        return len(self.files)
+
+    def batches(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        """One set of processes for all pieces: they run ahead, across the ends of epochs too."""
+        cuda = self.device.type == "cuda"
+        several: dict[str, Any] = {"prefetch_factor": AHEAD, "worker_init_fn": stay} if self.workers else {}
+        loader: DataLoader[Batch] = DataLoader(
+            Decoded(self),
+            sampler=pieces,  # any iterable will do
+            batch_size=None,  # a piece is one item already
+            num_workers=self.workers,
+            pin_memory=cuda,
+            **several,
+        )
+        for images, labels in loader:
+            images, labels = images.to(self.device, non_blocking=cuda), labels.to(self.device, non_blocking=cuda)
+            yield Batch(normalised(images, MEAN, DEVIATION), labels)
+
+
+def stay(worker: int) -> None:
+    """SIGTERM and Ctrl-C to the whole group are for the rank, which ends its processes when it has saved."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+class Decoded(Dataset[Batch]):
+    """What a process does: from the numbers of a piece to its images, as bytes."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def __getitem__(self, piece: Piece) -> Batch:
+        step, samples = piece
+        files = self._files
+        images = torch.empty(len(samples), 3, files.image_size, files.image_size, dtype=torch.uint8)
+        labels = torch.empty(len(samples), dtype=torch.int64)
+        for place, sample in enumerate(samples.tolist()):
+            path, labels[place] = files.files[sample]
+            # the same in a run that goes on, whichever process and rank reads it
+            chance = random.Random(seed_of(files.seed, step) * files.size + sample) if files.augment else None  # noqa: S311
+            images[place] = decoded(path, files.image_size, chance)
+        return Batch(images, labels)
+
+
+def decoded(path: str, size: int, chance: random.Random | None) -> torch.Tensor:
+    """(3, size, size) bytes: with `chance` a random part, mirrored or not; else the middle."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            image.draft("RGB", (size, size))  # a JPEG is decoded at the half, quarter or eighth that is large enough
+            box = random_box(image.width, image.height, chance) if chance else middle_box(image.width, image.height)
+            small = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box=box, reducing_gap=2.0)
+            if chance and chance.random() < 0.5:
+                small = small.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    except (OSError, UnidentifiedImageError) as error:
+        raise RuntimeError(f"{path}: not an image that can be read: {error}") from error
+    pixels = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8)
+    return pixels.view(size, size, 3).permute(2, 0, 1)
+
+
+def random_box(width: int, height: int, chance: random.Random) -> tuple[float, float, float, float]:
+    """A part of 8 to 100 % of the area, its sides as 3:4 to 4:3, as Inception was trained and all since."""
+    for _ in range(10):
+        area = width * height * chance.uniform(0.08, 1)
+        ratio = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))
+        wide, high = math.sqrt(area * ratio), math.sqrt(area / ratio)
+        if wide <= width and high <= height:
+            left, top = chance.uniform(0, width - wide), chance.uniform(0, height - high)
+            return left, top, left + wide, top + high
+    return middle_box(width, height)
+
+
+def middle_box(width: int, height: int) -> tuple[float, float, float, float]:
+    side = min(width, height) / MARGIN
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
