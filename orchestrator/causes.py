@@ -27,6 +27,7 @@ class Signature:
     spread: Literal["some"] | None = None  # on some hosts, while others got further
     hint: bool = False  # a warning: explains a failure, proves none
     explains: tuple[str, ...] = ()  # of a hint: codes that it stands behind where they would be first
+    confidence: Literal["high", "medium"] = "high"
     late: bool = False  # only after steps of training
 
 
@@ -86,6 +87,7 @@ def _cause(read: dict[str, Any]) -> Cause:
                 spread=item.get("spread"),
                 hint=item.get("hint", False),
                 explains=tuple(item.get("explains", ())),
+                confidence=item.get("confidence", "high"),
                 late=item.get("late", False),
             )
         )

@@ -139,6 +139,7 @@ def _first(group: Sequence[Suspect]) -> Suspect:
     return min((one for one in group if one.level == best), key=lambda one: one.line.number)
 
 
+COMPLAINTS = re.compile(r"NCCL WARN|srun: error|slurmstepd: error|terminate called|core dumped")
 FAILURES = re.compile(
     r"exitcode|\bFAILED\b|core dumped|[Aa]borted|\bKilled\b|[Ee]rror\b|ERROR|[Ff]atal|Traceback|CANCELLED|timed out|"
     r"NCCL WARN|terminate called"
@@ -156,7 +157,9 @@ def _failed(seen: Scene, suspects: Sequence[Suspect]) -> bool:
     healthy = any(one.code == "exit-barrier-noise" for one in suspects)
     if healthy:
         return False
-    return any(one.level >= 18 and not one.hint for one in suspects)
+    if any(one.level >= 18 and not one.hint for one in suspects):
+        return True
+    return any(COMPLAINTS.search(line.text) for line in seen.lines)
 
 
 def _finding(one: Suspect, seen: Scene, knowledge: Knowledge, severity: Literal["error", "note"]) -> Finding:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from .hangs import FINISHED
 from .scene import STEPS, Scene
-from .signs import Suspect
+from .signs import Confidence, Suspect
 from .transcript import Said
 
 GIB = {"GiB": 1.0, "MiB": 1 / 1024, "GB": 1.0, "MB": 1 / 1024, "KiB": 1 / 1048576, "bytes": 1 / 1073741824}
@@ -16,7 +17,7 @@ LOCAL = re.compile(
     r"while trying to connect to \(?(?P<host>[^,()]+), (?P<port>\d+)\)?|to host (?P<host2>[\w.:-]+):(?P<port2>\d+)"
 )
 TIMED_OUT = re.compile(
-    r"client socket has timed out|TCP client failed to connect|failed to connect to any|failed to connect to host"
+    r"client socket has timed out|TCP client failed to connect|failed to connect to (?:any|host)|connect\(\) timed out"
 )
 
 
@@ -156,6 +157,9 @@ def _connects(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
         seen.text,
     )
     everyone = len(seen.hosts) > 1 and hosts >= set(seen.hosts)
+    everyone = everyone or (
+        len(seen.hosts) < 2 and re.search(r"--(?:node|machine)[-_]rank[= ]0\b", seen.text) is not None
+    )
     if port is not None and port >= 32768 and rendezvous and not configured:
         code, why, certain = "ephemeral-ports-blocked", f"port {port} is one that nobody configured", "medium"
     elif everyone:
@@ -244,10 +248,17 @@ def _files(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
 
 
 def _starts(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
-    """A finished run that never destroyed its group aborts at its exit: on every rank, with nothing else to be seen."""
+    """A finished run that never destroyed its group and fails at its exit, with nothing else to be seen."""
     ended = [one for one in seen.exits if one.rank is not None]
-    if ended and all(one.signal == 6 for one in ended) and "terminate called without an active exception" in seen.text:
-        return [replace(one, hint=False) if one.code == "process-group-not-destroyed" else one for one in suspects]
+    aborted = bool(ended) and all(one.signal == 6 for one in ended)
+    others = [one for one in suspects if one.level >= 10 and one.code != "process-group-not-destroyed"]
+    finished = ended and not others and any(FINISHED.search(line.text) for line in seen.lines)
+    if (aborted and "terminate called without an active exception" in seen.text) or finished:
+        certain: Confidence = "medium" if aborted else "low"
+        return [
+            replace(one, hint=False, level=38, confidence=certain) if one.code == "process-group-not-destroyed" else one
+            for one in suspects
+        ]
     return [one for one in suspects if one.code != "process-group-not-destroyed" or one.level < 20]
 
 

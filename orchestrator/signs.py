@@ -122,7 +122,9 @@ def _accepted(
     )
     host = named.get("host") or named.get("host2")
     rank_ = int(named["rank"]) if named.get("rank", "").isdigit() else suspect.rank
-    yield replace(suspect, host=host or suspect.host, rank=rank_, confidence="medium" if signature.hint else "high")
+    yield replace(
+        suspect, host=host or suspect.host, rank=rank_, confidence="medium" if signature.hint else signature.confidence
+    )
 
 
 def _some(signature: Signature, line: Said, seen: Scene) -> bool:
@@ -235,7 +237,11 @@ def _comparisons(seen: Scene, knowledge: Knowledge) -> Iterator[Suspect]:
 
 
 def _last_words(seen: Scene, knowledge: Knowledge) -> Iterator[Suspect]:
-    last = {(line.source, line.host, line.rank): line for line in seen.lines}
+    """What a process said last, before others spoke of its end."""
+    last: dict[tuple[object, ...], Said] = {}
+    for line in seen.lines:
+        if not (line.agent or AGENTS.search(line.text) or knowledge.consequences.search(line.text)):
+            last[line.source, line.host, line.rank] = line
     for line in last.values():
         for code, signature in _matches(line.text, "last", knowledge):
             yield from _accepted(code, signature, line, seen)

@@ -48,7 +48,7 @@ TAGS = tuple(
     )
 )
 SRUN = re.compile(r"\s*(?P<rank>\d+): ?")
-PDSH = re.compile(r"(?P<host>[A-Za-z][\w.-]*): ?")
+PDSH = re.compile(r"(?P<host>(?!\w*(?:Error|Exception|Warning|INFO|DEBUG|ERROR|WARN))[A-Za-z][\w.-]*): (?!error)")
 
 LAUNCHERS = re.compile(r"srun|slurmstepd|mpirun|pdsh@|ssh:")  # they speak between the lines of others
 
