@@ -4,12 +4,13 @@
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test chaos lint clean
+.PHONY: help demo test chaos breakages lint clean
 
 help:
 	@echo 'make demo     train on two hosts of this machine, over real SSH: what ddp-orch does, in a minute'
 	@echo 'make test     the tests; ARGS="tests/unit -x" for some of them'
 	@echo 'make chaos    every fault that a run must survive or end well of, for an hour; needs root'
+	@echo 'make breakages  every fault that check knows, made in a lab: about ten minutes'
 	@echo 'make lint     ruff and mypy'
 	@echo 'make clean    remove what these have made'
 
@@ -21,6 +22,9 @@ test: .venv/.complete
 
 chaos: .venv/.complete
 	CHAOS=full .venv/bin/python -m pytest tests/chaos --timeout 900 $(ARGS)
+
+breakages: .venv/.complete
+	DDP_ORCH_ALL_BREAKAGES=1 .venv/bin/python -m pytest tests/e2e/test_check.py $(ARGS)
 
 lint: .venv/.complete
 	.venv/bin/python -m ruff check

@@ -1,92 +1,239 @@
-"""Facts of all hosts -> findings: what would break the run before it starts. Pure."""
+"""Facts of all hosts -> findings: what would break the run before it starts. Pure.
+
+The rules are grouped by what they are about: here the hosts themselves, then checks_python, checks_gpus,
+checks_network, and checks_mesh for what was tried between hosts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from itertools import pairwise
+from statistics import median
 
-from .plan import Plan
+from . import checks_gpus, checks_network, checks_python
+from .findings import Finding, Findings, Severity, say
+from .plan import Node, Plan
+from .transport import ConnectFailure
 
-Severity = Literal["error", "warning", "note"]
-Find = Callable[[Severity, str, str, str, str], None]
-"""Takes severity, code, host, message and fix."""
+__all__ = ["Facts", "Finding", "judge", "say", "unreached"]
 
-
-@dataclass(frozen=True)
-class Finding:
-    """A judged fact. `code` is stable (docs/findings.md); equal messages of several hosts are one finding."""
-
-    severity: Severity
-    code: str
-    hosts: tuple[str, ...]
-    message: str
-    fix: str
-
-
-def judge(
-    plan: Plan, facts: Mapping[str, Mapping[str, Any]], hellos: Mapping[str, Mapping[str, Any]]
-) -> tuple[Finding, ...]:
-    """Errors first. `facts`: what each host's probe said; `hellos`: what its node program said of itself."""
-    findings: dict[tuple[Severity, str, str, str], list[str]] = {}
-
-    def find(severity: Severity, code: str, host: str, message: str, fix: str) -> None:
-        findings.setdefault((severity, code, message, fix), []).append(host)
-
-    for node in plan.nodes:
-        name = node.host.name
-        fact = facts[name]
-        python = fact["python"]
-        if "error" in python:
-            find("error", python["code"], name, f"python: {python['error']}", "set `python` or `setup` for the host")
-        elif python["torch"] is None:
-            where = f"{python['executable']} has no torch"
-            find("error", "missing-module-on-host", name, where, "install torch there, or set `python` or `setup`")
-        if node.host.workdir and not fact["workdir"]:
-            message = f"workdir {node.host.workdir} is not a folder there"
-            find(
-                "error", "remote-workdir-missing", name, message, "mount it, or leave workdir out to have the code sent"
-            )
-        if isinstance(node.gpu_ids, tuple) and node.gpu_ids:
-            missing = sorted(set(node.gpu_ids) - {gpu["index"] for gpu in fact["gpus"]})
-            if missing:
-                message = f"gpus {', '.join(map(str, missing))} wanted, and the host has {len(fact['gpus'])}"
-                find("error", "no-gpu-visible", name, message, "correct `gpus`, or see nvidia-smi there")
-    _same_machine(plan, hellos, find)
-    _versions(facts, find)
-    ranked = sorted(findings.items(), key=lambda item: ("error", "warning", "note").index(item[0][0]))
-    return tuple(
-        Finding(severity, code, tuple(hosts), message, fix) for (severity, code, message, fix), hosts in ranked
-    )
+Facts = checks_gpus.Facts
+MIB, GIB = 1 << 20, 1 << 30
+STATE_LEAST, DISK_LOW, FILES_LOW = 64 * MIB, GIB, 1000
+SHM_LOW = 256 * MIB
+CLOCK_SKEW = 1.0  # s
+NOFILE_LEAST, NOFILE_LOW, NPROC_LOW = 256, 1024, 512
+MEMLOCK_LEAST = 64 * MIB
+SHARED = (
+    "nfs",
+    "cifs",
+    "smb",
+    "lustre",
+    "gpfs",
+    "ceph",
+    "beegfs",
+    "9p",
+    "afs",
+    "fuse.",
+    "glusterfs",
+    "panfs",
+    "wekafs",
+)
 
 
-def _same_machine(plan: Plan, hellos: Mapping[str, Mapping[str, Any]], find: Find) -> None:
+def judge(plan: Plan, facts: Mapping[str, Facts], hellos: Mapping[str, Facts]) -> tuple[Finding, ...]:
+    """Errors first. `facts`: what each host's probe said; `hellos`: what its node program said of itself.
+
+    Judges the hosts of the plan that facts are given of: the others were not reached.
+    """
+    found = Findings()
+    nodes = [node for node in plan.nodes if node.host.name in facts]
+    checks_python.judge(plan, nodes, facts, found)
+    for node in nodes:
+        fact = facts[node.host.name]
+        _folders(node, fact, found)
+        _disks(node, fact, found)
+        _limits(node, fact, found)
+        _leftovers(plan, node, fact, found)
+    _same_machine(nodes, hellos, found)
+    _shared_home(nodes, facts, hellos, found)
+    _clocks(nodes, facts, found)
+    _paths(plan, nodes, facts, found)
+    checks_gpus.judge(plan, nodes, facts, found)
+    checks_network.judge(plan, nodes, facts, found)
+    return found.all()
+
+
+def unreached(failures: Mapping[str, Exception]) -> tuple[Finding, ...]:
+    """Hosts that could not be asked."""
+    found = Findings()
+    for host, failure in failures.items():
+        code = str(getattr(failure, "code", "unknown"))
+        if isinstance(failure, ConnectFailure):
+            found.add("error", code, host, f"{failure.phase}: {failure.reason}", failure.fix, f"ssh {host}")
+        else:
+            found.add("error", code, host, str(failure).removeprefix(f"{host}: "), "", f"ssh {host}")
+    return found.all()
+
+
+def _folders(node: Node, fact: Facts, found: Findings) -> None:
+    workdir = node.host.workdir
+    if workdir and not fact["workdir"]:
+        fix = f"mount it there (ls -d {workdir}), or leave workdir out to have the code sent"
+        message = f"workdir {workdir} is not a folder there"
+        found.add("error", "remote-workdir-missing", node.host.name, message, fix, f"ls -d {workdir}: not a folder")
+
+
+def _disks(node: Node, fact: Facts, found: Findings) -> None:
+    name, disks = node.host.name, fact["disks"]
+    for what in ("state", "home", "tmp"):
+        disk = disks.get(what)
+        if disk is None or (what == "home" and disk == {**disks.get("state", {}), "path": disk["path"]}):
+            continue  # of one disk it is said once
+        least = STATE_LEAST if what == "state" else 0
+        seen = f"df {disk['path']}: {disk['free'] // MIB} MiB of {disk['total'] // MIB} MiB free"
+        fix = f"free some space: du -xsh {disk['path']}/* | sort -h"
+        if disk["free"] < DISK_LOW:
+            severity: Severity = "error" if disk["free"] < least else "warning"
+            message = f"the disk of {disk['path']} is nearly full: {disk['free'] // MIB} MiB left"
+            found.add(severity, "disk-full", name, message, fix, seen)
+        elif disk["free_files"] is not None and disk["free_files"] < FILES_LOW:
+            message = f"the disk of {disk['path']} has only {disk['free_files']} files left"
+            found.add("warning", "disk-full", name, message, fix, f"df -i {disk['path']}")
+    shm = disks.get("shm")
+    if shm is not None and shm["free"] < SHM_LOW:
+        message = f"{shm['path']} has {shm['free'] // MIB} MiB free: data-loader workers and NCCL may run out of it"
+        fix = "sudo mount -o remount,size=50% /dev/shm; of a container: --shm-size=8g or --ipc=host"
+        seen = f"df /dev/shm: {shm['free'] // MIB} MiB of {shm['total'] // MIB} MiB free"
+        found.add("warning", "nccl-shm-exhausted", name, message, fix, seen)
+
+
+def _limits(node: Node, fact: Facts, found: Findings) -> None:
+    name, limits = node.host.name, fact["python"].get("limits") or {}
+    nofile, nproc, memlock = (limits.get(key) for key in ("nofile", "nproc", "memlock"))
+    if nofile is not None and nofile < NOFILE_LOW:
+        severity: Severity = "error" if nofile < NOFILE_LEAST else "warning"
+        fix = (
+            "setup: [ulimit -n 65536]; where that is refused, root adds `* - nofile 65536` to /etc/security/limits.conf"
+        )
+        message = f"only {nofile} open files are allowed"
+        found.add(severity, "limit-nofile", name, message, fix, f"ulimit -n: {nofile}")
+    if nproc is not None and nproc < NPROC_LOW:
+        fix = (
+            "setup: [ulimit -u 65536]; where that is refused, root adds `* - nproc 65536` to /etc/security/limits.conf"
+        )
+        message = f"only {nproc} processes and threads are allowed"
+        found.add("warning", "limit-nproc", name, message, fix, f"ulimit -u: {nproc}")
+    pids = fact["cgroup_pids"]
+    if pids is not None and pids < NPROC_LOW:
+        message = f"the control group allows only {pids} processes and threads"
+        seen = f"cat /sys/fs/cgroup/pids.max: {pids}"
+        found.add("warning", "limit-nproc", name, message, "raise it; of a container: --pids-limit=-1", seen)
+    active = [port for port in fact["rdma"] if "ACTIVE" in port["state"]]
+    if active and memlock is not None and memlock < MEMLOCK_LEAST:
+        message = f"only {memlock >> 10} KiB of memory may be locked, and {active[0]['device']} needs it for RDMA"
+        fix = "root adds `* - memlock unlimited` to /etc/security/limits.conf; of a container: --ulimit memlock=-1"
+        found.add("error", "nccl-ib-memlock", name, message, fix, f"ulimit -l: {memlock >> 10}")
+
+
+def _leftovers(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
+    name = node.host.name
+    if fact["orphans"]:
+        pids = ", ".join(str(one["pid"]) for one in fact["orphans"][:5])
+        message = "processes of a run that is over are still there"
+        seen = f"{fact['orphans'][0]['run_id']}: pid {pids}: {fact['orphans'][0]['command']}"
+        fix = f"ddp-orch kill --stale -i {plan.inventory.path}"
+        found.add("warning", "orphan-workers", name, message, fix, seen)
+    for lock in fact["stale_locks"]:
+        message = f"{lock} was left by a build that was interrupted; every process will wait for it"
+        found.add("warning", "jit-extension-lock", name, message, f"rm {lock}", f"ls {lock}")
+
+
+def _same_machine(nodes: list[Node], hellos: Mapping[str, Facts], found: Findings) -> None:
     """Two names for one machine would take its GPUs and ports twice."""
-    seen: dict[tuple[Any, ...], str] = {}
-    for node in plan.nodes:
+    seen: dict[tuple[object, ...], str] = {}
+    for node in nodes:
         hello = hellos[node.host.name]
         identity = (hello["boot_id"], hello["machine_id"], *hello["state_inode"])
         if identity in seen:
             message = f"is the same machine as {seen[identity]}"
-            find(
-                "error",
-                "duplicate-host",
-                node.host.name,
-                message,
-                "leave one of the two out; more ranks on a host: nproc_per_node",
-            )
+            fix = "leave one of the two out; more ranks on a host: nproc_per_node"
+            evidence = f"sysctl kernel.random.boot_id: {hello['boot_id']}"
+            found.add("error", "duplicate-host", node.host.name, message, fix, evidence)
         seen.setdefault(identity, node.host.name)
 
 
-def _versions(facts: Mapping[str, Mapping[str, Any]], find: Find) -> None:
-    """Another torch on one host shows as anything from a hang to a wrong collective, minutes later."""
-    versions: dict[str, list[str]] = {}
-    for name, fact in facts.items():
-        if fact["python"].get("torch"):
-            versions.setdefault(fact["python"]["torch"], []).append(name)
-    if len(versions) > 1:
-        common = max(versions, key=lambda version: len(versions[version]))
-        for version, hosts in versions.items():
-            for host in hosts if version != common else ():
-                message = f"has torch {version}; most have {common}"
-                find("warning", "torch-version-mismatch", host, message, "install the same torch on all hosts")
+def _shared_home(nodes: list[Node], facts: Mapping[str, Facts], hellos: Mapping[str, Facts], found: Findings) -> None:
+    """Allowed, but caches below it are shared too: builds lock each other, and it may be slow."""
+    inodes: dict[tuple[object, ...], set[str]] = {}
+    for node in nodes:
+        hello = hellos[node.host.name]
+        inodes.setdefault(tuple(hello["state_inode"]), set()).add(hello["machine_id"])
+    for node in nodes:
+        home = facts[node.host.name]["disks"].get("home")
+        same = len(inodes[tuple(hellos[node.host.name]["state_inode"])]) > 1
+        if home is not None and (home["kind"].startswith(SHARED) or same):
+            message = f"the home folder is on a disk shared with other hosts ({home['kind']})"
+            fix = "for builds of extensions, env: {TORCH_EXTENSIONS_DIR: /tmp/torch_extensions}"
+            found.add("note", "home-on-shared-disk", node.host.name, message, fix, f"df -T {home['path']}")
+
+
+def _clocks(nodes: list[Node], facts: Mapping[str, Facts], found: Findings) -> None:
+    """`clock_ahead`: the least and the most by which a host's clock may be ahead of ours, in seconds."""
+    known = {
+        node.host.name: facts[node.host.name]["clock_ahead"]
+        for node in nodes
+        if facts[node.host.name].get("clock_ahead")
+    }
+    if not known:
+        return
+    usual = median([0.0, *(sum(one) / 2 for one in known.values())])  # 0: the controller's own clock has a vote
+    for host, (least, most) in known.items():
+        off = least - usual if least > usual else most - usual if most < usual else 0.0
+        if abs(off) > CLOCK_SKEW:
+            direction = "ahead of" if off > 0 else "behind"
+            message = f"its clock is {_duration(abs(off))} {direction} that of the others"
+            fix = "sudo timedatectl set-ntp true"
+            found.add("warning", "clock-skew", host, message, fix, f"date: {off:+.1f} s")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def path_arguments(plan: Plan) -> dict[str, str]:
+    """{absolute path among the script's arguments: the option before it}."""
+    _, _, script, *arguments = plan.nodes[0].command  # python, -u, the script or -m and a module
+    found = {}
+    for before, word in pairwise(("", *(arguments[1:] if script == "-m" else arguments))):
+        option, equals, value = word.partition("=")
+        if word.startswith("-") and equals and value.startswith("/"):
+            found[value] = option
+        elif word.startswith("/"):
+            found[word] = before if before.startswith("-") else ""
+    return found
+
+
+INPUTS = ("data", "train", "val", "test", "input", "resume", "ckpt", "checkpoint", "weights", "config", "model", "root")
+
+
+def _paths(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Findings) -> None:
+    """Folders that are to be written may be made by the script, so that only what is there on some hosts is sure."""
+    for path, option in path_arguments(plan).items():
+        absent = {
+            node.host.name: facts[node.host.name]["paths"].get(path)
+            for node in nodes
+            if facts[node.host.name]["paths"].get(path)
+        }
+        if not absent:
+            continue
+        what = f"{option} {path}".strip()
+        for host, why in absent.items():
+            code = "dataset-missing" if len(absent) == len(nodes) else "file-missing-on-host"
+            if why == "Permission denied":
+                code = "file-permission-denied"
+            if len(absent) < len(nodes) or any(word in option.lower() for word in INPUTS):
+                fix = f"bring it there, or mount it: ssh {host} ls -ld {path}" if len(absent) == 1 else f"ls -ld {path}"
+                found.add("warning", code, host, f"{what}: {why}", fix, f"ls -d {path}: {why}")

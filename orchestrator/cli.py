@@ -64,6 +64,21 @@ def config(inventory: str, as_json: bool) -> None:
 
 @cli.command()
 @INVENTORY
+@click.option("--quick", is_flag=True, help="Only what each host knows by itself, as `up` does.")
+@click.option("--deep", is_flag=True, help="Also a real rendezvous, collectives and a matrix product, with torch.")
+@HOSTS
+@JSON
+def check(inventory: str, quick: bool, deep: bool, hosts: str | None, as_json: bool) -> None:
+    """Find what would break a run on these hosts, and say how to mend it; starts nothing."""
+    from . import check as checking
+
+    if quick and deep:
+        raise UsageError("--quick and --deep exclude each other")
+    sys.exit(checking.check(inventory, hosts, "quick" if quick else "deep" if deep else "usual", as_json))
+
+
+@cli.command()
+@INVENTORY
 @click.argument("script", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "-d", "--detach", is_flag=True, help="Return when the run has started; its id is the first line on stdout."

@@ -139,7 +139,7 @@ def up(wanted: Up) -> int:
         run_key=secrets.token_hex(32),
         skip_check=wanted.skip_check,
         step=console.step,
-        warn=console.warning,
+        warn=_once(console.warning),
     )
     with _fleet(read) as fleet:
         resolved = _launch(made, snapshot, fleet, around, wanted.wait, console)
@@ -157,6 +157,18 @@ def up(wanted: Up) -> int:
         except (BrokenPipeError, KeyboardInterrupt):
             console.note(f"no longer watching; the run is on its hosts: ddp-orch logs -f {run_id}")
             raise
+
+
+def _once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """`up --wait` tries again and again, and finds the same."""
+    said: set[str] = set()
+
+    def say_once(message: str) -> None:
+        if message not in said:
+            said.add(message)
+            say(message)
+
+    return say_once
 
 
 def _launch(

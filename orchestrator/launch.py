@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from . import checks, plan, runs
-from .checks import Finding
+from . import checks, choices, plan, preflight, runs
+from .checks import Finding, say
 from .console import fold, fold_messages
-from .errors import FindingsError, UnreachableError, UsageError
+from .errors import FindingsError, HeldError, UnreachableError, UsageError
 from .fleet import Fleet, Results, each, reasons, worst
 from .inventory import Host
 from .plan import Plan
@@ -24,6 +24,7 @@ from .session import Refused, Session
 from .ship import Snapshot
 
 CHUNK = 256 * 1024  # bytes sent at a time
+HELD = {"port-in-use", "gpu-memory-held-by-others"}  # findings that say: by somebody else
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,18 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
     """Start the run. Returns the plan as it was resolved. Raises the worst of what was found, and says all of it."""
     hosts = [node.host for node in wanted.nodes]
     parcel = Parcel(snapshot)
+    script = preflight.script_of(snapshot)
+    questions = {node.host.name: preflight.question(wanted, node, script) for node in wanted.nodes}
     fleet.prepare(hosts)
-    probed = fleet.each(hosts, lambda host, session: _probe(host, session, wanted, parcel))
+    probed = fleet.each(hosts, lambda host, session: _probe(host, session, questions[host.name], wanted, parcel))
     if probed.failed:
         wanted = _without(wanted, probed, around)
         hosts = [node.host for node in wanted.nodes]
     facts = {name: one[0] for name, one in probed.done.items()}
     hellos = {name: one[1] for name, one in probed.done.items()}
     _judge(checks.judge(wanted, facts, hellos), around)
-    resolved = plan.resolve(wanted, facts)
+    chosen = choices.choose(facts)
+    resolved = plan.resolve(wanted, facts, {choice.variable: choice.value for choice in chosen})
     ranks = plan.world_size(resolved)
     count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
     spares = fold(node.host.name for node in resolved.nodes if node.host.spare)
@@ -94,6 +98,8 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
         f"{count} ready: {fold(host.name for host in hosts)}; {ranks} {'rank' if ranks == 1 else 'ranks'}"
         + (f"; spare: {spares}" if spares else "")
     )
+    if chosen:
+        around.step("chosen: " + ", ".join(f"{choice.variable}={choice.value} ({choice.why})" for choice in chosen))
     _prepare_and_start(resolved, facts, fleet, around)
     return resolved
 
@@ -109,15 +115,11 @@ def _without(wanted: Plan, probed: Results[Any], around: Surroundings) -> Plan:
     return left
 
 
-def _probe(host: Host, session: Session, wanted: Plan, parcel: Parcel) -> tuple[dict[str, Any], dict[str, Any]]:
+def _probe(
+    host: Host, session: Session, question: dict[str, Any], wanted: Plan, parcel: Parcel
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """One host's facts, and the code brought there: what is there already is not sent again."""
-    question = {
-        "setup": list(host.setup),
-        "python": host.python,
-        "workdir": host.workdir,
-        "gpus": "none" if host.gpus == "none" else "auto",
-    }
-    facts = session.request("probe", question)
+    facts = preflight.ask(session, question)
     if wanted.code is not None and not host.workdir and wanted.code.sha256 not in session.hello["codes"]:
         session.request("unpack", {"sha256": wanted.code.sha256}, upload=parcel.chunks())
         session.hello["codes"].append(wanted.code.sha256)  # `--wait` comes here again
@@ -136,12 +138,8 @@ def _judge(findings: tuple[Finding, ...], around: Surroundings) -> None:
         if finding.severity == "warning" or (finding.severity == "error" and around.skip_check):
             around.warn(say(finding))
     if errors and not around.skip_check:
-        raise FindingsError("\n  ".join(["the run would fail; nothing was started", *map(say, errors)]))
-
-
-def say(finding: Finding) -> str:
-    fix = f"; {finding.fix}" if finding.fix else ""
-    return f"{fold(finding.hosts)}: {finding.message} [{finding.code}]{fix}"
+        kind = HeldError if any(finding.code in HELD for finding in errors) else FindingsError
+        raise kind("\n  ".join(["the run would fail; nothing was started", *map(say, errors)]))
 
 
 def _prepare_and_start(
@@ -171,6 +169,9 @@ def _prepare_and_start(
         _stop_on(rest, f"{len(rest.failed)} of {len(resolved.nodes)} hosts cannot take part; nothing was started")
         reachable = {name: answer["reachable"] for name, answer in rest.done.items()}
         start = {"master_addr": _common_address(at_head["addresses"], reachable), "master_port": at_head["rdzv_port"]}
+        _say_network(
+            start, resolved, facts, {name: str(answer["interface"]) for name, answer in rest.done.items()}, around
+        )
         _check_alive(sessions)
     except BaseException:
         each([head, *others], abort, fleet.parallel)
@@ -188,6 +189,29 @@ def _prepare_and_start(
         if isinstance(error, Refused):
             raise worst([error], str(error)) from error
         raise
+
+
+def _say_network(
+    start: Mapping[str, Any],
+    resolved: Plan,
+    facts: Mapping[str, Mapping[str, Any]],
+    interfaces: dict[str, str],
+    around: Surroundings,
+) -> None:
+    """What was chosen by itself; an inventory's `interface` and a user's own variables win."""
+    if len(resolved.nodes) == 1:
+        return
+    head = resolved.nodes[0].host.name
+    of_head = [one["name"] for one in facts[head]["interfaces"] if one["address"] == start["master_addr"]]
+    chosen = {head: str(of_head[0]) if of_head else "?", **interfaces}
+    for node in resolved.nodes:
+        if node.host.interface != "auto":
+            chosen[node.host.name] = node.host.interface
+    by_name: dict[str, list[str]] = {}
+    for host, interface in chosen.items():
+        by_name.setdefault(interface, []).append(host)
+    told = "; ".join(f"{interface} on {fold(hosts)}" for interface, hosts in by_name.items())
+    around.step(f"rendezvous at {start['master_addr']} port {start['master_port']}; interface {told}")
 
 
 def _check_alive(sessions: Mapping[str, Session]) -> None:

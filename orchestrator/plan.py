@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from . import launchers
@@ -48,12 +48,15 @@ class Node:
     """What every rank becomes."""
     env: Mapping[str, str]
     """The user's: run's, host's, command line's; later ones win."""
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    """What the facts of all hosts ask for (choices.py)."""
 
     @property
     def auto_env(self) -> dict[str, str]:
         """Ours, templates; the user's own values win over them."""
         visible = {} if self.gpu_ids == "auto" else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpu_ids))}
-        return {name: value for name, value in {**launchers.ENVIRONMENT, **visible}.items() if name not in self.env}
+        ours = {**launchers.ENVIRONMENT, **self.chosen, **visible}
+        return {name: value for name, value in ours.items() if name not in self.env}
 
 
 @dataclass(frozen=True)
@@ -133,10 +136,14 @@ def _nproc(host: Host) -> Literal["auto"] | int:
     return "auto" if gpus == "auto" else max(1, len(gpus))
 
 
-def resolve(plan: Plan, facts: Mapping[str, Mapping[str, Any]]) -> Plan:
-    """Fill in what was `auto`, from the facts of every host."""
+def resolve(plan: Plan, facts: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, str] | None = None) -> Plan:
+    """Fill in what was `auto`, from the facts of every host; `chosen`: variables (choices.py)."""
     nodes = (
-        replace(node, nproc=max(1, len(facts[node.host.name]["gpus"])) if node.nproc == "auto" else node.nproc)
+        replace(
+            node,
+            nproc=max(1, len(facts[node.host.name]["gpus"])) if node.nproc == "auto" else node.nproc,
+            chosen=chosen or {},
+        )
         for node in plan.nodes
     )
     return replace(plan, nodes=tuple(nodes))

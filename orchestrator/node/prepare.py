@@ -210,7 +210,8 @@ def _reach_head(spec: Dict[str, Any], head: Dict[str, Any]) -> Dict[str, Any]:
             *spec["ports"],
         )
         raise Refused("rdzv-port-blocked", text)
-    return {"reachable": reachable}
+    source = spec["cluster_address"] or network.source_address(reachable[0])
+    return {"reachable": reachable, "interface": network.interface_of(source)}
 
 
 def _try(address: str, port: int, source: Optional[str]) -> Optional[str]:

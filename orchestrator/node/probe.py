@@ -1,91 +1,98 @@
-"""`probe`: the facts a launch needs of this host, quickly: nothing here imports torch."""
+"""`probe`: the facts of this host, quickly: the questions run side by side, and nothing here imports torch."""
 
+import errno
 import json
 import os
 import pwd
-import shutil
+import socket
 import subprocess
+import tempfile
+import threading
 import time
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
-from . import job, state
+from . import facts, gpus, job, names, state
 
 PYTHON_WINDOW = 60.0  # s for `setup` and the python to answer: module systems and network file systems can be slow
 MARKER = "ddp-orch-facts:"
 
-# Runs in the user's python, inside the host's setup. find_spec does not import torch, which would cost seconds.
-ASK_PYTHON = (
-    """
-import importlib.util, json, os, re, sys
-spec = importlib.util.find_spec("torch")
-torch = None
-if spec is not None and spec.submodule_search_locations:
-    try:
-        text = open(os.path.join(list(spec.submodule_search_locations)[0], "version.py")).read()
-        torch = re.search(r"__version__ = '([^']+)'", text).group(1)
-    except Exception:
-        torch = "unknown"
-print("\\n%s" + json.dumps({"executable": sys.executable, "python": list(sys.version_info[:3]), "torch": torch}))
-"""
-    % MARKER
-)
 
+def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """`arguments`: setup, python, env, workdir, script, gpus ("none" spares the question), ports, paths, names."""
+    answers: Dict[str, Any] = {}
+    bugs: List[BaseException] = []
 
-def facts(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """`arguments`: setup, python, workdir, gpus ("none" spares the question)."""
+    def ask(name: str, question: Callable[[], Any]) -> None:
+        try:
+            answers[name] = question()
+        except BaseException as error:  # noqa: BLE001  raised below: the relay shows it
+            bugs.append(error)
+
+    own = socket.gethostname()
+    questions: Dict[str, Callable[[], Any]] = {
+        "python": lambda: _python(arguments),
+        "names": lambda: names.look([own] + arguments["names"], arguments["addresses"]),
+    }
+    if arguments["gpus"] != "none":
+        questions["nvidia"] = gpus.look
+    threads = [threading.Thread(target=ask, args=item, daemon=True) for item in questions.items()]
+    for thread in threads:
+        thread.start()
+    here = facts.gather(arguments)
+    for thread in threads:
+        thread.join()
+    if bugs:
+        raise bugs[0]
+    nvidia = answers.get("nvidia") or {"gpus": [], "driver": None, "cuda": None, "error": None, "xids": []}
     return {
+        **here,
         "system": os.uname().sysname,
         "machine": os.uname().machine,
         "kernel": os.uname().release,
-        "user": pwd.getpwuid(os.geteuid()).pw_name if _known(os.geteuid()) else str(os.geteuid()),
+        "libc": _libc(),
+        "user": _user(),
+        "uid": os.geteuid(),
         "cores": len(os.sched_getaffinity(0)),
         "host_id": state.host_id(),
         "clock": time.time(),
         "workdir": os.path.isdir(arguments["workdir"]) if arguments["workdir"] else None,
-        "gpus": [] if arguments["gpus"] == "none" else _gpus(),
-        "python": _python(arguments["setup"], arguments["python"]),
+        "gpus": nvidia.pop("gpus"),
+        "nvidia": nvidia,
+        "python": answers["python"],
+        "names": answers["names"],
     }
 
 
-def _known(uid: int) -> bool:
+def _user() -> str:
     try:
-        pwd.getpwuid(uid)
+        return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        return False
-    return True
+        return str(os.geteuid())
 
 
-def _gpus() -> List[Dict[str, Any]]:
-    """As `nvidia-smi` lists them; none where there is no driver."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+def _libc() -> str:
     try:
-        answer = subprocess.run(
-            query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    gpus = []
-    for line in answer.stdout.decode("utf-8", "replace").splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if answer.returncode == 0 and len(fields) == 4 and fields[0].isdigit():
-            gpus.append(
-                {
-                    "index": int(fields[0]),
-                    "uuid": fields[1],
-                    "name": fields[2],
-                    "memory_mib": int(fields[3]) if fields[3].isdigit() else None,
-                }
-            )
-    return gpus
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        return ""  # musl has none
 
 
-def _python(setup: List[str], python: str) -> Dict[str, Any]:
-    argv = [python, "-c", ASK_PYTHON]
-    if setup:
-        argv = job.through_setup(setup, argv)
+def _python(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """What `inside.py` finds in the host's python, after its setup; `error` and `code` when it does not answer."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "inside.py"), encoding="utf-8") as file:
+        program = file.read()
+    wanted = {"script": arguments["script"], "workdir": arguments["workdir"], "marker": MARKER}
+    # a file: argv has a limit, and setup may read stdin
+    with tempfile.TemporaryFile() as question:
+        question.write(json.dumps(wanted).encode("ascii"))
+        question.flush()
+        argv = [arguments["python"], "-c", program, str(question.fileno())]
+        if arguments["setup"]:
+            argv = job.through_setup(arguments["setup"], argv)
+        return _answer(argv, arguments, question.fileno())
+
+
+def _answer(argv: List[str], arguments: Dict[str, Any], question: int) -> Dict[str, Any]:
     try:
         answer = subprocess.run(
             argv,
@@ -94,26 +101,28 @@ def _python(setup: List[str], python: str) -> Dict[str, Any]:
             stdin=subprocess.DEVNULL,
             timeout=PYTHON_WINDOW,
             check=False,
+            env={**os.environ, **arguments["env"]},
+            pass_fds=[question],
         )
     except FileNotFoundError:
-        return {"error": "%s not found; PATH=%s" % (argv[0], os.environ.get("PATH", "")), "code": "remote-env-differs"}
+        return _unanswered("%s not found; PATH=%s" % (argv[0], os.environ.get("PATH", "")))
     except OSError as error:
-        return {"error": "%s: %s" % (argv[0], error), "code": "remote-env-differs"}
+        code = "cpu-arch-mismatch" if error.errno == errno.ENOEXEC else "remote-env-differs"
+        return _unanswered("%s: %s" % (argv[0], error.strerror), code)
     except subprocess.TimeoutExpired:
-        return {
-            "error": "setup and %s did not answer within %d s" % (python, PYTHON_WINDOW),
-            "code": "remote-env-differs",
-        }
+        return _unanswered("setup and %s did not answer within %d s" % (arguments["python"], PYTHON_WINDOW))
     text = answer.stdout.decode("utf-8", "replace")
     if answer.returncode == 0 and MARKER in text:
         found: Dict[str, Any] = json.loads(text.rpartition(MARKER)[2].splitlines()[0])
         return found
     said = answer.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
     what = said[-1] if said else "no output"
+    code = "cpu-arch-mismatch" if answer.returncode == 126 and "format error" in what else "remote-env-differs"
     if answer.returncode == 127:
         what = "not found after setup: %s" % what
-    return {
-        "error": "%s ended with status %d: %s"
-        % (" ".join(argv[:1]) if not setup else "setup, then " + python, answer.returncode, what),
-        "code": "remote-env-differs",
-    }
+    who = "setup, then " + arguments["python"] if arguments["setup"] else argv[0]
+    return _unanswered("%s ended with status %d: %s" % (who, answer.returncode, what), code)
+
+
+def _unanswered(text: str, code: str = "remote-env-differs") -> Dict[str, Any]:
+    return {"error": text, "code": code}

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, BinaryIO, Callable, Dict, cast
 
-from . import evidence, follow, leftovers, prepare, probe, processes, runs, state, stop, wire
+from . import evidence, follow, leftovers, prepare, processes, runs, state, stop, wire
 
 SILENCE = 30.0  # s without a frame from the controller (it sends a PING every 5)
 
@@ -33,7 +33,9 @@ class Relay:
         self._uploads: Dict[int, "queue.Queue[bytes]"] = {}
         self._controls: Dict[str, socket.socket] = {}
         self._operations: Dict[str, Callable[[Dict[str, Any], int], Dict[str, Any]]] = {
-            "probe": lambda arguments, _: probe.facts(arguments),
+            "probe": self._probe,
+            "listen": self._listen,
+            "dial": self._dial,
             "unpack": self._unpack,
             "prepare": self._prepare,
             "start": self._start,
@@ -97,6 +99,27 @@ class Relay:
             pass
 
     # requests that need the session
+
+    def _probe(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import probe  # XML and all: only a launch and a check ask
+
+        return probe.look(arguments)
+
+    def _listen(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import mesh, network
+
+        low, high = arguments["ports"]
+        try:
+            listeners = mesh.Listeners(arguments["token"], arguments["run_port"], low, high)
+        except OSError as error:
+            raise prepare.Refused("port-in-use", "no port to listen on: %s" % error) from error
+        # they end with the session
+        return {"ports": listeners.ports, "addresses": network.candidates()}
+
+    def _dial(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import mesh
+
+        return mesh.dial(arguments)
 
     def _unpack(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import unpack  # tarfile and all: most sessions send no code

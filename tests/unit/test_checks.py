@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator import inventory, plan
-from orchestrator.checks import Finding, judge
+from host_facts import GPU, PYTHON, disk, facts, with_gpus
 
-PYTHON = {"executable": "/usr/bin/python3", "python": [3, 11, 0], "torch": "2.4.0"}
+from orchestrator import inventory, plan
+from orchestrator.checks import Finding, judge, unreached
+from orchestrator.errors import OrchError
+from orchestrator.findings import Findings, outliers_of
+from orchestrator.transport import ConnectFailure
 
 
 def found(
-    text: str, facts: dict[str, dict[str, Any]] | None = None, hellos: dict[str, dict[str, Any]] | None = None
+    text: str, changed: dict[str, dict[str, Any]] | None = None, hellos: dict[str, dict[str, Any]] | None = None
 ) -> list[Finding]:
     """What is found where every host is fine but for what is given."""
     read = inventory.parse(text, "inventory.yaml")
-    made = plan.make(read, run_id="R", name="R", command=("train.py",), code=None, env={}, debug=False)
+    made = plan.make(read, run_id="R", name="R", command=("-u", "train.py"), code=None, env={}, debug=False)
     names = [host.name for host in read.hosts]
-    fine = {"python": PYTHON, "gpus": [], "workdir": None}
+    fine = facts()
     identities = [
         {"boot_id": "b", "machine_id": "m", "state_inode": [1, number], "host": name}
         for number, name in enumerate(names)
@@ -25,7 +28,7 @@ def found(
     return list(
         judge(
             made,
-            {name: {**fine, **(facts or {}).get(name, {})} for name in names},
+            {name: {**fine, **(changed or {}).get(name, {})} for name in names},
             {name: {**one, **(hellos or {}).get(name, {})} for name, one in zip(names, identities, strict=True)},
         )
     )
@@ -60,8 +63,7 @@ def test_a_workdir_must_be_a_folder() -> None:
 
 def test_gpus_that_are_wanted_must_be_there() -> None:
     text = "hosts: [{name: a, gpus: [0, 3]}]"
-    two = [{"index": 0}, {"index": 1}]
-    (finding,) = found(text, {"a": {"gpus": two}})
+    (finding,) = found(text, {"a": with_gpus(2)})
     assert brief([finding]) == [("error", "no-gpu-visible", ("a",))]
     assert "gpus 3 wanted" in finding.message and "has 2" in finding.message
     assert found("hosts: [{name: a, gpus: none}]") == []
@@ -74,13 +76,132 @@ def test_two_names_for_one_machine_are_an_error_but_not_two_state_folders_on_it(
     assert "same machine as a" in finding.message
 
 
-def test_another_torch_on_one_host_is_a_warning_after_all_errors() -> None:
-    findings = found(
-        "hosts: [a, b, c, d]",
-        {"a": {"python": {**PYTHON, "torch": "2.5.0"}}, "d": {"python": {**PYTHON, "torch": None}}},
+def test_another_release_of_torch_is_an_error_and_another_patch_a_warning() -> None:
+    findings = found("hosts: [a, b, c]", {"a": {"python": {**PYTHON, "torch": "2.5.0"}}})
+    assert brief(findings) == [("error", "torch-version-mismatch", ("a",))]
+    assert findings[0].message == "2 hosts have torch 2.4.0, a has 2.5.0"
+    findings = found("hosts: [a, b, c]", {"a": {"python": {**PYTHON, "torch": "2.4.1"}}})
+    assert brief(findings) == [("warning", "torch-version-mismatch", ("a",))]
+
+
+def test_errors_come_first() -> None:
+    findings = found("hosts: [a, b]", {"a": {"orphans": [ORPHAN]}, "b": {"python": {**PYTHON, "torch": None}}})
+    assert [one.severity for one in findings] == ["error", "warning"]
+
+
+ORPHAN = {"pid": 7, "run_id": "r", "command": "python train.py"}
+
+
+# --- the disagreement of hosts
+
+
+def test_the_majority_is_right() -> None:
+    values = {"a": "1", "b": "2", "c": "1", "d": "2", "e": "1"}
+    assert outliers_of("x", values, "b") == [(["b", "d"], "3 hosts have x 1, b,d have 2")]
+
+
+def test_the_head_is_right_where_there_is_no_majority() -> None:
+    assert outliers_of("torch", {"a": "1", "b": "2"}, "b") == [(["a"], "b has torch 2, a has 1")]
+
+
+def test_hosts_that_agree_have_no_outliers() -> None:
+    assert outliers_of("x", {"a": "1", "b": "1"}, "a") == []
+
+
+def test_evidence_is_kept_once_for_all_hosts_that_gave_it() -> None:
+    findings = Findings()
+    findings.add("error", "c", "a", "m", "f", "ls: no")
+    findings.add("error", "c", "b", "m", "f", "ls: no")
+    findings.add("error", "c", "d", "m", "f", "ls: never")
+    (one,) = findings.all()
+    assert (one.hosts, one.evidence) == (("a", "b", "d"), ("a: ls: no", "d: ls: never"))
+
+
+# --- hosts that were not reached
+
+
+def test_hosts_that_cannot_be_reached_are_findings_with_the_label_of_their_failure() -> None:
+    failures: dict[str, OrchError] = {
+        "a": ConnectFailure("a", "login", "no key was accepted", "ssh-auth-denied", "ssh-copy-id a"),
+        "b": ConnectFailure("b", "login", "no key was accepted", "ssh-auth-denied", "ssh-copy-id a"),
+    }
+    (finding,) = unreached(failures)
+    assert brief([finding]) == [("error", "ssh-auth-denied", ("a", "b"))]
+    assert finding.fix == "ssh-copy-id a"
+
+
+# --- clocks
+
+
+def test_the_clock_that_differs_is_named_also_of_two() -> None:
+    (finding,) = found("hosts: [a, b]", {"a": {"clock_ahead": [-30.1, -30.0]}})
+    assert brief([finding]) == [("warning", "clock-skew", ("a",))]
+    assert "30 s behind" in finding.message
+
+
+def test_the_controllers_own_wrong_clock_is_no_finding() -> None:
+    assert found("hosts: [a, b, c]", {name: {"clock_ahead": [500.0, 500.1]} for name in "abc"}) == []
+
+
+def test_a_slow_answer_makes_no_skew() -> None:
+    assert found("hosts: [a, b]", {"a": {"clock_ahead": [-9.0, 0.0]}}) == []
+
+
+# --- disks
+
+
+def test_a_full_disk_that_holds_everything_is_said_once() -> None:
+    full = {name: {**disk(f"/{name}"), "free": 10 << 20} for name in ("state", "home")}
+    findings = found("hosts: [a]", {"a": {"disks": full}})
+    assert brief(findings) == [("error", "disk-full", ("a",))]
+
+
+# --- GPUs
+
+
+def test_gpus_that_the_run_does_not_use_may_be_busy() -> None:
+    busy = with_gpus(2, gpus=[GPU, {**GPU, "index": 1, "used_mib": 70000}])
+    assert found("hosts: [{name: a, gpus: [0]}]", {"a": busy}) == []
+    (finding,) = found("hosts: [{name: a, gpus: [1]}]", {"a": busy})
+    assert brief([finding]) == [("error", "gpu-memory-held-by-others", ("a",))]
+
+
+def test_a_host_of_cpus_has_no_gpu_findings() -> None:
+    broken = facts(nvidia={"driver": None, "cuda": None, "error": "No devices were found", "xids": []})
+    assert found("hosts: [{name: a, gpus: none}]", {"a": broken}) == []
+
+
+def test_a_driver_that_is_not_loaded_is_a_warning_where_nobody_wants_a_gpu() -> None:
+    said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    broken = {"nvidia": {"driver": None, "cuda": None, "error": said, "xids": []}}
+    assert brief(found("hosts: [a, b]", {"a": broken, "b": broken})) == [("warning", "no-gpu-visible", ("a", "b"))]
+    assert brief(found("hosts: [a, b]", {"a": with_gpus(), "b": {**with_gpus(), **broken, "gpus": []}}))[0] == (
+        "error",
+        "no-gpu-visible",
+        ("b",),
     )
-    assert brief(findings) == [
-        ("error", "missing-module-on-host", ("d",)),
-        ("warning", "torch-version-mismatch", ("a",)),
+
+
+# --- RDMA, which no lab has
+
+PORT = {"device": "mlx5_0", "port": "1", "state": "ACTIVE", "layer": "InfiniBand", "rate": "400 Gb/sec"}
+
+
+def test_rdma_on_some_hosts_only_is_found() -> None:
+    findings = found("hosts: [a, b, c]", {"a": {"rdma": [PORT]}, "b": {"rdma": [PORT]}})
+    assert brief(findings) == [("warning", "nccl-transport-mixed", ("c",))]
+    assert "2 hosts have active RDMA InfiniBand, c has none" in findings[0].message
+
+
+def test_rdma_needs_memory_that_may_be_locked() -> None:
+    python = {**PYTHON, "limits": {"nofile": 65536, "nproc": None, "memlock": 65536}}
+    assert brief(found("hosts: [a]", {"a": {"rdma": [PORT], "python": python}})) == [
+        ("error", "nccl-ib-memlock", ("a",))
     ]
-    assert "2.5.0" in findings[1].message and "2.4.0" in findings[1].message
+    assert found("hosts: [a]", {"a": {"python": python}}) == []
+
+
+def test_a_port_of_rdma_that_is_down_beside_one_that_is_up_is_a_note() -> None:
+    down = {**PORT, "device": "mlx5_1", "state": "DOWN"}
+    both = {"rdma": [PORT, down]}
+    assert brief(found("hosts: [a, b]", {"a": both, "b": {"rdma": [PORT]}})) == [("note", "nccl-ib-link-fault", ("a",))]

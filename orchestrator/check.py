@@ -1,0 +1,145 @@
+"""`check`: what would break a run on these hosts, before it starts; and what is chosen for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from . import checks, checks_mesh, choices, inventory, mesh, plan, preflight, script
+from .choices import Choice
+from .commands import _console, _fleet
+from .console import fold, wants_colour
+from .errors import FindingsError
+from .findings import SEVERITIES, Finding, Severity
+from .fleet import Fleet, worst
+from .mesh import Network
+from .plan import Plan
+
+WRAP: dict[str, Any] = {
+    "initial_indent": "  ",
+    "subsequent_indent": "  ",
+    "break_long_words": False,
+    "break_on_hyphens": False,
+}
+Level = Literal["quick", "usual", "deep"]
+COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
+
+
+def check(given: str, hosts: str | None, level: Level, as_json: bool) -> int:
+    """Exit code: 0 clean or warnings only, 3 with errors, 4 where a host was not reached."""
+    console = _console()
+    read = inventory.load(given)
+    if hosts:
+        read = inventory.select(read, hosts)
+    command, snapshot = script.find(read, ())
+    code = None if snapshot is None else plan.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), 0, 0)
+    made = plan.make(read, run_id="check", name="check", command=command, code=code, env={}, debug=False)
+    for warning in snapshot.warnings if snapshot else ():
+        console.warning(warning)
+    with _fleet(read) as fleet:
+        nodes = {node.host.name: node for node in made.nodes}
+        asked = preflight.script_of(snapshot)
+        everyone = [node.host for node in made.nodes]
+        fleet.prepare(everyone)
+        probed = fleet.each(
+            everyone,
+            lambda host, session: (
+                preflight.ask(session, preflight.question(made, nodes[host.name], asked)),
+                session.hello,
+            ),
+        )
+        facts = {name: one[0] for name, one in probed.done.items()}
+        hellos = {name: one[1] for name, one in probed.done.items()}
+        findings = [*checks.unreached(probed.failed), *checks.judge(made, facts, hellos)]
+        network = _try_network(made, facts, fleet, findings) if level != "quick" else None
+    chosen = choices.choose(facts)
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    if as_json:
+        print(json.dumps(_as_dict(findings, chosen, network), indent=2))
+    else:
+        sys.stdout.write(_render(made, findings, chosen, network, facts))
+    if probed.failed:
+        return worst(probed.failed.values(), "").exit_code
+    return FindingsError.exit_code if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _try_network(made: Plan, facts: dict[str, Any], fleet: Fleet, findings: list[Finding]) -> Network | None:
+    """None where there is nothing to try: one host, or no head."""
+    if len(facts) < 2 or made.nodes[0].host.name not in facts:
+        return None
+    network = mesh.explore(made, facts, fleet, secrets.token_hex(16))
+    findings += checks_mesh.judge(made, network, facts)
+    return network
+
+
+def _as_dict(findings: Iterable[Finding], chosen: Iterable[Choice], network: Network | None) -> dict[str, Any]:
+    return {
+        "findings": [finding.as_dict() for finding in findings],
+        "consequences": [],
+        "choices": [vars(choice) for choice in chosen],
+        "network": mesh.as_dict(network) if network else None,
+    }
+
+
+def _render(
+    made: Plan,
+    findings: list[Finding],
+    chosen: tuple[Choice, ...],
+    network: Network | None,
+    facts: dict[str, Any],
+) -> str:
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    colour = wants_colour(sys.stdout, os.environ)
+
+    def style(severity: Severity) -> str:
+        return f"{COLOURS[severity]}{severity}\x1b[0m" if colour else severity
+
+    parts = [_finding(finding, style(finding.severity), width) for finding in findings]
+    if network is not None and network.pairs:
+        parts.append(mesh.render(network))
+    parts.append("\n".join(_chosen(made, chosen, network, facts)) + "\n")
+    counts = [(sum(finding.severity == severity for finding in findings), severity) for severity in SEVERITIES]
+    told = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for count, severity in counts if count)
+    parts.append(f"{'1 host' if len(made.nodes) == 1 else f'{len(made.nodes)} hosts'}: {told or 'nothing found'}\n")
+    return "\n".join(parts)
+
+
+def _finding(finding: Finding, severity: str, width: int) -> str:
+    """Fixes and evidence are never wrapped: they are there to be copied."""
+    lines = [f"{severity}  {fold(finding.hosts)}  [{finding.code}]"]
+    lines += textwrap.wrap(finding.message, width, **WRAP)
+    lines += [f"  seen: {seen}" for seen in finding.evidence]
+    fixes = finding.fix.splitlines()
+    lines += [f"  {'fix: ' if not number else '     '} {line}" for number, line in enumerate(fixes)]
+    return "\n".join(lines) + "\n"
+
+
+def _chosen(made: Plan, chosen: tuple[Choice, ...], network: Network | None, facts: dict[str, Any]) -> list[str]:
+    """What `up` would choose by itself, each overridable in the inventory."""
+    lines = ["chosen:"]
+    if network is not None and network.head in network.addresses:
+        lines.append(f"  address of the head       {network.addresses[network.head]}  ({network.head}, rank 0)")
+        by_name: dict[str, list[str]] = {}
+        for host, interface in network.interfaces.items():
+            by_name.setdefault(interface, []).append(host)
+        told = "; ".join(f"{name} on {fold(names)}" for name, names in by_name.items())
+        lines.append(f"  interfaces, by route      {told}")
+    port = made.inventory.run.rdzv.port
+    low, high = made.inventory.run.ports
+    lines.append(f"  rendezvous port           {f'a free one in {low}-{high}' if port == 'auto' else port}")
+    resolved = plan.resolve(made, facts, {}) if len(facts) == len(made.nodes) else None
+    if resolved is not None:
+        threads = {
+            node.host.name: max(1, facts[node.host.name]["cores"] // max(1, int(node.nproc))) for node in resolved.nodes
+        }
+        told = ", ".join(str(count) for count in sorted(set(threads.values())))
+        lines.append(f"  OMP_NUM_THREADS           {told}  (cores / ranks of a host)")
+    lines.append("  RES_OPTIONS               timeout:1 attempts:1  (against slow name servers)")
+    lines += [f"  {choice.variable:24}  {choice.value}  ({choice.why})" for choice in chosen]
+    return lines

@@ -1,0 +1,176 @@
+"""Judges what nvidia-smi said on each host: driver, health, who holds memory, the same everywhere? Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .findings import Findings, Severity
+from .plan import Node, Plan
+
+Facts = Mapping[str, Any]
+SMI = "nvidia-smi -q"
+HELD_MIB = 1024  # more than this in use by others is worth a word
+ECC_XIDS, FAULT_XIDS = {48, 63, 64, 94, 95}, {74, 119, 120, *range(144, 151)}
+XID = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+
+
+def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Findings) -> None:
+    some_have = any(facts[node.host.name]["gpus"] for node in nodes)
+    for node in nodes:
+        name, fact = node.host.name, facts[node.host.name]
+        if node.gpu_ids == ():
+            continue
+        if fact["nvidia"]["error"]:
+            _driver(node, fact, some_have, found)
+            continue
+        _enough(node, fact, some_have, found)
+        for gpu in used(node, fact):
+            _health(name, gpu, found)
+            _state(node, gpu, fact, found)
+        _kernel_log(name, fact["nvidia"]["xids"], found)
+        _torch(name, fact, found)
+    _same(plan, nodes, facts, found)
+
+
+def used(node: Node, fact: Facts) -> list[Facts]:
+    """The GPUs of a host that the run would use."""
+    return [gpu for gpu in fact["gpus"] if node.gpu_ids == "auto" or gpu["index"] in node.gpu_ids]
+
+
+def _driver(node: Node, fact: Facts, some_have: bool, found: Findings) -> None:
+    said = fact["nvidia"]["error"]
+    code, fix = "gpu-lost", "nvidia-smi there; a cold restart of the host often brings a lost GPU back"
+    if "version mismatch" in said:
+        code = "nvml-driver-library-mismatch"
+        fix = "sudo reboot, or reload the nvidia modules: the driver was upgraded under the running kernel"
+    elif "communicate with the NVIDIA driver" in said:
+        code, fix = "no-gpu-visible", "sudo modprobe nvidia; dkms status tells whether the module fits the kernel"
+    wanted = some_have or node.gpu_ids != "auto" or code != "no-gpu-visible"
+    message = f"nvidia-smi sees no GPU: {said}"
+    found.add("error" if wanted else "warning", code, node.host.name, message, fix, f"nvidia-smi: {said}")
+
+
+def _enough(node: Node, fact: Facts, some_have: bool, found: Findings) -> None:
+    name, count = node.host.name, len(fact["gpus"])
+    if isinstance(node.gpu_ids, tuple):
+        missing = sorted(set(node.gpu_ids) - {gpu["index"] for gpu in fact["gpus"]})
+        if missing:
+            message = f"gpus {', '.join(map(str, missing))} wanted, and the host has {count}"
+            fix = "correct `gpus`, or see nvidia-smi there"
+            found.add("error", "no-gpu-visible", name, message, fix, f"nvidia-smi -L: {count} GPUs")
+            return
+    elif some_have and not count:
+        message = "has no GPU, and other hosts have some"
+        fix = "see nvidia-smi there; `gpus: none` for all hosts trains on CPUs"
+        found.add("error", "no-gpu-visible", name, message, fix, "nvidia-smi -L: no GPUs")
+    available = len(used(node, fact))
+    if count and node.nproc != "auto" and node.nproc > available:
+        message = f"{node.nproc} ranks, and {available} GPUs"
+        fix = f"nproc_per_node: {available}"
+        found.add("error", "nproc-exceeds-gpus", name, message, fix, f"nvidia-smi -L: {count} GPUs")
+
+
+def _health(name: str, gpu: Facts, found: Findings) -> None:
+    what = f"GPU {gpu['index']}"
+    leave_out = f"leave it out (`gpus` of the host), then: sudo nvidia-smi -r -i {gpu['index']}, or restart the host"
+    if gpu["lost"]:
+        message = f"{what} does not answer: it has fallen off its bus"
+        fix = "a cold restart of the host; if it comes again, the board or its slot"
+        found.add("error", "gpu-lost", name, message, fix, f"{SMI} -i {gpu['index']}")
+        return
+    if gpu["uncorrected_ecc"]:
+        message = f"{what} has had {gpu['uncorrected_ecc']} memory errors that could not be mended"
+        found.add("error", "gpu-ecc-error", name, message, leave_out, f"{SMI} -d ECC: {gpu['uncorrected_ecc']}")
+    if gpu["repair"]:
+        seen = f"{SMI} -d ROW_REMAPPER: {gpu['repair']}"
+        found.add("error", "gpu-ecc-error", name, f"{what}: {gpu['repair']}", leave_out, seen)
+    if gpu["slowed"]:
+        reasons = ", ".join(gpu["slowed"])
+        message = f"{what} is slowed down by its hardware: {reasons}"
+        fix = "look at cooling and power: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE"
+        found.add("warning", "straggler", name, message, fix, f"{SMI} -d PERFORMANCE: {reasons}")
+    if gpu["fabric"] not in (None, "Completed"):
+        message = f"{what} is not part of its NVSwitch fabric: {gpu['fabric']}"
+        fix = "sudo systemctl restart nvidia-fabricmanager   # of exactly the driver's version"
+        found.add("error", "cuda-fabricmanager-down", name, message, fix, f"{SMI}: Fabric State {gpu['fabric']}")
+
+
+def _state(node: Node, gpu: Facts, fact: Facts, found: Findings) -> None:
+    name, what = node.host.name, f"GPU {gpu['index']}"
+    if gpu["mig"] == "Enabled":
+        several = node.nproc == "auto" or node.nproc > 1
+        message = f"{what} is cut in parts (MIG): a process sees one of them, and NCCL does not work between them"
+        fix = f"sudo nvidia-smi -i {gpu['index']} -mig 0"
+        severity: Severity = "error" if several else "warning"
+        found.add(severity, "gpu-mig-unsupported", name, message, fix, f"{SMI}: MIG Mode Enabled")
+    if gpu["compute_mode"] in ("Exclusive_Process", "Exclusive_Thread", "Prohibited"):
+        taken = gpu["processes"] or gpu["compute_mode"] == "Prohibited"
+        message = f"{what} is in compute mode {gpu['compute_mode']}" + (", and held by a process" if taken else "")
+        fix = f"sudo nvidia-smi -i {gpu['index']} -c DEFAULT"
+        seen = f"{SMI} -d COMPUTE: {gpu['compute_mode']}"
+        found.add("error" if taken else "note", "gpu-exclusive-mode", name, message, fix, seen)
+    if gpu["used_mib"] and gpu["used_mib"] > HELD_MIB:
+        _held(name, gpu, fact, found)
+    if gpu["persistence"] == "Disabled":
+        message = "persistence mode is off: the first use of a GPU takes seconds"
+        fix = "sudo systemctl enable --now nvidia-persistenced"
+        found.add("note", "gpu-persistence-off", name, message, fix, f"{SMI}: Persistence Mode Disabled")
+
+
+def _held(name: str, gpu: Facts, fact: Facts, found: Findings) -> None:
+    holders = [f"pid {one['pid']} ({one['command'] or 'another user or container'})" for one in gpu["processes"]] or [
+        "a process that is not seen from here"
+    ]
+    half = gpu["memory_mib"] and gpu["used_mib"] > gpu["memory_mib"] / 2
+    message = f"GPU {gpu['index']}: {gpu['used_mib']} of {gpu['memory_mib']} MiB are held by {', '.join(holders)}"
+    fix = "end it, wait for it, or choose other GPUs: `gpus` of the host"
+    if any(one["uid"] == fact["uid"] for one in gpu["processes"]):
+        fix = f"ssh {name} kill {' '.join(str(one['pid']) for one in gpu['processes'] if one['uid'] == fact['uid'])}"
+    seen = f"{SMI} -d MEMORY,PIDS: {gpu['used_mib']} MiB used"
+    found.add("error" if half else "warning", "gpu-memory-held-by-others", name, message, fix, seen)
+
+
+def _kernel_log(name: str, lines: list[str], found: Findings) -> None:
+    for line in lines:
+        match = XID.search(line)
+        number = int(match[2]) if match else 0
+        code = "gpu-lost" if number == 79 else "gpu-ecc-error" if number in ECC_XIDS else "gpu-xid-fault"
+        if match and (number == 79 or number in ECC_XIDS | FAULT_XIDS):
+            message = f"the driver has logged Xid {number} of the GPU at {match[1]} since the host was started"
+            fix = "restart the host; if it comes again, the board"
+            found.add("warning", code, name, message, fix, f"dmesg: {line}")
+
+
+def _torch(name: str, fact: Facts, found: Findings) -> None:
+    """Can this torch use this driver? A driver serves every CUDA of its major version (minor version compatibility)."""
+    torch, built_for, serves = fact["python"].get("torch"), fact["python"].get("cuda"), fact["nvidia"]["cuda"]
+    if not fact["gpus"] or not torch:
+        return
+    if built_for is None:
+        message = f"torch {torch} is built without CUDA, and the host has GPUs"
+        fix = f"{fact['python']['executable']} -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
+        found.add("error", "no-gpu-visible", name, message, fix, "python -c 'import torch; print(torch.version.cuda)'")
+    elif serves and int(built_for.split(".")[0]) > int(serves.split(".")[0]):
+        message = f"driver {fact['nvidia']['driver']} serves CUDA {serves} at most, and torch is built for {built_for}"
+        fix = f"a newer driver, or a torch for CUDA {serves.split('.')[0]}"
+        found.add("error", "cuda-driver-too-old", name, message, fix, f"nvidia-smi: CUDA Version {serves}")
+
+
+def _same(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Findings) -> None:
+    head = plan.nodes[0].host.name
+    having = [node.host.name for node in nodes if facts[node.host.name]["gpus"] and node.gpu_ids != ()]
+    kinds = {name: _kinds(facts[name]["gpus"]) for name in having}
+    fix = "the slowest GPU sets the pace: leave the odd hosts out, or give them smaller work"
+    found.differ("warning", "gpu-mismatch", "GPUs", kinds, head, fix, "nvidia-smi -L")
+    drivers = {name: str(facts[name]["nvidia"]["driver"]) for name in having}
+    majors = {driver.split(".")[0] for driver in drivers.values()}
+    severity: Severity = "warning" if len(majors) > 1 else "note"
+    found.differ(severity, "gpu-driver-mismatch", "driver", drivers, head, "the same driver everywhere", "nvidia-smi")
+
+
+def _kinds(gpus: list[Facts]) -> str:
+    """`8 x NVIDIA H100`"""
+    names = [str(gpu["name"]) for gpu in gpus]
+    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))

@@ -1,0 +1,163 @@
+"""Facts of this host from files of its kernel: memory, disks, limits, network cards, ports, leftovers. Nothing runs."""
+
+import glob
+import os
+import socket
+import time
+from typing import Any, Dict, List, Optional
+
+from . import names, network, processes, runs, state
+
+STALE_LOCK = 300.0  # s after which the lock of a build of an extension counts as left behind
+
+
+def memory(text: str) -> Dict[str, int]:
+    """Bytes, from /proc/meminfo."""
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in text.splitlines() if len(line.split()) > 1}
+    return {"total": kib.get("MemTotal", 0) << 10, "available": kib.get("MemAvailable", 0) << 10}
+
+
+def space(path: str) -> Optional[Dict[str, Any]]:
+    """Of the disk that `path`, or its nearest existing parent, is on. Bytes; None when it cannot be asked."""
+    while not os.path.exists(path) and path != "/":
+        path = os.path.dirname(path)
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return {
+        "path": path,
+        "kind": state.filesystem(path),
+        "total": found.f_blocks * found.f_frsize,
+        "free": found.f_bavail * found.f_frsize,
+        "free_files": found.f_favail if found.f_files else None,
+    }
+
+
+def disks() -> Dict[str, Any]:
+    home = os.path.expanduser("~")
+    found = {"state": space(state.base()), "home": space(home), "tmp": space("/tmp"), "shm": space("/dev/shm")}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def rdma(root: str = "/sys/class/infiniband") -> List[Dict[str, str]]:
+    """InfiniBand and RoCE ports: device, port, state (`ACTIVE`), layer (`InfiniBand` or `Ethernet`), rate."""
+    found = []
+    for port in sorted(glob.glob(root + "/*/ports/*")):
+        device = port.split("/")[-3]
+        found.append(
+            {
+                "device": device,
+                "port": os.path.basename(port),
+                "state": _read(port + "/state").partition(": ")[2],
+                "layer": _read(port + "/link_layer"),
+                "rate": _read(port + "/rate"),
+            }
+        )
+    return found
+
+
+def interfaces() -> List[Dict[str, Any]]:
+    found = []
+    for one in network.interfaces():
+        mtu = _read("/sys/class/net/%s/mtu" % one.name)
+        found.append(dict(one._asdict(), mtu=int(mtu) if mtu.isdigit() else None))
+    return found
+
+
+def firewalls() -> List[str]:
+    """Those that an ordinary user can see to be on. Rules themselves are for root to read: the mesh tries them."""
+    found = []
+    if "ENABLED=yes" in _read("/etc/ufw/ufw.conf").replace(" ", ""):
+        found.append("ufw")
+    if os.path.exists("/run/firewalld") or os.path.exists("/run/firewalld.pid"):
+        found.append("firewalld")
+    return found
+
+
+def port_range(text: str) -> List[int]:
+    """From ip_local_port_range: what a socket gets that asks for no port, as those of NCCL and gloo."""
+    numbers = [int(word) for word in text.split() if word.isdigit()]
+    return numbers[:2] if len(numbers) >= 2 else [32768, 60999]
+
+
+def listeners(ports: List[int]) -> Dict[str, Any]:
+    """Who listens on these ports: {port: {pid, command}}; pid null when it is another user's."""
+    found: Dict[str, Any] = {}
+    for port, inode in network.listeners(ports).items():
+        pid = network.holder(inode)
+        found[str(port)] = {"pid": pid, "command": processes.command(pid)[:200] if pid else None}
+    return found
+
+
+def orphans() -> List[Dict[str, Any]]:
+    """Processes with our mark whose run has no guard here."""
+    marks = processes.marks()
+    if not marks:
+        return []
+    guarded = {run_id for run_id, folder in state.runs() if runs.guarded(folder)}
+    return [
+        {"pid": process.pid, "run_id": run_id, "command": processes.command(process.pid)[:200]}
+        for process, run_id in sorted(marks.items())
+        if run_id not in guarded
+        # a run of another state folder: this machine plays several hosts
+        and "ddp-guard" not in map(processes.name, processes.ancestors(process.pid))
+    ]
+
+
+def stale_locks() -> List[str]:
+    """Locks of builds of torch extensions: whoever finds one waits for it without a word."""
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.expanduser("~/.cache/torch_extensions")
+    found = []
+    for path in glob.glob(root + "/*/lock") + glob.glob(root + "/*/*/lock"):
+        try:
+            if time.time() - os.stat(path).st_mtime > STALE_LOCK:
+                found.append(path)
+        except OSError:
+            continue  # just released
+    return sorted(found)
+
+
+def paths(wanted: List[str]) -> Dict[str, Optional[str]]:
+    """Whether each can be read: null, or why not."""
+    found: Dict[str, Optional[str]] = {}
+    for path in wanted:
+        if not os.path.exists(path):
+            found[path] = "No such file or directory"
+        else:
+            found[path] = None if os.access(path, os.R_OK) else "Permission denied"
+    return found
+
+
+def gather(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """All of them. `arguments`: ports (a list), paths, names and addresses to look up."""
+    own = socket.gethostname()
+    return {
+        "hostname": own,
+        "memory": memory(_read("/proc/meminfo")),
+        "cgroup_memory": _number(_read("/sys/fs/cgroup/memory.max")),
+        "cgroup_pids": _number(_read("/sys/fs/cgroup/pids.max")),
+        "disks": disks(),
+        "interfaces": interfaces(),
+        "rdma": rdma(),
+        "firewalls": firewalls(),
+        "port_range": port_range(_read("/proc/sys/net/ipv4/ip_local_port_range")),
+        "first_port": _number(_read("/proc/sys/net/ipv4/ip_unprivileged_port_start")) or 1024,
+        "listeners": listeners(arguments["ports"]),
+        "orphans": orphans(),
+        "stale_locks": stale_locks(),
+        "paths": paths(arguments["paths"]),
+        "dns": names.servers(_read("/etc/resolv.conf")),
+    }
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> Optional[int]:
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,136 @@
+"""Runs in the user's python, inside the host's setup, as `python -c TEXT FD`: versions, limits, the script. No torch.
+
+Importing torch would cost seconds: its versions are in its files. FD holds the question as JSON.
+"""
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import resource
+import sys
+from typing import Any, Dict, Optional, Set
+
+PACKAGES = re.compile(r"(nvidia_nccl_cu\d+|nvidia_cudnn_cu\d+|torchvision|numpy)-([^-]+)\.dist-info$")
+SETTINGS = re.compile(r"(NCCL_|GLOO_|TORCH_|OMP_|CUDA_|LD_LIBRARY_PATH$|LD_PRELOAD$|PYTHONPATH$|RES_OPTIONS$)")
+NET_PLUGIN = "libnccl-net.so"
+
+
+def torch_versions() -> Dict[str, Optional[str]]:
+    """`{torch, cuda, path}`; torch is None where there is none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return {"torch": None, "cuda": None, "path": None}
+    path = next(iter(spec.submodule_search_locations))
+    try:
+        with open(os.path.join(path, "version.py"), encoding="utf-8") as file:
+            text = file.read()
+    except OSError:
+        text = ""
+    found: Dict[str, Optional[str]] = {"path": path}
+    for key, name in (("torch", "__version__"), ("cuda", "cuda")):
+        match = re.search(r"^%s\b[^=\n]*= *['\"]([^'\"]+)['\"]" % name, text, re.M)
+        found[key] = match.group(1) if match else None
+    return dict(found, torch=found["torch"] or "unknown")
+
+
+def packages() -> Dict[str, str]:
+    """{name: version} of what matters beside torch, from the names of metadata folders, the first found first."""
+    found: Dict[str, str] = {}
+    for folder in sys.path:
+        try:
+            names = sorted(os.listdir(folder or "."))
+        except OSError:
+            continue
+        for name in names:
+            match = PACKAGES.match(name)
+            if match:
+                found.setdefault(match.group(1), match.group(2))
+    return found
+
+
+def limits() -> Dict[str, Optional[int]]:
+    """Soft limits; None: unlimited."""
+    found: Dict[str, Optional[int]] = {}
+    for key, number in (("nofile", 7), ("nproc", 6), ("memlock", 8)):  # numbers of Linux
+        soft = resource.getrlimit(number)[0]
+        found[key] = None if soft == resource.RLIM_INFINITY else soft
+    return found
+
+
+def script(wanted: Optional[Dict[str, Any]], workdir: Optional[str]) -> Optional[Dict[str, Any]]:
+    """Whether the script is there and compiles, and which of its top-level imports cannot be found."""
+    if wanted is None:
+        return None
+    source = wanted["source"]
+    if source is None:
+        path = os.path.join(workdir or "", wanted["path"])
+        try:
+            with open(path, "rb") as file:
+                source = file.read()
+        except OSError as error:
+            return {"path": path, "error": None, "absent": str(error.strerror), "missing": []}
+    try:
+        tree = ast.parse(source, wanted["path"])
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        text = "%s line %s: %s" % (wanted["path"], line, getattr(error, "msg", None) or error)
+        return {"path": wanted["path"], "error": text, "absent": None, "missing": []}
+    if "sys.path" in (source if isinstance(source, str) else source.decode("utf-8", "replace")):
+        return {"path": wanted["path"], "error": None, "absent": None, "missing": []}  # it looks in places of its own
+    local = set(wanted["local"])
+    if wanted["source"] is None:
+        folder = os.path.dirname(os.path.join(workdir or "", wanted["path"]))
+        local |= {name.split(".")[0] for name in os.listdir(folder)}
+    missing = sorted(name for name in imports(tree) - local if not findable(name))
+    return {"path": wanted["path"], "error": None, "absent": None, "missing": missing}
+
+
+def imports(tree: ast.Module) -> Set[str]:
+    """Names of modules that the script imports in any case: not those in a `try`, an `if` or a function."""
+    found: Set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            found.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def findable(name: str) -> bool:
+    try:
+        return name in sys.modules or importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def net_plugin() -> Optional[str]:
+    """NCCL's network plug-in (aws-ofi-nccl and the like), if one would be loaded from LD_LIBRARY_PATH."""
+    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
+        if folder and os.path.exists(os.path.join(folder, NET_PLUGIN)):
+            return os.path.join(folder, NET_PLUGIN)
+    return None
+
+
+def main() -> None:
+    with os.fdopen(int(sys.argv[1]), "rb") as file:
+        file.seek(0)
+        question = json.loads(file.read().decode("ascii"))
+    if "" in sys.path:
+        sys.path.remove("")  # -c put the folder of the login there
+    found = {
+        "executable": sys.executable,
+        "python": list(sys.version_info[:3]),
+        "packages": packages(),
+        "limits": limits(),
+        "script": script(question["script"], question["workdir"]),
+        "settings": {name: value for name, value in os.environ.items() if SETTINGS.match(name)},
+        "net_plugin": net_plugin(),
+    }
+    found.update(torch_versions())
+    print("\n%s%s" % (question["marker"], json.dumps(found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Ask hosts for their facts: what `up` and `check` do first. Judges nothing (checks.py)."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from pathlib import Path
+from typing import Any
+
+from . import checks
+from .plan import Node, Plan
+from .session import Session
+from .ship import Snapshot
+
+MAX_SOURCE = 1 << 20  # bytes of a script that is sent to be compiled
+
+
+def script_of(snapshot: Snapshot | None) -> dict[str, Any] | None:
+    """The script of a snapshot, as `probe` wants it: its text, and the names that are imported from beside it."""
+    if snapshot is None:
+        return None
+    path = snapshot.root / snapshot.script
+    folder = Path(snapshot.script).parent
+    local = set()
+    for entry in snapshot.files:
+        for base in {folder, Path(snapshot.workdir)}:
+            if base == Path() or entry.path.startswith(f"{base}/"):
+                local.add(Path(entry.path).relative_to(base).parts[0].partition(".")[0])
+    try:
+        source = path.read_bytes()[:MAX_SOURCE].decode()
+    except (OSError, UnicodeDecodeError):
+        return None  # sending it will tell, or a declared encoding: python reads that by itself
+    return {"path": snapshot.script, "source": source, "local": sorted(local)}
+
+
+def question(plan: Plan, node: Node, script: dict[str, Any] | None) -> dict[str, Any]:
+    """The arguments of `probe` for one host."""
+    host = node.host
+    if host.workdir:
+        *_, name = node.command[:3]
+        script = None if name == "-m" else {"path": name, "source": None, "local": []}
+    port = plan.inventory.run.rdzv.port
+    return {
+        "setup": list(host.setup),
+        "python": host.python,
+        "env": {name: node.env[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH") if name in node.env},
+        "workdir": host.workdir,
+        "script": script,
+        "gpus": "none" if host.gpus == "none" else "auto",
+        "ports": [] if port == "auto" else [port],
+        "paths": sorted(checks.path_arguments(plan)),
+        "names": [],
+        # of one peer the reverse look-up: torch makes one for each, and what matters is whether it is answered
+        "addresses": [address for address in _addresses(plan.nodes[0]) if node is not plan.nodes[0]],
+    }
+
+
+def _addresses(head: Node) -> list[str]:
+    address = head.host.cluster_address or head.host.address
+    try:
+        return [str(ipaddress.ip_address(address))]
+    except ValueError:
+        return []
+
+
+def ask(session: Session, question: dict[str, Any]) -> dict[str, Any]:
+    """A host's facts, with `clock_ahead`: between what and what its clock is ahead of ours, in seconds."""
+    asked = time.time()
+    facts = session.request("probe", question)
+    answered = time.time()
+    return {**facts, "clock_ahead": [facts["clock"] - answered, facts["clock"] - asked]}

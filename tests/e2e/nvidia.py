@@ -1,0 +1,91 @@
+"""nvidia-smi's answer for hosts without a GPU: its format, with values of our choice."""
+
+from __future__ import annotations
+
+GPU = """\
+\t<gpu id="00000000:{bus:02X}:00.0">
+\t\t<product_name>{name}</product_name>
+\t\t<product_architecture>Hopper</product_architecture>
+\t\t<persistence_mode>{persistence}</persistence_mode>
+\t\t<mig_mode>
+\t\t\t<current_mig>{mig}</current_mig>
+\t\t\t<pending_mig>{mig}</pending_mig>
+\t\t</mig_mode>
+\t\t<uuid>GPU-00000000-0000-0000-0000-0000000000{bus:02x}</uuid>
+\t\t<gpu_reset_status>
+\t\t\t<reset_required>No</reset_required>
+\t\t</gpu_reset_status>
+\t\t<clocks_event_reasons>
+\t\t\t<clocks_event_reason_gpu_idle>Active</clocks_event_reason_gpu_idle>
+\t\t\t<clocks_event_reason_hw_slowdown>{hw_slowdown}</clocks_event_reason_hw_slowdown>
+\t\t\t<clocks_event_reason_hw_thermal_slowdown>Not Active</clocks_event_reason_hw_thermal_slowdown>
+\t\t</clocks_event_reasons>
+\t\t<fb_memory_usage>
+\t\t\t<total>81559 MiB</total>
+\t\t\t<reserved>551 MiB</reserved>
+\t\t\t<used>{used} MiB</used>
+\t\t\t<free>80000 MiB</free>
+\t\t</fb_memory_usage>
+\t\t<compute_mode>{compute_mode}</compute_mode>
+\t\t<ecc_errors>
+\t\t\t<volatile>
+\t\t\t\t<sram_correctable>0</sram_correctable>
+\t\t\t\t<sram_uncorrectable_parity>0</sram_uncorrectable_parity>
+\t\t\t\t<dram_correctable>2</dram_correctable>
+\t\t\t\t<dram_uncorrectable>{ecc}</dram_uncorrectable>
+\t\t\t</volatile>
+\t\t\t<aggregate>
+\t\t\t\t<dram_uncorrectable>7</dram_uncorrectable>
+\t\t\t</aggregate>
+\t\t</ecc_errors>
+\t\t<retired_pages>
+\t\t\t<pending_retirement>N/A</pending_retirement>
+\t\t</retired_pages>
+\t\t<remapped_rows>
+\t\t\t<remapped_row_pending>{remap_pending}</remapped_row_pending>
+\t\t\t<remapped_row_failure>No</remapped_row_failure>
+\t\t</remapped_rows>
+\t\t<fabric>
+\t\t\t<state>{fabric}</state>
+\t\t\t<status>{fabric_status}</status>
+\t\t</fabric>
+\t\t<processes>{processes}
+\t\t</processes>
+\t</gpu>
+"""
+
+PROCESS = """
+\t\t\t<process_info>
+\t\t\t\t<gpu_instance_id>N/A</gpu_instance_id>
+\t\t\t\t<compute_instance_id>N/A</compute_instance_id>
+\t\t\t\t<pid>{pid}</pid>
+\t\t\t\t<type>C</type>
+\t\t\t\t<process_name>python</process_name>
+\t\t\t\t<used_memory>{used} MiB</used_memory>
+\t\t\t</process_info>"""
+
+HEALTHY: dict[str, object] = {
+    "name": "NVIDIA H100 80GB HBM3",
+    "persistence": "Enabled",
+    "mig": "Disabled",
+    "hw_slowdown": "Not Active",
+    "used": 4,
+    "compute_mode": "Default",
+    "ecc": 0,
+    "remap_pending": "No",
+    "fabric": "Completed",
+    "fabric_status": "Success",
+    "processes": "",
+}
+
+
+def answer(*gpus: dict[str, object], driver: str = "550.54.15", cuda: str = "12.4") -> str:
+    """What `nvidia-smi -q -x` prints; each GPU is healthy but for what is given."""
+    return (
+        '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n<nvidia_smi_log>\n'
+        "\t<timestamp>Sat Nov 21 23:00:00 2026</timestamp>\n"
+        f"\t<driver_version>{driver}</driver_version>\n\t<cuda_version>{cuda}</cuda_version>\n"
+        f"\t<attached_gpus>{len(gpus)}</attached_gpus>\n"
+        + "".join(GPU.format(**{**HEALTHY, **gpu}, bus=number + 1) for number, gpu in enumerate(gpus))
+        + "</nvidia_smi_log>\n"
+    )

@@ -1,0 +1,131 @@
+"""What programs and files of a host say becomes facts. The golden files are what nvidia-smi prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.node import facts, gpus, names, probe
+
+GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "nvidia-smi").glob("*.xml"))
+INSIDE = Path(probe.__file__).with_name("inside.py")
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_every_answer_of_nvidia_smi_has_its_golden_facts(path: Path) -> None:
+    assert gpus.parse(path.read_text()) == json.loads(path.with_suffix(".json").read_text())
+
+
+def test_a_hung_or_missing_nvidia_smi_is_no_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpus.look()["gpus"] == [] and gpus.look()["error"] is None
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(gpus, "WINDOW", 0.2)
+    assert "no answer" in gpus.look()["error"]
+
+
+def test_memory_of_proc_meminfo() -> None:
+    text = "MemTotal:   32573636 kB\nMemFree:          417128 kB\nMemAvailable:   24810728 kB\nHugePages_Total: 0\n"
+    assert facts.memory(text) == {"total": 32573636 << 10, "available": 24810728 << 10}
+
+
+def test_port_range_of_the_kernel() -> None:
+    assert facts.port_range("32768\t60999\n") == [32768, 60999]
+    assert facts.port_range("") == [32768, 60999]
+
+
+def test_name_servers_of_resolv_conf() -> None:
+    text = "# made by systemd\nnameserver 10.0.0.53\nsearch example.org\noptions edns0\nnameserver fe80::1%eth0\n"
+    assert names.servers(text) == ["10.0.0.53", "fe80::1%eth0"]
+
+
+def test_rdma_ports_of_sysfs(tmp_path: Path) -> None:
+    for device, state, layer in (("mlx5_0", "4: ACTIVE", "InfiniBand"), ("mlx5_1", "1: DOWN", "Ethernet")):
+        port = tmp_path / device / "ports" / "1"
+        port.mkdir(parents=True)
+        for name, text in (("state", state), ("link_layer", layer), ("rate", "400 Gb/sec (4X NDR)")):
+            (port / name).write_text(f"{text}\n")
+    assert facts.rdma(str(tmp_path)) == [
+        {"device": "mlx5_0", "port": "1", "state": "ACTIVE", "layer": "InfiniBand", "rate": "400 Gb/sec (4X NDR)"},
+        {"device": "mlx5_1", "port": "1", "state": "DOWN", "layer": "Ethernet", "rate": "400 Gb/sec (4X NDR)"},
+    ]
+
+
+# --- inside the user's python
+
+
+def inside(tmp_path: Path, script: dict[str, Any] | None, **env: str) -> dict[str, Any]:
+    question = {"script": script, "workdir": str(tmp_path), "marker": "FACTS:"}
+    path = tmp_path / "question"
+    path.write_text(json.dumps(question))
+    with path.open("rb") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", INSIDE.read_text(), str(file.fileno())],
+            pass_fds=[file.fileno()],
+            env={**os.environ, **env},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    found: dict[str, Any] = json.loads(done.stdout.rpartition("FACTS:")[2])
+    return found
+
+
+def test_versions_are_read_from_files_and_torch_is_not_imported(tmp_path: Path) -> None:
+    torch = tmp_path / "site" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (torch / "version.py").write_text(
+        "from typing import Optional\n__all__ = ['__version__', 'cuda']\n__version__ = '2.6.0+cu124'\n"
+        "debug = False\ncuda: Optional[str] = '12.4'\nhip: Optional[str] = None\n"
+    )
+    (tmp_path / "site" / "nvidia_nccl_cu12-2.21.5.dist-info").mkdir()
+    found = inside(tmp_path, None, PYTHONPATH=str(tmp_path / "site"))
+    assert (found["torch"], found["cuda"]) == ("2.6.0+cu124", "12.4")
+    assert found["packages"]["nvidia_nccl_cu12"] == "2.21.5"
+
+
+def test_a_torch_without_cuda_says_so(tmp_path: Path) -> None:
+    torch = tmp_path / "site" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text("")
+    (torch / "version.py").write_text("__version__ = '2.6.0+cpu'\ncuda: Optional[str] = None\n")
+    assert inside(tmp_path, None, PYTHONPATH=str(tmp_path / "site"))["cuda"] is None
+
+
+def test_only_imports_that_are_made_in_any_case_are_looked_for(tmp_path: Path) -> None:
+    source = (
+        "import os, absent_one\nfrom absent_two.part import x\nfrom . import sibling\nimport beside\n"
+        "try:\n    import absent_three\nexcept ImportError:\n    pass\n"
+        "def f():\n    import absent_four\nif False:\n    import absent_five\n"
+    )
+    found = inside(tmp_path, {"path": "train.py", "source": source, "local": ["beside"]})
+    assert found["script"]["missing"] == ["absent_one", "absent_two"]
+
+
+def test_a_script_that_changes_its_path_is_not_judged_by_its_imports(tmp_path: Path) -> None:
+    source = "import sys\nsys.path.insert(0, 'src')\nimport absent\n"
+    assert inside(tmp_path, {"path": "train.py", "source": source, "local": []})["script"]["missing"] == []
+
+
+def test_a_script_that_does_not_compile_is_named_with_its_line(tmp_path: Path) -> None:
+    found = inside(tmp_path, {"path": "train.py", "source": "x = 1\nprint('no end'\n", "local": []})
+    assert "train.py line 2" in found["script"]["error"]
+
+
+def test_a_script_in_the_workdir_is_read_there_with_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "train.py").write_text("import beside, absent\n")
+    found = inside(tmp_path, {"path": "train.py", "source": None, "local": []})
+    assert found["script"]["missing"] == ["absent"]
+    found = inside(tmp_path, {"path": "other.py", "source": None, "local": []})
+    assert found["script"]["absent"] == "No such file or directory"
