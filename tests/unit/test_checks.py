@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
 from typing import Any
 
 from host_facts import GPU, PYTHON, disk, facts, with_gpus
@@ -205,3 +208,19 @@ def test_a_port_of_rdma_that_is_down_beside_one_that_is_up_is_a_note() -> None:
     down = {**PORT, "device": "mlx5_1", "state": "DOWN"}
     both = {"rdma": [PORT, down]}
     assert brief(found("hosts: [a, b]", {"a": both, "b": {"rdma": [PORT]}})) == [("note", "nccl-ib-link-fault", ("a",))]
+
+
+# --- the manual
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_code_of_a_rule_and_of_a_case_is_in_the_manual() -> None:
+    manual = set(re.findall(r"`([a-z0-9-]+)`", (ROOT / "docs" / "findings.md").read_text()))
+    codes = set()
+    for path in (ROOT / "orchestrator").glob("checks*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and getattr(call.func, "attr", "") in ("add", "differ"):
+                codes |= {one.value for one in call.args[1:2] if isinstance(one, ast.Constant)}
+    assert len(codes) > 40
+    assert codes <= manual
