@@ -58,10 +58,10 @@ def main() -> None:
         assert lab.run(argv, cwd=folder, timeout=120).returncode == 0
         while lab.marked():
             time.sleep(0.5)
-        journals = [list(host.home.glob(".local/state/ddp-orch/*/runs/*/log/1.0.out.*.seg")) for host in lab.hosts]
+        journals = [list(host.home.glob(".local/state/ddp-orch/*/runs/*/log/1.[0-9]*.out.*.seg")) for host in lab.hosts]
         size = sum(path.stat().st_size for paths in journals for path in paths)
         assert size >= asked.hosts * asked.megabytes << 20
-        find = f"LC_ALL=C cat .local/state/ddp-orch/*/runs/*/log/1.0.out.*.seg | grep -aF '{NEEDLE}'"
+        find = f"LC_ALL=C cat .local/state/ddp-orch/*/runs/*/log/1.[0-9]*.out.*.seg | grep -aF '{NEEDLE}'"
 
         def by_hand() -> float:
             ssh = ["ssh", "-o", "BatchMode=yes"]

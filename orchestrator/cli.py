@@ -198,6 +198,35 @@ def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool
 @RUN
 @OTHER_INVENTORY
 @HOSTS
+def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
+    """A live board of RUN (default: the newest): each host's ranks, step, loss, GPUs, CPU, network, last line.
+
+    In a pipe: one table, as plain text.
+    """
+    from . import top as board
+
+    sys.exit(board.top(run, inventory, hosts))
+
+
+@cli.command()
+@click.argument("run")
+@OTHER_INVENTORY
+@HOSTS
+@click.option(
+    "-o", "--output", type=click.Path(), metavar="FILE.html", help="Where to; default RUN.html, and RUN.json."
+)
+@JSON
+def report(run: str, inventory: str | None, hosts: str | None, output: str | None, as_json: bool) -> None:
+    """All that is known of RUN in one HTML file: plan, hosts, timeline, curves, machines, the first failure."""
+    from . import report as reports
+
+    sys.exit(reports.report(run, inventory, hosts, output, as_json))
+
+
+@cli.command()
+@RUN
+@OTHER_INVENTORY
+@HOSTS
 @click.option("--stale", is_flag=True, help="Only what runs that are over have left behind.")
 @click.option("--all", "everything", is_flag=True, help="Every run of ours on these hosts.")
 @click.option(

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any, Dict, List, NoReturn, Optional
 
-from . import gang, journal, processes, state
+from . import gang, history, journal, processes, state
 from .link import LEASE
 from .peers import Follower, Head, Peers
 
@@ -81,6 +81,7 @@ class Recorder:
         self._grown = self._segment  # bytes since the journal's size was looked at
         self._said: List[str] = []  # the last line of each failure reported
         self._orphan_until: Optional[float] = None
+        self._history = history.History(folder)
         self._poll = select.poll()
         self._peers: Peers = Head(self, listener) if spec["node"] == 0 else Follower(self)
 
@@ -107,6 +108,7 @@ class Recorder:
                 else:
                     self._peers.ready(handle)
             self._peers.tick()
+            self._history.tick(time.monotonic())
             if self._status["drain"]:
                 self._drain()
             if self._orphan_until is not None and time.monotonic() > self._orphan_until:

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, BinaryIO, Callable, Dict, cast
 
-from . import evidence, follow, leftovers, prepare, processes, runs, state, stop, wire
+from . import evidence, follow, leftovers, prepare, processes, runs, sample, state, stop, wire
 
 SILENCE = 30.0  # s without a frame from the controller (it sends a PING every 5)
 
@@ -41,6 +41,8 @@ class Relay:
             "start": self._start,
             "abort": self._abort,
             "clock": lambda arguments, _: {"clock": time.time()},
+            "sample": lambda arguments, _: sample.sample(arguments),
+            "record": lambda arguments, _: runs.record(arguments),
             "list": lambda arguments, _: {"runs": runs.listing()},
             "attach": self._attach,
             "evidence": lambda arguments, _: evidence.gather(arguments),

@@ -1,10 +1,11 @@
 """The runs this host knows: what their records say, and whether their guard lives. Reads only."""
 
 import fcntl
+import json
 import os
 from typing import Any, Dict, List, Optional
 
-from . import processes, state
+from . import history, processes, state
 
 
 def guarded(folder: str) -> bool:
@@ -65,6 +66,28 @@ def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
             "label", here
         )  # the head knows more
     return answer
+
+
+def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """All that is kept of a run but its output; no secret is in it. `arguments`: run_id."""
+    folder = state.run_folder(arguments["run_id"])
+    events = []
+    try:
+        with open(os.path.join(folder, "gang.jsonl"), encoding="ascii", errors="replace") as file:
+            for line in file:
+                try:
+                    events.append(json.loads(line))
+                except ValueError:
+                    pass  # one that was cut short
+    except OSError:
+        pass  # only the head has them
+    return {
+        "run": describe(arguments["run_id"], folder),
+        "spec": state.read(os.path.join(folder, "spec.json")),
+        "exit": state.read(os.path.join(folder, "exit.json")),
+        "events": events,
+        "samples": history.read(folder),
+    }
 
 
 def listing() -> List[Dict[str, Any]]:

@@ -1,0 +1,66 @@
+"""What this host was doing during a run: a sample now and then, kept for `report`. A few hundred KiB at most."""
+
+import json
+import os
+import time
+from typing import Any, Dict, List
+
+from . import sample
+
+EVERY = 10.0  # s between the first samples
+MOST = 1000  # samples; when there are as many, every other is dropped, and they are taken half as often
+
+NAME = "samples.jsonl"
+
+
+class History:
+    """Appends samples to a run's file. A full disk is no error: nothing depends on them."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, NAME)
+        known = read(folder)
+        self._count = len(known)
+        self._every = EVERY if self._count < 2 else max(EVERY, known[-1]["at"] - known[-2]["at"])
+        self._due = 0.0
+
+    def tick(self, now: float) -> None:
+        """To be called often; `now` is a monotonic clock."""
+        if now < self._due:
+            return
+        self._due = now + self._every
+        try:
+            with open(self._path, "a", opener=_private) as file:
+                file.write(json.dumps(dict(sample.machine(), at=time.time())) + "\n")
+            self._count += 1
+            if self._count >= MOST:
+                self._thin()
+        except OSError:
+            pass
+
+    def _thin(self) -> None:
+        kept = read(os.path.dirname(self._path))[::2]
+        aside = self._path + ".new"
+        with open(aside, "w", opener=_private) as file:
+            file.writelines(json.dumps(one) + "\n" for one in kept)
+        os.rename(aside, self._path)
+        self._count = len(kept)
+        self._every *= 2
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def read(folder: str) -> List[Dict[str, Any]]:
+    """The samples of a run, the oldest first; [] where there are none."""
+    found = []
+    try:
+        with open(os.path.join(folder, NAME), encoding="ascii") as file:
+            for line in file:
+                try:
+                    found.append(json.loads(line))
+                except ValueError:
+                    pass  # one that was cut short
+    except (OSError, UnicodeDecodeError):
+        pass
+    return found

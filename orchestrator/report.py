@@ -1,0 +1,281 @@
+"""`report`: all that the hosts have kept of a run, in one HTML file and one of JSON. Looks only."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from . import report_html, runs
+from .commands import _console, _fleet, _inventory, _warn, _warn_of_unheard
+from .errors import UnreachableError, UsageError
+from .fleet import Fleet
+from .inventory import Host
+from .logs import Line, Mask, presentable, rfc3339
+from .node import sample
+from .view import Choice, View, clock_ahead
+
+LAST_LINES = 40  # of the rank that failed first
+PRIVATE = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+FIGURES = "|".join(re.escape(name) for names in sample.NAMES.values() for name in names)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything in a report. Times are RFC 3339 and in UTC; in series seconds since the run's first attempt."""
+
+    run_id: str
+    name: str
+    state: str
+    started_at: str
+    ended_at: str | None
+    by: str
+    attempts: int
+    ranks: int
+    first_failure: Mapping[str, Any] | None
+    said: tuple[str, ...]
+    """The last lines on stderr of the rank that failed first."""
+    timeline: tuple[Mapping[str, Any], ...]
+    """`{"at", "seconds", "what"}`."""
+    hosts: tuple[Mapping[str, Any], ...]
+    """`{"host", "state", "exit_code", "signal", "nproc", "versions"}`."""
+    training: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]]
+    """`loss`, `rate` and `step_time`: attempt and rank -> (step, or seconds where no step is told; value)."""
+    slow_ranks: tuple[Mapping[str, Any], ...]
+    """`{"rank", "step_time", "times_the_median"}`, the slowest first, from 5 % over the median on."""
+    machines: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]]
+    """`gpu`, `gpu_memory`, `watts`, `cpu`, `received`, `sent`: host -> (seconds, value)."""
+    config: Mapping[str, Any]
+
+
+def report(wanted: str, given: str | None, hosts: str | None, output: str | None, as_json: bool) -> int:
+    console = _console()
+    read = _inventory(given, hosts)
+    mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
+    with _fleet(read) as fleet:
+        listing = runs.find(fleet, read.hosts)
+        _warn(listing.failed, console)
+        run = runs.choose(listing, wanted)
+        _warn_of_unheard(run, listing, console)
+        of_run = [host for host in read.hosts if host.name in run.parts]
+        records = fleet.each(of_run, lambda _, session: session.request("record", {"run_id": run.run_id}))
+        _warn(records.failed, console)
+        clocks = fleet.each(of_run, lambda _, session: clock_ahead(session)).done
+        figures = _lines(fleet, of_run, run.run_id, Choice(follow=False, grep=FIGURES))
+        first = _first_failure(records.done)
+        said: list[Line] = []
+        if first and first.get("rank") is not None:
+            choice = Choice(follow=False, tail=LAST_LINES, ranks=frozenset([first["rank"]]), stream="stderr")
+            said = [line for line in _lines(fleet, of_run, run.run_id, choice) if line.attempt == run.attempt]
+    made = make(run, records.done, clocks, figures, said, mask)
+    text = json.dumps(asdict(made), indent=2)
+    if as_json:
+        print(text)
+    if output or not as_json:
+        path = Path(output or f"{run.run_id}.html")
+        _write(path, report_html.render(asdict(made)))
+        _write(path.with_suffix(".json"), text + "\n")
+        console.note(f"written: {path} and {path.with_suffix('.json')}")
+    return UnreachableError.exit_code if listing.failed or records.failed else 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"-o {path}: {error.strerror}") from error
+
+
+def _lines(fleet: Fleet, hosts: Sequence[Host], run_id: str, choice: Choice) -> list[Line]:
+    found: list[Line] = []
+    View(run_id, hosts, choice, fleet, lambda text: print(text, file=sys.stderr)).run(found.extend)
+    return found
+
+
+def make(
+    run: runs.Run,
+    records: Mapping[str, Mapping[str, Any]],
+    clocks: Mapping[str, float],
+    figures: Sequence[Line],
+    said: Sequence[Line],
+    mask: Mask,
+) -> Report:
+    """Pure. `records` and `clocks` (seconds that a clock is ahead of ours) by host; `figures`: lines in which there may
+    be a figure; `said`: what the first failure is explained by.
+    """
+    head = min((record for record in records.values() if record["run"]), key=lambda one: one["run"]["node"])
+    spec, ended = head["spec"], head["exit"]
+    timeline = _timeline(head["events"], [node["host"] for node in spec["nodes"]])
+    began = timeline[0][0] if timeline else min((line.at for line in figures), default=0.0)
+    training = _training(figures, began)
+    return Report(
+        run_id=run.run_id,
+        name=run.name,
+        state=run.state,
+        started_at=run.started_at,
+        ended_at=rfc3339(ended["at"]) if ended else None,
+        by=spec["by"],
+        attempts=run.attempt,
+        ranks=run.ranks,
+        first_failure=_first_failure(records),
+        said=tuple(presentable(line.text, False, mask) for line in said),
+        timeline=tuple(
+            {"at": rfc3339(at), "seconds": at - began, "what": presentable(what, False, mask)} for at, what in timeline
+        ),
+        hosts=tuple(_host(host, record) for host, record in sorted(records.items(), key=_node) if record["run"]),
+        training=training,
+        slow_ranks=_slow_ranks(training["step_time"]),
+        machines=_machines(records, clocks, began),
+        config=_config(spec, mask),
+    )
+
+
+def _node(item: tuple[str, Mapping[str, Any]]) -> int:
+    return int((item[1]["run"] or {"node": -1})["node"])
+
+
+def _first_failure(records: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    for _, record in sorted(records.items(), key=_node):
+        verdict = (record["run"] or {}).get("verdict")
+        if verdict:
+            first: Mapping[str, Any] | None = verdict["first_failure"]
+            return first
+    return None
+
+
+def _timeline(events: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[tuple[float, str]]:
+    """What the head's gang went through, in words."""
+    found: list[tuple[float, str]] = []
+    attempt = 0
+    for event in events:
+        kind, fields = event["event"], event["fields"]
+        host = hosts[fields["node"]] if "node" in fields and fields["node"] < len(hosts) else ""
+        if kind in ("StartRequested", "PortFound"):
+            attempt += 1
+            what = f"attempt {attempt} is started"
+        elif kind == "Failed":
+            said = f" ({fields['failure']['said']})" if fields["failure"].get("said") else ""
+            what = f"{host}: {fields['failure']['what']}{said}"
+        elif kind == "Exited":
+            what = f"{host}: all processes of attempt {fields['attempt']} have ended" + (
+                "" if fields["ok"] else " badly"
+            )
+        elif kind == "Lost":
+            what = f"{host} is lost: nothing was heard of it"
+        elif kind == "Stalled":
+            what = f"no rank has printed a line for {fields['quiet']:.0f} s"
+        elif kind == "StopRequested":
+            what = f"stopped by {fields['by']}"
+        else:
+            continue
+        found.append((fields["at"], what))
+    return found
+
+
+def _host(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    run, spec = record["run"], record["spec"]
+    newest = record["samples"][-1] if record["samples"] else None
+    return {
+        "host": name,
+        "state": run["state"],
+        "exit_code": run["exit_code"],
+        "signal": run["signal"],
+        "nproc": run["nproc"],
+        "python": spec["python"],
+        "gpus": len(newest["gpus"]) if newest else None,
+        "cores": newest["cores"] if newest else None,
+        "memory": newest["memory"][1] if newest else None,
+    }
+
+
+def _training(figures: Sequence[Line], began: float) -> dict[str, dict[str, tuple[tuple[float, float], ...]]]:
+    series: dict[str, dict[str, list[tuple[float, float]]]] = {"loss": {}, "rate": {}, "step_time": {}}
+    for line in figures:
+        if line.rank is None:
+            continue
+        known = sample.figures(line.text)
+        where = known.get("step", line.at - began)
+        for name, of in series.items():
+            if name in known and math.isfinite(known[name]):
+                of.setdefault(f"attempt {line.attempt}, rank {line.rank}", []).append((where, known[name]))
+    return {name: {key: tuple(points) for key, points in of.items()} for name, of in series.items()}
+
+
+def _slow_ranks(step_times: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[Mapping[str, Any], ...]:
+    means = {name: sum(value for _, value in points) / len(points) for name, points in step_times.items()}
+    if len(means) < 2:
+        return ()
+    median = sorted(means.values())[len(means) // 2]
+    slow = [
+        {"rank": name, "step_time": mean, "times_the_median": mean / median}
+        for name, mean in means.items()
+        if median > 0 and mean / median > 1.05
+    ]
+    return tuple(sorted(slow, key=lambda one: -float(one["step_time"])))
+
+
+def _machines(
+    records: Mapping[str, Mapping[str, Any]], clocks: Mapping[str, float], began: float
+) -> dict[str, dict[str, tuple[tuple[float, float], ...]]]:
+    names = ("gpu", "gpu_memory", "watts", "cpu", "received", "sent")
+    series: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {name: {} for name in names}
+    first = next((clocks.get(host, 0.0) for host, _ in sorted(records.items(), key=_node)), 0.0)
+    for host, record in sorted(records.items(), key=_node):
+        ahead = clocks.get(host, 0.0) - first
+        points: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+        for before, now in zip([None, *record["samples"]], record["samples"], strict=False):
+            for name, value in _measured(before, now).items():
+                points[name].append((now["at"] - ahead - began, value))
+        for name, of in points.items():
+            if of:
+                series[name][host] = tuple(of)
+    return series
+
+
+def _measured(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, float]:
+    """GPU and CPU in percent, memory in bytes (the fullest GPU), power of all GPUs in W, network in bytes/s."""
+    found: dict[str, float] = {}
+    for name, key, join in (("gpu", "busy", None), ("gpu_memory", "used", max), ("watts", "watts", sum)):
+        known = [gpu[key] for gpu in now["gpus"] if gpu[key] is not None]
+        if known:
+            found[name] = float(join(known) if join else sum(known) / len(known))
+    if before is not None and now["at"] > before["at"]:
+        busy, whole = (new - old for new, old in zip(now["cpu"], before["cpu"], strict=True))
+        if whole > 0:
+            found["cpu"] = 100 * busy / whole
+        old = {nic["name"]: nic for nic in before["nics"]}
+        for way in ("received", "sent"):
+            moved = sum(max(0, nic[way] - old[nic["name"]][way]) for nic in now["nics"] if nic["name"] in old)
+            found[way] = moved / (now["at"] - before["at"])
+    return found
+
+
+def _config(spec: Mapping[str, Any], mask: Mask) -> dict[str, Any]:
+    """What was run, and how. Values of variables that look like credentials are left out, whoever set them."""
+    env = {name: "***" if PRIVATE.search(name) else mask.hide(value) for name, value in sorted(spec["env"].items())}
+    keys = (
+        "inventory",
+        "workdir",
+        "code",
+        "setup",
+        "grace",
+        "max_restarts",
+        "min_nodes",
+        "stall_timeout",
+        "interface",
+        "ports",
+    )
+    return {
+        "command": [mask.hide(word) for word in spec["command"]],
+        "launcher": "torchrun" if spec["agent_argv"] else "direct",
+        "env": env,
+        **{key: spec.get(key) for key in keys},
+    }

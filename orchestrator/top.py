@@ -1,0 +1,209 @@
+"""`top`: a live board of one run. Looks only; what its keys start are the other commands."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from . import runs
+from .board import Seen, render
+from .commands import _console, _fleet, _inventory, _warn
+from .console import Console, wants_colour
+from .errors import OrchError, UnreachableError, UsageError
+from .fleet import Fleet
+from .hostnames import pick
+from .inventory import Host
+from .logs import Mask
+
+EVERY = 2.0  # s between samples of a host
+PATIENCE = 5.0  # s for the first samples, where one table is all that is asked for
+KEYS = "q quit   l log of a rank   f filter hosts   k kill"
+
+
+class Watcher:
+    """Samples every host again and again, each in a thread of its own: a host that hangs holds up no other."""
+
+    def __init__(self, fleet: Fleet, hosts: Sequence[Host], run_id: str) -> None:
+        self._fleet = fleet
+        self._run_id = run_id
+        self._seen = {host.name: Seen(host.name) for host in hosts}
+        self._stopped = threading.Event()
+        self._bug: BaseException | None = None
+        for host in hosts:
+            threading.Thread(target=self._watch, args=(host,), name="top", daemon=True).start()
+
+    def seen(self) -> list[Seen]:
+        """The newest of all hosts, in their order. A bug in one of the threads is raised here."""
+        if self._bug is not None:
+            raise self._bug
+        return list(self._seen.values())
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _watch(self, host: Host) -> None:
+        try:
+            while not self._stopped.is_set():
+                self._look(host)
+                self._stopped.wait(EVERY)
+        except BaseException as error:  # noqa: BLE001  raised in `seen`, where somebody hears of it
+            self._bug = error
+
+    def _look(self, host: Host) -> None:
+        seen = self._seen[host.name]
+        try:
+            now = self._fleet.session(host).request("sample", {"run_id": self._run_id})
+        except OrchError as error:
+            self._seen[host.name] = replace(seen, trouble=str(error).removeprefix(f"{host.name}: "))
+        else:
+            self._seen[host.name] = Seen(host.name, now, before=seen.now)
+
+
+def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
+    console = _console()
+    read = _inventory(given, hosts)
+    mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
+    with _fleet(read) as fleet:
+        listing = runs.find(fleet, read.hosts)
+        _warn(listing.failed, console)
+        run = runs.choose(listing, wanted)
+        of_run = [host for host in read.hosts if host.name in run.parts or host.name in run.unheard]
+        watcher = Watcher(fleet, of_run, run.run_id)
+        try:
+            if sys.stdout.isatty() and sys.stdin.isatty():
+                _Live(watcher, run, fleet, of_run, given, mask, console).show()
+            else:
+                _once(watcher, run.run_id, mask)
+        except KeyboardInterrupt:
+            pass  # only the looking ends
+        finally:
+            watcher.stop()
+        return UnreachableError.exit_code if any(one.trouble for one in watcher.seen()) else 0
+
+
+def _once(watcher: Watcher, run_id: str, mask: Mask) -> None:
+    """Where nobody can see a board: one table, with rates, so after two samples."""
+    from rich.console import Console as Rich
+
+    deadline = time.monotonic() + EVERY + PATIENCE
+    while time.monotonic() < deadline and not all(one.before or one.trouble for one in watcher.seen()):
+        time.sleep(0.1)
+    width = int(os.environ.get("COLUMNS", "160"))
+    rich = Rich(file=sys.stdout, width=width, force_terminal=wants_colour(sys.stdout, os.environ), highlight=False)
+    rich.print(render(run_id, watcher.seen(), width, 10_000, mask, ""))
+
+
+class _Live:
+    """The board on a terminal, and its keys."""
+
+    def __init__(
+        self,
+        watcher: Watcher,
+        run: runs.Run,
+        fleet: Fleet,
+        hosts: Sequence[Host],
+        inventory: str | None,
+        mask: Mask,
+        console: Console,
+    ) -> None:
+        self._watcher = watcher
+        self._run = run
+        self._fleet = fleet
+        self._hosts = hosts
+        self._inventory = inventory
+        self._mask = mask
+        self._console = console
+        self._pattern = ""
+
+    def show(self) -> None:
+        key = ""
+        while key != "q":
+            key = self._board()
+            if key == "l":
+                self._log()
+            elif key == "f":
+                self._filter()
+            elif key == "k":
+                self._kill()
+
+    def _board(self) -> str:
+        """Draw until a key of ours is pressed."""
+        from rich.console import Console as Rich
+        from rich.live import Live
+
+        rich = Rich(file=sys.stdout, no_color=not wants_colour(sys.stdout, os.environ), highlight=False)
+        with _keys() as pressed, Live(console=rich, screen=True, auto_refresh=False) as live:
+            while True:
+                width, height = shutil.get_terminal_size()
+                seen = [one for one in self._watcher.seen() if one.host in self._shown()]
+                live.update(render(self._run.run_id, seen, width, height, self._mask, KEYS), refresh=True)
+                key = pressed(EVERY / 2)
+                if key and key in "qlfk":
+                    return key
+
+    def _shown(self) -> set[str]:
+        names = [host.name for host in self._hosts]
+        return set(pick(names, self._pattern) if self._pattern else names)
+
+    def _log(self) -> None:
+        from . import show_logs
+
+        rank = self._ask("log of which ranks, such as 0,4-7 (Ctrl-C comes back)")
+        if not rank:
+            return
+        wanted = show_logs.Logs(run=self._run.run_id, inventory=self._inventory, follow=True, tail=200, rank=rank)
+        try:
+            show_logs.logs(wanted)
+        except UsageError as error:
+            self._console.error(str(error))
+        self._ask("Enter comes back to the board")
+
+    def _filter(self) -> None:
+        self._pattern = self._ask("only these hosts, such as gpu-[01-04]; nothing: all")
+        try:
+            self._shown()
+        except OrchError as error:
+            self._pattern = ""
+            self._console.error(str(error))
+            self._ask("Enter comes back to the board")
+
+    def _kill(self) -> None:
+        if self._ask(f"type the run's id to kill {self._run.run_id}") != self._run.run_id:
+            return
+        self._console.note("stopping the run gracefully ...")
+        runs.kill(self._fleet, self._hosts, [self._run.run_id], stale=False, grace=None, by="top")
+
+    @staticmethod
+    def _ask(question: str) -> str:
+        try:
+            return input(f"{question}: ").strip()
+        except (EOFError, KeyboardInterrupt):
+            return ""
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """A function that waits for a key so many seconds, and gives it or nothing."""
+    import termios
+    import tty
+
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
+
+    def pressed(seconds: float) -> str:
+        if not select.select([stdin], [], [], seconds)[0]:
+            return ""
+        return os.read(stdin, 1).decode("ascii", "replace")
+
+    try:
+        tty.setcbreak(stdin)
+        yield pressed
+    finally:
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)

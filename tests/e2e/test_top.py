@@ -1,0 +1,69 @@
+"""`top`: in a pipe, and on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+
+import pyte
+from lab.lab import Lab
+from lab.waiting import wait_until
+
+from .driver import assert_clean, ok, orch, script, start
+
+STEPS = """
+import itertools, os, time
+for step in itertools.count():
+    print(f"step:{step} loss:{1 / (step + 1):.3f}", flush=True)
+    time.sleep(0.2)
+"""
+
+
+def test_top_shows_every_host_with_its_ranks_figures_and_last_line(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    run_id = start(lab2, inventory, "--", script(lab2, STEPS))
+    ok(orch(lab2, "logs", "--tail", "1", "-i", inventory))
+    table = ok(orch(lab2, "top", "-i", inventory)).stdout
+    assert run_id in table and "\x1b" not in table
+    for host in ("node-0", "node-1"):
+        row = next(line for line in table.splitlines() if line.startswith(host)).split()
+        assert row[2] == "running" and row[3].isdigit() and "step:" in row[-2]
+    _on_a_terminal(lab2, inventory, run_id)
+    ok(orch(lab2, "kill", "-i", inventory, "--grace", "1"))
+    over = ok(orch(lab2, "top", run_id, "-i", inventory)).stdout
+    assert "killed" in over.splitlines()[0]
+    assert_clean(lab2, run_id)
+
+
+def _on_a_terminal(lab: Lab, inventory: object, run_id: str) -> None:
+    ours, theirs = pty.openpty()
+    screen = pyte.Screen(80, 24)
+    stream = pyte.ByteStream(screen)
+    env = {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    process = lab.popen(["ddp-orch", "top", "-i", str(inventory)], stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+
+    def drawn(wanted: str) -> bool:
+        while select.select([ours], [], [], 0.1)[0]:
+            try:
+                stream.feed(os.read(ours, 65536))
+            except OSError:
+                break
+        return any(wanted in line for line in screen.display)
+
+    try:
+        wait_until(lambda: drawn("node-1 1"), 60, "the board shows rank 1")
+        assert any(run_id in line for line in screen.display)
+        os.write(ours, b"f")
+        wait_until(lambda: drawn("only these hosts"), 30, "it asks for a pattern")
+        os.write(ours, b"node-0\n")
+        wait_until(lambda: drawn("node-0 0") and not drawn("node-1 1"), 30, "only one host is shown")
+        os.write(ours, b"q")
+        wait_until(lambda: not drawn("nothing") and process.poll() is not None, 30, "q ends it")
+        assert process.returncode == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        os.close(ours)

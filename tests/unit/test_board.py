@@ -1,0 +1,138 @@
+"""The board of `top`: what it shows of many hosts on a screen of any size."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from orchestrator.board import Seen, render
+from orchestrator.logs import Mask
+from orchestrator.node.sample import figures
+
+KEYS = "q quit"
+FAILURE = {"state": "failed", "first_failure": {"host": "gpu-03", "what": "rank 5: exit code 1", "said": "KeyError: 7"}}
+
+
+def sample(number: int, at: float, **part: Any) -> dict[str, Any]:
+    return {
+        "clock": 1000.0 + at,
+        "cores": 64,
+        "cpu": [int(at * 640), int(at * 6400)],
+        "memory": [10 << 30, 100 << 30],
+        "nics": [{"name": "eth0", "received": int(at * 5e8), "sent": int(at * 2.5e9), "mbit": 100_000}],
+        "gpus": [
+            {"index": 0, "busy": 98, "used": 8 << 30, "total": 80 << 30, "watts": 300.0, "celsius": 61},
+            {"index": 1, "busy": 12, "used": 40 << 30, "total": 80 << 30, "watts": 200.0, "celsius": 70},
+        ],
+        "run": {"node": number, "state": "running", "attempt": 1, "name": "nightly", **part},
+        "ranks": [
+            {"rank": rank, "last": f"step:{number} correct-horse", "at": float(rank), "figures": {"step": 100 + number}}
+            for rank in (2 * number, 2 * number + 1)
+        ],
+    }
+
+
+def hosts(count: int) -> list[Seen]:
+    return [Seen(f"gpu-{number:02}", sample(number, 2.0), sample(number, 0.0)) for number in range(count)]
+
+
+def shown(seen: list[Seen], width: int = 200, height: int = 50, mask: Mask | None = None) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, color_system=None)
+    console.print(render("20260131-120000-ab12", seen, width, height, mask or Mask(), KEYS))
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 64, 500])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (40, 10)])
+def test_it_fits_the_screen(count: int, width: int, height: int) -> None:
+    lines = shown(hosts(count), width, height)
+    assert len(lines) <= height
+    assert all(len(line) <= width for line in lines)
+    assert "running" in lines[0] and lines[-1].strip() == KEYS
+    named = sum(line.startswith("gpu-") and "|" not in line for line in lines)
+    more = sum(int(line.split()[0]) for line in lines if " more: " in line)
+    assert named + more == count
+
+
+def test_rates_are_made_of_two_samples() -> None:
+    row = next(line for line in shown(hosts(1)) if line.startswith("gpu-00"))
+    assert row.split()[:12] == [
+        "gpu-00", "0-1", "running", "100", "12-98", "40/80G", "500", "70", "6.4/64", "10%", "500M/2.5G", "20%"
+    ]  # fmt: skip
+    without = next(line for line in shown([Seen("gpu-00", sample(0, 2.0))]) if line.startswith("gpu-00"))
+    assert "6.4/64" not in without
+
+
+def test_hosts_in_trouble_come_first_where_not_all_have_room() -> None:
+    seen = hosts(64)
+    seen[40] = Seen("gpu-40", trouble="connect: no answer in time")
+    seen[50] = Seen("gpu-50", sample(50, 2.0, state="failed"), sample(50, 0.0))
+    lines = shown(seen, 80, 24)
+    rows = [line.split()[0] for line in lines[3:] if line.startswith("gpu-")]
+    assert set(rows[:2]) == {"gpu-40", "gpu-50"} and rows[2] == "gpu-00"
+    assert "1 no answer" in lines[0]
+
+
+def test_the_first_failure_is_named() -> None:
+    seen = hosts(4)
+    seen[0] = Seen("gpu-00", sample(0, 2.0, state="failed", verdict=FAILURE))
+    assert "first failure: gpu-03: rank 5: exit code 1 (KeyError: 7)" in shown(seen, 80, 24)[-2]
+
+
+def test_a_rank_that_is_slower_than_the_others_is_named() -> None:
+    seen = hosts(2)
+    for number, one in enumerate(seen):
+        assert one.now is not None
+        for rank in one.now["ranks"]:
+            rank["figures"]["step_time"] = 0.5 + 0.1 * (rank["rank"] == 3)
+        assert number == one.part["node"]
+    assert "slowest rank 3 (gpu-01)" in shown(seen)[1]
+    for one in seen:
+        assert one.now is not None
+        for rank in one.now["ranks"]:
+            rank["figures"]["step_time"] = 0.5
+    assert "slowest" not in shown(seen)[1]
+
+
+def test_lines_are_masked_and_tamed() -> None:
+    seen = hosts(1)
+    assert seen[0].now is not None
+    seen[0].now["ranks"][0].update(at=99.0, last="\x1b[2Jtoken correct-horse")
+    text = "\n".join(shown(seen, mask=Mask(["correct-horse"])))
+    assert "token ***" in text and "\x1b" not in text and "correct" not in text
+
+
+def test_a_host_that_knows_no_such_run_and_one_not_asked_yet_are_shown() -> None:
+    gone = sample(0, 1.0)
+    gone.update(run=None, ranks=[])
+    text = "\n".join(shown([Seen("a", gone), Seen("b")]))
+    assert "no such run" in text and "asking" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "epoch:3 step:120 loss:0.1234 acc:0.9 samples/s:12345 step_time:0.0123 lr:0.05",
+            {"step": 120, "loss": 0.1234, "rate": 12345, "step_time": 0.0123},
+        ),
+        ("{'loss': 1.5e-1, 'learning_rate': 5e-05, 'epoch': 0.1}", {"loss": 0.15}),
+        ("Iter = 7, train_loss=3", {"step": 7, "loss": 3}),
+        ("test_loss:0.5 best.loss:0.4 my/step:3 step:1.2.3", {}),
+        ("lossy step by step", {}),
+    ],
+)
+def test_the_figures_in_a_line_are_found(line: str, expected: dict[str, float]) -> None:
+    assert figures(line) == expected
+
+
+def test_a_loss_that_is_no_number_any_more_is_one_that_is_shown() -> None:
+    assert str(figures("step:3 loss:nan")["loss"]) == "nan"
+    seen = hosts(1)
+    assert seen[0].now is not None
+    seen[0].now["ranks"][0]["figures"]["loss"] = float("nan")
+    assert "loss nan" in shown(seen)[1]

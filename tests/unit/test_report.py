@@ -1,0 +1,155 @@
+"""A report of a run that failed: what is in it, and that it is one file that asks nobody for anything."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from orchestrator import report, report_html
+from orchestrator.charts import POINTS_MOST, chart
+from orchestrator.logs import Line, Mask
+from orchestrator.runs import Run
+
+FIRST = {"host": "gpu-1", "node": 1, "rank": 3, "what": "rank 3: exit code 1", "said": "KeyError: <7>", "at": 1050.0}
+VERDICT = {"state": "failed", "first_failure": FIRST, "stopped_by": None, "attempt": 2, "at": 1060.0}
+
+
+def sample(at: float, busy: int | None = 90) -> dict[str, Any]:
+    gpu = {"index": 0, "busy": busy, "used": 40 << 30, "total": 80 << 30, "watts": 500.0, "celsius": 60}
+    return {
+        "at": at,
+        "cores": 64,
+        "cpu": [int(at * 10), int(at * 100)],
+        "memory": [1 << 30, 64 << 30],
+        "nics": [{"name": "eth0", "received": int(at * 1e6), "sent": int(at * 2e6), "mbit": None}],
+        "gpus": [gpu] if busy is not None else [],
+    }
+
+
+def records() -> dict[str, dict[str, Any]]:
+    spec = {
+        "by": "ann@laptop",
+        "nodes": [{"host": "gpu-0"}, {"host": "gpu-1"}],
+        "command": ["train.py", "--token", "correct-horse"],
+        "env": {"API_TOKEN": "visible?", "LR": "correct-horse"},
+        "agent_argv": ["-m"],
+        "python": "/opt/<python>",
+    }
+    events = [
+        {"event": "Joined", "fields": {"node": 0, "at": 999.0}},
+        {"event": "StartRequested", "fields": {"master_addr": "a", "master_port": 1, "at": 1000.0}},
+        {"event": "Started", "fields": {"node": 0, "attempt": 1, "at": 1001.0}},
+        {"event": "Failed", "fields": {"node": 1, "attempt": 1, "failure": FIRST, "at": 1020.0}},
+        {"event": "PortFound", "fields": {"port": 2, "at": 1030.0}},
+        {"event": "Failed", "fields": {"node": 1, "attempt": 2, "failure": FIRST, "at": 1050.0}},
+        {"event": "Exited", "fields": {"node": 0, "attempt": 2, "ok": False, "at": 1052.0}},
+    ]
+    found = {}
+    for node in (0, 1):
+        run = {
+            "run_id": "R", "name": "nightly", "started_at": "1970-01-01T00:16:39Z", "node": node, "state": "failed",
+            "attempt": 2, "exit_code": node, "signal": None, "nproc": 2, "ranks": 4, "verdict": VERDICT,
+        }  # fmt: skip
+        samples = [sample(1000.0 + 10 * number, None if node else 90) for number in range(4)]
+        found[f"gpu-{node}"] = {
+            "run": run, "spec": spec, "exit": {"at": 1060.0}, "events": events if node == 0 else [], "samples": samples
+        }  # fmt: skip
+    return found
+
+
+@pytest.fixture
+def made() -> report.Report:
+    known = records()
+    run = Run("R", "nightly", "failed", 2, "1970-01-01T00:16:39Z", {host: one["run"] for host, one in known.items()})
+    figures = [
+        Line(1000.0 + step, "gpu-0", rank, "stdout", 1, f"step:{step} loss:{9 - step} step_time:{1 + (rank == 3)}")
+        for step in range(5)
+        for rank in (0, 1, 3)
+    ]
+    figures.append(Line(1006.0, "gpu-0", 0, "stdout", 2, "step:5 loss:nan"))
+    said = [Line(1050.0, "gpu-1", 3, "stderr", 2, "\x1b[2J<script>alert(1)</script> correct-horse")]
+    return report.make(run, known, {"gpu-0": 0.0, "gpu-1": 0.0}, figures, said, Mask(["correct-horse"]))
+
+
+def test_it_tells_what_happened_when(made: report.Report) -> None:
+    assert [(one["seconds"], one["what"]) for one in made.timeline] == [
+        (0.0, "attempt 1 is started"),
+        (20.0, "gpu-1: rank 3: exit code 1 (KeyError: <7>)"),
+        (30.0, "attempt 2 is started"),
+        (50.0, "gpu-1: rank 3: exit code 1 (KeyError: <7>)"),
+        (52.0, "gpu-0: all processes of attempt 2 have ended badly"),
+    ]
+    assert made.first_failure == FIRST
+    assert made.ended_at == "1970-01-01T00:17:40.000000Z"
+
+
+def test_curves_and_slow_ranks_come_from_the_ranks_lines(made: report.Report) -> None:
+    assert made.training["loss"]["attempt 1, rank 0"] == ((0, 9), (1, 8), (2, 7), (3, 6), (4, 5))
+    assert "attempt 2, rank 0" not in made.training["loss"]  # what is no number cannot be drawn, nor be in JSON
+    assert [(one["rank"], one["times_the_median"]) for one in made.slow_ranks] == [("attempt 1, rank 3", 2.0)]
+
+
+def test_machines_are_measured_between_samples(made: report.Report) -> None:
+    assert made.machines["gpu"] == {"gpu-0": ((0.0, 90.0), (10.0, 90.0), (20.0, 90.0), (30.0, 90.0))}
+    assert made.machines["received"]["gpu-1"] == ((10.0, 1e6), (20.0, 1e6), (30.0, 1e6))
+    assert made.machines["cpu"]["gpu-0"][0] == (10.0, 10.0)
+
+
+def test_no_secret_is_in_it_and_nothing_a_host_said_is_markup(made: report.Report) -> None:
+    text = report_html.render(asdict(made))
+    both = text + json.dumps(asdict(made), allow_nan=False)
+    assert "correct-horse" not in both and "visible?" not in both and "\x1b" not in both
+    assert "<script" not in text and "&lt;script&gt;alert(1)" in text
+    assert "/opt/&lt;python&gt;" in text
+
+
+def test_it_is_one_file_that_asks_nobody_for_anything(made: report.Report) -> None:
+    text = report_html.render(asdict(made))
+    assert not re.search(r"\b(src|href|url)\b\s*[=(]", text)
+    assert "default-src 'none'" in text
+
+    class Balanced(HTMLParser):
+        open_tags: tuple[str, ...] = ()
+
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            if tag not in ("meta", "br", "line"):
+                self.open_tags += (tag,)
+
+        def handle_startendtag(self, tag: str, attrs: object) -> None:
+            pass
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.open_tags[-1] == tag
+            self.open_tags = self.open_tags[:-1]
+
+    parser = Balanced()
+    parser.feed(text)
+    assert parser.open_tags == ()
+    assert text.count("<polyline") >= 3 + 5
+
+
+def test_a_run_of_which_little_is_known_has_a_report_too() -> None:
+    known = {"gpu-0": {**records()["gpu-0"], "events": [], "samples": [], "exit": None}}
+    run = Run("R", "R", "running", 1, "1970-01-01T00:16:39Z", {"gpu-0": known["gpu-0"]["run"]})
+    text = report_html.render(asdict(report.make(run, known, {}, [], [], Mask())))
+    assert "not over yet" in text and "nothing was measured" in text
+
+
+def test_of_a_long_line_the_peaks_are_kept() -> None:
+    points = [(float(number), 1.0) for number in range(100_000)]
+    points[54_321] = (54_321.0, 500.0)
+    drawn = chart("loss", {"rank 0": points}, "step")
+    (where,) = re.findall(r'polyline points="([^"]+)"', drawn)
+    assert len(where.split()) <= POINTS_MOST + 2
+    assert min(float(place.split(",")[1]) for place in where.split()) < 10
+
+
+def test_numbers_that_are_none_and_lines_of_one_point_can_be_drawn() -> None:
+    assert "<circle" in chart("loss", {"a": [(1.0, 2.0)]}, "step")
+    assert "no data" in chart("loss", {"a": [(1.0, float("nan"))]}, "step")
+    assert "<polyline" in chart("loss", {"a": [(0.0, 0.0), (1.0, 0.0)]}, "step")
