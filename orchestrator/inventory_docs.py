@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from .inventory_keys import FILE, HOST, NOT_YET, SECTIONS, Key, Section
+from .inventory_keys import FILE, HOST, SECTIONS, Key, Section
 
 _COMMENT_AT = 36
 
@@ -36,7 +36,7 @@ def _example(section: Section, indent: str) -> Iterator[str]:
             yield _commented(f"{indent}{key.name}:", key.doc)
             yield from _example(key.section, indent + "  ")
         else:
-            yield _commented(f"{indent}{key.name}: {key.example or _default(key)}", _meaning(section, key))
+            yield _commented(f"{indent}{key.name}: {key.example or _default(key)}", key.doc)
 
 
 def _commented(text: str, comment: str) -> str:
@@ -55,14 +55,9 @@ def _table(section: Section) -> Iterator[str]:
     yield "|---|---|---|---|"
     for key in section.keys:
         default = key.default_doc or ("" if key.section else f"`{_default(key)}`")
-        cells = (f"`{key.name}`", key.kind.want, default, _meaning(section, key))
+        cells = (f"`{key.name}`", key.kind.want, default, key.doc)
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     yield ""
-
-
-def _meaning(section: Section, key: Key) -> str:
-    _, until_then = NOT_YET.get(f"{section.name}.{key.name}", (None, None))
-    return key.doc if until_then is None else f"{key.doc}; for now only {until_then}"
 
 
 def _default(key: Key) -> str:

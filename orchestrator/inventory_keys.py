@@ -6,7 +6,6 @@ Knows each key by itself; what several keys say together is judged in inventory.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +29,6 @@ from .inventory_values import (
     word_or,
 )
 from .yamlsource import Map, Mark, Node, Scalar, Sequence
-
-# What a later version builds: (does the value ask for it?, what is there until then).
-NOT_YET: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "notify.webhook": (lambda value: value is not None, "null"),
-    "notify.command": (lambda value: value is not None, "null"),
-}
 
 
 @dataclass(frozen=True)
@@ -65,9 +58,6 @@ class Section:
                 reading.wrong(mark, inner, f"unknown key; {_hint(name, self)}")
                 continue
             values[name] = reading.read(known[name].kind, value, inner, known[name].default)
-            asks_for_more, until_then = NOT_YET.get(f"{self.name}.{name}", (None, ""))
-            if asks_for_more is not None and asks_for_more(values[name]):
-                reading.wrong(mark, inner, f"not yet: a later version builds this; until then only {until_then}")
         return values
 
     def defaults(self) -> dict[str, Any]:
@@ -304,9 +294,11 @@ _RUN = _section(
 
 _NOTIFY = _section(
     "notify",
-    "who hears of the end of a run",
-    Key("webhook", maybe(like("an http or https address", r"https?://[^\s\x00]+")), None, "address to post to"),
-    Key("command", maybe(_some_text), None, "command line to run"),
+    "who hears of ends and restarts, from the head itself",
+    Key(
+        "webhook", maybe(like("an http or https address", r"https?://[^\s\x00]+")), None, "posted to, as Slack wants it"
+    ),
+    Key("command", maybe(_some_text), None, "run on the head by sh, with JSON on stdin"),
 )
 
 FILE = Section(

@@ -148,7 +148,12 @@ def _prepare_and_start(
     """Two phases. Whoever is not started in the end is told to forget it."""
     head, *others = [node.host for node in resolved.nodes]
     numbers = {node.host.name: number for number, node in enumerate(resolved.nodes)}
-    private = {"secrets": dict(around.secrets), "key": around.run_key}
+    notify = resolved.inventory.notify
+    private = {
+        "secrets": dict(around.secrets),
+        "key": around.run_key,
+        "notify": {"webhook": notify.webhook, "command": notify.command},  # an address may be as good as a password
+    }
     sessions: dict[str, Session] = {}  # a prepared guard obeys the very session that prepared it, and ends with it
 
     def prepare(host: Host, session: Session, of_head: dict[str, Any] | None) -> dict[str, Any]:

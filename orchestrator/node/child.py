@@ -24,9 +24,14 @@ class RecorderChild:
         self._outbox: Optional[bytes] = None
 
     def start(
-        self, folder: str, spec: Dict[str, Any], key: str, listener: Optional[socket.socket], private: List[int]
+        self,
+        folder: str,
+        spec: Dict[str, Any],
+        private: Dict[str, Any],
+        listener: Optional[socket.socket],
+        closed: List[int],
     ) -> bool:
-        """`private`: our descriptors that it shall not have. False: there is no process to be had now."""
+        """`closed`: our descriptors that it shall not have. False: there is no process to be had now."""
         self.due = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         guard = os.getpid()
@@ -39,9 +44,9 @@ class RecorderChild:
             return False
         if pid == 0:
             ours.close()
-            for handle in private:
+            for handle in closed:
                 os.close(handle)
-            recorder.main(folder, spec, key, theirs, listener, guard)
+            recorder.main(folder, spec, private, theirs, listener, guard)
         theirs.close()
         ours.setblocking(False)
         self._close()

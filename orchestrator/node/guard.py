@@ -161,8 +161,8 @@ class Guard:
 
     def _start_recorder(self) -> None:
         others = [one for one in [self._control, self._sockets.get("rdzv")] if one is not None]
-        private = self._keepers + self._locks + [self._register] + [one.fileno() for one in others]
-        if self._recorder.start(self._folder, self._spec, self._private["key"], self._sockets.get("link"), private):
+        closed = self._keepers + self._locks + [self._register] + [one.fileno() for one in others]
+        if self._recorder.start(self._folder, self._spec, self._private, self._sockets.get("link"), closed):
             self._tell()
 
     def _knocked(self) -> None:

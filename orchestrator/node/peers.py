@@ -7,7 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
-from . import gang, network, state
+from . import gang, network, notify, state
 from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed, dial
 
 if TYPE_CHECKING:
@@ -271,12 +271,17 @@ class Head(Peers):
             self._recorder.say("first failure, seen late: %s; it went silent before the other failed" % what)
         if after.phase == "restarting" and before.phase != "restarting":
             self._recorder.say(_what_follows(after))
+            self._notify("restarting", after.first_failure)
         elif after.stopped_by is not None and before.stopped_by is None:
             self._recorder.say("stopping all nodes: asked by %s" % after.stopped_by)
         if after.verdict is not None and before.verdict is None:
             how = {"killed": "been stopped", "lost": "been lost"}.get(after.verdict["state"], after.verdict["state"])
             why = after.verdict["not_again"] if after.max_restarts or len(after.nodes) > after.min_nodes else None
             self._recorder.say("the run has %s%s" % (how, "; not restarted: %s" % why if why else ""))
+            self._notify(after.verdict["state"], after.verdict["first_failure"])
+
+    def _notify(self, label: str, failure: Optional[Dict[str, Any]]) -> None:
+        notify.tell(self._recorder.notify, notify.message(self._spec, label, self._state.attempt, failure))
 
 
 def _what_follows(after: gang.State) -> str:

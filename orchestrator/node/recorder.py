@@ -27,7 +27,12 @@ DYING_WINDOW = 5.0  # s from the end of a guard's channel to the end of the guar
 
 
 def main(
-    folder: str, spec: Dict[str, Any], key: str, guard: socket.socket, listener: Optional[socket.socket], guard_pid: int
+    folder: str,
+    spec: Dict[str, Any],
+    private: Dict[str, Any],
+    guard: socket.socket,
+    listener: Optional[socket.socket],
+    guard_pid: int,
 ) -> NoReturn:
     """Runs in a fresh child of the guard; never returns."""
     try:
@@ -35,7 +40,7 @@ def main(
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         processes.set_name("ddp-recorder")
-        Recorder(folder, spec, bytes.fromhex(key), guard, listener, guard_pid).run()
+        Recorder(folder, spec, private, guard, listener, guard_pid).run()
         os._exit(0)
     except BaseException:  # noqa: BLE001  the last resort: the fork of a relay must never return into its code
         import traceback
@@ -50,14 +55,15 @@ class Recorder:
         self,
         folder: str,
         spec: Dict[str, Any],
-        key: bytes,
+        private: Dict[str, Any],
         guard: socket.socket,
         listener: Optional[socket.socket],
         guard_pid: int,
     ) -> None:
         self.folder = folder
         self.spec = spec
-        self.key = key
+        self.key = bytes.fromhex(private["key"])
+        self.notify = private["notify"]
         self._guard: Optional[socket.socket] = guard
         self._guard_pid = guard_pid
         self._status: Dict[str, Any] = {

@@ -125,6 +125,7 @@ class Runs:
         python: str = sys.executable,
         spares: int = 0,
         options: str = "",
+        notify: Mapping[str, str] | None = None,
     ) -> tuple[Run, dict[str, Any]]:
         """Prepare a run of `python -u -c CODE ARGUMENTS` everywhere; also returns what its start needs.
 
@@ -158,7 +159,7 @@ class Runs:
         at_head: dict[str, Any] | None = None
         for number, host in enumerate(hosts):
             spec = plan.spec(wanted, number, facts, created_at="2026-01-01T00:00:00Z", by="the test")
-            private = {"secrets": dict(secret or {}), "key": key}
+            private = {"secrets": dict(secret or {}), "key": key, "notify": dict(notify or {})}
             answer = host.session.request("prepare", {"spec": spec, "private": private, "head": at_head})
             at_head = at_head or answer
         assert at_head is not None

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator import inventory
 from orchestrator.inventory_docs import example, reference
-from orchestrator.inventory_keys import NOT_YET, SECTIONS
+from orchestrator.inventory_keys import SECTIONS
 from orchestrator.yamlsource import Map, Node, Scalar, Sequence, compose
 
 ROOT = Path(__file__).parent.parent.parent
@@ -57,11 +57,6 @@ def test_every_key_is_in_the_example_file() -> None:
 
 def test_lines_of_the_example_fit_a_screen() -> None:
     assert max(map(len, example().splitlines())) <= 120
-
-
-@pytest.mark.parametrize("name", NOT_YET)
-def test_what_is_not_built_yet_is_a_key(name: str) -> None:
-    assert name in {f"{section.name}.{key.name}" for section in SECTIONS for key in section.keys}
 
 
 def test_every_default_is_what_its_own_key_would_read() -> None:

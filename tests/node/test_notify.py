@@ -1,0 +1,101 @@
+"""Who hears of the end of a run, and that nothing waits for those who do not listen."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.waiting import wait_until
+from local_runs import Runs
+
+from orchestrator.node import notify
+
+
+class Webhook:
+    """Takes what is posted; `status` is its answer."""
+
+    def __init__(self) -> None:
+        self.posted: list[dict[str, Any]] = []
+        self.status = 200
+        self.silent = threading.Event()
+        webhook = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                webhook.posted.append(json.loads(body))
+                self.send_response(webhook.status)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+        self.address = f"http://127.0.0.1:{self._server.server_port}/services/secret"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    one = Webhook()
+    yield one
+    one.close()
+
+
+def test_the_end_of_a_run_is_told_to_both(runs: Runs, webhook: Webhook, tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    wanted = {"webhook": webhook.address, "command": f"cat > {heard}.new && mv {heard}.new {heard}"}
+    code = "import os, sys; print('a secret', file=sys.stderr); sys.exit(3 * (os.environ['RANK'] == '1'))"
+    run = runs.start(code, nproc=(1, 1), notify=wanted)
+    run.wait_over()
+    wait_until(heard.exists, 30.0, "the command has heard of it")
+    said = json.loads(heard.read_text())
+    assert said["state"] == "failed" and said["run_id"] == run.run_id and said["hosts"] == ["host-0", "host-1"]
+    assert said["first_failure"] == {"host": "host-1", "rank": 1, "what": "rank 1: exit code 3"}
+    wait_until(lambda: webhook.posted, 30.0, "the webhook has heard of it")
+    text = f"ddp-orch: run {run.run_id} has failed: host-1: rank 1: exit code 3"
+    assert webhook.posted == [{"text": text}] and said["text"] == text
+    for node in (0, 1):
+        for file in run.folder(node).rglob("*.json*"):
+            assert "services/secret" not in file.read_text(errors="replace")
+
+
+def test_a_run_does_not_wait_for_a_command_that_hangs(runs: Runs, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    run = runs.start("pass", notify={"command": f"echo $$ > {begun}; exec sleep 40"})
+    began = time.monotonic()
+    assert [record["verdict"]["state"] for record in run.wait_over()] == ["succeeded"]
+    assert time.monotonic() - began < 35
+    wait_until(lambda: begun.exists() and begun.read_text().strip(), 30.0, "the command runs")
+    os.kill(int(begun.read_text()), signal.SIGKILL)  # still there, though the run is over
+
+
+def test_a_webhook_that_refuses_is_asked_again(webhook: Webhook, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setattr(notify, "PAUSE", 0.0)
+    webhook.status = 500
+    notify.post(webhook.address, {"text": "hello"})
+    assert len(webhook.posted) == notify.TRIES
+    assert "secret" not in capfd.readouterr().err
+
+
+def test_restarts_and_stops_are_told_in_words() -> None:
+    spec = {"run_id": "R", "name": "nightly", "nodes": [{"host": "gpu-0"}]}
+    failure = {"host": "gpu-0", "rank": 1, "what": "rank 1: SIGKILL", "said": "token"}
+    again = notify.message(spec, "restarting", 2, failure)
+    assert again["text"] == "ddp-orch: run nightly (R) is started again: attempt 2 has failed: gpu-0: rank 1: SIGKILL"
+    assert "token" not in json.dumps(again)
+    assert notify.message(spec, "killed", 1, None)["text"] == "ddp-orch: run nightly (R) has been stopped"
