@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import report_html, runs
+from . import diagnose_run, report_html, runs
 from .commands import _console, _fleet, _inventory, _warn, _warn_of_unheard
 from .errors import UnreachableError, UsageError
 from .fleet import Fleet
@@ -47,6 +47,8 @@ class Report:
     """`{"host", "state", "exit_code", "signal", "nproc", "versions"}`."""
     training: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]]
     """`loss`, `rate` and `step_time`: attempt and rank -> (step, or seconds where no step is told; value)."""
+    diagnosis: Mapping[str, Any]
+    """As `diagnose --json`: `{"findings": [...], "consequences": [...]}`."""
     slow_ranks: tuple[Mapping[str, Any], ...]
     """`{"rank", "step_time", "times_the_median"}`, the slowest first, from 5 % over the median on."""
     machines: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]]
@@ -73,7 +75,10 @@ def report(wanted: str, given: str | None, hosts: str | None, output: str | None
         if first and first.get("rank") is not None:
             choice = Choice(follow=False, tail=LAST_LINES, ranks=frozenset([first["rank"]]), stream="stderr")
             said = [line for line in _lines(fleet, of_run, run.run_id, choice) if line.attempt == run.attempt]
-    made = make(run, records.done, clocks, figures, said, mask)
+        diagnosis = diagnose_run.of_run(
+            run.run_id, run.parts, {host.name: host for host in read.hosts}, fleet
+        ).as_dict()
+    made = make(run, records.done, clocks, figures, said, diagnosis, mask)
     text = json.dumps(asdict(made), indent=2)
     if as_json:
         print(text)
@@ -106,6 +111,7 @@ def make(
     clocks: Mapping[str, float],
     figures: Sequence[Line],
     said: Sequence[Line],
+    diagnosis: Mapping[str, Any],
     mask: Mask,
 ) -> Report:
     """Pure. `records` and `clocks` (seconds that a clock is ahead of ours) by host; `figures`: lines in which there may
@@ -132,10 +138,20 @@ def make(
         ),
         hosts=tuple(_host(host, record) for host, record in sorted(records.items(), key=_node) if record["run"]),
         training=training,
+        diagnosis=_shown(diagnosis, mask),
         slow_ranks=_slow_ranks(training["step_time"]),
         machines=_machines(records, clocks, began),
         config=_config(spec, mask),
     )
+
+
+def _shown(value: Any, mask: Mask) -> Any:
+    """The same with every text masked and tamed."""
+    if isinstance(value, str):
+        return presentable(value, False, mask)
+    if isinstance(value, Mapping):
+        return {key: _shown(one, mask) for key, one in value.items()}
+    return [_shown(one, mask) for one in value] if isinstance(value, Sequence) else value
 
 
 def _node(item: tuple[str, Mapping[str, Any]]) -> int:

@@ -48,6 +48,7 @@ def render(report: Mapping[str, Any]) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p><span class="state {escape(report["state"])}">{escape(report["state"])}</span> {_summary(report)}</p>',
         _cause(report),
+        _diagnosis(report["diagnosis"]),
         "<h2>Training</h2>",
         _charts(report, "training", TRAINING, "step"),
         _slow(report["slow_ranks"]),
@@ -91,6 +92,26 @@ def _cause(report: Mapping[str, Any]) -> str:
     said = f"<pre>{escape(chr(10).join(report['said']))}</pre>" if report["said"] else ""
     what = f"First failure: {first['host']}: {first['what']}"
     return f'<div class="cause"><strong>{escape(what)}</strong>{said}</div>'
+
+
+def _diagnosis(diagnosis: Mapping[str, Any]) -> str:
+    found = [_finding(one) for one in diagnosis["findings"]]
+    if not found:
+        return ""
+    parts = ["<h2>Diagnosis</h2>", *found]
+    if diagnosis["consequences"]:
+        rows = ((", ".join(one["hosts"]), one["rank"], one["message"]) for one in diagnosis["consequences"])
+        parts.append("<p>What is only its consequence:</p>" + _table(("hosts", "rank", "what"), rows))
+    return "".join(parts)
+
+
+def _finding(one: Mapping[str, Any]) -> str:
+    where = ", ".join(one["hosts"]) + ("" if one["rank"] is None else f", rank {one['rank']}")
+    sure = f", confidence {one['confidence']}" if one["confidence"] else ""
+    evidence = f"<pre>{escape(chr(10).join(one['evidence']))}</pre>" if one["evidence"] else ""
+    fix = f"<p>{escape(one['fix'])}</p>" if one["fix"] else ""
+    head = f"<strong>{escape(where)}: {escape(one['message'])}</strong> <small>({escape(one['code'] + sure)})</small>"
+    return f"<div>{head}{evidence}{fix}</div>"
 
 
 def _charts(report: Mapping[str, Any], group: str, titles: Mapping[str, str], x_name: str) -> str:

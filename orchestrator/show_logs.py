@@ -17,7 +17,7 @@ from .console import Console, fold
 from .errors import UnreachableError, UsageError
 from .log_files import LogFiles
 from .logs import Line, Mask
-from .view import Choice, View
+from .view import Choice, View, clock_ahead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,9 @@ def logs(wanted: Logs) -> int:
         asked = [hosts[name] for name in run.parts if name in hosts]
         if not asked and not listing.failed:
             raise UsageError(f"run {run.run_id} is not on these hosts; it is on {fold(run.parts)}")
+        if wanted.since or wanted.until:  # `5m` ago is 5 minutes before now, whatever the hosts' clocks say
+            ahead = fleet.each(asked[:1], lambda _, session: clock_ahead(session)).done
+            choice = _choice(wanted, time.time() + next(iter(ahead.values()), 0.0))
         view = View(run.run_id, asked, choice, fleet, console.warning)
         mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
         here = sum(run.parts[host.name]["nproc"] for host in asked)

@@ -178,7 +178,7 @@ class _Live:
         if self._ask(f"type the run's id to kill {self._run.run_id}") != self._run.run_id:
             return
         self._console.note("stopping the run gracefully ...")
-        runs.kill(self._fleet, self._hosts, [self._run.run_id], stale=False, grace=None, by="top")
+        runs.kill(self._fleet, self._hosts, runs.Victims(runs=(self._run.run_id,)), grace=None, by="top")
 
     @staticmethod
     def _ask(question: str) -> str:

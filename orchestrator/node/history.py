@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from typing import Any, Dict, List
 
@@ -14,20 +15,24 @@ NAME = "samples.jsonl"
 
 
 class History:
-    """Appends samples to a run's file. A full disk is no error: nothing depends on them."""
+    """Appends samples to a run's file, for as long as the process lives. A full disk is no error."""
 
     def __init__(self, folder: str) -> None:
         self._path = os.path.join(folder, NAME)
         known = read(folder)
         self._count = len(known)
         self._every = EVERY if self._count < 2 else max(EVERY, known[-1]["at"] - known[-2]["at"])
-        self._due = 0.0
 
-    def tick(self, now: float) -> None:
-        """To be called often; `now` is a monotonic clock."""
-        if now < self._due:
-            return
-        self._due = now + self._every
+    def start(self) -> None:
+        """In a thread of its own: a driver may take seconds to answer, or never do, and the journal must not wait."""
+        threading.Thread(target=self._run, name="history", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self.take()
+            time.sleep(self._every)
+
+    def take(self) -> None:
         try:
             with open(self._path, "a", opener=_private) as file:
                 file.write(json.dumps(dict(sample.machine(), at=time.time())) + "\n")
@@ -35,7 +40,7 @@ class History:
             if self._count >= MOST:
                 self._thin()
         except OSError:
-            pass
+            pass  # nothing depends on it
 
     def _thin(self) -> None:
         kept = read(os.path.dirname(self._path))[::2]

@@ -40,6 +40,7 @@ def main(
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         processes.set_name("ddp-recorder")
+        history.History(folder).start()
         Recorder(folder, spec, private, guard, listener, guard_pid).run()
         os._exit(0)
     except BaseException:  # noqa: BLE001  the last resort: the fork of a relay must never return into its code
@@ -87,7 +88,6 @@ class Recorder:
         self._grown = self._segment  # bytes since the journal's size was looked at
         self._said: List[str] = []  # the last line of each failure reported
         self._orphan_until: Optional[float] = None
-        self._history = history.History(folder)
         self._poll = select.poll()
         self._peers: Peers = Head(self, listener) if spec["node"] == 0 else Follower(self)
 
@@ -114,7 +114,6 @@ class Recorder:
                 else:
                     self._peers.ready(handle)
             self._peers.tick()
-            self._history.tick(time.monotonic())
             if self._status["drain"]:
                 self._drain()
             if self._orphan_until is not None and time.monotonic() > self._orphan_until:

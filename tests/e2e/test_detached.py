@@ -236,3 +236,22 @@ def test_logs_searched_folded_and_written_to_files(lab2: Lab, tmp_path: Path) ->
     assert merged.count("token=***") == 12 and "horse" not in merged and "\x1b" not in merged
     ok(orch(lab2, "logs", "--fold", "--json", "-i", inventory), 2)
     ok(orch(lab2, "logs", "--grep", "(", "-i", inventory), 2)
+
+
+POUR = """
+import sys
+for number in range(400_000):
+    sys.stdout.write(f"line {number} {'x' * 80}\\n")
+"""
+
+
+def test_a_terminal_that_stands_still_holds_up_nothing(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    with attached(lab2, inventory, "--name", "pour", "--", script(lab2, POUR)) as up:  # nobody reads its stdout
+        wait_until(lambda: any(run["name"] == "pour" for run in runs(lab2, inventory).values()), 60, "the run is known")
+        run_id = next(iter(runs(lab2, inventory)))
+        wait_for_state(lab2, inventory, run_id, "succeeded", 120)
+        assert up.poll() is None  # it waits for its terminal; the run did not
+    for rank in ("0", "1"):
+        lines = lines_of(lab2, inventory, run_id, "--rank", rank, "--grep", r"9999\b")
+        assert [line["text"].split()[1] for line in lines] == [str(number) for number in range(9999, 400_000, 10_000)]

@@ -142,6 +142,7 @@ def test_the_text_that_every_match_must_hold(pattern: str, text: bytes) -> None:
     assert literal(pattern) == text
 
 
+@pytest.mark.filterwarnings("ignore:Possible nested set:FutureWarning")
 @settings(deadline=None, max_examples=300)
 @given(st.text("ab.*+?{}2,[]^$\\d|()-", max_size=10), st.data())
 def test_that_text_is_in_every_match(pattern: str, data: st.DataObject) -> None:

@@ -16,6 +16,11 @@ from orchestrator.logs import Line, Mask
 from orchestrator.runs import Run
 
 FIRST = {"host": "gpu-1", "node": 1, "rank": 3, "what": "rank 3: exit code 1", "said": "KeyError: <7>", "at": 1050.0}
+FINDING = {
+    "severity": "error", "code": "user-code-error", "hosts": ["gpu-1"], "rank": 3, "at": None, "confidence": "high",
+    "message": "KeyError: <7>", "evidence": ["raise KeyError  # correct-horse"], "fix": "look at train.py",
+}  # fmt: skip
+DIAGNOSIS = {"findings": [FINDING], "consequences": [{**FINDING, "hosts": ["gpu-0"], "message": "connection closed"}]}
 VERDICT = {"state": "failed", "first_failure": FIRST, "stopped_by": None, "attempt": 2, "at": 1060.0}
 
 
@@ -73,7 +78,7 @@ def made() -> report.Report:
     ]
     figures.append(Line(1006.0, "gpu-0", 0, "stdout", 2, "step:5 loss:nan"))
     said = [Line(1050.0, "gpu-1", 3, "stderr", 2, "\x1b[2J<script>alert(1)</script> correct-horse")]
-    return report.make(run, known, {"gpu-0": 0.0, "gpu-1": 0.0}, figures, said, Mask(["correct-horse"]))
+    return report.make(run, known, {"gpu-0": 0.0, "gpu-1": 0.0}, figures, said, DIAGNOSIS, Mask(["correct-horse"]))
 
 
 def test_it_tells_what_happened_when(made: report.Report) -> None:
@@ -106,6 +111,8 @@ def test_no_secret_is_in_it_and_nothing_a_host_said_is_markup(made: report.Repor
     assert "correct-horse" not in both and "visible?" not in both and "\x1b" not in both
     assert "<script" not in text and "&lt;script&gt;alert(1)" in text
     assert "/opt/&lt;python&gt;" in text
+    assert "user-code-error, confidence high" in text and "raise KeyError  # ***" in text
+    assert "connection closed" in text
 
 
 def test_it_is_one_file_that_asks_nobody_for_anything(made: report.Report) -> None:
@@ -136,7 +143,7 @@ def test_it_is_one_file_that_asks_nobody_for_anything(made: report.Report) -> No
 def test_a_run_of_which_little_is_known_has_a_report_too() -> None:
     known = {"gpu-0": {**records()["gpu-0"], "events": [], "samples": [], "exit": None}}
     run = Run("R", "R", "running", 1, "1970-01-01T00:16:39Z", {"gpu-0": known["gpu-0"]["run"]})
-    text = report_html.render(asdict(report.make(run, known, {}, [], [], Mask())))
+    text = report_html.render(asdict(report.make(run, known, {}, [], [], {"findings": [], "consequences": []}, Mask())))
     assert "not over yet" in text and "nothing was measured" in text
 
 

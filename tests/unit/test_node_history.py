@@ -1,0 +1,41 @@
+"""Samples that are kept during a run."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node import history
+from orchestrator.node.history import NAME, History
+
+
+def test_samples_are_kept_with_their_times(tmp_path: Path) -> None:
+    kept = History(str(tmp_path))
+    kept.take()
+    kept.take()
+    first, second = history.read(str(tmp_path))
+    assert first["at"] <= second["at"]
+    assert second["cpu"][1] >= first["cpu"][1] > 0 and first["memory"][1] > first["memory"][0] > 0
+    assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) == 0o600
+
+
+def test_a_long_run_keeps_samples_of_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MOST", 8)
+    clock = iter(range(1000))
+    monkeypatch.setattr(history.time, "time", lambda: next(clock))
+    monkeypatch.setattr(history.sample, "machine", dict)
+    kept = History(str(tmp_path))
+    for _ in range(40):
+        kept.take()
+    times = [one["at"] for one in history.read(str(tmp_path))]
+    assert len(times) < 8 and times[0] == 0 and times[-1] > 30
+    assert kept._every > history.EVERY
+
+
+def test_what_was_cut_short_is_passed_over_and_a_full_disk_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text('{"at": 1}\n{"at": 2}\n{"at"')
+    assert [one["at"] for one in history.read(str(tmp_path))] == [1, 2]
+    History(str(tmp_path / "nowhere")).take()
+    assert history.read(str(tmp_path / "nowhere")) == []
