@@ -16,7 +16,7 @@ from . import runs
 from .board import Seen, render
 from .commands import _console, _fleet, _inventory, _warn
 from .console import Console, wants_colour
-from .errors import OrchError, UnreachableError, UsageError
+from .errors import OrchError, UnreachableError
 from .fleet import Fleet
 from .hostnames import pick
 from .inventory import Host
@@ -161,7 +161,7 @@ class _Live:
         wanted = show_logs.Logs(run=self._run.run_id, inventory=self._inventory, follow=True, tail=200, rank=rank)
         try:
             show_logs.logs(wanted)
-        except UsageError as error:
+        except OrchError as error:
             self._console.error(str(error))
         self._ask("Enter comes back to the board")
 

@@ -9,7 +9,6 @@ import ctypes
 import os
 import re
 import signal
-import threading
 from typing import Iterator, List, Tuple
 
 from .journal import Piece, Reader, Segment, Times
@@ -17,7 +16,6 @@ from .journal import Piece, Reader, Segment, Times
 CHUNK = 256 * 1024  # bytes: it stays in the cache of a core, and a line that is longer is searched in parts
 STRETCH = 16  # chunks without a hit until it is said how far the search has come
 CPU_LIMIT = 60  # s for one chunk, after which the relay is ended: there are expressions that would take years
-NICE = 10  # a search must not take the processor from the training
 
 _libc = ctypes.CDLL(None)
 _libc.memmem.restype = ctypes.c_void_p
@@ -154,7 +152,6 @@ class Searcher(Reader):
         self._times = Times()
 
     def read(self, parts: List[Segment], limit: int) -> List[Piece]:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # of this thread alone, on Linux
         progress: List[Piece] = []
         for _ in range(STRETCH):
             pieces = self._search(parts, False)
