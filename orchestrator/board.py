@@ -15,7 +15,14 @@ from .folding import ranges
 from .logs import Mask, presentable
 
 FINE = ("running", "succeeded")
-STYLES = {"failed": "bold red", "lost": "bold red", "killed": "red", "stopping": "yellow", "restarting": "yellow"}
+STYLES = {
+    "no answer": "bold red",
+    "failed": "bold red",
+    "lost": "bold red",
+    "killed": "red",
+    "stopping": "yellow",
+    "restarting": "yellow",
+}
 LAST_LINE_LEAST = 16  # characters of a last line that are worth a column
 
 SLOW = 1.05  # times the median step time, from which a rank is named as slow
@@ -154,17 +161,17 @@ def _training(seen: Sequence[Seen]) -> Text:
     for _, rank in ranks:
         for name, value in rank["figures"].items():
             figures.setdefault(name, []).append(value)
-    words = []
-    for name, form in (("step", "step {}"), ("loss", "loss {}"), ("rate", "{}/s"), ("step_time", "{} s/step")):
+    words = {}
+    for name, form in (("step", "step {}"), ("loss", "loss {}"), ("step_time", "{} s/step"), ("rate", "{}/s")):
         if name in figures:
             low, high = map(_number, _extremes(figures[name]))
-            words.append(form.format(low if low == high else f"{low}..{high}"))
+            words[name] = form.format(low if low == high else f"{low}..{high}")
     timed = sorted(
         (rank["figures"]["step_time"], rank["rank"], one.host) for one, rank in ranks if "step_time" in rank["figures"]
     )
     if timed and timed[-1][0] > SLOW * timed[len(timed) // 2][0]:
-        words.append(f"slowest rank {timed[-1][1]} ({timed[-1][2]})")
-    return Text("  ".join(words) or "no step or loss in the ranks' last lines")
+        words["step_time"] += f"  slowest rank {timed[-1][1]} ({timed[-1][2]})"
+    return Text("  ".join(words.values()) or "no step or loss in the ranks' last lines")
 
 
 def _table(seen: Sequence[Seen], width: int, mask: Mask) -> Table:

@@ -75,7 +75,7 @@ def expected(data: bytes, pattern: str) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(LINES, st.booleans(), st.integers(1, 40), st.integers(1, 9))
 def test_the_lines_found_are_those_that_a_look_at_each_finds(
     tmp_path_factory: pytest.TempPathFactory, pattern: str, lines: list[bytes], ends: bool, segment: int, piece: int
@@ -159,7 +159,7 @@ def test_that_text_is_in_every_match(pattern: str, data: st.DataObject) -> None:
 # --- where lines begin
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(LINES, st.integers(1, 40), st.integers(1, 9), st.integers(0, 30))
 def test_what_was_written_since_a_time_begins_with_a_whole_line(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], segment: int, piece: int, second: int
