@@ -22,6 +22,8 @@ test: .venv/.complete
 
 chaos: .venv/.complete
 	CHAOS=full .venv/bin/python -m pytest tests/chaos --timeout 900 $(ARGS)
+	.venv/bin/python tests/chaos/sequences.py --count 200 --write chaos_sequences
+	.venv/bin/python tests/chaos/sequences.py --count 20 --torchrun --labs 1 --write chaos_sequences_torchrun
 
 breakages: .venv/.complete
 	DDP_ORCH_ALL_BREAKAGES=1 .venv/bin/python -m pytest tests/e2e/test_check.py $(ARGS)

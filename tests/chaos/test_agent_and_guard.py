@@ -39,6 +39,8 @@ def test_a_guard_and_a_recorder_killed_at_once_are_missed_by_the_others(lab3: La
     host = lab3.hosts[victim]
     with trial(lab3, lab3.inventory(), GLOO, FOR_EVER, "0.05") as run:
         run.wait_for_moment("random", victim, dice)
-        host.sh(f"kill -9 {ours(host, 'ddp-guard')} {ours(host, 'ddp-recorder')}", "root", check=True)
+        both = f"{ours(host, 'ddp-guard')} {ours(host, 'ddp-recorder')}"
+        # stopped first, as neither may see the end of the other
+        host.sh(f"kill -STOP {both} && kill -KILL {both}", "root", check=True)
         lost = "host lost" if victim else "head lost"
         run.assert_ended(4, "lost", f"{host.name}: {lost}")

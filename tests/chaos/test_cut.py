@@ -7,13 +7,20 @@ from e2e.driver import assert_clean, ok, orch
 from lab.lab import Lab
 from lab.waiting import wait_until
 
-from .trial import FOR_EVER, GLOO, chance, trial
+from .trial import FOR_EVER, GLOO, MOMENTS, chance, trial
 
 
-@pytest.mark.parametrize(
-    ("victim", "moment"),
-    [pytest.param(2, "random", marks=pytest.mark.short), (2, "worst"), (0, "random"), (0, "worst")],
-)
+def test_a_host_cut_off_from_the_others_is_lost_and_stops_by_itself(lab3: Lab) -> None:
+    """The laptop still reaches all of them, and is no part of it."""
+    dice = chance()
+    with trial(lab3, lab3.inventory(cluster_addresses=True), GLOO, FOR_EVER, "0.05") as run:
+        run.wait_for_moment("random", 2, dice)
+        lab3.hosts[2].cut("cluster")
+        run.assert_ended(4, "lost", "node-2: host lost")
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("victim", [0, 2], ids=["head", "other"])
 def test_a_host_cut_off_for_longer_than_a_lease_is_lost_and_stops_by_itself(
     lab3: Lab, victim: int, moment: str
 ) -> None:

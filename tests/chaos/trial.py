@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import secrets
-import signal
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def chance(*what: object) -> random.Random:
 
 
 class Trial:
-    """An attached `up`. What it prints goes to files, so that it never waits for us."""
+    """An attached `up`, killed where it is left before its end. It prints to files, so that it never waits for us."""
 
     def __init__(self, lab: Lab, inventory: Path, *argv: str) -> None:
         self.lab = lab
@@ -81,6 +81,13 @@ class Trial:
                 stderr=err,
             )
 
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.up.kill()
+        self.up.wait()
+
     @property
     def output(self) -> str:
         return (self._folder / "out").read_text(errors="replace")
@@ -92,6 +99,11 @@ class Trial:
     @property
     def run_id(self) -> str:
         return self.errors.split(" has started")[0].rsplit("run ", 1)[1]
+
+    @property
+    def conclusion(self) -> str:
+        """The line in which `up` tells how the run ended. The diagnosis may follow it."""
+        return str(re.findall(rf"^.*run {self.run_id} (?:succeeded|failed|was ).*$", self.errors, re.M)[-1])
 
     def wait_for(self, text: str, timeout: float = 120, times: int = 1) -> None:
         """Until `text` was printed so many times on stdout, or on stderr."""
@@ -125,7 +137,7 @@ class Trial:
 
     def fact(self) -> dict[str, Any]:
         """What `ps --json` tells of the run."""
-        away = [host for host in self.lab.hosts if not host.is_up or any(link.cut for link in host.links.values())]
+        away = [host for host in self.lab.hosts if not host.is_up or host.links["ssh"].cut]
         listed = ok(orch(self.lab, "ps", "-i", self.inventory, "--all", "--json"), 4 if away else 0).stdout
         (found,) = [run for run in json.loads(listed) if run["run_id"] == self.run_id]
         return dict(found)
@@ -150,24 +162,16 @@ class Trial:
         """The three asserts. `first`: how the first failure is named, from the host on; "" where there is none."""
         assert self.ended(within) == code, f"{self.output[-4000:]}\n{self.errors}"
         assert_clean(self.lab, self.run_id)
-        last = self.errors.splitlines()[-1]
-        assert f"{state}{': ' + first if first else ''}" in last, f"{first!r} is not named: {last}"
+        told = f"{state}{': ' + first if first else ''}"
+        assert told in self.conclusion, f"{told!r} is not told: {self.conclusion}"
         run = self.fact()
         assert (run["state"], run["attempt"]) == (state, attempt)
         return run
 
 
-@contextmanager
-def trial(lab: Lab, inventory: Path, text: str, *argv: str, name: str | None = None) -> Iterator[Trial]:
-    """`up` of a script; whatever happens, no `up` is left behind."""
-    options = ["--name", name] if name else []
-    found = Trial(lab, inventory, *options, "--", script(lab, text), *argv)
-    try:
-        yield found
-    finally:
-        if found.up.poll() is None:
-            found.up.send_signal(signal.SIGKILL)
-            found.up.wait()
+def trial(lab: Lab, inventory: Path, text: str, *argv: str) -> Trial:
+    """`up` of a script."""
+    return Trial(lab, inventory, "--", script(lab, text), *argv)
 
 
 # --- who is struck

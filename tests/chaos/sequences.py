@@ -1,0 +1,510 @@
+"""Random sequences of faults over four hosts and a spare; an oracle, made of the rules, says what must become of them.
+
+    python tests/chaos/sequences.py [--count 200] [--seed 0] [--torchrun] [--only N] [--write NAME] ...
+
+Sequence N of a seed is always the same: `--only N` replays it. Counted are orphans (processes of ours that are left on
+a host), wrong verdicts (state, or host of the first failure) and runs that were lost though the rules say that they
+must survive. The exit code is 0 when there is none. Needs what the lab needs: Linux and root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import random
+import re
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+
+from e2e.driver import guards, runs, script, start
+from lab.lab import Lab
+from lab.waiting import wait_until
+
+HOSTS, SPARE = 5, 4  # node-4 waits
+LEASE = 8.0  # s, as in orchestrator/node/link.py
+STALL = 6  # s of run.stall_timeout
+PATIENCE = 120.0  # s for a run to come back or to end; torch is slow where five hosts share two cores
+
+# Ranks that wait for one another at every tick, as in a collective, and hang for ever when one of them is gone. They
+# end when the file `finish` is on the head; `fault` makes the rank of a host fail.
+TICKS = """
+import os, sys, time
+rank, world, attempt = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["DDP_ORCH_ATTEMPT"]
+home = os.path.expanduser("~")
+{meet}
+tick = 0
+while not together(os.path.exists(home + "/finish")):
+    with open(home + "/tick.new", "w") as file:
+        file.write(attempt)
+    os.replace(home + "/tick.new", home + "/tick")
+    print("tick", tick, flush=True)
+    if os.path.exists(home + "/fault"):
+        os.unlink(home + "/fault")
+        sys.exit("told to fail in attempt " + attempt)
+    tick += 1
+    time.sleep(0.1)
+"""
+STAR = """
+import socket
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if rank == 0:
+    server = socket.create_server(place)
+    others = [server.accept()[0] for _ in range(world - 1)]
+else:
+    while True:
+        try:
+            head = socket.create_connection(place)
+            break
+        except OSError:
+            time.sleep(0.05)
+def hear(one):
+    word = one.recv(1)
+    while not word:
+        time.sleep(1000)
+    return word
+def together(last):
+    if rank == 0:
+        for one in others:
+            hear(one)
+        for one in others:
+            one.send(b"x" if last else b".")
+        return last
+    head.send(b".")
+    return hear(head) == b"x"
+"""
+GLOO = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+def together(last):
+    value = torch.tensor([float(last and rank == 0)])
+    try:
+        dist.all_reduce(value)
+    except RuntimeError:  # gloo notices what NCCL would hang in
+        time.sleep(1000)
+    return value.item() > 0
+"""
+
+# kind -> what it does to its host, in the words of the rules
+NOTHING, FAILS, GONE, LOST = "nothing", "fails", "gone", "lost"
+KINDS = {
+    "recorder": NOTHING,
+    "blip": NOTHING,  # cut off for less than a lease
+    "sshd": NOTHING,
+    "worker": FAILS,
+    "exit": FAILS,
+    "stop": FAILS,  # SIGSTOP: seen by stall_timeout
+    "guard": GONE,  # it fails, and has nobody left to take part in a further attempt
+    "both": LOST,  # guard and recorder: nobody of that host can tell
+    "power": LOST,
+    "cut": LOST,
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    host: int
+
+
+@dataclass(frozen=True)
+class Sequence:
+    seed: str
+    max_restarts: int
+    nnodes: str
+    bursts: tuple[tuple[Fault, ...], ...]
+    """Faults of one burst come at once, the next burst when the run goes on."""
+    pauses: tuple[float, ...]
+    """Seconds that the run goes on before each burst."""
+
+    def __str__(self) -> str:
+        bursts = ", then ".join(" + ".join(f"{one.kind} {one.host}" for one in burst) for burst in self.bursts)
+        return f"{self.seed}: max_restarts {self.max_restarts}, nnodes {self.nnodes}: {bursts}"
+
+
+def draw(seed: str) -> Sequence:
+    dice = random.Random(seed)
+    bursts = []
+    for _ in range(dice.randrange(1, 4)):
+        hosts = dice.sample(range(HOSTS), dice.choice((1, 1, 2)))
+        bursts.append(tuple(Fault(dice.choice(list(KINDS)), host) for host in hosts))
+    nnodes = dice.choice(("4", "3:4"))
+    return Sequence(seed, dice.randrange(3), nnodes, tuple(bursts), tuple(dice.uniform(0.0, 2.0) for _ in bursts))
+
+
+# --- the oracle
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What must be true of the run by now. `over`: its state at the end, once it is over."""
+
+    team: tuple[int, ...] = (0, 1, 2, 3)
+    spare: bool = True
+    attempt: int = 1
+    spent: int = 0
+    over: str | None = None
+    named: frozenset[int] = frozenset()
+    """Hosts of which one is the first failure's; none: whichever."""
+    firsts: tuple[frozenset[int], ...] = field(default=())
+
+
+def foresee(now: Expected, burst: tuple[Fault, ...], sequence: Sequence) -> Expected:
+    """The rules (docs/design.md, orchestrator/node/gang.py), told once more from the outside."""
+    struck = [one for one in burst if one.host in now.team and KINDS[one.kind] != NOTHING]
+    spare = now.spare and not any(one.host == SPARE and KINDS[one.kind] in (GONE, LOST) for one in burst)
+    if SPARE in now.team:
+        spare = False
+    if not struck:
+        return replace(now, spare=spare)
+    # a process that ends is seen at once, silence after the lease; a stall could be either
+    told = [one for one in struck if KINDS[one.kind] in (FAILS, GONE) and one.kind != "stop"]
+    silent = [one for one in struck if KINDS[one.kind] == LOST]
+    first = told or silent or struck
+    named = frozenset(one.host for one in first)
+    lost = not told and bool(silent)
+    for one in struck:
+        if one.host == 0 and KINDS[one.kind] == LOST:
+            # a head that is cut off loses the others, and they lose it
+            return replace(now, over="lost", named=frozenset() if one.kind == "cut" else frozenset({0}))
+    verdict = "lost" if lost else "failed"
+    if not lost and now.spent >= sequence.max_restarts:
+        return replace(now, over=verdict, named=named)
+    away = {one.host for one in struck if KINDS[one.kind] in (GONE, LOST)}
+    firsts = (*now.firsts, named)
+    # which of two is the first failure is chance; none of the draws has a host that is weary in one case only
+    weary = {host for host in now.team if host and sum(1 for one in firsts if one == {host}) >= 2}
+    team: list[int] = []
+    for host in now.team:
+        if spare and (host in away or host in weary):
+            team.append(SPARE)
+            spare = False
+        elif host not in away:
+            team.append(host)
+    if 0 in away or len(team) < int(sequence.nnodes.split(":")[0]):
+        return replace(now, over=verdict, named=named)
+    return Expected(tuple(team), spare, now.attempt + 1, now.spent + (not lost), firsts=firsts)
+
+
+def is_fair(sequence: Sequence) -> bool:
+    """Whether the rules foresee one outcome. Left out: what depends on which of two faults was noticed first."""
+    now = Expected()
+    gone: set[int] = set()
+    for burst in sequence.bursts:
+        if now.over is not None:
+            return False  # the sequence has a rest that would strike nobody
+        kinds = [KINDS[one.kind] for one in burst if one.host in now.team]
+        if any(one.host in gone for one in burst):
+            return False
+        if {"stop", "exit"} & {one.kind for one in burst} and len(burst) > 1:
+            return False  # a rank may stop or end too late for either, and then do so in the next attempt
+        if any(one.host == SPARE and one.kind in ("worker", "exit", "stop") for one in burst) and SPARE not in now.team:
+            return False  # it has no rank
+        hurts = [one for one in burst if KINDS[one.kind] in (GONE, LOST)]
+        if len(hurts) > 1 and SPARE in [one.host for one in hurts] and SPARE not in now.team:
+            return False  # whether the spare was known to be gone when it was needed
+        if kinds.count(LOST) and len(kinds) - kinds.count(NOTHING) > kinds.count(LOST):
+            return False  # a second failure is noticed while the first is dealt with, or after
+        if len([kind for kind in kinds if kind != NOTHING]) > 1 and now.firsts:
+            return False  # who is weary
+        gone |= {one.host for one in burst if KINDS[one.kind] in (GONE, LOST)}
+        now = foresee(now, burst, sequence)
+    return True
+
+
+def fair(seed: int, number: int) -> Sequence:
+    """Sequence `number` of a seed."""
+    for salt in range(10_000):
+        sequence = draw(f"{seed}.{number}.{salt}")
+        if is_fair(sequence):
+            return sequence
+    raise AssertionError("no fair sequence in 10,000 draws")
+
+
+# --- the run
+
+
+class Story:
+    """One run with its faults, in a lab that is as new."""
+
+    def __init__(self, lab: Lab, sequence: Sequence, torchrun: bool) -> None:
+        self.lab = lab
+        self.sequence = sequence
+        hosts: list[dict[str, Any]] = [
+            {"name": host.name, "address": host.address, "spare": number == SPARE}
+            for number, host in enumerate(lab.hosts)
+        ]
+        self.inventory = lab.inventory(
+            hosts=hosts,
+            run={
+                "launcher": "torchrun" if torchrun else "direct",
+                "max_restarts": sequence.max_restarts,
+                "nnodes": sequence.nnodes,
+                # torch is loaded in silence
+                "stall_timeout": 40 if torchrun else STALL,
+            },
+        )
+        text = TICKS.replace("{meet}", GLOO if torchrun else STAR)
+        self.run_id = start(lab, self.inventory, "--", script(lab, text), timeout=PATIENCE)
+        self._look_at = 0.0
+
+    def record(self, host: int, name: str) -> dict[str, Any] | None:
+        """A record of the run on a host's disk, which outlives its power."""
+        for path in self.lab.hosts[host].home.glob(f".local/state/ddp-orch/*/runs/{self.run_id}/{name}"):
+            with contextlib.suppress(OSError, ValueError):
+                found = json.loads(path.read_text())
+                return dict(found.get("data", found))
+        return None
+
+    def works(self, team: tuple[int, ...], attempt: int) -> bool:
+        """Every rank of the attempt has met the others."""
+        for host in team:
+            try:
+                if (self.lab.hosts[host].home / "tick").read_text() != str(attempt):
+                    return False
+            except OSError:
+                return False
+        return True
+
+    def is_over(self) -> bool:
+        """Looked at twice a second at most: it means to look into every process of every host."""
+        if time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + 0.5
+        return not self.lab.marked(self.run_id) and not guards(self.lab)
+
+    def await_attempt(self, now: Expected) -> None:
+        def reached() -> bool:
+            if self.works(now.team, now.attempt):
+                return True
+            if self.is_over():
+                raise RunEnded
+            return False
+
+        wait_until(reached, PATIENCE, f"attempt {now.attempt} works on {now.team}")
+        if now.spare:
+            wait_until(
+                lambda: (self.record(SPARE, "state.json") or {}).get("committed"), 20, "the spare knows of the run"
+            )
+
+    def strike(self, burst: tuple[Fault, ...]) -> None:
+        blips = []
+        for one in burst:
+            host = self.lab.hosts[one.host]
+            if one.kind in ("cut", "blip"):
+                host.cut()
+                blips += [host] if one.kind == "blip" else []
+            elif one.kind == "power":
+                host.crash()
+            elif one.kind == "sshd":
+                host.sshd_stop()
+                host.sshd_kill_sessions()
+                host.sshd_start()
+            elif one.kind == "exit":
+                (host.home / "fault").touch()
+                os.chown(host.home / "fault", 2001, 2001)
+            else:
+                pids = " ".join(self.victims(one))
+                # stopped first: of guard and recorder none may see the end of the other
+                host.sh(f"kill -STOP {pids}" + ("" if one.kind == "stop" else f" && kill -KILL {pids}"), "root")
+        if blips:
+            time.sleep(2.0)  # what is tried: less than a lease
+            for host in blips:
+                host.heal()
+
+    def victims(self, one: Fault) -> list[str]:
+        host = self.lab.hosts[one.host]
+        names = {"guard": ["ddp-guard"], "recorder": ["ddp-recorder"], "both": ["ddp-guard", "ddp-recorder"]}
+        if one.kind in names:
+            return [pid for name in names[one.kind] for pid in by_name(self.lab, one.host, name)]
+        return [
+            str(process.pid)
+            for process in host.marked(self.run_id)
+            if any(word.endswith("train.py") for word in process.argv) and "torch.distributed.run" not in process.argv
+        ]
+
+    def finish(self) -> None:
+        path = self.lab.hosts[0].home / "finish"
+        path.touch()
+        os.chown(path, 2001, 2001)
+
+    def repair(self) -> None:
+        for host in self.lab.hosts:
+            if not host.is_up:
+                host.boot()
+            host.heal()
+
+
+class RunEnded(Exception):
+    """Before its time."""
+
+
+def by_name(lab: Lab, host: int, name: str) -> list[str]:
+    found = []
+    for comm in (lab.hosts[host].root / "proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            if comm.read_text().strip() == name:
+                found.append(comm.parent.name)
+    return found
+
+
+def play(lab: Lab, sequence: Sequence, torchrun: bool = False) -> dict[str, Any]:
+    """Run the sequence. What was wrong is in `orphans`, `wrong` and `lost_run`; the lab is left as it is."""
+    began = time.monotonic()
+    result: dict[str, Any] = {"sequence": str(sequence), "orphans": [], "wrong": [], "lost_run": False}
+    story = Story(lab, sequence, torchrun)
+    now = Expected()
+    try:
+        for burst, pause in zip(sequence.bursts, sequence.pauses, strict=True):
+            story.await_attempt(now)
+            time.sleep(pause)  # a random moment is what is tried
+            spare_gone = now.spare
+            story.strike(burst)
+            now = foresee(now, burst, sequence)
+            if now.over is not None:
+                break
+            if spare_gone and not now.spare and SPARE not in now.team:
+                time.sleep(LEASE + 3)  # the next burst may count on its loss being known
+        if now.over is None:
+            story.await_attempt(now)
+            story.finish()
+            now = replace(now, over="succeeded")
+        wait_until(story.is_over, PATIENCE, "the run is over on all hosts")
+    except RunEnded:
+        result["lost_run"] = True
+    except AssertionError as error:
+        result["wrong"].append(str(error))
+    result["orphans"] = orphans(lab)
+    story.repair()
+    found = runs(lab, story.inventory)[story.run_id]
+    result.update(expected=now.over, state=found["state"], attempts=found["attempt"])
+    judge(result, story, now, found)
+    result["seconds"] = round(time.monotonic() - began, 1)
+    return result
+
+
+def judge(result: dict[str, Any], story: Story, now: Expected, found: dict[str, Any]) -> None:
+    if result["lost_run"] or (now.over == "succeeded" != found["state"]):
+        result["lost_run"] = True
+        return
+    if now.over is not None and found["state"] != now.over:
+        result["wrong"].append(f"the run is {found['state']}, not {now.over}")
+    if found["attempt"] != now.attempt:
+        result["wrong"].append(f"{found['attempt']} attempts, not {now.attempt}")
+    verdicts = [record["verdict"] for host in range(HOSTS) if (record := story.record(host, "exit.json"))]
+    first = (verdicts[0].get("first_failure") or {}).get("host") if verdicts else None
+    if now.over in ("failed", "lost") and now.named and first not in {f"node-{host}" for host in now.named}:
+        result["wrong"].append(f"the first failure is at {first}, not at one of {sorted(now.named)}")
+
+
+def orphans(lab: Lab) -> list[str]:
+    """Processes of ours that nobody would end any more; the run is over."""
+    found = [f"{name}: {' '.join(one.argv)}" for name, some in lab.marked().items() for one in some]
+    return found + guards(lab)
+
+
+# --- many of them
+
+
+def work(numbers: Any, seed: int, torchrun: bool, results: Any) -> None:
+    """Play what comes, in one lab, until None comes."""
+    with Lab(HOSTS) as lab:
+        while (number := numbers.get()) is not None:
+            try:
+                results.put({"number": number, **play(lab, fair(seed, number), torchrun)})
+            except Exception:  # noqa: BLE001  one that breaks the test itself is shown, and the others go on
+                broken = {"sequence": str(fair(seed, number)), "broken": traceback.format_exc()}
+                results.put({"number": number, **broken})
+            lab.reset()
+    results.put(None)
+
+
+def play_all(
+    wanted: list[int], seed: int, torchrun: bool, labs: int, seconds: float = math.inf
+) -> Iterator[dict[str, Any]]:
+    """The result of each as it ends, from several labs side by side. None is begun after so many seconds."""
+    deadline = time.monotonic() + seconds
+    numbers: Any = multiprocessing.Queue()
+    results: Any = multiprocessing.Queue()
+    workers = [multiprocessing.Process(target=work, args=(numbers, seed, torchrun, results)) for _ in range(labs)]
+    for worker in workers:
+        worker.start()
+    left = list(wanted)
+    for _ in range(labs):
+        numbers.put(left.pop(0) if left else None)
+    running = labs
+    while running:
+        result = results.get()
+        if result is None:
+            running -= 1
+            continue
+        numbers.put(left.pop(0) if left and time.monotonic() < deadline else None)
+        yield result
+    for worker in workers:
+        worker.join()
+
+
+BAD = {"orphans": "orphans", "wrong": "wrong verdicts", "lost_run": "runs lost that must survive", "broken": "broken"}
+
+
+def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
+    bursts = [one["sequence"].split(": ")[2] for one in results]
+    kinds = Counter(word.split()[0] for burst in bursts for word in re.split(", then | \\+ ", burst))
+    return {
+        "sequences": len(results),
+        "faults": sum(kinds.values()),
+        "of each kind": dict(sorted(kinds.items())),
+        "expected": dict(Counter(str(one.get("expected")) for one in results)),
+        **{name: sum(bool(one.get(key)) for one in results) for key, name in BAD.items()},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--only", type=int, help="play this one alone")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--torchrun", action="store_true", help="with torchrun and gloo instead of the stand-in")
+    parser.add_argument("--labs", type=int, default=4, help="labs side by side")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after so long")
+    parser.add_argument("--keep", type=Path, help="file of results: what is in it already is not played again")
+    parser.add_argument("--write", help="name under benchmarks/results")
+    wanted = parser.parse_args()
+    results = [json.loads(line) for line in wanted.keep.read_text().splitlines()] if _exists(wanted.keep) else []
+    numbers = [wanted.only] if wanted.only is not None else list(range(wanted.count))
+    left = [number for number in numbers if number not in {one["number"] for one in results}]
+    for result in play_all(left, wanted.seed, wanted.torchrun, min(wanted.labs, max(1, len(left))), wanted.seconds):
+        results.append(result)
+        bad = any(result.get(key) for key in BAD)
+        told = json.dumps(result) if bad else f"{result['expected']:9} {result['seconds']:5} s  {result['sequence']}"
+        print(told, flush=True)
+        if wanted.keep:
+            with wanted.keep.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+    figures = summary(results)
+    print(json.dumps(figures, indent=2))
+    if wanted.write:
+        from benchmarks.results import write
+
+        write(wanted.write, {"seed": wanted.seed, "torchrun": wanted.torchrun, **figures})
+    return int(any(figures[name] for name in BAD.values()))
+
+
+def _exists(path: Path | None) -> bool:
+    return path is not None and path.exists()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""A few random sequences of faults, for every day; `make chaos` plays 200, and 20 with torchrun and gloo."""
+
+from __future__ import annotations
+
+import pytest
+
+from .sequences import BAD, Expected, Fault, Sequence, foresee, play_all
+from .trial import SEED
+
+
+@pytest.mark.lab
+@pytest.mark.short
+def test_runs_end_as_the_rules_say_whatever_strikes_them() -> None:
+    print(f"CHAOS_SEED={SEED}; one of them again: sequences.py --seed {SEED} --only NUMBER")
+    for result in play_all([0, 1], SEED, False, labs=1):
+        assert not any(result.get(key) for key in BAD), result
+
+
+@pytest.mark.short
+def test_the_oracle_knows_the_rules() -> None:
+    """It is a program too: some outcomes, worked out by hand."""
+
+    def end(max_restarts: int, nnodes: str, *bursts: str) -> tuple[str | None, tuple[int, ...], int]:
+        faults = tuple(tuple(Fault(one[:-2], int(one[-1])) for one in burst.split(" + ")) for burst in bursts)
+        sequence = Sequence("", max_restarts, nnodes, faults, (0.0,) * len(faults))
+        now = Expected()
+        for burst in faults:
+            now = foresee(now, burst, sequence)
+        return now.over, now.team, now.attempt
+
+    assert end(0, "4", "worker 1") == ("failed", (0, 1, 2, 3), 1)
+    assert end(1, "4", "worker 1") == (None, (0, 1, 2, 3), 2)
+    assert end(0, "4", "power 1") == (None, (0, 4, 2, 3), 2)
+    assert end(0, "4", "power 1", "cut 4") == ("lost", (0, 4, 2, 3), 2)
+    assert end(0, "3:4", "power 1", "cut 4") == (None, (0, 2, 3), 3)
+    assert end(2, "4", "power 0") == ("lost", (0, 1, 2, 3), 1)
+    assert end(2, "4", "guard 0") == ("failed", (0, 1, 2, 3), 1)
+    assert end(2, "4", "recorder 0 + blip 3") == (None, (0, 1, 2, 3), 1)
+    assert end(2, "4", "worker 2", "worker 2") == (None, (0, 1, 4, 3), 3)
+    assert end(1, "4", "guard 2") == (None, (0, 1, 4, 3), 2)
