@@ -112,7 +112,7 @@ def rank(suspects: Sequence[Suspect]) -> list[Suspect]:
         group = [one for one in left if low <= one.level < high and not one.hint]
         group = group or [one for one in left if low <= one.level < high and low >= ENDING]
         while group:
-            first = _first(group)
+            first = _first(group) if low >= ENDING else max(group, key=lambda one: (one.level, -one.line.number))
             same = [one for one in group if one.code == first.code]
             found.append(replace(first, also=tuple(sorted({one.host for one in same if one.host}))))
             group = [one for one in group if one.code != first.code and one.line.number != first.line.number]

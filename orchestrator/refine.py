@@ -171,7 +171,7 @@ def _connects(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
             "medium" if len(seen.hosts) > 1 else "low",
         )
     line = lines[0]
-    return [*suspects, Suspect(code, 29, line, line.rank, seen.host(line), certain, why)]  # type: ignore[arg-type]
+    return [*suspects, Suspect(code, 28, line, line.rank, seen.host(line), certain, why)]  # type: ignore[arg-type]
 
 
 def _kills(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
@@ -286,9 +286,11 @@ def _silent_hosts(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     went_on = any(raised.line.host == host for raised in seen.raised) or any(
         LOST.search(line.text) for line in by_host[host]
     )
+    if not went_on and not any(STEPS.search(line.text) for line in by_host[host]):
+        return suspects
     code = "agent-killed" if went_on else "host-lost"
     why = "its launcher never reported" if went_on else "it stopped without a word"
-    return [*suspects, Suspect(code, 29, last, None, host, "medium", why)]
+    return [*suspects, Suspect(code, 29, last, None, host, "medium" if went_on else "low", why)]
 
 
 def _met_in_vain(suspects: list[Suspect], seen: Scene) -> list[Suspect]:

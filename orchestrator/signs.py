@@ -129,22 +129,21 @@ def _accepted(
 
 def _some(signature: Signature, line: Said, seen: Scene) -> bool:
     """On some hosts, while others have worker output and not this."""
-    if len(seen.hosts) < 2:
+    knowledge = causes.load()
+    places = set(seen.hosts) if len(seen.hosts) > 1 else {host for host in seen.ranks.values() if host}
+    if len(places) < 2:
         return False
-    noise = causes.load().noise
     hit = {
-        one.host or one.source
+        seen.host(one) or (one.source if len(seen.hosts) > 1 else None)
         for one in seen.lines
-        if signature.pattern.search(one.text) and not noise.search(one.text)
+        if signature.pattern.search(one.text) and not knowledge.noise.search(one.text)
     }
-    if signature.where == "exception":
-        hit |= {
-            one.line.host or one.line.source
-            for one in seen.raised
-            if any(signature.pattern.search(text) for text in one.lines)
-        }
-    others = [host for host in seen.hosts if host not in hit]
-    return bool(others) and bool(hit)
+    for one in seen.raised:
+        if signature.where == "exception" and any(signature.pattern.search(text) for text in one.lines):
+            hit.add(seen.host(one.line) or (one.line.source if len(seen.hosts) > 1 else None))
+    if None in hit:  # nobody says whose it is; others that lost their peers had come further
+        return any(not one.agent and knowledge.consequences.search(one.lines[0]) for one in seen.raised)
+    return bool(hit) and bool(places - hit)
 
 
 def _of_exception(raised: Raised, seen: Scene, knowledge: Knowledge) -> Iterator[Suspect]:
@@ -193,12 +192,13 @@ def _of_exits(seen: Scene, knowledge: Knowledge, found: Sequence[Suspect]) -> It
 
 
 def complains(seen: Scene, one: Exit, knowledge: Knowledge) -> bool:
-    """Whether a rank (or, if it has no lines of its own, its host) complained of others before it aborted."""
-    own = [line for line in seen.lines if line.rank == one.rank and line.rank is not None]
-    own = [line for line in own if one.number < 0 or line.number < one.number]
-    if not own:
-        own = [line for line in seen.lines if one.line is not None and line.source == one.line.source]
-        own = [line for line in own if one.number < 0 or line.number < one.number]
+    """Whether a rank (or, if it has no lines of its own, its host) complained of others before it ended."""
+    before = [line for line in seen.lines if one.number < 0 or line.number < one.number]
+    own = [line for line in before if line.rank == one.rank and line.rank is not None]
+    if not own and one.line is not None:
+        here = (one.line.source, one.host)
+        own = [line for line in before if (line.source, line.host or one.host) == here]
+        own = [line for line in own if line.rank is None or one.rank is None]
     return any(
         knowledge.consequences.search(line.text) and not line.agent and not AGENTS.search(line.text) for line in own
     )

@@ -40,15 +40,15 @@ TAGS = tuple(
         r"\[(?:default|trainer|worker|[a-z_]+)(?P<local>\d+)\]: ?",  # torchrun --tee: role and local rank
         r"\[\d+,(?P<rank>\d+)\]<(?:stdout|stderr|stddiag)>: ?",  # mpirun --tag-output
         r"\((?:[\w.]+ )?pid=\d+(?:, ip=(?P<host>[\w.:]+))?\) ?",  # Ray
-        r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ",  # kubectl logs --prefix
-        r"(?P<host>[A-Za-z][\w.-]*):(?:(?P<rank>\d+)|(?P<agent>agent)) *[|!] ",  # ddp-orch logs
-        r"(?P<host>[A-Za-z][\w.-]*) *\| ",  # docker compose
+        r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\](?: |$)",  # kubectl logs --prefix
+        r"(?P<host>[A-Za-z][\w.-]*):(?:(?P<rank>\d+)|(?P<agent>agent)) *[|!](?: |$)",  # ddp-orch logs
+        r"(?P<host>[A-Za-z][\w.-]*) *\|(?: |$)",  # docker compose
         r"\[(?:rank|RANK|Rank) ?(?P<rank>\d+)\] ?:? ?",
         r"<(?:rank )?(?P<rank>\d+)>: ?",
     )
 )
 SRUN = re.compile(r"\s*(?P<rank>\d+): ?")
-PDSH = re.compile(r"(?P<host>(?!\w*(?:Error|Exception|Warning|INFO|DEBUG|ERROR|WARN))[A-Za-z][\w.-]*): (?!error)")
+PDSH = re.compile(r"(?P<host>(?!\w*(?:Error|Exception|Warning|INFO|DEBUG|ERROR|WARN))[A-Za-z][\w.-]*):(?: (?!error)|$)")
 
 LAUNCHERS = re.compile(r"srun|slurmstepd|mpirun|pdsh@|ssh:")  # they speak between the lines of others
 
