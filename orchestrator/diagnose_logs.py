@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from .errors import UsageError
 from .logs import Mask, presentable, rfc3339
 
 MOST = 64 << 20  # bytes of one log that are read: half from its beginning, half from its end
-WIDTH = 100
+WIDTH = 100  # the most columns
 MOST_SHOWN = 12  # lines
 
 
@@ -47,7 +48,7 @@ def show(found: Diagnosis, as_json: bool, mask: Mask | None = None) -> int:
     elif not found.findings:
         print("no failure is to be seen")
     else:
-        print("\n".join(as_text(found)))
+        print("\n".join(as_text(found, _columns())))
     return 0
 
 
@@ -61,23 +62,27 @@ def _masked(found: Diagnosis, mask: Mask) -> Diagnosis:
 
 def print_end(found: Diagnosis, mask: Mask, out: TextIO) -> None:
     """At the end of a failed `up`."""
-    for line in as_text(_masked(found, mask)):
+    for line in as_text(_masked(found, mask), _columns()):
         out.write(line + "\n")
     out.flush()
 
 
-def as_text(found: Diagnosis) -> list[str]:
+def _columns() -> int:
+    return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+
+
+def as_text(found: Diagnosis, columns: int = WIDTH) -> list[str]:
     """At most 12 lines for people."""
     if not found.findings:
         return []
     first = found.findings[0]
     lines = [_head("first cause", first)]
-    lines += textwrap.wrap(first.message, WIDTH, initial_indent="  ", subsequent_indent="  ")[:2]
-    fix = textwrap.wrap(first.fix, WIDTH, initial_indent="  fix: ", subsequent_indent="       ")[:2]
+    lines += textwrap.wrap(first.message, columns, initial_indent="  ", subsequent_indent="  ")[:2]
+    fix = textwrap.wrap(first.fix, columns, initial_indent="  fix: ", subsequent_indent="       ")[:2]
     after = [_head("perhaps also", one) for one in found.findings[1:2]]
     after += _of_consequences(found.consequences)
     room = MOST_SHOWN - len(lines) - len(fix) - len(after)
-    lines += [f"  | {text[: WIDTH - 4]}" for text in first.evidence[-room:]]
+    lines += [f"  | {text[: columns - 4]}" for text in first.evidence[-room:]]
     return lines + fix + after
 
 

@@ -1,0 +1,112 @@
+"""`diagnose --log`: its JSON, its text, its exit codes; what a run's hosts know beyond their output."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator import diagnose_run
+from orchestrator.diagnose import Diagnosis
+from orchestrator.diagnose_logs import as_text, of_logs
+from orchestrator.logs import Line
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "diagnose"
+LOGS = [str(GOLDEN / "script-exception-1" / f"node-{which}.log") for which in "ab"]
+KEYS = ["severity", "code", "hosts", "rank", "at", "confidence", "message", "evidence", "fix"]
+
+
+def orch(*argv: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "orchestrator.cli", "diagnose", *argv]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+
+
+def test_the_json_is_the_one_promised() -> None:
+    result = orch("--json", "--log", *LOGS)
+    assert (result.returncode, result.stderr) == (0, "")
+    told = json.loads(result.stdout)
+    assert list(told) == ["findings", "consequences"]
+    assert all(list(one) == KEYS for one in told["findings"] + told["consequences"])
+    assert told["findings"][0]["at"].startswith("2026-11-22T00:0")
+    assert {one["rank"] for one in told["consequences"]} >= {0}
+
+
+def test_no_failure_is_two_empty_lists_and_0(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("step 1 loss 2.0\nstep 2 loss 1.0\ndone\n")
+    result = orch("--log", str(tmp_path / "a.log"), "--json")
+    assert (result.returncode, json.loads(result.stdout)) == (0, {"findings": [], "consequences": []})
+
+
+def test_a_log_may_come_on_stdin() -> None:
+    result = orch("--log", "-", text="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    assert result.stdout.startswith("first cause: cuda-oom")
+
+
+def test_a_log_that_cannot_be_read_is_2(tmp_path: Path) -> None:
+    result = orch("--log", str(tmp_path / "nosuch.log"))
+    assert result.returncode == 2
+    assert "nosuch.log: No such file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0\xff\xfe" * 5000, b"Traceback (most recent call last):\n" * 3, b"\x1b[31m" * 9]
+)
+def test_any_bytes_are_a_log(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.log").write_bytes(data)
+    assert isinstance(of_logs([str(tmp_path / "a.log")]), Diagnosis)
+
+
+@pytest.mark.parametrize("folder", sorted(GOLDEN.glob("*-1")), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("columns", [80, 100])
+def test_people_see_at_most_twelve_lines_of_the_terminals_width(folder: Path, columns: int) -> None:
+    lines = as_text(of_logs(sorted(map(str, folder.glob("*.log")))), columns)
+    assert len(lines) <= 12
+    assert all(len(line) <= max(columns, len("first cause: ") + 90) for line in lines)
+
+
+# --- of a run
+
+
+VERDICT = {"state": "failed", "stopped_by": None, "first_failure": None}
+KILLED = {
+    "rank": 1,
+    "exit_code": None,
+    "signal": "SIGKILL",
+    "pid": 77,
+    "what": "rank 1: killed by SIGKILL",
+    "at": 100.0,
+}
+
+
+def answer(*failures: dict[str, object], kernel: tuple[dict[str, object], ...] = (), oom: int = 0) -> dict[str, object]:
+    return {"failures": list(failures), "kernel": list(kernel), "oom_kills": oom, "dumps": []}
+
+
+def judged(verdict: dict[str, object], **answers: dict[str, object]) -> tuple[str, tuple[str, ...], int | None]:
+    lines = [
+        Line(99.0, "a", 0, "stdout", 1, "step 1"),
+        Line(100.5, "a", 0, "stderr", 1, "Connection closed by peer [x]"),
+    ]
+    first = diagnose_run.judge(lines, verdict, answers, {0: "a", 1: "b"}).findings[0]
+    return first.code, first.hosts, first.rank
+
+
+def test_a_kill_is_want_of_memory_only_where_the_kernel_or_the_cgroup_says_so() -> None:
+    failed = {**VERDICT, "first_failure": {**KILLED, "host": "b"}}
+    assert judged(failed, a=answer(), b=answer(KILLED)) == ("worker-sigkilled", ("b",), 1)
+    assert judged(failed, a=answer(), b=answer(KILLED, oom=1)) == ("cgroup-oom-killed", ("b",), 1)
+    words = {"at": 100.0, "text": "Out of memory: Killed process 77 (python) total-vm:1kB"}
+    assert judged(failed, a=answer(), b=answer(KILLED, kernel=(words,))) == ("host-oom-killed", ("b",), 1)
+
+
+def test_a_host_of_which_nothing_was_heard_is_lost() -> None:
+    lost = {"host": "b", "node": 1, "rank": None, "what": "host lost", "at": 100.0, "lost": True}
+    assert judged({**VERDICT, "state": "lost", "first_failure": lost}, a=answer()) == ("host-lost", ("b",), None)
+
+
+def test_who_stopped_a_run_is_its_end_and_what_that_made_of_the_ranks_is_not() -> None:
+    code, _, rank = judged({"state": "killed", "stopped_by": "Ctrl-C", "first_failure": None}, a=answer(), b=answer())
+    assert (code, rank) == ("user-interrupt", None)
