@@ -55,3 +55,13 @@ def test_a_killed_worker_is_replaced_and_training_goes_on_from_the_snapshot(lab2
     resumed = re.search(r"step:(\d+)", re.search(r".*resum.*", text)[0])  # type: ignore[index]
     assert resumed and int(resumed[1]) >= 30
     assert_clean(lab2)
+
+
+def test_a_host_that_is_down_at_the_start_is_replaced_by_the_spare(lab3: Lab) -> None:
+    hosts = [{"name": host.name, "address": host.address, "spare": host is lab3.hosts[2]} for host in lab3.hosts]
+    inventory = lab3.inventory(hosts=hosts, run={"launcher": "direct"}, ssh={"connect_timeout": 3})
+    lab3.hosts[1].cut()
+    result = ok(orch(lab3, "up", inventory, "--", script(lab3, "import os; print('rank', os.environ['RANK'])")))
+    assert "node-1" in result.stderr and "going on without" in result.stderr
+    assert re.findall(r"(node-\d):\d.*rank (\d)", result.stdout) == [("node-0", "0"), ("node-2", "1")]
+    assert_clean(lab3)
