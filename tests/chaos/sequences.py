@@ -485,7 +485,7 @@ def main() -> int:
     results = [json.loads(line) for line in wanted.keep.read_text().splitlines()] if _exists(wanted.keep) else []
     numbers = [wanted.only] if wanted.only is not None else list(range(wanted.count))
     left = [number for number in numbers if number not in {one["number"] for one in results}]
-    for result in play_all(left, wanted.seed, wanted.torchrun, min(wanted.labs, max(1, len(left))), wanted.seconds):
+    for result in play_all(left, wanted.seed, wanted.torchrun, min(wanted.labs, len(left)), wanted.seconds):
         results.append(result)
         bad = any(result.get(key) for key in BAD)
         told = json.dumps(result) if bad else f"{result['expected']:9} {result['seconds']:5} s  {result['sequence']}"

@@ -10,6 +10,7 @@ from lab.waiting import wait_until
 from .trial import FOR_EVER, GLOO, MOMENTS, chance, trial
 
 
+@pytest.mark.short
 def test_a_host_cut_off_from_the_others_is_lost_and_stops_by_itself(lab3: Lab) -> None:
     """The laptop still reaches all of them, and is no part of it."""
     dice = chance()

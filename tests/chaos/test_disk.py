@@ -32,4 +32,4 @@ def test_a_disk_that_is_full_does_not_disturb_training(lab2: Lab, moment: str) -
     assert f"rank 0 step {MEGABYTES - 1} " in text
     if moment == "worst":
         host.sh(f"rm {folder}/filler", check=True)
-        assert "rank 1 step 30 " not in run.output
+        assert run.output.count("rank 1 step ") < MEGABYTES, "its disk was not full"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 
-from e2e.driver import ok, orch
 from lab.lab import Lab
 
 from .trial import FULL, chance, kill, ours, trial
@@ -28,7 +27,7 @@ while True:
     sys.stdout.flush()
     if last.item():
         break
-    time.sleep(0.02)
+    time.sleep(0.1)
 print("sha256", total.hexdigest(), number, file=sys.stderr, flush=True)
 """
 
@@ -49,9 +48,6 @@ def test_recorders_killed_a_thousand_times_lose_and_double_no_byte(lab3: Lab) ->
         for host in lab3.hosts:
             (host.home / "finish").touch()
         run.assert_ended(0, "succeeded", within=120)
-    for rank in range(3):
-        text = ok(orch(lab3, "logs", "-i", run.inventory, "--rank", str(rank), "--json")).stdout
-        assert text
     for rank, host in enumerate(lab3.hosts):
         parts = sorted(host.home.glob(f".local/state/ddp-orch/*/runs/{run.run_id}/log/1.{rank}.out.*.seg"))
         written = b"".join(part.read_bytes() for part in parts)
