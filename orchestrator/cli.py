@@ -296,6 +296,41 @@ def exec_(inventory: str, command: tuple[str, ...], hosts: str | None, setup: bo
 
 
 @cli.command()
+@INVENTORY
+@click.argument("trainer_args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--counts", metavar="LIST", help="Numbers of hosts, such as 1,2,4; default 1, 2, 4, ... and all.")
+@click.option("--batch-per-host", type=click.IntRange(1), metavar="N", help="Samples a step of a host; default 128.")
+@click.option("--fixed", is_flag=True, help="The same batch for any number of hosts, not one that grows with it.")
+@click.option("--plot", type=click.Path(), default="bench.png", show_default=True, help="Where the plot goes.")
+@JSON
+def bench(
+    inventory: str,
+    trainer_args: tuple[str, ...],
+    counts: str | None,
+    batch_per_host: int | None,
+    fixed: bool,
+    plot: str,
+    as_json: bool,
+) -> None:
+    """Measure the bundled trainer on 1, 2, 4, ... hosts: throughput, scaling efficiency, and what limits.
+
+    Flags of the trainer come after --, such as: -- --model resnet50 --data synthetic --precision bf16
+    """
+    from . import bench as benchmark
+
+    wanted = benchmark.Bench(
+        inventory=inventory,
+        counts=counts,
+        batch_per_host=batch_per_host,
+        fixed=fixed,
+        plot=plot,
+        as_json=as_json,
+        trainer_args=trainer_args,
+    )
+    sys.exit(benchmark.bench(wanted))
+
+
+@cli.command()
 def demo() -> None:
     """Train the bundled model on two hosts of this machine, over real SSH, in less than a minute."""
     from . import demo as demonstration

@@ -48,6 +48,7 @@ class Up:
     wait: bool
     debug: bool
     env: tuple[str, ...]
+    trainer_args: tuple[str, ...] = ()  # for the bundled trainer, after run.args; then run.script does not count
 
 
 # --- what all commands need
@@ -125,6 +126,8 @@ def up(wanted: Up) -> int:
     read = inventory.load(wanted.inventory)
     if wanted.hosts:
         read = inventory.select(read, wanted.hosts)
+    if wanted.trainer_args:
+        read = replace(read, run=replace(read.run, script=None, args=(*read.run.args, *wanted.trainer_args)))
     run_id = f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     made, snapshot = _plan(read, wanted, run_id)
     if wanted.dry_run:

@@ -1,0 +1,155 @@
+"""`bench`: what more hosts bring: `python -m trainer --bench` on 1, 2, 4, ... of them; a table, a plot, JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from . import commands, inventory, plan
+from .console import Console, wants_colour
+from .errors import RunFailed, UsageError
+
+BATCH = 128  # samples a step of a host, if nobody says otherwise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """`bench` as it was asked for."""
+
+    inventory: str
+    counts: str | None  # of hosts, such as 1,2,4
+    batch_per_host: int | None
+    fixed: bool  # the batch of all hosts together stays the same
+    plot: str
+    as_json: bool
+    trainer_args: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """What some of the hosts reached together."""
+
+    hosts: int
+    ranks: int
+    batch_size: int
+    samples_per_second: float
+    efficiency: float  # against as many times the throughput of the first point
+    limit: str  # compute, data or allreduce
+    seconds_per_step: dict[str, float]
+
+
+def bench(wanted: Bench) -> int:
+    console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
+    read = inventory.load(wanted.inventory)
+    names = [host.name for host in plan.order(read) if not host.spare]
+    measured: list[tuple[int, dict[str, Any]]] = []
+    for count in host_counts(wanted.counts, len(names)):
+        batch = (wanted.batch_per_host or BATCH) * (1 if wanted.fixed else count)
+        console.step(f"{count} of {len(names)} hosts, {batch} samples a step")
+        args = (*wanted.trainer_args, f"--batch-size={batch}", "--bench")
+        measured.append((count, _measured(wanted.inventory, names[:count], args)))
+    points = scaling(measured)
+    if wanted.as_json:
+        print(json.dumps([asdict(point) for point in points], indent=2))
+    else:
+        print(table(points))
+    _draw(points, Path(wanted.plot), console)
+    return 0
+
+
+def host_counts(given: str | None, most: int) -> list[int]:
+    """1, 2, 4, ... and all; or those given, such as `1,2,3`."""
+    if given is None:
+        return sorted({min(2**power, most) for power in range(most.bit_length() + 1)})
+    try:
+        counts = sorted({int(each) for each in given.split(",")})
+    except ValueError as error:
+        raise UsageError(f"--counts {given}: wants numbers of hosts with commas between, such as 1,2,4") from error
+    if counts[0] < 1 or counts[-1] > most:
+        raise UsageError(f"--counts {given}: the inventory has {most} hosts that are no spares")
+    return counts
+
+
+def scaling(measured: list[tuple[int, dict[str, Any]]]) -> list[Point]:
+    base_hosts, base = measured[0]
+    base_speed = base["samples_per_second"]["together"] / base_hosts
+    return [
+        Point(
+            hosts=hosts,
+            ranks=each["world_size"],
+            batch_size=each["batch_size"],
+            samples_per_second=each["samples_per_second"]["together"],
+            efficiency=each["samples_per_second"]["together"] / hosts / base_speed,
+            limit=each["limit"],
+            seconds_per_step=each["seconds_per_step"],
+        )
+        for hosts, each in measured
+    ]
+
+
+def table(points: list[Point]) -> str:
+    lines = ["hosts  ranks  batch    samples/s  efficiency    step ms: together  compute     data  allreduce   limit"]
+    for point in points:
+        step = {name: 1000 * seconds for name, seconds in point.seconds_per_step.items()}
+        lines.append(
+            f"{point.hosts:5}  {point.ranks:5}  {point.batch_size:5}  {point.samples_per_second:11.1f}  "
+            f"{100 * point.efficiency:8.1f} %    {step['together']:17.2f}  {step['compute']:7.2f}  "
+            f"{step['data']:7.2f}  {step['allreduce']:9.2f}   {point.limit}"
+        )
+    return "\n".join(lines)
+
+
+def _measured(path: str, names: list[str], args: tuple[str, ...]) -> dict[str, Any]:
+    """The JSON of the trainer's line `bench {...}` in a run on these hosts."""
+    wanted = commands.Up(
+        inventory=path,
+        script=(),
+        detach=False,
+        dry_run=False,
+        as_json=True,
+        name=None,
+        skip_check=False,
+        hosts=",".join(names),
+        wait=True,
+        debug=False,
+        env=(),
+        trainer_args=args,
+    )
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        code = commands.up(wanted)
+    texts = [str(json.loads(line)["text"]) for line in output.getvalue().splitlines()]
+    found = [text.removeprefix("bench ") for text in texts if text.startswith("bench {")]
+    if code or not found:
+        raise RunFailed("\n".join(["the benchmark did not come to its end; its last lines:", *texts[-10:]]))
+    result: dict[str, Any] = json.loads(found[-1])
+    return result
+
+
+def _draw(points: list[Point], path: Path, console: Console) -> None:
+    try:
+        import matplotlib
+    except ImportError:
+        console.note("no plot was drawn: that needs matplotlib (pip install matplotlib)")
+        return
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    hosts = [point.hosts for point in points]
+    first = points[0]
+    figure, (speed, share) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    ideal = [first.samples_per_second / first.hosts * count for count in hosts]
+    speed.plot(hosts, ideal, "--", color="grey", label="ideal")
+    speed.plot(hosts, [point.samples_per_second for point in points], "o-", label="measured")
+    speed.set(xlabel="hosts", ylabel="samples/s", xticks=hosts, ylim=(0, None))
+    speed.legend()
+    share.plot(hosts, [100 * point.efficiency for point in points], "o-")
+    share.set(xlabel="hosts", ylabel="scaling efficiency, %", xticks=hosts, ylim=(0, 110))
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    console.note(f"plot: {path}")

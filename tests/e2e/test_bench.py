@@ -1,0 +1,23 @@
+"""`bench` in the lab: a table, JSON and a plot of real runs on one and on two hosts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from lab.lab import Lab
+
+from .driver import assert_clean, ok, orch
+
+
+@pytest.mark.slow
+def test_bench_measures_one_host_and_two(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "args": ["--epochs=1"]})
+    plot = lab2.controller_home / "bench.png"
+    options = ("--json", "--batch-per-host=64", f"--plot={plot}")
+    done = ok(orch(lab2, "bench", inventory, *options, "--", "--bench-seconds=0.1", timeout=200))
+    one, two = json.loads(done.stdout)
+    assert [(point["hosts"], point["ranks"], point["batch_size"]) for point in (one, two)] == [(1, 1, 64), (2, 2, 128)]
+    assert one["efficiency"] == 1 and two["samples_per_second"] > 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert_clean(lab2)
