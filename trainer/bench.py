@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.config import Config
+from trainer.folder import AHEAD
 from trainer.prepare import Training, make_folder, prepare
 from trainer.telling import Teller
 from trainer.timing import flops_of
@@ -69,9 +70,13 @@ def measure(training: Training) -> dict[str, Any]:
     contestants = {"compute": compute, "allreduce": allreduce, "data": data_alone, "together": together}
     steps = {name: steps_for(config.bench_seconds, each, world) for name, each in contestants.items()}
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    ready = config.workers * AHEAD if config.data == "folder" else 0  # pieces, which would come for nothing
     for _ in range(ROUNDS):
         for name, each in contestants.items():
+            for _ in range(ready if name == "data" else 0):
+                next(endless)
             seconds[name].append(timed(each, steps[name], world))
+            teller.watch.read()
     return report(training, seconds, gradients * 4, flops_of(training.model, batch.inputs), teller.peak)
 
 

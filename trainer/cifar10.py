@@ -42,7 +42,7 @@ def cifar10(config: Config, device: torch.device) -> Data:
     train, test = read(archive, TRAIN, config, device), read(archive, TEST, config, device)
     shifts = 4 if config.augment else 0
     return Data(
-        Held(*train, len(train[0]), MEAN, DEVIATION, shifts),
+        Held(*train, len(train[0]), MEAN, DEVIATION, shifts, flips=True),
         Held(*test, len(test[0]), MEAN, DEVIATION),
         classes=10,
         channels=3,

@@ -44,7 +44,7 @@ class Config:
     samples: int = flag(12800, "how many training samples --data synthetic and synthetic-tokens have", least=1)
     classes: int = flag(1000, "how many classes --data synthetic has; the vocabulary of tokens is 50304", least=2)
     context: int = flag(256, "tokens in one sample of text", least=1)
-    augment: bool = flag(False, "flip and crop the training images at random, on the device where they lie there")
+    augment: bool = flag(False, "move the training images at random, mirror and cut those of cifar10 and folder too")
     workers: int = flag(4, "processes of each rank that read and decode the images of --data folder")
     epochs: int = flag(15, "passes over the training samples")
     batch_size: int = flag(128, "samples per step, of all ranks together", least=1)

@@ -84,7 +84,8 @@ class Held:
     size: int  # where these are more than there are, they repeat
     mean: tuple[float, ...] = (0.0,)  # of the bytes, by channel
     deviation: tuple[float, ...] = (1.0,)
-    shifts: int = 0  # images are flipped, and moved by as many pixels, at random
+    shifts: int = 0  # images are moved by as many pixels, at random
+    flips: bool = False  # and mirrored, by chance; a digit must not be
 
     def batches(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
         device = self.inputs.device
@@ -95,7 +96,7 @@ class Held:
             inputs = self.inputs[where]
             if inputs.dtype == torch.uint8:
                 inputs = normalised(inputs, self.mean, self.deviation)
-            yield Batch(flipped_and_moved(inputs, self.shifts) if self.shifts else inputs, self.targets[where])
+            yield Batch(moved(inputs, self.shifts, self.flips) if self.shifts else inputs, self.targets[where])
 
 
 def normalised(images: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:
@@ -105,14 +106,15 @@ def normalised(images: Tensor, mean: tuple[float, ...], deviation: tuple[float, 
     return (images.float() - means) / deviations
 
 
-def flipped_and_moved(images: Tensor, most: int) -> Tensor:
-    """Each image by chance mirrored, and moved by up to `most` pixels; what comes in at the border is 0."""
+def moved(images: Tensor, most: int, flips: bool) -> Tensor:
+    """Each image moved by up to `most` pixels, and mirrored, by chance; what comes in at the border is 0."""
     count, channels, height, width = images.shape
     device = images.device
     wide = torch.nn.functional.pad(images, (most,) * 4)
     rows = torch.arange(height, device=device) + torch.randint(2 * most + 1, (count, 1), device=device)
     columns = torch.arange(width, device=device).expand(count, -1)
-    columns = torch.where(torch.rand(count, 1, device=device) < 0.5, columns, width - 1 - columns)
+    if flips:
+        columns = torch.where(torch.rand(count, 1, device=device) < 0.5, columns, width - 1 - columns)
     columns = columns + torch.randint(2 * most + 1, (count, 1), device=device)
     image = torch.arange(count, device=device).view(-1, 1, 1, 1)
     channel = torch.arange(channels, device=device).view(1, -1, 1, 1)

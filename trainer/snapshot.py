@@ -54,14 +54,13 @@ class Writer:
             self._waiting = copy
             self._changed.notify()
 
-    def close(self) -> None:
-        """Returns when all is on disk. Raises OSError if the newest snapshot is not."""
+    def close(self) -> OSError | None:
+        """Returns when all is on disk; what went wrong if the newest snapshot is not."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join()
-        if self._problem is not None:
-            raise self._problem
+        return self._problem
 
     def _work(self) -> None:
         while True:

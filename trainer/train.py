@@ -56,8 +56,7 @@ def run(config: Config, world: World) -> None:
     writer = snapshot.Writer(out, config.keep) if world.local_rank == 0 else None
 
     step = fit(training, teller, writer)
-    if writer:
-        writer.close()
+    end_if_not_saved(world, writer.close() if writer else None)
     where, seconds = training.where(step), time.monotonic() - started
     if step < training.last_step:
         world.say(f"stopped {where} seconds:{seconds:.1f}")
@@ -83,19 +82,21 @@ def fit(training: Training, teller: Teller, writer: snapshot.Writer | None) -> i
     suspect = torch.full((), -1, device=world.device)  # the first step whose loss was not a number
     batches = started(training, teller)
     requests = Requests(world)
+    teller.watch.lap("between")
 
     while step < last_step:
         request = requests.agreed()
         if request == STOP:
             break
         if request == SAVE:
+            teller.watch.lap("other")
             save(training, writer, step, suspect)
             world.say(f"saved {training.where(step)}")
+            teller.watch.lap("between")
         rate = learning_rate(highest, step, last_step, config.warm_up)
         for group in training.optimizer.param_groups:
             group["lr"] = rate
         told = (step + 1) % config.log_every == 0 or step == training.first_step
-        teller.watch.lap("between")
 
         loss, right, norm = take_step(training, teller, batches, step, told)
         step += 1
@@ -105,10 +106,12 @@ def fit(training: Training, teller: Teller, writer: snapshot.Writer | None) -> i
         if told:
             stop_if_not_finite(training, suspect)
             teller.step(epoch, step, loss.item(), right.item(), float(norm), rate)
+        teller.watch.lap("other")
         if step % save_every == 0 or step == last_step:
             save(training, writer, step, suspect)
         if step % sampling.steps_per_epoch == 0 and step < last_step:
             teller.test(epoch, step, *evaluate(training.model, training.data.test, config, world))
+        teller.watch.lap("between")  # snapshots and tests are no part of a step
 
     if step < last_step:
         save(training, writer, step, suspect)
@@ -145,6 +148,7 @@ def take_step(
         training.config, training.world, training.ddp, training.optimizer, training.scaler,
     )  # fmt: skip
     seed_step(training, step)
+    teller.watch.lap("other")
     alone = config.local_sgd > 0 and step >= config.compress_after
     loss, right, norm = (torch.zeros((), device=world.device) for _ in range(3))
 
@@ -244,6 +248,13 @@ def agree(model: nn.Module, config: Config, world: World) -> None:
         average(model, world)
     else:
         agree_on_buffers(model)
+
+
+def end_if_not_saved(world: World, problem: OSError | None) -> None:
+    """End all ranks when the last snapshot of a node is not on its disk."""
+    troubled = [rank for rank, has_one in enumerate(world.gather(problem is not None)) if has_one]
+    if troubled:
+        world.end(1, f"{socket.gethostname()}: the last snapshot could not be written: {problem}", troubled[0])
 
 
 def stop_if_not_finite(training: Training, suspect: Tensor) -> None:
