@@ -1,0 +1,186 @@
+"""What the trainer costs above a bare loop, and how long a snapshot holds up a step.
+
+Two ranks on this machine. The bare loop does nothing but forward, backward with DDP's all-reduce, and the optimizer's
+step, on one batch that lies ready; the trainer's is `fit`, with its log every ten steps. Blocks of both in turn, in the
+same processes; a step's time is from the fetching of a batch to that of the next, so that nothing between is left out.
+
+    python benchmarks/trainer_overhead.py [--rounds 15] [--steps 40]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))
+
+MODELS = {
+    "digits-cnn": ["--batch-size=128"],
+    "gpt-tiny": ["--model=gpt-tiny", "--data=synthetic-tokens", "--context=64", "--batch-size=8", "--optimizer=adamw"],
+}
+SNAPSHOTS = 12
+
+
+def as_a_rank(rounds: int, steps: int) -> None:
+    """Rank 0 prints `figures {JSON}`."""
+    import os
+
+    from trainer.config import parse
+    from trainer.place import find
+    from trainer.world import joined
+
+    with joined("cpu", find(os.environ)) as world:
+        figures = {}
+        for name, flags in MODELS.items():
+            config = parse([*flags, "--track=none", "--epochs=1000000", f"--out={os.getpid()}"])
+            figures[name] = {"step": blocks(config, world, rounds, steps), "snapshot": snapshots(config, world)}
+        world.say("figures " + json.dumps(figures))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def blocks(config, world, rounds: int, steps: int):  # type: ignore[no-untyped-def]
+    """Seconds a step of each block, of the bare loop and of ours."""
+    from trainer.prepare import prepare
+    from trainer.telling import Teller
+    from trainer.train import started
+
+    bare, ours = (prepare(config, world, None) for _ in range(2))
+    batch = next(started(bare, Teller(config, world, bare.data, bare.ddp, None)))
+    seconds: dict[str, list[float]] = {"bare": [], "ours": []}
+    for number in range(rounds + 1):
+        contestants = {"bare": lambda: bare_block(bare, batch, steps), "ours": lambda: our_block(ours, steps)}
+        for name in sorted(contestants, reverse=number % 2 == 1):
+            world.gather(0)
+            took = contestants[name]()
+            if number:
+                seconds[name].append(took)
+    return seconds
+
+
+def bare_block(training, batch, steps: int) -> float:  # type: ignore[no-untyped-def]
+    from torch.nn.functional import cross_entropy
+
+    inputs, targets = batch
+    times = []
+    for _ in range(steps):
+        times.append(time.perf_counter())
+        cross_entropy(training.ddp(inputs).flatten(0, -2), targets.flatten()).backward()
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+class Enough(Exception):
+    """The block is over."""
+
+
+@dataclass
+class Stamped:
+    """A split that notes when it is asked for a batch, and that ends a block."""
+
+    split: object
+    steps: int
+    times: list[float]
+
+    @property
+    def size(self) -> int:
+        return self.split.size  # type: ignore[attr-defined,no-any-return]
+
+    def batches(self, pieces: Iterable[object]) -> Iterator[object]:
+        for batch in self.split.batches(pieces):  # type: ignore[attr-defined]
+            yield batch
+            self.times.append(time.perf_counter())
+            if len(self.times) == self.steps:
+                raise Enough
+
+
+def our_block(training, steps: int) -> float:  # type: ignore[no-untyped-def]
+    from trainer.telling import Teller
+    from trainer.train import fit
+
+    times: list[float] = []
+    # an epoch without end, its samples repeated: what is done at an epoch's end is not of a step
+    size = training.sampling.batch_size * (steps + 2)
+    data = replace(training.data, train=Stamped(replace(training.data.train, size=size), steps, times))
+    training = replace(training, data=data, sampling=replace(training.sampling, size=size))
+    teller = Teller(training.config, training.world, data, training.ddp, None)
+    with contextlib.suppress(Enough), contextlib.redirect_stdout(io.StringIO()):
+        fit(training, teller, None)
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def snapshots(config, world):  # type: ignore[no-untyped-def]
+    """Seconds that `save` holds up a step, and that copying the same state takes, in turn."""
+    from trainer.prepare import prepare
+    from trainer.snapshot import Writer, on_host
+    from trainer.telling import Teller
+    from trainer.train import started, take_step
+
+    training = prepare(config, world, None)
+    teller = Teller(config, world, training.data, training.ddp, None)
+    take_step(training, teller, started(training, teller), 0, told=False)  # so that the optimizer has a state
+    state = {"step": 0, "model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
+    seconds: dict[str, list[float]] = {"copy": [], "save": []}
+    if world.rank == 0:
+        with tempfile.TemporaryDirectory() as folder:
+            writer = Writer(Path(folder), keep=2)
+            copy = on_host(state)
+            for number in range(1, SNAPSHOTS + 1):
+                began = time.perf_counter()
+                on_host(state, copy)
+                copied = time.perf_counter()
+                writer.save({**state, "step": number})
+                saved = time.perf_counter()
+                if number > 1:  # the first one takes the memory from the system
+                    seconds["copy"].append(copied - began)
+                    seconds["save"].append(saved - copied)
+                while not list(Path(folder).glob(f"step-{number:09d}-*")):
+                    time.sleep(0.01)
+            writer.close()
+    world.gather(0)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.rank:
+        as_a_rank(asked.rounds, asked.steps)
+        return
+    import results
+    from e2e.trainer_ranks import outputs_of, started
+
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ("--rank", f"--rounds={asked.rounds}", f"--steps={asked.steps}")
+        with started(2, Path(folder), str(Path(__file__).resolve()), *flags) as ranks:
+            output, _ = outputs_of(ranks)
+    lines = [line for line in output.splitlines() if line.startswith("figures ")]
+    if not lines:
+        sys.exit(output)
+    figures = json.loads(lines[0].removeprefix("figures "))
+    for model, measured in figures.items():
+        for what, (ours, theirs) in {"step": ("ours", "bare"), "snapshot": ("save", "copy")}.items():
+            ratios = [one / other for one, other in zip(measured[what][ours], measured[what][theirs], strict=True)]
+            measured[f"{what}_ratio"] = median(ratios)
+            milliseconds = " ".join(f"{name} {1000 * median(each):.3f} ms" for name, each in measured[what].items())
+            print(f"{model:12} {what:9} {milliseconds}   {ours} / {theirs}: {median(ratios):.3f}")
+    results.write("trainer_overhead", {"ranks": 2, "figures": figures})
+
+
+if __name__ == "__main__":
+    main()
