@@ -14,6 +14,7 @@ from statistics import mean
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import results
+from e2e import trainer_ranks
 from e2e.trainer_ranks import trainings, values
 
 WAYS = {
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--csv", help="other images than the bundled digits")
     asked = parser.parse_args()
+    trainer_ranks.LIMIT = 3600  # s
     data = ["--data=csv", f"--data-path={Path(asked.csv).resolve()}"] if asked.csv else []
     turns = [(way, seed) for seed in range(asked.seeds) for way in WAYS]
     argvs = [

@@ -163,7 +163,10 @@ def main() -> None:
         as_a_rank(asked.rounds, asked.steps)
         return
     import results
+    from e2e import trainer_ranks
     from e2e.trainer_ranks import outputs_of, started
+
+    trainer_ranks.LIMIT = 3600  # s
 
     with tempfile.TemporaryDirectory() as folder:
         flags = ("--rank", f"--rounds={asked.rounds}", f"--steps={asked.steps}")
