@@ -10,9 +10,10 @@ from typing import Any, Literal
 from . import causes, refine, scene, signs
 from .causes import Knowledge
 from .exits import Exit
+from .hangs import Confidence
 from .logs import rfc3339
 from .scene import Scene
-from .signs import DECISIVE, ENDING, FALLBACK, SPECIFIC, Confidence, Suspect
+from .signs import DECISIVE, ENDING, FALLBACK, SPECIFIC, Suspect
 from .transcript import Said
 
 SAME_TIME = 2.0  # s within which clocks and torchrun's polling do not tell the order
@@ -139,7 +140,7 @@ def _first(group: Sequence[Suspect]) -> Suspect:
     return min((one for one in group if one.level == best), key=lambda one: one.line.number)
 
 
-COMPLAINTS = re.compile(r"NCCL WARN|srun: error|slurmstepd: error|terminate called|core dumped")
+COMPLAINTS = re.compile(r"NCCL WARN|^NCCL error|srun: error|slurmstepd: error|terminate called|core dumped")
 FAILURES = re.compile(
     r"exitcode|\bFAILED\b|core dumped|[Aa]borted|\bKilled\b|[Ee]rror\b|ERROR|[Ff]atal|Traceback|CANCELLED|timed out|"
     r"NCCL WARN|terminate called"

@@ -9,10 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from .exits import Exit
 from .tracebacks import Raised
 from .transcript import Said
+
+Confidence = Literal["high", "medium", "low"]
 
 WATCHDOG = re.compile(
     r"(?:\[Rank (?P<rank>\d+)\])?\s*Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+), "
@@ -63,7 +66,7 @@ class Wait:
 @dataclass(frozen=True)
 class Hang:
     code: str
-    confidence: str
+    confidence: Confidence
     rank: int | None
     host: str | None
     line: Said
@@ -132,7 +135,7 @@ def judge(
     )
 
 
-def _fallback(waiting: Sequence[Wait]) -> tuple[str, str]:
+def _fallback(waiting: Sequence[Wait]) -> tuple[str, Confidence]:
     return ("collective-timeout" if waiting[0].seq is not None else "gloo-recv-timeout"), "low"
 
 
@@ -172,7 +175,7 @@ def _mismatch(waiting: Sequence[Wait], lines: Sequence[Said]) -> Hang | None:
     what = " against ".join(sorted({f"{one.operation}{f' of {one.numel}' if one.numel else ''}" for one in known}))
     if training and ended:
         said = _own_lines(lines, [one.rank for one in ended], wait.line.number)
-        certain = "high" if any(FINISHED.search(line.text) for line in said) else "medium"
+        certain: Confidence = "high" if any(FINISHED.search(line.text) for line in said) else "medium"
         return Hang("uneven-inputs", certain, ended[0].rank, ended[0].host, ended[0].line, what)
     return Hang("collective-mismatch", "medium", wait.rank, wait.host, wait.line, what)
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from .hangs import FINISHED
+from .hangs import FINISHED, Confidence
 from .scene import STEPS, Scene
-from .signs import Confidence, Suspect
+from .signs import Suspect
 from .transcript import Said
 
 GIB = {"GiB": 1.0, "MiB": 1 / 1024, "GB": 1.0, "MB": 1 / 1024, "KiB": 1 / 1048576, "bytes": 1 / 1073741824}
@@ -160,6 +160,7 @@ def _connects(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     everyone = everyone or (
         len(seen.hosts) < 2 and re.search(r"--(?:node|machine)[-_]rank[= ]0\b", seen.text) is not None
     )
+    certain: Confidence
     if port is not None and port >= 32768 and rendezvous and not configured:
         code, why, certain = "ephemeral-ports-blocked", f"port {port} is one that nobody configured", "medium"
     elif everyone:
@@ -171,7 +172,7 @@ def _connects(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
             "medium" if len(seen.hosts) > 1 else "low",
         )
     line = lines[0]
-    return [*suspects, Suspect(code, 28, line, line.rank, seen.host(line), certain, why)]  # type: ignore[arg-type]
+    return [*suspects, Suspect(code, 28, line, line.rank, seen.host(line), certain, why)]
 
 
 def _kills(suspects: list[Suspect], seen: Scene) -> list[Suspect]:

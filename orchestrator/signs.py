@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from . import causes, dumps, hangs
 from .causes import Knowledge, Signature
 from .exits import Exit
+from .hangs import Confidence
 from .scene import Scene
 from .tracebacks import Raised
 from .transcript import Said
-
-Confidence = Literal["high", "medium", "low"]
 
 # levels of precedence
 DECISIVE = 90  # the kernel, the hardware, the scheduler or ssh say it: whatever the order
@@ -68,7 +67,7 @@ def find(seen: Scene, knowledge: Knowledge) -> tuple[list[Suspect], list[Suspect
     hang = hangs.judge(seen.lines, seen.raised, seen.exits, seen.ranks)
     if hang is not None:
         level = ENDING + 5 if hang.confidence != "low" else 22
-        primary.append(Suspect(hang.code, level, hang.line, hang.rank, hang.host, hang.confidence, hang.message))  # type: ignore[arg-type]
+        primary.append(Suspect(hang.code, level, hang.line, hang.rank, hang.host, hang.confidence, hang.message))
     primary += _last_words(seen, knowledge)
     return primary, secondary
 
@@ -91,9 +90,10 @@ def _troubled(seen: Scene, knowledge: Knowledge) -> list[Said]:
 def _matches(text: str, where: str, knowledge: Knowledge) -> Iterator[tuple[str, Signature]]:
     if where == "line" and knowledge.noise.search(text):
         return
+    informs = where == "line" and "NCCL INFO" in text
     for cause in knowledge.causes.values():
         for signature in cause.signatures:
-            if signature.where != where or not signature.pattern.search(text):
+            if signature.where != where or (informs and not signature.hint) or not signature.pattern.search(text):
                 continue
             if signature.unless is None or not signature.unless.search(text):
                 yield cause.code, signature
