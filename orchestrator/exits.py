@@ -149,7 +149,7 @@ def _of_block(fields: dict[str, tuple[str, Said]], root: bool) -> Exit:
     return Exit(
         int(code[1]) if code else 1,
         line.number,
-        fields.get("host", ("", line))[0].strip() or line.host,
+        line.host or fields.get("host", ("", line))[0].strip() or None,
         int(rank[1]) if rank else None,
         line.at if at is None else at,
         int(pid[1]) if pid else None,

@@ -110,3 +110,11 @@ def test_a_host_of_which_nothing_was_heard_is_lost() -> None:
 def test_who_stopped_a_run_is_its_end_and_what_that_made_of_the_ranks_is_not() -> None:
     code, _, rank = judged({"state": "killed", "stopped_by": "Ctrl-C", "first_failure": None}, a=answer(), b=answer())
     assert (code, rank) == ("user-interrupt", None)
+
+
+def test_a_host_is_called_as_in_the_inventory_whatever_its_own_name_is() -> None:
+    report = ["Root Cause (first observed failure):", "  host      : ip-10-0-0-2", "  rank      : 1 (local_rank: 0)"]
+    report += ["  exitcode  : -11 (pid: 78)  (SIGSEGV)"]
+    lines = [Line(100.0, "b", None, "agent", 1, text) for text in report]
+    first = diagnose_run.judge(lines, VERDICT, {"a": answer(), "b": answer()}, {0: "a", 1: "b"}).findings[0]
+    assert (first.code, first.hosts, first.rank) == ("worker-segfault", ("b",), 1)
