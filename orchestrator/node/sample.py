@@ -97,9 +97,7 @@ def _ranks(log: str, attempt: int) -> List[Dict[str, Any]]:
         lines, at = _last_lines(parts[-1])
         if lines and at >= rank["at"]:
             rank.update(last=lines[-1][:LINE_MOST], at=at)
-        for line in reversed(lines):
-            for name, value in figures(line).items():
-                rank["figures"].setdefault(name, value)
+        rank["figures"] = rank["figures"] or next(filter(None, map(figures, reversed(lines))), {})
     return [found[rank] for rank in sorted(found)]
 
 
