@@ -97,7 +97,11 @@ def _ranks(log: str, attempt: int) -> List[Dict[str, Any]]:
         lines, at = _last_lines(parts[-1])
         if lines and at >= rank["at"]:
             rank.update(last=lines[-1][:LINE_MOST], at=at)
-        rank["figures"] = rank["figures"] or next(filter(None, map(figures, reversed(lines))), {})
+        for line in reversed(lines):
+            if "step" in rank["figures"] and "loss" in rank["figures"]:
+                break
+            for name, value in figures(line).items():
+                rank["figures"].setdefault(name, value)
     return [found[rank] for rank in sorted(found)]
 
 
