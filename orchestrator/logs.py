@@ -23,7 +23,7 @@ from .terminal import RESET, tame
 LINE_LIMIT = 64 * 1024  # characters; a longer line is shown in parts
 _WORD_LIMIT = 4 * 1024  # how far before the limit a space is looked for, to cut there and not inside a word
 REWRITE_INTERVAL = 0.5  # seconds between two shown states of a progress bar
-REORDER_WINDOW = 0.15  # seconds a live line is held back for earlier ones of other hosts
+REORDER_WINDOW = 0.1  # seconds a live line is held back for earlier ones of other hosts
 _LAST_SECOND = 253402300799.0  # of the year 9999, the last that RFC 3339 and datetime know
 
 # Of the 256 colours, twelve that read on black as on white (contrast of 3.5 or more with both). No red: it alarms.

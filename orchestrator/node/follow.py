@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 from . import journal, runs, search, state, wire
 
 # s between looks at files: after news, at most while nothing is new, and the factor from one look to the next
-POLL, POLL_IDLE, SLOWER = 0.02, 0.1, 1.3
+POLL, POLL_IDLE, SLOWER = 0.02, 0.05, 1.3
 READ_AHEAD = 64 * 1024  # bytes of one stream
 MAX_PARTS = 4096  # in one frame: they are in its header, and a piece may be a single byte
 NICE = 10  # a search must not take the processor from the training
