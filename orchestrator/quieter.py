@@ -14,6 +14,7 @@ from .logs import Line
 
 ALL_OF_IT = "ddp-orch logs --stream agent"
 BLOCK_MOST = 1000  # lines; what is longer is no stack trace
+_PREFIX = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ \S+:\d+\] ")  # of Python's logging, as torch sets it up
 _PYTHON = "Traceback (most recent call last):"
 _CPP = re.compile(r"Exception raised from |frame #\d+: |<omitting python frames>")
 _BETWEEN = {
@@ -53,20 +54,25 @@ class Quieter:
         del self._blocks[key]
         if len(block) >= BLOCK_MOST:
             return (*block, line)
-        if block[0].text == _PYTHON:
+        if _bare(block[0]) == _PYTHON:
             note = f"{line.text}  ({len(block)} lines of torchrun's traceback: {ALL_OF_IT})"
             return (line._replace(text=note),)
         note = f"({len(block)} lines of torchrun's C++ stack: {ALL_OF_IT})"
         return (block[0]._replace(text=note), *self._begin(key, line))
 
     def _begin(self, key: tuple[str, int], line: Line) -> Iterable[Line]:
-        if line.text == _PYTHON or _CPP.match(line.text):
+        if _bare(line) == _PYTHON or _CPP.match(line.text):
             self._blocks[key] = [line]
             return ()
         return () if line.text in _BETWEEN else (line,)
 
 
 def _goes_on(first: Line, line: Line) -> bool:
-    if first.text == _PYTHON:
-        return not line.text or line.text[0] in " \t"
+    if _bare(first) == _PYTHON:
+        text = _bare(line)
+        return not text or text[0] in " \t"
     return _CPP.match(line.text) is not None
+
+
+def _bare(line: Line) -> str:
+    return _PREFIX.sub("", line.text, count=1) if line.text[:1] in "CEFIW" else line.text
