@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TextIO
 
 from .errors import UsageError
-from .logs import Line, Mask, Painter, presentable
+from .logs import LINE_LIMIT, Line, Mask, Painter, presentable
 
 MERGED = "merged.log"
+LONG = LINE_LIMIT // 2  # characters: a shorter part is no part of a long line but one whose end took its time
 OPEN_MOST = 200  # files at once: a run may have more ranks than a process may have files
 
 
@@ -36,15 +37,14 @@ class LogFiles:
         return len(self._known)
 
     def add(self, batch: Iterable[Line]) -> None:
-        """A line that came in parts is put together again."""
+        """A line that came in parts because of its length is put together again."""
         texts: dict[Path, list[str]] = {}
         merged = []
         for line in batch:
             self.lines += not line.partial
             path = self._path(line)
-            texts.setdefault(path, []).append(
-                presentable(line.text, False, self._mask) + ("" if line.partial else "\n")
-            )
+            goes_on = line.partial and len(line.text) > LONG
+            texts.setdefault(path, []).append(presentable(line.text, False, self._mask) + ("" if goes_on else "\n"))
             merged.append(self._painter.paint(line) + "\n")
         texts[self.merged] = merged
         for path, of in texts.items():

@@ -10,7 +10,7 @@ import pytest
 from orchestrator import log_files
 from orchestrator.errors import UsageError
 from orchestrator.log_files import LogFiles
-from orchestrator.logs import Line, Mask
+from orchestrator.logs import LINE_LIMIT, Line, Mask
 
 
 def line(text: str, rank: int | None, at: float = 0.0, partial: bool = False, attempt: int = 1) -> Line:
@@ -20,12 +20,12 @@ def line(text: str, rank: int | None, at: float = 0.0, partial: bool = False, at
 def test_each_rank_has_a_file_and_all_are_merged_in_another(tmp_path: Path) -> None:
     files = LogFiles(tmp_path / "out", ["node-0"], Mask(["correct-horse"]))
     files.add([line("one", 0), line("starting", None), line("my correct-horse \x1b[2Jwipe", 12, 1.5)])
-    files.add([line("begun, ", 0, partial=True), line("two", 12), line("ended", 0), line("again", 0, attempt=2)])
+    files.add([line("x" * LINE_LIMIT, 0, partial=True), line("two", 12), line("ended", 0), line("again", 0, attempt=2)])
     files.close()
     written = {str(path.relative_to(tmp_path / "out")): path.read_text() for path in (tmp_path / "out").rglob("*.log")}
     merged = written.pop("merged.log")
     assert written == {
-        "attempt-1/rank-00.stdout.log": "one\nbegun, ended\n",
+        "attempt-1/rank-00.stdout.log": "one\n" + "x" * LINE_LIMIT + "ended\n",
         "attempt-1/rank-12.stdout.log": "my *** wipe\ntwo\n",
         "attempt-1/node-0.agent.log": "starting\n",
         "attempt-2/rank-00.stdout.log": "again\n",
