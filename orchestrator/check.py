@@ -8,10 +8,11 @@ import secrets
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from . import checks, checks_mesh, choices, inventory, mesh, plan, preflight, script
+from . import checks, checks_mesh, choices, deep, inventory, launch, logs, mesh, plan, preflight, script
 from .choices import Choice
 from .commands import _console, _fleet
 from .console import fold, wants_colour
@@ -58,12 +59,19 @@ def check(given: str, hosts: str | None, level: Level, as_json: bool) -> int:
         hellos = {name: one[1] for name, one in probed.done.items()}
         findings = [*checks.unreached(probed.failed), *checks.judge(made, facts, hellos)]
         network = _try_network(made, facts, fleet, findings) if level != "quick" else None
+        broken = any(finding.severity == "error" for finding in findings)
+        result = None
+        if level == "deep" and not broken:
+            result = deep.run(read, f"check-{secrets.token_hex(4)}", fleet, _surroundings())
+            findings += deep.judge(result)
+        elif level == "deep":
+            console.note("no real run is tried while there are errors")
     chosen = choices.choose(facts)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     if as_json:
-        print(json.dumps(_as_dict(findings, chosen, network), indent=2))
+        print(json.dumps(_as_dict(findings, chosen, network, result), indent=2))
     else:
-        sys.stdout.write(_render(made, findings, chosen, network, facts))
+        sys.stdout.write(_render(made, findings, chosen, network, facts, result))
     if probed.failed:
         return worst(probed.failed.values(), "").exit_code
     return FindingsError.exit_code if any(finding.severity == "error" for finding in findings) else 0
@@ -78,12 +86,28 @@ def _try_network(made: Plan, facts: dict[str, Any], fleet: Fleet, findings: list
     return network
 
 
-def _as_dict(findings: Iterable[Finding], chosen: Iterable[Choice], network: Network | None) -> dict[str, Any]:
+def _surroundings() -> launch.Surroundings:
+    """Of the run of `--deep`: its facts were judged already, and no secret goes with it."""
+    return launch.Surroundings(
+        created_at=logs.rfc3339(time.time()),
+        by="check --deep",
+        secrets={},
+        run_key=secrets.token_hex(32),
+        skip_check=True,
+        step=lambda _: None,
+        warn=lambda _: None,
+    )
+
+
+def _as_dict(
+    findings: Iterable[Finding], chosen: Iterable[Choice], network: Network | None, result: deep.Result | None
+) -> dict[str, Any]:
     return {
         "findings": [finding.as_dict() for finding in findings],
         "consequences": [],
         "choices": [vars(choice) for choice in chosen],
         "network": mesh.as_dict(network) if network else None,
+        "measured": [dict(one) for one in result.figures] if result else [],
     }
 
 
@@ -93,6 +117,7 @@ def _render(
     chosen: tuple[Choice, ...],
     network: Network | None,
     facts: dict[str, Any],
+    result: deep.Result | None,
 ) -> str:
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     colour = wants_colour(sys.stdout, os.environ)
@@ -103,6 +128,8 @@ def _render(
     parts = [_finding(finding, style(finding.severity), width) for finding in findings]
     if network is not None and network.pairs:
         parts.append(mesh.render(network))
+    if result is not None and result.figures:
+        parts.append(deep.render(result))
     parts.append("\n".join(_chosen(made, chosen, network, facts)) + "\n")
     counts = [(sum(finding.severity == severity for finding in findings), severity) for severity in SEVERITIES]
     told = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for count, severity in counts if count)

@@ -79,6 +79,18 @@ def check(inventory: str, quick: bool, deep: bool, hosts: str | None, as_json: b
 
 @cli.command()
 @INVENTORY
+@click.option("--torch", metavar="VERSION", help="The torch to have everywhere; default: what the head has or gets.")
+@click.option("--index-url", metavar="URL", help="Where pip finds it, such as https://download.pytorch.org/whl/cu126.")
+@HOSTS
+def setup(inventory: str, torch: str | None, index_url: str | None, hosts: str | None) -> None:
+    """Make hosts ready without root: where torch is missing, a venv with the same one on each."""
+    from . import prepare_hosts
+
+    sys.exit(prepare_hosts.setup(inventory, hosts, prepare_hosts.Wanted(torch, index_url)))
+
+
+@cli.command()
+@INVENTORY
 @click.argument("script", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "-d", "--detach", is_flag=True, help="Return when the run has started; its id is the first line on stdout."

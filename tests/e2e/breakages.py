@@ -123,7 +123,7 @@ def defaults(lab: Lab, **more: Any) -> dict[str, Any]:
 # --- reaching them
 
 
-@case("ssh-auth-denied", exit_code=4, says="it refuses ann", fix="ssh -l ann", short=True)
+@case("ssh-auth-denied", exit_code=4, says="it refuses ann", fix="ssh -l ann")
 def wrong_key(lab: Lab) -> Iterator[Overrides]:
     keys = lab.hosts[1].home / ".ssh/authorized_keys"
     keys.rename(keys.with_name("away"))
@@ -193,7 +193,7 @@ def one_host_by_two_names(lab: Lab) -> Iterator[Overrides]:
 # --- python, torch, the script
 
 
-@case("remote-env-differs", says="setup line 1", short=True)
+@case("remote-env-differs", says="setup line 1")
 def setup_that_fails(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, **setup("source ~/venv/bin/activate"))}
 
@@ -333,7 +333,7 @@ def disk_full(lab: Lab) -> Iterator[Overrides]:
     lab.hosts[1]._disks.clear()
 
 
-@case("nccl-shm-exhausted", severity="warning", fix="remount", short=True)
+@case("nccl-shm-exhausted", severity="warning", fix="remount")
 def tiny_shm(lab: Lab) -> Iterator[Overrides]:
     lab.hosts[1].root_run(["mount", "-o", "remount,size=16m", "/dev/shm"])
     yield {}
@@ -368,7 +368,7 @@ def clock_ahead(lab: Lab) -> Iterator[Overrides]:
 # --- names
 
 
-@case("hostname-unresolvable", severity="warning", fix="tee -a /etc/hosts", short=True)
+@case("hostname-unresolvable", severity="warning", fix="tee -a /etc/hosts")
 def own_name_unknown(lab: Lab) -> Iterator[Overrides]:
     with etc_hosts(lab.hosts[1], lambda text: text.replace("10.77.0.2 node-1\n", "")):
         yield {}
@@ -420,7 +420,7 @@ def wrong_cluster_address(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, cluster_address="10.78.0.200")}
 
 
-@case("nccl-wrong-nic", guilty=(0,), says="172.17.0.1", level="", short=True)
+@case("nccl-wrong-nic", guilty=(0,), says="172.17.0.1", level="")
 def docker0_trap(lab: Lab) -> Iterator[Overrides]:
     listed = hosts(lab)
     listed[0]["interface"] = "docker0"
@@ -656,7 +656,7 @@ def driver_too_old(lab: Lab) -> Iterator[Overrides]:
     smi(lab.hosts[1], nvidia.answer({}, {}))
 
 
-@gpu_case("nvml-driver-library-mismatch", fix="reboot", short=True)
+@gpu_case("nvml-driver-library-mismatch", fix="reboot")
 def driver_upgraded_under_the_kernel(lab: Lab) -> Iterator[Overrides]:
     smi(lab.hosts[1], "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.144\n", 18)
     yield {}

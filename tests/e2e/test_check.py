@@ -14,7 +14,7 @@ import pytest
 from lab.lab import Lab
 
 from .breakages import CASES, Case, Overrides, give_gpus
-from .driver import ok, orch
+from .driver import ok, orch, script
 
 CHOSEN = [one for one in CASES if one.short or os.environ.get("DDP_ORCH_ALL_BREAKAGES")]
 
@@ -49,3 +49,26 @@ def test_what_is_broken_is_named_with_its_host_and_a_fix_and_gone_when_it_is_men
     others = {one["code"] for one in alarms(findings)} - {case.code, *case.allowed}
     assert not others, findings
     assert alarms(findings_of(check(lab3, base, *options))) == []
+
+
+def test_a_deep_check_runs_collectives_and_finds_nothing_on_healthy_hosts(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    result = json.loads(ok(orch(lab2, "check", inventory, "--deep", "--json", timeout=200)).stdout)
+    assert alarms(result["findings"]) == []
+    measured = result["measured"]
+    assert {(one["host"], one["rank"]) for one in measured} == {("node-0", 0), ("node-1", 1)}
+    reduces = [one for one in measured if one["what"] == "all_reduce"]
+    assert {one["bytes"] for one in reduces} == {1 << 12, 1 << 20, 1 << 24} and all(one["right"] for one in reduces)
+    assert all(one["tflops"] > 0 for one in measured if one["what"] == "product")
+
+
+def test_up_refuses_what_a_check_would_find_and_starts_it_all_the_same_if_told_to(lab2: Lab) -> None:
+    script(lab2, "print('started')\n")
+    few = {"defaults": {"user": "ann", "python": lab2.python, "setup": ["ulimit -n 128"]}}
+    inventory = lab2.inventory(run={"launcher": "direct"}, **few)
+    refused = ok(orch(lab2, "up", inventory, "--", "train.py"), 3)
+    assert "limit-nofile" in refused.stderr and "node-[0-1]" in refused.stderr and "ulimit -n 65536" in refused.stderr
+    assert "started" not in refused.stdout
+    forced = ok(orch(lab2, "up", inventory, "--skip-check", "--", "train.py"))
+    assert forced.stdout.count("started") == 2
+    assert forced.stderr.count("limit-nofile") == 1

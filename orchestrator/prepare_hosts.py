@@ -1,0 +1,211 @@
+"""`setup`: make hosts ready to train, without root: a venv with the same torch on each. Nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import inventory
+from .commands import _console, _fleet
+from .console import Console, fold
+from .errors import FindingsError
+from .fleet import Fleet, Output, each, reasons, worst
+from .inventory import Host
+from .ssh import quote
+from .transport import ConnectFailure
+
+VENV = ".local/share/ddp-orch/venv"  # below the home
+PYTHON_LEAST = (3, 9)  # of torch 2.4 and newer: 3.8 has none
+
+# What a python is and has; torch is not imported.
+LOOK = """
+import importlib.metadata, importlib.util, json, os, sys
+try: torch = importlib.metadata.version("torch")
+except importlib.metadata.PackageNotFoundError: torch = None
+venv = all(importlib.util.find_spec(name) for name in ("venv", "ensurepip"))
+print(json.dumps({"executable": sys.executable, "python": list(sys.version_info[:2]), "torch": torch, "venv": venv,
+                  "home": os.path.expanduser("~")}))
+"""
+
+# $1 python, $2 the venv, then what pip is to install. A venv that was cut off has no pip: it is made again.
+INSTALL = """
+set -e
+python=$1; venv=$2; shift 2
+"$venv/bin/python" -m pip --version > /dev/null 2>&1 || "$python" -m venv --clear "$venv"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """`setup` as it was asked for."""
+
+    torch: str | None
+    """A version; None: what the head gets or has."""
+    index_url: str | None
+
+
+@dataclass(frozen=True)
+class Ready:
+    python: str
+    torch: str
+    done: str
+    """`kept` or `installed`."""
+
+
+class Table:
+    """What is being done on each host: a live table on a terminal, a line a step elsewhere."""
+
+    def __init__(self, hosts: Sequence[str], console: Console) -> None:
+        self._steps = dict.fromkeys(hosts, "connecting")
+        self._lock = threading.Lock()
+        self._console = console
+        self._live: Any = None
+
+    def __enter__(self) -> Table:
+        if sys.stderr.isatty():
+            from rich.console import Console as Rich
+            from rich.live import Live
+
+            self._live = Live(self._drawn(), console=Rich(stderr=True), refresh_per_second=8)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def step(self, host: str, what: str) -> None:
+        with self._lock:
+            self._steps[host] = what
+            if self._live is not None:
+                self._live.update(self._drawn())
+            else:
+                self._console.step(f"{host}: {what}")
+
+    def _drawn(self) -> Any:
+        from rich.table import Table as Drawn
+        from rich.text import Text
+
+        table = Drawn(box=None, pad_edge=False, header_style="bold")
+        for column in ("HOST", "STEP"):
+            table.add_column(column)
+        for host, step in self._steps.items():
+            table.add_row(Text(host), Text(step))
+        return table
+
+
+def setup(given: str, hosts: str | None, wanted: Wanted) -> int:
+    """Exit code: 0 all are ready, 3 one is not, 4 one was not reached."""
+    console = _console()
+    read = inventory.load(given)
+    if hosts:
+        read = inventory.select(read, hosts)
+    with _fleet(read) as fleet:
+        fleet.prepare(read.hosts)
+        _let_in(read.hosts, fleet)
+        with Table([host.name for host in read.hosts], console) as table:
+            head = [host for host in read.hosts if host.name == read.head]
+            others = [host for host in read.hosts if host.name != read.head]
+            first = each(head, lambda host: _ready(host, fleet, wanted, table), 1)
+            ready, failed = dict(first.done), dict(first.failed)
+            if not failed:
+                # after the head: the rest get what it has, and a home that it shares with them is ready by then
+                same = Wanted(ready[read.head].torch, wanted.index_url)
+                rest = each(others, lambda host: _ready(host, fleet, same, table), fleet.parallel)
+                ready |= rest.done
+                failed |= rest.failed
+    _tell(read.hosts, ready, console)
+    for host, reason in reasons(failed).items():
+        console.error(f"{host}: {reason}")
+    return worst(failed.values(), "").exit_code if failed else 0
+
+
+def _let_in(hosts: Sequence[Host], fleet: Fleet) -> None:
+    """Where only a password works and somebody is there to type it: as ssh-copy-id does, and by it."""
+    if not sys.stdin.isatty():
+        return
+    tried = fleet.run(hosts, lambda _: "true")
+    for host in hosts:
+        failure = tried.failed.get(host.name)
+        if isinstance(failure, ConnectFailure) and failure.code == "ssh-auth-denied":
+            where = f"{host.user}@{host.address}" if host.user else host.address
+            port = ["-p", str(host.port)] if host.port else []
+            subprocess.run(["ssh-copy-id", *port, where], check=False)
+
+
+def _ready(host: Host, fleet: Fleet, wanted: Wanted, table: Table) -> Ready:
+    """Raises FindingsError or UnreachableError."""
+    table.step(host.name, "looking for python and torch")
+    own = _look(host, fleet, host.python, host.setup)
+    if own is not None and own["torch"] and wanted.torch in (None, own["torch"], own["torch"].partition("+")[0]):
+        table.step(host.name, f"ready: torch {own['torch']} in {own['executable']}")
+        return Ready(own["executable"], own["torch"], "kept")
+    base = own or _look(host, fleet, "python3", ())
+    if base is None:
+        raise FindingsError(f"{host.name}: no {host.python} and no python3 there; give `python` of the host")
+    if tuple(base["python"]) < PYTHON_LEAST or not base["venv"]:
+        version = ".".join(map(str, base["python"]))
+        raise FindingsError(
+            f"{host.name}: {base['executable']} ({version}) cannot make a venv for torch: it needs python >= "
+            f"{'.'.join(map(str, PYTHON_LEAST))} with venv and ensurepip (apt install python3-venv, or conda, or uv)"
+        )
+    venv = f"{base['home']}/{VENV}"
+    before = _look(host, fleet, f"{venv}/bin/python", ())
+    if before is not None and before["torch"] and wanted.torch in (None, before["torch"], _public(before["torch"])):
+        table.step(host.name, f"ready: torch {before['torch']} in {venv}")
+        return Ready(before["executable"], before["torch"], "kept")
+    what = f"torch=={wanted.torch}" if wanted.torch else "torch"
+    table.step(host.name, f"installing {what} into {venv}")
+    index = ["--index-url", wanted.index_url] if wanted.index_url else []
+    argv = ["sh", "-c", INSTALL, "ddp-orch-setup", base["executable"], venv, what, *index]
+    done = _run(host, fleet, quote(argv))
+    after = _look(host, fleet, f"{venv}/bin/python", ()) if done.status == 0 else None
+    if after is None or not after["torch"]:
+        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
+        said = [line for line in lines if "ERROR" in line] or lines  # pip's last words may be a notice
+        raise FindingsError(f"{host.name}: installing {what}: {said[-1] if said else f'exit code {done.status}'}")
+    table.step(host.name, f"ready: torch {after['torch']} in {venv}")
+    return Ready(after["executable"], after["torch"], "installed")
+
+
+def _public(version: str) -> str:
+    return version.partition("+")[0]
+
+
+def _look(host: Host, fleet: Fleet, python: str, lines: Sequence[str]) -> dict[str, Any] | None:
+    """What LOOK says of a python inside `lines` of setup; None when it does not run."""
+    argv = [python, "-c", LOOK]
+    if lines:
+        argv = ["bash", "-lc", " && ".join(f"{{ {line}\n}}" for line in lines) + f" && {shlex.join(argv)}"]
+    done = _run(host, fleet, quote(argv))
+    if done.status != 0:
+        return None
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _run(host: Host, fleet: Fleet, command: str) -> Output:
+    results = fleet.run([host], lambda _: command)
+    if results.failed:
+        raise results.failed[host.name]
+    return results.done[host.name]
+
+
+def _tell(hosts: Sequence[Host], ready: Mapping[str, Ready], console: Console) -> None:
+    """What is there now, and what the inventory has to say of it."""
+    same: dict[Ready, list[str]] = {}
+    for name, one in ready.items():
+        same.setdefault(one, []).append(name)
+    for one, names in same.items():
+        console.note(f"{fold(names)}: torch {one.torch} {one.done}, {one.python}")
+    pythons = {host.name: host.python for host in hosts}
+    changed = {name: one.python for name, one in ready.items() if VENV in one.python and pythons[name] != one.python}
+    for python in dict.fromkeys(changed.values()):
+        print(f"python: {python}   # in the inventory, for {fold(name for name in changed if changed[name] == python)}")

@@ -1,0 +1,66 @@
+"""`setup` brings the same torch to every host, from an index, without root, and does nothing twice."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+from lab.host import Host
+from lab.lab import Lab
+
+from .driver import ok, orch
+
+BARE = os.path.realpath(sys.executable)  # what the venv of the tests was made from, without its packages
+VENV = "/home/ann/.local/share/ddp-orch/venv/bin/python"
+
+
+def wheel(version: str, to: Path) -> Path:
+    """A package that is called torch, as small as one can be."""
+    path = to / f"torch-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("torch/__init__.py", "")
+        archive.writestr("torch/version.py", f"__version__ = '{version}'\ncuda = None\n")
+        info = f"torch-{version}.dist-info"
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        names = [*archive.namelist(), f"{info}/RECORD"]
+        archive.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in names))
+    return path
+
+
+def index(host: Host, *versions: str) -> str:
+    """A package index on the host's own disk; its URL."""
+    folder = host.home / "index" / "torch"
+    folder.mkdir(parents=True)
+    wheels = [wheel(version, folder).name for version in versions]
+    (folder / "index.html").write_text("".join(f'<a href="{name}">{name}</a>\n' for name in wheels))
+    return "file:///home/ann/index"
+
+
+def test_hosts_without_torch_get_the_same_one_and_a_second_time_nothing_is_done(lab2: Lab) -> None:
+    url = index(lab2.hosts[0], "2.9.0")
+    index(lab2.hosts[1], "2.9.0", "2.9.1")  # the head decides
+    inventory = lab2.inventory(defaults={"user": "ann", "python": BARE})
+    first = ok(orch(lab2, "setup", inventory, "--index-url", url, timeout=200))
+    assert f"python: {VENV}   # in the inventory, for node-[0-1]" in first.stdout
+    assert "node-[0-1]: torch 2.9.0 installed" in first.stderr
+    again = ok(orch(lab2, "setup", inventory, "--index-url", url))
+    assert "node-[0-1]: torch 2.9.0 kept" in again.stderr and "installing" not in again.stderr
+    check = ok(orch(lab2, "check", lab2.inventory(defaults={"user": "ann", "python": VENV}), "--quick"))
+    assert "nothing found" in check.stdout
+
+
+def test_a_host_that_has_the_torch_is_left_alone(lab2: Lab) -> None:
+    result = ok(orch(lab2, "setup", lab2.inventory()))
+    assert "kept" in result.stderr and result.stdout == ""
+
+
+def test_what_pip_says_is_told_and_the_host_named(lab2: Lab) -> None:
+    inventory = lab2.inventory(defaults={"user": "ann", "python": BARE})
+    result = ok(orch(lab2, "setup", inventory, "--torch", "9.9.9", "--index-url", index(lab2.hosts[0], "2.9.0")), 3)
+    assert "node-0: installing torch==9.9.9:" in result.stderr
+    assert "ERROR" in result.stderr.rpartition("installing torch==9.9.9:")[2]
