@@ -25,6 +25,7 @@ def judge(plan: Plan, network: Network, facts: Mapping[str, Facts]) -> tuple[Fin
     _large_packets(network, facts, found)
     _mtus(network, facts, found)
     _speed(network, found)
+    _lookups(network, found)
     for host, failure in network.failed.items():
         found.add("error", str(getattr(failure, "code", "unknown")), host, str(failure), "try again", "")
     return found.all()
@@ -221,6 +222,23 @@ def _speed(network: Network, found: Findings) -> None:
             message = f"its network is slow: {rate * 8 / 1e6:.0f} Mbit/s at best"
             seen = f"TCP to and from the others; usual here: {usual * 8 / 1e6:.0f} Mbit/s"
             found.add("warning", "network-slow", host, message, fix, seen)
+
+
+def _lookups(network: Network, found: Findings) -> None:
+    """Others' names: ours need none of them, as all that we give to torch are addresses."""
+    for host, answers in network.names.items():
+        slow = [asked for asked, answer in answers.items() if answer["seconds"] is None]
+        if slow:
+            message = "looking up the other hosts takes more than a second; ranks get RES_OPTIONS against it"
+            fix = "mend the name servers in /etc/resolv.conf, or name all hosts in /etc/hosts"
+            found.add("warning", "dns-slow", host, message, fix, f"getent hosts {slow[0]}: no answer")
+        addresses = set(network.addresses.values())
+        unknown = [asked for asked, answer in answers.items() if answer["error"] and asked not in addresses | set(slow)]
+        if unknown:
+            message = f"does not know the name {', '.join(unknown[:3])} of other hosts; --local-addr sees to it"
+            fix = "name all hosts in /etc/hosts, or in DNS"
+            seen = f"getent hosts {unknown[0]}: {answers[unknown[0]]['error']}"
+            found.add("note", "hostname-unresolvable", host, message, fix, seen)
 
 
 def _best(

@@ -46,6 +46,8 @@ class Network:
     unreachable: Mapping[str, Mapping[str, str]]
     """Hosts that reach none of the head's addresses (or not the one that most do): {host: {address: why}}."""
     pairs: tuple[Pair, ...]
+    names: Mapping[str, Mapping[str, Facts]]
+    """What each host gets for the others' names and addresses (node/names.py)."""
     failed: Mapping[str, OrchError]
     """Hosts that could not be asked."""
 
@@ -64,14 +66,14 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     listening = fleet.each(hosts.values(), lambda host, session: session.request("listen", listen(host.name)))
     failed = dict(listening.failed)
     if head.name in failed:
-        return Network(head.name, {}, {}, (), {}, (), failed)
+        return Network(head.name, {}, {}, (), {}, (), {}, failed)
     offered = _offered(head.cluster_address, head.interface, facts[head.name], listening.done[head.name]["addresses"])
     others = [host for name, host in hosts.items() if name in listening.done and host is not head]
     run_port = listening.done[head.name]["ports"][0]
     to_head = [_target(head.name, address, [run_port], token) for address in offered]
     reached = fleet.each(
         others,
-        lambda host, session: session.request("dial", _dial(to_head, host.cluster_address, False)),
+        lambda host, session: session.request("dial", _dial(to_head, host.cluster_address, [])),
     )
     common, unreachable = _common(offered, reached)
     addresses, interfaces = {head.name: common}, {head.name: _interface_of(common, facts[head.name])}
@@ -90,7 +92,7 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
                     for other in _targets(names, host.name)
                 ],
                 addresses[host.name],
-                True,
+                [str(facts[other]["hostname"]) for other in _targets(names, host.name)],
             ),
         ),
     )
@@ -100,15 +102,17 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
         for result in answer["results"]
     )
     failed |= {**reached.failed, **dialled.failed}
-    return Network(head.name, addresses, interfaces, tuple(offered), unreachable, pairs, failed)
+    known = {name: answer["names"] for name, answer in dialled.done.items()}
+    return Network(head.name, addresses, interfaces, tuple(offered), unreachable, pairs, known, failed)
 
 
 def _target(name: str, address: str, ports: list[int], token: str) -> dict[str, Any]:
     return {"host": name, "address": address, "ports": ports, "token": token + name}
 
 
-def _dial(targets: list[dict[str, Any]], source: str | None, bulk: bool) -> dict[str, Any]:
-    return {"targets": targets, "source": source, "bulk": bulk}
+def _dial(targets: list[dict[str, Any]], source: str | None, names: list[str]) -> dict[str, Any]:
+    """With names to look up, it is the full trial, with large packets."""
+    return {"targets": targets, "source": source, "bulk": bool(names), "names": names}
 
 
 def _offered(cluster_address: str | None, interface: str, fact: Facts, candidates: list[str]) -> list[str]:

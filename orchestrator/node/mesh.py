@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import network
+from . import names, network
 
 CONNECT_WINDOW = 3.0  # s for a connection, as a dropped packet is sent again after 1 s and 3 s
 STALL_WINDOW = 3.0  # s without an acknowledgement after which large packets count as lost on the way
@@ -109,7 +109,8 @@ def dial(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Try `targets` ({host, address, ports, token}) from `source` (null: as routed); `bulk`: large packets, bandwidth.
 
     -> {"results": [{host, address, source, interface, ports: {port: null or why not}, latency (s, null), stalled,
-    bandwidth (bytes a second, null)}]}. All are reached for at the same time; bandwidths are measured one by one.
+    bandwidth (bytes a second, null)}], "names"}. All are reached for at the same time, and meanwhile `names` and the
+    targets' addresses looked up (names.py); bandwidths are measured one by one.
     """
     source = arguments["source"]
     results: List[Dict[str, Any]] = [{} for _ in arguments["targets"]]
@@ -120,6 +121,8 @@ def dial(arguments: Dict[str, Any]) -> Dict[str, Any]:
     threads = [threading.Thread(target=work, args=item, daemon=True) for item in enumerate(arguments["targets"])]
     for thread in threads:
         thread.start()
+    wanted = arguments["names"]
+    found = names.look(wanted, [target["address"] for target in arguments["targets"]] if wanted else [])
     for thread in threads:
         thread.join()
     if arguments["bulk"]:
@@ -127,7 +130,7 @@ def dial(arguments: Dict[str, Any]) -> Dict[str, Any]:
             result = results[number]
             if result["latency"] is not None and not result["stalled"]:
                 result["bandwidth"] = _bandwidth(result, target["token"].encode("utf-8", "surrogateescape"), source)
-    return {"results": results}
+    return {"results": results, "names": found}
 
 
 def _try(target: Dict[str, Any], source: Optional[str], bulk: bool) -> Dict[str, Any]:

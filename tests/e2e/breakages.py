@@ -374,6 +374,12 @@ def own_name_unknown(lab: Lab) -> Iterator[Overrides]:
         yield {}
 
 
+@case("hostname-unresolvable", severity="note", level="", says="node-0")
+def others_names_unknown(lab: Lab) -> Iterator[Overrides]:
+    with etc_hosts(lab.hosts[1], lambda text: "127.0.0.1 localhost\n10.77.0.2 node-1\n"):
+        yield {}
+
+
 @case("gloo-loopback-address", severity="note")
 def own_name_is_loopback(lab: Lab) -> Iterator[Overrides]:
     with etc_hosts(lab.hosts[1], lambda text: text.replace("10.77.0.2 node-1", "127.0.1.1 node-1")):

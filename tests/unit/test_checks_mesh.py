@@ -28,7 +28,7 @@ def pair(source: str, target: str, **changed: Any) -> Pair:
 def network(change: dict[tuple[str, str], dict[str, Any]] | None = None, names: tuple[str, ...] = NAMES) -> Network:
     pairs = tuple(pair(*two, **(change or {}).get(two, {})) for two in permutations(names, 2))
     addresses = {name: ADDRESSES[name] for name in names}
-    return Network("a", addresses, dict.fromkeys(names, "eth0"), ("10.0.0.1",), {}, pairs, {})
+    return Network("a", addresses, dict.fromkeys(names, "eth0"), ("10.0.0.1",), {}, pairs, {}, {})
 
 
 def found(tried: Network, **changed: Any) -> list[Finding]:
@@ -113,6 +113,13 @@ def test_the_slow_host_is_named_by_its_best_path() -> None:
 
 def test_one_busy_path_makes_no_slow_host() -> None:
     assert found(network({("a", "b"): {"bandwidth": 1e6}})) == []
+
+
+def test_names_of_others_that_are_unknown_are_a_note_and_silence_is_a_warning() -> None:
+    unknown = {"b": {"found": [], "error": "Name or service not known", "seconds": 0.01}}
+    assert brief(found(replace(network(), names={"a": unknown}))) == [("note", "hostname-unresolvable", ("a",))]
+    silent = {"10.0.0.2": {"found": [], "error": "no answer", "seconds": None}}
+    assert brief(found(replace(network(), names={"a": silent}))) == [("warning", "dns-slow", ("a",))]
 
 
 def test_the_first_address_that_all_reach_is_taken_else_the_one_that_most_do() -> None:
