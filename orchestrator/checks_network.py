@@ -15,7 +15,7 @@ Facts = Mapping[str, Any]
 def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Findings) -> None:
     for node in nodes:
         fact = facts[node.host.name]
-        _names(node, fact, found)
+        _names(node, fact, len(plan.nodes) > 1, found)
         if len(plan.nodes) > 1:
             _interface(node, fact, found)
             _patterns(node, fact, found)
@@ -29,7 +29,7 @@ def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Find
         _ipv6(nodes, facts, head, found)
 
 
-def _names(node: Node, fact: Facts, found: Findings) -> None:
+def _names(node: Node, fact: Facts, several: bool, found: Findings) -> None:
     name, own = node.host.name, fact["hostname"]
     servers = ", ".join(fact["dns"]) or "none"
     slow = [what for what, answer in fact["names"].items() if answer["seconds"] is None]
@@ -45,7 +45,7 @@ def _names(node: Node, fact: Facts, found: Findings) -> None:
     if answer["error"]:
         message = f"its own name, {own}, does not resolve there; ours need it not, but other programs may"
         found.add("warning", "hostname-unresolvable", name, message, fix, seen)
-    elif all(_loopback(address) for address in answer["found"]):
+    elif several and all(_loopback(address) for address in answer["found"]):
         message = f"its own name, {own}, is a loopback address there; --local-addr and GLOO_SOCKET_IFNAME see to it"
         found.add("note", "gloo-loopback-address", name, message, fix, seen)
 

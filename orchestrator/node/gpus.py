@@ -2,10 +2,12 @@
 
 import shutil
 import subprocess
-import xml.etree.ElementTree as ElementTree
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import processes
+
+if TYPE_CHECKING:
+    import xml.etree.ElementTree as ElementTree
 
 QUERY = ["nvidia-smi", "-q", "-x"]
 WINDOW = 30.0  # s for it to answer; where a GPU has died it may hang
@@ -43,6 +45,8 @@ def look() -> Dict[str, Any]:
 
 def parse(text: str) -> Dict[str, Any]:
     """The answer to QUERY. Drivers differ in what they tell: what is not there is None."""
+    import xml.etree.ElementTree as ElementTree  # every session loads this module, and few ask for GPUs
+
     start, end = text.find("<nvidia_smi_log"), text.rfind("</nvidia_smi_log>")
     try:
         root = ElementTree.fromstring(text[start : end + 17] if start >= 0 and end >= 0 else "")  # noqa: S314
@@ -58,7 +62,7 @@ def parse(text: str) -> Dict[str, Any]:
     }
 
 
-def _gpu(number: int, gpu: ElementTree.Element) -> Dict[str, Any]:
+def _gpu(number: int, gpu: "ElementTree.Element") -> Dict[str, Any]:
     slowed = [
         reason.tag.split("_reason_", 1)[1]
         for name in ("clocks_event_reasons", "clocks_throttle_reasons")  # its name since driver 535, and before
@@ -89,7 +93,7 @@ def _gpu(number: int, gpu: ElementTree.Element) -> Dict[str, Any]:
     }
 
 
-def _uncorrected(gpu: ElementTree.Element) -> Optional[int]:
+def _uncorrected(gpu: "ElementTree.Element") -> Optional[int]:
     """Memory errors since the driver was loaded that could not be mended. None where the board has no ECC."""
     counts = [
         _number(one, ".")
@@ -101,7 +105,7 @@ def _uncorrected(gpu: ElementTree.Element) -> Optional[int]:
     return sum(known) if known else None
 
 
-def _repair(gpu: ElementTree.Element) -> Optional[str]:
+def _repair(gpu: "ElementTree.Element") -> Optional[str]:
     """A repair of memory that waits for a reset, or failed."""
     for path, wanted, what in (
         ("remapped_rows/remapped_row_failure", "Yes", "row remapping has failed"),
@@ -115,13 +119,13 @@ def _repair(gpu: ElementTree.Element) -> Optional[str]:
     return None
 
 
-def _text(element: ElementTree.Element, path: str) -> Optional[str]:
+def _text(element: "ElementTree.Element", path: str) -> Optional[str]:
     text = element.findtext(path) if path != "." else element.text
     text = (text or "").strip()
     return text if text and text not in ("N/A", "[N/A]", "Not Supported") else None
 
 
-def _number(element: ElementTree.Element, path: str) -> Optional[int]:
+def _number(element: "ElementTree.Element", path: str) -> Optional[int]:
     """`81920 MiB` -> 81920."""
     text = (_text(element, path) or "").split(" ")[0]
     return int(text) if text.isdigit() else None
