@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from lab.lab import Lab
 from .breakages import CASES, Case, Overrides, give_gpus
 from .driver import ok, orch, script
 
-CHOSEN = [one for one in CASES if one.short or os.environ.get("DDP_ORCH_ALL_BREAKAGES")]
+EVERYTHING = bool(os.environ.get("DDP_ORCH_ALL_BREAKAGES"))
+CHOSEN = [one for one in CASES if one.short or EVERYTHING]
 
 
 def check(lab: Lab, overrides: Overrides, *options: str) -> subprocess.CompletedProcess[str]:
@@ -72,3 +74,42 @@ def test_up_refuses_what_a_check_would_find_and_starts_it_all_the_same_if_told_t
     forced = ok(orch(lab2, "up", inventory, "--skip-check", "--", "train.py"))
     assert forced.stdout.count("started") == 2
     assert forced.stderr.count("limit-nofile") == 1
+
+
+def test_a_home_that_hosts_share_is_a_note(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab(2, shared_home=True)
+    (finding,) = findings_of(check(lab, {}, "--quick"))
+    assert (finding["severity"], finding["code"], finding["hosts"]) == (
+        "note",
+        "home-on-shared-disk",
+        ["node-0", "node-1"],
+    )
+
+
+JOIN = """
+import os, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+print("joined", os.environ["RANK"])
+dist.destroy_process_group()
+"""
+
+# What ended launches by hand, in minutes or never: it works now, or is refused before anything is started.
+BY_HAND: dict[str, tuple[str, int]] = {
+    "own_name_unknown": ("hostname-unresolvable", 0),
+    "silent_name_server": ("dns-slow", 0),
+    "port_held_by_ourselves": ("port-in-use", 5),
+    "no_such_interface": ("gloo-ifname-no-match", 3),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND if EVERYTHING else ["no_such_interface"])
+def test_what_ended_launches_by_hand_works_or_is_refused_with_its_cause(lab3: Lab, name: str) -> None:
+    code, exit_code = BY_HAND[name]
+    (case,) = [one for one in CASES if one.name == name]
+    script(lab3, JOIN)
+    with case.break_(lab3) as overrides:
+        result = orch(lab3, "up", lab3.inventory(**overrides), "--", "train.py")
+    ok(result, exit_code)
+    assert f"[{code}]" in result.stderr
+    assert result.stdout.count("joined") == (3 if exit_code == 0 else 0)

@@ -1,0 +1,65 @@
+"""The figures of a real run become findings."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from orchestrator.deep import MARKER, SCRIPT, Result, judge, render
+
+
+def product(rank: int, tflops: float, device: str = "cpu") -> dict[str, Any]:
+    return {"host": f"h{rank}", "rank": rank, "what": "product", "device": device, "tflops": tflops}
+
+
+def reduce(rank: int, seconds: float = 1e-3, right: bool = True) -> dict[str, Any]:
+    return {
+        "host": f"h{rank}",
+        "rank": rank,
+        "what": "all_reduce",
+        "backend": "gloo",
+        "bytes": 1 << 20,
+        "seconds": seconds,
+        "right": right,
+    }
+
+
+def result(*figures: dict[str, Any]) -> Result:
+    return Result(figures, "", (), ())
+
+
+def test_good_figures_have_no_findings() -> None:
+    assert judge(result(product(0, 1.0), product(1, 0.8), reduce(0), reduce(1))) == ()
+
+
+def test_a_wrong_sum_is_an_error_of_the_host_that_got_it() -> None:
+    (finding,) = judge(result(reduce(0), reduce(1, right=False)))
+    assert (finding.severity, finding.code, finding.hosts) == ("error", "collective-wrong-result", ("h1",))
+
+
+def test_the_slow_rank_is_named_among_its_likes() -> None:
+    figures = [product(0, 1.0), product(1, 1.1), product(2, 0.2), product(3, 300.0, "H100")]
+    (finding,) = judge(result(*figures))
+    assert (finding.severity, finding.code, finding.hosts) == ("warning", "straggler", ("h2",))
+    assert "rank 2" in finding.message
+
+
+def test_a_run_that_failed_is_one_error_with_its_last_words() -> None:
+    (finding,) = judge(Result((), "rank 1: exit code 1", ("h1",), ("h1: RuntimeError: no",)))
+    assert (finding.code, finding.hosts) == ("deep-run-failed", ("h1",))
+    assert "exit code 1" in finding.message and finding.evidence == ("h1: h1: RuntimeError: no",)
+
+
+def test_the_slowest_of_a_collective_is_shown() -> None:
+    text = render(result(reduce(0, 1e-3), reduce(1, 2e-3), product(0, 1.0)))
+    assert "1024 KiB" in text and "slowest: rank 1 on h1" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_script_marks_its_lines_as_they_are_looked_for() -> None:
+    constants = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.parse(SCRIPT.read_text()).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "MARKER"
+    }
+    assert constants == {"MARKER": MARKER}
