@@ -34,6 +34,7 @@ class Result:
     """Why the run failed; empty when it did not."""
     failed_on: tuple[str, ...]
     last_lines: tuple[str, ...]
+    """Of the hosts where it failed, on stderr."""
 
 
 def run(read: Inventory, run_id: str, fleet: Fleet, around: Surroundings) -> Result:
@@ -54,7 +55,7 @@ def run(read: Inventory, run_id: str, fleet: Fleet, around: Surroundings) -> Res
 
 def _watch(resolved: Plan, fleet: Fleet, around: Surroundings) -> Result:
     figures: list[Mapping[str, Any]] = []
-    others: list[str] = []
+    others: list[tuple[str, str]] = []
 
     def take(batch: list[Line]) -> None:
         for line in batch:
@@ -62,7 +63,7 @@ def _watch(resolved: Plan, fleet: Fleet, around: Surroundings) -> Result:
             if marker:
                 figures.append({"host": line.host, **json.loads(text)})
             elif line.stream == "stderr":
-                others.append(f"{line.host}: {line.text}")
+                others.append((line.host, line.text))
 
     hosts = [node.host for node in resolved.nodes]
     view = View(resolved.run_id, hosts, Choice(follow=True), fleet, around.warn)
@@ -78,7 +79,8 @@ def _watch(resolved: Plan, fleet: Fleet, around: Surroundings) -> Result:
         return Result(tuple(figures), "", (), ())
     everybody = tuple(node.host.name for node in resolved.nodes)
     failed_on = (str(first["host"]),) if first.get("host") else everybody
-    return Result(tuple(figures), str(first.get("what") or "no host tells why"), failed_on, tuple(others[-5:]))
+    last = tuple(text for host, text in others if host in failed_on)[-5:]
+    return Result(tuple(figures), str(first.get("what") or "no host tells why"), failed_on, last)
 
 
 def judge(result: Result) -> tuple[Finding, ...]:
