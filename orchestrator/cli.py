@@ -50,6 +50,31 @@ def cli() -> None:
 
 
 @cli.command()
+@click.argument("hosts", nargs=-1, metavar="[HOST...]")
+@click.option("-o", "--output", default="inventory.yaml", show_default=True, metavar="FILE", help="Where to write it.")
+def init(hosts: tuple[str, ...], output: str) -> None:
+    """Write an inventory: of HOSTs ([user@]name, or a range such as gpu[01-16]), or chosen from ~/.ssh/config."""
+    from . import init as initial
+
+    sys.exit(initial.init(hosts, output))
+
+
+@cli.command()
+@INVENTORY
+@click.option("--yes", is_flag=True, help="Add the unknown keys without a question.")
+@HOSTS
+def trust(inventory: str, yes: bool, hosts: str | None) -> None:
+    """Show the key fingerprints of all hosts and jump hosts; one yes adds the unknown ones to known_hosts.
+
+    Compare them with what `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` says on the host. A key that differs from
+    the one on file is never added.
+    """
+    from . import trust as trusting
+
+    sys.exit(trusting.trust(inventory, hosts, yes))
+
+
+@cli.command()
 @INVENTORY
 @JSON
 def config(inventory: str, as_json: bool) -> None:
@@ -355,7 +380,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a locale that lacks a character must not end a command
             stream.reconfigure(errors="backslashreplace")
-    code = guarded(lambda: cli(standalone_mode=False))
+    code = guarded(lambda: cli(prog_name="ddp-orch", standalone_mode=False))
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -23,7 +23,7 @@ from .console import Console, fold, fold_messages, wants_colour
 from .errors import HeldError, OrchError, UnreachableError, UsageError
 from .fleet import Fleet, reasons
 from .hostnames import nearest, pick
-from .inventory import Host, Inventory
+from .inventory import Host, Inventory, SshOptions
 from .inventory_values import env_name
 from .logs import Mask
 from .plan import Plan
@@ -74,15 +74,18 @@ def _only(read: Inventory, pattern: str) -> Inventory:
     return replace(read, hosts=tuple(host for host in read.hosts if host.name in names))
 
 
-@contextlib.contextmanager
-def _fleet(of: Inventory) -> Iterator[Fleet]:
+def _dialer(options: SshOptions) -> Dialer:
     config = os.environ.get("DDP_ORCH_SSH_CONFIG")
-    dialer = Dialer(
-        of.ssh,
+    return Dialer(
+        options,
         ask_passphrase=_ask_passphrase if sys.stdin.isatty() else None,
         config_file=Path(config) if config else None,
     )
-    fleet = Fleet(dialer, ship.node_program(), of.ssh.parallel, lambda: secrets.token_hex(12))
+
+
+@contextlib.contextmanager
+def _fleet(of: Inventory) -> Iterator[Fleet]:
+    fleet = Fleet(_dialer(of.ssh), ship.node_program(), of.ssh.parallel, lambda: secrets.token_hex(12))
     try:
         yield fleet
     finally:

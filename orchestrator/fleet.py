@@ -7,7 +7,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from .errors import FindingsError, HeldError, OrchError, UnreachableError
 from .inventory import Host
@@ -15,7 +15,14 @@ from .session import Refused, Session
 from .ship import NodeProgram
 from .ssh import Dialer
 
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
 T = TypeVar("T")
+N = TypeVar("N", bound=Named)
 EXEC_START_WINDOW = 30.0  # s for a host to start a command
 EXEC_STATUS_WINDOW = 5.0  # s for its exit status, once its output has ended
 CLOSE_WINDOW = 3.0  # s to say goodbye to all hosts
@@ -29,7 +36,7 @@ class Results(Generic[T]):
     failed: Mapping[str, OrchError]
 
 
-def each(hosts: Iterable[Host], work: Callable[[Host], T], parallel: int) -> Results[T]:
+def each(hosts: Iterable[N], work: Callable[[N], T], parallel: int) -> Results[T]:
     """Run `work` for every host, at most `parallel` at a time. A bug in `work` is raised; an OrchError is a result.
 
     An interrupt comes through at once: nothing new is begun, and nobody waits for what has been.

@@ -175,6 +175,19 @@ def fingerprint(key: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 
+def bits(key: bytes) -> int:
+    """As `ssh-keygen -l` prints it: the length of an RSA modulus; of others what their name says."""
+    kind = key_type(key)
+    if kind == "ssh-rsa":
+        rest = key[4 + len(kind) :]
+        for _ in range(2):  # the exponent, then the modulus
+            size = int.from_bytes(rest[:4], "big")
+            number, rest = rest[4 : 4 + size], rest[4 + size :]
+        return int.from_bytes(number, "big").bit_length()
+    found = re.search(r"nistp(\d+)", kind)
+    return int(found[1]) if found else 256
+
+
 _append_lock = threading.Lock()
 
 

@@ -1,7 +1,7 @@
 """Reach the hosts of an inventory over SSH: one connection a host, host keys verified, all within a time limit.
 
 `Dialer.connect` gives a `transport.Connection`. Where a host is says the user's ssh_config (`ssh_config.py`), how to
-get there `ssh_dial.py`, who it is known_hosts (`known_hosts.py`), who we are `ssh_keys.py`. The login itself is
+get there `ssh_dial.py`, who it is known_hosts (`ssh_host_keys.py`), who we are `ssh_keys.py`. The login itself is
 `ssh_session.py`: that one, and fabric and paramiko below it, are imported at the first login, as the import takes
 longer. Never asks a question during a login, never tries a rejected key again, never forwards the agent.
 """
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.inventory import Host, SshOptions
-from orchestrator.known_hosts import KnownHosts, append, fingerprint
 from orchestrator.ssh_config import Resolver, Target, resolve
 from orchestrator.ssh_dial import DroppedError, dial
-from orchestrator.ssh_keys import KeyRing
+from orchestrator.ssh_host_keys import HostKeys, Look, Seen
+from orchestrator.ssh_keys import KeyRing, Offer
 from orchestrator.transport import ConnectFailure, Connection, LocalConnection
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Dialer:
         self._options = options
         self._resolver = Resolver(config_file, agent_socket)
         self._keys = KeyRing(ask_passphrase)
-        self._trust = _Trust(options.host_keys == "accept-new")
+        self.host_keys = HostKeys(options.host_keys == "accept-new")
         self._jumps: dict[Target, _SharedJump] = {}
         self._slots: dict[Target, threading.Semaphore] = {}
         self._denied: dict[Target, ConnectFailure] = {}
@@ -90,6 +90,25 @@ class Dialer:
         deadline = time.monotonic() + self._options.connect_timeout
         return self._connect(self._resolver.resolve(host, deadline), deadline)
 
+    def chain(self, host: Host) -> tuple[Target, ...]:
+        """The way to a host: its jump hosts in their order, then the host. Raises ConnectFailure."""
+        step: Target | None = self._resolver.resolve(host, time.monotonic() + self._options.connect_timeout)
+        way = []
+        while step:
+            way.append(step)
+            step = step.jump
+        return tuple(reversed(way))
+
+    def look(self, target: Target) -> bytes:
+        """The key that a host has proved to hold. Ends before any login but those to its jump hosts, whose keys must be
+        known. Raises ConnectFailure."""
+        deadline = time.monotonic() + self._options.connect_timeout
+        try:
+            self._reach(target, deadline, Look(self.host_keys)).close()
+        except Seen as seen:
+            return seen.key
+        raise AssertionError("a look does not log in")
+
     def close(self) -> None:
         """Close the jump hosts' connections, and so all that go through them, and the one to the agent."""
         with self._lock:
@@ -104,13 +123,16 @@ class Dialer:
         if denied := self._denied.get(target):
             raise denied  # a second try counts as an attack, and locks accounts
         self._check_named_key(target)
+        return self._reach(target, deadline, self.host_keys)
+
+    def _reach(self, target: Target, deadline: float, trust: HostKeys | Look) -> Session:
         if not target.jump:
-            return self._persist(target, None, deadline)
+            return self._persist(target, None, deadline, trust)
         jump = self._jump(target, target.jump, deadline)
         with self._slot(target.jump):
-            return self._persist(target, jump, deadline)
+            return self._persist(target, jump, deadline, trust)
 
-    def _persist(self, target: Target, jump: Session | None, deadline: float) -> Session:
+    def _persist(self, target: Target, jump: Session | None, deadline: float, trust: HostKeys | Look) -> Session:
         """Log in; again, after a random wait, when sshd drops the connection before it asked who we are."""
         most = RETRY_FIRST
         tries = 1
@@ -119,7 +141,8 @@ class Dialer:
                 link = jump or dial(target, deadline)
                 from orchestrator.ssh_session import login  # after dialling: the hosts get to work meanwhile
 
-                return login(target, link, self._trust, self._keys.offer(target), deadline)
+                offer = Offer((), ()) if isinstance(trust, Look) else self._keys.offer(target)
+                return login(target, link, trust, offer, deadline)
             except DroppedError as dropped:
                 throttled = dropped.greeting.startswith(THROTTLED)
                 wait = random.uniform(0, most)  # noqa: S311  # no secret, only a spread
@@ -192,67 +215,6 @@ class _SharedJump:
         if self.session.exception():
             return time.monotonic() < self.failed_at + JUMP_FAILURE_KEPT
         return self.session.result().alive
-
-
-class _Trust:
-    """Host keys: what known_hosts says, and what is done about a key that it does not know."""
-
-    def __init__(self, accept_new: bool) -> None:
-        self._accept_new = accept_new
-        self._files: dict[tuple[Path, ...], KnownHosts] = {}
-        self._lock = threading.Lock()
-
-    def key_types(self, target: Target) -> frozenset[str]:
-        return self._known(target).key_types(target.known_as)
-
-    def check(self, target: Target, key: bytes) -> None:
-        with self._lock:
-            known = self._read(target)
-            verdict = known.judge(target.known_as, key)
-            if verdict.status == "known":
-                return
-            if verdict.status == "unknown" and self._accept_new and target.user_known_hosts:
-                path = target.user_known_hosts[0]
-                try:
-                    known.add(append(path, target.known_as[0], key, hashed=target.hash_known_hosts))
-                except OSError as error:
-                    raise ConnectFailure(
-                        target.name, "host key", f"{path} cannot be written: {error.strerror}", "unknown", "free it"
-                    ) from error
-                return
-        print_ = fingerprint(key)
-        where = verdict.entry.where if verdict.entry else ""
-        name = target.known_as[0]
-        match verdict.status:
-            case "changed":
-                code = "ssh-host-key-changed"
-                assert verdict.entry
-                reason = (
-                    f"THE HOST KEY HAS CHANGED: it shows {print_}, but {where} has {fingerprint(verdict.entry.key)}. "
-                    "Somebody may be listening in, or the host was installed anew"
-                )
-                fix = f"ask its administrator; only if the new key is right, run `ssh-keygen -R '{name}'` and accept it"
-            case "revoked":
-                code, reason = "ssh-host-key-changed", f"its key {print_} is revoked by {where}"
-                fix = "the key must not be used any more: the host needs a new one"
-            case "authority":
-                code = "ssh-host-key-unknown"
-                reason = f"it is known by a certificate authority only ({where}); its key is {print_}"
-                fix = f"host certificates are not supported: add its plain key, say by `ssh-keyscan {target.hostname}`"
-            case _:
-                code, reason = "ssh-host-key-unknown", f"its key {print_} is not in known_hosts (as {name})"
-                fix = f"compare it, then accept it once by `{target.command}`, or set ssh.host_keys: accept-new"
-        raise ConnectFailure(target.name, "host key", reason, code, fix)
-
-    def _known(self, target: Target) -> KnownHosts:
-        with self._lock:
-            return self._read(target)
-
-    def _read(self, target: Target) -> KnownHosts:
-        files = target.user_known_hosts + target.global_known_hosts
-        if files not in self._files:
-            self._files[files] = KnownHosts.read(files)
-        return self._files[files]
 
 
 def quote(argv: Sequence[str]) -> str:

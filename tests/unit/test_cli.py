@@ -35,6 +35,9 @@ def orch(folder: Path, *argv: str, **environment: str) -> subprocess.CompletedPr
         ["logs", "--host", "hopper"],
         ["kill", "x", "--all"],
         ["kill", "--stale", "--all"],
+        ["init"],
+        ["init", "gpu1"],
+        ["trust", "nosuch.yaml"],
     ],
     ids=" ".join,
 )
@@ -43,6 +46,15 @@ def test_a_mistake_is_2_and_one_message(tmp_path: Path, argv: list[str]) -> None
     assert result.returncode == 2, result.stderr
     assert result.stdout == ""
     assert "Traceback" not in result.stderr and "rror: " in result.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shells_complete_commands(tmp_path: Path, shell: str) -> None:
+    source = orch(tmp_path, _DDP_ORCH_COMPLETE=f"{shell}_source")
+    assert source.returncode == 0 and f"_DDP_ORCH_COMPLETE={shell}_complete" in source.stdout
+    words = {"COMP_WORDS": "ddp-orch tr", "COMP_CWORD": "tr" if shell == "fish" else "1"}
+    found = orch(tmp_path, _DDP_ORCH_COMPLETE=f"{shell}_complete", **words)
+    assert "trust" in found.stdout and "kill" not in found.stdout
 
 
 def test_a_locale_without_the_character_ends_no_command(tmp_path: Path) -> None:

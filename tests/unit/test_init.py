@@ -1,0 +1,73 @@
+"""`init`: what it writes can be read again, whatever the hosts are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator import init, inventory
+from orchestrator.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (["lovelace", "hopper"], ["lovelace", "hopper"]),
+        (["gpu[01-03]"], ["gpu01", "gpu02", "gpu03"]),
+        (["no", "10.0.0.1", "2001:db8::1", "1e3"], ["no", "10.0.0.1", "2001:db8::1", "1e3"]),
+        (["ann@gpu1", "gpu2"], ["gpu1", "gpu2"]),
+    ],
+)
+def test_what_it_writes_is_an_inventory_of_these_hosts(given: list[str], names: list[str]) -> None:
+    read = inventory.parse(init.render(given, "inventory.yaml"), "inventory.yaml")
+    assert [host.name for host in read.hosts] == names
+    assert [host.user for host in read.hosts] == [
+        "ann" if "@" in given[0] and name == "gpu1" else None for name in names
+    ]
+
+
+def test_what_is_suggested_in_its_comments_can_be_read_too() -> None:
+    text = init.render(["gpu1"], "inventory.yaml")
+    lines = [line.removeprefix("# ") for line in text.splitlines() if line.startswith(("# ", "#   "))]
+    start = next(number for number, line in enumerate(lines) if line.startswith("defaults:"))
+    end = next(number for number, line in enumerate(lines) if line.startswith("Next:"))
+    read = inventory.parse("hosts: [gpu1]\n" + "\n".join(lines[start:end]), "inventory.yaml")
+    assert read.run.max_restarts == 3
+
+
+@pytest.mark.parametrize("host", ["gpu1:22", "-oProxyCommand=x", "a b", "gpu[1-", "ann@", "x\ny: 1", "gpu1'"])
+def test_a_host_that_is_none_is_refused_and_nothing_is_written(tmp_path: Path, host: str) -> None:
+    output = tmp_path / "inventory.yaml"
+    with pytest.raises(UsageError):
+        init.init([host], str(output))
+    assert not output.exists()
+
+
+def test_a_file_that_is_there_is_not_overwritten_without_a_question(tmp_path: Path) -> None:
+    output = tmp_path / "inventory.yaml"
+    output.write_text("mine")
+    with pytest.raises(UsageError, match="there already"):
+        init.init(["gpu1"], str(output))
+    assert output.read_text() == "mine"
+
+
+def test_hosts_are_found_in_ssh_config_and_what_it_includes(tmp_path: Path) -> None:
+    (tmp_path / "more").write_text('host hopper "cray"\n')
+    config = tmp_path / "config"
+    config.write_text(
+        f"Include {tmp_path}/mo*\n# Host not-me\nHost *.example.com !bad gpu1\n  HostName 10.0.0.1\nHOST=gpu2\nHost *\n"
+    )
+    assert init.configured_hosts(config) == ["gpu1", "gpu2", "hopper", "cray"]
+    assert init.configured_hosts(tmp_path / "nosuch") == []
+    config.write_text(f"Include {config}\nHost a\n")
+    assert init.configured_hosts(config) == ["a"]
+
+
+def test_hosts_are_picked_by_number_range_and_name() -> None:
+    known = ["gpu1", "gpu2", "gpu3", "hopper"]
+    assert init.pick("all", known) == known
+    assert init.pick("2-3, hopper 2", known) == ["gpu2", "gpu3", "hopper"]
+    for wrong in ("0", "5", "3-1", "gpu9", ""):
+        with pytest.raises(ValueError, match="neither"):
+            init.pick(wrong, known)
