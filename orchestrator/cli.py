@@ -316,6 +316,19 @@ def diagnose(
     sys.exit(commands.diagnose(run[0] if run else None, inventory, hosts, as_json))
 
 
+@cli.command()
+@INVENTORY
+@HOSTS
+def prune(inventory: str, hosts: str | None) -> None:
+    """Remove from the hosts at once what run.keep does not keep: runs that are over, and code that none has used since.
+
+    Runs that go on and the outputs of all runs are not touched.
+    """
+    from . import prune as pruning
+
+    sys.exit(pruning.prune(inventory, hosts))
+
+
 @cli.command("exec")
 @INVENTORY
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

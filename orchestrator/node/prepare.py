@@ -10,7 +10,7 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import daemon, network, processes, state
+from . import daemon, network, processes, retire, state
 from .peers import JOIN_WINDOW
 
 REACH_WINDOW = 4.0  # s to reach the head's two ports from here
@@ -29,7 +29,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     """Fork a guard for this run. Returns the control channel to it, and what the controller has to know."""
     spec: Dict[str, Any] = arguments["spec"]
     private: Dict[str, Any] = arguments["private"]
-    _retire(spec["keep"], program)
+    retire.retire(spec["keep"], program)
     folder = _make_folder(spec)
     sockets: Dict[str, socket.socket] = {}
     locks: List[int] = []
@@ -104,7 +104,7 @@ def _working_folder(spec: Dict[str, Any], folder: str) -> str:
     snapshot = os.path.join(state.folder("code"), spec["code"]["sha256"])
     if not os.path.isdir(snapshot):
         raise Refused("remote-workdir-missing", "the code snapshot is not here")
-    os.utime(snapshot)  # in use: see _retire
+    os.utime(snapshot)  # in use: see retire.py
     # the run works in a copy: what it writes beside its code must not change the code of the next run
     code = os.path.join(folder, "code")
     shutil.copytree(snapshot, code, symlinks=True)
@@ -220,21 +220,3 @@ def _try(address: str, port: int, source: Optional[str]) -> Optional[str]:
     except OSError as error:
         return error.strerror or str(error) or "timed out"
     return None
-
-
-def _retire(keep: Dict[str, Any], program: str) -> None:
-    """Forget ended runs (more than `runs` of them, or older than `days`), and snapshots unused for as long."""
-    ended = []
-    for _, folder in state.runs():
-        record = state.read(os.path.join(folder, "exit.json"))
-        if record is not None:
-            ended.append((float(record.get("at", 0)), folder))
-    ended.sort(reverse=True)
-    for number, (at, folder) in enumerate(ended):
-        if number >= keep["runs"] or time.time() - at > keep["days"] * 86400:
-            shutil.rmtree(folder, ignore_errors=True)
-    snapshots = [os.path.join(state.folder("code"), name) for name in os.listdir(state.folder("code"))]
-    programs = [os.path.join(state.base(), name) for name in os.listdir(state.base()) if name.startswith("node-")]
-    for path in snapshots + [path for path in programs if path != program]:
-        if time.time() - os.stat(path).st_mtime > keep["days"] * 86400:
-            shutil.rmtree(path, ignore_errors=True)

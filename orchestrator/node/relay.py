@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, BinaryIO, Callable, Dict, cast
 
-from . import evidence, follow, leftovers, prepare, processes, runs, sample, state, stop, wire
+from . import evidence, follow, leftovers, prepare, processes, retire, runs, sample, state, stop, wire
 
 SILENCE = 30.0  # s without a frame from the controller (it sends a PING every 5)
 
@@ -49,6 +49,7 @@ class Relay:
             "stop": lambda arguments, _: stop.end_run(arguments),
             "stale": lambda arguments, _: leftovers.stale(arguments),
             "force": lambda arguments, _: leftovers.force(arguments),
+            "prune": lambda arguments, _: retire.retire(arguments["keep"], self._program),
         }
 
     def serve(self) -> int:
