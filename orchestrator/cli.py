@@ -317,6 +317,23 @@ def diagnose(
 
 
 @cli.command()
+@click.argument("run")
+@click.argument("pattern", required=False)
+@click.option("-o", "--output", metavar="DIR", help="Into DIR/HOST/...; default: a folder called as the run.")
+@OTHER_INVENTORY
+@HOSTS
+def fetch(run: str, pattern: str | None, output: str | None, inventory: str | None, hosts: str | None) -> None:
+    """Bring the outputs of RUN here: what its hosts have in $DDP_ORCH_OUTPUT_DIR, or what of it matches PATTERN.
+
+    In a PATTERN, such as '*.pt' or 'logs/**/*.json', * is within a name and ** for any folders; a folder's name
+    takes all below it. Links are left out. Files that have not changed since they were fetched are not fetched again.
+    """
+    from . import fetch as fetching
+
+    sys.exit(fetching.fetch(run, pattern, output, inventory, hosts))
+
+
+@cli.command()
 @INVENTORY
 @HOSTS
 def prune(inventory: str, hosts: str | None) -> None:

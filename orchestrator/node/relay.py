@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, BinaryIO, Callable, Dict, cast
 
-from . import evidence, follow, leftovers, prepare, processes, retire, runs, sample, state, stop, wire
+from . import evidence, follow, leftovers, outputs, prepare, processes, retire, runs, sample, state, stop, wire
 
 SILENCE = 30.0  # s without a frame from the controller (it sends a PING every 5)
 
@@ -49,6 +49,8 @@ class Relay:
             "stop": lambda arguments, _: stop.end_run(arguments),
             "stale": lambda arguments, _: leftovers.stale(arguments),
             "force": lambda arguments, _: leftovers.force(arguments),
+            "outputs": lambda arguments, _: outputs.listing(arguments),
+            "send": self._send_outputs,
             "prune": lambda arguments, _: retire.retire(arguments["keep"], self._program),
         }
 
@@ -151,6 +153,12 @@ class Relay:
             while control.recv(4096):  # closed when the guard has gone
                 pass
         return {}
+
+    def _send_outputs(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        def emit(header: Dict[str, Any], payload: bytes) -> None:
+            self.send(wire.Frame(wire.DATA, dict(header, id=number), payload))
+
+        return outputs.send(arguments, emit)
 
     def _attach(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         def emit(header: Dict[str, Any], payload: bytes) -> None:

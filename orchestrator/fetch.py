@@ -1,0 +1,227 @@
+"""`fetch`: bring the outputs of a run here, each host's into a folder of its own.
+
+What a host says is not trusted: a path leads nowhere but below its folder, through no link; a file has not many more
+bytes than it was said to have when the size was shown; and it gets its name when all of it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from . import runs
+from .commands import NAME, _console, _fleet, _inventory, _warn, _warn_of_unheard
+from .console import fold_messages
+from .errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
+from .fleet import reasons
+from .inventory import Host
+from .session import Session
+
+GROWTH = 1024 * 1024
+"""Bytes by which a file may have grown since it was listed; more is for the next time."""
+
+BATCH = 1000  # files asked for at once
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file on a host, by a path that leads nowhere else."""
+
+    path: str
+    size: int  # bytes
+    mtime: int  # ns
+
+
+def fetch(wanted: str, pattern: str | None, output: str | None, given: str | None, hosts: str | None) -> int:
+    if pattern is not None and (pattern.startswith("/") or ".." in pattern.split("/")):
+        raise UsageError(f"{pattern!r}: a PATTERN is relative to the run's output folder, such as '**/*.pt'")
+    console = _console()
+    read = _inventory(given, hosts)
+    with _fleet(read) as fleet:
+        listing = runs.find(fleet, read.hosts)
+        _warn(listing.failed, console)
+        run = runs.choose(listing, wanted)
+        _warn_of_unheard(run, listing, console)
+        folder = Path(output or _default_folder(run))
+        of_run = [host for host in read.hosts if host.name in run.parts]
+        asked = {"run_id": run.run_id, "pattern": pattern or ""}
+        listed = fleet.each(of_run, lambda _, session: checked(session.request("outputs", asked)))
+        missing = {
+            host: [one for one in found if not is_here(folder / host, one)] for host, found in listed.done.items()
+        }
+        count, size = _totals(missing)
+        same = _totals(listed.done)[0] - count
+        if pattern and not count and not same and not listed.failed:
+            raise UsageError(f"no output of {run.run_id} matches {pattern!r}")
+        _check_space(folder, size)
+        same_note = f"; {same} unchanged" if same else ""
+        console.step(f"{count} {'file' if count == 1 else 'files'} to fetch, {size / 1e6:.1f} MB{same_note}")
+
+        def bring(host: Host, session: Session) -> list[str]:
+            return _bring(session, run.run_id, folder / host.name, missing[host.name])
+
+        brought = fleet.each([host for host in of_run if missing.get(host.name)], bring)
+    if count:
+        console.note(f"outputs of {run.run_id} are in {folder}")
+    failed: dict[str, OrchError] = {**listed.failed, **brought.failed}
+    for line in fold_messages(reasons(failed)):
+        console.error(line)
+    problems = {host: "; ".join(said) for host, said in brought.done.items() if said}
+    for line in fold_messages(problems):
+        console.warning(line)
+    if failed or listing.failed:
+        return UnreachableError.exit_code
+    return RunFailed.exit_code if problems else 0
+
+
+def checked(answer: Mapping[str, Any]) -> list[Remote]:
+    """The files of a listing. Raises UnreachableError where it is not what an honest host would say."""
+    found = {}
+    for entry in answer.get("files", ()):
+        match entry:
+            case [str(path), int(size), int(mtime)] if size >= 0:
+                found[path] = Remote(path, size, mtime)
+            case _:
+                raise UnreachableError("its listing makes no sense")
+        if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path or not _can_be_named(path):
+            raise UnreachableError(
+                f"it names a file outside of its output folder: {path!r}; nothing is fetched from it"
+            )
+    return list(found.values())
+
+
+def _can_be_named(path: str) -> bool:
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_here(folder: Path, remote: Remote) -> bool:
+    """Whether it was fetched before and has not changed since, by size and time."""
+    try:
+        found = (folder / remote.path).lstat()
+    except OSError:
+        return False
+    return (found.st_size, found.st_mtime_ns) == (remote.size, remote.mtime)
+
+
+class Receiver:
+    """Takes the parts of files as they come, one file at a time. Never raises: what goes wrong is in `problems`."""
+
+    def __init__(self, folder: Path, files: list[Remote]) -> None:
+        self.problems: list[str] = []
+        self._folder = folder
+        self._files = files
+        self._next = 0
+        self._out: BinaryIO | None = None
+        self._left = 0
+        self._broken = False
+
+    def take(self, header: Mapping[str, Any], payload: bytes) -> None:
+        if header.get("file") != self._next or self._next >= len(self._files):
+            return  # the rest of a file that was given up, or nonsense
+        remote = self._files[self._next]
+        try:
+            if "error" in header:
+                raise OSError(None, str(header["error"])[:200])
+            self._add(remote, payload)
+            if header.get("end"):
+                self._finish(remote, header.get("mtime"))
+        except (OSError, ValueError, OverflowError) as error:
+            self.problems.append(f"{remote.path}: {getattr(error, 'strerror', None) or error}")
+            self.give_up()
+            self._next += 1
+
+    def give_up(self) -> None:
+        """Leave nothing of a file that is not whole."""
+        if self._out is not None:
+            self._out.close()
+            self._out = None
+        with contextlib.suppress(OSError):
+            self._aside().unlink()
+
+    @property
+    def done(self) -> int:
+        return self._next
+
+    def _aside(self) -> Path:
+        return self._folder / f".fetching-{os.getpid()}"
+
+    def _add(self, remote: Remote, payload: bytes) -> None:
+        if self._out is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._aside().unlink(missing_ok=True)
+            handle = os.open(self._aside(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            self._out = os.fdopen(handle, "wb")
+            self._left = 2 * remote.size + GROWTH
+        self._left -= len(payload)
+        if self._left < 0:
+            raise ValueError("it has grown much since it was listed; fetch it again")
+        self._out.write(payload)
+
+    def _finish(self, remote: Remote, mtime: object) -> None:
+        assert self._out is not None
+        self._out.close()
+        self._out = None
+        os.utime(self._aside(), ns=(remote.mtime, mtime if isinstance(mtime, int) else remote.mtime))
+        target = self._folder / remote.path
+        _make_folders(self._folder, remote.path)
+        self._aside().replace(target)
+        self._next += 1
+
+
+def _make_folders(folder: Path, path: str) -> None:
+    """The folders on the way to a file, none of them a link. Raises OSError."""
+    for name in path.split("/")[:-1]:
+        folder = folder / name
+        if folder.is_symlink():
+            raise OSError(None, f"{folder} is a link here, and nothing is written through it")
+        folder.mkdir(exist_ok=True)
+
+
+def _bring(session: Session, run_id: str, folder: Path, files: list[Remote]) -> list[str]:
+    """Fetch files of one host; gives what went wrong with single ones."""
+    problems: list[str] = []
+    for start in range(0, len(files), BATCH):
+        batch = files[start : start + BATCH]
+        receiver = Receiver(folder, batch)
+        arguments = {"run_id": run_id, "paths": [one.path for one in batch]}
+        try:
+            session.request("send", arguments, on_data=receiver.take)
+        finally:
+            receiver.give_up()
+        problems += receiver.problems
+        problems += [f"{one.path}: it was not sent" for one in batch[receiver.done :]]
+    return problems
+
+
+def _totals(files: Mapping[str, list[Remote]]) -> tuple[int, int]:
+    """How many, and their bytes."""
+    every = [one for found in files.values() for one in found]
+    return len(every), sum(one.size for one in every)
+
+
+def _default_folder(run: runs.Run) -> str:
+    name = run.name if NAME.fullmatch(run.name) else run.run_id  # both are what a host says
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UnreachableError(f"a host calls the run {name!r}; give -o DIR")
+    return name
+
+
+def _check_space(folder: Path, size: int) -> None:
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if size > free:
+        raise FindingsError(
+            f"{place}: {size / 1e6:.0f} MB to fetch, and only {free / 1e6:.0f} MB are free; give -o DIR"
+        )

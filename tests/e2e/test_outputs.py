@@ -1,0 +1,57 @@
+"""What runs of one name leave on a host: resumed, fetched, kept when the runs are pruned. The host is this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TRAIN = """
+import os, pathlib
+out = pathlib.Path(os.environ["DDP_ORCH_OUTPUT_DIR"])
+(out / "logs").mkdir(exist_ok=True)
+count = out / "count"
+number = int(count.read_text()) if count.exists() else 0
+count.write_text(str(number + 1))
+(out / "logs" / f"{number}.json").write_text("{}")
+"""
+
+
+def orch(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "DDP_ORCH_STATE_DIR": str(folder / "state"),
+        "HOME": str(folder),
+        "XDG_STATE_HOME": str(folder),
+    }
+    command = [sys.executable, "-m", "orchestrator.cli", *argv]
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_name_resumes_in_its_folder_which_is_fetched_and_outlives_its_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    inventory = tmp_path / "inventory.yaml"
+    hosts = f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n"
+    inventory.write_text(hosts + "run: {launcher: direct, sync: [train.py]}\n")
+    for _ in range(2):
+        done = orch(tmp_path, "up", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py")
+        assert done.returncode == 0, done.stderr
+    done = orch(tmp_path, "fetch", "mine")
+    assert done.returncode == 0 and "3 files" in done.stderr, done.stderr
+    assert (tmp_path / "mine" / "me" / "count").read_text() == "2"
+    assert sorted(path.name for path in (tmp_path / "mine" / "me" / "logs").iterdir()) == ["0.json", "1.json"]
+    again = orch(tmp_path, "fetch", "mine", "**/*.json")
+    assert again.returncode == 0 and "0 files to fetch, 0.0 MB; 2 unchanged" in again.stderr
+    assert orch(tmp_path, "fetch", "mine", "*.pt").returncode == 2
+
+    inventory.write_text(hosts + "run: {keep: {runs: 1}}\n")
+    pruned = orch(tmp_path, "prune", "inventory.yaml")
+    assert pruned.returncode == 0 and "me: removed 1 run, " in pruned.stderr, pruned.stderr
+    assert "nothing to remove; 1 run that is over kept" in orch(tmp_path, "prune", "inventory.yaml").stderr
+    (output,) = (tmp_path / "state").glob("*/out/mine/count")
+    assert output.read_text() == "2"
