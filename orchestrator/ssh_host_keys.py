@@ -112,5 +112,6 @@ def _untrusted(target: Target, key: bytes, verdict: Verdict) -> ConnectFailure:
             fix = f"host certificates are not supported: add its plain key, say by `ssh-keyscan {target.hostname}`"
         case _:
             code, reason = "ssh-host-key-unknown", f"its key {print_} is not in known_hosts (as {name})"
-            fix = f"compare it, then accept it by `ddp-orch trust INVENTORY`, or once by `{target.command}`"
+            ways = f"by `ddp-orch trust INVENTORY`, once by `{target.command}`, or set ssh.host_keys: accept-new"
+            fix = f"compare it, then accept it: {ways}"
     return ConnectFailure(target.name, "host key", reason, code, fix)
