@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from . import checks, checks_mesh, choices, deep, inventory, launch, logs, mesh, plan, preflight, script
 from .choices import Choice
-from .commands import _console, _fleet
 from .console import fold, wants_colour
+from .context import open_fleet, stderr_console
 from .errors import FindingsError
 from .findings import SEVERITIES, Finding, Severity
 from .fleet import Fleet, worst
@@ -34,7 +34,7 @@ COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
 
 def check(given: str, hosts: str | None, level: Level, as_json: bool) -> int:
     """Exit code: 0 clean or warnings only, 3 with errors, 4 where a host was not reached."""
-    console = _console()
+    console = stderr_console()
     read = inventory.load(given)
     if hosts:
         read = inventory.select(read, hosts)
@@ -43,7 +43,7 @@ def check(given: str, hosts: str | None, level: Level, as_json: bool) -> int:
     made = plan.make(read, run_id="check", name="check", command=command, code=code, env={}, debug=False)
     for warning in snapshot.warnings if snapshot else ():
         console.warning(warning)
-    with _fleet(read) as fleet:
+    with open_fleet(read) as fleet:
         nodes = {node.host.name: node for node in made.nodes}
         asked = preflight.script_of(snapshot)
         everyone = [node.host for node in made.nodes]

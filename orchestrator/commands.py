@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import secrets
 import shlex
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TextIO
 
 from . import history, inventory, launch, plan, runs, script, ship, watch
 from . import logs as lines
-from .console import Console, fold, fold_messages, wants_colour
-from .errors import HeldError, OrchError, UnreachableError, UsageError
+from .console import Console, fold, fold_messages
+from .context import (
+    chosen_inventory,
+    open_fleet,
+    stderr_console,
+    warn_of,
+    warn_of_unheard,
+    whoami,
+)
+from .errors import HeldError, UnreachableError, UsageError
 from .fleet import Fleet, reasons
-from .hostnames import nearest, pick
-from .inventory import Host, Inventory, SshOptions
+from .hostnames import nearest
+from .inventory import Host, Inventory
 from .inventory_values import env_name
 from .logs import Mask
 from .plan import Plan
-from .ssh import Dialer, quote
+from .ssh import quote
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 HELD_AGAIN = 10.0  # s between tries of `up --wait`
@@ -51,81 +56,11 @@ class Up:
     trainer_args: tuple[str, ...] = ()  # for the bundled trainer, after run.args; then run.script does not count
 
 
-# --- what all commands need
-
-
-def _console() -> Console:
-    return Console(sys.stderr, wants_colour(sys.stderr, os.environ))
-
-
-def _inventory(given: str | None, hosts: str | None) -> Inventory:
-    """The inventory to use; where none is given: $DDP_ORCH_INVENTORY, ./inventory.yaml, the newest run's."""
-    here = "inventory.yaml" if Path("inventory.yaml").exists() else None
-    path = given or os.environ.get("DDP_ORCH_INVENTORY") or here or history.newest_inventory()
-    if path is None:
-        raise UsageError("no inventory: give -i FILE, set DDP_ORCH_INVENTORY, or go to a folder with an inventory.yaml")
-    read = inventory.load(path)
-    return _only(read, hosts) if hosts else read
-
-
-def _only(read: Inventory, pattern: str) -> Inventory:
-    """These hosts, to look at: unlike `inventory.select`, it need not be possible to start a run on them."""
-    names = set(pick([host.name for host in read.hosts], pattern))
-    return replace(read, hosts=tuple(host for host in read.hosts if host.name in names))
-
-
-def _dialer(options: SshOptions) -> Dialer:
-    config = os.environ.get("DDP_ORCH_SSH_CONFIG")
-    return Dialer(
-        options,
-        ask_passphrase=_ask_passphrase if sys.stdin.isatty() else None,
-        config_file=Path(config) if config else None,
-    )
-
-
-@contextlib.contextmanager
-def _fleet(of: Inventory) -> Iterator[Fleet]:
-    fleet = Fleet(_dialer(of.ssh), ship.node_program(), of.ssh.parallel, lambda: secrets.token_hex(12))
-    try:
-        yield fleet
-    finally:
-        fleet.close()
-
-
-def _ask_passphrase(prompt: str) -> str:
-    import click
-
-    answer: str = click.prompt(prompt.rstrip(": "), hide_input=True, err=True)
-    return answer
-
-
-def _me() -> str:
-    import getpass
-
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # in a container a user may have no name
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
-
-
-def _warn(failed: Mapping[str, OrchError], console: Console) -> None:
-    for line in fold_messages(reasons(failed)):
-        console.warning(line)
-
-
-def _warn_of_unheard(run: runs.Run, listing: runs.Listing, console: Console) -> None:
-    """Of hosts that --hosts leaves out, or that only another inventory has. Of those not reached was told already."""
-    unheard = [host for host in run.unheard if host not in listing.failed]
-    if unheard:
-        console.warning(f"run {run.run_id} is on {fold(unheard)} too, which nobody has asked")
-
-
 # --- up
 
 
 def up(wanted: Up) -> int:
-    console = _console()
+    console = stderr_console()
     read = inventory.load(wanted.inventory)
     if wanted.hosts:
         read = inventory.select(read, wanted.hosts)
@@ -140,14 +75,14 @@ def up(wanted: Up) -> int:
         console.warning(warning)
     around = launch.Surroundings(
         created_at=lines.rfc3339(time.time()),
-        by=_me(),
+        by=whoami(),
         secrets=_secrets(read),
         run_key=secrets.token_hex(32),
         skip_check=wanted.skip_check,
         step=console.step,
         warn=_once(console.warning),
     )
-    with _fleet(read) as fleet:
+    with open_fleet(read) as fleet:
         resolved = _launch(made, snapshot, fleet, around, wanted.wait, console)
         try:
             history.remember(read.path)
@@ -250,13 +185,13 @@ def _secrets(read: Inventory) -> dict[str, str]:
 def diagnose(wanted: str | None, given: str | None, hosts: str | None, as_json: bool) -> int:
     from . import diagnose_logs, diagnose_run
 
-    console = _console()
-    read = _inventory(given, hosts)
-    with _fleet(read) as fleet:
+    console = stderr_console()
+    read = chosen_inventory(given, hosts)
+    with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
-        _warn(listing.failed, console)
+        warn_of(listing.failed, console)
         run = runs.choose(listing, wanted)
-        _warn_of_unheard(run, listing, console)
+        warn_of_unheard(run, listing, console)
         mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
         found = diagnose_run.of_run(run.run_id, run.parts, {host.name: host for host in read.hosts}, fleet)
     diagnose_logs.show(found, as_json, mask)
@@ -267,11 +202,11 @@ def diagnose(wanted: str | None, given: str | None, hosts: str | None, as_json: 
 
 
 def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) -> int:
-    console = _console()
-    read = _inventory(given, hosts)
-    with _fleet(read) as fleet:
+    console = stderr_console()
+    read = chosen_inventory(given, hosts)
+    with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
-    _warn(listing.failed, console)
+    warn_of(listing.failed, console)
     shown = [run for run in listing.runs if everything or run.unfinished]
     if as_json:
         print(json.dumps([run.as_dict() for run in shown], indent=2))
@@ -321,15 +256,15 @@ def kill(
 ) -> int:
     if stale + everything + (wanted is not None) > 1:
         raise UsageError("RUN, --stale and --all exclude each other")
-    console = _console()
-    read = _inventory(given, hosts)
+    console = stderr_console()
+    read = chosen_inventory(given, hosts)
     forced = _forced(force, [host.name for host in read.hosts])
     named_only = bool(forced) and not (stale or everything or wanted is not None)
-    with _fleet(read) as fleet:
+    with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
         chosen = [] if named_only else _to_kill(listing, wanted, stale=stale, everything=everything)
         for run in chosen:
-            _warn_of_unheard(run, listing, console)
+            warn_of_unheard(run, listing, console)
         port = read.run.rdzv.port
         victims = runs.Victims(
             runs=tuple(run.run_id for run in chosen),
@@ -337,7 +272,7 @@ def kill(
             ports=() if port == "auto" else (port,),
             force=forced,
         )
-        result = runs.kill(fleet, read.hosts, victims, grace=grace, by=_me())
+        result = runs.kill(fleet, read.hosts, victims, grace=grace, by=whoami())
     # what a host did not list was not ended there, even if it has answered by now
     result = replace(result, failed={**listing.failed, **result.failed})
     if as_json:
@@ -392,9 +327,9 @@ def _tell_kill(result: runs.Killed, chosen: Sequence[runs.Run], console: Console
 
 
 def execute(given: str, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> int:
-    console = _console()
-    read = _inventory(given, hosts)
-    with _fleet(read) as fleet:
+    console = stderr_console()
+    read = chosen_inventory(given, hosts)
+    with open_fleet(read) as fleet:
         fleet.prepare(read.hosts)
         results = fleet.run(read.hosts, lambda host: _exec_line(host, command, setup))
     if as_json:

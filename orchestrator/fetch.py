@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from . import runs
-from .commands import NAME, _console, _fleet, _inventory, _warn, _warn_of_unheard
+from .commands import NAME
 from .console import fold_messages
+from .context import chosen_inventory, open_fleet, stderr_console, warn_of, warn_of_unheard
 from .errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
 from .fleet import reasons
 from .inventory import Host
@@ -41,13 +42,13 @@ class Remote:
 def fetch(wanted: str, pattern: str | None, output: str | None, given: str | None, hosts: str | None) -> int:
     if pattern is not None and (pattern.startswith("/") or ".." in pattern.split("/")):
         raise UsageError(f"{pattern!r}: a PATTERN is relative to the run's output folder, such as '**/*.pt'")
-    console = _console()
-    read = _inventory(given, hosts)
-    with _fleet(read) as fleet:
+    console = stderr_console()
+    read = chosen_inventory(given, hosts)
+    with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
-        _warn(listing.failed, console)
+        warn_of(listing.failed, console)
         run = runs.choose(listing, wanted)
-        _warn_of_unheard(run, listing, console)
+        warn_of_unheard(run, listing, console)
         folder = Path(output or _default_folder(run))
         of_run = [host for host in read.hosts if host.name in run.parts]
         asked = {"run_id": run.run_id, "pattern": pattern or ""}

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from . import inventory
-from .commands import _console
+from .context import stderr_console
 from .errors import InventoryError, UsageError
 
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(\[[0-9,-]+\][A-Za-z0-9._-]*)*")
@@ -58,7 +58,7 @@ def init(hosts: Sequence[str], output: str) -> int:
         aside.replace(path)
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error.strerror}") from error
-    _console().note(f"wrote {output}; next: ddp-orch trust {output}")
+    stderr_console().note(f"wrote {output}; next: ddp-orch trust {output}")
     return 0
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import inventory
-from .commands import _console, _fleet
 from .console import Console, fold
+from .context import open_fleet, stderr_console
 from .errors import FindingsError
 from .fleet import Fleet, Output, each, reasons, worst
 from .inventory import Host
@@ -103,11 +103,11 @@ class Table:
 
 def setup(given: str, hosts: str | None, wanted: Wanted) -> int:
     """Exit code: 0 all are ready, 3 one is not, 4 one was not reached."""
-    console = _console()
+    console = stderr_console()
     read = inventory.load(given)
     if hosts:
         read = inventory.select(read, hosts)
-    with _fleet(read) as fleet:
+    with open_fleet(read) as fleet:
         fleet.prepare(read.hosts)
         _let_in(read.hosts, fleet)
         with Table([host.name for host in read.hosts], console) as table:

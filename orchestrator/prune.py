@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from .commands import _console, _fleet, _inventory
 from .console import fold_messages
+from .context import chosen_inventory, open_fleet, stderr_console
 from .errors import UnreachableError
 from .fleet import reasons
 
 
 def prune(given: str, hosts: str | None) -> int:
-    console = _console()
-    read = _inventory(given, hosts)
+    console = stderr_console()
+    read = chosen_inventory(given, hosts)
     keep = asdict(read.run.keep)
-    with _fleet(read) as fleet:
+    with open_fleet(read) as fleet:
         fleet.prepare(read.hosts)
         results = fleet.each(read.hosts, lambda _, session: session.request("prune", {"keep": keep}))
     said = {

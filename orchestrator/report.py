@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import diagnose_run, report_html, runs
-from .commands import _console, _fleet, _inventory, _warn, _warn_of_unheard
+from .context import chosen_inventory, open_fleet, stderr_console, warn_of, warn_of_unheard
 from .errors import UnreachableError, UsageError
 from .fleet import Fleet
 from .inventory import Host
@@ -57,17 +57,17 @@ class Report:
 
 
 def report(wanted: str, given: str | None, hosts: str | None, output: str | None, as_json: bool) -> int:
-    console = _console()
-    read = _inventory(given, hosts)
+    console = stderr_console()
+    read = chosen_inventory(given, hosts)
     mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
-    with _fleet(read) as fleet:
+    with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
-        _warn(listing.failed, console)
+        warn_of(listing.failed, console)
         run = runs.choose(listing, wanted)
-        _warn_of_unheard(run, listing, console)
+        warn_of_unheard(run, listing, console)
         of_run = [host for host in read.hosts if host.name in run.parts]
         records = fleet.each(of_run, lambda _, session: session.request("record", {"run_id": run.run_id}))
-        _warn(records.failed, console)
+        warn_of(records.failed, console)
         clocks = fleet.each(of_run, lambda _, session: clock_ahead(session)).done
         figures = _lines(fleet, of_run, run.run_id, Choice(follow=False, grep=FIGURES))
         first = _first_failure(records.done)

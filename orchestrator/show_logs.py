@@ -12,8 +12,8 @@ from pathlib import Path
 
 from . import logs as lines
 from . import runs, watch
-from .commands import _console, _fleet, _inventory, _only, _warn, _warn_of_unheard
 from .console import Console, fold
+from .context import chosen_inventory, open_fleet, part_of, stderr_console, warn_of, warn_of_unheard
 from .errors import UnreachableError, UsageError
 from .log_files import LogFiles
 from .logs import Line, Mask
@@ -45,15 +45,15 @@ class Logs:
 def logs(wanted: Logs) -> int:
     if wanted.as_json and (wanted.fold or wanted.output):
         raise UsageError("--json goes with neither --fold nor --output")
-    console = _console()
+    console = stderr_console()
     choice = _choice(wanted, time.time())
-    read = _inventory(wanted.inventory, wanted.hosts)
-    hosts = {host.name: host for host in (_only(read, wanted.host) if wanted.host else read).hosts}
-    with _fleet(read) as fleet:
+    read = chosen_inventory(wanted.inventory, wanted.hosts)
+    hosts = {host.name: host for host in (part_of(read, wanted.host) if wanted.host else read).hosts}
+    with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
-        _warn(listing.failed, console)
+        warn_of(listing.failed, console)
         run = runs.choose(listing, wanted.run)
-        _warn_of_unheard(run, listing, console)
+        warn_of_unheard(run, listing, console)
         if choice.ranks is not None and min(choice.ranks) >= run.ranks:
             raise UsageError(f"run {run.run_id} has no such ranks; it has {run.ranks}, counted from 0")
         asked = [hosts[name] for name in run.parts if name in hosts]
@@ -75,7 +75,7 @@ def logs(wanted: Logs) -> int:
             return 0  # only the looking ends
         if wanted.follow:
             return watch.conclude(run.run_id, view, console)
-    _warn(view.failed, console)
+    warn_of(view.failed, console)
     return UnreachableError.exit_code if listing.failed or view.failed else 0
 
 

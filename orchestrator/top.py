@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from . import runs
 from .board import Seen, render
-from .commands import _console, _fleet, _inventory, _warn
 from .console import Console, wants_colour
+from .context import chosen_inventory, open_fleet, stderr_console, warn_of
 from .errors import OrchError, UnreachableError
 from .fleet import Fleet
 from .hostnames import pick
@@ -67,12 +67,12 @@ class Watcher:
 
 
 def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
-    console = _console()
-    read = _inventory(given, hosts)
+    console = stderr_console()
+    read = chosen_inventory(given, hosts)
     mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
-    with _fleet(read) as fleet:
+    with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
-        _warn(listing.failed, console)
+        warn_of(listing.failed, console)
         run = runs.choose(listing, wanted)
         of_run = [host for host in read.hosts if host.name in run.parts or host.name in run.unheard]
         watcher = Watcher(fleet, of_run, run.run_id)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from .commands import _console, _dialer, _inventory
 from .console import Console, fold_messages
+from .context import chosen_inventory, make_dialer, stderr_console
 from .errors import OrchError, UnreachableError
 from .fleet import each, reasons
 from .known_hosts import Verdict, bits, fingerprint, key_type
@@ -50,9 +50,9 @@ class Shown:
 
 def trust(path: str, hosts: str | None, yes: bool) -> int:
     """Host by host from the outside in: a host behind a jump host can be asked only when that one is trusted."""
-    console = _console()
-    read = _inventory(path, hosts)
-    dialer = _dialer(replace(read.ssh, host_keys="strict"))  # a key is accepted by a yes, and by nothing else
+    console = stderr_console()
+    read = chosen_inventory(path, hosts)
+    dialer = make_dialer(replace(read.ssh, host_keys="strict"))  # a key is accepted by a yes, and by nothing else
     remote = [host for host in read.hosts if not host.local]
     dialer.prepare(remote)
     chains = each(remote, dialer.chain, read.ssh.parallel)

@@ -1,0 +1,87 @@
+"""What every command needs of its surroundings: the terminal, the inventory that is meant, the hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from . import history, inventory, runs, ship
+from .console import Console, fold, fold_messages, wants_colour
+from .errors import OrchError, UsageError
+from .fleet import Fleet, reasons
+from .hostnames import pick
+from .inventory import Inventory, SshOptions
+from .ssh import Dialer
+
+
+def stderr_console() -> Console:
+    return Console(sys.stderr, wants_colour(sys.stderr, os.environ))
+
+
+def chosen_inventory(given: str | None, hosts: str | None) -> Inventory:
+    """The inventory to use; where none is given: $DDP_ORCH_INVENTORY, ./inventory.yaml, the newest run's."""
+    here = "inventory.yaml" if Path("inventory.yaml").exists() else None
+    path = given or os.environ.get("DDP_ORCH_INVENTORY") or here or history.newest_inventory()
+    if path is None:
+        raise UsageError("no inventory: give -i FILE, set DDP_ORCH_INVENTORY, or go to a folder with an inventory.yaml")
+    read = inventory.load(path)
+    return part_of(read, hosts) if hosts else read
+
+
+def part_of(read: Inventory, pattern: str) -> Inventory:
+    """These hosts, to look at: unlike `inventory.select`, it need not be possible to start a run on them."""
+    names = set(pick([host.name for host in read.hosts], pattern))
+    return replace(read, hosts=tuple(host for host in read.hosts if host.name in names))
+
+
+def make_dialer(options: SshOptions) -> Dialer:
+    config = os.environ.get("DDP_ORCH_SSH_CONFIG")
+    return Dialer(
+        options,
+        ask_passphrase=_ask_passphrase if sys.stdin.isatty() else None,
+        config_file=Path(config) if config else None,
+    )
+
+
+@contextlib.contextmanager
+def open_fleet(of: Inventory) -> Iterator[Fleet]:
+    fleet = Fleet(make_dialer(of.ssh), ship.node_program(), of.ssh.parallel, lambda: secrets.token_hex(12))
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def _ask_passphrase(prompt: str) -> str:
+    import click
+
+    answer: str = click.prompt(prompt.rstrip(": "), hide_input=True, err=True)
+    return answer
+
+
+def whoami() -> str:
+    import getpass
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # in a container a user may have no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def warn_of(failed: Mapping[str, OrchError], console: Console) -> None:
+    for line in fold_messages(reasons(failed)):
+        console.warning(line)
+
+
+def warn_of_unheard(run: runs.Run, listing: runs.Listing, console: Console) -> None:
+    """Of hosts that --hosts leaves out, or that only another inventory has. Of those not reached was told already."""
+    unheard = [host for host in run.unheard if host not in listing.failed]
+    if unheard:
+        console.warning(f"run {run.run_id} is on {fold(unheard)} too, which nobody has asked")
