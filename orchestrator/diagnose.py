@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from . import causes, refine, scene, signs
-from .causes import Knowledge
-from .exits import Exit
-from .hangs import Confidence
+from .diagnosis import causes, refine, scene, signs
+from .diagnosis.causes import Knowledge
+from .diagnosis.exits import Exit
+from .diagnosis.hangs import Confidence
+from .diagnosis.scene import Scene
+from .diagnosis.signs import DECISIVE, ENDING, FALLBACK, SPECIFIC, Suspect
+from .diagnosis.transcript import Said
 from .logs import rfc3339
-from .scene import Scene
-from .signs import DECISIVE, ENDING, FALLBACK, SPECIFIC, Suspect
-from .transcript import Said
 
 SAME_TIME = 2.0  # s within which clocks and torchrun's polling do not tell the order
 FIRST_TIME = 1e9  # s: a time before had no year

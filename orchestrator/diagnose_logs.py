@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from . import transcript
 from .console import fold
 from .diagnose import FIRST_TIME, Diagnosis, Finding, diagnose
+from .diagnosis import transcript
 from .errors import UsageError
 from .logs import Mask, presentable, rfc3339
 

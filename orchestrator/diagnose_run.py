@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .diagnose import Diagnosis, Known, diagnose
-from .exits import Exit
+from .diagnosis.exits import Exit
+from .diagnosis.transcript import Said, origin
 from .fleet import Fleet
 from .inventory import Host
 from .logs import Line
 from .session import Session
-from .transcript import Said, origin
 from .view import Choice, View
 
 LINES = 100_000  # that are asked for, of all streams together

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import causes, transcript
 from orchestrator.diagnose import Diagnosis, diagnose
+from orchestrator.diagnosis import causes, transcript
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "diagnose"
 CASES = sorted(path.parent for path in GOLDEN.glob("*/expected.json"))

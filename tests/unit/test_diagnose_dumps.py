@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator import dumps
 from orchestrator.diagnose import Known, diagnose
+from orchestrator.diagnosis import dumps
+from orchestrator.diagnosis.transcript import Said
 from orchestrator.node import flight
-from orchestrator.transcript import Said
 
 
 def entry(seq: int, state: str = "completed", **more: Any) -> dict[str, Any]:

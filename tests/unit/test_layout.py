@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CONTROLLER = sorted((ROOT / "orchestrator").glob("*.py"))
+CONTROLLER = sorted([*(ROOT / "orchestrator").glob("*.py"), *(ROOT / "orchestrator" / "diagnosis").glob("*.py")])
 NODE = sorted((ROOT / "orchestrator" / "node").glob("*.py"))
 TRAINER = sorted((ROOT / "trainer").glob("*.py"))
 DEMO = {"demo.py", "demo_hosts.py", "embedded_ssh.py"}

@@ -1,0 +1,10 @@
+"""How a diagnosis is made of logs, in this order (orchestrator/diagnose.py puts it together). All of it is pure.
+
+transcript   logs of any launcher          -> who said which line, when
+tracebacks   lines                         -> exceptions, each with its chain and rank
+exits        lines                         -> how processes ended
+scene        these                         -> what is seen as a whole: hosts, ranks, order
+causes       knowledge/*.yaml              -> signatures, meaning, fix, precedence
+signs        scene and causes              -> suspects; hangs and dumps say who was missing from a collective
+refine       suspects and scene            -> what several lines tell together and no single one does
+"""
