@@ -49,7 +49,7 @@ def cli() -> None:
     """
 
 
-@cli.command()
+@cli.command(short_help="write a first inventory")
 @click.argument("hosts", nargs=-1, metavar="[HOST...]")
 @click.option("-o", "--output", default="inventory.yaml", show_default=True, metavar="FILE", help="Where to write it.")
 def init(hosts: tuple[str, ...], output: str) -> None:
@@ -59,7 +59,7 @@ def init(hosts: tuple[str, ...], output: str) -> None:
     sys.exit(initial.init(hosts, output))
 
 
-@cli.command()
+@cli.command(short_help="accept all hosts' keys with one yes")
 @INVENTORY
 @click.option("--yes", is_flag=True, help="Add the unknown keys without a question.")
 @HOSTS
@@ -74,7 +74,7 @@ def trust(inventory: str, yes: bool, hosts: str | None) -> None:
     sys.exit(trusting.trust(inventory, hosts, yes))
 
 
-@cli.command()
+@cli.command(short_help="the inventory as understood")
 @INVENTORY
 @JSON
 def config(inventory: str, as_json: bool) -> None:
@@ -87,7 +87,7 @@ def config(inventory: str, as_json: bool) -> None:
     click.echo(json.dumps(inventories.as_dict(read), indent=2) if as_json else inventories.render(read), nl=as_json)
 
 
-@cli.command()
+@cli.command(short_help="find what would break a run, and how to mend it")
 @INVENTORY
 @click.option("--quick", is_flag=True, help="Only what each host knows by itself, as `up` does.")
 @click.option("--deep", is_flag=True, help="Also a real rendezvous, collectives and a matrix product, with torch.")
@@ -102,7 +102,7 @@ def check(inventory: str, quick: bool, deep: bool, hosts: str | None, as_json: b
     sys.exit(checking.check(inventory, hosts, "quick" if quick else "deep" if deep else "usual", as_json))
 
 
-@cli.command()
+@cli.command(short_help="a venv with torch on every host, without root")
 @INVENTORY
 @click.option("--torch", metavar="VERSION", help="The torch to have everywhere; default: what the head has or gets.")
 @click.option("--index-url", metavar="URL", help="Where pip finds it, such as https://download.pytorch.org/whl/cu126.")
@@ -114,7 +114,7 @@ def setup(inventory: str, torch: str | None, index_url: str | None, hosts: str |
     sys.exit(prepare_hosts.setup(inventory, hosts, prepare_hosts.Wanted(torch, index_url)))
 
 
-@cli.command()
+@cli.command(short_help="train")
 @INVENTORY
 @click.argument("script", nargs=-1, type=click.UNPROCESSED)
 @click.option(
@@ -160,7 +160,7 @@ def up(
     sys.exit(commands.up(wanted))
 
 
-@cli.command()
+@cli.command(short_help="what the ranks printed, all hosts in one stream")
 @RUN
 @OTHER_INVENTORY
 @HOSTS
@@ -219,7 +219,7 @@ def logs(
     sys.exit(show_logs.logs(wanted))
 
 
-@cli.command()
+@cli.command(short_help="runs on these hosts, whoever started them")
 @OTHER_INVENTORY
 @HOSTS
 @click.option("--all", "everything", is_flag=True, help="Also the runs that are over.")
@@ -231,7 +231,7 @@ def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool
     sys.exit(commands.ps(inventory, hosts, everything, as_json))
 
 
-@cli.command()
+@cli.command(short_help="a live board of a run")
 @RUN
 @OTHER_INVENTORY
 @HOSTS
@@ -245,7 +245,7 @@ def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
     sys.exit(board.top(run, inventory, hosts))
 
 
-@cli.command()
+@cli.command(short_help="all that is known of a run, in one HTML file")
 @click.argument("run")
 @OTHER_INVENTORY
 @HOSTS
@@ -260,7 +260,7 @@ def report(run: str, inventory: str | None, hosts: str | None, output: str | Non
     sys.exit(reports.report(run, inventory, hosts, output, as_json))
 
 
-@cli.command()
+@cli.command(short_help="end a run, and prove that nothing of it is left")
 @RUN
 @OTHER_INVENTORY
 @HOSTS
@@ -293,7 +293,7 @@ def kill(
     )
 
 
-@cli.command()
+@cli.command(short_help="the first cause of a failure")
 @click.argument("run", nargs=-1, metavar="[RUN]")
 @click.option(
     "--log", "log", multiple=True, metavar="FILE...", help="Look at log files instead, of any run; - is stdin."
@@ -316,7 +316,7 @@ def diagnose(
     sys.exit(commands.diagnose(run[0] if run else None, inventory, hosts, as_json))
 
 
-@cli.command()
+@cli.command(short_help="bring the outputs of a run here")
 @click.argument("run")
 @click.argument("pattern", required=False)
 @click.option("-o", "--output", metavar="DIR", help="Into DIR/HOST/...; default: a folder called as the run.")
@@ -333,7 +333,7 @@ def fetch(run: str, pattern: str | None, output: str | None, inventory: str | No
     sys.exit(fetching.fetch(run, pattern, output, inventory, hosts))
 
 
-@cli.command()
+@cli.command(short_help="remove old runs from the hosts")
 @INVENTORY
 @HOSTS
 def prune(inventory: str, hosts: str | None) -> None:
@@ -346,7 +346,7 @@ def prune(inventory: str, hosts: str | None) -> None:
     sys.exit(pruning.prune(inventory, hosts))
 
 
-@cli.command("exec")
+@cli.command("exec", short_help="a command on every host, equal output folded")
 @INVENTORY
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @HOSTS
@@ -362,7 +362,7 @@ def exec_(inventory: str, command: tuple[str, ...], hosts: str | None, setup: bo
     sys.exit(commands.execute(inventory, command, hosts, setup, as_json))
 
 
-@cli.command()
+@cli.command(short_help="what more hosts bring")
 @INVENTORY
 @click.argument("trainer_args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--counts", metavar="LIST", help="Numbers of hosts, such as 1,2,4; default 1, 2, 4, ... and all.")
@@ -397,7 +397,7 @@ def bench(
     sys.exit(benchmark.bench(wanted))
 
 
-@cli.command()
+@cli.command(short_help="two hosts on this machine, in a minute")
 def demo() -> None:
     """Train the bundled model on two hosts of this machine, over real SSH, in less than a minute."""
     from . import demo as demonstration
