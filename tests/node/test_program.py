@@ -161,7 +161,7 @@ def test_a_run_that_is_here_already_is_not_prepared_twice(runs: Runs) -> None:
     spec = run.record("spec.json")
     with pytest.raises(Refused, match="already here"):
         run.hosts[0].session.request(
-            "prepare", {"spec": spec, "private": {"secrets": {}, "key": "00" * 32}, "head": None}
+            "prepare", {"spec": spec, "private": {"secrets": {}, "key": "00" * 32, "notify": {}}, "head": None}
         )
     assert run.members()
 
@@ -169,7 +169,7 @@ def test_a_run_that_is_here_already_is_not_prepared_twice(runs: Runs) -> None:
 def test_a_name_in_use_is_held_and_free_again_after_the_run(runs: Runs) -> None:
     run = runs.start(WAIT)
     spec = dict(run.record("spec.json") or {}, run_id="another-run")
-    question = {"spec": spec, "private": {"secrets": {}, "key": "00" * 32}, "head": None}
+    question = {"spec": spec, "private": {"secrets": {}, "key": "00" * 32, "notify": {}}, "head": None}
     with pytest.raises(Refused, match="is taken by run"):
         run.hosts[0].session.request("prepare", question)
     assert not list(run.hosts[0].state.glob("*/runs/another-run"))
