@@ -19,6 +19,7 @@ from . import logs as lines
 from .console import Console, fold, fold_messages
 from .context import (
     chosen_inventory,
+    find_run,
     open_fleet,
     stderr_console,
     warn_of,
@@ -188,10 +189,7 @@ def diagnose(wanted: str | None, given: str | None, hosts: str | None, as_json: 
     console = stderr_console()
     read = chosen_inventory(given, hosts)
     with open_fleet(read) as fleet:
-        listing = runs.find(fleet, read.hosts)
-        warn_of(listing.failed, console)
-        run = runs.choose(listing, wanted)
-        warn_of_unheard(run, listing, console)
+        listing, run = find_run(fleet, read, wanted, console)
         mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
         found = diagnose_run.of_run(run.run_id, run.parts, {host.name: host for host in read.hosts}, fleet)
     diagnose_logs.show(found, as_json, mask)

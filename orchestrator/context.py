@@ -85,3 +85,12 @@ def warn_of_unheard(run: runs.Run, listing: runs.Listing, console: Console) -> N
     unheard = [host for host in run.unheard if host not in listing.failed]
     if unheard:
         console.warning(f"run {run.run_id} is on {fold(unheard)} too, which nobody has asked")
+
+
+def find_run(fleet: Fleet, read: Inventory, wanted: str | None, console: Console) -> tuple[runs.Listing, runs.Run]:
+    """The run that is meant, and all that hosts told; what could not be asked is said. Raises as `runs.choose` does."""
+    listing = runs.find(fleet, read.hosts)
+    warn_of(listing.failed, console)
+    run = runs.choose(listing, wanted)
+    warn_of_unheard(run, listing, console)
+    return listing, run

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from . import runs
 from .commands import NAME
 from .console import fold_messages
-from .context import chosen_inventory, open_fleet, stderr_console, warn_of, warn_of_unheard
+from .context import chosen_inventory, find_run, open_fleet, stderr_console
 from .errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
 from .fleet import reasons
 from .inventory import Host
@@ -45,10 +45,7 @@ def fetch(wanted: str, pattern: str | None, output: str | None, given: str | Non
     console = stderr_console()
     read = chosen_inventory(given, hosts)
     with open_fleet(read) as fleet:
-        listing = runs.find(fleet, read.hosts)
-        warn_of(listing.failed, console)
-        run = runs.choose(listing, wanted)
-        warn_of_unheard(run, listing, console)
+        listing, run = find_run(fleet, read, wanted, console)
         folder = Path(output or _default_folder(run))
         of_run = [host for host in read.hosts if host.name in run.parts]
         asked = {"run_id": run.run_id, "pattern": pattern or ""}

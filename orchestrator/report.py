@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import diagnose_run, report_html, runs
-from .context import chosen_inventory, open_fleet, stderr_console, warn_of, warn_of_unheard
+from .context import chosen_inventory, find_run, open_fleet, stderr_console, warn_of
 from .errors import UnreachableError, UsageError
 from .fleet import Fleet
 from .inventory import Host
@@ -61,10 +61,7 @@ def report(wanted: str, given: str | None, hosts: str | None, output: str | None
     read = chosen_inventory(given, hosts)
     mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
     with open_fleet(read) as fleet:
-        listing = runs.find(fleet, read.hosts)
-        warn_of(listing.failed, console)
-        run = runs.choose(listing, wanted)
-        warn_of_unheard(run, listing, console)
+        listing, run = find_run(fleet, read, wanted, console)
         of_run = [host for host in read.hosts if host.name in run.parts]
         records = fleet.each(of_run, lambda _, session: session.request("record", {"run_id": run.run_id}))
         warn_of(records.failed, console)

@@ -13,7 +13,7 @@ from pathlib import Path
 from . import logs as lines
 from . import runs, watch
 from .console import Console, fold
-from .context import chosen_inventory, open_fleet, part_of, stderr_console, warn_of, warn_of_unheard
+from .context import chosen_inventory, find_run, open_fleet, part_of, stderr_console, warn_of
 from .errors import UnreachableError, UsageError
 from .log_files import LogFiles
 from .logs import Line, Mask
@@ -50,10 +50,7 @@ def logs(wanted: Logs) -> int:
     read = chosen_inventory(wanted.inventory, wanted.hosts)
     hosts = {host.name: host for host in (part_of(read, wanted.host) if wanted.host else read).hosts}
     with open_fleet(read) as fleet:
-        listing = runs.find(fleet, read.hosts)
-        warn_of(listing.failed, console)
-        run = runs.choose(listing, wanted.run)
-        warn_of_unheard(run, listing, console)
+        listing, run = find_run(fleet, read, wanted.run, console)
         if choice.ranks is not None and min(choice.ranks) >= run.ranks:
             raise UsageError(f"run {run.run_id} has no such ranks; it has {run.ranks}, counted from 0")
         asked = [hosts[name] for name in run.parts if name in hosts]
