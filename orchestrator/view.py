@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import random
 import threading
@@ -21,6 +22,7 @@ RECONNECT_MOST = 30.0  # s between tries to reach a host again
 SHOW_EVERY = 0.05  # s
 QUEUE = 256  # frames, of at most 256 KiB each, that wait to be shown
 HELD_MOST = 20_000  # lines of one host that wait for those of slower hosts
+AWAY_PATIENCE = 5.0  # s that a host which is away keeps us once the run is over elsewhere
 IDLE_SHOW = 0.5  # s of silence until an unfinished line (a prompt, a progress bar) is shown
 CLOCK_TRIES = 3
 CLOCK_LEAST = 0.02  # s: hosts that keep their clocks by NTP differ by less, and their times are shown as they are
@@ -74,6 +76,8 @@ class View:
         self._merger = Merger(())
         self._stopped = threading.Event()
         self._over = threading.Event()  # nobody needs to wait for a host that is away
+        self._over_at = math.inf
+        self._away: dict[str, OrchError] = {}  # hosts whose connection broke and is not there again, and why
         self.outcomes: dict[str, Mapping[str, Any]] = {}
         self.failed: dict[str, OrchError] = {}
 
@@ -106,6 +110,7 @@ class View:
                         case _:
                             raise value
                 now = time.monotonic()
+                open_sources -= self._given_up(now)
                 self._show_unfinished(now)
                 show(self._merger.ready(now))
         finally:
@@ -115,6 +120,17 @@ class View:
             if name not in self.outcomes.get(host, {}).get("cut", ()):  # the line goes on, after the time wanted
                 self._merger.add(host, assembler.flush(), time.monotonic())
         show(self._merger.flush())
+
+    def _given_up(self, now: float) -> set[str]:
+        """Hosts that are waited for no longer: a host that is dead is not found by dialling it once more."""
+        if self._over.is_set():
+            self._over_at = min(self._over_at, now)
+        if now - self._over_at < AWAY_PATIENCE:
+            return set()
+        for name, error in list(self._away.items()):
+            self.failed[name] = error
+            self._merger.live(name)
+        return set(self._away)
 
     def _compare_clocks(self) -> None:
         found = self._fleet.each(self._hosts, lambda _, session: clock_ahead(session)).done
@@ -205,6 +221,7 @@ class View:
         while not self._stopped.is_set():
             try:
                 session = self._fleet.session(host)
+                self._away.pop(host.name, None)
                 if told:
                     self._warn(f"{host.name}: connected again")
                     told, wait = False, 0.5
@@ -229,7 +246,8 @@ class View:
                     self._warn(f"{error}; the run goes on there, trying to reach it again")
                     told = True
                     self._put(host, "live")  # the others' lines do not wait for it
-                # once the run is over elsewhere: one more try, and a host that is away keeps nobody any longer
+                self._away[host.name] = error
+                # once the run is over elsewhere: one more try
                 last = self._over.wait(random.uniform(0.2, wait))  # noqa: S311
                 wait = min(RECONNECT_MOST, wait * 2)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,33 @@ def test_a_login_that_is_denied_is_not_tried_again(log: Path) -> None:
     failure: OrchError = view.failed["a"]
     assert "login: it refuses ann" in str(failure)
     assert any("its lines are missing from here on" in line for line in said)
+
+
+def test_a_host_that_is_dead_keeps_nobody_once_the_run_is_over_elsewhere(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "AWAY_PATIENCE", 0.1)
+    put(log, "1.0.out", [(1.0, b"last words\n")])
+    dialling, ended = threading.Event(), threading.Event()
+    waited_out: list[bool] = []
+
+    class Dying(Dialer):
+        def connect(self, host: Any) -> Relay:
+            if host.name == "b" and self.dialled.count("b"):
+                dialling.set()
+                waited_out.append(not ended.wait(30))  # as a dial into a black hole does
+                raise ConnectFailure(host.name, "connect", "no answer", "host-unreachable", "")
+            return super().connect(host)
+
+    def over(relay: Relay, request: dict[str, Any]) -> None:
+        dialling.wait(30)
+        relay.result(request, {"run": {"verdict": {"state": "lost"}}, "offsets": {}, "cut": []})
+
+    dialer = Dying(a=over, b=lambda relay, request: attach(relay, request, 1))
+    of = Fleet(dialer, NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    view = View(RUN, HOSTS, Choice(follow=True), of, lambda _: None)
+    view.run(lambda lines: None)
+    assert waited_out == []
+    assert "b: " in str(view.failed["b"])
+    ended.set()
+    of.close()
