@@ -20,6 +20,7 @@ from .console import Console, fold, fold_messages
 from .context import (
     chosen_inventory,
     find_run,
+    mask_of,
     open_fleet,
     stderr_console,
     warn_of,
@@ -190,7 +191,7 @@ def diagnose(wanted: str | None, given: str | None, hosts: str | None, as_json: 
     read = chosen_inventory(given, hosts)
     with open_fleet(read) as fleet:
         listing, run = find_run(fleet, read, wanted, console)
-        mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
+        mask = mask_of(read)
         found = diagnose_run.of_run(run.run_id, run.parts, {host.name: host for host in read.hosts}, fleet)
     diagnose_logs.show(found, as_json, mask)
     return UnreachableError.exit_code if listing.failed else 0

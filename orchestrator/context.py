@@ -17,6 +17,7 @@ from .errors import OrchError, UsageError
 from .fleet import Fleet, reasons
 from .hostnames import pick
 from .inventory import Inventory, SshOptions
+from .logs import Mask
 from .ssh import Dialer
 
 
@@ -38,6 +39,11 @@ def part_of(read: Inventory, pattern: str) -> Inventory:
     """These hosts, to look at: unlike `inventory.select`, it need not be possible to start a run on them."""
     names = set(pick([host.name for host in read.hosts], pattern))
     return replace(read, hosts=tuple(host for host in read.hosts if host.name in names))
+
+
+def mask_of(read: Inventory) -> Mask:
+    """Hides the secrets of the inventory's runs, as far as we are given them."""
+    return Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
 
 
 def make_dialer(options: SshOptions) -> Dialer:

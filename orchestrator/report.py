@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import diagnose_run, report_html, runs
-from .context import chosen_inventory, find_run, open_fleet, stderr_console, warn_of
+from .context import chosen_inventory, find_run, mask_of, open_fleet, stderr_console, warn_of
 from .errors import UnreachableError, UsageError
 from .fleet import Fleet
 from .inventory import Host
@@ -59,7 +59,7 @@ class Report:
 def report(wanted: str, given: str | None, hosts: str | None, output: str | None, as_json: bool) -> int:
     console = stderr_console()
     read = chosen_inventory(given, hosts)
-    mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
+    mask = mask_of(read)
     with open_fleet(read) as fleet:
         listing, run = find_run(fleet, read, wanted, console)
         of_run = [host for host in read.hosts if host.name in run.parts]

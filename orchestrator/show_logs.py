@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from . import logs as lines
 from . import runs, watch
 from .console import Console, fold
-from .context import chosen_inventory, find_run, open_fleet, part_of, stderr_console, warn_of
+from .context import chosen_inventory, find_run, mask_of, open_fleet, part_of, stderr_console, warn_of
 from .errors import UnreachableError, UsageError
 from .log_files import LogFiles
 from .logs import Line, Mask
@@ -60,7 +59,7 @@ def logs(wanted: Logs) -> int:
             ahead = fleet.each(asked[:1], lambda _, session: clock_ahead(session)).done
             choice = _choice(wanted, time.time() + next(iter(ahead.values()), 0.0))
         view = View(run.run_id, asked, choice, fleet, console.warning)
-        mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
+        mask = mask_of(read)
         here = sum(run.parts[host.name]["nproc"] for host in asked)
         ranks = len(choice.ranks) if choice.ranks else min(run.ranks, here)
         try:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from . import runs
 from .board import Seen, render
 from .console import Console, wants_colour
-from .context import chosen_inventory, open_fleet, stderr_console, warn_of
+from .context import chosen_inventory, mask_of, open_fleet, stderr_console, warn_of
 from .errors import OrchError, UnreachableError
 from .fleet import Fleet
 from .hostnames import pick
@@ -69,7 +69,7 @@ class Watcher:
 def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
     console = stderr_console()
     read = chosen_inventory(given, hosts)
-    mask = Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
+    mask = mask_of(read)
     with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
         warn_of(listing.failed, console)
