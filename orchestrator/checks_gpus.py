@@ -29,6 +29,7 @@ def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Find
         for gpu in used(node, fact):
             _health(name, gpu, found)
             _state(node, gpu, fact, found)
+        _links(name, used(node, fact), found)
         _kernel_log(name, fact["nvidia"]["xids"], found)
         _torch(name, fact, found)
     _same(plan, nodes, facts, found)
@@ -91,10 +92,30 @@ def _health(name: str, gpu: Facts, found: Findings) -> None:
         message = f"{what} is slowed down by its hardware: {reasons}"
         fix = "look at cooling and power: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE"
         found.add("warning", "straggler", name, message, fix, f"{SMI} -d PERFORMANCE: {reasons}")
+    if gpu["pcie_lanes"] and gpu["pcie_lanes_most"] and gpu["pcie_lanes"] < gpu["pcie_lanes_most"]:
+        lanes = f"{gpu['pcie_lanes']} of {gpu['pcie_lanes_most']} PCIe lanes"
+        fix = "seat the board or its riser anew; set the slot's lanes in the BIOS"
+        found.add("warning", "straggler", name, f"{what} uses {lanes}", fix, f"{SMI}: Link Width {lanes}")
+    if gpu["power_limit_w"] and gpu["power_default_w"] and gpu["power_limit_w"] < gpu["power_default_w"]:
+        limit = f"{gpu['power_limit_w']:.0f} of {gpu['power_default_w']:.0f} W"
+        fix = f"sudo nvidia-smi -i {gpu['index']} -pl {gpu['power_default_w']:.0f}   # unless it is so on purpose"
+        found.add("note", "gpu-power-limited", name, f"{what} is limited to {limit}", fix, f"{SMI} -d POWER: {limit}")
     if gpu["fabric"] not in (None, "Completed"):
         message = f"{what} is not part of its NVSwitch fabric: {gpu['fabric']}"
         fix = "sudo systemctl restart nvidia-fabricmanager   # of exactly the driver's version"
         found.add("error", "cuda-fabricmanager-down", name, message, fix, f"{SMI}: Fabric State {gpu['fabric']}")
+
+
+def _links(name: str, gpus: list[Facts], found: Findings) -> None:
+    """How many NVLinks a GPU should have depends on its board and bridges: as many as the best one of the host."""
+    known = [(gpu["index"], *gpu["nvlinks"]) for gpu in gpus if gpu["nvlinks"]]
+    most = max((active for _, active, _ in known), default=0)
+    for index, active, every in known:
+        if active < most:
+            message = f"GPU {index} has {active} active NVLinks, others have {most}"
+            fix = "nvidia-smi nvlink -e there; a reset of the GPU, or restart the host; if it comes again, the board"
+            seen = f"nvidia-smi nvlink -s: {active} of {every}"
+            found.add("warning", "nvlink-inactive", name, message, fix, seen)
 
 
 def _state(node: Node, gpu: Facts, fact: Facts, found: Findings) -> None:

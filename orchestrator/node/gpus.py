@@ -1,7 +1,9 @@
 """The GPUs of this host, as nvidia-smi tells of them. One question: a driver without persistence is slow to answer."""
 
+import re
 import shutil
 import subprocess
+import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import processes
@@ -9,7 +11,8 @@ from . import processes
 if TYPE_CHECKING:
     import xml.etree.ElementTree as ElementTree
 
-QUERY = ["nvidia-smi", "-q", "-x"]
+QUERY = ["-q", "-x"]
+LINKS = ["nvlink", "-s"]
 WINDOW = 30.0  # s for it to answer; where a GPU has died it may hang
 LOST = ("GPU is lost", "Unknown Error", "ERR!")  # what stands in the fields of a GPU that does not answer
 XID = ["dmesg"]
@@ -18,29 +21,45 @@ XID_WINDOW = 3.0  # s
 
 def look() -> Dict[str, Any]:
     """gpus, driver, cuda (the newest that the driver can serve), error (what nvidia-smi said instead), xids."""
-    program = shutil.which(QUERY[0])
+    program = shutil.which("nvidia-smi")
     if program is None:
         return {"gpus": [], "driver": None, "cuda": None, "error": None, "xids": []}
-    try:
-        answer = subprocess.run(
-            [program] + QUERY[1:],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            timeout=WINDOW,
-            check=False,
-        )
-        text = answer.stdout.decode("utf-8", "replace")
-    except OSError as error:
-        text = str(error)
-    except subprocess.TimeoutExpired:
-        text = "no answer within %d s" % WINDOW
+    # both at once: each has to wake a driver without persistence
+    questions = [_Question([program] + arguments) for arguments in (QUERY, LINKS)]
+    deadline = time.monotonic() + WINDOW
+    text, links = [question.answer(deadline) for question in questions]
     found = parse(text)
+    active = parse_links(links)
     for gpu in found["gpus"]:
+        gpu["nvlinks"] = active.get(gpu["uuid"])
         for process in gpu["processes"]:
             process["uid"] = processes.owner(process["pid"])
             process["command"] = processes.command(process["pid"])[:200]
     return dict(found, xids=_xids())
+
+
+class _Question:
+    """A program that is asked, and what it says: its output, or why there is none."""
+
+    def __init__(self, argv: List[str]) -> None:
+        self._process: Optional["subprocess.Popen[bytes]"] = None
+        self._error = ""
+        try:
+            self._process = subprocess.Popen(
+                argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            )
+        except OSError as error:
+            self._error = str(error)
+
+    def answer(self, deadline: float) -> str:
+        if self._process is None:
+            return self._error
+        try:
+            data = self._process.communicate(timeout=max(0.1, deadline - time.monotonic()))[0]
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # and not waited for: one that hangs in the driver does not die
+            return "no answer within %d s" % WINDOW
+        return data.decode("utf-8", "replace")
 
 
 def parse(text: str) -> Dict[str, Any]:
@@ -83,6 +102,10 @@ def _gpu(number: int, gpu: "ElementTree.Element") -> Dict[str, Any]:
         "uncorrected_ecc": _uncorrected(gpu),
         "repair": _repair(gpu),
         "slowed": slowed,
+        "pcie_lanes": _lanes(gpu, "current_link_width"),
+        "pcie_lanes_most": _lanes(gpu, "max_link_width"),
+        "power_limit_w": _power(gpu, "current_power_limit", "power_limit"),
+        "power_default_w": _power(gpu, "default_power_limit", "default_power_limit"),
         "lost": any(word in (one.text or "") for one in gpu.iter() for word in LOST),
         "processes": [
             {"pid": int(pid), "used_mib": _number(one, "used_memory")}
@@ -91,6 +114,35 @@ def _gpu(number: int, gpu: "ElementTree.Element") -> Dict[str, Any]:
             if pid and pid.isdigit() and (_text(one, "type") or "C") != "G"  # G: a desktop's
         ],
     }
+
+
+def parse_links(text: str) -> Dict[str, List[int]]:
+    """The answer to LINKS: {uuid of a GPU: [active NVLinks, all of its NVLinks]}."""
+    found: Dict[str, List[int]] = {}
+    uuid = ""
+    for line in text.splitlines():
+        named = re.match(r"GPU \d+: .*\(UUID: (\S+)\)", line)
+        if named:
+            uuid = named.group(1)
+        elif uuid and re.match(r"\s+Link \d+: ", line):
+            active, every = found.get(uuid, [0, 0])
+            found[uuid] = [active + ("inactive" not in line), every + 1]
+    return found
+
+
+def _lanes(gpu: "ElementTree.Element", name: str) -> Optional[int]:
+    """`16x` -> 16."""
+    text = _text(gpu, "pci/pci_gpu_link_info/link_widths/" + name) or ""
+    return int(text[:-1]) if text[:-1].isdigit() else None
+
+
+def _power(gpu: "ElementTree.Element", name: str, old_name: str) -> Optional[float]:
+    """Watts. The names are those since driver 530, and before."""
+    text = _text(gpu, "gpu_power_readings/" + name) or _text(gpu, "power_readings/" + old_name) or ""
+    try:
+        return float(text.split(" ")[0])
+    except ValueError:
+        return None
 
 
 def _uncorrected(gpu: "ElementTree.Element") -> Optional[int]:

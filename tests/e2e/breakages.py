@@ -587,9 +587,11 @@ def late_network(lab: Lab) -> Iterator[Overrides]:
 # --- GPUs, by what nvidia-smi says
 
 
-def smi(host: Host, text: str, status: int = 0) -> None:
+def smi(host: Host, text: str, status: int = 0, links: str = "") -> None:
     write(host, "~/bin/answer", text)
-    write(host, "~/bin/nvidia-smi", f"#!/bin/sh\ncat ~/bin/answer\nexit {status}\n", "755")
+    write(host, "~/bin/links", links)
+    script = f'#!/bin/sh\n[ "$1" = nvlink ] && exec cat ~/bin/links\ncat ~/bin/answer\nexit {status}\n'
+    write(host, "~/bin/nvidia-smi", script, "755")
 
 
 def give_gpus(lab: Lab) -> Overrides:
@@ -635,10 +637,19 @@ _gpu("gpu-mig-unsupported", "mig", "cut in parts", mig="Enabled")
 _gpu("gpu-exclusive-mode", "prohibited_mode", "Prohibited", compute_mode="Prohibited")
 _gpu("gpu-exclusive-mode", "exclusive_mode", "Exclusive_Process", "note", compute_mode="Exclusive_Process")
 _gpu("straggler", "slowed_down_by_heat", "hw_slowdown", "warning", hw_slowdown="Active")
+_gpu("straggler", "fewer_pcie_lanes", "4 of 16 PCIe lanes", "warning", lanes=4)
+_gpu("gpu-power-limited", "power_limit", "400 of 700 W", "note", power_limit=400)
 _gpu("cuda-fabricmanager-down", "no_fabric_manager", "In Progress", fabric="In Progress")
 _gpu("gpu-lost", "gpu_off_its_bus", "fallen off its bus", fabric="GPU is lost")
 _gpu("gpu-persistence-off", "no_persistence", "persistence mode is off", "note", persistence="Disabled")
 _gpu("gpu-mismatch", "other_gpus", "2 hosts have GPUs 2 x NVIDIA H100", "warning", name="NVIDIA A100-SXM4-80GB")
+
+
+@gpu_case("nvlink-inactive", "warning", says="GPU 1 has 14 active NVLinks, others have 18")
+def nvlinks_down(lab: Lab) -> Iterator[Overrides]:
+    smi(lab.hosts[1], nvidia.answer({}, {}), links=nvidia.links(18, 14))
+    yield {}
+    smi(lab.hosts[1], nvidia.answer({}, {}), links=nvidia.links(18, 18))
 
 
 @gpu_case("gpu-mismatch", "warning", says="1 x NVIDIA H100")

@@ -15,6 +15,19 @@ GPU = """\
 \t\t<gpu_reset_status>
 \t\t\t<reset_required>No</reset_required>
 \t\t</gpu_reset_status>
+\t\t<pci>
+\t\t\t<pci_gpu_link_info>
+\t\t\t\t<link_widths>
+\t\t\t\t\t<max_link_width>16x</max_link_width>
+\t\t\t\t\t<current_link_width>{lanes}x</current_link_width>
+\t\t\t\t</link_widths>
+\t\t\t</pci_gpu_link_info>
+\t\t</pci>
+\t\t<gpu_power_readings>
+\t\t\t<instant_power_draw>70.21 W</instant_power_draw>
+\t\t\t<current_power_limit>{power_limit}.00 W</current_power_limit>
+\t\t\t<default_power_limit>700.00 W</default_power_limit>
+\t\t</gpu_power_readings>
 \t\t<clocks_event_reasons>
 \t\t\t<clocks_event_reason_gpu_idle>Active</clocks_event_reason_gpu_idle>
 \t\t\t<clocks_event_reason_hw_slowdown>{hw_slowdown}</clocks_event_reason_hw_slowdown>
@@ -69,6 +82,8 @@ HEALTHY: dict[str, object] = {
     "persistence": "Enabled",
     "mig": "Disabled",
     "hw_slowdown": "Not Active",
+    "lanes": 16,
+    "power_limit": 700,
     "used": 4,
     "compute_mode": "Default",
     "ecc": 0,
@@ -88,4 +103,13 @@ def answer(*gpus: dict[str, object], driver: str = "550.54.15", cuda: str = "12.
         f"\t<attached_gpus>{len(gpus)}</attached_gpus>\n"
         + "".join(GPU.format(**{**HEALTHY, **gpu}, bus=number + 1) for number, gpu in enumerate(gpus))
         + "</nvidia_smi_log>\n"
+    )
+
+
+def links(*active: int) -> str:
+    """What `nvidia-smi nvlink -s` prints; each GPU has 18 links, and so many of them are active."""
+    return "".join(
+        f"GPU {number}: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000-0000-0000-0000-0000000000{number + 1:02x})\n"
+        + "".join(f"\t Link {link}: {'26.562 GB/s' if link < count else '<inactive>'}\n" for link in range(18))
+        for number, count in enumerate(active)
     )

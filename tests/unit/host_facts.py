@@ -40,6 +40,11 @@ GPU: dict[str, Any] = {
     "uncorrected_ecc": 0,
     "repair": None,
     "slowed": [],
+    "pcie_lanes": 16,
+    "pcie_lanes_most": 16,
+    "power_limit_w": 700.0,
+    "power_default_w": 700.0,
+    "nvlinks": None,
     "lost": False,
     "processes": [],
 }

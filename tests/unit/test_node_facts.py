@@ -129,3 +129,10 @@ def test_a_script_in_the_workdir_is_read_there_with_what_lies_beside_it(tmp_path
     assert found["script"]["missing"] == ["absent"]
     found = inside(tmp_path, {"path": "other.py", "source": None, "local": []})
     assert found["script"]["absent"] == "No such file or directory"
+
+
+def test_nvlinks_by_gpu() -> None:
+    text = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)\n\t Link 0: 26.562 GB/s\n\t Link 1: <inactive>\n"
+    text += "GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-b)\n\t Link 0: 26.562 GB/s\n\t Link 1: 26.562 GB/s\n"
+    assert gpus.parse_links(text) == {"GPU-a": [1, 2], "GPU-b": [2, 2]}
+    assert gpus.parse_links("NVIDIA-SMI has failed\n") == {}
