@@ -144,7 +144,7 @@ class _Live:
                 width, height = shutil.get_terminal_size()
                 seen = [one for one in self._watcher.seen() if one.host in self._shown()]
                 live.update(render(self._run.run_id, seen, width, height, self._mask, KEYS), refresh=True)
-                key = pressed(EVERY / 2)
+                key = pressed(EVERY)
                 if key and key in "qlfk":
                     return key
 
