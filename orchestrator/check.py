@@ -36,7 +36,7 @@ def check(given: str, hosts: str | None, level: Level, as_json: bool) -> int:
     """Exit code: 0 clean or warnings only, 3 with errors, 4 where a host was not reached."""
     console = stderr_console()
     read = inventory.load(given)
-    if hosts:
+    if hosts is not None:
         read = inventory.select(read, hosts)
     command, snapshot = script.find(read, ())
     code = None if snapshot is None else plan.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), 0, 0)

@@ -6,6 +6,7 @@ checks_network, and checks_mesh for what was tried between hosts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
@@ -67,10 +68,12 @@ def judge(plan: Plan, facts: Mapping[str, Facts], hellos: Mapping[str, Facts]) -
 def unreached(failures: Mapping[str, Exception]) -> tuple[Finding, ...]:
     """Hosts that could not be asked."""
     found = Findings()
+    alike = Counter(failure.alike for failure in failures.values() if isinstance(failure, ConnectFailure))
     for host, failure in failures.items():
         code = str(getattr(failure, "code", "unknown"))
         if isinstance(failure, ConnectFailure):
-            found.add("error", code, host, f"{failure.phase}: {failure.reason}", failure.fix, f"ssh {host}")
+            reason, fix = failure.common if alike[failure.alike] > 1 else (failure.reason, failure.fix)
+            found.add("error", code, host, f"{failure.phase}: {reason}", fix, f"ssh {host}")
         else:
             found.add("error", code, host, str(failure).removeprefix(f"{host}: "), "", f"ssh {host}")
     return found.all()

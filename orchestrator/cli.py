@@ -40,6 +40,17 @@ class Program(click.Group):
             raise OutputClosed from error  # click would make it an exit code of its own
 
 
+class Grace(click.FloatRange):
+    """Seconds as in an inventory's `grace`: no nan, which is in no range and out of none."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 86_400)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        return seconds if seconds == seconds else self.fail(f"{value} is no number of seconds", param, ctx)
+
+
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ddp-orch")
 def cli() -> None:
@@ -266,9 +277,7 @@ def report(run: str, inventory: str | None, hosts: str | None, output: str | Non
 @HOSTS
 @click.option("--stale", is_flag=True, help="Only what runs that are over have left behind.")
 @click.option("--all", "everything", is_flag=True, help="Every run of ours on these hosts.")
-@click.option(
-    "--grace", type=click.FloatRange(0), metavar="S", help="Seconds between SIGTERM and SIGKILL; default the run's own."
-)
+@click.option("--grace", type=Grace(), metavar="S", help="Seconds between SIGTERM and SIGKILL; default the run's own.")
 @click.option(
     "--force", multiple=True, metavar="HOST:PID", help="End this process too, whoever it belongs to; alone: only it."
 )

@@ -28,7 +28,7 @@ from .context import (
     whoami,
 )
 from .errors import HeldError, UnreachableError, UsageError
-from .fleet import Fleet, reasons
+from .fleet import Fleet, folded, reasons
 from .hostnames import nearest
 from .inventory import Host, Inventory
 from .inventory_values import env_name
@@ -64,7 +64,7 @@ class Up:
 def up(wanted: Up) -> int:
     console = stderr_console()
     read = inventory.load(wanted.inventory)
-    if wanted.hosts:
+    if wanted.hosts is not None:
         read = inventory.select(read, wanted.hosts)
     if wanted.trainer_args:
         read = replace(read, run=replace(read.run, script=None, args=(*read.run.args, *wanted.trainer_args)))
@@ -157,6 +157,8 @@ def _env(read: Inventory, pairs: Sequence[str]) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         if not equals:
             raise UsageError(f"-e {pair!r}: wants NAME=VALUE")
+        if not name:
+            raise UsageError(f"-e {pair!r}: no name before the =; wants NAME=VALUE")
         env[_env_name(name, read)] = value
     return env
 
@@ -178,7 +180,9 @@ def _secrets(read: Inventory) -> dict[str, str]:
             f"{read.path}: run.secrets: {', '.join(missing)} not set in this environment; "
             "export it, or take it out of run.secrets"
         )
-    return {name: os.environ[name] for name in read.run.secrets}
+    secrets = {name: os.environ[name] for name in read.run.secrets}
+    plan.check_size(secrets)
+    return secrets
 
 
 # --- diagnose
@@ -304,7 +308,7 @@ def _to_kill(listing: runs.Listing, wanted: str | None, *, stale: bool, everythi
 
 
 def _tell_kill(result: runs.Killed, chosen: Sequence[runs.Run], console: Console) -> None:
-    for line in fold_messages(reasons(result.failed)):
+    for line in folded(result.failed):
         console.error(line)
     for one in result.remaining:
         console.error(f"{one['host']}: pid {one['pid']} ({one['cmd']}) of {one['owner']} is still there: {one['why']}")
@@ -342,7 +346,7 @@ def execute(given: str, command: tuple[str, ...], hosts: str | None, setup: bool
             {host: f"exit code {one.status}" for host, one in results.done.items() if one.status}
         ):
             console.warning(line)
-    for line in fold_messages(reasons(results.failed)):
+    for line in folded(results.failed):
         console.error(line)
     codes = [one.status for one in results.done.values()] + [error.exit_code for error in results.failed.values()]
     return max(codes, default=0)

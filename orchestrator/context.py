@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import history, inventory, runs, ship
-from .console import Console, fold, fold_messages, wants_colour
-from .errors import OrchError, UsageError
-from .fleet import Fleet, reasons
+from .console import Console, fold, wants_colour
+from .errors import InventoryError, OrchError, UsageError
+from .fleet import Fleet, folded
 from .hostnames import pick
 from .inventory import Inventory, SshOptions
 from .logs import Mask
@@ -28,16 +28,21 @@ def stderr_console() -> Console:
 def chosen_inventory(given: str | None, hosts: str | None) -> Inventory:
     """The inventory to use; where none is given: $DDP_ORCH_INVENTORY, ./inventory.yaml, the newest run's."""
     here = "inventory.yaml" if Path("inventory.yaml").exists() else None
-    path = given or os.environ.get("DDP_ORCH_INVENTORY") or here or history.newest_inventory()
+    named = os.environ.get("DDP_ORCH_INVENTORY")
+    path = given if given is not None else named or here or history.newest_inventory()
     if path is None:
         raise UsageError("no inventory: give -i FILE, set DDP_ORCH_INVENTORY, or go to a folder with an inventory.yaml")
-    read = inventory.load(path)
-    return part_of(read, hosts) if hosts else read
+    try:
+        read = inventory.load(path)
+    except InventoryError as error:
+        source = "\n(named by DDP_ORCH_INVENTORY)" if given is None and named else ""
+        raise InventoryError(f"{error}{source}") from error
+    return read if hosts is None else part_of(read, hosts)
 
 
-def part_of(read: Inventory, pattern: str) -> Inventory:
+def part_of(read: Inventory, pattern: str, option: str = "--hosts") -> Inventory:
     """These hosts, to look at: unlike `inventory.select`, it need not be possible to start a run on them."""
-    names = set(pick([host.name for host in read.hosts], pattern))
+    names = set(pick([host.name for host in read.hosts], pattern, option))
     return replace(read, hosts=tuple(host for host in read.hosts if host.name in names))
 
 
@@ -82,7 +87,7 @@ def whoami() -> str:
 
 
 def warn_of(failed: Mapping[str, OrchError], console: Console) -> None:
-    for line in fold_messages(reasons(failed)):
+    for line in folded(failed):
         console.warning(line)
 
 

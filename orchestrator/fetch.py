@@ -20,7 +20,7 @@ from .commands import NAME
 from .console import fold_messages
 from .context import chosen_inventory, find_run, open_fleet, stderr_console
 from .errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
-from .fleet import reasons
+from .fleet import folded
 from .inventory import Host
 from .session import Session
 
@@ -68,7 +68,7 @@ def fetch(wanted: str, pattern: str | None, output: str | None, given: str | Non
     if count:
         console.note(f"outputs of {run.run_id} are in {folder}")
     failed: dict[str, OrchError] = {**listed.failed, **brought.failed}
-    for line in fold_messages(reasons(failed)):
+    for line in folded(failed):
         console.error(line)
     problems = {host: "; ".join(said) for host, said in brought.done.items() if said}
     for line in fold_messages(problems):

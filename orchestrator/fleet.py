@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from .console import fold_messages
 from .errors import FindingsError, HeldError, OrchError, UnreachableError
 from .inventory import Host
 from .session import Refused, Session
 from .ship import NodeProgram
 from .ssh import Dialer
+from .transport import ConnectFailure
 
 
 class Named(Protocol):
@@ -176,6 +178,17 @@ class Fleet:
 def reasons(failed: Mapping[str, OrchError]) -> dict[str, str]:
     """Why each host failed, without its name, so that equal reasons can be folded."""
     return {name: str(error).removeprefix(f"{name}: ") for name, error in failed.items()}
+
+
+def folded(failed: Mapping[str, OrchError]) -> list[str]:
+    """Why hosts failed, one line for those that failed alike, although each has an address and a key of its own."""
+    alike = {name: error.alike for name, error in failed.items() if isinstance(error, ConnectFailure)}
+    said = reasons(failed)
+    for text in set(alike.values()):
+        names = [name for name, one in alike.items() if one == text]
+        if len({said[name] for name in names}) > 1:
+            said.update(dict.fromkeys(names, text))
+    return fold_messages(said)
 
 
 def worst(failed: Iterable[OrchError], text: str) -> OrchError:

@@ -69,20 +69,22 @@ def _count(part: str) -> int:
     return (int(high) - int(low)) // int(step) + 1
 
 
-def pick(names: Sequence[str], pattern: str) -> tuple[str, ...]:
+def pick(names: Sequence[str], pattern: str, option: str = "--hosts") -> tuple[str, ...]:
     """Those of `names` that a pattern means, in the order of `names`.
 
     A pattern has names, ranges `gpu[01-04]` and globs `gpu*`; read from left to right, `,` adds, `!` takes away, and
     `&` keeps what is in both. Raises UsageError for a name that is not there.
     """
     chosen = set(names) if pattern.lstrip().startswith("!") else set()  # `!gpu02` alone: all but gpu02
+    if not pattern.strip():
+        raise UsageError(f"{option} '': names no host; leave it out for all of them")
     operator = ","
     # outside of brackets: the comma in gpu[1,3] is the range's own
     for word in filter(None, map(str.strip, re.split(r"([,!&])(?![^\[]*\])", pattern))):
         if word in ",!&":
             operator = word
             continue
-        found = _named(names, word, pattern)
+        found = _named(names, word, f"{option} {pattern}")
         match operator:
             case "!":
                 chosen -= found
@@ -91,26 +93,26 @@ def pick(names: Sequence[str], pattern: str) -> tuple[str, ...]:
             case _:
                 chosen |= found
     if not chosen:
-        raise UsageError(f"--hosts {pattern}: no host is left; the inventory has {_listed(names)}")
+        raise UsageError(f"{option} {pattern}: no host is left; the inventory has {_listed(names)}")
     return tuple(name for name in names if name in chosen)
 
 
-def _named(names: Sequence[str], word: str, pattern: str) -> set[str]:
+def _named(names: Sequence[str], word: str, asked: str) -> set[str]:
     if "[" not in word and ("*" in word or "?" in word):
         from fnmatch import fnmatchcase
 
         found = {name for name in names if fnmatchcase(name, word)}
         if not found:
-            raise UsageError(f"--hosts {pattern}: {word} matches no host of the inventory: {_listed(names)}")
+            raise UsageError(f"{asked}: {word} matches no host of the inventory: {_listed(names)}")
         return found
     try:
         wanted = expand(word)
     except ValueError as exc:
-        raise UsageError(f"--hosts {pattern}: {word}: {exc}") from exc
+        raise UsageError(f"{asked}: {word}: {exc}") from exc
     known = set(names)
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise UsageError(f"--hosts {pattern}: {unknown[0]} is not in the inventory; {nearest(unknown[0], names)}")
+        raise UsageError(f"{asked}: {unknown[0]} is not in the inventory; {nearest(unknown[0], names)}")
     return set(wanted)
 
 

@@ -17,7 +17,7 @@ from . import checks, choices, plan, preflight, runs
 from .checks import Finding, say
 from .console import fold, fold_messages
 from .errors import FindingsError, HeldError, UnreachableError, UsageError
-from .fleet import Fleet, Results, each, reasons, worst
+from .fleet import Fleet, Results, each, folded, worst
 from .inventory import Host
 from .plan import Plan
 from .session import Refused, Session
@@ -110,7 +110,7 @@ def _without(wanted: Plan, probed: Results[Any], around: Surroundings) -> Plan:
     if left is None or not all(isinstance(error, UnreachableError) for error in probed.failed.values()):
         _stop_on(probed, f"{len(probed.failed)} of {len(wanted.nodes)} hosts cannot take part; nothing was started")
         raise AssertionError("_stop_on raises")
-    for line in fold_messages(reasons(probed.failed)):
+    for line in folded(probed.failed):
         around.warn(f"{line}; going on without")
     return left
 
@@ -128,7 +128,7 @@ def _probe(
 
 def _stop_on(results: Results[Any], headline: str) -> None:
     if results.failed:
-        lines = fold_messages(reasons(results.failed))
+        lines = folded(results.failed)
         raise worst(results.failed.values(), "\n  ".join([headline, *lines]))
 
 

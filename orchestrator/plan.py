@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from . import launchers
+from .errors import UsageError
 from .inventory import Host, Inventory
 from .launchers import Launcher
 
 MASK = "***"
+MAX_WORD = 128 * 1024 - 1
+"""Bytes of one variable (`NAME=VALUE`) or argument: MAX_ARG_STRLEN of Linux, less the NUL at its end."""
+MAX_WORDS = 1024 * 1024
+"""Bytes of all of them. Linux takes a quarter of the stack's limit, 2 MiB as a rule, and the login brings its own."""
 AUTO_PLACES = {
     "master_addr": "auto",
     "master_port": "auto",
@@ -101,7 +106,10 @@ def make(
     env: Mapping[str, str],
     debug: bool,
 ) -> Plan:
-    """`command`: what follows the python on every host, such as ("-u", "train.py", "--lr", "0.1")."""
+    """`command`: what follows the python on every host, such as ("-u", "train.py", "--lr", "0.1").
+
+    Raises UsageError where no process could be started so.
+    """
     extra = {**(launchers.DEBUG_ENVIRONMENT if debug else {}), **inventory.run.env}
     nodes = tuple(
         Node(
@@ -113,8 +121,32 @@ def make(
         )
         for host in order(inventory)
     )
+    for node in nodes:
+        check_size(node.env, node.command)
     launcher = launchers.choose(inventory.run.launcher, inventory.run.rdzv.backend)
     return Plan(run_id, name, nodes, launcher, code, inventory, inventory.run.secrets)
+
+
+def check_size(env: Mapping[str, str], command: Sequence[str] = ()) -> None:
+    """Raises UsageError for what Linux hands to no process: it would be found out by the ranks only, on every host."""
+    sizes = {
+        f"the variable {name}": len(f"{name}={value}".encode(errors="surrogateescape")) for name, value in env.items()
+    }
+    sizes |= {
+        f"argument {number} of the script": len(word.encode(errors="surrogateescape"))
+        for number, word in enumerate(command[3:], 1)
+    }
+    for what, size in sizes.items():
+        if size > MAX_WORD:
+            raise UsageError(f"{what} has {size:,} bytes, and a process takes {MAX_WORD:,} at most; {_IN_A_FILE}")
+    if sum(sizes.values()) > MAX_WORDS:
+        largest = max(sizes, key=lambda what: sizes[what])
+        raise UsageError(
+            f"variables and arguments have {sum(sizes.values()):,} bytes together, {largest} the most; {_IN_A_FILE}"
+        )
+
+
+_IN_A_FILE = "put it in a file, and hand over the file's name"
 
 
 def _gpu_ids(host: Host) -> Literal["auto"] | tuple[int, ...]:

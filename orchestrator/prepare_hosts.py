@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -14,13 +15,14 @@ from typing import Any
 from . import inventory
 from .console import Console, fold
 from .context import open_fleet, stderr_console
-from .errors import FindingsError
-from .fleet import Fleet, Output, each, reasons, worst
+from .errors import FindingsError, UsageError
+from .fleet import Fleet, Output, each, folded, worst
 from .inventory import Host
 from .ssh import quote
 from .transport import ConnectFailure
 
 VENV = ".local/share/ddp-orch/venv"  # below the home
+VERSION = r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post|\.dev)[0-9]+)*(\+[A-Za-z0-9.]+)?"
 PYTHON_LEAST = (3, 9)  # of torch 2.4 and newer: 3.8 has none
 
 # What a python is and has; torch is not imported.
@@ -103,9 +105,15 @@ class Table:
 
 def setup(given: str, hosts: str | None, wanted: Wanted) -> int:
     """Exit code: 0 all are ready, 3 one is not, 4 one was not reached."""
+    if wanted.torch is not None and not re.fullmatch(VERSION, wanted.torch):
+        raise UsageError(f"--torch {wanted.torch!r}: wants a version such as 2.9.1 or 2.9.1+cu126")
+    if wanted.index_url is not None and not re.fullmatch(r"(https?|file)://\S+", wanted.index_url):
+        raise UsageError(
+            f"--index-url {wanted.index_url!r}: wants an address such as https://download.pytorch.org/whl/cpu"
+        )
     console = stderr_console()
     read = inventory.load(given)
-    if hosts:
+    if hosts is not None:
         read = inventory.select(read, hosts)
     with open_fleet(read) as fleet:
         fleet.prepare(read.hosts)
@@ -122,8 +130,8 @@ def setup(given: str, hosts: str | None, wanted: Wanted) -> int:
                 ready |= rest.done
                 failed |= rest.failed
     _tell(read.hosts, ready, console)
-    for host, reason in reasons(failed).items():
-        console.error(f"{host}: {reason}")
+    for line in folded(failed):
+        console.error(line)
     return worst(failed.values(), "").exit_code if failed else 0
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from .console import fold_messages
 from .context import chosen_inventory, open_fleet, stderr_console
 from .errors import UnreachableError
-from .fleet import reasons
+from .fleet import folded
 
 
 def prune(given: str, hosts: str | None) -> int:
@@ -23,7 +23,7 @@ def prune(given: str, hosts: str | None) -> int:
     }
     for line in fold_messages(said):
         console.note(line)
-    for line in fold_messages(reasons(results.failed)):
+    for line in folded(results.failed):
         console.error(line)
     return UnreachableError.exit_code if results.failed else 0
 

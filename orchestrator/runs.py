@@ -112,6 +112,8 @@ def choose(listing: Listing, wanted: str | None) -> Run:
         if not runs:
             raise _missing(listing, "there is no run on these hosts")
         return runs[-1]
+    if not wanted:
+        raise UsageError("RUN '': leave it out for the newest, or give an id, a name or the beginning of an id")
     exact = [run for run in runs if wanted in (run.run_id, run.name)]
     if exact:
         return exact[-1]

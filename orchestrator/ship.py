@@ -126,6 +126,8 @@ def snapshot(script: Path, sync: Sync, base: Path) -> Snapshot | None:
         return None
     base = base.resolve()
     script = _absolute(script, base)
+    if script.is_dir():
+        raise UsageError(f"{_shown(script)}: a folder; give the script in it, or -m PACKAGE")
     if not script.is_file():
         raise UsageError(f"{_shown(script)}: no such file; the script is looked for below {_shown(base)}")
     warnings: list[str] = []

@@ -47,7 +47,7 @@ def logs(wanted: Logs) -> int:
     console = stderr_console()
     choice = _choice(wanted, time.time())
     read = chosen_inventory(wanted.inventory, wanted.hosts)
-    hosts = {host.name: host for host in (part_of(read, wanted.host) if wanted.host else read).hosts}
+    hosts = {host.name: host for host in (read if wanted.host is None else part_of(read, wanted.host, "--host")).hosts}
     with open_fleet(read) as fleet:
         listing, run = find_run(fleet, read, wanted.run, console)
         if choice.ranks is not None and min(choice.ranks) >= run.ranks:

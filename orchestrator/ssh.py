@@ -177,7 +177,9 @@ class Dialer:
             raise ConnectFailure(target.name, "jump", reason, "ssh-unreachable", f"try `{jump.command}`") from error
         except ConnectFailure as failure:
             phase = f"jump host {jump.name}: {failure.phase}"
-            raise ConnectFailure(target.name, phase, failure.reason, failure.code, failure.fix) from failure
+            raise ConnectFailure(
+                target.name, phase, failure.reason, failure.code, failure.fix, failure.common
+            ) from failure
 
     @contextlib.contextmanager
     def _slot(self, jump: Target) -> Iterator[None]:

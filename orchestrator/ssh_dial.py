@@ -73,9 +73,11 @@ def _look_up(target: Target, deadline: float) -> list[Address]:
     except queue.Empty:
         answer = TimeoutError("no answer from the name servers in time")
     if isinstance(answer, OSError):
-        reason = f"{target.hostname}: {answer.strerror or answer}"
+        said = str(answer.strerror or answer)
         fix = "check the name, or give the host an address"
-        raise ConnectFailure(target.name, "name", reason, "ssh-name-unresolved", fix) from answer
+        raise ConnectFailure(
+            target.name, "name", f"{target.hostname}: {said}", "ssh-name-unresolved", fix, (said, fix)
+        ) from answer
     return answer
 
 
@@ -129,11 +131,11 @@ def _start_proxy(command: str) -> socket.socket:
 
 def _unreached(target: Target, problems: list[tuple[str, OSError]]) -> ConnectFailure:
     said = "; ".join(f"{address} port {target.port}: {_words(error)}" for address, error in problems)
+    common = "; ".join(dict.fromkeys(f"port {target.port}: {_words(error)}" for _, error in problems)) or "no address"
+    code, fix = "ssh-unreachable", "is the host up, and does a route or a firewall let us through?"
     if any(isinstance(error, ConnectionRefusedError) for _, error in problems):
-        fix = "is sshd running there, and the port right?"
-        return ConnectFailure(target.name, "connect", said, "ssh-connection-refused", fix)
-    fix = "is the host up, and does a route or a firewall let us through?"
-    return ConnectFailure(target.name, "connect", said or "no address", "ssh-unreachable", fix)
+        code, fix = "ssh-connection-refused", "is sshd running there, and the port right?"
+    return ConnectFailure(target.name, "connect", said or "no address", code, fix, (common, fix))
 
 
 def _words(error: OSError) -> str:

@@ -94,6 +94,7 @@ def _untrusted(target: Target, key: bytes, verdict: Verdict) -> ConnectFailure:
     print_ = fingerprint(key)
     where = verdict.entry.where if verdict.entry else ""
     name = target.known_as[0]
+    common = None
     match verdict.status:
         case "changed":
             code = "ssh-host-key-changed"
@@ -103,9 +104,16 @@ def _untrusted(target: Target, key: bytes, verdict: Verdict) -> ConnectFailure:
                 "Somebody may be listening in, or the host was installed anew"
             )
             fix = f"ask its administrator; only if the new key is right, run `ssh-keygen -R '{name}'` and accept it"
+            common = (
+                "THE HOST KEY HAS CHANGED: it shows another one than known_hosts has. Somebody may be listening in, or "
+                "the host was installed anew",
+                "ask its administrator; `ddp-orch trust INVENTORY` shows the keys; only if the new one is right, "
+                "run `ssh-keygen -R HOST` and accept it",
+            )
         case "revoked":
             code, reason = "ssh-host-key-changed", f"its key {print_} is revoked by {where}"
             fix = "the key must not be used any more: the host needs a new one"
+            common = ("its key is revoked", fix)
         case "authority":
             code = "ssh-host-key-unknown"
             reason = f"it is known by a certificate authority only ({where}); its key is {print_}"
@@ -114,4 +122,6 @@ def _untrusted(target: Target, key: bytes, verdict: Verdict) -> ConnectFailure:
             code, reason = "ssh-host-key-unknown", f"its key {print_} is not in known_hosts (as {name})"
             ways = f"by `ddp-orch trust INVENTORY`, once by `{target.command}`, or set ssh.host_keys: accept-new"
             fix = f"compare it, then accept it: {ways}"
-    return ConnectFailure(target.name, "host key", reason, code, fix)
+            ways = "by `ddp-orch trust INVENTORY`, which shows it, or set ssh.host_keys: accept-new"
+            common = ("its key is not in known_hosts", f"compare it, then accept it: {ways}")
+    return ConnectFailure(target.name, "host key", reason, code, fix, common)

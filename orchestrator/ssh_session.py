@@ -397,7 +397,8 @@ class _KeysOnly:
         codes = {item.code for item in self._offer.skipped}
         code = "ssh-key-permissions" if "ssh-key-permissions" in codes else "ssh-auth-denied"
         fix = f"check that `{self._target.command}` logs in without a question; a key can be named by identity_file"
-        return ConnectFailure(self._target.name, "login", reason, code, fix)
+        common = (reason, "check that `ssh HOST` logs in without a question; a key can be named by identity_file")
+        return ConnectFailure(self._target.name, "login", reason, code, fix, common)
 
 
 def _signatures(key_type: str) -> tuple[str, ...]:
@@ -460,4 +461,6 @@ def _jump_refused(target: Target, refused: _Refused) -> ConnectFailure:
         code = "ssh-name-unresolved"
     assert target.jump
     reason = f"{target.jump.name} cannot reach {target.hostname} port {target.port}: {refused.reason}"
-    return ConnectFailure(target.name, "jump", reason, code, f"try it from {target.jump.name}")
+    fix = f"try it from {target.jump.name}"
+    common = (f"{target.jump.name} cannot reach port {target.port} there: {refused.reason}", fix)
+    return ConnectFailure(target.name, "jump", reason, code, fix, common)

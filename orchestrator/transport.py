@@ -34,16 +34,24 @@ class ConnectFailure(UnreachableError):
     """A host that was not reached, or not let in: which host, in which phase, why, and how to mend it.
 
     `code` is the label of the failure (`ssh-auth-denied`, ...), so that nobody tells failures apart by their text.
-    Hosts that failed alike have equal `why`.
+    `common` is (reason, fix) without what each host has of its own, such as its address: with it, hosts that failed
+    alike can be told of in one line.
     """
 
-    def __init__(self, host: str, phase: str, reason: str, code: str, fix: str) -> None:
+    def __init__(
+        self, host: str, phase: str, reason: str, code: str, fix: str, common: tuple[str, str] | None = None
+    ) -> None:
         self.host, self.phase, self.reason, self.code, self.fix = host, phase, reason, code, fix
-        super().__init__(f"{host}: {self.why}")
+        self.common = common or (reason, fix)
+        super().__init__(f"{host}: {self._spelled(reason, fix)}")
 
     @property
-    def why(self) -> str:
-        return f"{self.phase}: {self.reason}; {self.fix}" if self.fix else f"{self.phase}: {self.reason}"
+    def alike(self) -> str:
+        """The same for all hosts that failed alike."""
+        return self._spelled(*self.common)
+
+    def _spelled(self, reason: str, fix: str) -> str:
+        return f"{self.phase}: {reason}; {fix}" if fix else f"{self.phase}: {reason}"
 
 
 class Pipe(Protocol):

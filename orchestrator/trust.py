@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from .console import Console, fold_messages
+from .console import Console
 from .context import chosen_inventory, make_dialer, stderr_console
 from .errors import OrchError, UnreachableError
-from .fleet import each, reasons
+from .fleet import each, folded
 from .known_hosts import Verdict, bits, fingerprint, key_type
 from .ssh import Dialer, Target
 from .terminal import tame
@@ -72,7 +72,7 @@ def trust(path: str, hosts: str | None, yes: bool) -> int:
             refused |= {door.target.known_as[0] for door in doors} - trusted
     finally:
         dialer.close()
-    for line in fold_messages(reasons(failed)):
+    for line in folded(failed):
         console.error(line)
     return UnreachableError.exit_code if failed else 0
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from . import logs as lines
 from . import runs
-from .console import Console, fold_messages, wants_colour
+from .console import Console, wants_colour
 from .errors import Interrupted, OrchError, RunFailed, UnreachableError
-from .fleet import Fleet, reasons
+from .fleet import Fleet, folded
 from .folding import Folder
 from .inventory import Host
 from .logs import Line, Mask, Painter
@@ -112,7 +112,7 @@ def _stopping_on_interrupt(run_id: str, hosts: Sequence[Host], fleet: Fleet, con
         console.note(note)
         result = runs.kill(fleet, hosts, runs.Victims(runs=(run_id,)), grace=grace, by="Ctrl-C")
         if not over.is_set():  # else it is we who have closed the sessions
-            for line in fold_messages(reasons(result.failed)):
+            for line in folded(result.failed):
                 console.warning(f"could not be told to stop: {line}")
 
     def interrupted(*_: object) -> None:
@@ -136,7 +136,7 @@ def _stopping_on_interrupt(run_id: str, hosts: Sequence[Host], fleet: Fleet, con
 
 def conclude(run_id: str, view: View, console: Console, took: str = "") -> int:
     """Say how the run ended; its exit code is the run's outcome."""
-    for line in fold_messages(reasons(view.failed)):
+    for line in folded(view.failed):
         console.warning(line)
     parts = [outcome["run"] for outcome in view.outcomes.values() if outcome.get("run")]
     verdicts = [part["verdict"] for part in sorted(parts, key=lambda part: part["node"]) if part.get("verdict")]

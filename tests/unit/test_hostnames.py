@@ -41,7 +41,7 @@ def test_a_pattern_picks_hosts_in_their_own_order(pattern: str, picked: list[str
         ("!gpu04", "gpu04 is not in the inventory"),
         ("cpu*", "cpu* matches no host of the inventory"),
         ("gpu01!gpu01", "no host is left"),
-        ("", "no host is left"),
+        ("", "--hosts '': names no host"),
         (",", "no host is left"),
         ("gpu[01-", "a range of hosts is written like"),
         ("gpu[01-02]*", "a range of hosts is written like"),
