@@ -31,7 +31,7 @@ from .errors import HeldError, UnreachableError, UsageError
 from .fleet import Fleet, folded, reasons
 from .hostnames import nearest
 from .inventory import Host, Inventory
-from .inventory_values import env_name
+from .inventory_values import env_name, shown
 from .logs import Mask
 from .plan import Plan
 from .ssh import quote
@@ -167,7 +167,7 @@ def _env_name(name: str, read: Inventory) -> str:
     try:
         env_name(name)
     except ValueError as error:
-        raise UsageError(f"-e {name}: {error}") from error
+        raise UsageError(f"-e {shown(name)}: {error}") from error
     if name in read.run.secrets:
         raise UsageError(f"-e {name}: it is one of run.secrets, whose values come from your environment only")
     return name

@@ -84,7 +84,7 @@ def pick(names: Sequence[str], pattern: str, option: str = "--hosts") -> tuple[s
         if word in ",!&":
             operator = word
             continue
-        found = _named(names, word, f"{option} {pattern}")
+        found = _named(names, word, f"{option} {pattern}" + (f": {word}" if word != pattern else ""))
         match operator:
             case "!":
                 chosen -= found
@@ -103,12 +103,12 @@ def _named(names: Sequence[str], word: str, asked: str) -> set[str]:
 
         found = {name for name in names if fnmatchcase(name, word)}
         if not found:
-            raise UsageError(f"{asked}: {word} matches no host of the inventory: {_listed(names)}")
+            raise UsageError(f"{asked} matches no host of the inventory: {_listed(names)}")
         return found
     try:
         wanted = expand(word)
     except ValueError as exc:
-        raise UsageError(f"{asked}: {word}: {exc}") from exc
+        raise UsageError(f"{asked}: {exc}") from exc
     known = set(names)
     unknown = [name for name in wanted if name not in known]
     if unknown:

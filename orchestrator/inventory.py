@@ -101,11 +101,18 @@ class Inventory:
 
 def load(path: str | Path) -> Inventory:
     """Read and parse a file. Raises InventoryError with every problem of it, one a line."""
+    if not str(path):
+        raise InventoryError("the inventory's name is an empty word")
+    if str(path).endswith(".py"):
+        raise InventoryError(f"{path}: a script, where the inventory belongs: ddp-orch up INVENTORY -- {path}")
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError as exc:
-        raise InventoryError(f"{path}: no such file; the smallest inventory is `hosts: [lovelace, hopper]`") from exc
+        smallest = "the smallest inventory is `hosts: [lovelace, hopper]`"
+        raise InventoryError(f"{path}: no such file; {smallest}, and `ddp-orch init` writes one") from exc
+    except IsADirectoryError as exc:
+        raise InventoryError(f"{path}: cannot be read: Is a directory; give the file in it") from exc
     except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
         raise InventoryError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
     if len(data) > MAX_BYTES:

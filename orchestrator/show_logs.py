@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from . import logs as lines
 from . import runs, watch
@@ -17,6 +18,8 @@ from .errors import UnreachableError, UsageError
 from .log_files import LogFiles
 from .logs import Line, Mask
 from .view import Choice, View, clock_ahead
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +110,20 @@ def _choice(wanted: Logs, now: float) -> Choice:
     return Choice(
         follow=wanted.follow,
         tail=wanted.tail,
-        ranks=lines.parse_ranks(wanted.rank) if wanted.rank is not None else None,
+        ranks=_read("--rank", wanted.rank, lines.parse_ranks),
         attempt=wanted.attempt,
         stream=wanted.stream,
-        since=lines.parse_time(wanted.since, now) if wanted.since is not None else None,
-        until=lines.parse_time(wanted.until, now) if wanted.until is not None else None,
+        since=_read("--since", wanted.since, lambda text: lines.parse_time(text, now)),
+        until=_read("--until", wanted.until, lambda text: lines.parse_time(text, now)),
         grep=wanted.grep,
     )
+
+
+def _read(option: str, text: str | None, parse: Callable[[str], T]) -> T | None:
+    try:
+        return None if text is None else parse(text)
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from error
 
 
 def _chosen(batch: Sequence[Line], choice: Choice) -> Sequence[Line]:
