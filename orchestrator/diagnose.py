@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .diagnosis import causes, refine, scene, signs
+from .diagnosis import causes, refine, scene, signs, sureness
 from .diagnosis.causes import Knowledge
 from .diagnosis.exits import Exit
-from .diagnosis.hangs import Confidence
-from .diagnosis.scene import Scene
+from .diagnosis.hangs import FINISHED, Confidence
+from .diagnosis.scene import STEPS, Scene
 from .diagnosis.signs import DECISIVE, ENDING, FALLBACK, SPECIFIC, Suspect
+from .diagnosis.sureness import SAME_TIME
 from .diagnosis.transcript import Said
 from .logs import rfc3339
 
-SAME_TIME = 2.0  # s within which clocks and torchrun's polling do not tell the order
 FIRST_TIME = 1e9  # s: a time before had no year
 EVIDENCE_LINES = 6
 EVIDENCE_WIDTH = 300
@@ -94,7 +94,8 @@ def diagnose(lines: Sequence[Said], known: Known | None = None) -> Diagnosis:
     if not trouble:
         noise = [one for one in suspects if one.code == "exit-barrier-noise"]
         return Diagnosis(tuple(_finding(one, seen, knowledge, "note") for one in noise[:1]), ())
-    ranked = rank(suspects)
+    roots = [one.rank for one in seen.exits if one.root]
+    ranked = [replace(one, confidence=sureness.sure(one, suspects, seen)) for one in rank(suspects, roots)]
     findings = [_finding(one, seen, knowledge, "error") for one in ranked]
     silent = _ended_silently(seen, knowledge)
     if not ranked or (silent is not None and _before(silent, ranked[0])):
@@ -105,7 +106,7 @@ def diagnose(lines: Sequence[Said], known: Known | None = None) -> Diagnosis:
 # --- judgement
 
 
-def rank(suspects: Sequence[Suspect]) -> list[Suspect]:
+def rank(suspects: Sequence[Suspect], roots: Sequence[int | None] = ()) -> list[Suspect]:
     """The first cause first, one for each code. Signs of consequences are left out where there is a cause."""
     left = [one for one in suspects if one.level >= FALLBACK]
     found: list[Suspect] = []
@@ -113,7 +114,7 @@ def rank(suspects: Sequence[Suspect]) -> list[Suspect]:
         group = [one for one in left if low <= one.level < high and not one.hint]
         group = group or [one for one in left if low <= one.level < high and low >= ENDING]
         while group:
-            first = _first(group) if low >= ENDING else max(group, key=lambda one: (one.level, -one.line.number))
+            first = _first(group, roots) if low >= ENDING else max(group, key=lambda one: (one.level, -one.line.number))
             same = [one for one in group if one.code == first.code]
             found.append(replace(first, also=tuple(sorted({one.host for one in same if one.host}))))
             group = [one for one in group if one.code != first.code and one.line.number != first.line.number]
@@ -123,8 +124,8 @@ def rank(suspects: Sequence[Suspect]) -> list[Suspect]:
     return [behind[0], *found] if behind else found
 
 
-def _first(group: Sequence[Suspect]) -> Suspect:
-    """The earliest; of those about as early the one that says most."""
+def _first(group: Sequence[Suspect], roots: Sequence[int | None]) -> Suspect:
+    """The earliest; of those about as early the one that says most, or whose end its launcher saw first."""
     dated = [one.line.at for one in group if one.line.at is not None]
     earliest = min(dated, default=None)
     if earliest is not None:
@@ -137,13 +138,15 @@ def _first(group: Sequence[Suspect]) -> Suspect:
         near = [one for one in group if one.line.number <= first + 3]
         best = max(one.level for one in near)
         group = near
-    return min((one for one in group if one.level == best), key=lambda one: one.line.number)
+    return min((one for one in group if one.level == best), key=lambda one: (one.rank not in roots, one.line.number))
 
 
 COMPLAINTS = re.compile(r"NCCL WARN|^NCCL error|srun: error|slurmstepd: error|terminate called|core dumped")
+FATAL = re.compile(r"(?i)^\W*(?:\w+: |\[\w+\] ?)?(?:fatal|critical|error|panic|aborted)\b(?! ?=)")
+LAST_WORDS = 12  # lines at the end of all; a failure is there, if it is anywhere
 FAILURES = re.compile(
-    r"exitcode|\bFAILED\b|core dumped|[Aa]borted|\bKilled\b|[Ee]rror\b|ERROR|[Ff]atal|Traceback|CANCELLED|timed out|"
-    r"NCCL WARN|terminate called"
+    r"exitcode|\bFAILED\b|core dumped|[Aa]borted|\bKilled\b|[Ee]rror\b|ERROR|[Ff]atal|CRITICAL|panic|"
+    r"Traceback|CANCELLED|timed out|NCCL WARN|terminate called"
 )
 
 
@@ -160,7 +163,11 @@ def _failed(seen: Scene, suspects: Sequence[Suspect]) -> bool:
         return False
     if any(one.level >= 18 and not one.hint for one in suspects):
         return True
-    return any(COMPLAINTS.search(line.text) for line in seen.lines)
+    if any(COMPLAINTS.search(line.text) for line in seen.lines):
+        return True
+    last = seen.lines[-LAST_WORDS:]
+    went_well = any(STEPS.search(line.text) or FINISHED.search(line.text) for line in last)
+    return not went_well and any(FATAL.search(line.text) for line in last)
 
 
 def _finding(one: Suspect, seen: Scene, knowledge: Knowledge, severity: Literal["error", "note"]) -> Finding:
@@ -169,9 +176,7 @@ def _finding(one: Suspect, seen: Scene, knowledge: Knowledge, severity: Literal[
     host = one.host or (seen.ranks.get(one.rank) if one.rank is not None else None)
     hosts = tuple(dict.fromkeys([*([host] if host else []), *one.also]))
     evidence = _evidence(one)
-    unsure = one.level < ENDING and severity == "error" and one.confidence == "high"
-    confidence: Confidence = "low" if unsure else one.confidence
-    return Finding(severity, one.code, hosts, one.rank, one.line.at, confidence, message, evidence, cause.fix)
+    return Finding(severity, one.code, hosts, one.rank, one.line.at, one.confidence, message, evidence, cause.fix)
 
 
 def _evidence(one: Suspect) -> tuple[str, ...]:

@@ -45,6 +45,8 @@ class Cause:
 class Knowledge:
     causes: Mapping[str, Cause]
     consequences: re.Pattern[str]
+    peers: re.Pattern[str]
+    """Places of the code where an error only says that another process has gone."""
     noise: re.Pattern[str]
 
 
@@ -56,7 +58,8 @@ def load() -> Knowledge:
         if path.stem not in ("consequences", "noise"):
             cause = _cause(_yaml(path))
             causes[cause.code] = cause
-    return Knowledge(causes, _any(folder / "consequences.yaml"), _any(folder / "noise.yaml"))
+    consequences = folder / "consequences.yaml"
+    return Knowledge(causes, _any(consequences), _any(consequences, "within"), _any(folder / "noise.yaml"))
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -65,8 +68,8 @@ def _yaml(path: Path) -> dict[str, Any]:
     return read
 
 
-def _any(path: Path) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{pattern})" for pattern in _yaml(path)["signatures"]))
+def _any(path: Path, key: str = "signatures") -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{pattern})" for pattern in _yaml(path)[key]))
 
 
 def _cause(read: dict[str, Any]) -> Cause:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from .hangs import FINISHED, Confidence
 from .scene import STEPS, Scene
-from .signs import Suspect
+from .signs import ENDING, Suspect
 from .transcript import Said
 
 GIB = {"GiB": 1.0, "MiB": 1 / 1024, "GB": 1.0, "MB": 1 / 1024, "KiB": 1 / 1048576, "bytes": 1 / 1073741824}
@@ -33,6 +33,7 @@ def refine(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
         _starts,
         _silent_hosts,
         _met_in_vain,
+        _left,
     ):
         suspects = step(suspects, seen)
     return suspects
@@ -308,3 +309,24 @@ def _met_in_vain(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     # who was told that the rendezvous is closed knew it by its id
     code = "nnodes-mismatch" if others[0].kind.endswith("RendezvousClosedError") else "rdzv-id-mismatch"
     return [*suspects, Suspect(code, 29, line, None, seen.host(line), "low", why)]
+
+
+PEER_GONE = re.compile(r"Connection (?:closed|reset) by peer|got 0 bytes|remote (?:peer|process) (?:exit|clos)")
+
+
+def _left(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """All complain of a peer that has gone, but one, which has ended without an error: that one is the peer."""
+    complain = {
+        raised.line.rank
+        for raised in seen.raised
+        if not raised.agent and any(PEER_GONE.search(text) for text in raised.lines)
+    }
+    failed = {one.rank for one in seen.exits if one.rank is not None and one.signal != 15}
+    absent = [rank for rank in seen.ranks if rank not in complain | failed]
+    if not complain or None in complain or len(absent) != 1 or any(one.level >= ENDING for one in suspects):
+        return suspects
+    host = seen.ranks[absent[0]]
+    why = f"rank {absent[0]} alone complains of nobody: it ended, or left the group, without an error"
+    return _map(
+        suspects, "gloo-peer-lost", lambda one: replace(one, rank=absent[0], host=host, why=why, confidence="medium")
+    )

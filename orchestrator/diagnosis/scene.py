@@ -14,6 +14,11 @@ from .tracebacks import Raised
 from .transcript import NCCL, Said, host_of_file
 
 STEPS = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|batch|it)\b\W{0,4}\d+|\d+%\|.*it/s")
+# how launchers speak of the end of others
+ENDED = re.compile(
+    r"closing signal|exitcode|local_rank: \d|ChildFailedError|torch[./]distributed[./]elastic|srun: error|slurmstepd|"
+    r"attempts? left|[Rr]estarting|^={9,}$|^-{9,}$|error_file|launch\.py"
+)
 TROUBLE = re.compile(
     r"(?i)error|exception|traceback|fail|killed|abort|signal|fault|timed? ?out|unable|cannot|can't|could not|denied|"
     r"refused|\bxid\b|no such|not found|warn|invalid|mismatch|out of memory|oom|nan\b|\binf\b|exit"
@@ -56,16 +61,37 @@ class Scene:
         return self.ranks.get(line.rank) if line.rank is not None else None
 
     def goes_on(self, raised: Raised) -> bool:
-        """Whether the rank went on training after an exception: it was caught."""
+        """Whether the rank went on training after an exception: it was caught, or ended nothing."""
+        if raised.ignored:
+            return True
         line = raised.line
+        if line.rank is not None and self.lone.get(line.source) == line.rank and not self._tagged(line):
+            line = replace(line, rank=None)  # concluded from the launcher's report, not written in the lines
         after = [one for one in self.lines if one.number > line.number and _same_stream(one, line)]
+        if line.rank is None:  # of a file without ranks: all of them, until the launcher speaks of an end
+            after = after[: next((place for place, one in enumerate(after) if ENDED.search(one.text)), None)]
         return sum(1 for one in after if STEPS.search(one.text) and not TROUBLE.search(one.text)) >= 3
+
+    def _tagged(self, line: Said) -> bool:
+        return any(one.source == line.source and one.rank == line.rank for one in self.lines)
+
+    @cached_property
+    def last_said(self) -> Mapping[tuple[object, ...], Said]:
+        """The last line of each stream before others spoke of its end."""
+        found: dict[tuple[object, ...], Said] = {}
+        over: set[str] = set()
+        for line in self.lines:
+            if line.agent or ENDED.search(line.text):
+                over.add(line.source)
+            elif line.rank is not None or line.source not in over:
+                found[line.source, line.host, line.rank] = line
+        return found
 
 
 def _same_stream(one: Said, other: Said) -> bool:
     if one.source != other.source or one.host != other.host or one.attempt != other.attempt:
         return False
-    return one.rank == other.rank and other.rank is not None and one.local_rank == other.local_rank
+    return one.rank == other.rank and one.local_rank == other.local_rank
 
 
 def make(

@@ -23,6 +23,12 @@ FALLBACK = 10  # what others say of a failure that is not to be seen
 MOST_KINDS = 12_000  # of lines that are tried, the first and the last of them
 STARTUP = 20_000  # lines in which versions and settings are told
 NUMBERS = re.compile(r"0x[0-9a-f]+|\d+\.\d+|\d{4,}")  # short ones may be a status or the number of a signal
+# a logger's own word that a line is no error, and settings that are printed
+HARMLESS = re.compile(
+    r"^\W{0,2}(?:[\w.:/-]+ ){0,3}\W?(?:INFO|DEBUG|info|debug)\b|^\s*(?:\w+\()?[\w.\" ]+['\"]?[:=] ?[\[{'\"]"
+)
+CAUTION = re.compile(r"^\W{0,2}(?:[\w.:/-]+ ){0,3}\W?(?:WARN(?:ING)?|[Ww]arning)\b|\w+Warning: ")
+TROUBLED = re.compile(r"(?i)error|fail|timed out|exception")
 AGENTS = re.compile(r"closing signal|exitcode|local_rank|ChildFailedError|torch[./]distributed[./]elastic|srun: error")
 
 
@@ -120,10 +126,16 @@ def _accepted(
     suspect = suspect_of(
         code, signature.level, line, seen, raised=raised, hint=signature.hint, explains=signature.explains
     )
+    if raised is None and signature.level < DECISIVE and not line.agent and "NCCL" not in line.text:
+        harmless = HARMLESS.search(line.text) is not None
+        if harmless and not signature.hint and not TROUBLED.search(line.text):
+            suspect = replace(suspect, level=min(suspect.level, ENDING + 1), hint=True)
+        elif harmless or CAUTION.search(line.text):
+            suspect = replace(suspect, level=min(suspect.level, SPECIFIC - 1))
     host = named.get("host") or named.get("host2")
     rank_ = int(named["rank"]) if named.get("rank", "").isdigit() else suspect.rank
     yield replace(
-        suspect, host=host or suspect.host, rank=rank_, confidence="medium" if signature.hint else signature.confidence
+        suspect, host=host or suspect.host, rank=rank_, confidence="medium" if suspect.hint else signature.confidence
     )
 
 
@@ -152,6 +164,8 @@ def _of_exception(raised: Raised, seen: Scene, knowledge: Knowledge) -> Iterator
         return
     caught = seen.goes_on(raised)
     found: list[Suspect] = []
+    if _far_end(raised, knowledge):
+        return
     for one in (*raised.chain, raised):
         texts = [text for text in one.lines if text.strip() not in (":", "")]
         for text in texts[:4] + texts[-4:] if len(texts) > 8 else texts:
@@ -162,9 +176,7 @@ def _of_exception(raised: Raised, seen: Scene, knowledge: Knowledge) -> Iterator
         if any(one.level >= SPECIFIC for one in found):
             break
     if not any(one.level >= SPECIFIC for one in found):
-        if raised.agent or any(
-            knowledge.consequences.search(text) for one in (*raised.chain, raised) for text in one.lines
-        ):
+        if raised.agent or _of_peers(raised, knowledge):
             yield from found
             return
         if raised.kind.endswith(("SystemExit", "KeyboardInterrupt")):
@@ -173,6 +185,19 @@ def _of_exception(raised: Raised, seen: Scene, knowledge: Knowledge) -> Iterator
         found.append(suspect_of("script-exception", SPECIFIC, raised.line, seen, raised=raised))
     for suspect in found:
         yield replace(suspect, level=min(suspect.level, ENDING + 1), hint=True, confidence="low") if caught else suspect
+
+
+BROKEN = re.compile(r"EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|FileNotFoundError")
+
+
+def _of_peers(raised: Raised, knowledge: Knowledge) -> bool:
+    """Whether an exception only says that another process has gone."""
+    every = (*raised.chain, raised)
+    return any(knowledge.consequences.search(text) for one in every for text in one.lines)
+
+
+def _far_end(raised: Raised, knowledge: Knowledge) -> bool:
+    return BROKEN.search(raised.kind) is not None and any(map(knowledge.peers.search, raised.frames[-4:]))
 
 
 def _of_exits(seen: Scene, knowledge: Knowledge, found: Sequence[Suspect]) -> Iterator[Suspect]:

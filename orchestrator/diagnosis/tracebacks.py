@@ -8,13 +8,22 @@ from dataclasses import dataclass, replace
 
 from .transcript import Said
 
-START = re.compile(r"Traceback \(most recent call last\):\s*$")
+START = re.compile(r"Traceback \(most recent call last\):\s*$|^\W*Traceback \(most recent call last\) ─")
+BOXED = re.compile(r"^\s*│\s(?P<path>/\S+):(?P<line>\d+) in (?P<name>\S+)")  # as rich draws it: typer, accelerate
+IGNORED = re.compile(r"^Exception ignored (?:in|while)\b|^--- Logging error ---")  # Python itself says that it goes on
+# what follows is the exception that the one before it only passes on
+PASSED_ON = re.compile(
+    r"(?i)original traceback|^(?:-- |\W*)(?:process \d+ )?(?:terminated )?(?:with the following error|caused by|"
+    r"(?:the )?(?:original|remote|inner|worker) (?:error|exception|traceback)\b.{0,40})\W*$"
+)
+THREAD = re.compile(r"^Exception in thread \S+|^Process \S*Process-[\d:]+:")  # may end a part, and not the rank
 KIND = (
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Closed|Failure|Failed|Mismatch|NotFound)\w*"
 )
 RAISED = re.compile(rf"(?P<indent> {{0,8}})(?P<kind>{KIND}|(?:\w+\.)+[A-Z]\w+|OSError|NanLoss\w*)(?P<text>: .*|:?)$")
 ANYTHING = re.compile(r"(?P<indent> {0,2})(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w+)(?P<text>: .*|:?)$")  # after frames
-CHAINED = re.compile(r"During handling of the above exception|The above exception was the direct cause")
+DURING = re.compile(r"During handling of the above exception")
+CHAINED = re.compile(DURING.pattern + r"|The above exception was the direct cause")
 ENDS_MESSAGE = re.compile(
     r"Traceback \(most|^\[?[IWEF]\d{3,4} |^(?:WARNING|ERROR|INFO|DEBUG)[:\s]|^-{5,}|^={5,}|^frame #"
     r"|^Exception raised from|^\S+:\d+:\d+ \[\d+\]|^terminate called|^Root Cause|^srun:|^slurmstepd"
@@ -38,11 +47,16 @@ class Raised:
     frames: tuple[str, ...]
     chain: tuple[Raised, ...] = ()
     agent: bool = False  # the launcher's own, not a rank's
+    during: bool = False  # raised while others of its chain were handled, so perhaps of another reason
+    ignored: bool = False  # the interpreter says itself that it goes on
+    thread: bool = False  # of a thread or a child: the rank may outlive it
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """To match signatures against."""
-        return tuple(f"{self.kind}: {self.text}".split("\n"))
+        """To match signatures against. Of an assertion without words its code is what it says."""
+        code = next((frame for frame in reversed(self.frames) if frame.startswith("assert ")), "")
+        said = self.text or (code if self.kind == "AssertionError" else "")
+        return tuple(f"{self.kind}: {said}".split("\n"))
 
 
 def find(lines: Sequence[Said]) -> tuple[Raised, ...]:
@@ -58,17 +72,24 @@ def _of_stream(lines: list[Said]) -> list[Raised]:
     found: list[Raised] = []
     frames: list[str] = []
     inside = False
-    chained = original = False
+    chained = original = during = ignored = thread = False
     position = 0
     while position < len(lines):
         line = lines[position]
         position += 1
         if START.search(line.text):
-            original = "Original Traceback" in line.text
+            before_it = lines[position - 2].text if position > 1 else ""
+            original = PASSED_ON.search(line.text) is not None or PASSED_ON.search(before_it) is not None
             inside, frames = True, []
             continue
         if CHAINED.search(line.text):
-            chained = True
+            chained, during = True, DURING.search(line.text) is not None
+            continue
+        if not inside and (IGNORED.search(line.text) or THREAD.search(line.text)):
+            ignored, thread = IGNORED.search(line.text) is not None, THREAD.search(line.text) is not None
+            continue
+        if inside and (boxed := BOXED.match(line.text)):
+            frames.append(f'File "{boxed["path"]}", line {boxed["line"]}, in {boxed["name"]}')
             continue
         match = RAISED.match(line.text) or (ANYTHING.match(line.text) if inside and frames else None)
         if not match or (match["indent"] and not inside) or not _plausible(match, inside):
@@ -77,7 +98,7 @@ def _of_stream(lines: list[Said]) -> list[Raised]:
             continue
         text, position = _message(lines, position, match)
         agent = line.agent or _of_agent(frames, match["kind"])
-        raised = Raised(line, match["kind"], text, tuple(frames), agent=agent)
+        raised = Raised(line, match["kind"], text, tuple(frames), (), agent, during, ignored, thread)
         if found and (chained or original) and inside:
             before = found.pop()
             # a data loader shows the worker's exception after its own; else the first of a chain comes first
@@ -86,8 +107,9 @@ def _of_stream(lines: list[Said]) -> list[Raised]:
                 if original
                 else replace(raised, chain=(*before.chain, replace(before, chain=())))
             )
+            raised = replace(raised, thread=raised.thread or before.thread, ignored=before.ignored)
         found.append(raised)
-        inside = chained = original = False
+        inside = chained = original = during = ignored = thread = False
         frames = []
     return found
 
