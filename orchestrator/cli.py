@@ -5,6 +5,7 @@ Imports are inside the commands: `ddp-orch --help` must not wait for SSH.
 
 from __future__ import annotations
 
+import gc
 import io
 import sys
 from collections.abc import Callable
@@ -366,9 +367,9 @@ def exec_(inventory: str, command: tuple[str, ...], hosts: str | None, setup: bo
 
     One word is handed to the login shell as it is; several are an argv, and arrive as such.
     """
-    from . import commands
+    from . import execute
 
-    sys.exit(commands.execute(inventory, command, hosts, setup, as_json))
+    sys.exit(execute.execute(inventory, command, hosts, setup, as_json))
 
 
 @cli.command(short_help="what more hosts bring")
@@ -416,6 +417,8 @@ def demo() -> None:
 
 def main() -> None:
     """The program. Every way out has its exit code (orchestrator/errors.py)."""
+    # Python looks for garbage after every 700 objects, and at the end in all that there is: a tenth of a short command.
+    gc.set_threshold(100_000, 50, 50)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a locale that lacks a character must not end a command
             stream.reconfigure(errors="backslashreplace")
@@ -424,6 +427,7 @@ def main() -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         _hush_stdout()
+    gc.freeze()
     sys.exit(code)
 
 

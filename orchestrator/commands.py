@@ -6,17 +6,15 @@ import json
 import os
 import re
 import secrets
-import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import TextIO
 
 from . import history, inventory, launch, plan, runs, script, ship, watch
 from . import logs as lines
-from .console import Console, fold, fold_messages
+from .console import Console, fold
 from .context import (
     chosen_inventory,
     find_run,
@@ -28,13 +26,12 @@ from .context import (
     whoami,
 )
 from .errors import HeldError, UnreachableError, UsageError
-from .fleet import Fleet, folded, reasons
+from .fleet import Fleet, folded
 from .hostnames import nearest
-from .inventory import Host, Inventory
+from .inventory import Inventory
 from .inventory_values import env_name, shown
 from .logs import Mask
 from .plan import Plan
-from .ssh import quote
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 HELD_AGAIN = 10.0  # s between tries of `up --wait`
@@ -201,7 +198,7 @@ def diagnose(wanted: str | None, given: str | None, hosts: str | None, as_json: 
     return UnreachableError.exit_code if listing.failed else 0
 
 
-# --- ps, kill, exec
+# --- ps, kill
 
 
 def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) -> int:
@@ -327,52 +324,3 @@ def _tell_kill(result: runs.Killed, chosen: Sequence[runs.Run], console: Console
         console.note(f"ended {what or 'leftovers'}: {processes}{' on ' + where if where else ''}")
     else:
         console.note("nothing to end")
-
-
-def execute(given: str, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> int:
-    console = stderr_console()
-    read = chosen_inventory(given, hosts)
-    with open_fleet(read) as fleet:
-        fleet.prepare(read.hosts)
-        results = fleet.run(read.hosts, lambda host: _exec_line(host, command, setup))
-    if as_json:
-        done = [_exec_as_dict(host, one.status, one.stdout, one.stderr) for host, one in results.done.items()]
-        failed = [_exec_as_dict(host, None, "", "", reason) for host, reason in reasons(results.failed).items()]
-        print(json.dumps(done + failed, indent=2))
-    else:
-        _print_folded({host: one.stdout for host, one in results.done.items()}, sys.stdout)
-        _print_folded({host: one.stderr for host, one in results.done.items()}, sys.stderr)
-        for line in fold_messages(
-            {host: f"exit code {one.status}" for host, one in results.done.items() if one.status}
-        ):
-            console.warning(line)
-    for line in folded(results.failed):
-        console.error(line)
-    codes = [one.status for one in results.done.values()] + [error.exit_code for error in results.failed.values()]
-    return max(codes, default=0)
-
-
-def _exec_as_dict(
-    host: str, status: int | None, stdout: str, stderr: str, error: str | None = None
-) -> dict[str, str | int | None]:
-    return {"host": host, "exit_code": status, "stdout": stdout, "stderr": stderr, "error": error}
-
-
-def _exec_line(host: Host, command: tuple[str, ...], setup: bool) -> str:
-    line = command[0] if len(command) == 1 else quote(command)
-    if not setup or not host.setup:
-        return line
-    script = " && ".join(f"{{ {one}\n}}" for one in host.setup)
-    return quote(["bash", "-lc", f"{script} && {line if len(command) == 1 else shlex.join(command)}"])
-
-
-def _print_folded(texts: Mapping[str, str], out: TextIO) -> None:
-    """As clush -b: output that several hosts share is shown once."""
-    from .terminal import tame
-
-    same: dict[str, list[str]] = {}
-    for host, text in texts.items():
-        same.setdefault(text, []).append(host)
-    for text, names in same.items():
-        out.write("".join(f"{fold(names)}: {tame(line, colour=False)}\n" for line in text.splitlines()))
-    out.flush()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from orchestrator.inventory import Host
 from orchestrator.known_hosts import lookup_names
+from orchestrator.ssh_alike import Answers, Settings
 from orchestrator.transport import ConnectFailure
 
 KEY_KINDS = ("rsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk", "xmss", "dsa")
@@ -26,9 +27,6 @@ DEFAULT_KEYS = tuple(f"~/.ssh/id_{kind}" for kind in KEY_KINDS)
 """Where ssh looks for keys when no configuration names one."""
 
 MAX_JUMPS = 8
-
-Settings = dict[str, list[str]]
-"""What `ssh -G` prints: every keyword in lower case, with its values in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +68,7 @@ class Resolver:
         self._ssh = shutil.which("ssh")
         self._lock = threading.Lock()
         self._asked: dict[tuple[str, ...], tuple[threading.Lock, list[Settings]]] = {}
+        self._answers = Answers()
 
     def resolve(self, host: Host, deadline: float) -> Target:
         """Raises `ConnectFailure` where ssh_config cannot be read or asks for what only the `ssh` program can do."""
@@ -154,10 +153,12 @@ class Resolver:
 
     def _read_with_ssh(self, question: _Question, deadline: float) -> Settings:
         assert self._ssh
+        if known := self._answers.of(question.options(), question.address):
+            return known
         config = ("-F", str(self._config_file)) if self._config_file else ()
         try:
             done = subprocess.run(
-                (self._ssh, "-G", *config, *question.arguments()),
+                (self._ssh, "-v", "-G", *config, *question.arguments()),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=max(0.1, deadline - time.monotonic()),
@@ -165,12 +166,17 @@ class Resolver:
         except subprocess.TimeoutExpired as error:
             raise _failure(question.name, "`ssh -G` did not answer in time", "look for a slow `Match exec`") from error
         if done.returncode:
-            reason = done.stderr.decode(errors="replace").strip().replace("\r", "").replace("\n", "; ")
+            lines = done.stderr.decode(errors="replace").replace("\r", "").splitlines()
+            reason = "; ".join(
+                line for line in lines if not line.startswith(("debug1: ", "OpenSSH_", "Pseudo-terminal "))
+            )
             raise _failure(question.name, f"`ssh -G` refused: {reason}", "mend ssh_config")
         settings: Settings = {}
         for line in done.stdout.decode(errors="surrogateescape").splitlines():
             keyword, _, value = line.partition(" ")
             settings.setdefault(keyword.lower(), []).append(value)
+        said = done.stderr.decode(errors="surrogateescape")
+        self._answers.learn(question.options(), question.address, settings, said)
         return settings
 
     def _read_with_paramiko(self, question: _Question, deadline: float) -> Settings:

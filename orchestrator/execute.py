@@ -1,0 +1,63 @@
+"""`exec`: one command on every host, equal output shown once. Imports little: a short command is over in a moment."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+from .console import fold, fold_messages
+from .context import chosen_inventory, open_fleet, stderr_console
+from .fleet import folded, reasons
+from .inventory import Host
+from .ssh import quote
+from .terminal import tame
+
+
+def execute(given: str, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> int:
+    console = stderr_console()
+    read = chosen_inventory(given, hosts)
+    with open_fleet(read) as fleet:
+        fleet.prepare(read.hosts)
+        results = fleet.run(read.hosts, lambda host: _exec_line(host, command, setup))
+    if as_json:
+        done = [_exec_as_dict(host, one.status, one.stdout, one.stderr) for host, one in results.done.items()]
+        failed = [_exec_as_dict(host, None, "", "", reason) for host, reason in reasons(results.failed).items()]
+        print(json.dumps(done + failed, indent=2))
+    else:
+        _print_folded({host: one.stdout for host, one in results.done.items()}, sys.stdout)
+        _print_folded({host: one.stderr for host, one in results.done.items()}, sys.stderr)
+        for line in fold_messages(
+            {host: f"exit code {one.status}" for host, one in results.done.items() if one.status}
+        ):
+            console.warning(line)
+    for line in folded(results.failed):
+        console.error(line)
+    codes = [one.status for one in results.done.values()] + [error.exit_code for error in results.failed.values()]
+    return max(codes, default=0)
+
+
+def _exec_as_dict(
+    host: str, status: int | None, stdout: str, stderr: str, error: str | None = None
+) -> dict[str, str | int | None]:
+    return {"host": host, "exit_code": status, "stdout": stdout, "stderr": stderr, "error": error}
+
+
+def _exec_line(host: Host, command: tuple[str, ...], setup: bool) -> str:
+    line = command[0] if len(command) == 1 else quote(command)
+    if not setup or not host.setup:
+        return line
+    script = " && ".join(f"{{ {one}\n}}" for one in host.setup)
+    return quote(["bash", "-lc", f"{script} && {line if len(command) == 1 else shlex.join(command)}"])
+
+
+def _print_folded(texts: Mapping[str, str], out: TextIO) -> None:
+    """As clush -b: output that several hosts share is shown once."""
+    same: dict[str, list[str]] = {}
+    for host, text in texts.items():
+        same.setdefault(text, []).append(host)
+    for text, names in same.items():
+        out.write("".join(f"{fold(names)}: {tame(line, colour=False)}\n" for line in text.splitlines()))
+    out.flush()
