@@ -391,6 +391,9 @@ def play(lab: Lab, sequence: Sequence, torchrun: bool = False) -> dict[str, Any]
     found = runs(lab, story.inventory)[story.run_id]
     result.update(expected=now.over, state=found["state"], attempts=found["attempt"])
     judge(result, story, now, found)
+    if any(result[key] for key in ("orphans", "wrong", "lost_run")):
+        result["failures"] = {host: (story.record(host, "state.json") or {}).get("failures") for host in range(HOSTS)}
+        result["stderr"] = logs(lab, story)
     result["seconds"] = round(time.monotonic() - began, 1)
     return result
 
@@ -407,6 +410,16 @@ def judge(result: dict[str, Any], story: Story, now: Expected, found: dict[str, 
     first = (verdicts[0].get("first_failure") or {}).get("host") if verdicts else None
     if now.over in ("failed", "lost") and now.named and first not in {f"node-{host}" for host in now.named}:
         result["wrong"].append(f"the first failure is at {first}, not at one of {sorted(now.named)}")
+
+
+def logs(lab: Lab, story: Story) -> list[str]:
+    """The last words of every rank and agent, for whoever has to find out what was wrong."""
+    argv = ["ddp-orch", "logs", "-i", str(story.inventory), story.run_id, "--tail", "10"]
+    return [
+        line
+        for stream in ("stderr", "agent")
+        for line in lab.run([*argv, "--stream", stream], timeout=60).stdout.splitlines()
+    ]
 
 
 def orphans(lab: Lab) -> list[str]:
