@@ -35,12 +35,20 @@ class Console:
         """One phase done or begun: `prepared 8 hosts in 1.2 s`. A line of its own, also in a pipe."""
         self._say("- ", message, _DIM)
 
+    def ring(self) -> None:
+        """The terminal's bell; nothing in a pipe or a file."""
+        if self._stream.isatty():
+            self._write("\a")
+
     def _say(self, label: str, message: str, style: str) -> None:
         message = tame(message, colour=False)
         if self._colour and style:
             label = f"{style}{label}{RESET}"
+        self._write(f"{label}{message}\n")
+
+    def _write(self, text: str) -> None:
         try:
-            self._stream.write(f"{label}{message}\n")
+            self._stream.write(text)
             self._stream.flush()
         except BrokenPipeError:
             hush(self._stream)

@@ -87,6 +87,7 @@ class RunOptions:
 class Notify:
     webhook: str | None
     command: str | None
+    bell: bool
 
 
 @dataclass(frozen=True, kw_only=True)

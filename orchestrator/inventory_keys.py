@@ -299,6 +299,7 @@ _NOTIFY = _section(
         "webhook", maybe(like("an http or https address", r"https?://[^\s\x00]+")), None, "posted to, as Slack wants it"
     ),
     Key("command", maybe(_some_text), None, "run on the head by sh, with JSON on stdin"),
+    Key("bell", truth, False, "rings the terminal that follows the run: `up`, `logs -f`"),
 )
 
 FILE = Section(

@@ -64,21 +64,25 @@ def logs(wanted: Logs) -> int:
         view = View(run.run_id, asked, choice, fleet, console.warning)
         mask = mask_of(read)
         here = sum(run.parts[host.name]["nproc"] for host in asked)
+        bell = watch.Bell(read.notify.bell and wanted.follow, console)
         ranks = len(choice.ranks) if choice.ranks else min(run.ranks, here)
         try:
             if wanted.output:
                 _to_files(view, choice, list(run.parts), mask, Path(wanted.output), console)
             else:
-                _to_screen(view, run, choice, ranks, mask, wanted)
+                _to_screen(view, run, choice, ranks, mask, wanted, bell)
         except KeyboardInterrupt:
             return 0  # only the looking ends
         if wanted.follow:
+            bell.over()
             return watch.conclude(run.run_id, view, console)
     warn_of(view.failed, console)
     return UnreachableError.exit_code if listing.failed or view.failed else 0
 
 
-def _to_screen(view: View, run: runs.Run, choice: Choice, ranks: int, mask: Mask, wanted: Logs) -> None:
+def _to_screen(
+    view: View, run: runs.Run, choice: Choice, ranks: int, mask: Mask, wanted: Logs, bell: watch.Bell
+) -> None:
     # whoever asks for torchrun's own lines, or for those with a certain text, wants all of them
     quiet = wanted.stream is None and wanted.grep is None
     printer = watch.Printer(
@@ -89,7 +93,12 @@ def _to_screen(view: View, run: runs.Run, choice: Choice, ranks: int, mask: Mask
         quiet=quiet,
         fold_ranks=ranks if wanted.fold else None,
     )
-    view.run(lambda batch: printer.show(_chosen(batch, choice)))
+
+    def show(batch: Sequence[Line]) -> None:
+        bell.heard(batch)
+        printer.show(_chosen(batch, choice))
+
+    view.run(show)
     printer.close()
 
 

@@ -77,14 +77,40 @@ class Printer:
             sys.stdout.flush()
 
 
+class Bell:
+    """Rings when the run is started again, and when it has ended. `wanted`: inventory `notify.bell`."""
+
+    def __init__(self, wanted: bool, console: Console) -> None:
+        self._ring = console.ring if wanted else lambda: None
+        self._attempt: int | None = None
+
+    def heard(self, batch: Sequence[Line]) -> None:
+        """What the first lines tell is not news."""
+        newest = max((line.attempt for line in batch), default=0)
+        if self._attempt is not None and newest > self._attempt:
+            self._ring()
+        if batch:
+            self._attempt = max(newest, self._attempt or 0)
+
+    def over(self) -> None:
+        self._ring()
+
+
 def attend(resolved: Plan, fleet: Fleet, printer: Printer, mask: Mask, console: Console) -> int:
     """Attached `up`: show the lines; Ctrl-C stops the run, a second one kills it, a third one only leaves."""
     hosts = [node.host for node in resolved.nodes]
     view = View(resolved.run_id, hosts, Choice(follow=True), fleet, console.warning)
     began = time.monotonic()
+    bell = Bell(resolved.inventory.notify.bell, console)
+
+    def show(batch: Sequence[Line]) -> None:
+        bell.heard(batch)
+        printer.show(batch)
+
     with _stopping_on_interrupt(resolved.run_id, hosts, fleet, console):
-        view.run(printer.show)
+        view.run(show)
         printer.close()
+    bell.over()
     code = conclude(resolved.run_id, view, console, f" after {time.monotonic() - began:.1f} s")
     if code in (RunFailed.exit_code, OUTCOMES["lost"]):
         _diagnose(resolved.run_id, hosts, view, fleet, mask, console)

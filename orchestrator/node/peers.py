@@ -311,6 +311,7 @@ class Follower(Peers):
         self._began = self._heard_at = time.monotonic()
         self._joined = False
         self._fenced = False
+        self._node_rank: Optional[int] = None  # in the newest attempt
 
     def links(self) -> List[Link]:
         return [self._link] if self._link is not None else []
@@ -342,6 +343,8 @@ class Follower(Peers):
             if "order" in message:
                 kind, fields = message["order"]
                 order: gang.Order = ORDERS[kind](**fields)
+                if isinstance(order, gang.Run):
+                    self._node_rank = order.node_rank
                 self._recorder.obey(order)
 
     def _close(self) -> None:
@@ -402,4 +405,12 @@ class Follower(Peers):
             "stopped_by": by,
             "attempt": status["attempt"],
         }
+        if self._node_rank == 1 and not by:
+            self._tell_for_the_head(failure, status["attempt"])
         self._recorder.command({"do": "end", "verdict": verdict})
+
+    def _tell_for_the_head(self, failure: Dict[str, Any], attempt: int) -> None:
+        """One of those that are left tells, the first after the head; they have no links to agree by (ADR 0004)."""
+        here = self._spec["nodes"][self._spec["node"]]["host"]
+        said = dict(failure, what="head lost, as %s says" % here)
+        notify.tell(self._recorder.notify, notify.message(self._spec, "lost", attempt, said))

@@ -16,7 +16,7 @@ import pytest
 from lab.waiting import wait_until
 from local_runs import Runs
 
-from orchestrator.node import notify
+from orchestrator.node import notify, processes
 
 
 class Webhook:
@@ -72,6 +72,23 @@ def test_the_end_of_a_run_is_told_to_both(runs: Runs, webhook: Webhook, tmp_path
     for node in (0, 1):
         for file in run.folder(node).rglob("*.json*"):
             assert "services/secret" not in file.read_text(errors="replace")
+
+
+def test_a_lost_head_is_told_of_by_one_of_the_others(runs: Runs, webhook: Webhook) -> None:
+    wait = "import time; print('ready', flush=True); time.sleep(600)"
+    run = runs.start(wait, nproc=(1, 1, 1), notify={"webhook": webhook.address})
+    for node in (1, 2):
+        run.wait_for("ready", f"1.{node}.out", node)
+    recorder = run.recorder(0)
+    assert recorder is not None
+    guard = run.guard(0)
+    processes.send(guard, signal.SIGSTOP)  # so that it starts no other recorder
+    processes.send_all([recorder, guard], signal.SIGKILL)
+    for node in (1, 2):
+        wait_until(lambda node=node: run.record("exit.json", node), 30.0, f"host {node} has ended")
+    wait_until(lambda: webhook.posted, 30.0, "the webhook has heard of it")
+    text = f"ddp-orch: run {run.run_id} has been lost: host-0: head lost, as host-1 says"
+    assert webhook.posted == [{"text": text}]
 
 
 def test_a_run_does_not_wait_for_a_command_that_hangs(runs: Runs, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
                 journal=draw(st.integers(1, 999999)) * draw(st.sampled_from([1 << 10, 1 << 20, 1 << 30, 1 << 40])),
             ),
         ),
-        notify=Notify(webhook=None, command=None),
+        notify=Notify(webhook=None, command=None, bell=False),
     )
 
 

@@ -1,0 +1,65 @@
+"""The terminal's bell: for whoever follows a run and looks elsewhere."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.console import Console
+from orchestrator.logs import Line
+from orchestrator.watch import Bell
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[Console, int]]:
+    """A console on a real terminal, and the side on which a person would hear it."""
+    person, ours = os.openpty()
+    with os.fdopen(ours, "w") as stream:
+        yield Console(stream, colour=False), person
+    os.close(person)
+
+
+def heard(terminal: tuple[Console, int]) -> bytes:
+    """What came so far; `.` marks the end, so that nothing is waited for in vain."""
+    terminal[0].note(".")
+    said = b""
+    while not said.endswith(b".\r\n"):
+        said += os.read(terminal[1], 1000)
+    return said.removesuffix(b".\r\n")
+
+
+def line(attempt: int) -> Line:
+    return Line(at=1.0, host="gpu-1", rank=0, stream="stdout", attempt=attempt, text="step 1")
+
+
+def test_it_rings_when_the_run_has_ended(terminal: tuple[Console, int]) -> None:
+    Bell(True, terminal[0]).over()
+    assert heard(terminal) == b"\a"
+
+
+def test_it_rings_when_the_run_is_started_again_and_not_for_old_attempts(terminal: tuple[Console, int]) -> None:
+    bell = Bell(True, terminal[0])
+    bell.heard([])
+    bell.heard([line(1), line(2)])
+    bell.heard([line(2)])
+    assert heard(terminal) == b""
+    bell.heard([line(3)])
+    bell.heard([line(3), line(2)])
+    assert heard(terminal) == b"\a"
+
+
+def test_it_is_silent_where_it_is_not_wanted(terminal: tuple[Console, int]) -> None:
+    bell = Bell(False, terminal[0])
+    bell.heard([line(1)])
+    bell.heard([line(2)])
+    bell.over()
+    assert heard(terminal) == b""
+
+
+def test_there_is_no_bell_in_a_file() -> None:
+    file = io.StringIO()
+    Bell(True, Console(file, colour=False)).over()
+    assert file.getvalue() == ""
