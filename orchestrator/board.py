@@ -15,6 +15,7 @@ from .folding import ranges
 from .logs import Mask, presentable
 
 FINE = ("running", "succeeded")
+GRAVE = ("failed", "lost", "no answer", "no such run")
 STYLES = {
     "no answer": "bold red",
     "failed": "bold red",
@@ -121,7 +122,8 @@ def render(run_id: str, seen: Sequence[Seen], width: int, height: int, mask: Mas
     known = [one for one in seen if one.part]
     lines: list[RenderableType] = [_title(run_id, seen), _training(known)]
     room = max(1, height - len(lines) - 2 - bool(keys))
-    ordered = sorted(seen, key=_trouble) if len(seen) > room else list(seen)
+    culprit = next((str(first["host"]) for one in seen if (first := _first_failure(one))), None)
+    ordered = sorted(seen, key=lambda one: _trouble(one, culprit)) if len(seen) > room else list(seen)
     shown, rest = (ordered, []) if len(seen) <= room else (ordered[: room - 1], ordered[room - 1 :])
     lines.append(_table(shown, width, mask))
     if rest:
@@ -136,10 +138,15 @@ def render(run_id: str, seen: Sequence[Seen], width: int, height: int, mask: Mas
     return Group(*lines)
 
 
-def _trouble(one: Seen) -> tuple[bool, float]:
-    """Hosts that are not fine come first, then those whose ranks are behind."""
+def _trouble(one: Seen, culprit: str | None) -> tuple[int, float]:
+    """The first to fail, those that fail or are silent, those that only stop because of it; then who is behind."""
     step = one.figure("step")
-    return one.state in FINE, float("inf") if step is None else step
+    grave = 0 if one.host == culprit else 1 if one.state in GRAVE else 3 if one.state in FINE else 2
+    return grave, float("inf") if step is None else step
+
+
+def _first_failure(one: Seen) -> Mapping[str, Any] | None:
+    return (one.part.get("verdict") or {}).get("first_failure")
 
 
 def _title(run_id: str, seen: Sequence[Seen]) -> Text:
@@ -247,7 +254,7 @@ def _last(one: Seen) -> str:
 def _last_word(seen: Sequence[Seen], mask: Mask) -> Text:
     """The failure, if there is one; else the newest line of all."""
     for one in seen:
-        first = (one.part.get("verdict") or {}).get("first_failure")
+        first = _first_failure(one)
         if first:
             said = f" ({first['said']})" if first.get("said") else ""
             text = f"first failure: {first['host']}: {first['what']}{said}"

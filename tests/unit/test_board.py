@@ -77,6 +77,18 @@ def test_hosts_in_trouble_come_first_where_not_all_have_room() -> None:
     assert "1 no answer" in lines[0]
 
 
+def test_the_first_to_fail_comes_before_those_that_stop_because_of_it() -> None:
+    seen = [
+        Seen(one.host, {**sample(number, 2.0, state="stopping", verdict=FAILURE if number == 0 else None)})
+        for number, one in enumerate(hosts(64))
+    ]
+    seen[60] = Seen("gpu-60", trouble="connect: no answer in time")
+    rows = [line.split()[0] for line in shown(seen, 80, 24)[3:] if line.startswith("gpu-")]
+    assert rows[:3] == ["gpu-03", "gpu-60", "gpu-00"]
+    over = [Seen(one.host, sample(number, 2.0, state="failed", verdict=FAILURE)) for number, one in enumerate(seen)]
+    assert next(line for line in shown(over, 80, 24)[3:] if line.startswith("gpu-")).startswith("gpu-03")
+
+
 def test_the_first_failure_is_named() -> None:
     seen = hosts(4)
     seen[0] = Seen("gpu-00", sample(0, 2.0, state="failed", verdict=FAILURE))
