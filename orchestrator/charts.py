@@ -58,9 +58,7 @@ def chart(title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[
     )
     if len(known) > 16:
         keys += f"and {len(known) - 16} more"
-    caption = f"{escape(title)} <small>by {escape(x_name)}</small>" + (
-        f"<br><small>{keys}</small>" if len(known) > 1 else ""
-    )
+    caption = f"{escape(title)} <small>by {escape(x_name)}</small><br><small>{keys}</small>"
     return f"<figure><figcaption>{caption}</figcaption>{''.join(parts)}</figure>"
 
 

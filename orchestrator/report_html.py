@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from .charts import chart, short
+from .console import fold
 
 STYLE = """
 :root { color-scheme: light; }
@@ -100,9 +102,20 @@ def _diagnosis(diagnosis: Mapping[str, Any]) -> str:
         return ""
     parts = ["<h2>Diagnosis</h2>", *found]
     if diagnosis["consequences"]:
-        rows = ((", ".join(one["hosts"]), one["rank"], one["message"]) for one in diagnosis["consequences"])
-        parts.append("<p>What is only its consequence:</p>" + _table(("hosts", "rank", "what"), rows))
+        rows = _consequences(diagnosis["consequences"])
+        parts.append("<p>What is only its consequence:</p>" + _table(("hosts", "ranks", "what"), rows))
     return "".join(parts)
+
+
+def _consequences(consequences: Sequence[Mapping[str, Any]]) -> Iterable[Sequence[Any]]:
+    """One row for all that say the same, but for numbers: addresses, pids and times differ with every rank."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for one in consequences:
+        groups.setdefault(re.sub(r"\d+", "0", one["message"]), []).append(one)
+    for group in groups.values():
+        hosts = fold(host for one in group for host in one["hosts"])
+        ranks = fold(str(one["rank"]) for one in group if one["rank"] is not None)
+        yield hosts, ranks.strip("[]"), group[0]["message"]
 
 
 def _finding(one: Mapping[str, Any]) -> str:
