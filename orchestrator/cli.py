@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import io
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -419,6 +420,8 @@ def main() -> None:
     """The program. Every way out has its exit code (orchestrator/errors.py)."""
     # Python looks for garbage after every 700 objects, and at the end in all that there is: a tenth of a short command.
     gc.set_threshold(100_000, 50, 50)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script's `ddp-orch up ... &`, to be stopped by kill -INT
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a locale that lacks a character must not end a command
             stream.reconfigure(errors="backslashreplace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -82,3 +83,19 @@ def test_a_bug_is_70() -> None:
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 70
     assert "bug in ddp-orch" in result.stderr and "ZeroDivisionError" in result.stderr
+
+
+def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.cli", "diagnose", "--log", "log"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as a shell without job control does
+    )
+    with (tmp_path / "log").open("w"):  # it is there, and reads
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60)[1].strip() == "error: interrupted"
+    assert process.returncode == 130
