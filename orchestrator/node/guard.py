@@ -24,7 +24,7 @@ from .tree import Tree, make_fifos
 
 UNCOMMITTED_PATIENCE = 45.0  # s that a prepared guard waits for the head's word after its controller has gone
 TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is dear
-TREE_RECORD_SHARE = 500  # looking at the processes may cost a 500th of a core
+TREE_RECORD_SHARE = 1000  # looking at the processes may cost a 1000th of a core
 STACKS_WINDOW = 15.0  # s for the stacks of hanging ranks
 DRAIN_WINDOW = 15.0  # s for the recorder to write what the FIFOs still hold
 
