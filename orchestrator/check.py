@@ -54,6 +54,7 @@ def check(given: str, hosts: str | None, level: Level, as_json: bool) -> int:
                 preflight.ask(session, preflight.question(made, nodes[host.name], asked)),
                 session.hello,
             ),
+            "checking",
         )
         facts = {name: one[0] for name, one in probed.done.items()}
         hellos = {name: one[1] for name, one in probed.done.items()}

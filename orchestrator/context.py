@@ -18,11 +18,17 @@ from .fleet import Fleet, folded
 from .hostnames import pick
 from .inventory import Inventory, SshOptions
 from .logs import Mask
+from .progress import Progress, Silent
 from .ssh import Dialer
 
 
 def stderr_console() -> Console:
     return Console(sys.stderr, wants_colour(sys.stderr, os.environ))
+
+
+def make_progress() -> Progress:
+    live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return Progress(stderr_console(), sys.stderr, live)
 
 
 def chosen_inventory(given: str | None, hosts: str | None) -> Inventory:
@@ -51,18 +57,21 @@ def mask_of(read: Inventory) -> Mask:
     return Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
 
 
-def make_dialer(options: SshOptions) -> Dialer:
+def make_dialer(options: SshOptions, progress: Silent) -> Dialer:
     config = os.environ.get("DDP_ORCH_SSH_CONFIG")
     return Dialer(
         options,
         ask_passphrase=_ask_passphrase if sys.stdin.isatty() else None,
         config_file=Path(config) if config else None,
+        reaching=progress.reaching,
     )
 
 
 @contextlib.contextmanager
 def open_fleet(of: Inventory) -> Iterator[Fleet]:
-    fleet = Fleet(make_dialer(of.ssh), ship.node_program(), of.ssh.parallel, lambda: secrets.token_hex(12))
+    progress = make_progress()
+    dialer = make_dialer(of.ssh, progress)
+    fleet = Fleet(dialer, ship.node_program(), of.ssh.parallel, lambda: secrets.token_hex(12), progress)
     try:
         yield fleet
     finally:

@@ -21,7 +21,7 @@ def execute(given: str, command: tuple[str, ...], hosts: str | None, setup: bool
     read = chosen_inventory(given, hosts)
     with open_fleet(read) as fleet:
         fleet.prepare(read.hosts)
-        results = fleet.run(read.hosts, lambda host: _exec_line(host, command, setup))
+        results = fleet.run(read.hosts, lambda host: _exec_line(host, command, setup), "running")
     if as_json:
         done = [_exec_as_dict(host, one.status, one.stdout, one.stderr) for host, one in results.done.items()]
         failed = [_exec_as_dict(host, None, "", "", reason) for host, reason in reasons(results.failed).items()]

@@ -64,7 +64,7 @@ def fetch(wanted: str, pattern: str | None, output: str | None, given: str | Non
         def bring(host: Host, session: Session) -> list[str]:
             return _bring(session, run.run_id, folder / host.name, missing[host.name])
 
-        brought = fleet.each([host for host in of_run if missing.get(host.name)], bring)
+        brought = fleet.each([host for host in of_run if missing.get(host.name)], bring, "fetching")
     if count:
         console.note(f"outputs of {run.run_id} are in {folder}")
     failed: dict[str, OrchError] = {**listed.failed, **brought.failed}

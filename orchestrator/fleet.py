@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from .console import fold_messages
 from .errors import FindingsError, HeldError, OrchError, UnreachableError
 from .inventory import Host
+from .progress import Silent
 from .session import Refused, Session
 from .ship import NodeProgram
 from .ssh import Dialer
@@ -28,6 +29,7 @@ N = TypeVar("N", bound=Named)
 EXEC_START_WINDOW = 30.0  # s for a host to start a command
 EXEC_STATUS_WINDOW = 5.0  # s for its exit status, once its output has ended
 CLOSE_WINDOW = 3.0  # s to say goodbye to all hosts
+SILENT = Silent()
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,13 @@ class Results(Generic[T]):
     failed: Mapping[str, OrchError]
 
 
-def each(hosts: Iterable[N], work: Callable[[N], T], parallel: int) -> Results[T]:
+def each(
+    hosts: Iterable[N], work: Callable[[N], T], parallel: int, progress: Silent = SILENT, doing: str = ""
+) -> Results[T]:
     """Run `work` for every host, at most `parallel` at a time. A bug in `work` is raised; an OrchError is a result.
 
-    An interrupt comes through at once: nothing new is begun, and nobody waits for what has been.
+    `progress` shows what each host is at; `doing` names the work, until `work` itself says something else. An interrupt
+    comes through at once: nothing new is begun, and nobody waits for what has been.
     """
     hosts = list(hosts)
     waiting = deque(hosts)
@@ -55,10 +60,13 @@ def each(hosts: Iterable[N], work: Callable[[N], T], parallel: int) -> Results[T
                 host = waiting.popleft()
             except IndexError:
                 return
+            progress.at(host.name, doing)
             try:
                 done[host.name] = work(host)
+                progress.ended(host.name)
             except OrchError as error:
                 failed[host.name] = error
+                progress.ended(host.name, _reason(host.name, error))
             except BaseException as error:  # noqa: BLE001  raised below, where somebody hears of it
                 bugs.append(error)
                 waiting.clear()
@@ -66,10 +74,12 @@ def each(hosts: Iterable[N], work: Callable[[N], T], parallel: int) -> Results[T
     # daemons, not a ThreadPoolExecutor: Python would wait for its threads before it ends, and a host may hang
     threads = [threading.Thread(target=worker, name="fleet", daemon=True) for _ in range(min(parallel, len(hosts)))]
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with progress.of([host.name for host in hosts]):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(progress.tick())
     finally:
         waiting.clear()
     if bugs:
@@ -89,7 +99,8 @@ class Output:
     stderr: str
 
 
-def _run(dialer: Dialer, host: Host, command: str) -> Output:
+def run(dialer: Dialer, host: Host, command: str) -> Output:
+    """Run a command line on one host, over a connection and a bare channel of its own. Raises UnreachableError."""
     connection = dialer.connect(host)
     try:
         pipe = connection.open(command, EXEC_START_WINDOW)
@@ -114,7 +125,9 @@ def _text(data: bytes) -> str:
 class Fleet:
     """The sessions of one invocation: one a host, opened when first needed and again when it broke."""
 
-    def __init__(self, dialer: Dialer, program: NodeProgram, parallel: int, nonce: Callable[[], str]) -> None:
+    def __init__(
+        self, dialer: Dialer, program: NodeProgram, parallel: int, nonce: Callable[[], str], progress: Silent = SILENT
+    ) -> None:
         self._dialer = dialer
         self._program = program
         self._nonce = nonce
@@ -123,6 +136,7 @@ class Fleet:
         self._lock = threading.Lock()
         self._closed = False
         self.parallel = parallel
+        self.progress = progress
 
     def prepare(self, hosts: Iterable[Host]) -> None:
         """Before the first connection: pass phrases are asked for here, once."""
@@ -142,11 +156,14 @@ class Fleet:
 
     def _open(self, host: Host) -> Session:
         connection = self._dialer.connect(host)
+        self.progress.reaching(host.name, "starting python")
         try:
             session = Session(host.name, connection, host.python, self._program, self._nonce())
         except BaseException:
             connection.close()
             raise
+        finally:
+            self.progress.reaching(host.name, "")
         with self._lock:
             self._sessions[host.name] = session
             closed = self._closed
@@ -154,13 +171,22 @@ class Fleet:
             session.close()
         return session
 
-    def each(self, hosts: Iterable[Host], work: Callable[[Host, Session], T]) -> Results[T]:
-        """Do `work` with the session of every host, opened if need be, all at the same time."""
-        return each(hosts, lambda host: work(host, self.session(host)), self.parallel)
+    def each(self, hosts: Iterable[Host], work: Callable[[Host, Session], T], doing: str = "") -> Results[T]:
+        """Do `work` with the session of every host, opened if need be, all at the same time.
 
-    def run(self, hosts: Iterable[Host], command: Callable[[Host], str]) -> Results[Output]:
+        Progress is shown where `doing` names the work: while nobody else writes to the terminal.
+        """
+        progress = self.progress if doing else SILENT
+        return each(hosts, lambda host: work(host, self.session(host)), self.parallel, progress, doing)
+
+    def run(self, hosts: Iterable[Host], command: Callable[[Host], str], doing: str = "") -> Results[Output]:
         """Run a command line on every host over a bare channel: without the node program."""
-        return each(hosts, lambda host: _run(self._dialer, host, command(host)), self.parallel)
+        progress = self.progress if doing else SILENT
+        return each(hosts, lambda host: self.run_on(host, command(host)), self.parallel, progress, doing)
+
+    def run_on(self, host: Host, command: str) -> Output:
+        """As `run`, on one host. Raises UnreachableError."""
+        return run(self._dialer, host, command)
 
     def close(self) -> None:
         with self._lock:
@@ -177,7 +203,11 @@ class Fleet:
 
 def reasons(failed: Mapping[str, OrchError]) -> dict[str, str]:
     """Why each host failed, without its name, so that equal reasons can be folded."""
-    return {name: str(error).removeprefix(f"{name}: ") for name, error in failed.items()}
+    return {name: _reason(name, error) for name, error in failed.items()}
+
+
+def _reason(name: str, error: OrchError) -> str:
+    return str(error).removeprefix(f"{name}: ")
 
 
 def folded(failed: Mapping[str, OrchError]) -> list[str]:

@@ -20,6 +20,7 @@ from .errors import FindingsError, HeldError, UnreachableError, UsageError
 from .fleet import Fleet, Results, each, folded, worst
 from .inventory import Host
 from .plan import Plan
+from .progress import Silent
 from .session import Refused, Session
 from .ship import Snapshot
 
@@ -82,7 +83,11 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
     script = preflight.script_of(snapshot)
     questions = {node.host.name: preflight.question(wanted, node, script) for node in wanted.nodes}
     fleet.prepare(hosts)
-    probed = fleet.each(hosts, lambda host, session: _probe(host, session, questions[host.name], wanted, parcel))
+
+    def probe(host: Host, session: Session) -> tuple[dict[str, Any], dict[str, Any]]:
+        return _probe(host, session, questions[host.name], wanted, parcel, fleet.progress)
+
+    probed = fleet.each(hosts, probe, "checking")
     if probed.failed:
         wanted = _without(wanted, probed, around)
         hosts = [node.host for node in wanted.nodes]
@@ -116,11 +121,12 @@ def _without(wanted: Plan, probed: Results[Any], around: Surroundings) -> Plan:
 
 
 def _probe(
-    host: Host, session: Session, question: dict[str, Any], wanted: Plan, parcel: Parcel
+    host: Host, session: Session, question: dict[str, Any], wanted: Plan, parcel: Parcel, progress: Silent
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """One host's facts, and the code brought there: what is there already is not sent again."""
     facts = preflight.ask(session, question)
     if wanted.code is not None and not host.workdir and wanted.code.sha256 not in session.hello["codes"]:
+        progress.at(host.name, "sending the code")
         session.request("unpack", {"sha256": wanted.code.sha256}, upload=parcel.chunks())
         session.hello["codes"].append(wanted.code.sha256)  # `--wait` comes here again
     return facts, session.hello
@@ -167,10 +173,10 @@ def _prepare_and_start(
             session.request("abort", {"run_id": resolved.run_id})
 
     try:
-        first = fleet.each([head], lambda host, session: prepare(host, session, None))
+        first = fleet.each([head], lambda host, session: prepare(host, session, None), "preparing")
         _stop_on(first, "the head cannot take part; nothing was started")
         at_head = first.done[head.name]
-        rest = fleet.each(others, lambda host, session: prepare(host, session, at_head))
+        rest = fleet.each(others, lambda host, session: prepare(host, session, at_head), "preparing")
         _stop_on(rest, f"{len(rest.failed)} of {len(resolved.nodes)} hosts cannot take part; nothing was started")
         reachable = {name: answer["reachable"] for name, answer in rest.done.items()}
         start = {"master_addr": _common_address(at_head["addresses"], reachable), "master_port": at_head["rdzv_port"]}

@@ -8,7 +8,9 @@ from typing import Any
 
 from .errors import OrchError
 from .fleet import Fleet, Results
+from .inventory import Host
 from .plan import Plan
+from .session import Session
 
 Facts = Mapping[str, Any]
 FULL = 32  # hosts up to which every pair is tried
@@ -63,7 +65,10 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
         free = wanted != "auto" and str(wanted) not in facts[name]["listeners"] and wanted >= facts[name]["first_port"]
         return {"token": token + name, "run_port": wanted if free else None, "ports": list(ports)}
 
-    listening = fleet.each(hosts.values(), lambda host, session: session.request("listen", listen(host.name)))
+    def start(host: Host, session: Session) -> dict[str, Any]:
+        return session.request("listen", listen(host.name))
+
+    listening = fleet.each(hosts.values(), start, "listening")
     failed = dict(listening.failed)
     if head.name in failed:
         return Network(head.name, {}, {}, (), {}, (), {}, failed)
@@ -74,6 +79,7 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     reached = fleet.each(
         others,
         lambda host, session: session.request("dial", _dial(to_head, host.cluster_address, [])),
+        "trying to reach the head",
     )
     common, unreachable = _common(offered, reached)
     addresses, interfaces = {head.name: common}, {head.name: _interface_of(common, facts[head.name])}
@@ -95,6 +101,7 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
                 [str(facts[other]["hostname"]) for other in _targets(names, host.name)],
             ),
         ),
+        "trying to reach the others",
     )
     pairs = tuple(
         _pair(name, result, listening.done[result["host"]]["ports"][0])

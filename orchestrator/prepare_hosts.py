@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +14,23 @@ from typing import Any
 from . import inventory
 from .console import Console, fold
 from .context import open_fleet, stderr_console
+<<<<<<< HEAD
 from .errors import FindingsError, UsageError
 from .fleet import Fleet, Output, each, folded, worst
+=======
+from .errors import FindingsError
+from .fleet import Fleet, each, reasons, worst
+>>>>>>> d108294 (Show what each host is at while many are worked on: a table on a terminal, a line in a pipe)
 from .inventory import Host
 from .ssh import quote
 from .transport import ConnectFailure
 
 VENV = ".local/share/ddp-orch/venv"  # below the home
+<<<<<<< HEAD
 VERSION = r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post|\.dev)[0-9]+)*(\+[A-Za-z0-9.]+)?"
+=======
+LOOKING = "looking for torch"
+>>>>>>> d108294 (Show what each host is at while many are worked on: a table on a terminal, a line in a pipe)
 PYTHON_LEAST = (3, 9)  # of torch 2.4 and newer: 3.8 has none
 
 # What a python is and has; torch is not imported.
@@ -61,48 +69,6 @@ class Ready:
     """`kept` or `installed`."""
 
 
-class Table:
-    """What is being done on each host: a live table on a terminal, a line a step elsewhere."""
-
-    def __init__(self, hosts: Sequence[str], console: Console) -> None:
-        self._steps = dict.fromkeys(hosts, "connecting")
-        self._lock = threading.Lock()
-        self._console = console
-        self._live: Any = None
-
-    def __enter__(self) -> Table:
-        if sys.stderr.isatty():
-            from rich.console import Console as Rich
-            from rich.live import Live
-
-            self._live = Live(self._drawn(), console=Rich(stderr=True), refresh_per_second=8)
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def step(self, host: str, what: str) -> None:
-        with self._lock:
-            self._steps[host] = what
-            if self._live is not None:
-                self._live.update(self._drawn())
-            else:
-                self._console.step(f"{host}: {what}")
-
-    def _drawn(self) -> Any:
-        from rich.table import Table as Drawn
-        from rich.text import Text
-
-        table = Drawn(box=None, pad_edge=False, header_style="bold")
-        for column in ("HOST", "STEP"):
-            table.add_column(column)
-        for host, step in self._steps.items():
-            table.add_row(Text(host), Text(step))
-        return table
-
-
 def setup(given: str, hosts: str | None, wanted: Wanted) -> int:
     """Exit code: 0 all are ready, 3 one is not, 4 one was not reached."""
     if wanted.torch is not None and not re.fullmatch(VERSION, wanted.torch):
@@ -118,17 +84,16 @@ def setup(given: str, hosts: str | None, wanted: Wanted) -> int:
     with open_fleet(read) as fleet:
         fleet.prepare(read.hosts)
         _let_in(read.hosts, fleet)
-        with Table([host.name for host in read.hosts], console) as table:
-            head = [host for host in read.hosts if host.name == read.head]
-            others = [host for host in read.hosts if host.name != read.head]
-            first = each(head, lambda host: _ready(host, fleet, wanted, table), 1)
-            ready, failed = dict(first.done), dict(first.failed)
-            if not failed:
-                # after the head: the rest get what it has, and a home that it shares with them is ready by then
-                same = Wanted(ready[read.head].torch, wanted.index_url)
-                rest = each(others, lambda host: _ready(host, fleet, same, table), fleet.parallel)
-                ready |= rest.done
-                failed |= rest.failed
+        head = [host for host in read.hosts if host.name == read.head]
+        others = [host for host in read.hosts if host.name != read.head]
+        first = each(head, lambda host: _ready(host, fleet, wanted), 1, fleet.progress, LOOKING)
+        ready, failed = dict(first.done), dict(first.failed)
+        if not failed:
+            # after the head: the rest get what it has, and a home that it shares with them is ready by then
+            same = Wanted(ready[read.head].torch, wanted.index_url)
+            rest = each(others, lambda host: _ready(host, fleet, same), fleet.parallel, fleet.progress, LOOKING)
+            ready |= rest.done
+            failed |= rest.failed
     _tell(read.hosts, ready, console)
     for line in folded(failed):
         console.error(line)
@@ -148,12 +113,10 @@ def _let_in(hosts: Sequence[Host], fleet: Fleet) -> None:
             subprocess.run(["ssh-copy-id", *port, where], check=False)
 
 
-def _ready(host: Host, fleet: Fleet, wanted: Wanted, table: Table) -> Ready:
+def _ready(host: Host, fleet: Fleet, wanted: Wanted) -> Ready:
     """Raises FindingsError or UnreachableError."""
-    table.step(host.name, "looking for python and torch")
     own = _look(host, fleet, host.python, host.setup)
     if own is not None and own["torch"] and wanted.torch in (None, own["torch"], own["torch"].partition("+")[0]):
-        table.step(host.name, f"ready: torch {own['torch']} in {own['executable']}")
         return Ready(own["executable"], own["torch"], "kept")
     base = own or _look(host, fleet, "python3", ())
     if base is None:
@@ -167,19 +130,17 @@ def _ready(host: Host, fleet: Fleet, wanted: Wanted, table: Table) -> Ready:
     venv = f"{base['home']}/{VENV}"
     before = _look(host, fleet, f"{venv}/bin/python", ())
     if before is not None and before["torch"] and wanted.torch in (None, before["torch"], _public(before["torch"])):
-        table.step(host.name, f"ready: torch {before['torch']} in {venv}")
         return Ready(before["executable"], before["torch"], "kept")
     what = f"torch=={wanted.torch}" if wanted.torch else "torch"
-    table.step(host.name, f"installing {what} into {venv}")
+    fleet.progress.at(host.name, f"installing {what}")
     index = ["--index-url", wanted.index_url] if wanted.index_url else []
     argv = ["sh", "-c", INSTALL, "ddp-orch-setup", base["executable"], venv, what, *index]
-    done = _run(host, fleet, quote(argv))
+    done = fleet.run_on(host, quote(argv))
     after = _look(host, fleet, f"{venv}/bin/python", ()) if done.status == 0 else None
     if after is None or not after["torch"]:
         lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
         said = [line for line in lines if "ERROR" in line] or lines  # pip's last words may be a notice
         raise FindingsError(f"{host.name}: installing {what}: {said[-1] if said else f'exit code {done.status}'}")
-    table.step(host.name, f"ready: torch {after['torch']} in {venv}")
     return Ready(after["executable"], after["torch"], "installed")
 
 
@@ -192,18 +153,11 @@ def _look(host: Host, fleet: Fleet, python: str, lines: Sequence[str]) -> dict[s
     argv = [python, "-c", LOOK]
     if lines:
         argv = ["bash", "-lc", " && ".join(f"{{ {line}\n}}" for line in lines) + f" && {shlex.join(argv)}"]
-    done = _run(host, fleet, quote(argv))
+    done = fleet.run_on(host, quote(argv))
     if done.status != 0:
         return None
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
-
-
-def _run(host: Host, fleet: Fleet, command: str) -> Output:
-    results = fleet.run([host], lambda _: command)
-    if results.failed:
-        raise results.failed[host.name]
-    return results.done[host.name]
 
 
 def _tell(hosts: Sequence[Host], ready: Mapping[str, Ready], console: Console) -> None:

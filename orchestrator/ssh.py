@@ -46,7 +46,7 @@ class Dialer:
     """Connects to hosts, from many threads at once. Shares what hosts share: jump hosts, key files, known_hosts.
 
     `ask_passphrase` gets a prompt and gives the answer; None when there is no terminal. `config_file` replaces the
-    user's and the system's ssh_config.
+    user's and the system's ssh_config. `reaching` hears what the way to a host has come to; "" at its end.
     """
 
     def __init__(
@@ -56,8 +56,10 @@ class Dialer:
         ask_passphrase: Callable[[str], str] | None = None,
         config_file: Path | None = None,
         agent_socket: str | None = os.environ.get("SSH_AUTH_SOCK"),
+        reaching: Callable[[str, str], None] = lambda host, how: None,
     ) -> None:
         self._options = options
+        self._reaching = reaching
         self._resolver = Resolver(config_file, agent_socket)
         self._keys = KeyRing(ask_passphrase)
         self.host_keys = HostKeys(options.host_keys == "accept-new")
@@ -88,7 +90,10 @@ class Dialer:
         if host.local:
             return LocalConnection()
         deadline = time.monotonic() + self._options.connect_timeout
-        return self._connect(self._resolver.resolve(host, deadline), deadline)
+        try:
+            return self._connect(self._resolver.resolve(host, deadline), deadline)
+        finally:
+            self._reaching(host.name, "")
 
     def chain(self, host: Host) -> tuple[Target, ...]:
         """The way to a host: its jump hosts in their order, then the host. Raises ConnectFailure."""
@@ -128,6 +133,7 @@ class Dialer:
     def _reach(self, target: Target, deadline: float, trust: HostKeys | Look) -> Session:
         if not target.jump:
             return self._persist(target, None, deadline, trust)
+        self._reaching(target.name, f"waiting for {target.jump.name}")
         jump = self._jump(target, target.jump, deadline)
         with self._slot(target.jump):
             return self._persist(target, jump, deadline, trust)
@@ -138,7 +144,9 @@ class Dialer:
         tries = 1
         while True:
             try:
+                self._reaching(target.name, "connecting")
                 link = jump or dial(target, deadline)
+                self._reaching(target.name, "logging in")
                 from orchestrator.ssh_session import login  # after dialling: the hosts get to work meanwhile
 
                 offer = Offer((), ()) if isinstance(trust, Look) else self._keys.offer(target)

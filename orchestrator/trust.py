@@ -9,8 +9,13 @@ from pathlib import Path
 
 import click
 
+<<<<<<< HEAD
 from .console import Console
 from .context import chosen_inventory, make_dialer, stderr_console
+=======
+from .console import Console, fold_messages
+from .context import chosen_inventory, make_dialer, make_progress, stderr_console
+>>>>>>> d108294 (Show what each host is at while many are worked on: a table on a terminal, a line in a pipe)
 from .errors import OrchError, UnreachableError
 from .fleet import each, folded
 from .known_hosts import Verdict, bits, fingerprint, key_type
@@ -52,7 +57,9 @@ def trust(path: str, hosts: str | None, yes: bool) -> int:
     """Host by host from the outside in: a host behind a jump host can be asked only when that one is trusted."""
     console = stderr_console()
     read = chosen_inventory(path, hosts)
-    dialer = make_dialer(replace(read.ssh, host_keys="strict"))  # a key is accepted by a yes, and by nothing else
+    progress = make_progress()
+    strict = replace(read.ssh, host_keys="strict")  # a key is accepted by a yes, and by nothing else
+    dialer = make_dialer(strict, progress)
     remote = [host for host in read.hosts if not host.local]
     dialer.prepare(remote)
     chains = each(remote, dialer.chain, read.ssh.parallel)
@@ -65,7 +72,7 @@ def trust(path: str, hosts: str | None, yes: bool) -> int:
                 if door not in open_:
                     reason = "not asked: a jump host on the way to it is not trusted"
                     failed[door.target.name] = UnreachableError(reason)
-            looked = each(open_, lambda door: _look(dialer, door), read.ssh.parallel)
+            looked = each(open_, lambda door: _look(dialer, door), read.ssh.parallel, progress, "asking for its key")
             failed.update({door.target.name: looked.failed[door.name] for door in open_ if door.name in looked.failed})
             shown = list(looked.done.values())
             trusted = _settle(dialer, shown, yes, failed, console)

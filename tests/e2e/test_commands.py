@@ -105,4 +105,8 @@ def test_exec_keeps_stdout_and_stderr_apart_and_names_hosts_that_failed(lab2: La
     first, second = json.loads(ok(orch(lab2, "exec", inventory, "--json", "--", "echo out"), 4).stdout)
     assert first == {"host": "node-0", "exit_code": 0, "stdout": "out\n", "stderr": "", "error": None}
     assert (second["host"], second["exit_code"]) == ("node-1", None) and second["error"]
+    # in a pipe, who has failed is told when the others go on
+    first_line, *rest = ok(orch(lab2, "exec", inventory, "--", "sleep 3"), 4).stderr.splitlines()
+    assert "0 of 2 hosts done after" in first_line
+    assert "; running: node-0; failed: node-1: connect: " in first_line and rest[-1].startswith("error: node-1: ")
     lab2.hosts[1].sshd_start()

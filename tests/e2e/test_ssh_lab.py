@@ -142,3 +142,22 @@ def test_penalties_of_a_wrong_key_do_not_spread(lab2: Lab) -> None:
     log = host.root / "var/log/sshd.log"
     wait_until(log.exists, 5, "sshd has a log")
     assert log.read_text().count("Connection closed by authenticating user ann") <= 1
+
+
+def test_many_logins_at_once_to_an_sshd_as_it_comes_all_get_in(lab2: Lab) -> None:
+    """MaxStartups drops some of more than ten; benchmarks/fan_out.py does it with 128."""
+    hosts = "[" + ", ".join(f"{{name: gpu{n}, address: {lab2.hosts[1].address}, user: ann}}" for n in range(32)) + "]"
+    results = finish(start(lab2, hosts))
+    assert {result["text"] for result in results.values()} == {"node-1\n"} and len(results) == 32
+
+
+def test_many_logins_at_once_through_a_jump_host_as_it_comes_share_one_connection(lab2: Lab) -> None:
+    def accepted() -> int:
+        log = lab2.hosts[0].root / "var/log/sshd.log"
+        return log.read_text().count("Accepted publickey for ann") if log.exists() else 0
+
+    before = accepted()
+    where = f"address: {lab2.hosts[1].address}, user: ann, proxy_jump: node-0"
+    results = finish(start(lab2, "[" + ", ".join(f"{{name: gpu{n}, {where}}}" for n in range(32)) + "]"))
+    assert {result["text"] for result in results.values()} == {"node-1\n"} and len(results) == 32
+    assert accepted() == before + 1

@@ -1,0 +1,187 @@
+"""What is shown while many hosts are worked on: nothing at first, then a table on a terminal or a line in a pipe."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pyte
+import pytest
+from lab.waiting import wait_until
+from rich.console import Console as Rich
+
+from orchestrator import progress
+from orchestrator.console import Console
+from orchestrator.errors import UnreachableError
+from orchestrator.fleet import each
+from orchestrator.inventory import Host, parse
+from orchestrator.progress import DONE, FAILED, WAITING, Progress, Row, line, table
+
+HOSTS = parse("hosts: [a, b, c]", "inventory.yaml").hosts
+
+
+def drawn(rows: list[Row], width: int = 80, height: int = 24) -> list[str]:
+    """The table as it is seen on a terminal of this size."""
+    out = io.StringIO()
+    Rich(file=out, width=width, height=height, force_terminal=True).print(table(rows, 12.3, height))
+    screen = pyte.Screen(width, height)
+    pyte.Stream(screen).feed(out.getvalue().replace("\n", "\r\n"))
+    assert out.getvalue().count("\n") < height, "it has scrolled"
+    return [text.rstrip() for text in screen.display if text.strip()]
+
+
+def rows_of(count: int) -> list[Row]:
+    """Most are done; one hangs for long, two have failed alike, one with another reason."""
+    rows = [Row(f"gpu-{number:03}", DONE, 0.0) for number in range(count - 9)]
+    rows += [Row(f"gpu-{count - number:03}", "checking", number / 10) for number in range(4, 9)]
+    rows += [Row(f"slow-{count}", "connecting", 11.9)]
+    rows += [Row(f"old-{number}", FAILED, 0.0, "login: it refuses ann") for number in range(2)]
+    return [*rows, Row("gone", FAILED, 0.0, "connect: " + "no answer in time " * 20)]
+
+
+def test_few_hosts_have_a_row_each() -> None:
+    rows = [
+        Row("a", "sending the code", 3.21),
+        Row("b", DONE, 0.0),
+        Row("c", FAILED, 0.0, "login: no"),
+        Row("d", WAITING, 9.0),
+    ]
+    assert drawn(rows) == [
+        "1 of 4 hosts done, 12 s",
+        "HOST  PHASE             SECONDS",
+        "a     sending the code      3.2",
+        "b     done",
+        "c     failed                     login: no",
+        "d     waiting",
+    ]
+
+
+@pytest.mark.parametrize("count", [64, 250])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (40, 10)])
+def test_of_many_hosts_the_slow_and_the_failed_ones_are_named(count: int, width: int, height: int) -> None:
+    seen = drawn(rows_of(count), width, height)
+    assert seen[0] == f"{count - 9} of {count} hosts done, 12 s"
+    assert seen[2].split() == ["done", str(count - 9)]
+    shown = "\n".join(seen)
+    assert f"slow-{count}" in shown and "11.9" in shown
+    assert "old-0, old-" in shown and "gone" in shown
+    assert shown.index("connecting") < shown.index("checking")  # the slowest first
+    if width >= 80:
+        assert f"gpu-{count - 8:03}, gpu-{count - 7:03}, gpu-{count - 6:03}, gpu-{count - 5:03} and 1 more" in shown
+        assert "login: it refuses ann" in shown
+
+
+def test_more_reasons_than_lines_are_counted() -> None:
+    rows = [Row(f"gpu-{number}", FAILED, 0.0, f"reason {number}") for number in range(64)]
+    seen = drawn(rows)
+    assert len(seen) <= 23 and seen[-1].split(None, 1)[1] == "46 more such lines"
+
+
+def test_what_a_host_says_is_no_markup_and_moves_no_cursor() -> None:
+    seen = drawn([Row("[red]a", FAILED, 0.0, "it said \x1b[2J[bold]this\nand that")])
+    assert "[red]a" in seen[-1] and seen[-1].endswith("it said [bold]this and that")
+
+
+def test_a_line_names_those_that_are_waited_for() -> None:
+    assert line(rows_of(64), 10.2) == (
+        "55 of 64 hosts done after 10 s; checking: gpu-[056-060]; connecting: slow-64; "
+        "failed: gone: connect: " + "no answer in time " * 20 + "; old-[0-1]: login: it refuses ann (2 hosts)"
+    )
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def made(live: bool) -> tuple[Progress, Clock, io.StringIO]:
+    clock, out = Clock(), io.StringIO()
+    return Progress(Console(out, colour=False), out, live, clock), clock, out
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_what_is_over_soon_shows_nothing(live: bool) -> None:
+    shown, clock, out = made(live)
+    with shown.of(["a", "b"]):
+        assert shown.tick() == 1.0
+        clock.now += 0.9
+        shown.at("a", "running")
+        shown.tick()
+        shown.ended("a", "login: it refuses ann")
+        shown.tick()
+        shown.ended("b")
+    assert out.getvalue() == ""
+
+
+def test_in_a_pipe_a_line_comes_after_ten_seconds_and_then_ever_more_seldom() -> None:
+    shown, clock, out = made(live=False)
+    with shown.of(["a", "b"]):
+        shown.ended("a")
+        shown.at("b", "running")
+        shown.reaching("b", "connecting")
+        told_at = []
+        for _ in range(100):
+            clock.now += shown.tick()
+            if len(out.getvalue().splitlines()) > len(told_at):
+                told_at.append(round(clock.now - 100))
+            if clock.now > 112:
+                shown.reaching("b", "")
+    assert out.getvalue().splitlines()[:2] == [
+        "- 1 of 2 hosts done after 10 s; connecting: b",
+        "- 1 of 2 hosts done after 30 s; running: b",
+    ]
+    assert len(told_at) == 3  # the last one after 70 s
+
+
+def test_in_a_pipe_a_failure_is_told_when_the_others_go_on() -> None:
+    shown, clock, out = made(live=False)
+    with shown.of(["a", "b"]):
+        shown.at("b", "running")
+        shown.ended("a", "login: it refuses ann")
+        shown.tick()
+        assert out.getvalue() == ""
+        clock.now += 1.0
+        shown.tick()
+    assert out.getvalue() == "- 0 of 2 hosts done after 1 s; running: b; failed: a: login: it refuses ann\n"
+
+
+def test_a_late_word_of_a_connection_does_not_bring_a_host_back() -> None:
+    shown, clock, _ = made(live=False)
+    with shown.of(["a"]):
+        shown.ended("a")
+        shown.at("a", "running")
+        shown.reaching("a", "connecting")
+        shown.reaching("a jump host", "connecting")
+        assert shown.rows(clock.now) == [Row("a", DONE, 0.0)]
+
+
+def test_while_hosts_are_worked_on_the_table_is_there_and_then_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "TABLE_AFTER", 0.01)
+    monkeypatch.setattr(progress, "TABLE_EVERY", 0.01)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich's word for: it is a terminal
+    out = io.StringIO()
+    shown = Progress(Console(out, colour=False), out, live=True)
+    screen, seen_b = pyte.Screen(80, 24), threading.Event()
+
+    def look() -> list[str]:
+        screen.reset()
+        pyte.Stream(screen).feed(out.getvalue().replace("\n", "\r\n"))
+        return [text.rstrip() for text in screen.display if text.strip()]
+
+    def work(host: Host) -> None:
+        if host.name == "c":
+            raise UnreachableError("c: connect: refused")
+        if host.name == "b":
+            wait_until(lambda: any(text.startswith("b     running") for text in look()), 10, "b is shown")
+            seen_b.set()
+            assert look()[0].startswith("1 of 3 hosts done")
+            assert any("failed" in text and "connect: refused" in text for text in look())
+
+    results = each(HOSTS, work, 8, shown, "running")
+    assert seen_b.is_set() and list(results.done) == ["a", "b"]
+    assert look() == []
