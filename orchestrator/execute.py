@@ -8,9 +8,10 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-from .console import fold, fold_messages
+from .console import Console, fold, fold_messages
 from .context import chosen_inventory, open_fleet, stderr_console
-from .fleet import folded, reasons
+from .errors import Interrupted, OrchError
+from .fleet import Output, each, folded, reasons
 from .inventory import Host
 from .ssh import quote
 from .terminal import tame
@@ -19,24 +20,37 @@ from .terminal import tame
 def execute(given: str, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> int:
     console = stderr_console()
     read = chosen_inventory(given, hosts)
+    done: dict[str, Output] = {}
     with open_fleet(read) as fleet:
+
+        def run(host: Host) -> None:
+            done[host.name] = fleet.run_on(host, _exec_line(host, command, setup))
+
         fleet.prepare(read.hosts)
-        results = fleet.run(read.hosts, lambda host: _exec_line(host, command, setup), "running")
-    if as_json:
-        done = [_exec_as_dict(host, one.status, one.stdout, one.stderr) for host, one in results.done.items()]
-        failed = [_exec_as_dict(host, None, "", "", reason) for host, reason in reasons(results.failed).items()]
-        print(json.dumps(done + failed, indent=2))
-    else:
-        _print_folded({host: one.stdout for host, one in results.done.items()}, sys.stdout)
-        _print_folded({host: one.stderr for host, one in results.done.items()}, sys.stderr)
-        for line in fold_messages(
-            {host: f"exit code {one.status}" for host, one in results.done.items() if one.status}
-        ):
-            console.warning(line)
-    for line in folded(results.failed):
-        console.error(line)
-    codes = [one.status for one in results.done.values()] + [error.exit_code for error in results.failed.values()]
+        try:
+            failed = dict(each(read.hosts, run, fleet.parallel, fleet.progress, "running").failed)
+        except KeyboardInterrupt:  # one host that hangs must not cost what the others have said
+            names = [host.name for host in read.hosts if host.name not in done]
+            _tell(dict(done), dict.fromkeys(names, Interrupted("it had not answered by then")), console, as_json)
+            raise
+    done = {host.name: done[host.name] for host in read.hosts if host.name in done}
+    _tell(done, failed, console, as_json)
+    codes = [one.status for one in done.values()] + [error.exit_code for error in failed.values()]
     return max(codes, default=0)
+
+
+def _tell(done: Mapping[str, Output], failed: Mapping[str, OrchError], console: Console, as_json: bool) -> None:
+    if as_json:
+        answers = [_exec_as_dict(host, one.status, one.stdout, one.stderr) for host, one in done.items()]
+        answers += [_exec_as_dict(host, None, "", "", reason) for host, reason in reasons(failed).items()]
+        print(json.dumps(answers, indent=2))
+    else:
+        _print_folded({host: one.stdout for host, one in done.items()}, sys.stdout)
+        _print_folded({host: one.stderr for host, one in done.items()}, sys.stderr)
+        for line in fold_messages({host: f"exit code {one.status}" for host, one in done.items() if one.status}):
+            console.warning(line)
+    for line in folded(failed):
+        console.error(line)
 
 
 def _exec_as_dict(

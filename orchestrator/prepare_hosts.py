@@ -14,23 +14,15 @@ from typing import Any
 from . import inventory
 from .console import Console, fold
 from .context import open_fleet, stderr_console
-<<<<<<< HEAD
 from .errors import FindingsError, UsageError
-from .fleet import Fleet, Output, each, folded, worst
-=======
-from .errors import FindingsError
-from .fleet import Fleet, each, reasons, worst
->>>>>>> d108294 (Show what each host is at while many are worked on: a table on a terminal, a line in a pipe)
+from .fleet import Fleet, each, folded, worst
 from .inventory import Host
 from .ssh import quote
 from .transport import ConnectFailure
 
 VENV = ".local/share/ddp-orch/venv"  # below the home
-<<<<<<< HEAD
 VERSION = r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post|\.dev)[0-9]+)*(\+[A-Za-z0-9.]+)?"
-=======
 LOOKING = "looking for torch"
->>>>>>> d108294 (Show what each host is at while many are worked on: a table on a terminal, a line in a pipe)
 PYTHON_LEAST = (3, 9)  # of torch 2.4 and newer: 3.8 has none
 
 # What a python is and has; torch is not imported.

@@ -9,13 +9,8 @@ from pathlib import Path
 
 import click
 
-<<<<<<< HEAD
 from .console import Console
-from .context import chosen_inventory, make_dialer, stderr_console
-=======
-from .console import Console, fold_messages
 from .context import chosen_inventory, make_dialer, make_progress, stderr_console
->>>>>>> d108294 (Show what each host is at while many are worked on: a table on a terminal, a line in a pipe)
 from .errors import OrchError, UnreachableError
 from .fleet import each, folded
 from .known_hosts import Verdict, bits, fingerprint, key_type

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 
 from lab.lab import Lab
 from lab.waiting import wait_until
@@ -110,3 +111,15 @@ def test_exec_keeps_stdout_and_stderr_apart_and_names_hosts_that_failed(lab2: La
     assert "0 of 2 hosts done after" in first_line
     assert "; running: node-0; failed: node-1: connect: " in first_line and rest[-1].startswith("error: node-1: ")
     lab2.hosts[1].sshd_start()
+
+
+def test_ctrl_c_in_exec_shows_what_the_hosts_have_said_that_have_answered(lab2: Lab) -> None:
+    command = 'if [ "$(hostname)" = node-1 ]; then sleep 1000; else echo done; fi'
+    argv = ["ddp-orch", "exec", lab2.inventory(), "--", command]
+    with lab2.popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stderr
+        assert "1 of 2 hosts done after 10 s; running: node-1" in running.stderr.readline()
+        running.send_signal(signal.SIGINT)
+        out, errors = running.communicate(timeout=20)
+    assert out == "node-0: done\n" and running.returncode == 130
+    assert errors == "error: node-1: it had not answered by then\nerror: interrupted\n"
