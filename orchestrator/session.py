@@ -168,6 +168,8 @@ class Session:
             seen += data
 
     def _no_python(self, seen: bytes, python: str, silent: bool) -> OrchError:
+        # first the status: with it what was written to stderr is all there
+        status = None if silent else self._pipe.exit_status(5.0)
         said = (self._pipe.stderr() or seen).decode("utf-8", "backslashreplace").strip().splitlines()
         interpreter = _interpreter(python)[-1]
         if silent:
@@ -175,7 +177,6 @@ class Session:
                 "remote-env-differs",
                 f"{self.host}: {interpreter} did not start within {BOOTSTRAP_WINDOW:.0f} s of the login",
             )
-        status = self._pipe.exit_status(5.0)
         if status is None and not said:
             return SessionLost(f"{self.host}: the connection was closed before python answered")
         what = said[-1][:300] if said else f"exit status {status}"
