@@ -19,12 +19,16 @@ def main() -> None:
         refuse(error, speaks)  # the flags of all ranks are the same
     from trainer.train import train
 
-    train(config, place)
-    # All is done and saved. The usual way out lets gloo's threads race with the end of the libraries they use: now and
-    # then a rank that had trained to the end died of "terminate called without an active exception" (SIGABRT).
+    code: object = 0
+    try:
+        train(config, place)
+    except SystemExit as end:  # of all ranks at once, after one has said why
+        code = end.code
+    # All is done and saved, or said. The usual way out lets gloo's threads race with the end of the libraries they use:
+    # now and then a rank that had come to its end died of "terminate called without an active exception" (SIGABRT).
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code if isinstance(code, int) else 1)
 
 
 if __name__ == "__main__":
