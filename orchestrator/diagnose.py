@@ -215,6 +215,7 @@ def _unknown(seen: Scene, knowledge: Knowledge) -> Finding:
         message = f"{cause.meaning} The first to end was rank {silent.rank}, with exit code {silent.code} and no error."
         hosts = (silent.host,) if silent.host else ()
         own = [line.text for line in seen.lines if line.rank == silent.rank]
+        own = own or [line.text[:EVIDENCE_WIDTH] for line in seen.last_words if line.source == silent.line.source]
         evidence = (*own[-3:], silent.line.text.strip())
         return Finding("error", "unknown", hosts, silent.rank, silent.at, "low", message, evidence, cause.fix)
     lines = [line for line in seen.lines if FAILURES.search(line.text) and not knowledge.noise.search(line.text)]

@@ -29,6 +29,7 @@ class Signature:
     explains: tuple[str, ...] = ()  # of a hint: codes that it stands behind where they would be first
     confidence: Literal["high", "medium"] = "high"
     late: bool = False  # only after steps of training
+    within: re.Pattern[str] | None = None  # of an exception: must be among the last places of its traceback
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def _cause(read: dict[str, Any]) -> Cause:
                 explains=tuple(item.get("explains", ())),
                 confidence=item.get("confidence", "high"),
                 late=item.get("late", False),
+                within=re.compile(item["within"]) if "within" in item else None,
             )
         )
     return Cause(read["code"], read["meaning"], read["fix"], tuple(signatures), exits)

@@ -43,6 +43,7 @@ class Exit:
         return -self.code if self.code < 0 else self.code - 128 if 128 < self.code < 160 else None
 
 
+LAUNCHER = re.compile(r"torchrun|torch[./]distributed|accelerate|deepspeed|mpirun|srun|horovodrun")
 FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)")
 FIELD = re.compile(r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)$")
 ROOT = re.compile(r"Root Cause(?: \(first observed failure\))?:")
@@ -59,7 +60,8 @@ TOLD = tuple(
         (r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)", False),
         (r"exits with return code = (?P<code>-?\d+)", False),
         (r"died with <Signals\.(?P<word>SIG[A-Z]+)", False),
-        (r"^(?:\S+: )?line \d+: +(?P<pid>\d+) (?P<word>Killed|Segmentation fault|Aborted|Bus error|Hangup)", True),
+        (r"^(?:\S+: )?(?P<shell>line) \d+: +(?P<pid>\d+) (?P<word>Killed|Segmentation fault|Aborted|Bus error"
+         r"|Hangup)", True),
         (r"^(?P<word>Killed|Segmentation fault|Bus error|Illegal instruction|Aborted)(?: \(core dumped\))?\s*$", False),
         (r"(?:command terminated with exit code|[Ee]xit [Cc]ode:?|exited with code) (?P<code>1[34]\d)\b", False),
         (r"[Pp]rocess (?:\d+ )?got signal: (?P<signal>\d+)", True),
@@ -99,6 +101,8 @@ def _told(line: Said) -> list[Exit]:
         match = pattern.search(line.text)
         if match:
             found = match.groupdict()
+            if found.get("shell"):
+                agent = LAUNCHER.search(line.text) is not None
             rank = int(found["rank"]) if found.get("rank") else line.rank
             host = found.get("host") or line.host
             pid = int(found["pid"]) if found.get("pid") else None

@@ -200,7 +200,9 @@ def _own_lines(lines: Sequence[Said], ranks: Sequence[int | None], before: int |
     return [
         line
         for line in lines
-        if (before is None or line.number < before) and (line.rank in wanted or _speaker(line) in wanted)
+        if (before is None or line.number < before)
+        and not CHATTER.search(line.text)
+        and (line.rank in wanted or _speaker(line) in wanted)
     ]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from .hangs import FINISHED, Confidence
 from .scene import STEPS, Scene
-from .signs import ENDING, Suspect
+from .signs import ENDING, FALLBACK, Suspect
 from .transcript import Said
 
 GIB = {"GiB": 1.0, "MiB": 1 / 1024, "GB": 1.0, "MB": 1 / 1024, "KiB": 1 / 1048576, "bytes": 1 / 1073741824}
@@ -34,6 +34,9 @@ def refine(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
         _silent_hosts,
         _met_in_vain,
         _left,
+        _stuck_later,
+        _beyond_any_host,
+        _refusal,
     ):
         suspects = step(suspects, seen)
     return suspects
@@ -330,3 +333,52 @@ def _left(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     return _map(
         suspects, "gloo-peer-lost", lambda one: replace(one, rank=absent[0], host=host, why=why, confidence="medium")
     )
+
+
+TIMED_OUT_COLLECTIVE = re.compile(r"caught collective operation timeout")
+
+
+def _stuck_later(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """A watchdog that gets stuck after a collective has timed out is stuck because of it."""
+    first = min((line.at or 0.0 for line in seen.lines if TIMED_OUT_COLLECTIVE.search(line.text)), default=None)
+    if first is None:
+        return suspects
+    return [one for one in suspects if one.code != "nccl-watchdog-stuck" or one.line.at is None or one.line.at < first]
+
+
+MOST_MEMORY = 1 << 42  # bytes: more has no host
+
+
+def _beyond_any_host(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """An allocation that no host could ever grant is a mistake in its size."""
+
+    def judge(one: Suspect) -> Suspect:
+        match = re.search(r"tried to allocate (\d+) bytes", one.line.text)
+        return replace(one, code="script-exception") if match and int(match[1]) > MOST_MEMORY else one
+
+    return _map(suspects, "host-oom-killed", judge)
+
+
+REFUSES = re.compile(
+    r"(?i)\b(?:argument|option|config\w*|overrid\w*|flag|parameter|setting|key|usage|invalid value)s?\b"
+)
+
+
+def _refusal(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """Ended by its own will before any step, with words about its settings and without an exception."""
+    ended = [one for one in seen.exits if one.rank is not None and one.signal is None]
+    if (
+        not ended
+        or not {one.code for one in ended} <= {1, 2}
+        or seen.first_step is not None
+        or any(not one.agent for one in seen.raised)
+    ):
+        return suspects
+    if any(one.level >= FALLBACK and not one.hint for one in suspects):
+        return suspects
+    for line in seen.last_words:
+        if REFUSES.search(line.text):
+            why = "it ended by itself before the first step, without an exception"
+            line = replace(line, at=min((one.at for one in ended if one.at is not None), default=line.at))
+            return [*suspects, Suspect("script-bad-argument", ENDING + 2, line, None, seen.host(line), "low", why)]
+    return suspects

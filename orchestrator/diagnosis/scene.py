@@ -19,6 +19,8 @@ ENDED = re.compile(
     r"closing signal|exitcode|local_rank: \d|ChildFailedError|torch[./]distributed[./]elastic|srun: error|slurmstepd|"
     r"attempts? left|[Rr]estarting|^={9,}$|^-{9,}$|error_file|launch\.py"
 )
+LAST_WORDS = 6  # lines
+NOISE = re.compile(r"^\*+$|OMP_NUM_THREADS")
 TROUBLE = re.compile(
     r"(?i)error|exception|traceback|fail|killed|abort|signal|fault|timed? ?out|unable|cannot|can't|could not|denied|"
     r"refused|\bxid\b|no such|not found|warn|invalid|mismatch|out of memory|oom|nan\b|\binf\b|exit"
@@ -76,6 +78,16 @@ class Scene:
         return any(one.source == line.source and one.rank == line.rank for one in self.lines)
 
     @cached_property
+    def last_words(self) -> tuple[Said, ...]:
+        """The last few lines of each source before its launcher spoke of an end."""
+        found: list[Said] = []
+        for source in dict.fromkeys(line.source for line in self.lines):
+            of_source = [line for line in self.lines if line.source == source]
+            end = next((place for place, line in enumerate(of_source) if line.agent or ENDED.search(line.text)), None)
+            found += [line for line in of_source[:end] if not NOISE.search(line.text)][-LAST_WORDS:]
+        return tuple(found)
+
+    @cached_property
     def last_said(self) -> Mapping[tuple[object, ...], Said]:
         """The last line of each stream before others spoke of its end."""
         found: dict[tuple[object, ...], Said] = {}
@@ -116,7 +128,7 @@ def make(
     lone = {source: rank for source, failed in failing.items() if (rank := _lone(failed)) is not None}
     raised = tuple(
         replace(one, line=replace(one.line, rank=lone.get(one.line.source)))
-        if one.line.rank is None and not one.agent
+        if one.line.rank is None and not one.agent and not one.thread
         else one
         for one in raised
     )

@@ -166,12 +166,13 @@ def _of_exception(raised: Raised, seen: Scene, knowledge: Knowledge) -> Iterator
     found: list[Suspect] = []
     if _far_end(raised, knowledge):
         return
-    for one in (*raised.chain, raised):
+    for one in raised.sources:
         texts = [text for text in one.lines if text.strip() not in (":", "")]
+        texts = texts[:1] if one.own_words else texts
         for text in texts[:4] + texts[-4:] if len(texts) > 8 else texts:
             for where in ("exception", "line"):
                 for code, signature in _matches(text, where, knowledge):
-                    if code != "script-exception":
+                    if code != "script-exception" and _raised_there(signature, one):
                         found += _accepted(code, signature, replace(raised.line, text=text), seen, raised)
         if any(one.level >= SPECIFIC for one in found):
             break
@@ -183,8 +184,14 @@ def _of_exception(raised: Raised, seen: Scene, knowledge: Knowledge) -> Iterator
             yield from found
             return
         found.append(suspect_of("script-exception", SPECIFIC, raised.line, seen, raised=raised))
+    if raised.thread and raised.line.rank is None:  # threads' exceptions bear no rank, and are seldom the first to end
+        found = [replace(suspect, rank=None) for suspect in found]
     for suspect in found:
         yield replace(suspect, level=min(suspect.level, ENDING + 1), hint=True, confidence="low") if caught else suspect
+
+
+def _raised_there(signature: Signature, raised: Raised) -> bool:
+    return signature.within is None or any(map(signature.within.search, raised.frames[-6:]))
 
 
 BROKEN = re.compile(r"EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|FileNotFoundError")
@@ -192,7 +199,8 @@ BROKEN = re.compile(r"EOFError|ConnectionResetError|ConnectionRefusedError|Broke
 
 def _of_peers(raised: Raised, knowledge: Knowledge) -> bool:
     """Whether an exception only says that another process has gone."""
-    every = (*raised.chain, raised)
+    # what is passed on is what the first one says; what fails while another is handled may be either
+    every = (*raised.chain, raised) if raised.during or not raised.chain else raised.chain[:1]
     return any(knowledge.consequences.search(text) for one in every for text in one.lines)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from .hangs import Confidence
 from .scene import Scene
 from .signs import DECISIVE, ENDING, FALLBACK, SPECIFIC, Suspect
-from .tracebacks import Raised
+from .tracebacks import INSTALLED, Raised
 from .transcript import Said
 
 # mistakes in the language itself, which mean the same whoever makes them; others carry a meaning that we may not know
@@ -22,7 +22,6 @@ PLAIN = re.compile(
     r"(?:^|\.)(?:NameError|UnboundLocalError|KeyError|IndexError|ZeroDivisionError|TypeError|AttributeError|"
     r"NotImplementedError|RecursionError|StopIteration|OverflowError)$"
 )
-INSTALLED = re.compile(r"(?:site|dist)-packages|/lib/python\d|<frozen")
 # what they mean depends on what is on the other hosts, or on whose doing it is
 ELSEWHERE = {
     "dataset-missing": r"No such file|Not a directory|not exist|not found",
@@ -87,7 +86,7 @@ def _same(raised: Raised, one: Suspect) -> bool:
 
 def _of_exception(one: Suspect, raised: Raised) -> bool:
     """An exception that names itself: in its first words, not in what it happens to quote or to stand beside."""
-    if raised.thread or (raised.during and raised.chain):
+    if raised.thread or raised.own_words or (raised.during and raised.chain):
         return False
     if one.code == "script-exception":
         last = next((frame for frame in reversed(raised.frames) if frame.startswith('File "')), "")

@@ -10,12 +10,21 @@ from .transcript import Said
 
 START = re.compile(r"Traceback \(most recent call last\):\s*$|^\W*Traceback \(most recent call last\) ─")
 BOXED = re.compile(r"^\s*│\s(?P<path>/\S+):(?P<line>\d+) in (?P<name>\S+)")  # as rich draws it: typer, accelerate
+MARKS = re.compile(r"[\^~ ]*")  # under the code of a frame
+INSTALLED = re.compile(r"(?:site|dist)-packages|/lib/python\d|<frozen")
+# what people catch to go another way
+TRIED = re.compile(r"(?:FileNotFound|Key|Index|Attribute|Import|ModuleNotFound|Value)Error$|StopIteration$")
 IGNORED = re.compile(r"^Exception ignored (?:in|while)\b|^--- Logging error ---")  # Python itself says that it goes on
 # what follows is the exception that the one before it only passes on
 PASSED_ON = re.compile(
-    r"(?i)original traceback|^(?:-- |\W*)(?:process \d+ )?(?:terminated )?(?:with the following error|caused by|"
+    r"(?i)original traceback|^\s*\+-\+-+ 1 -+|^(?:-- |\W*)(?:process \d+ )?(?:terminated )?"
+    r"(?:with the following error|caused by|"
     r"(?:the )?(?:original|remote|inner|worker) (?:error|exception|traceback)\b.{0,40})\W*$"
 )
+SPAWNED = re.compile(
+    r"^-- Process (?P<rank>\d+) terminated with the following error"
+)  # mp.spawn: its index is the rank
+GROUPED = re.compile(r"^\s*\|(?: |$)")  # an ExceptionGroup's own lines and those of its parts
 THREAD = re.compile(r"^Exception in thread \S+|^Process \S*Process-[\d:]+:")  # may end a part, and not the rank
 KIND = (
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Closed|Failure|Failed|Mismatch|NotFound)\w*"
@@ -27,7 +36,7 @@ CHAINED = re.compile(DURING.pattern + r"|The above exception was the direct caus
 ENDS_MESSAGE = re.compile(
     r"Traceback \(most|^\[?[IWEF]\d{3,4} |^(?:WARNING|ERROR|INFO|DEBUG)[:\s]|^-{5,}|^={5,}|^frame #"
     r"|^Exception raised from|^\S+:\d+:\d+ \[\d+\]|^terminate called|^Root Cause|^srun:|^slurmstepd"
-    r"|closing signal|^\[E ProcessGroup"
+    r"|closing signal|^\[E ProcessGroup|^Exception (?:ignored|in thread)"
 )
 MESSAGE_LINES = 12  # that a message may have after its first
 AGENT_FRAMES = re.compile(
@@ -52,6 +61,28 @@ class Raised:
     thread: bool = False  # of a thread or a child: the rank may outlive it
 
     @property
+    def own_words(self) -> bool:
+        """Raised by the training's own code, in words of its own: they may quote anything."""
+        places = [frame for frame in self.frames if frame.startswith('File "')]
+        return self.deliberate and bool(places) and INSTALLED.search(places[-1]) is None
+
+    @property
+    def deliberate(self) -> bool:
+        """By a `raise` or an `assert`, and not by an accident."""
+        code = [frame for frame in self.frames if not frame.startswith('File "') and not MARKS.fullmatch(frame)]
+        return bool(code) and re.search(r"(?:^|: )(?:raise|assert)\b", code[-1]) is not None
+
+    @property
+    def sources(self) -> tuple[Raised, ...]:
+        """Those of the chain that may tell the cause, the best first.
+
+        Usually the first one. But where a try was expected to fail now and then, what was raised by accident in
+        its place is the failure itself: a missing cache is handled by building it, and the building fails.
+        """
+        tried = self.during and bool(self.chain) and TRIED.search(self.chain[-1].kind) is not None
+        return (self,) if tried and not self.deliberate else (*self.chain, self)
+
+    @property
     def lines(self) -> tuple[str, ...]:
         """To match signatures against. Of an assertion without words its code is what it says."""
         code = next((frame for frame in reversed(self.frames) if frame.startswith("assert ")), "")
@@ -73,13 +104,15 @@ def _of_stream(lines: list[Said]) -> list[Raised]:
     frames: list[str] = []
     inside = False
     chained = original = during = ignored = thread = False
+    spawned: re.Match[str] | None = None
     position = 0
     while position < len(lines):
-        line = lines[position]
+        line = _ungrouped(lines[position])
         position += 1
         if START.search(line.text):
             before_it = lines[position - 2].text if position > 1 else ""
             original = PASSED_ON.search(line.text) is not None or PASSED_ON.search(before_it) is not None
+            spawned = SPAWNED.search(before_it)
             inside, frames = True, []
             continue
         if CHAINED.search(line.text):
@@ -98,20 +131,32 @@ def _of_stream(lines: list[Said]) -> list[Raised]:
             continue
         text, position = _message(lines, position, match)
         agent = line.agent or _of_agent(frames, match["kind"])
+        if spawned and line.rank is None:
+            line = replace(line, rank=int(spawned["rank"]))
         raised = Raised(line, match["kind"], text, tuple(frames), (), agent, during, ignored, thread)
         if found and (chained or original) and inside:
             before = found.pop()
             # a data loader shows the worker's exception after its own; else the first of a chain comes first
             raised = (
-                replace(before, chain=(raised, *before.chain))
+                replace(before, chain=(raised, *before.chain), line=_of_rank(before.line, raised.line.rank))
                 if original
                 else replace(raised, chain=(*before.chain, replace(before, chain=())))
             )
             raised = replace(raised, thread=raised.thread or before.thread, ignored=before.ignored)
         found.append(raised)
         inside = chained = original = during = ignored = thread = False
+        spawned = None
         frames = []
     return found
+
+
+def _of_rank(line: Said, rank: int | None) -> Said:
+    return line if line.rank is not None else replace(line, rank=rank)
+
+
+def _ungrouped(line: Said) -> Said:
+    match = GROUPED.match(line.text)
+    return replace(line, text=line.text[match.end() :]) if match else line
 
 
 def _plausible(match: re.Match[str], inside: bool) -> bool:

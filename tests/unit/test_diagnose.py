@@ -29,7 +29,7 @@ def test_the_first_cause_of_a_real_failure_is_named(folder: Path) -> None:
         assert found == ()
         return
     assert found, "no failure was seen"
-    assert found[0].code == expected["code"], found
+    assert found[0].code in expected["code"].split("|"), found
     if expected["hosts"] is not None:
         assert list(found[0].hosts) == expected["hosts"]
     if expected["rank"] is not None:
