@@ -10,7 +10,7 @@ help:
 	@echo 'make demo     train on two hosts of this machine, over real SSH: what ddp-orch does, in a minute'
 	@echo 'make test     the tests; ARGS="tests/unit -x" for some of them'
 	@echo 'make chaos    every fault that a run must survive or end well of, for an hour; needs root'
-	@echo 'make breakages  every fault that check knows, made in a lab: about ten minutes'
+	@echo 'make breakages  every fault that check knows or a launch may meet, made in a lab: about ten minutes'
 	@echo 'make lint     ruff and mypy'
 	@echo 'make clean    remove what these have made'
 
@@ -26,7 +26,7 @@ chaos: .venv/.complete
 	.venv/bin/python tests/chaos/sequences.py --count 20 --torchrun --labs 1 --write chaos_sequences_torchrun
 
 breakages: .venv/.complete
-	DDP_ORCH_ALL_BREAKAGES=1 .venv/bin/python -m pytest tests/e2e/test_check.py $(ARGS)
+	DDP_ORCH_ALL_BREAKAGES=1 .venv/bin/python -m pytest tests/e2e/test_check.py tests/e2e/test_broken_hosts.py $(ARGS)
 
 lint: .venv/.complete
 	.venv/bin/python -m ruff check

@@ -19,7 +19,8 @@ def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Find
     for node in nodes:
         name, python = node.host.name, facts[node.host.name]["python"]
         if "error" in python:
-            fix = "set `python` or `setup` for the host"
+            line = "mend that line of `setup`, or " if python["error"].startswith("setup line") else ""
+            fix = f"{line}set `python` or `setup` for the host"
             found.add("error", python["code"], name, f"python: {python['error']}", fix, f"{node.host.python} --version")
             continue
         pythons[name] = python
@@ -32,7 +33,8 @@ def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Find
             found.add("warning", "nccl-library-conflict", name, f"has two NCCL libraries: {spelled}", fix, "pip list")
     head = plan.nodes[0].host.name
     _versions(pythons, head, found)
-    _scripts(plan, pythons, head, found)
+    homeless = {name for name, fact in facts.items() if fact["workdir"] is False}  # said of the folder already
+    _scripts(plan, pythons, head, homeless, found)
     machines = {name: str(facts[name]["machine"]) for name in pythons}
     fix = "an environment of its own for each architecture: `python` and `setup` of the host"
     found.differ("warning", "cpu-arch-mismatch", "architecture", machines, head, fix, "uname -m")
@@ -81,8 +83,8 @@ def _versions(pythons: Mapping[str, Facts], head: str, found: Findings) -> None:
     found.differ("warning", "python-version-mismatch", "Python", versions, head, fix, "python --version")
 
 
-def _scripts(plan: Plan, pythons: Mapping[str, Facts], head: str, found: Findings) -> None:
-    scripts = {name: python["script"] for name, python in pythons.items() if python["script"]}
+def _scripts(plan: Plan, pythons: Mapping[str, Facts], head: str, homeless: set[str], found: Findings) -> None:
+    scripts = {name: python["script"] for name, python in pythons.items() if python["script"] and name not in homeless}
     for name, script in scripts.items():
         if script["absent"]:
             message = f"the script {script['path']} is not there: {script['absent']}"

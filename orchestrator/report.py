@@ -65,6 +65,8 @@ def report(wanted: str, given: str | None, hosts: str | None, output: str | None
         of_run = [host for host in read.hosts if host.name in run.parts]
         records = fleet.each(of_run, lambda _, session: session.request("record", {"run_id": run.run_id}))
         warn_of(records.failed, console)
+        if not any(record["run"] for record in records.done.values()):
+            raise UnreachableError(f"no host tells of run {run.run_id}; nothing is written")
         clocks = fleet.each(of_run, lambda _, session: clock_ahead(session)).done
         figures = _lines(fleet, of_run, run.run_id, Choice(follow=False, grep=FIGURES))
         first = _first_failure(records.done)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from . import answers
 from .errors import OrchError, UnreachableError
 from .node import wire
 from .ship import NodeProgram
@@ -49,7 +50,7 @@ for base in wanted + ["/var/tmp/ddp-orch-%d" % uid, "/tmp/ddp-orch-%d" % uid]:
     except OSError as error:
         tried.append(str(error))
 else:
-    say("error no private folder for state: " + "; ".join(tried))
+    say("error no private folder for state: " + "; ".join(tried) + "; make one of them yours alone (chown, chmod 700)")
     sys.exit(0)
 path = os.path.join(base, "node-" + SHA[:16])
 if os.path.isdir(path):
@@ -65,16 +66,19 @@ else:
     if hashlib.sha256(data).hexdigest() != SHA:
         say("error the node program was damaged on its way")
         sys.exit(0)
-    import io, zipfile
+    import io, shutil, zipfile
     aside = "%s.%d.new" % (path, os.getpid())
     mask = os.umask(0o077)
-    zipfile.ZipFile(io.BytesIO(data)).extractall(aside)
-    os.umask(mask)
     try:
+        zipfile.ZipFile(io.BytesIO(data)).extractall(aside)
         os.rename(aside, path)
-    except OSError:
+    except OSError as error:
+        shutil.rmtree(aside, True)
         if not os.path.isdir(path):
-            raise
+            say("error the node program cannot be written to %s: %s; free some space there" % (base, error.strerror))
+            sys.exit(0)
+    os.umask(mask)
+    say("have")
 sys.path.insert(0, path)
 from node.__main__ import main
 sys.exit(main(["serve", path]))
@@ -118,16 +122,21 @@ class Session:
         self._sending = threading.Lock()
         self._numbers = 0
         self._waiting: dict[
-            int, tuple[queue.Queue[dict[str, Any] | None], Callable[[dict[str, Any], bytes], None] | None]
+            int, tuple[queue.Queue[dict[str, Any] | None], Callable[[dict[str, Any], bytes], None] | None, str]
         ] = {}
         self._hello: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._lost: str | None = None
+        self._refused: Refused | None = None
         self._bug: BaseException | None = None
         self._uploads = 0
         self._pinged = time.monotonic()
         self._reader = threading.Thread(target=self._read, args=(rest,), name=f"session-{host}", daemon=True)
         self._reader.start()
-        hello = self._hello.get()
+        try:
+            hello = self._hello.get(timeout=BOOTSTRAP_WINDOW)
+        except queue.Empty:
+            self._lost = f"the node program did not say hello within {BOOTSTRAP_WINDOW:.0f} s"
+            hello = None
         if hello is None:
             raise self._why()
         self.hello = hello
@@ -139,12 +148,14 @@ class Session:
         status, rest = self._marker(b"", nonce, python)
         if status == "need":
             self._pipe.send(program.data)
-        elif status.startswith("old "):
+            status, rest = self._marker(rest, nonce, python)
+        if status.startswith("old "):
             raise Refused(
                 "remote-env-differs",
-                f"{self.host}: python3 there is {status[4:]}, and 3.8 is needed; give `python: /path` of a newer one",
+                f"{self.host}: {_interpreter(python)[-1]} there is {status[4:]}, and 3.8 is needed; "
+                "give `python: /path` of a newer one",
             )
-        elif status != "have":
+        if status != "have":
             raise Refused("remote-env-differs", f"{self.host}: {status.removeprefix('error ')}")
         return rest
 
@@ -157,14 +168,17 @@ class Session:
                 return status.decode("utf-8", "replace"), rest
             if len(before) > NOISE_LIMIT:
                 raise Refused(
-                    "remote-env-differs", f"{self.host}: the login shell prints without end instead of running python"
+                    "remote-env-differs",
+                    f"{self.host}: the login shell prints without end instead of running python; "
+                    f"see what `ssh {self.host} true` prints, and mend ~/.bashrc and the like",
                 )
             try:
                 data = self._pipe.recv(1 << 16, max(0.1, deadline - time.monotonic()))
             except TimeoutError:
                 data = b""
-            if not data:
-                raise self._no_python(seen, python, time.monotonic() >= deadline)
+            late = time.monotonic() >= deadline  # also when bytes drip in one by one
+            if late or not data:
+                raise self._no_python(seen, python, late)
             seen += data
 
     def _no_python(self, seen: bytes, python: str, silent: bool) -> OrchError:
@@ -183,7 +197,7 @@ class Session:
         return Refused(
             "remote-env-differs",
             f"{self.host}: cannot run {interpreter} in a non-interactive login: {what}; "
-            "give `python: /absolute/path` of a python >= 3.8",
+            "give `python: /absolute/path` of a python >= 3.8, or mend what that login runs instead",
         )
 
     # frames
@@ -196,6 +210,10 @@ class Session:
             self._end(str(error) or type(error).__name__)
         except wire.WireError as error:
             self._end(f"it does not speak our protocol: {error}")
+        except answers.Nonsense as error:
+            # it would say the same again: nobody is to try for ever
+            self._refused = Refused("unknown", f"{self.host}: its answer makes no sense: {error}")
+            self._end(str(self._refused))
         except BaseException as error:  # noqa: BLE001  raised in `request`
             self._bug = error
             self._end(f"a bug: {error!r}")
@@ -208,7 +226,10 @@ class Session:
         while True:
             for frame in decoder.feed(data):
                 if frame.kind == wire.BYE:
-                    return str(frame.header.get("error") or "closed")
+                    error = frame.header.get("error")
+                    if error:
+                        self._refused = Refused("remote-env-differs", f"{self.host}: {error}")
+                    return str(error or "closed")
                 self._dispatch(frame)
                 heard = time.monotonic()  # after, not before: whoever takes the data may take his time
             limit = UPLOAD_DEAD_AFTER if self._uploads else DEAD_AFTER
@@ -231,20 +252,29 @@ class Session:
 
     def _dispatch(self, frame: wire.Frame) -> None:
         if frame.kind == wire.HELLO:
+            answers.check_hello(frame.header)
             self._hello.put(frame.header)
-        elif frame.kind == wire.RESULT:
-            waiting = self._waiting.pop(frame.header.get("id", -1), None)
-            if waiting is not None:
-                waiting[0].put(frame.header.get("result"))
-        elif frame.kind == wire.DATA:
-            on_data = self._waiting.get(frame.header.get("id", -1), (None, None))[1]
-            if on_data is not None:
-                on_data(frame.header, frame.payload)
+            return
+        number = frame.header.get("id")
+        waiting = self._waiting.get(number) if isinstance(number, int) else None
+        if waiting is None:
+            return
+        results, on_data, operation = waiting
+        if frame.kind == wire.RESULT:
+            result = frame.header.get("result")
+            if not isinstance(result, dict):
+                raise answers.Nonsense(f"{operation}: no result")
+            if "error" not in result:
+                answers.check(operation, result)
+            results.put(result)
+        elif frame.kind == wire.DATA and on_data is not None:
+            answers.check_data(operation, frame.header, frame.payload)
+            on_data(frame.header, frame.payload)
 
     def _end(self, why: str) -> None:
         self._lost = why
         self._hello.put(None)
-        for results, _ in list(self._waiting.values()):
+        for results, *_ in list(self._waiting.values()):
             results.put(None)
 
     def _send(self, frame: wire.Frame) -> None:
@@ -271,7 +301,7 @@ class Session:
             self._numbers += 1
             number = self._numbers
             self._uploads += operation == "unpack"
-        self._waiting[number] = (results, on_data)
+        self._waiting[number] = (results, on_data, operation)
         try:
             self._send(wire.Frame(wire.REQUEST, {"id": number, "op": operation, "args": arguments}))
             if operation == "unpack":
@@ -311,7 +341,7 @@ class Session:
             failure = RuntimeError(f"{self.host}: the session's reader failed")
             failure.__cause__ = self._bug
             return failure
-        return SessionLost(f"{self.host}: {self._lost}")
+        return self._refused or SessionLost(f"{self.host}: {self._lost}")
 
     @property
     def lost(self) -> bool:

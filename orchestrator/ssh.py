@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.inventory import Host, SshOptions
-from orchestrator.ssh_config import Resolver, Target, resolve
+from orchestrator.ssh_config import IMPORTING, Resolver, Target, resolve
 from orchestrator.ssh_dial import DroppedError, dial
 from orchestrator.ssh_host_keys import HostKeys, Look, Seen
 from orchestrator.ssh_keys import KeyRing, Offer
@@ -147,7 +147,8 @@ class Dialer:
                 self._reaching(target.name, "connecting")
                 link = jump or dial(target, deadline)
                 self._reaching(target.name, "logging in")
-                from orchestrator.ssh_session import login  # after dialling: the hosts get to work meanwhile
+                with IMPORTING:  # after dialling: the hosts get to work meanwhile
+                    from orchestrator.ssh_session import login
 
                 offer = Offer((), ()) if isinstance(trust, Look) else self._keys.offer(target)
                 return login(target, link, trust, offer, deadline)
@@ -208,7 +209,8 @@ class Dialer:
             return
         for skipped in self._keys.offer(target).skipped:
             if skipped.path == target.identity_file:
-                raise ConnectFailure(target.name, "key", str(skipped), skipped.code, "or name another by identity_file")
+                fix = "mend that, or name another by identity_file"
+                raise ConnectFailure(target.name, "key", str(skipped), skipped.code, fix)
 
 
 class _SharedJump:

@@ -27,6 +27,9 @@ DEFAULT_KEYS = tuple(f"~/.ssh/id_{kind}" for kind in KEY_KINDS)
 """Where ssh looks for keys when no configuration names one."""
 
 MAX_JUMPS = 8
+IMPORTING = threading.RLock()
+"""Held while paramiko, or what needs it, is imported: two threads that begin at once see each other's halves of it."""
+
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +183,9 @@ class Resolver:
         return settings
 
     def _read_with_paramiko(self, question: _Question, deadline: float) -> Settings:
-        from paramiko import SSHConfig
-        from paramiko.ssh_exception import ConfigParseError
+        with IMPORTING:
+            from paramiko import SSHConfig
+            from paramiko.ssh_exception import ConfigParseError
 
         usual = [Path("~/.ssh/config").expanduser(), Path("/etc/ssh/ssh_config")]
         files = [self._config_file] if self._config_file else usual

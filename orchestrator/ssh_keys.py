@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
-from orchestrator.ssh_config import DEFAULT_KEYS, Target
+from orchestrator.ssh_config import DEFAULT_KEYS, IMPORTING, Target
 
 if TYPE_CHECKING:
     from paramiko import PKey
@@ -179,7 +179,13 @@ class KeyRing:
                 key = file.key
             if key and key.asbytes() not in offered:
                 offered.add(key.asbytes())
-                identities += _with_certificate(key, path)
+                certificate = path.with_name(f"{path.name}-cert.pub")
+                if certificate.exists():  # it is offered before the bare key
+                    try:
+                        identities.append(Identity(_certified(key, certificate), str(certificate)))
+                    except (OSError, ValueError) as error:
+                        skipped.append(Skipped(certificate, f"cannot be used: {error}"))
+                identities.append(Identity(key, str(path)))
         for blob, agent_key in held.items():
             if agent_key.is_security_key:
                 skipped.append(Skipped(Path(agent_key.comment), f"(in the agent) {_SECURITY_KEY}"))
@@ -309,7 +315,9 @@ def _read_private_key(path: Path, passphrase: str | None) -> PKey:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-    from paramiko import ECDSAKey, Ed25519Key, RSAKey
+
+    with IMPORTING:
+        from paramiko import ECDSAKey, Ed25519Key, RSAKey
 
     data = path.read_bytes()
     read = form.load_ssh_private_key if b"BEGIN OPENSSH" in data else form.load_pem_private_key
@@ -326,16 +334,14 @@ def _read_private_key(path: Path, passphrase: str | None) -> PKey:
     return RSAKey(file_obj=plain) if isinstance(loaded, rsa.RSAPrivateKey) else ECDSAKey(file_obj=plain)
 
 
-def _with_certificate(key: Key, path: Path) -> Iterator[Identity]:
-    """The certificate beside a key (KEY-cert.pub) is offered before the bare key."""
-    from paramiko.pkey import PublicBlob
+def _certified(key: Key, certificate: Path) -> Key:
+    """The key with its certificate. Raises OSError or ValueError."""
+    with IMPORTING:
+        from paramiko.pkey import PublicBlob
 
-    certificate = path.with_name(path.name + "-cert.pub")
-    if certificate.exists():
-        certified = copy.copy(key)
-        certified.public_blob = PublicBlob.from_file(str(certificate))
-        yield Identity(certified, str(certificate))
-    yield Identity(key, str(path))
+    certified = copy.copy(key)
+    certified.public_blob = PublicBlob.from_file(str(certificate))
+    return certified
 
 
 def _string(data: bytes) -> bytes:

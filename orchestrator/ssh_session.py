@@ -396,6 +396,9 @@ class _KeysOnly:
         reason += f" (keys offered: {keys}{'; not offered: ' if skipped else ''}{'; '.join(skipped)})"
         codes = {item.code for item in self._offer.skipped}
         code = "ssh-key-permissions" if "ssh-key-permissions" in codes else "ssh-auth-denied"
+        if reason.startswith("it closed"):
+            fix = "it allows fewer keys than are offered (MaxAuthTries): name the right one by identity_file"
+            return ConnectFailure(self._target.name, "login", reason, code, fix)
         fix = f"check that `{self._target.command}` logs in without a question; a key can be named by identity_file"
         common = (reason, "check that `ssh HOST` logs in without a question; a key can be named by identity_file")
         return ConnectFailure(self._target.name, "login", reason, code, fix, common)

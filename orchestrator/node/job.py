@@ -15,6 +15,7 @@ from typing import Any, Dict, List
 from . import processes
 
 SETUP_FAILED = 97  # exit status: a line of the host's `setup` failed
+SETUP_SAYS = "ddp-orch: setup line"
 NOT_STARTED = 98  # exit status: the command could not be executed; the reason is on its stderr
 
 
@@ -70,7 +71,7 @@ def _prefer_for_oom(score: int) -> None:
 
 def through_setup(setup: List[str], argv: List[str]) -> List[str]:
     """The argv that runs `setup` in one login bash, turns into `argv`: what setup exported, and its limits, persist."""
-    checked = "{ %s\n} || { echo 'ddp-orch: setup line %d failed with status '$? >&2; exit %d; }"
+    checked = "{ %s\n} || { echo '" + SETUP_SAYS + " %d failed with status '$? >&2; exit %d; }"
     lines = [checked % (line, number, SETUP_FAILED) for number, line in enumerate(setup, 1)]
     return ["bash", "-lc", "\n".join(lines) + '\nexec "$@"', "ddp-orch-setup"] + argv
 

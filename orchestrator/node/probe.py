@@ -117,6 +117,9 @@ def _answer(argv: List[str], arguments: Dict[str, Any], question: int) -> Dict[s
         return found
     said = answer.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
     what = said[-1] if said else "no output"
+    if answer.returncode == job.SETUP_FAILED and what.startswith(job.SETUP_SAYS):
+        before = ": " + said[-2] if len(said) > 1 else ""
+        return _unanswered(what[len("ddp-orch: ") :] + before)
     code = "cpu-arch-mismatch" if answer.returncode == 126 and "format error" in what else "remote-env-differs"
     if answer.returncode == 127:
         what = "not found after setup: %s" % what

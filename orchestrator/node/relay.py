@@ -57,8 +57,8 @@ class Relay:
     def serve(self) -> int:
         try:
             self.send(wire.Frame(wire.HELLO, _hello()))
-        except state.StateError as error:
-            self.send(wire.Frame(wire.BYE, {"error": str(error)}))
+        except (state.StateError, OSError) as error:
+            self.send(wire.Frame(wire.BYE, {"error": "the state folder cannot be used: %s" % error}))
             return 1
         decoder = wire.Decoder()
         while True:

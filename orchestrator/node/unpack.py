@@ -4,6 +4,7 @@ The folder a snapshot ends in is named by the hash of its manifest, so a folder 
 the archive is trusted: it writes nowhere else, and only files, folders and links that stay inside come of it.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -72,7 +73,8 @@ def unpack(stream: BinaryIO, sha256: str, parent: str) -> str:
             _remove_leftovers(parent)
             _unpack(stream, sha256, parent, target)
     except OSError as error:
-        raise UnpackError("the code cannot be written to %s: %s" % (parent, error)) from error
+        full = "; free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise UnpackError("the code cannot be written to %s: %s%s" % (parent, error.strerror or error, full)) from error
     return target
 
 

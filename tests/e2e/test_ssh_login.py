@@ -682,3 +682,23 @@ def test_known_hosts_are_read_once_for_many_hosts(
     dialer = client.dialer()
     assert works(dialer, host(server)) and works(dialer, host(server, name="gpu2"))
     assert len(reads) == 1
+
+
+def test_paramiko_is_imported_whole_by_whichever_thread_needs_it_first(server: Sshd, client: Client) -> None:
+    script = (
+        "import sys, threading\nfrom pathlib import Path\nfrom e2e.test_ssh_login import Client, host, works\n"
+        "client = Client.__new__(Client)\nclient.config = Path(sys.argv[1])\n"
+        "assert 'paramiko' not in sys.modules\n"
+        "named = [None, sys.argv[2]] * 4\n"
+        "hosts = [host(name=f'h{n}', port=int(sys.argv[3]), identity_file=key) for n, key in enumerate(named)]\n"
+        "dialer = client.dialer()\n"
+        "said = []\n"
+        "ready = threading.Barrier(8)\n"
+        "def work(one):\n    ready.wait()\n    said.append(works(dialer, one))\n"
+        "threads = [threading.Thread(target=work, args=(one,)) for one in hosts]\n"
+        "[one.start() for one in threads]\n[one.join() for one in threads]\n"
+        "assert said == [True] * 8, said\n"
+    )
+    for _ in range(4):  # without a lock most trials failed
+        arguments = [sys.executable, "-c", script, str(client.config), str(client.key), str(server.port)]
+        subprocess.run(arguments, env=CHILD_ENV, check=True, timeout=60)

@@ -11,6 +11,25 @@ from typing import Any
 from orchestrator.inventory import Host
 from orchestrator.node import wire
 
+A_RUN = {
+    "run_id": "20260101-000000-abcd",
+    "name": "mine",
+    "state": "running",
+    "attempt": 1,
+    "started_at": "2026-01-01T00:00:00.000000Z",
+    "node": 0,
+    "host": "a",
+    "hosts": ["a", "b"],
+    "node_rank": 0,
+    "first_rank": 0,
+    "nproc": 1,
+    "ranks": 2,
+    "exit_code": None,
+    "signal": None,
+    "pid": 4711,
+}
+"""As an honest host lists it."""
+
 Answer = Callable[["Relay", dict[str, Any]], None]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_relay import Answer, Dialer, Relay
+from fake_relay import A_RUN, Answer, Dialer, Relay
 
 from orchestrator import session as sessions
 from orchestrator.fleet import Fleet, each
@@ -20,7 +20,7 @@ from orchestrator.ship import NodeProgram
 from orchestrator.view import Choice, View
 
 HOSTS = parse("hosts: [a, b, c]", "inventory.yaml").hosts
-VERDICT = {"run": {"node": 0, "verdict": {"state": "lost"}}}
+VERDICT = {"run": {**A_RUN, "state": "lost", "verdict": {"state": "lost"}}}
 
 PROGRAM = NodeProgram("0" * 64, b"")
 
@@ -49,22 +49,22 @@ def test_an_answer_that_came_before_the_connection_broke_is_an_answer() -> None:
         relay.cut()
 
     for _ in range(20):  # whoever comes first: the reader or the one who asks
-        assert session(answer)[0].request("list", {}) == {"fine": True}
+        assert session(answer)[0].request("anything", {}) == {"fine": True}
 
 
 def test_a_request_over_a_broken_connection_says_so() -> None:
     one, _ = session(lambda relay, request: relay.cut())
     with pytest.raises(SessionLost, match="a: the connection was closed"):
-        one.request("list", {})
+        one.request("anything", {})
     with pytest.raises(SessionLost):
-        one.request("list", {})
+        one.request("anything", {})
 
 
 def test_silence_is_found() -> None:
     one, relay = session(lambda relay, request: None)
     relay.say = lambda *_: None  # type: ignore[method-assign]
     with pytest.raises(SessionLost, match="nothing heard"):
-        one.request("list", {})
+        one.request("anything", {})
 
 
 def test_a_bug_where_the_data_goes_reaches_the_one_who_asked() -> None:
@@ -73,7 +73,7 @@ def test_a_bug_where_the_data_goes_reaches_the_one_who_asked() -> None:
 
     one, _ = session(lambda relay, request: relay.data(request, b"x"))
     with pytest.raises(RuntimeError) as raised:
-        one.request("attach", {}, on_data=broken)
+        one.request("anything", {}, on_data=broken)
     assert isinstance(raised.value.__cause__, KeyError)
 
 
@@ -85,7 +85,7 @@ def test_a_slow_taker_of_data_is_not_taken_for_a_silent_host() -> None:
         relay.result(request, {})
 
     one, relay = session(answer)
-    waiting = threading.Thread(target=lambda: one.request("attach", {}, on_data=lambda *_: resume.wait(10) and None))
+    waiting = threading.Thread(target=lambda: one.request("anything", {}, on_data=lambda *_: resume.wait(10) and None))
     waiting.start()
     deadline = time.monotonic() + 10
     while relay.pings < 10 and time.monotonic() < deadline:  # longer than DEAD_AFTER, while the reader is held up
@@ -104,7 +104,7 @@ def test_a_broken_session_is_opened_again_and_only_once_for_all_who_ask() -> Non
     one = fleet(dialer)
     with pytest.raises(SessionLost):
         one.session(HOSTS[0]).request("break", {})
-    threads = [threading.Thread(target=lambda: one.session(HOSTS[0]).request("list", {})) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: one.session(HOSTS[0]).request("anything", {})) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -146,11 +146,31 @@ def watch(dialer: Dialer, hosts: int, *, follow: bool = True) -> tuple[View, Fle
     return View("R", HOSTS[:hosts], Choice(follow=follow), of, said.append), of, said
 
 
-def test_a_bug_in_a_reader_ends_the_view() -> None:
+def test_a_host_that_sends_nonsense_is_not_asked_again_and_the_others_are_shown() -> None:
     def damaged(relay: Relay, request: dict[str, Any]) -> None:
         relay.say(wire.DATA, {"id": request["id"], "streams": ["1.0.out"]})  # no parts
 
-    view, of, said = watch(Dialer(a=damaged), 1)
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        relay.data(request, b"fine\n")
+        relay.result(request, VERDICT)
+
+    shown: list[Line] = []
+    view, of, said = watch(Dialer(a=damaged, b=answer), 2)
+    view.run(shown.extend)
+    assert [line.text for line in shown] == ["fine"] and said == []
+    assert str(view.failed["a"]) == "a: its answer makes no sense: attach.parts"
+    of.close()
+
+
+def test_a_bug_in_a_reader_ends_the_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(view: View, host: Host, kind: str, value: Any = None) -> None:
+        if kind == "data":
+            raise KeyError("parts")
+        put(view, host, kind, value)
+
+    put = View._put
+    monkeypatch.setattr(View, "_put", broken)
+    view, of, said = watch(Dialer(a=lambda relay, request: relay.data(request, b"x")), 1)
     with pytest.raises(RuntimeError, match="a: the session's reader failed"):
         view.run(lambda lines: None)
     assert said == []

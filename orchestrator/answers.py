@@ -1,0 +1,174 @@
+"""What a host may answer: the shapes of the answers that commands rely on, checked as they come in. No IO.
+
+A host may be broken, or in hostile hands. Its answers are data of other people until they have passed here: then every
+key that is looked at is there and of its type, and no name, id, state or time holds anything but what such a thing is
+made of. What is text by nature (a command line, a host's own words) is tamed where it is shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .hostnames import NAME
+
+Shape = Any
+"""A type; a pattern for a text; None; `[shape]`; `{key: shape}`, other keys allowed; `{"key?": shape}`, it
+may be missing; a tuple of shapes, one of them."""
+
+_HOST = re.compile(NAME)
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{3,60}")
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,18}(Z|[+-][0-9]{2}:[0-9]{2})")
+_STATE = re.compile(r"starting|running|restarting|stopping|succeeded|failed|killed|lost")
+_ENDED = re.compile(r"succeeded|failed|killed|lost")
+_STREAM = re.compile(r"[0-9]{1,7}\.(agent|run|[0-9]{1,7})\.(out|err)")
+_SIGNAL = (re.compile(r"SIG[A-Z0-9+]{1,12}"), int, None)
+
+_VERDICT = {
+    "state": _ENDED,
+    "first_failure?": ({"host": str, "what": str, "node": (int, None)}, None),  # of no node: all are silent
+    "stopped_by?": (str, None),
+}
+RUN = {
+    "run_id": _RUN_ID,
+    "name": _RUN_NAME,
+    "state": _STATE,
+    "attempt": int,
+    "started_at": _TIME,
+    "node": int,
+    "host": _HOST,
+    "hosts": [_HOST],
+    "node_rank": (int, None),
+    "first_rank": (int, None),
+    "nproc": int,
+    "ranks": int,
+    "exit_code": (int, None),
+    "signal": _SIGNAL,
+    "pid": (int, None),
+    "verdict?": _VERDICT,
+}
+_PROCESS = {"pid": (int, None), "owner": str, "cmd": str}
+_ENDING = {
+    "killed": [{"pid": int, "cmd": str}],
+    "ports_freed": [int],
+    "gpus_freed": [(int, str)],
+    "remaining": [{**_PROCESS, "why": str}],
+}
+_NUMBER = (float, int)
+_MACHINE = {
+    "cores": (int, None),
+    "cpu": [_NUMBER],
+    "memory": [_NUMBER],
+    "nics": [{"name": str, "received": _NUMBER, "sent": _NUMBER}],
+    "gpus": [{"busy": (*_NUMBER, None), "used": (*_NUMBER, None), "watts": (*_NUMBER, None)}],
+}
+_FAILURE = {
+    "at": _NUMBER,
+    "what": str,
+    "rank": (int, None),
+    "exit_code?": (int, None),
+    "signal?": _SIGNAL,
+    "said?": (str, None),
+}
+_SPEC = {
+    "nodes": [{"host": _HOST}],
+    "by": str,
+    "python": str,
+    "env": dict,
+    "command": [str],
+    "agent_argv": ([str], None),
+}
+HELLO = {"codes": [str]}
+ANSWERS: Mapping[str, Shape] = {
+    "clock": {"clock": (float, int)},
+    "list": {"runs": [RUN]},
+    "attach": {"run": (RUN, None)},
+    "sample": {
+        **_MACHINE,
+        "clock": _NUMBER,
+        "run": (RUN, None),
+        "ranks": [{"rank": int, "last": str, "at": _NUMBER, "figures": dict}],
+    },
+    "record": {
+        "run": (RUN, None),
+        "spec": (_SPEC, None),
+        "exit": ({"at": _NUMBER}, None),
+        "events": [{"event": str, "fields": dict}],
+        "samples": [{**_MACHINE, "at": _NUMBER}],
+    },
+    "evidence": {
+        "failures": [_FAILURE],
+        "kernel": [{"at": _NUMBER, "text": str}],
+        "oom_kills": int,
+        "dumps": [dict],
+    },
+    "stop": _ENDING,
+    "force": _ENDING,
+    "stale": {**_ENDING, "memory_freed": [str], "holders": [{**_PROCESS, "what": str}]},
+}
+_PIECES = {"streams": [_STREAM], "parts": [[int]]}
+
+
+class Nonsense(Exception):
+    """An answer that no node program of ours would give; the text says where it is wrong."""
+
+
+def check(operation: str, answer: Any) -> None:
+    """Raises Nonsense. Of operations without a shape nothing is known."""
+    shape = ANSWERS.get(operation, dict)
+    if (wrong := _wrong(answer, shape, operation)) is not None:
+        raise Nonsense(wrong)
+
+
+def check_hello(header: Any) -> None:
+    """Raises Nonsense."""
+    if (wrong := _wrong(header, HELLO, "hello")) is not None:
+        raise Nonsense(wrong)
+
+
+def check_data(operation: str, header: Mapping[str, Any], payload: bytes) -> None:
+    """The header of what comes before an answer. Raises Nonsense."""
+    if operation != "attach":
+        return
+    if "live" in header:
+        if not isinstance(header.get("offsets"), dict):
+            raise Nonsense("attach: live without offsets")
+        return
+    if (wrong := _wrong(header, _PIECES, "attach")) is not None:
+        raise Nonsense(wrong)
+    streams, parts = len(header["streams"]), header["parts"]
+    if any(len(part) != 4 or min(part[:3]) < 0 or part[0] >= streams for part in parts):
+        raise Nonsense("attach.parts: not [stream, offset, length, time]")
+    if sum(part[2] for part in parts) != len(payload):
+        raise Nonsense("attach.parts: not as long as what came")
+
+
+def _wrong(value: Any, shape: Shape, where: str) -> str | None:
+    """Where a value is not of its shape, None if it is."""
+    match shape:
+        case None:
+            return None if value is None else where
+        case re.Pattern():
+            return None if isinstance(value, str) and shape.fullmatch(value) else where
+        case tuple():
+            found = [_wrong(value, one, where) for one in shape]
+            return None if None in found else found[0]
+        case list():
+            if not isinstance(value, list):
+                return where
+            return next((wrong for one in value if (wrong := _wrong(one, shape[0], f"{where}[]")) is not None), None)
+        case dict():
+            if not isinstance(value, dict):
+                return where
+            for key, one in shape.items():
+                name = key.rstrip("?")
+                if name not in value and key == name:
+                    return f"{where}.{name}"
+                if name in value and (wrong := _wrong(value[name], one, f"{where}.{name}")) is not None:
+                    return wrong
+            return None
+        case _:
+            # True is an int to Python
+            return None if isinstance(value, shape) and (shape is bool or not isinstance(value, bool)) else where

@@ -1,0 +1,158 @@
+"""What a broken or hostile host may say: only what an honest one could say gets past the session."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fake_relay import A_RUN, Relay
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator import answers
+from orchestrator import session as sessions
+from orchestrator.answers import Nonsense
+from orchestrator.session import Refused, Session, SessionLost
+from orchestrator.ship import NodeProgram
+
+ESCAPE = "\x1b]52;c;Zm9v\x07"
+
+
+def refused(operation: str, answer: Any) -> str:
+    with pytest.raises(Nonsense) as caught:
+        answers.check(operation, answer)
+    return str(caught.value)
+
+
+def test_what_an_honest_host_lists_is_taken() -> None:
+    lost = {"host": "a", "what": "it fell silent", "node": 0, "rank": None}
+    for verdict in ({"state": "lost"}, {"state": "lost", "first_failure": lost, "stopped_by": None}):
+        answers.check("list", {"runs": [A_RUN, {**A_RUN, "verdict": verdict, "signal": "SIGKILL", "exit_code": None}]})
+        answers.check("attach", {"run": {**A_RUN, "verdict": verdict}, "ended": True, "offsets": {}, "cut": []})
+    answers.check("attach", {"run": None})
+    streams = ["1.0.out", "12.4711.err", "1.agent.err", "0.run.out"]
+    answers.check_data("attach", {"streams": streams, "parts": [[3, 0, 1, 1], [0, 7, 2, 2]]}, b"abc")
+    answers.check_data("attach", {"live": True, "offsets": {"1.0.out": 3}}, b"")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("run_id", "../../.ssh"),
+        ("run_id", f"20260101{ESCAPE}"),
+        ("name", "../x"),
+        ("name", f"mine{ESCAPE}"),
+        ("name", "[/bold]"),
+        ("state", "owned"),
+        ("state", ["running"]),
+        ("started_at", f"2026-01-01T00:00:00{ESCAPE}"),
+        ("node", "0"),
+        ("node", True),
+        ("node", None),
+        ("hosts", "ab"),
+        ("hosts", ["-oProxyCommand=id"]),
+        ("hosts", [[]]),
+        ("attempt", 1.5),
+        ("signal", ESCAPE),
+        ("pid", "1"),
+        ("verdict", {"state": "won"}),
+        ("verdict", {"state": "failed", "first_failure": {"host": "a"}}),
+        ("verdict", None),
+    ],
+)
+def test_a_run_that_no_host_could_have_is_refused_with_its_key(key: str, value: Any) -> None:
+    assert refused("list", {"runs": [A_RUN, {**A_RUN, key: value}]}).startswith(f"list.runs[].{key}")
+
+
+@pytest.mark.parametrize("key", [key for key in A_RUN if key != "verdict"])
+def test_a_missing_key_is_refused(key: str) -> None:
+    assert refused("list", {"runs": [{name: A_RUN[name] for name in A_RUN if name != key}]}) == f"list.runs[].{key}"
+
+
+@pytest.mark.parametrize(
+    ("header", "payload"),
+    [
+        ({}, b""),
+        ({"streams": ["1.0.out"], "parts": [[0, 0, 2, 1]]}, b"x"),
+        ({"streams": ["1.0.out"], "parts": [[1, 0, 1, 1]]}, b"x"),
+        ({"streams": ["1.0.out"], "parts": [[-1, 0, 1, 1]]}, b"x"),
+        ({"streams": ["1.0.out"], "parts": [[0, 0, -1, 1], [0, 0, 2, 1]]}, b"x"),
+        ({"streams": ["1.0.out"], "parts": [[0, 0, 1]]}, b"x"),
+        ({"streams": ["1.0.out"], "parts": [[0, 0, 1, "now"]]}, b"x"),
+        ({"streams": ["../../x"], "parts": []}, b""),
+        ({"streams": ["1.0.err.x"], "parts": []}, b""),
+        ({"streams": [f"1.{'9' * 5000}.out"], "parts": []}, b""),
+        ({"live": True}, b""),
+        ({"live": True, "offsets": [1]}, b""),
+    ],
+)
+def test_pieces_that_do_not_fit_are_refused(header: dict[str, Any], payload: bytes) -> None:
+    with pytest.raises(Nonsense):
+        answers.check_data("attach", header, payload)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*A_RUN, "runs", "verdict"]), inner),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from([*answers.ANSWERS, "other"]), JSON)
+def test_any_answer_is_taken_or_nonsense(operation: str, answer: Any) -> None:
+    try:
+        answers.check(operation, answer)
+    except Nonsense as error:
+        assert str(error).isprintable()
+
+
+# --- through a session
+
+
+def session(relay: Relay) -> Session:
+    return Session("a", relay, "python3", NodeProgram("0" * 64, b""), "NONCE")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [[1], {}, None, "1", 1.5, 2**70])
+def test_an_answer_to_nothing_that_was_asked_is_passed_over(number: Any) -> None:
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        relay.say(3, {"id": number, "result": {}})
+        relay.say(4, {"id": number})
+        relay.result(request, {"fine": True})
+
+    assert session(Relay(answer)).request("anything", {}) == {"fine": True}
+
+
+@pytest.mark.parametrize("result", [None, [], "x", {"runs": 1}, {"runs": [json.loads("{}")]}])
+def test_nonsense_is_that_host_s_failure(result: Any) -> None:
+    one = session(Relay(lambda relay, request: relay.result(request, result)))
+    with pytest.raises(Refused, match="a: its answer makes no sense: list"):
+        one.request("list", {})
+    one.close()
+
+
+def test_a_host_that_never_says_hello_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(Relay):
+        def say(self, kind: int, header: dict[str, Any], payload: bytes = b"") -> None:
+            if kind != 1:
+                super().say(kind, header, payload)
+
+        def recv(self, size: int, timeout: float | None) -> bytes:
+            self.say(6, {})  # it is alive, and says so all the time
+            return super().recv(size, timeout)
+
+    monkeypatch.setattr(sessions, "BOOTSTRAP_WINDOW", 0.3)
+    with pytest.raises(SessionLost, match="did not say hello"):
+        session(Silent(lambda relay, request: None))
+
+
+def test_a_login_that_drips_bytes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dripping(Relay):
+        def recv(self, size: int, timeout: float | None) -> bytes:
+            return b"."
+
+    monkeypatch.setattr(sessions, "BOOTSTRAP_WINDOW", 0.3)
+    monkeypatch.setattr(sessions, "NOISE_LIMIT", 1 << 40)
+    with pytest.raises(Refused, match="did not start within"):
+        session(Dripping(lambda relay, request: None))

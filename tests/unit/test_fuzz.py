@@ -1,0 +1,141 @@
+"""Inventories, frames and log lines of any kind: no crash, no hang, nothing but text and colour on the terminal.
+
+A few examples by default; `make fuzz` tries 100,000 of each (the hypothesis profile `fuzz` of tests/conftest.py). More
+about each, with fewer examples: test_inventory_properties.py, test_node_wire.py, test_answers.py, test_terminal.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from test_inventory_properties import NEARLY_YAML, STRUCTURES
+from test_terminal import HOSTILE, cells, shown, state
+
+from orchestrator import answers, inventory
+from orchestrator.errors import InventoryError
+from orchestrator.logs import LineAssembler, Mask, Painter, to_json
+from orchestrator.node import wire
+from orchestrator.node.wire import Decoder, Frame, WireError
+
+SECONDS = 1.0  # of this process, however busy the machine is
+
+
+@contextlib.contextmanager
+def no_hang() -> Iterator[None]:
+    began = time.process_time()
+    yield
+    assert time.process_time() - began < SECONDS
+
+
+# --- inventories
+
+BESIDE = st.dictionaries(st.sampled_from(["head", "defaults", "run", "ssh", "notify"]), STRUCTURES, max_size=3)
+INVENTORIES = st.one_of(
+    NEARLY_YAML,
+    NEARLY_YAML.map("hosts: [a]\n{}".format),
+    BESIDE.map(lambda rest: yaml.safe_dump({"hosts": ["a", "gpu[1-3]"], **rest})),
+)
+
+
+@given(INVENTORIES)
+def test_any_inventory_is_understood_or_refused_with_its_place(text: str) -> None:
+    with no_hang():
+        try:
+            read = inventory.parse(text, "inventory.yaml")
+        except InventoryError as error:
+            for line in str(error).splitlines():
+                assert line.startswith("inventory.yaml:") and line.isprintable()
+        else:
+            assert inventory.parse(inventory.render(read), "inventory.yaml") == read
+
+
+# --- frames
+
+HEADERS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["id", "result", "runs", "streams", "parts", "live", "x"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+FRAMES = st.builds(
+    Frame,
+    st.integers(0, 255),
+    st.dictionaries(st.sampled_from(["id", "result", "error", "streams", "parts", "live", "offsets"]), HEADERS),
+    st.binary(max_size=40),
+)
+CHANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=3)
+OPERATIONS = st.sampled_from([*answers.ANSWERS, "probe"])
+
+
+@given(st.lists(FRAMES, max_size=3), CHANGES, st.binary(max_size=30), st.integers(1, 64), OPERATIONS)
+def test_any_bytes_are_frames_or_a_wire_error_and_any_answer_is_one_or_nonsense(
+    frames: list[Frame], changes: list[tuple[int, int]], tail: bytes, step: int, operation: str
+) -> None:
+    data = bytearray(b"".join(map(wire.encode, frames)) + tail)
+    for position, value in changes:
+        if data:
+            data[position % len(data)] = value
+    decoder = Decoder()
+    with no_hang():
+        try:
+            for start in range(0, len(data), step):
+                for frame in decoder.feed(bytes(data[start : start + step])):
+                    _take(frame, operation)
+        except WireError as error:
+            assert len(str(error)) < 500
+    assert len(decoder._buffer) <= len(data)
+
+
+def _take(frame: Frame, operation: str) -> None:
+    with contextlib.suppress(answers.Nonsense):
+        answers.check_data(operation, frame.header, frame.payload)
+    result: Any = frame.header.get("result")
+    with contextlib.suppress(answers.Nonsense):
+        answers.check(operation, result)
+
+
+# --- log lines
+
+STYLES = re.compile(r"\x1b\[[0-9;]*m")
+CUTS = st.lists(st.integers(0, 200), max_size=3)
+
+
+@cache
+def fresh() -> dict[str, object]:
+    return state(shown(""))
+
+
+@given(st.one_of(HOSTILE.map(lambda text: text.encode("utf-8", "surrogatepass")), st.binary(max_size=80)), CUTS)
+def test_of_any_output_nothing_but_text_and_colour_reaches_the_terminal(data: bytes, cuts: list[int]) -> None:
+    """The whole way: bytes of a rank, cut anywhere, to lines, to what is printed, to a terminal."""
+    with no_hang():
+        assembler = LineAssembler("node-0", 1, "stdout", 1)
+        ends = sorted({0, *(min(cut, len(data)) for cut in cuts), len(data)})
+        pieces = [data[begin:end] for begin, end in pairwise(ends)]
+        lines = [line for piece in pieces for line in assembler.feed(piece, 1.0)]
+        lines += assembler.flush()
+        plain, coloured = Painter(["node-0"], False), Painter(["node-0"], True, mask=Mask(["correct-horse"]))
+        printed = "".join(f"{plain.paint(line)}\n" for line in lines)
+        styled = "".join(f"{coloured.paint(line)}\n" for line in lines)
+        exported = [json.loads(to_json(line, Mask())) for line in lines]
+    assert re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", printed) is None
+    assert STYLES.sub("", styled) == printed
+    assert all(line.startswith("node-0:1     | ") for line in printed.splitlines())
+    assert not any(re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", one["text"]) for one in exported)
+    if "\x1b" in styled and len(styled) < 4000:
+        screen = shown(styled)
+        assert state(screen) == fresh() and screen.typed == []
+        if len(printed.splitlines()) < 90:  # more would scroll
+            assert cells(screen) == cells(shown(printed))
