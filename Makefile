@@ -2,15 +2,17 @@
 # The Python to use: make test PYTHON=/path/to/python3. If it has torch already, that one is used; any will do.
 
 PYTHON ?= python3
+EXAMPLES ?= 100000
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test chaos breakages lint clean
+.PHONY: help demo test chaos breakages fuzz lint clean
 
 help:
 	@echo 'make demo     train on two hosts of this machine, over real SSH: what ddp-orch does, in a minute'
 	@echo 'make test     the tests; ARGS="tests/unit -x" for some of them'
 	@echo 'make chaos    every fault that a run must survive or end well of, for an hour; needs root'
 	@echo 'make breakages  every fault that check knows or a launch may meet, made in a lab: about ten minutes'
+	@echo 'make fuzz     inventories, frames and log lines of any kind, 100,000 of each: about twenty minutes; EXAMPLES=1000'
 	@echo 'make lint     ruff and mypy'
 	@echo 'make clean    remove what these have made'
 
@@ -27,6 +29,9 @@ chaos: .venv/.complete
 
 breakages: .venv/.complete
 	DDP_ORCH_ALL_BREAKAGES=1 .venv/bin/python -m pytest tests/e2e/test_check.py tests/e2e/test_broken_hosts.py $(ARGS)
+
+fuzz: .venv/.complete
+	DDP_ORCH_FUZZ=$(EXAMPLES) .venv/bin/python -m pytest tests/unit/test_fuzz.py --timeout 7200 --durations 3 $(ARGS)
 
 lint: .venv/.complete
 	.venv/bin/python -m ruff check

@@ -18,6 +18,7 @@ from lab.fixtures import NAMES, lab2, lab3, lab4, make_lab, shared_labs
 __all__ = ["lab2", "lab3", "lab4", "make_lab", "shared_labs"]
 
 IN_CI = os.environ.get("CI") == "true"
+FUZZ = int(os.environ.get("DDP_ORCH_FUZZ", "0"))  # examples
 MARKERS = (
     "lab: needs root, Linux namespaces and sshd (given to tests that use a lab fixture)",
     "gpu: needs an NVIDIA GPU; CI may leave it out",
@@ -30,7 +31,9 @@ MARKERS = (
 # a slow machine is no failure; CI tries the same examples every time, a developer's machine looks for new ones
 hypothesis.register_profile("ddp-orch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 hypothesis.register_profile("ci", hypothesis.get_profile("ddp-orch"), derandomize=True)
-hypothesis.load_profile("ci" if IN_CI else "ddp-orch")
+# `make fuzz`: many examples, and none of them twice; what takes too long is measured by the test itself
+hypothesis.register_profile("fuzz", hypothesis.get_profile("ddp-orch"), max_examples=FUZZ or 1, database=None)
+hypothesis.load_profile("fuzz" if FUZZ else "ci" if IN_CI else "ddp-orch")
 
 
 def pytest_configure(config: pytest.Config) -> None:

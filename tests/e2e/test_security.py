@@ -1,0 +1,216 @@
+"""What docs/security.md promises, shown on real hosts: keys that are swapped, other users, hostile hosts, decoys."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import subprocess
+from pathlib import Path
+
+import pytest
+from lab.lab import Lab
+from lab.waiting import wait_until
+
+from orchestrator.fleet import Fleet
+from orchestrator.ship import node_program
+from orchestrator.ssh import ConnectFailure
+
+from .driver import COUNTER, assert_clean, ok, orch, runs, script, start, wait_for_state
+from .sshds import SSHD, Client, host, make_key, sshd
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+# --- S01: a key that is swapped between two connections
+
+
+@pytest.mark.skipif(not SSHD, reason="no sshd on this machine")
+@pytest.mark.parametrize("jump", [False, True])
+def test_a_key_swapped_in_mid_project_is_refused_on_reconnect(tmp_path: Path, jump: bool) -> None:
+    client = Client(tmp_path / "client")
+    with sshd(tmp_path / "one", client.key) as one, sshd(tmp_path / "last", client.key) as last:
+        client.trust(one.known_line(), last.known_line())
+        dialer = client.dialer(host_keys="accept-new")
+        through = host(last, proxy_jump=f"127.0.0.1:{one.port}") if jump else host(one)
+        fleet = Fleet(dialer, node_program(), 4, lambda: secrets.token_hex(12))
+        os.environ["DDP_ORCH_STATE_DIR"] = str(tmp_path / "state")
+        try:
+            fleet.session(through)
+            one.process.kill()
+            one.process.wait(10)
+            for child in one.children():
+                os.kill(child, 9)
+            one.host_key.unlink()
+            make_key(one.host_key)
+            config = one.directory / "sshd_config"
+            again = subprocess.Popen([str(SSHD), "-D", "-f", str(config), "-E", str(one.directory / "log2")])
+            try:
+                listening = one.directory / "log2"
+                wait_until(lambda: listening.exists() and "listening" in listening.read_text(), 10, "sshd listens")
+                dialer.close()
+                fleet._sessions.clear()
+                with pytest.raises(ConnectFailure) as caught:
+                    fleet.session(through)
+                assert caught.value.code == "ssh-host-key-changed" and "CHANGED" in str(caught.value)
+                assert "Accepted" not in listening.read_text()
+            finally:
+                again.kill()
+                again.wait(10)
+        finally:
+            del os.environ["DDP_ORCH_STATE_DIR"]
+            fleet.close()
+
+
+# --- S12: a host in hostile hands
+
+HOSTILE = """
+import os as _os
+
+ESCAPE = "\\x1b]52;c;Zm9v\\x07\\x1b[2J\\x9b31m[/bold]"
+RUN = {"run_id": "../../../x", "name": "../.ssh" + ESCAPE, "state": "running" + ESCAPE, "attempt": 1, "node": 0,
+       "started_at": ESCAPE, "host": ESCAPE, "hosts": [ESCAPE, "-oProxyCommand=touch pwned"], "node_rank": 0,
+       "first_rank": 0, "nproc": 1, "ranks": 1, "exit_code": None, "signal": None, "pid": -1, "inventory": ESCAPE,
+       "by": ESCAPE, "ports": ["x"], "verdict": {"state": ESCAPE}}
+"""
+LIES = {
+    "a run with escapes in all it says": "listing = lambda: [RUN]",
+    "a run that is no object": "listing = lambda: [1, None, 'x']",
+    "no list": "listing = lambda: ESCAPE",
+    "an answer of 100,000 brackets": "listing = lambda: eval('[' * 80 + ']' * 80)",
+}
+COMMANDS = {
+    "ps": ("ps", "--all"),
+    "logs": ("logs",),
+    "kill": ("kill", "--stale"),
+    "diagnose": ("diagnose",),
+    "report": ("report", "mine", "-o", "report.html"),
+    "top": ("top",),
+    "fetch": ("fetch", "mine"),
+}
+
+
+def test_a_host_that_lies_fails_alone_and_writes_nothing_to_the_terminal_or_the_disk(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    text = "import os, pathlib; pathlib.Path(os.environ['DDP_ORCH_OUTPUT_DIR'], 'x.txt').write_text('x'); print('hi')"
+    ok(orch(lab2, "up", inventory, "--name", "mine", "--", script(lab2, text)))
+    (program,) = lab2.hosts[1].home.glob(".local/state/ddp-orch/node-*")
+    honest = (program / "node/runs.py").read_text()
+    shown = ok(orch(lab2, "ps", "-i", inventory, "--all", "--json")).stdout
+    home = sorted(lab2.controller_home.rglob("*"))
+    for lie, code in LIES.items():
+        (program / "node/runs.py").write_text(f"{honest}\n{HOSTILE}\n{code}\n")
+        for name, argv in COMMANDS.items():
+            result = orch(lab2, *argv, "-i", inventory)
+            assert result.returncode == 4, (lie, name, result.stderr)
+            assert "node-1: its answer makes no sense" in result.stderr, (lie, name, result.stderr)
+            assert "Traceback" not in result.stderr and not CONTROL.search(result.stdout + result.stderr), (lie, name)
+            if name == "logs":
+                assert "node-0:0" in result.stdout
+        listed = json.loads(ok(orch(lab2, "ps", "-i", inventory, "--all", "--json"), 4).stdout)
+        assert [node["host"] for node in listed[0]["nodes"]] == ["node-0"]
+    assert json.loads(shown)[0]["run_id"] == listed[0]["run_id"]
+    left = {path.name for path in lab2.controller_home.rglob("*") if path not in home}
+    assert left <= {"mine", "node-0", "x.txt", "report.html", "report.json"}
+
+
+MORE_LIES = {
+    # answers to `send` and `outputs`; to `record`; to `evidence`; to `sample`
+    "outputs": ("fetch", "listing = lambda *_: {'files': [['../../.ssh/authorized_keys', 5, 1]], 'links': 0}"),
+    "runs": ("report", "record = lambda *_: {}"),
+    "evidence": ("diagnose", "gather = lambda *_: {}"),
+    "sample": ("top", "sample = lambda *_: {}"),
+}
+
+
+@pytest.mark.parametrize("module", MORE_LIES)
+def test_what_else_a_host_may_lie_about_ends_no_command_with_a_traceback(lab2: Lab, module: str) -> None:
+    command, lie = MORE_LIES[module]
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    ok(orch(lab2, "up", inventory, "--name", "mine", "--", script(lab2, "print('hi')")))
+    (program,) = lab2.hosts[1].home.glob(".local/state/ddp-orch/node-*")
+    path = program / f"node/{module}.py"
+    path.write_text(f"{path.read_text()}\n{lie}\n")
+    result = orch(lab2, command, "mine", "-i", inventory)
+    assert "Traceback" not in result.stderr and result.returncode in (0, 4), (result.returncode, result.stderr)
+    assert not (lab2.controller_home / ".ssh/authorized_keys").exists()
+
+
+# --- S15, S22: other users of the hosts
+
+ATTACK = """
+import json, os, pathlib, socket, sys
+found = []
+for top in ("/home/ann", "/tmp", "/var/tmp", "/dev/shm", "/run/user"):
+    for folder, names, files in os.walk(top):
+        found += [os.path.join(folder, name) for name in files if "ddp-orch" in os.path.join(folder, name)]
+readable = []
+for one in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        if one.stat().st_uid == 2001 and (one / "environ").read_bytes():
+            readable.append(str(one))
+    except OSError:
+        pass
+print(json.dumps([found, readable]))
+"""
+
+
+def test_another_user_reads_nothing_and_disturbs_nothing(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "secrets": ["TOKEN"]})
+    run_id = start(lab2, inventory, "--", script(lab2, COUNTER), "200", "0.05", env={"TOKEN": "correct-horse"})
+    wait_for_state(lab2, inventory, run_id, "running")
+    head = lab2.hosts[0]
+    found, readable = json.loads(head.run([lab2.python, "-c", ATTACK], "bob", check=True).stdout)
+    assert found == [] and readable == []
+    sockets = head.sh("cat /proc/net/unix", "root").stdout
+    assert "ddp-orch" not in sockets and "ddp_orch" not in sockets  # nothing to connect to but the link
+    spec = json.loads(next(head.home.glob(f".local/state/ddp-orch/*/runs/{run_id}/spec.json")).read_text())
+    listeners = _listeners(head.sh("cat /proc/net/tcp", "root").stdout) - {22}
+    assert listeners <= set(spec["used_ports"]) and spec["link_port"] if spec.get("link_port") else listeners
+    noise = (
+        "import os, socket, sys\n"
+        "for port in map(int, sys.argv[2:]):\n"
+        "    for _ in range(50):\n"
+        "        try:\n"
+        "            s = socket.create_connection((sys.argv[1], port), 2); s.sendall(os.urandom(400)); s.close()\n"
+        "        except OSError: pass\n"
+    )
+    head.run([lab2.python, "-c", noise, head.address, *map(str, listeners)], "bob", check=True)
+    assert ok(orch(lab2, "logs", "-f", run_id, "-i", inventory)).stdout.count("count 199") == 2
+    assert runs(lab2, inventory)[run_id]["state"] == "succeeded"
+    assert_clean(lab2)
+
+
+def _listeners(table: str) -> set[int]:
+    rows = [line.split() for line in table.splitlines()[1:]]
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
+
+
+# --- S13: decoys
+
+
+def test_decoys_beside_a_run_survive_its_end(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    waiting = script(lab2, "import time; print('ready', flush=True); time.sleep(600)")
+    run_id = start(lab2, inventory, "--", waiting)
+    wait_for_state(lab2, inventory, run_id, "running")
+    decoys = []
+    for one in lab2.hosts:
+        (rank,) = [process for process in one.processes() if process.argv[-1:] == ("train.py",)]
+        code = next(one.home.glob(f".local/state/ddp-orch/*/runs/{run_id}/code"))
+        inside = "/home/ann/" + str(code.relative_to(one.home))
+        lookalike = [*rank.argv[:-1], f"{inside}/train.py"]
+        for number in range(25):
+            mark = {"NOT_DDP_ORCH_RUN_ID": run_id, "X": f"DDP_ORCH_RUN_ID={run_id}"}
+            decoys.append(one.popen(lookalike, "ann", env=mark, stdout=subprocess.DEVNULL))
+            marked = {"DDP_ORCH_RUN_ID": run_id} if number % 2 else {"DDP_ORCH_RUN_ID": "20200101-000000-dead"}
+            decoys.append(one.popen(["sleep", "600"], "bob", env=marked))
+    for argv in (("kill", "--grace", "0"), ("kill", "--all"), ("kill", "--stale"), ("kill", run_id)):
+        orch(lab2, *argv, "-i", inventory)
+    assert runs(lab2, inventory)[run_id]["state"] == "killed"
+    dead = [process.args for process in decoys if process.poll() is not None]
+    for process in decoys:
+        process.kill()
+        process.wait(10)
+    assert dead == [], f"{len(dead)} of {len(decoys)} decoys were killed"

@@ -1,0 +1,40 @@
+"""S06: variables that change what a program loads are the job's; our own programs beside it do not see them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from local_runs import Runs
+
+EVIL = """
+import os
+open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "loaded-" + __name__), "a").close()
+"""
+OURS = ("json", "hashlib", "subprocess", "socket", "struct", "node", "sitecustomize", "usercustomize")
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_what_the_job_loads_is_not_loaded_by_the_guard(runs: Runs, tmp_path: Path, torchrun: bool) -> None:
+    folder = tmp_path / "evil"
+    folder.mkdir()
+    for name in ("mine", *(() if torchrun else OURS)):
+        (folder / f"{name}.py").write_text(EVIL)
+    env = {"PYTHONPATH": str(folder), "PYTHONSTARTUP": str(folder / "mine.py"), "LD_BIND_NOW": "1"}
+    run = runs.start("import mine; print('trained')", env=env, torchrun=torchrun)
+    (record,) = run.wait_over()
+    assert record["verdict"]["state"] == "succeeded"
+    assert b"trained" in run.journal()["1.0.out"]
+    loaded = {path.name for path in folder.glob("loaded-*")}
+    assert loaded <= {"loaded-mine", "loaded-sitecustomize", "loaded-usercustomize"} and "loaded-mine" in loaded
+    guard = (run.folder() / "guard.err").read_text()
+    assert guard == ""
+
+
+def test_the_guard_has_neither_the_job_s_variables_nor_its_secrets_in_its_environment(runs: Runs) -> None:
+    run = runs.start("import time; print('ready', flush=True); time.sleep(60)", env={"PYTHONPATH": "/evil", "LR": "1"})
+    run.wait_for("ready", "1.0.out")
+    environ = Path(f"/proc/{run.guard().pid}/environ").read_bytes()
+    assert b"/evil" not in environ and b"LR=" not in environ
+    run.stop(grace=0.0)
+    run.wait_over()
