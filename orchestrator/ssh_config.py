@@ -31,7 +31,6 @@ IMPORTING = threading.RLock()
 """Held while paramiko, or what needs it, is imported: two threads that begin at once see each other's halves of it."""
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """One sshd and how to log in to it. Equal targets may share a connection."""

@@ -252,8 +252,20 @@ def _files(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     return suspects
 
 
+EXITING = re.compile(r"terminate called without an active exception.*\n(?:.*\n){1,12}?.*<no Python frame>")
+"""An abort after the interpreter's end, as faulthandler tells it: gloo's threads, and no line of the script."""
+
+
 def _starts(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     """A finished run that never destroyed its group and fails at its exit, with nothing else to be seen."""
+    if EXITING.search(seen.text) and not any(one.level >= 50 and not one.hint for one in suspects):
+        return [
+            replace(one, hint=False, level=42, confidence="medium")
+            if one.code == "process-group-not-destroyed" and "terminate called" in one.line.text
+            else one
+            for one in suspects
+            if one.code != "worker-segfault"
+        ]
     ended = [one for one in seen.exits if one.rank is not None]
     aborted = bool(ended) and all(one.signal == 6 for one in ended)
     others = [one for one in suspects if one.level >= 10 and one.code != "process-group-not-destroyed"]

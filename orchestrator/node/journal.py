@@ -68,8 +68,8 @@ class Segment(NamedTuple):
     path: str  # without its extension
 
 
-def last_line(folder: str, stream: Stream) -> str:
-    """The last line of a stream that is not empty, at most 300 characters of it."""
+def last_words(folder: str, stream: Stream) -> str:
+    """The last line of a stream that is not empty, at most 300 characters; of a crash, the line before its dump."""
     parts = segments(folder).get(stream)
     if not parts:
         return ""
@@ -77,6 +77,10 @@ def last_line(folder: str, stream: Stream) -> str:
         size = os.fstat(file.fileno()).st_size
         text = os.pread(file.fileno(), 4096, max(0, size - 4096)).decode("utf-8", "backslashreplace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for number, line in enumerate(lines):
+        if line.startswith("Fatal Python error:"):  # Python's faulthandler: stacks and modules follow
+            aborted = number > 0 and lines[number - 1].startswith(("terminate called", "what():"))
+            return lines[number - 1 if aborted else number][:300]
     return lines[-1][:300] if lines else ""
 
 

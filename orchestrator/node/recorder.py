@@ -203,7 +203,7 @@ class Recorder:
             rank = failure["rank"]
             source = "agent" if rank is None else str(rank)
             stream = journal.Stream(failure["attempt"], source, "err")
-            self._said.append(journal.last_line(os.path.join(self.folder, "log"), stream))
+            self._said.append(journal.last_words(os.path.join(self.folder, "log"), stream))
         for number, failure in enumerate(failures):
             failure["said"] = self._said[number]
 

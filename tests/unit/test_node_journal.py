@@ -349,3 +349,25 @@ def test_the_segment_that_is_being_written_is_kept_whatever_the_limit(tmp_path: 
     write(tmp_path, pipe, b"x" * 5000)
     assert journal.trim(str(tmp_path), 1) == {}
     assert content(tmp_path) == b"x" * 5000
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (b"Traceback\nValueError: 7\n\n", "ValueError: 7"),
+        (b"", ""),
+        (
+            b"step 3\nFatal Python error: Segmentation fault\n\nThread 0x7f (most recent call first):\n  <no Python frame>\n",
+            "Fatal Python error: Segmentation fault",
+        ),
+        (
+            b"terminate called without an active exception\nFatal Python error: Aborted\n\nExtension modules: torch._C\n",
+            "terminate called without an active exception",
+        ),
+    ],
+)
+def test_the_last_words_of_a_rank_are_not_the_end_of_its_stack_dump(
+    tmp_path: Path, pipe: Pipe, written: bytes, words: str
+) -> None:
+    write(tmp_path, pipe, written)
+    assert journal.last_words(str(tmp_path), STREAM) == words
