@@ -357,11 +357,11 @@ def test_the_segment_that_is_being_written_is_kept_whatever_the_limit(tmp_path: 
         (b"Traceback\nValueError: 7\n\n", "ValueError: 7"),
         (b"", ""),
         (
-            b"step 3\nFatal Python error: Segmentation fault\n\nThread 0x7f (most recent call first):\n  <no Python frame>\n",
+            b"step 3\nFatal Python error: Segmentation fault\n\nThread 0x7f (most recent call first):\n  <no frame>\n",
             "Fatal Python error: Segmentation fault",
         ),
         (
-            b"terminate called without an active exception\nFatal Python error: Aborted\n\nExtension modules: torch._C\n",
+            b"terminate called without an active exception\nFatal Python error: Aborted\n\nExtension modules: a\n",
             "terminate called without an active exception",
         ),
     ],
