@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
 REDIAL = 0.3  # s between tries to reach the head
+# s of silence after which the head is dialled anew: once a cut has healed, TCP waits as long again before it tries
+SILENT = LEASE / 2
 TICK = 0.5  # s
 STALL_WARNING = 600.0  # s without a line of any rank, where no stall_timeout is set
 ORDERS: Dict[str, Callable[..., gang.Order]] = {one.__name__: one for one in (gang.Run, gang.Stop, gang.Wait, gang.End)}
@@ -378,7 +380,7 @@ class Follower(Peers):
         if now >= self._beat_at:
             self._beat_at = now + BEAT
             self._send({"silence": self._recorder.silence()})
-        if self._link is not None and self._link.ready and now - self._link.heard_at > LEASE:
+        if self._link is not None and self._link.ready and now - self._link.heard_at > SILENT:
             self._close()
         if not self._joined and now - self._began > JOIN_WINDOW:
             self._began = now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from e2e.driver import assert_clean, ok, orch
+from e2e.driver import assert_clean, guards, ok, orch
 from lab.lab import Lab
 from lab.waiting import wait_until
 
@@ -60,6 +60,7 @@ def test_a_cut_host_without_its_controller_stops_too(lab3: Lab) -> None:
         run.up.kill()
         lab3.hosts[1].cut("ssh", "cluster")
         wait_until(lambda: not lab3.marked(run.run_id), 40, "all hosts have stopped")
+        wait_until(lambda: not guards(lab3), 15, "the guards have said their farewell")
         assert_clean(lab3)
     lab3.hosts[1].heal()
     assert run.fact()["state"] == "lost"
