@@ -7,6 +7,7 @@ import queue
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,11 @@ class View:
         self._events: queue.Queue[tuple[str, str, Any]] = queue.Queue(QUEUE)
         self._assemblers: dict[tuple[str, str], LineAssembler] = {}
         self._expected: dict[tuple[str, str], int] = {}  # the offset behind what a stream has been fed
-        self._fed: dict[tuple[str, str], float] = {}  # when, where a line may be unfinished
+        self._unfinished: dict[tuple[str, str], float] = {}  # where a line may be, and the time of its last piece
+        self._newest: dict[str, float] = {}  # the time of a host's last piece
+        self._heard: dict[str, float] = {}  # when it came
+        self._came: Counter[str] = Counter()  # frames of a host: each counted by its own thread
+        self._taken: Counter[str] = Counter()  # those of them that were fed
         self._ahead: Mapping[str, float] = {}  # s that a host's clock is ahead of the first one's
         self._merger = Merger(())
         self._stopped = threading.Event()
@@ -150,16 +155,23 @@ class View:
         return taken
 
     def _show_unfinished(self, now: float) -> None:
-        for key in [key for key, fed in self._fed.items() if now - fed >= IDLE_SHOW]:
-            del self._fed[key]
-            lines = self._assemblers[key].idle()
-            if lines:
-                self._merger.add(key[0], lines, now)
+        """Lines of which no more has come for a moment: nothing at all from their host, or only later pieces.
+
+        What is on its way is no silence: frames wait in `_put`, and we may be late ourselves.
+        """
+        for (host, name), at in list(self._unfinished.items()):
+            silent = self._came[host] == self._taken[host] and now - self._heard[host] >= IDLE_SHOW
+            if silent or self._newest[host] - at >= IDLE_SHOW:
+                del self._unfinished[host, name]
+                lines = self._assemblers[host, name].idle()
+                if lines:
+                    self._merger.add(host, lines, now)
 
     def _feed(self, host: str, value: tuple[dict[str, Any], bytes]) -> None:
         header, payload = value
         position = 0
-        now = time.monotonic()
+        now = self._heard[host] = time.monotonic()
+        self._taken[host] += 1
         for index, offset, length, at in header["parts"]:
             if not length:  # a search has come so far
                 self._merger.passed(host, at / 1e9)
@@ -170,7 +182,7 @@ class View:
                 assembler = self._assemblers[key] = _assembler(*key)
             lines = [] if self._expected.get(key, offset) == offset else assembler.flush()  # what lay between is lost
             self._expected[key] = offset + length
-            self._fed[key] = now
+            self._unfinished[key] = self._newest[host] = at / 1e9
             lines += assembler.feed(payload[position : position + length], at / 1e9)
             position += length
             if lines:
@@ -216,6 +228,7 @@ class View:
                 return
             for index, offset, length, _ in header["parts"]:
                 offsets[header["streams"][index]] = offset + length
+            self._came[host.name] += 1
             self._put(host, "data", (header, payload))
 
         while not self._stopped.is_set():

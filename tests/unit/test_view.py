@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fake_relay import Dialer, Relay
+from lab.waiting import wait_until
 
 from orchestrator import view as views
 from orchestrator.errors import OrchError
@@ -247,3 +248,63 @@ def test_a_host_that_is_dead_keeps_nobody_once_the_run_is_over_elsewhere(
     assert "b: " in str(view.failed["b"])
     ended.set()
     of.close()
+
+
+def test_a_line_whose_rest_waits_for_the_lines_of_other_hosts_is_not_shown_in_two(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "HELD_MOST", 10)
+    monkeypatch.setattr(views, "IDLE_SHOW", 0.1)
+    held = threading.Event()
+
+    def a(relay: Relay, request: dict[str, Any]) -> None:
+        texts = [b"".join(b"line %d\n" % number for number in range(20)) + b"cut ", b"in two\n"]
+        position = 0
+        for at, text in enumerate(texts, 1):
+            header = {"id": request["id"], "streams": ["1.0.out"], "parts": [[0, position, len(text), at * 10**9]]}
+            relay.say(wire.DATA, header, text)
+            position += len(text)
+            wait_until(lambda: view._merger.held("a") > 10, 10, "the first lines are held")
+        relay.result(request, {"run": None, "offsets": {}, "cut": []})
+
+    def b(relay: Relay, request: dict[str, Any]) -> None:
+        held.wait(10)  # until then, the lines of the other host are held for ours
+        relay.data(request, b"slow\n")
+        relay.result(request, {"run": None, "offsets": {}, "cut": []})
+
+    of = Fleet(Dialer(a=a, b=b), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    view = View(RUN, HOSTS, Choice(follow=False), of, print)
+    shown: list[Line] = []
+    threading.Timer(0.5, held.set).start()  # five times as long as a line may be unfinished
+    view.run(shown.extend)
+    of.close()
+    of_a = [line.text for line in shown if line.host == "a"]
+    assert of_a == [*(f"line {number}" for number in range(20)), "cut in two"]
+
+
+def test_an_unfinished_line_is_shown_though_its_host_says_more_elsewhere(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = threading.Event()
+
+    def a(relay: Relay, request: dict[str, Any]) -> None:
+        header = {"id": request["id"], "streams": ["1.0.out", "1.1.out"]}
+        relay.say(wire.DATA, header | {"parts": [[0, 0, 7, 10**9]]}, b"prompt>")
+        relay.say(wire.DATA, {"id": request["id"], "live": True, "offsets": {}})
+        for number in range(1000):
+            relay.say(wire.DATA, header | {"parts": [[1, 5 * number, 5, 10**9 + number * 10**8]]}, b"busy\n")
+            if seen.wait(0.01):
+                break
+        relay.result(request, {"run": None, "offsets": {}, "cut": []})
+
+    of = Fleet(Dialer(a=a), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    shown: list[str] = []
+
+    def show(lines: list[Line]) -> None:
+        shown.extend(line.text for line in lines)
+        if "prompt>" in shown:
+            seen.set()
+
+    View(RUN, HOSTS[:1], Choice(follow=True), of, print).run(show)
+    of.close()
+    assert seen.is_set() and shown.count("prompt>") == 1
