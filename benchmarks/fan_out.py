@@ -239,8 +239,12 @@ PARTS: dict[str, tuple[int, Callable[[Lab, str, int], None]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--fanouts", help="of the peers, to be tried; default " + ",".join(map(str, FANOUTS)))
     parser.add_argument("--parts", default="echo,dead,up,jump", help="of " + ", ".join(PARTS))
     asked = parser.parse_args()
+    if asked.fanouts:
+        global FANOUTS
+        FANOUTS = tuple(map(int, asked.fanouts.split(",")))
     for part in asked.parts.split(","):
         count, measure = PARTS[part]
         with Lab(count) as lab:

@@ -76,7 +76,8 @@ def in_file(path: Path, ranks: int) -> int:
             tag, _, text = line.partition(b"| ")
             if text.startswith(b"step:"):
                 rank = int(tag.partition(b":")[2])
-                assert text.startswith(b"step:%d " % numbers[rank]) and text.endswith(b"lr:0.001000\n"), (rank, text)
+                whole = text.startswith(b"step:%d " % numbers[rank]) and text.endswith(b"lr:0.001000\n")
+                assert whole, f"rank {rank}, line {numbers[rank]}: {text!r}"
                 numbers[rank] += 1
             elif text.startswith(b"wrote "):
                 rank = int(tag.partition(b":")[2])
