@@ -103,7 +103,7 @@ def test_a_host_that_lies_fails_alone_and_writes_nothing_to_the_terminal_or_the_
         (program / "node/runs.py").write_text(f"{honest}\n{HOSTILE}\n{code}\n")
         for name, argv in COMMANDS.items():
             result = orch(lab2, *argv, "-i", inventory)
-            assert result.returncode == 4, (lie, name, result.stderr)
+            assert result.returncode == (0 if name == "top" else 4), (lie, name, result.stderr)
             assert "node-1: its answer makes no sense" in result.stderr, (lie, name, result.stderr)
             assert "Traceback" not in result.stderr and not CONTROL.search(result.stdout + result.stderr), (lie, name)
             if name == "logs":
@@ -167,7 +167,7 @@ def test_another_user_reads_nothing_and_disturbs_nothing(lab2: Lab) -> None:
     assert "ddp-orch" not in sockets and "ddp_orch" not in sockets  # nothing to connect to but the link
     spec = json.loads(next(head.home.glob(f".local/state/ddp-orch/*/runs/{run_id}/spec.json")).read_text())
     listeners = _listeners(head.sh("cat /proc/net/tcp", "root").stdout) - {22}
-    assert listeners <= set(spec["used_ports"]) and spec["link_port"] if spec.get("link_port") else listeners
+    assert listeners and listeners <= set(spec["used_ports"])
     noise = (
         "import os, socket, sys\n"
         "for port in map(int, sys.argv[2:]):\n"

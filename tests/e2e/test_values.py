@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import secrets
 import threading
@@ -99,6 +100,61 @@ def test_a_secret_is_in_the_ranks_environment_and_nowhere_else(lab2: Lab, launch
         theirs = "-path '*/code/*' -o -path '*/torchrun/*' -o -name __pycache__ -o -name '*.pyc'"
         open_to_others = f"find ~/.local/state/ddp-orch -perm /077 -not -type l -not \\( {theirs} \\)"
         assert host.sh(open_to_others).stdout == ""
+
+
+def test_a_secret_in_a_traceback_is_in_no_argv_plan_file_report_or_diagnosis(lab2: Lab) -> None:
+    """A run that fails with the secret in its exception, and everything that is said and kept of it."""
+    canary = f"canary/{secrets.token_hex(12)}+"  # with characters that are escaped in URLs
+    inventory = lab2.inventory(run={"launcher": "direct", "secrets": ["TOKEN"]})
+    text = (
+        "import base64, os, subprocess, time, urllib.parse\n"
+        "token = os.environ['TOKEN']\n"
+        "basic = base64.b64encode(b'user:' + token.encode()).decode()\n"
+        "print('url', urllib.parse.quote(token), 'basic', basic, flush=True)\n"
+        "time.sleep(1)\n"
+        "raise RuntimeError(f'401 for {token!r} ' + token)\n"
+    )
+    seen: set[str] = set()
+    done = threading.Event()
+
+    def sample() -> None:
+        while not done.is_set():
+            for processes in (*(host.processes() for host in lab2.hosts), lab2._controller_processes()):
+                seen.update(word for process in processes for word in process.argv)
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    env = {"TOKEN": canary}
+    try:
+        said = [orch(lab2, "up", inventory, "--dry-run", "--json", "--", script(lab2, text), env=env)]
+        said += [ok(orch(lab2, "up", inventory, "--name", "leaky", "--", "train.py", env=env), 1)]
+        for argv in (
+            ("logs", "leaky"),
+            ("logs", "leaky", "--json"),
+            ("logs", "leaky", "--grep", "401"),
+            ("logs", "leaky", "-o", "lines"),
+            ("diagnose", "leaky"),
+            ("diagnose", "leaky", "--json"),
+            ("report", "leaky", "-o", "report.html"),
+            ("ps", "--all", "--json"),
+            ("top", "leaky"),
+            ("kill", "--json"),
+        ):
+            said.append(ok(orch(lab2, *argv, "-i", inventory, env=env)))
+    finally:
+        done.set()
+        sampler.join()
+    forms = (canary, canary[7:-1], base64.b64encode(f"user:{canary}".encode()).decode()[8:-4])
+    for one in said:
+        assert not any(form in one.stdout + one.stderr for form in forms), one.args
+    assert "401 for" in said[1].stderr + said[1].stdout and "***" in said[1].stdout + said[1].stderr
+    assert seen and not any(form in word for word in seen for form in forms)
+    here = lab2.run(["grep", "-rlF", canary[7:-1], str(lab2.controller_home)])
+    assert here.stdout == ""
+    for host in lab2.hosts:
+        places = "/home /tmp /var/tmp /run /dev/shm"
+        kept = host.sh(f"grep -rlF -f - {places}", "root", input=canary[7:-1]).stdout.split()
+        assert all("/log/" in path for path in kept), kept  # the journal, which is raw and private
 
 
 def test_a_secret_that_is_not_set_is_a_clear_error(lab2: Lab) -> None:
