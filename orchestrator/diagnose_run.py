@@ -55,7 +55,7 @@ def judge(
 ) -> Diagnosis:
     """`gathered`: what the hosts answered to `evidence`."""
     told = [
-        Said(0, one.host, one.host, one.rank, one.at, one.text, None, one.stream == "agent", one.attempt)
+        Said(0, one.host, one.host, one.rank, one.at, one.text, None, one.stream == "agent", one.attempt, one.stream)
         for one in lines
     ]
     for host, answer in gathered.items():

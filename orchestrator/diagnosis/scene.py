@@ -19,6 +19,7 @@ ENDED = re.compile(
     r"closing signal|exitcode|local_rank: \d|ChildFailedError|torch[./]distributed[./]elastic|srun: error|slurmstepd|"
     r"attempts? left|[Rr]estarting|^={9,}$|^-{9,}$|error_file|launch\.py"
 )
+APART = 2.0  # s that stdout and stderr of a rank may be out of order by
 LAST_WORDS = 6  # lines
 NOISE = re.compile(r"^\*+$|OMP_NUM_THREADS")
 TROUBLE = re.compile(
@@ -69,7 +70,7 @@ class Scene:
         line = raised.line
         if line.rank is not None and self.lone.get(line.source) == line.rank and not self._tagged(line):
             line = replace(line, rank=None)  # concluded from the launcher's report, not written in the lines
-        after = [one for one in self.lines if one.number > line.number and _same_stream(one, line)]
+        after = [one for one in self.lines if one.number > line.number and _after(one, line)]
         if line.rank is None:  # of a file without ranks: all of them, until the launcher speaks of an end
             after = after[: next((place for place, one in enumerate(after) if ENDED.search(one.text)), None)]
         return sum(1 for one in after if STEPS.search(one.text) and not TROUBLE.search(one.text)) >= 3
@@ -96,8 +97,15 @@ class Scene:
             if line.agent or ENDED.search(line.text):
                 over.add(line.source)
             elif line.rank is not None or line.source not in over:
-                found[line.source, line.host, line.rank] = line
+                found[line.source, line.host, line.rank, line.stream] = line
         return found
+
+
+def _after(one: Said, line: Said) -> bool:
+    """Whether the same rank said it after the line: in the same stream, or surely later."""
+    if not _same_stream(one, line):
+        return False
+    return one.stream == line.stream or (one.at or 0.0) > (line.at or 0.0) + APART
 
 
 def _same_stream(one: Said, other: Said) -> bool:

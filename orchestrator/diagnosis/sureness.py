@@ -68,7 +68,8 @@ def _later(other: Said, line: Said) -> bool:
     """Whether one line was surely said after another: by the clock, or in the same stream."""
     if other.at is not None and line.at is not None and other.at > line.at + SAME_TIME:
         return True
-    return (other.source, other.host, other.rank) == (line.source, line.host, line.rank) and other.number > line.number
+    streams = [(each.source, each.host, each.rank, each.stream) for each in (other, line)]
+    return streams[0] == streams[1] and other.number > line.number
 
 
 def _by_others(one: Suspect, seen: Scene) -> bool:
@@ -99,5 +100,5 @@ def _last_words(one: Suspect, seen: Scene) -> bool:
     """An error that a program printed and said nothing after: a shell, an argument parser, an interpreter."""
     if "NCCL" in one.line.text:
         return False  # it warns of what it then goes around
-    last = seen.last_said.get((one.line.source, one.line.host, one.line.rank))
+    last = seen.last_said.get((one.line.source, one.line.host, one.line.rank, one.line.stream))
     return last is not None and (last.number <= one.line.number or last.text == one.line.text)

@@ -94,7 +94,8 @@ def find(lines: Sequence[Said]) -> tuple[Raised, ...]:
     """All exceptions, in the order of their last lines."""
     streams: dict[tuple[object, ...], list[Said]] = {}
     for line in lines:
-        streams.setdefault((line.source, line.host, line.rank, line.local_rank, line.attempt), []).append(line)
+        key = (line.source, line.host, line.rank, line.local_rank, line.attempt, line.stream)
+        streams.setdefault(key, []).append(line)
     found = [raised for stream in streams.values() for raised in _of_stream(stream)]
     return tuple(sorted(found, key=lambda raised: raised.line.number))
 

@@ -27,6 +27,7 @@ class Said:
     local_rank: int | None = None
     agent: bool = False  # known to be of the launcher and not of a rank
     attempt: int = 1
+    stream: str | None = None  # stdout or stderr, where they were recorded apart: their order is not told then
 
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
@@ -137,9 +138,12 @@ def _of_json(line: Said) -> Said:
         at = datetime.fromisoformat(told["at"].replace("Z", "+00:00")).timestamp()
         agent = told["stream"] == "agent"
         host, rank, text, attempt = told["host"], told["rank"], str(told["text"]), int(told["attempt"])
+        stream = None if agent else str(told["stream"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return line
-    return _from_text(replace(line, at=at, host=host, rank=rank, agent=agent, text=text, attempt=attempt))
+    return _from_text(
+        replace(line, at=at, host=host, rank=rank, agent=agent, text=text, attempt=attempt, stream=stream)
+    )
 
 
 def _tagged(line: Said, match: re.Match[str]) -> Said:

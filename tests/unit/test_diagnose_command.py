@@ -94,6 +94,16 @@ def judged(verdict: dict[str, object], **answers: dict[str, object]) -> tuple[st
     return first.code, first.hosts, first.rank
 
 
+def test_what_a_rank_said_on_stdout_neither_ends_nor_outlives_its_traceback_on_stderr() -> None:
+    """They are recorded apart, and what was printed before may come after."""
+    error = ["Traceback (most recent call last):", '  File "/w/train.py", line 7, in <module>', "KeyError: 'missing'"]
+    said = [Line(1050.0, "b", 1, "stderr", 1, text) for text in error]
+    said += [Line(1050.1, "b", 1, "stdout", 1, f"step:{step} loss:3.0") for step in range(20)]
+    first = diagnose_run.judge(said, VERDICT, {"a": answer(), "b": answer()}, {0: "a", 1: "b"}).findings[0]
+    assert (first.code, first.rank, first.confidence) == ("script-exception", 1, "high")
+    assert not any("loss" in text for text in first.evidence)
+
+
 def test_a_kill_is_want_of_memory_only_where_the_kernel_or_the_cgroup_says_so() -> None:
     failed = {**VERDICT, "first_failure": {**KILLED, "host": "b"}}
     assert judged(failed, a=answer(), b=answer(KILLED)) == ("worker-sigkilled", ("b",), 1)
