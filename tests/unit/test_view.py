@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_relay import Dialer, Relay
+from fake_relay import A_RUN, Dialer, Relay
 from lab.waiting import wait_until
 
 from orchestrator import view as views
@@ -238,7 +238,7 @@ def test_a_host_that_is_dead_keeps_nobody_once_the_run_is_over_elsewhere(
 
     def over(relay: Relay, request: dict[str, Any]) -> None:
         dialling.wait(30)
-        relay.result(request, {"run": {"verdict": {"state": "lost"}}, "offsets": {}, "cut": []})
+        relay.result(request, {"run": {**A_RUN, "verdict": {"state": "lost"}}, "offsets": {}, "cut": []})
 
     dialer = Dying(a=over, b=lambda relay, request: attach(relay, request, 1))
     of = Fleet(dialer, NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
