@@ -90,7 +90,7 @@ def diagnose(lines: Sequence[Said], known: Known | None = None) -> Diagnosis:
     suspects = refine.refine(suspects, seen)
     suspects = refine.with_known(suspects, seen, told.oom_hosts, told.lost, told.stopped_by, told.failed_at)
     suspects += signs.of_dumps(told.dumps, seen)
-    trouble = known is not None or _failed(seen, suspects)
+    trouble = known is not None or _failed(seen, suspects, secondary)
     if not trouble:
         noise = [one for one in suspects if one.code == "exit-barrier-noise"]
         return Diagnosis(tuple(_finding(one, seen, knowledge, "note") for one in noise[:1]), ())
@@ -150,7 +150,7 @@ FAILURES = re.compile(
 )
 
 
-def _failed(seen: Scene, suspects: Sequence[Suspect]) -> bool:
+def _failed(seen: Scene, suspects: Sequence[Suspect], secondary: Sequence[Suspect]) -> bool:
     """Whether the logs show a failure at all."""
     if any(one.level >= ENDING and not one.hint for one in suspects):
         return True
@@ -167,7 +167,8 @@ def _failed(seen: Scene, suspects: Sequence[Suspect]) -> bool:
         return True
     last = seen.lines[-LAST_WORDS:]
     went_well = any(STEPS.search(line.text) or FINISHED.search(line.text) for line in last)
-    return not went_well and any(FATAL.search(line.text) for line in last)
+    blames = {one.line.number for one in secondary if one.raised is None or not seen.goes_on(one.raised)}
+    return not went_well and any(FATAL.search(line.text) or line.number in blames for line in last)
 
 
 def _finding(one: Suspect, seen: Scene, knowledge: Knowledge, severity: Literal["error", "note"]) -> Finding:

@@ -64,6 +64,7 @@ TOLD = tuple(
          r"|Hangup)", True),
         (r"^(?P<word>Killed|Segmentation fault|Bus error|Illegal instruction|Aborted)(?: \(core dumped\))?\s*$", False),
         (r"(?:command terminated with exit code|[Ee]xit [Cc]ode:?|exited with code) (?P<code>1[34]\d)\b", False),
+        (r"\*\*\* (?P<word>SIG[A-Z]+) (?:received at|\(@)", False),
         (r"[Pp]rocess (?:\d+ )?got signal: (?P<signal>\d+)", True),
         (r"Received (?P<signal>\d+) death signal", True),
         (r"Received Signals\.(?P<word>SIG[A-Z]+) death signal", True),
