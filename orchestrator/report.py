@@ -130,7 +130,7 @@ def make(
         by=spec["by"],
         attempts=run.attempt,
         ranks=run.ranks,
-        first_failure=_first_failure(records),
+        first_failure=_shown(_first_failure(records), mask),
         said=tuple(presentable(line.text, False, mask) for line in said),
         timeline=tuple(
             {"at": rfc3339(at), "seconds": at - began, "what": presentable(what, False, mask)} for at, what in timeline

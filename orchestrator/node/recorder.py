@@ -65,6 +65,7 @@ class Recorder:
         self.spec = spec
         self.key = bytes.fromhex(private["key"])
         self.notify = private["notify"]
+        self._secrets = [value for value in private["secrets"].values() if len(value) >= 8]  # as the Mask of `logs`
         self._guard: Optional[socket.socket] = guard
         self._guard_pid = guard_pid
         self._status: Dict[str, Any] = {
@@ -203,9 +204,15 @@ class Recorder:
             rank = failure["rank"]
             source = "agent" if rank is None else str(rank)
             stream = journal.Stream(failure["attempt"], source, "err")
-            self._said.append(journal.last_words(os.path.join(self.folder, "log"), stream))
+            self._said.append(self._hidden(journal.last_words(os.path.join(self.folder, "log"), stream)))
         for number, failure in enumerate(failures):
             failure["said"] = self._said[number]
+
+    def _hidden(self, text: str) -> str:
+        """Without the run's secrets: what was said goes into the records, which unlike the journal hold none."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***").replace(repr(secret)[1:-1], "***")
+        return text
 
     def command(self, message: Dict[str, Any]) -> None:
         if self._guard is None:

@@ -65,8 +65,9 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint(make_lab: Callable[
     lab = make_lab(2)
     (lab.controller_home / ".ssh" / "known_hosts").write_text("")
     inventory = lab.inventory()
-    result = ok(orch(lab, "up", inventory), 4)
+    result = ok(orch(lab, "up", inventory, "--hosts", "node-0"), 4)
     assert "node-0" in result.stderr and "SHA256:" in result.stderr
+    assert "node-[0-1]: host key: its key is not in known_hosts" in ok(orch(lab, "up", inventory), 4).stderr
     accepting = lab.inventory(ssh={"host_keys": "accept-new"}, run={"launcher": "direct"})
     ok(orch(lab, "up", accepting, "--", script(lab, "print(1)")))
 
