@@ -38,3 +38,14 @@ def test_the_guard_has_neither_the_job_s_variables_nor_its_secrets_in_its_enviro
     assert b"/evil" not in environ and b"LR=" not in environ
     run.stop(grace=0.0)
     run.wait_over()
+
+
+def test_what_a_rank_said_last_is_recorded_without_the_secret_in_it(runs: Runs) -> None:
+    secret = "correct-horse-battery"
+    code = "import os, sys; sys.exit('401 for ' + os.environ['TOKEN'])"
+    run = runs.start(code, secret={"TOKEN": secret})
+    (record,) = run.wait_over()
+    assert record["verdict"]["first_failure"]["said"] == "401 for ***"
+    files = [path for path in run.folder().rglob("*") if path.is_file() and path.parent.name != "log"]
+    assert files and not [path for path in files if secret.encode() in path.read_bytes()]
+    assert secret.encode() in run.journal()["1.0.err"]  # which is raw, and private

@@ -15,7 +15,14 @@ from orchestrator.charts import POINTS_MOST, chart
 from orchestrator.logs import Line, Mask
 from orchestrator.runs import Run
 
-FIRST = {"host": "gpu-1", "node": 1, "rank": 3, "what": "rank 3: exit code 1", "said": "KeyError: <7>", "at": 1050.0}
+FIRST = {
+    "host": "gpu-1",
+    "node": 1,
+    "rank": 3,
+    "what": "rank 3: exit code 1",
+    "said": "KeyError: correct-horse",
+    "at": 1050.0,
+}
 FINDING = {
     "severity": "error", "code": "user-code-error", "hosts": ["gpu-1"], "rank": 3, "at": None, "confidence": "high",
     "message": "KeyError: <7>", "evidence": ["raise KeyError  # correct-horse"], "fix": "look at train.py",
@@ -84,12 +91,12 @@ def made() -> report.Report:
 def test_it_tells_what_happened_when(made: report.Report) -> None:
     assert [(one["seconds"], one["what"]) for one in made.timeline] == [
         (0.0, "attempt 1 is started"),
-        (20.0, "gpu-1: rank 3: exit code 1 (KeyError: <7>)"),
+        (20.0, "gpu-1: rank 3: exit code 1 (KeyError: ***)"),
         (30.0, "attempt 2 is started"),
-        (50.0, "gpu-1: rank 3: exit code 1 (KeyError: <7>)"),
+        (50.0, "gpu-1: rank 3: exit code 1 (KeyError: ***)"),
         (52.0, "gpu-0: all processes of attempt 2 have ended badly"),
     ]
-    assert made.first_failure == FIRST
+    assert made.first_failure == {**FIRST, "said": "KeyError: ***"}
     assert made.ended_at == "1970-01-01T00:17:40.000000Z"
 
 
