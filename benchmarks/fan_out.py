@@ -31,7 +31,7 @@ import results
 from lab.lab import Lab
 from lab.waiting import wait_until
 
-FANOUTS = (8, 16, 32, 64)
+FANOUTS = [8, 16, 32, 64]
 TRIES = 1  # of each fan-out
 LIMIT = 180.0  # s
 
@@ -243,8 +243,7 @@ def main() -> None:
     parser.add_argument("--parts", default="echo,dead,up,jump", help="of " + ", ".join(PARTS))
     asked = parser.parse_args()
     if asked.fanouts:
-        global FANOUTS
-        FANOUTS = tuple(map(int, asked.fanouts.split(",")))
+        FANOUTS[:] = map(int, asked.fanouts.split(","))
     for part in asked.parts.split(","):
         count, measure = PARTS[part]
         with Lab(count) as lab:

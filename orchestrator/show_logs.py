@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def logs(wanted: Logs) -> int:
         if wanted.since or wanted.until:  # `5m` ago is 5 minutes before now, whatever the hosts' clocks say
             ahead = fleet.each(asked[:1], lambda _, session: clock_ahead(session)).done
             choice = _choice(wanted, time.time() + next(iter(ahead.values()), 0.0))
-        view = View(run.run_id, asked, choice, fleet, console.warning)
+        view = View(run.run_id, asked, choice, fleet, console.warning, sys.stdout.isatty())
         mask = mask_of(read)
         here = sum(run.parts[host.name]["nproc"] for host in asked)
         bell = watch.Bell(read.notify.bell and wanted.follow, console)

@@ -21,10 +21,14 @@ from .transport import ConnectFailure
 
 RECONNECT_MOST = 30.0  # s between tries to reach a host again
 SHOW_EVERY = 0.05  # s
-QUEUE = 256  # frames, of at most 256 KiB each, that wait to be shown
-HELD_MOST = 20_000  # lines of one host that wait for those of slower hosts
+# These three bound the memory: half a KiB a line, of some 70 bytes in the journal.
+QUEUE = 64  # frames, of at most 256 KiB each, that wait to be shown
+TAKE_MOST = 2 << 20  # bytes of them that become lines at a time
+HELD_MOST = 200_000  # lines of fast hosts that wait for those of slower ones, all hosts together
 AWAY_PATIENCE = 5.0  # s that a host which is away keeps us once the run is over elsewhere
-IDLE_SHOW = 0.5  # s of silence until an unfinished line (a prompt, a progress bar) is shown
+# s of silence until an unfinished line (a prompt, a progress bar) is shown; to a file or a pipe, where lines are to be
+# whole and a rank that waits for a busy host has no reason to look as if it had asked something, later
+IDLE_SHOW, IDLE_SHOW_ELSEWHERE = 0.5, 5.0
 CLOCK_TRIES = 3
 CLOCK_LEAST = 0.02  # s: hosts that keep their clocks by NTP differ by less, and their times are shown as they are
 
@@ -62,13 +66,20 @@ class View:
     """`run` shows lines until all sources have ended; then `outcomes` says how the run stands on each host."""
 
     def __init__(
-        self, run_id: str, hosts: Sequence[Host], choice: Choice, fleet: Fleet, warn: Callable[[str], None]
+        self,
+        run_id: str,
+        hosts: Sequence[Host],
+        choice: Choice,
+        fleet: Fleet,
+        warn: Callable[[str], None],
+        on_terminal: bool = True,
     ) -> None:
         self._run_id = run_id
         self._hosts = hosts
         self._choice = choice
         self._fleet = fleet
         self._warn = warn
+        self._idle_show = IDLE_SHOW if on_terminal else IDLE_SHOW_ELSEWHERE
         self._events: queue.Queue[tuple[str, str, Any]] = queue.Queue(QUEUE)
         self._assemblers: dict[tuple[str, str], LineAssembler] = {}
         self._expected: dict[tuple[str, str], int] = {}  # the offset behind what a stream has been fed
@@ -145,11 +156,12 @@ class View:
 
     def _take(self) -> list[tuple[str, str, Any]]:
         """What has come in, after at most a moment."""
-        taken = []
+        taken, size = [], 0
         try:
             taken.append(self._events.get(timeout=SHOW_EVERY))
-            while len(taken) < QUEUE:
+            while len(taken) < QUEUE and size < TAKE_MOST:
                 taken.append(self._events.get_nowait())
+                size += len(taken[-1][2][1]) if taken[-1][1] == "data" else 0
         except queue.Empty:
             pass
         return taken
@@ -160,8 +172,8 @@ class View:
         What is on its way is no silence: frames wait in `_put`, and we may be late ourselves.
         """
         for (host, name), at in list(self._unfinished.items()):
-            silent = self._came[host] == self._taken[host] and now - self._heard[host] >= IDLE_SHOW
-            if silent or self._newest[host] - at >= IDLE_SHOW:
+            silent = self._came[host] == self._taken[host] and now - self._heard[host] >= self._idle_show
+            if silent or self._newest[host] - at >= self._idle_show:
                 del self._unfinished[host, name]
                 lines = self._assemblers[host, name].idle()
                 if lines:
@@ -197,7 +209,7 @@ class View:
         for has none that are held, so this ends.
         """
         while not self._stopped.is_set():
-            if self._merger.held(host.name) > HELD_MOST:
+            if self._merger.held(host.name) > HELD_MOST / len(self._hosts):
                 time.sleep(SHOW_EVERY)
                 continue
             try:

@@ -99,7 +99,7 @@ class Bell:
 def attend(resolved: Plan, fleet: Fleet, printer: Printer, mask: Mask, console: Console) -> int:
     """Attached `up`: show the lines; Ctrl-C stops the run, a second one kills it, a third one only leaves."""
     hosts = [node.host for node in resolved.nodes]
-    view = View(resolved.run_id, hosts, Choice(follow=True), fleet, console.warning)
+    view = View(resolved.run_id, hosts, Choice(follow=True), fleet, console.warning, sys.stdout.isatty())
     began = time.monotonic()
     bell = Bell(resolved.inventory.notify.bell, console)
 
