@@ -12,7 +12,7 @@ help:
 	@echo 'make test     the tests; ARGS="tests/unit -x" for some of them'
 	@echo 'make chaos    every fault that a run must survive or end well of, for an hour; needs root'
 	@echo 'make breakages  every fault that check knows or a launch may meet, made in a lab: about ten minutes'
-	@echo 'make fuzz     inventories, frames and log lines of any kind, 100,000 of each: about twenty minutes; EXAMPLES=1000'
+	@echo 'make fuzz     inventories, frames and log lines of any kind, 100,000 of each: half an hour or more; EXAMPLES=1000'
 	@echo 'make lint     ruff and mypy'
 	@echo 'make clean    remove what these have made'
 
