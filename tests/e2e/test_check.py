@@ -53,6 +53,13 @@ def test_what_is_broken_is_named_with_its_host_and_a_fix_and_gone_when_it_is_men
     assert alarms(findings_of(check(lab3, base, *options))) == []
 
 
+@pytest.mark.timeout(900)
+def test_of_healthy_hosts_no_check_says_anything(lab3: Lab) -> None:
+    """No false alarm in fifty checks, the network between the hosts included."""
+    for _ in range(50 if EVERYTHING else 2):
+        assert alarms(findings_of(check(lab3, {}))) == []
+
+
 def test_a_deep_check_runs_collectives_and_finds_nothing_on_healthy_hosts(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
     result = json.loads(ok(orch(lab2, "check", inventory, "--deep", "--json", timeout=200)).stdout)
