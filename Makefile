@@ -10,7 +10,7 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --con
 help:
 	@echo 'make demo     train on two hosts of this machine, over real SSH: what ddp-orch does, in a minute'
 	@echo 'make test     the tests; ARGS="tests/unit -x" for some of them'
-	@echo 'make chaos    every fault that a run must survive or end well of, for an hour; needs root'
+	@echo 'make chaos    every fault that a run must survive or end well of: an hour and a half; needs root'
 	@echo 'make breakages  every fault that check knows or a launch may meet, made in a lab: about ten minutes'
 	@echo 'make fuzz     inventories, frames and log lines of any kind, 100,000 of each: half an hour or more; EXAMPLES=1000'
 	@echo 'make lint     ruff and mypy'

@@ -103,8 +103,10 @@ def leftovers(lab: Lab) -> list[str]:
             return [" ".join(one.argv) for one in host.processes() if one.uid == 2001 and "ddp" in " ".join(one.argv)]  # type: ignore[attr-defined]
 
         wait_until(lambda: not ours(), 10, f"the relays on {host.name} have ended: {ours()}")
-        command = "ls -d ~/.local/state/ddp-orch/*/runs/* ~/.local/state/ddp-orch/*.new /dev/shm/* /tmp/ddp* /var/tmp/*"
-        command += " ~/.local/state/ddp-orch/*/code/*.tmp* 2> /dev/null"
+        command = "ls -d ~/.local/state/ddp-orch/*/runs/* ~/.local/state/ddp-orch/*.new"
+        command += " ~/.local/state/ddp-orch/*/code/*.tmp* 2> /dev/null;"
+        # of ann alone: below these may be the checkout that the lab's hosts run
+        command += " find /dev/shm /tmp /var/tmp -mindepth 1 -maxdepth 1 -user ann"
         found += [f"{host.name}: {path}" for path in host.sh(command).stdout.split() if "ddp-orch-2001" not in path]
     return found
 
