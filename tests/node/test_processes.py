@@ -24,6 +24,8 @@ NOBODY = 65534
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(["sleep", "300"])
+    # Popen comes back as soon as the kernel has begun to execute it, and for an instant it has no command line
+    wait_until(lambda: processes.command(process.pid), 10, "sleep has its command line")
     yield process
     process.kill()
     process.wait()
