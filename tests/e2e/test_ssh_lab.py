@@ -34,7 +34,7 @@ def attempt(host):
             text += part
         result = {"text": text.decode(), "status": pipe.exit_status(1)}
     except ConnectFailure as failure:
-        result = {"code": failure.code, "phase": failure.phase, "why": failure.why}
+        result = {"code": failure.code, "phase": failure.phase, "why": failure.reason}
     print(json.dumps({"host": host.name, "seconds": time.monotonic() - began, **result}), flush=True)
 
 with ThreadPoolExecutor(64) as pool:
