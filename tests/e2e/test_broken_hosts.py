@@ -117,6 +117,7 @@ def plain(lab: Lab, text: str) -> str:
         text.replace(str(lab.controller_home), "HOME").replace(lab.python, "PYTHON").replace(str(lab.directory), "LAB")
     )
     for pattern, word in (
+        (r"(?m)^- [0-9]+ of [0-9]+ hosts done after .*\n", ""),  # said where it takes long
         (r"SHA256:[A-Za-z0-9+/]{43}", "SHA256:FINGERPRINT"),
         (r"\bpid [0-9]+", "pid PID"),
         (r"known_hosts:[0-9]+", "known_hosts:LINE"),
