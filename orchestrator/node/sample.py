@@ -15,7 +15,7 @@ TAIL = 4096  # bytes of a rank's output that are looked at for its last line and
 LINE_MOST = 200  # characters of a last line
 NOT_REAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "tun", "tap", "wg", "dummy", "ifb")
 
-# What training loops print, `step:120 loss=3.2 'samples/s': 999`: the name that we use, by the names that they use.
+# What training loops print, `step:120 loss=3.2 'samples/s': 999` or `step 120 loss 3.2`: our name, by theirs.
 NAMES = {
     "step": ("step", "global_step", "iter", "iteration", "it"),
     "loss": ("loss", "train_loss"),
@@ -23,11 +23,10 @@ NAMES = {
     "step_time": ("step_time", "step_time_s"),
 }
 _NAME = {spelled: name for name, spellings in NAMES.items() for spelled in spellings}
-_FIGURE = re.compile(
-    r"(?<![\w./])(%s)['\"]?\s*[:=]\s*([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))"
-    % "|".join(sorted(map(re.escape, _NAME), key=len, reverse=True)),
-    re.IGNORECASE,
-)
+_NAMES = "|".join(sorted(map(re.escape, _NAME), key=len, reverse=True))
+_NUMBER = r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)"
+_BETWEEN = r"['\"]?\s*[:=]\s*|(?<!\bit) +(?=%s(?!\w))" % _NUMBER  # `it 3` may be English
+_FIGURE = re.compile(r"(?<![\w./])(%s)(?:%s)(%s)" % (_NAMES, _BETWEEN, _NUMBER), re.IGNORECASE)
 
 
 def figures(line: str) -> Dict[str, float]:

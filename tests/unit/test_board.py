@@ -136,6 +136,9 @@ def test_a_host_that_knows_no_such_run_and_one_not_asked_yet_are_shown() -> None
         ("Iter = 7, train_loss=3", {"step": 7, "loss": 3}),
         ("test_loss:0.5 best.loss:0.4 my/step:3 step:1.2.3", {}),
         ("lossy step by step", {}),
+        ("step 1 loss 2.31", {"step": 1, "loss": 2.31}),
+        ("Epoch 2 | Step 20/400: train_loss 1.5e-1, tokens/s 99.", {"step": 20, "loss": 0.15, "rate": 99}),
+        ("make it 3 times, step 2nd, loss information, loss -, step", {}),
     ],
 )
 def test_the_figures_in_a_line_are_found(line: str, expected: dict[str, float]) -> None:
