@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -82,8 +83,16 @@ def as_text(found: Diagnosis, columns: int = WIDTH) -> list[str]:
     after = [_head("perhaps also", one) for one in found.findings[1:2]]
     after += _of_consequences(found.consequences)
     room = MOST_SHOWN - len(lines) - len(fix) - len(after)
-    lines += [f"  | {text[: columns - 4]}" for text in first.evidence[-room:]]
+    lines += [f"  | {_cut(text, columns - 4)}" for text in first.evidence[-room:]]
     return lines + fix + after
+
+
+def _cut(text: str, most: int) -> str:
+    """Of a frame the beginning of the path goes, as its end and the line number say more."""
+    frame = re.match(r'File "(.+)(", line \d+.*)', text)
+    if frame and len(text) > most and (left := most - len('File "...') - len(frame[2])) > 0:
+        return f'File "...{frame[1][-left:]}{frame[2]}'
+    return text[:most]
 
 
 def _head(word: str, finding: Finding) -> str:

@@ -69,6 +69,8 @@ def with_known(
         sent = ("sigterm-preempted", "user-interrupt", "sighup-session-closed")
         suspects = [one for one in suspects if one.code not in sent or (one.line.at or 0.0) < failed_at]
     if lost is not None:
+        # our own word of it comes from the head, which is not the one lost
+        suspects = [replace(one, host=lost) if _ours(one, "host lost") else one for one in suspects]
         line = next(
             (line for line in reversed(seen.lines) if line.host == lost), Said(0, lost, lost, None, failed_at, "")
         )
@@ -84,6 +86,10 @@ def with_known(
         else one
         for one in suspects
     ]
+
+
+def _ours(one: Suspect, word: str) -> bool:
+    return one.line.agent and one.line.text.startswith("ddp-orch: ") and word in one.line.text
 
 
 def _map(suspects: list[Suspect], code: str, change: Callable[[Suspect], Suspect]) -> list[Suspect]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import diagnose_run
-from orchestrator.diagnose import Diagnosis
+from orchestrator.diagnose import Diagnosis, Finding
 from orchestrator.diagnose_logs import as_text, of_logs
 from orchestrator.logs import Line
 
@@ -67,6 +67,14 @@ def test_people_see_at_most_twelve_lines_of_the_terminals_width(folder: Path, co
     assert all(len(line) <= max(columns, len("first cause: ") + 90) for line in lines)
 
 
+def test_of_a_frame_with_a_long_path_the_file_and_the_line_number_are_shown() -> None:
+    frame = f'File "/home/ann/{"deep/" * 30}code/train.py", line 16, in <module>'
+    found = Finding("error", "script-exception", ("a",), 0, None, "high", "It failed.", (frame, "x" * 99), "Mend it.")
+    _, _, shown, cut, _ = as_text(Diagnosis((found,), ()), 80)
+    assert shown.startswith('  | File "...') and shown.endswith('/deep/code/train.py", line 16, in <module>')
+    assert (len(shown), len(cut)) == (80, 80)
+
+
 # --- of a run
 
 
@@ -115,6 +123,10 @@ def test_a_kill_is_want_of_memory_only_where_the_kernel_or_the_cgroup_says_so() 
 def test_a_host_of_which_nothing_was_heard_is_lost() -> None:
     lost = {"host": "b", "node": 1, "rank": None, "what": "host lost", "at": 100.0, "lost": True}
     assert judged({**VERDICT, "state": "lost", "first_failure": lost}, a=answer()) == ("host-lost", ("b",), None)
+    said = [Line(100.0, "a", None, "agent", 1, "ddp-orch: first failure: b: host lost; stopping all nodes")]
+    verdict = {**VERDICT, "state": "lost", "first_failure": lost}
+    first = diagnose_run.judge(said, verdict, {"a": answer()}, {0: "a", 1: "b"}).findings[0]
+    assert (first.code, first.hosts) == ("host-lost", ("b",))  # and not a, which tells of it
 
 
 def test_who_stopped_a_run_is_its_end_and_what_that_made_of_the_ranks_is_not() -> None:
