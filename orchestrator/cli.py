@@ -238,7 +238,7 @@ def logs(
 @click.option("--all", "everything", is_flag=True, help="Also the runs that are over.")
 @JSON
 def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool) -> None:
-    """List the runs on the inventory's hosts, whoever's laptop started them."""
+    """List the runs on the inventory's hosts, whoever started them."""
     from . import commands
 
     sys.exit(commands.ps(inventory, hosts, everything, as_json))

@@ -1,4 +1,4 @@
-"""The runs on the hosts, whoever's laptop started them: found, told apart, described, ended. The hosts know."""
+"""The runs on the hosts, whoever started them: found, told apart, described, ended. The hosts know."""
 
 from __future__ import annotations
 
