@@ -399,8 +399,9 @@ class _KeysOnly:
         if reason.startswith("it closed"):
             fix = "it allows fewer keys than are offered (MaxAuthTries): name the right one by identity_file"
             return ConnectFailure(self._target.name, "login", reason, code, fix)
-        fix = f"check that `{self._target.command}` logs in without a question; a key can be named by identity_file"
-        common = (reason, "check that `ssh HOST` logs in without a question; a key can be named by identity_file")
+        ways = "logs in without a question; in the inventory, `user` names whom to log in as, `identity_file` the key"
+        fix = f"check that `{self._target.command}` {ways}"
+        common = (reason, f"check that `ssh HOST` {ways}")
         return ConnectFailure(self._target.name, "login", reason, code, fix, common)
 
 
