@@ -268,7 +268,9 @@ class View:
                     self.failed[host.name] = error
                     return
                 if not told:
-                    self._warn(f"{error}; the run goes on there, trying to reach it again")
+                    over = self._over.is_set()
+                    then = "once more, as the run is over" if over else "again; the run does not wait for that"
+                    self._warn(f"{error}; trying to reach it {then}")
                     told = True
                     self._put(host, "live")  # the others' lines do not wait for it
                 self._away[host.name] = error

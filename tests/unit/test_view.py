@@ -242,12 +242,37 @@ def test_a_host_that_is_dead_keeps_nobody_once_the_run_is_over_elsewhere(
 
     dialer = Dying(a=over, b=lambda relay, request: attach(relay, request, 1))
     of = Fleet(dialer, NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
-    view = View(RUN, HOSTS, Choice(follow=True), of, lambda _: None)
+    said: list[str] = []
+    view = View(RUN, HOSTS, Choice(follow=True), of, said.append)
     view.run(lambda lines: None)
     assert waited_out == []
     assert "b: " in str(view.failed["b"])
+    assert [line for line in said if "trying to reach it again; the run does not wait for that" in line]
     ended.set()
     of.close()
+
+
+def test_of_a_host_that_goes_after_the_end_of_the_run_it_is_not_said_that_the_run_goes_on(log: Path) -> None:
+    put(log, "1.0.out", [(1.0, b"last words\n")])
+    started = threading.Event()
+
+    def over(relay: Relay, request: dict[str, Any]) -> None:
+        started.wait(30)
+        relay.result(request, {"run": {**A_RUN, "verdict": {"state": "lost"}}, "offsets": {}, "cut": []})
+
+    def gone(relay: Relay, request: dict[str, Any]) -> None:
+        started.set()
+        ended.wait(30)
+        attach(relay, request, 1)
+
+    of = Fleet(Dialer(a=over, b=gone), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    said: list[str] = []
+    view = View(RUN, HOSTS, Choice(follow=True), of, said.append)
+    ended = view._over
+    view.run(lambda lines: None)
+    of.close()
+    assert [line for line in said if line.endswith("trying to reach it once more, as the run is over")]
+    assert not [line for line in said if "wait" in line]
 
 
 def test_a_line_whose_rest_waits_for_the_lines_of_other_hosts_is_not_shown_in_two(
