@@ -65,6 +65,8 @@ def fetch(wanted: str, pattern: str | None, output: str | None, given: str | Non
             return _bring(session, run.run_id, folder / host.name, missing[host.name])
 
         brought = fleet.each([host for host in of_run if missing.get(host.name)], bring, "fetching")
+    if not count and not same and not listed.failed:
+        console.note(f"{run.run_id} has no outputs on these hosts: what it writes to $DDP_ORCH_OUTPUT_DIR is fetched")
     if count:
         console.note(f"outputs of {run.run_id} are in {folder}")
     failed: dict[str, OrchError] = {**listed.failed, **brought.failed}

@@ -33,6 +33,19 @@ def orch(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_a_run_that_wrote_nothing_for_us_is_said_to_have_no_outputs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('model.pt', 'w').close()")
+    (tmp_path / "inventory.yaml").write_text(
+        f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n"
+        "run: {launcher: direct, sync: [train.py]}\n"
+    )
+    done = orch(tmp_path, "up", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py")
+    assert done.returncode == 0, done.stderr
+    done = orch(tmp_path, "fetch", "mine")
+    assert done.returncode == 0 and "has no outputs" in done.stderr and "$DDP_ORCH_OUTPUT_DIR" in done.stderr
+    assert not (tmp_path / "mine").exists()
+
+
 def test_a_name_resumes_in_its_folder_which_is_fetched_and_outlives_its_runs(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     inventory = tmp_path / "inventory.yaml"
