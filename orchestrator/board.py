@@ -158,7 +158,8 @@ def _title(run_id: str, seen: Sequence[Seen]) -> Text:
     text = Text.assemble((f"{run_id}{name}", "bold"), "  ", (state, STYLES.get(state, "green")))
     if silent:
         text.append(f"  {silent} no answer", style="bold red")
-    text.append(f"  attempt {part.get('attempt', '?')}  {len(seen)} hosts, {ranks} ranks")
+    counted = f"{len(seen)} {'host' if len(seen) == 1 else 'hosts'}, {ranks} {'rank' if ranks == 1 else 'ranks'}"
+    text.append(f"  attempt {part.get('attempt', '?')}  {counted}")
     return text
 
 

@@ -175,7 +175,10 @@ class _Live:
             self._ask("Enter comes back to the board")
 
     def _kill(self) -> None:
-        if self._ask(f"type the run's id to kill {self._run.run_id}") != self._run.run_id:
+        typed = self._ask(f"type the run's id to kill {self._run.run_id}")
+        if typed != self._run.run_id:
+            if typed:
+                self._ask("that is not its id, nothing is killed; Enter comes back to the board")
             return
         self._console.note("stopping the run gracefully ...")
         runs.kill(self._fleet, self._hosts, runs.Victims(runs=(self._run.run_id,)), grace=None, by="top")

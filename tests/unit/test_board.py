@@ -118,6 +118,10 @@ def test_lines_are_masked_and_tamed() -> None:
     assert "token ***" in text and "\x1b" not in text and "correct" not in text
 
 
+def test_one_host_is_not_called_hosts() -> None:
+    assert "1 host, 2 ranks" in shown(hosts(1))[0] and "2 hosts, 4 ranks" in shown(hosts(2))[0]
+
+
 def test_a_host_that_knows_no_such_run_and_one_not_asked_yet_are_shown() -> None:
     gone = sample(0, 1.0)
     gone.update(run=None, ranks=[])
