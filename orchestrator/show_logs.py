@@ -73,6 +73,8 @@ def logs(wanted: Logs) -> int:
             else:
                 _to_screen(view, run, choice, ranks, mask, wanted, bell)
         except KeyboardInterrupt:
+            if wanted.follow and run.unfinished:
+                console.note(f"the run goes on; ddp-orch kill {run.run_id} ends it")
             return 0  # only the looking ends
         if wanted.follow:
             bell.over()

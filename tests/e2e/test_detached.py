@@ -144,6 +144,21 @@ def test_ctrl_c_stops_the_run_gracefully(lab2: Lab) -> None:
     assert_clean(lab2)
 
 
+def test_ctrl_c_in_logs_f_ends_the_looking_only_and_says_so(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    run_id = start(lab2, inventory, "--", script(lab2, COUNTER), "2000", "0.02")
+    argv = ["ddp-orch", "logs", "-f", "-i", inventory]
+    with lab2.popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:
+        assert following.stdout
+        assert following.stdout.readline()
+        following.send_signal(signal.SIGINT)
+        _, errors = following.communicate(timeout=20)
+    assert (following.returncode, errors) == (0, f"the run goes on; ddp-orch kill {run_id} ends it\n")
+    assert runs(lab2, inventory)[run_id]["state"] == "running"
+    ok(orch(lab2, "kill", "-i", inventory, "--grace", "1"))
+    assert_clean(lab2)
+
+
 def test_kill_without_a_run_finds_nothing_and_succeeds(lab2: Lab) -> None:
     inventory = lab2.inventory()
     result = ok(orch(lab2, "kill", "-i", inventory, "--json"))
