@@ -119,6 +119,8 @@ def choose(listing: Listing, wanted: str | None) -> Run:
         return exact[-1]
     prefixed = [run for run in runs if run.run_id.startswith(wanted)]
     if not prefixed:
+        if wanted.endswith((".yaml", ".yml")):
+            raise UsageError(f"no run is called {wanted!r}; an inventory is given as `-i {wanted}`")
         known = f"; the newest is {runs[-1].run_id}" if runs else ""
         raise _missing(listing, f"no run {wanted!r} on these hosts{known}; `ddp-orch ps --all` lists them")
     if len(prefixed) > 1:

@@ -97,3 +97,8 @@ def test_kill_has_the_keys_it_promises() -> None:
         ],
         "unreachable": ["b"],
     }
+
+
+def test_an_inventory_in_the_place_of_a_run_is_told_from_a_run() -> None:
+    with pytest.raises(UsageError, match=r"`-i inventory\.yaml`"):
+        choose(Listing((), {}), "inventory.yaml")
