@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
 REDIAL = 0.3  # s between tries to reach the head
-# s of silence after which the head is dialled anew: once a cut has healed, TCP waits as long again before it tries
+# s of silence after which the head is dialled anew as well: once a cut has healed, TCP waits as long again before it
+# tries. On a link that loses much the old connection may still be the first to be heard again.
 SILENT = LEASE / 2
 TICK = 0.5  # s
 STALL_WARNING = 600.0  # s without a line of any rank, where no stall_timeout is set
@@ -308,6 +309,7 @@ class Follower(Peers):
         self._recorder = recorder
         self._spec = recorder.spec
         self._link: Optional[Link] = None
+        self._next: Optional[Link] = None  # takes its place as soon as it is ready
         self._redial_at = 0.0
         self._beat_at = 0.0
         self._began = self._heard_at = time.monotonic()
@@ -316,7 +318,7 @@ class Follower(Peers):
         self._node_rank: Optional[int] = None  # in the newest attempt
 
     def links(self) -> List[Link]:
-        return [self._link] if self._link is not None else []
+        return [link for link in (self._link, self._next) if link is not None]
 
     def due(self) -> float:
         if self._link is None:
@@ -324,18 +326,20 @@ class Follower(Peers):
         return TICK
 
     def ready(self, handle: int) -> None:
-        link = self._link
-        if link is None or link.fileno() != handle:
+        link = next((one for one in self.links() if one.fileno() == handle), None)
+        if link is None:
             return
         was_ready = link.ready
         try:
             link.flush()
             messages = link.receive()
         except LinkClosed:
-            self._close()
+            self._close(link)
             return
         if link.ready:
             self._heard_at = link.heard_at
+        if link.ready and link is self._next:
+            self._close(self._link)
         if link.ready and not was_ready:
             self._send({"status": self._recorder.reported})
             if not self._joined:
@@ -349,11 +353,21 @@ class Follower(Peers):
                     self._node_rank = order.node_rank
                 self._recorder.obey(order)
 
-    def _close(self) -> None:
-        if self._link is not None:
-            self._link.close()
-        self._link = None
+    def _close(self, link: Optional[Link]) -> None:
+        """The next one, if there is one, takes the place of the first."""
+        if link is not None:
+            link.close()
+        if link is self._link:
+            self._link = self._next
+        self._next = None
         self._redial_at = time.monotonic() + REDIAL
+
+    def _dial(self) -> Optional[Link]:
+        try:
+            return dial(self._spec["link_address"], self._spec["link_port"], self._recorder.key, self._spec["node"])
+        except LinkClosed:
+            self._redial_at = time.monotonic() + REDIAL
+            return None
 
     def status(self, status: Dict[str, Any]) -> None:
         self._send({"status": status})
@@ -364,24 +378,24 @@ class Follower(Peers):
         try:
             self._link.send(message)
         except LinkClosed:
-            self._close()
+            self._close(self._link)
 
     def tick(self) -> None:
         now = time.monotonic()
+        for link in self.links():
+            if not link.ready and now - link.opened_at > HANDSHAKE_WINDOW:
+                self._close(link)
         if self._link is None and now >= self._redial_at:
-            try:
-                self._link = dial(
-                    self._spec["link_address"], self._spec["link_port"], self._recorder.key, self._spec["node"]
-                )
-            except LinkClosed:
-                self._close()
-        elif self._link is not None and not self._link.ready and now - self._link.opened_at > HANDSHAKE_WINDOW:
-            self._close()
+            self._link = self._dial()
         if now >= self._beat_at:
             self._beat_at = now + BEAT
             self._send({"silence": self._recorder.silence()})
-        if self._link is not None and self._link.ready and now - self._link.heard_at > SILENT:
-            self._close()
+        if self._link is not None and self._link.ready:
+            silent = now - self._link.heard_at
+            if silent > LEASE:
+                self._close(self._link)
+            elif silent > SILENT and self._next is None and now >= self._redial_at:
+                self._next = self._dial()
         if not self._joined and now - self._began > JOIN_WINDOW:
             self._began = now
             why = "no link to the head at %s:%d" % (self._spec["link_address"], self._spec["link_port"])
