@@ -144,7 +144,8 @@ import json, os, pathlib, socket, sys
 found = []
 for top in ("/home/ann", "/tmp", "/var/tmp", "/dev/shm", "/run/user"):
     for folder, names, files in os.walk(top):
-        found += [os.path.join(folder, name) for name in files if "ddp-orch" in os.path.join(folder, name)]
+        paths = [os.path.join(folder, name) for name in files]
+        found += [path for path in paths if "ddp-orch" in path and os.lstat(path).st_uid == 2001]
 readable = []
 for one in pathlib.Path("/proc").glob("[0-9]*"):
     try:

@@ -174,11 +174,12 @@ def test_a_script_that_fails_ends_with_1_and_names_the_first_failure(lab2: Lab) 
 
 
 def test_a_command_that_cannot_be_executed_says_so(lab2: Lab) -> None:
-    inventory = lab2.inventory(
-        run={"launcher": "direct"}, defaults={"user": "ann", "python": lab2.python, "env": {"BIG": "x" * 200_000}}
-    )
+    # no value alone is too long, and Linux takes a quarter of the stack's limit
+    values = {"LARGEST": "x" * 110_000, "A": "x" * 100_000, "B": "x" * 100_000}
+    small = {"user": "ann", "python": lab2.python, "env": values, "setup": ["ulimit -s 1024"]}
+    inventory = lab2.inventory(run={"launcher": "direct"}, defaults=small)
     result = ok(orch(lab2, "up", inventory, "--", script(lab2, WHO)), 1)
-    assert "BIG with 200000 bytes" in result.stdout
+    assert "LARGEST with 110000 bytes" in result.stdout
 
 
 def test_direct_gives_the_ranks_the_environment_that_torchrun_gives(lab2: Lab) -> None:
