@@ -204,7 +204,7 @@ def test_a_host_that_is_away_keeps_nobody_once_the_run_is_over() -> None:
     assert [line.text for line in shown] == ["last words"]
     assert view.outcomes == {"a": VERDICT}
     assert list(view.failed) == ["b"]
-    assert any("trying to reach it again" in line for line in said)
+    assert any("trying to reach it" in line for line in said)
     of.close()
 
 
