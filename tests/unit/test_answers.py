@@ -144,7 +144,8 @@ def test_a_host_that_never_says_hello_is_given_up(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(sessions, "BOOTSTRAP_WINDOW", 0.3)
     with pytest.raises(SessionLost, match="did not say hello"):
-        session(Silent(lambda relay, request: None))
+        session(silent := Silent(lambda relay, request: None))
+    silent.close()  # as whoever dialled does; else its reader would read on for as long as we live
 
 
 def test_a_login_that_drips_bytes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
