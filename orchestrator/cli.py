@@ -445,6 +445,8 @@ def guarded(work: Callable[[], Any]) -> int:
         work()
     except click.ClickException as error:
         error.show()
+        if (hint := _hint(error)) is not None:
+            click.echo(hint, err=True)
         return UsageError.exit_code
     except (click.Abort, KeyboardInterrupt):
         console.error("interrupted")
@@ -463,6 +465,17 @@ def guarded(work: Callable[[], Any]) -> int:
         traceback.print_exc()
         return OrchError.exit_code
     return 0
+
+
+def _hint(error: click.ClickException) -> str | None:
+    """What the two likeliest slips want: a script's own options without `--`, an inventory where none belongs."""
+    command = getattr(getattr(error, "ctx", None), "info_name", None)
+    if isinstance(error, click.NoSuchOption) and command == "up":
+        return "What belongs to the script stands behind `--`: ddp-orch up INVENTORY -- SCRIPT ARGS..."
+    extra = error.message.partition("unexpected extra argument (")[2].rstrip(").")
+    if extra.endswith((".yaml", ".yml")):
+        return f"An inventory is given as `-i {extra}` here."
+    return None
 
 
 def _hush_stdout() -> None:
