@@ -100,6 +100,12 @@ def _health(name: str, gpu: Facts, found: Findings) -> None:
         limit = f"{gpu['power_limit_w']:.0f} of {gpu['power_default_w']:.0f} W"
         fix = f"sudo nvidia-smi -i {gpu['index']} -pl {gpu['power_default_w']:.0f}   # unless it is so on purpose"
         found.add("note", "gpu-power-limited", name, f"{what} is limited to {limit}", fix, f"{SMI} -d POWER: {limit}")
+    clock, usual = gpu["application_clock_mhz"], gpu["application_clock_default_mhz"]
+    if clock and usual and clock < usual:
+        clocks = f"{clock} of {usual} MHz"
+        fix = f"sudo nvidia-smi -i {gpu['index']} -rac   # unless it is so on purpose"
+        message = f"{what}'s application clock is set to {clocks}"
+        found.add("note", "gpu-clock-limited", name, message, fix, f"{SMI} -d CLOCK: {clocks}")
     if gpu["fabric"] not in (None, "Completed"):
         message = f"{what} is not part of its NVSwitch fabric: {gpu['fabric']}"
         fix = "sudo systemctl restart nvidia-fabricmanager   # of exactly the driver's version"
@@ -185,10 +191,27 @@ def _same(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Find
     kinds = {name: _kinds(facts[name]["gpus"]) for name in having}
     fix = "the slowest GPU sets the pace: leave the odd hosts out, or give them smaller work"
     found.differ("warning", "gpu-mismatch", "GPUs", kinds, head, fix, "nvidia-smi -L")
+    if len(set(kinds.values())) == 1:
+        joined = {
+            node.host.name: _joined(used(node, facts[node.host.name])) for node in nodes if node.host.name in having
+        }
+        fix = "nvidia-smi topo -m and nvidia-smi nvlink -s there: bridges, the driver, the virtual machine's settings"
+        told = {name: one for name, one in joined.items() if one}
+        found.differ("warning", "gpu-topology-mismatch", "between GPUs", told, head, fix, "nvidia-smi topo -m")
     drivers = {name: str(facts[name]["nvidia"]["driver"]) for name in having}
     majors = {driver.split(".")[0] for driver in drivers.values()}
     severity: Severity = "warning" if len(majors) > 1 else "note"
     found.differ(severity, "gpu-driver-mismatch", "driver", drivers, head, "the same driver everywhere", "nvidia-smi")
+
+
+def _joined(gpus: list[Facts]) -> str:
+    """`28 x NV18`: what joins the GPUs, NVLinks counted, all other paths taken together."""
+    names = [f"GPU{gpu['index']}" for gpu in gpus]
+    paths = [
+        gpu["paths"].get(other, "") for number, gpu in enumerate(gpus) if gpu["paths"] for other in names[number + 1 :]
+    ]
+    kinds = sorted(path if path.startswith("NV") else "PCIe" for path in paths if path)
+    return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
 
 
 def _kinds(gpus: list[Facts]) -> str:

@@ -162,9 +162,16 @@ def _open(fact: Facts, addresses: list[str], ports: str, host: str) -> str:
             for one in addresses
         ]
         return "\n".join([*rules, f"{where} firewall-cmd --reload"])
+    if "iptables" in fact["firewalls"]:
+        return "\n".join(
+            f"{where} {'ip6tables' if ':' in one else 'iptables'} -I INPUT -s {one} "
+            f"-p tcp --dport {ports.replace('-', ':')} -j ACCEPT"
+            for one in addresses
+        )
+    chains = [one[len("nft ") :] for one in fact["firewalls"] if one.startswith("nft ")] or ["inet filter input"]
     family = "ip6" if any(":" in one for one in addresses) else "ip"
     rule = f"{family} saddr {{ {', '.join(addresses)} }} tcp dport {ports} accept"
-    return f"{where} nft \"'insert rule inet filter input {rule}'\""
+    return "\n".join(f"{where} nft \"'insert rule {chain} {rule}'\"" for chain in chains)
 
 
 def _large_packets(network: Network, facts: Mapping[str, Facts], found: Findings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import posixpath
 from collections.abc import Mapping
 from typing import Any
 
@@ -165,15 +166,30 @@ def _rdma(nodes: list[Node], facts: Mapping[str, Facts], head: str, found: Findi
 
 
 def _plugins(nodes: list[Node], facts: Mapping[str, Facts], head: str, found: Findings) -> None:
-    plugins = {
-        node.host.name: "a network plug-in for NCCL" if facts[node.host.name]["python"].get("net_plugin") else "none"
-        for node in nodes
-        if "error" not in facts[node.host.name]["python"]
-    }
+    """NCCL's network plug-ins (aws-ofi-nccl and the like), and libfabric, through which those for EFA work."""
+    if any(node.env.get("NCCL_NET_PLUGIN") == "none" for node in nodes):
+        return
+    pythons = {node.host.name: facts[node.host.name]["python"] for node in nodes}
+    pythons = {name: python for name, python in pythons.items() if "error" not in python}
+    plugins = {name: _library(python["net_plugin"]) for name, python in pythons.items()}
     fix = "the same plug-in everywhere, or env: {NCCL_NET_PLUGIN: none}"
-    seen = "ls $LD_LIBRARY_PATH/libnccl-net.so"
-    if all(node.env.get("NCCL_NET_PLUGIN") != "none" for node in nodes):
-        found.differ("error", "nccl-net-plugin-mismatch", "in LD_LIBRARY_PATH", plugins, head, fix, seen)
+    seen = "ls $LD_LIBRARY_PATH/libnccl-net*.so"
+    found.differ("error", "nccl-net-plugin-mismatch", "NCCL plug-in:", plugins, head, fix, seen)
+    fabrics = {name: _library(python["libfabric"]) for name, python in pythons.items() if python["net_plugin"]}
+    fix = "the same libfabric in the LD_LIBRARY_PATH of all, by `setup`"
+    found.differ(
+        "warning", "nccl-net-plugin-mismatch", "libfabric:", fabrics, head, fix, "ls $LD_LIBRARY_PATH/libfabric.so.*"
+    )
+    for name, python in pythons.items():
+        fact = facts[name]
+        if fact["gpus"] and not python["net_plugin"] and any(port["driver"] == "efa" for port in active_rdma(fact)):
+            message = "has EFA, and no plug-in with which NCCL would use it: it would use TCP"
+            fix = "install aws-ofi-nccl; setup: [export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib]"
+            found.add("warning", "nccl-net-plugin-missing", name, message, fix, seen)
+
+
+def _library(path: str | None) -> str:
+    return posixpath.basename(path) if path else "none"
 
 
 def has_ipv6(fact: Facts) -> bool:

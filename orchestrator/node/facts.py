@@ -1,13 +1,16 @@
-"""Facts of this host from files of its kernel: memory, disks, limits, network cards, ports, leftovers. Nothing runs."""
+"""Facts of this host from files of its kernel: memory, disks, limits, network cards, ports, leftovers."""
 
 import glob
 import os
+import shutil
 import socket
+import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
 from . import names, network, processes, runs, state
 
+NFT_WINDOW = 3.0  # s
 STALE_LOCK = 300.0  # s after which the lock of a build of an extension counts as left behind
 
 
@@ -41,7 +44,7 @@ def disks() -> Dict[str, Any]:
 
 
 def rdma(root: str = "/sys/class/infiniband") -> List[Dict[str, str]]:
-    """InfiniBand and RoCE ports: device, port, state (`ACTIVE`), layer (`InfiniBand` or `Ethernet`), rate."""
+    """InfiniBand, RoCE, EFA: device, port, state (`ACTIVE`), layer (`InfiniBand`, `Ethernet`), rate, driver."""
     found = []
     for port in sorted(glob.glob(root + "/*/ports/*")):
         device = port.split("/")[-3]
@@ -52,6 +55,7 @@ def rdma(root: str = "/sys/class/infiniband") -> List[Dict[str, str]]:
                 "state": _read(port + "/state").partition(": ")[2],
                 "layer": _read(port + "/link_layer"),
                 "rate": _read(port + "/rate"),
+                "driver": os.path.basename(os.path.realpath("%s/%s/device/driver" % (root, device))),
             }
         )
     return found
@@ -66,13 +70,58 @@ def interfaces() -> List[Dict[str, Any]]:
 
 
 def firewalls() -> List[str]:
-    """Those that an ordinary user can see to be on. Rules themselves are for root to read: the mesh tries them."""
+    """`ufw`, `firewalld`, `iptables`, and `nft TABLE CHAIN` for each chain that judges what comes in.
+
+    The kernel tells its rules to root only: others see the file from which they are loaded, and the mesh tries them.
+    """
     found = []
     if "ENABLED=yes" in _read("/etc/ufw/ufw.conf").replace(" ", ""):
         found.append("ufw")
     if os.path.exists("/run/firewalld") or os.path.exists("/run/firewalld.pid"):
         found.append("firewalld")
-    return found
+    chains = input_chains(_nft_chains() or _read("/etc/nftables.conf"))
+    if not chains and _program("iptables"):
+        return found + ["iptables"]
+    return found + ["nft " + chain for chain in chains]
+
+
+def input_chains(text: str) -> List[str]:
+    """[`inet filter input`], from what nft lists, or a file of its: those whose policy is to drop, else all of them."""
+    every, dropping, table, chain = [], [], "", ""
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == ["table"]:
+            table = " ".join(words[1:]).rstrip(" {")
+        elif words[:1] == ["chain"]:
+            chain = words[1]
+        elif words[:4] == ["type", "filter", "hook", "input"]:
+            every.append("%s %s" % (table, chain))
+            if "policy drop" in line:
+                dropping.append(every[-1])
+    return dropping or every
+
+
+def _nft_chains() -> str:
+    program = _program("nft")
+    if os.getuid() != 0 or program is None:
+        return ""
+    try:
+        answer = subprocess.run(
+            [program, "list", "chains"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=NFT_WINDOW,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.decode("utf-8", "replace")
+
+
+def _program(name: str) -> Optional[str]:
+    """Where it is; the folders of root's programs are not in everybody's PATH."""
+    return shutil.which(name, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
 
 
 def port_range(text: str) -> List[int]:

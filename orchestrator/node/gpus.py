@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 QUERY = ["-q", "-x"]
 LINKS = ["nvlink", "-s"]
+TOPOLOGY = ["topo", "-m"]
 WINDOW = 30.0  # s for it to answer; where a GPU has died it may hang
 LOST = ("GPU is lost", "Unknown Error", "ERR!")  # what stands in the fields of a GPU that does not answer
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 XID = ["dmesg"]
 XID_WINDOW = 3.0  # s
 
@@ -24,14 +26,15 @@ def look() -> Dict[str, Any]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return {"gpus": [], "driver": None, "cuda": None, "error": None, "xids": []}
-    # both at once: each has to wake a driver without persistence
-    questions = [_Question([program] + arguments) for arguments in (QUERY, LINKS)]
+    # all at once: each has to wake a driver without persistence
+    questions = [_Question([program] + arguments) for arguments in (QUERY, LINKS, TOPOLOGY)]
     deadline = time.monotonic() + WINDOW
-    text, links = [question.answer(deadline) for question in questions]
+    text, links, topology = [question.answer(deadline) for question in questions]
     found = parse(text)
-    active = parse_links(links)
+    active, paths = parse_links(links), parse_topology(topology)
     for gpu in found["gpus"]:
         gpu["nvlinks"] = active.get(gpu["uuid"])
+        gpu["paths"] = paths.get("GPU%d" % gpu["index"])
         for process in gpu["processes"]:
             process["uid"] = processes.owner(process["pid"])
             process["command"] = processes.command(process["pid"])[:200]
@@ -104,6 +107,10 @@ def _gpu(number: int, gpu: "ElementTree.Element") -> Dict[str, Any]:
         "slowed": slowed,
         "pcie_lanes": _lanes(gpu, "current_link_width"),
         "pcie_lanes_most": _lanes(gpu, "max_link_width"),
+        "clock_mhz": _number(gpu, "clocks/sm_clock"),
+        "clock_most_mhz": _number(gpu, "max_clocks/sm_clock"),
+        "application_clock_mhz": _number(gpu, "applications_clocks/graphics_clock"),
+        "application_clock_default_mhz": _number(gpu, "default_applications_clocks/graphics_clock"),
         "power_limit_w": _power(gpu, "current_power_limit", "power_limit"),
         "power_default_w": _power(gpu, "default_power_limit", "default_power_limit"),
         "lost": any(word in (one.text or "") for one in gpu.iter() for word in LOST),
@@ -128,6 +135,17 @@ def parse_links(text: str) -> Dict[str, List[int]]:
             active, every = found.get(uuid, [0, 0])
             found[uuid] = [active + ("inactive" not in line), every + 1]
     return found
+
+
+def parse_topology(text: str) -> Dict[str, Dict[str, str]]:
+    """The answer to TOPOLOGY: {`GPU0`: {`GPU1`: `NV18`, `NIC0`: `PXB`}}, each pair of devices with what joins them."""
+    rows = [line.split() for line in ESCAPES.sub("", text).splitlines()]
+    devices = next((row[: row.index("CPU")] for row in rows if row[:1] == ["GPU0"] and "CPU" in row), [])
+    return {
+        row[0]: {device: row[place] for place, device in enumerate(devices, 1) if row[place] != "X"}
+        for row in rows
+        if row and row[0] in devices and len(row) > len(devices) and "CPU" not in row
+    }
 
 
 def _lanes(gpu: "ElementTree.Element", name: str) -> Optional[int]:

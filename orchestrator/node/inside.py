@@ -4,6 +4,8 @@ Importing torch would cost seconds: its versions are in its files. FD holds the 
 """
 
 import ast
+import fnmatch
+import glob
 import importlib.util
 import json
 import os
@@ -14,7 +16,7 @@ from typing import Any, Dict, Optional, Set
 
 PACKAGES = re.compile(r"(nvidia_nccl_cu\d+|nvidia_cudnn_cu\d+|torchvision|numpy)-([^-]+)\.dist-info$")
 SETTINGS = re.compile(r"(NCCL_|GLOO_|TORCH_|OMP_|CUDA_|LD_LIBRARY_PATH$|LD_PRELOAD$|PYTHONPATH$|RES_OPTIONS$)")
-NET_PLUGIN = "libnccl-net.so"
+LOADER_CACHE = "/etc/ld.so.cache"  # the paths in it end with a NUL
 
 
 def torch_versions() -> Dict[str, Optional[str]]:
@@ -105,12 +107,19 @@ def findable(name: str) -> bool:
         return False
 
 
-def net_plugin() -> Optional[str]:
-    """NCCL's network plug-in (aws-ofi-nccl and the like), if one would be loaded from LD_LIBRARY_PATH."""
+def library(pattern: str) -> Optional[str]:
+    """The path of the first library of that name that the loader would find: by LD_LIBRARY_PATH, else by its cache."""
     for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
-        if folder and os.path.exists(os.path.join(folder, NET_PLUGIN)):
-            return os.path.join(folder, NET_PLUGIN)
-    return None
+        found = sorted(glob.glob(os.path.join(glob.escape(folder), pattern))) if folder else []
+        if found:
+            return found[0]
+    try:
+        with open(LOADER_CACHE, "rb") as file:
+            paths = file.read().split(b"\0")
+    except OSError:
+        return None
+    names = [os.fsdecode(path) for path in paths if path.startswith(b"/")]
+    return next((name for name in names if fnmatch.fnmatch(os.path.basename(name), pattern)), None)
 
 
 def main() -> None:
@@ -126,7 +135,8 @@ def main() -> None:
         "limits": limits(),
         "script": script(question["script"], question["workdir"]),
         "settings": {name: value for name, value in os.environ.items() if SETTINGS.match(name)},
-        "net_plugin": net_plugin(),
+        "net_plugin": library("libnccl-net*.so"),
+        "libfabric": library("libfabric.so.*"),
     }
     found.update(torch_versions())
     print("\n%s%s" % (question["marker"], json.dumps(found)))

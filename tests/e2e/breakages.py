@@ -469,6 +469,16 @@ def plugin_on_one_host(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, **setup("export LD_LIBRARY_PATH=~/plugin"))}
 
 
+@case("nccl-net-plugin-mismatch", severity="warning", says="libfabric.so.1", fix="LD_LIBRARY_PATH")
+def libfabric_missing_on_one_host(lab: Lab) -> Iterator[Overrides]:
+    for host in lab.hosts:
+        write(host, "~/plugin/libnccl-net-ofi.so", "")
+        if host is not lab.hosts[1]:
+            write(host, "~/plugin/libfabric.so.1", "")
+    yield {"defaults": defaults(lab, **setup("export LD_LIBRARY_PATH=~/plugin"))}
+    write(lab.hosts[1], "~/plugin/libfabric.so.1", "")
+
+
 @case("store-exposed", guilty=(0,), severity="note", says="8.8.4.1")
 def public_address(lab: Lab) -> Iterator[Overrides]:
     head = lab.hosts[0]
@@ -587,10 +597,11 @@ def late_network(lab: Lab) -> Iterator[Overrides]:
 # --- GPUs, by what nvidia-smi says
 
 
-def smi(host: Host, text: str, status: int = 0, links: str = "") -> None:
+def smi(host: Host, text: str, status: int = 0, links: str = "", topology: str = "") -> None:
     write(host, "~/bin/answer", text)
-    write(host, "~/bin/links", links)
-    script = f'#!/bin/sh\n[ "$1" = nvlink ] && exec cat ~/bin/links\ncat ~/bin/answer\nexit {status}\n'
+    write(host, "~/bin/nvlink", links)
+    write(host, "~/bin/topo", topology)
+    script = f'#!/bin/sh\n[ "$1" = -q ] || exec cat ~/bin/"$1"\ncat ~/bin/answer\nexit {status}\n'
     write(host, "~/bin/nvidia-smi", script, "755")
 
 
@@ -638,6 +649,7 @@ _gpu("gpu-exclusive-mode", "prohibited_mode", "Prohibited", compute_mode="Prohib
 _gpu("gpu-exclusive-mode", "exclusive_mode", "Exclusive_Process", "note", compute_mode="Exclusive_Process")
 _gpu("straggler", "slowed_down_by_heat", "hw_slowdown", "warning", hw_slowdown="Active")
 _gpu("straggler", "fewer_pcie_lanes", "4 of 16 PCIe lanes", "warning", lanes=4)
+_gpu("gpu-clock-limited", "application_clock", "1095 of 1980 MHz", "note", application_clock=1095)
 _gpu("gpu-power-limited", "power_limit", "400 of 700 W", "note", power_limit=400)
 _gpu("cuda-fabricmanager-down", "no_fabric_manager", "In Progress", fabric="In Progress")
 _gpu("gpu-lost", "gpu_off_its_bus", "fallen off its bus", fabric="GPU is lost")
@@ -650,6 +662,14 @@ def nvlinks_down(lab: Lab) -> Iterator[Overrides]:
     smi(lab.hosts[1], nvidia.answer({}, {}), links=nvidia.links(18, 14))
     yield {}
     smi(lab.hosts[1], nvidia.answer({}, {}), links=nvidia.links(18, 18))
+
+
+@gpu_case("gpu-topology-mismatch", "warning", says="2 hosts have between GPUs 1 x NV18, node-1 has 1 x PCIe")
+def gpus_joined_otherwise(lab: Lab) -> Iterator[Overrides]:
+    for host in lab.hosts:
+        smi(host, nvidia.answer({}, {}), topology=nvidia.topology("SYS" if host is lab.hosts[1] else "NV18"))
+    yield {}
+    smi(lab.hosts[1], nvidia.answer({}, {}), topology=nvidia.topology("NV18"))
 
 
 @gpu_case("gpu-mismatch", "warning", says="1 x NVIDIA H100")

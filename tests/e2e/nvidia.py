@@ -28,6 +28,19 @@ GPU = """\
 \t\t\t<current_power_limit>{power_limit}.00 W</current_power_limit>
 \t\t\t<default_power_limit>700.00 W</default_power_limit>
 \t\t</gpu_power_readings>
+\t\t<clocks>
+\t\t\t<graphics_clock>345 MHz</graphics_clock>
+\t\t\t<sm_clock>345 MHz</sm_clock>
+\t\t</clocks>
+\t\t<applications_clocks>
+\t\t\t<graphics_clock>{application_clock} MHz</graphics_clock>
+\t\t</applications_clocks>
+\t\t<default_applications_clocks>
+\t\t\t<graphics_clock>1980 MHz</graphics_clock>
+\t\t</default_applications_clocks>
+\t\t<max_clocks>
+\t\t\t<sm_clock>1980 MHz</sm_clock>
+\t\t</max_clocks>
 \t\t<clocks_event_reasons>
 \t\t\t<clocks_event_reason_gpu_idle>Active</clocks_event_reason_gpu_idle>
 \t\t\t<clocks_event_reason_hw_slowdown>{hw_slowdown}</clocks_event_reason_hw_slowdown>
@@ -84,6 +97,7 @@ HEALTHY: dict[str, object] = {
     "hw_slowdown": "Not Active",
     "lanes": 16,
     "power_limit": 700,
+    "application_clock": 1980,
     "used": 4,
     "compute_mode": "Default",
     "ecc": 0,
@@ -112,4 +126,14 @@ def links(*active: int) -> str:
         f"GPU {number}: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000-0000-0000-0000-0000000000{number + 1:02x})\n"
         + "".join(f"\t Link {link}: {'26.562 GB/s' if link < count else '<inactive>'}\n" for link in range(18))
         for number, count in enumerate(active)
+    )
+
+
+def topology(path: str) -> str:
+    """What `nvidia-smi topo -m` prints of two GPUs and a network card, with what joins the GPUs."""
+    return (
+        "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+        f"GPU0\t X \t{path}\tPXB\t0-51\t0\t\tN/A\nGPU1\t{path}\t X \tSYS\t52-103\t1\t\tN/A\n"
+        "NIC0\tPXB\tSYS\t X \t\t\t\t\n\nLegend:\n\n  X    = Self\n  PXB  = multiple PCIe bridges\n\n"
+        "NIC Legend:\n\n  NIC0: mlx5_0\n"
     )

@@ -16,6 +16,7 @@ PYTHON: dict[str, Any] = {
     "script": None,
     "settings": {},
     "net_plugin": None,
+    "libfabric": None,
 }
 ETH0: dict[str, Any] = {
     "name": "eth0",
@@ -44,7 +45,12 @@ GPU: dict[str, Any] = {
     "pcie_lanes_most": 16,
     "power_limit_w": 700.0,
     "power_default_w": 700.0,
+    "clock_mhz": 345,
+    "clock_most_mhz": 1980,
+    "application_clock_mhz": 1980,
+    "application_clock_default_mhz": 1980,
     "nvlinks": None,
+    "paths": None,
     "lost": False,
     "processes": [],
 }

@@ -187,7 +187,14 @@ def test_a_driver_that_is_not_loaded_is_a_warning_where_nobody_wants_a_gpu() -> 
 
 # --- RDMA, which no lab has
 
-PORT = {"device": "mlx5_0", "port": "1", "state": "ACTIVE", "layer": "InfiniBand", "rate": "400 Gb/sec"}
+PORT = {
+    "device": "mlx5_0",
+    "port": "1",
+    "state": "ACTIVE",
+    "layer": "InfiniBand",
+    "rate": "400 Gb/sec",
+    "driver": "mlx5_core",
+}
 
 
 def test_rdma_on_some_hosts_only_is_found() -> None:
@@ -208,6 +215,30 @@ def test_a_port_of_rdma_that_is_down_beside_one_that_is_up_is_a_note() -> None:
     down = {**PORT, "device": "mlx5_1", "state": "DOWN"}
     both = {"rdma": [PORT, down]}
     assert brief(found("hosts: [a, b]", {"a": both, "b": {"rdma": [PORT]}})) == [("note", "nccl-ib-link-fault", ("a",))]
+
+
+def test_efa_that_nccl_has_no_plugin_for_is_a_warning() -> None:
+    efa = {**with_gpus(), "rdma": [{**PORT, "device": "efa_0", "driver": "efa"}]}
+    both = {"a": efa, "b": efa}
+    assert brief(found("hosts: [a, b]", both)) == [("warning", "nccl-net-plugin-missing", ("a", "b"))]
+    assert found("{hosts: [a, b], defaults: {env: {NCCL_NET_PLUGIN: none}}}", both) == []
+    plugin = {"net_plugin": "/opt/lib/libnccl-net-ofi.so", "libfabric": "/opt/lib/libfabric.so.1"}
+    loaded = {name: {**fact, "python": {**fact["python"], **plugin}} for name, fact in both.items()}
+    assert found("hosts: [a, b]", loaded) == []
+
+
+def test_gpus_joined_in_another_way_than_elsewhere_are_found() -> None:
+    def pair(path: str) -> dict[str, Any]:
+        two = with_gpus()
+        paths = {"GPU0": path, "GPU1": path, "NIC0": "PXB"}
+        return {**two, "gpus": [{**gpu, "paths": paths} for gpu in two["gpus"]]}
+
+    slow = {"a": pair("NV18"), "b": pair("NV18"), "c": pair("SYS")}
+    (finding,) = found("hosts: [a, b, c]", slow)
+    assert brief([finding]) == [("warning", "gpu-topology-mismatch", ("c",))]
+    assert "2 hosts have between GPUs 1 x NV18, c has 1 x PCIe" in finding.message
+    assert found("hosts: [a, b, c]", {**slow, "c": pair("NV18")}) == []
+    assert found("hosts: [a, b]", {"a": pair("PHB"), "b": pair("SYS")}) == []
 
 
 # --- the manual

@@ -76,7 +76,12 @@ def test_the_runs_ports_matter_on_the_head_and_are_a_note_elsewhere() -> None:
 
 @pytest.mark.parametrize(
     "firewall, words",
-    [("ufw", "ufw allow from 10.0.0.1 to any port 32768:60999 proto tcp"), ("firewalld", "firewall-cmd --reload")],
+    [
+        ("ufw", "ufw allow from 10.0.0.1 to any port 32768:60999 proto tcp"),
+        ("firewalld", "firewall-cmd --reload"),
+        ("iptables", "sudo iptables -I INPUT -s 10.0.0.1 -p tcp --dport 32768:60999 -j ACCEPT"),
+        ("nft ip filter INPUT", "nft \"'insert rule ip filter INPUT ip saddr { 10.0.0.1,"),
+    ],
 )
 def test_the_fix_is_in_the_words_of_the_firewall_that_is_there(firewall: str, words: str) -> None:
     (finding,) = found(network({(name, "c"): DROPPED for name in "abd"}), firewalls=[firewall])

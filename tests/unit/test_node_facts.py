@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node import facts, gpus, names, probe
+from orchestrator.node import facts, gpus, inside, names, probe
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "nvidia-smi").glob("*.xml"))
 INSIDE = Path(probe.__file__).with_name("inside.py")
@@ -48,21 +48,38 @@ def test_name_servers_of_resolv_conf() -> None:
 
 
 def test_rdma_ports_of_sysfs(tmp_path: Path) -> None:
+    (tmp_path / "mlx5_core").mkdir()
     for device, state, layer in (("mlx5_0", "4: ACTIVE", "InfiniBand"), ("mlx5_1", "1: DOWN", "Ethernet")):
         port = tmp_path / device / "ports" / "1"
         port.mkdir(parents=True)
+        (tmp_path / device / "device").mkdir()
+        (tmp_path / device / "device" / "driver").symlink_to("../../mlx5_core")
         for name, text in (("state", state), ("link_layer", layer), ("rate", "400 Gb/sec (4X NDR)")):
             (port / name).write_text(f"{text}\n")
     assert facts.rdma(str(tmp_path)) == [
-        {"device": "mlx5_0", "port": "1", "state": "ACTIVE", "layer": "InfiniBand", "rate": "400 Gb/sec (4X NDR)"},
-        {"device": "mlx5_1", "port": "1", "state": "DOWN", "layer": "Ethernet", "rate": "400 Gb/sec (4X NDR)"},
+        {
+            "device": "mlx5_0",
+            "port": "1",
+            "state": "ACTIVE",
+            "layer": "InfiniBand",
+            "rate": "400 Gb/sec (4X NDR)",
+            "driver": "mlx5_core",
+        },
+        {
+            "device": "mlx5_1",
+            "port": "1",
+            "state": "DOWN",
+            "layer": "Ethernet",
+            "rate": "400 Gb/sec (4X NDR)",
+            "driver": "mlx5_core",
+        },
     ]
 
 
 # --- inside the user's python
 
 
-def inside(tmp_path: Path, script: dict[str, Any] | None, **env: str) -> dict[str, Any]:
+def ask_inside(tmp_path: Path, script: dict[str, Any] | None, **env: str) -> dict[str, Any]:
     question = {"script": script, "workdir": str(tmp_path), "marker": "FACTS:"}
     path = tmp_path / "question"
     path.write_text(json.dumps(question))
@@ -89,7 +106,7 @@ def test_versions_are_read_from_files_and_torch_is_not_imported(tmp_path: Path) 
         "debug = False\ncuda: Optional[str] = '12.4'\nhip: Optional[str] = None\n"
     )
     (tmp_path / "site" / "nvidia_nccl_cu12-2.21.5.dist-info").mkdir()
-    found = inside(tmp_path, None, PYTHONPATH=str(tmp_path / "site"))
+    found = ask_inside(tmp_path, None, PYTHONPATH=str(tmp_path / "site"))
     assert (found["torch"], found["cuda"]) == ("2.6.0+cu124", "12.4")
     assert found["packages"]["nvidia_nccl_cu12"] == "2.21.5"
 
@@ -99,7 +116,7 @@ def test_a_torch_without_cuda_says_so(tmp_path: Path) -> None:
     torch.mkdir(parents=True)
     (torch / "__init__.py").write_text("")
     (torch / "version.py").write_text("__version__ = '2.6.0+cpu'\ncuda: Optional[str] = None\n")
-    assert inside(tmp_path, None, PYTHONPATH=str(tmp_path / "site"))["cuda"] is None
+    assert ask_inside(tmp_path, None, PYTHONPATH=str(tmp_path / "site"))["cuda"] is None
 
 
 def test_only_imports_that_are_made_in_any_case_are_looked_for(tmp_path: Path) -> None:
@@ -108,26 +125,26 @@ def test_only_imports_that_are_made_in_any_case_are_looked_for(tmp_path: Path) -
         "try:\n    import absent_three\nexcept ImportError:\n    pass\n"
         "def f():\n    import absent_four\nif False:\n    import absent_five\n"
     )
-    found = inside(tmp_path, {"path": "train.py", "source": source, "local": ["beside"]})
+    found = ask_inside(tmp_path, {"path": "train.py", "source": source, "local": ["beside"]})
     assert found["script"]["missing"] == ["absent_one", "absent_two"]
 
 
 def test_a_script_that_changes_its_path_is_not_judged_by_its_imports(tmp_path: Path) -> None:
     source = "import sys\nsys.path.insert(0, 'src')\nimport absent\n"
-    assert inside(tmp_path, {"path": "train.py", "source": source, "local": []})["script"]["missing"] == []
+    assert ask_inside(tmp_path, {"path": "train.py", "source": source, "local": []})["script"]["missing"] == []
 
 
 def test_a_script_that_does_not_compile_is_named_with_its_line(tmp_path: Path) -> None:
-    found = inside(tmp_path, {"path": "train.py", "source": "x = 1\nprint('no end'\n", "local": []})
+    found = ask_inside(tmp_path, {"path": "train.py", "source": "x = 1\nprint('no end'\n", "local": []})
     assert "train.py line 2" in found["script"]["error"]
 
 
 def test_a_script_in_the_workdir_is_read_there_with_what_lies_beside_it(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("")
     (tmp_path / "train.py").write_text("import beside, absent\n")
-    found = inside(tmp_path, {"path": "train.py", "source": None, "local": []})
+    found = ask_inside(tmp_path, {"path": "train.py", "source": None, "local": []})
     assert found["script"]["missing"] == ["absent"]
-    found = inside(tmp_path, {"path": "other.py", "source": None, "local": []})
+    found = ask_inside(tmp_path, {"path": "other.py", "source": None, "local": []})
     assert found["script"]["absent"] == "No such file or directory"
 
 
@@ -136,3 +153,47 @@ def test_nvlinks_by_gpu() -> None:
     text += "GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-b)\n\t Link 0: 26.562 GB/s\n\t Link 1: 26.562 GB/s\n"
     assert gpus.parse_links(text) == {"GPU-a": [1, 2], "GPU-b": [2, 2]}
     assert gpus.parse_links("NVIDIA-SMI has failed\n") == {}
+
+
+def test_what_joins_gpus_and_cards() -> None:
+    text = (
+        "\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+        "GPU0\t X \tNV18\tSYS\tPXB\t0-51\t0\t\tN/A\nGPU1\tNV18\t X \tSYS\tNODE\t0-51\t0\t\tN/A\n"
+        "GPU2\tSYS\tSYS\t X \tSYS\t52-103\t1\t\tN/A\nNIC0\tPXB\tNODE\tSYS\t X \t\t\t\t\n\n"
+        "Legend:\n\n  X    = Self\n  SYS  = the interconnect between NUMA nodes\n"
+        "\nNIC Legend:\n\n  NIC0: mlx5_0\n"
+    )
+    assert gpus.parse_topology(text) == {
+        "GPU0": {"GPU1": "NV18", "GPU2": "SYS", "NIC0": "PXB"},
+        "GPU1": {"GPU0": "NV18", "GPU2": "SYS", "NIC0": "NODE"},
+        "GPU2": {"GPU0": "SYS", "GPU1": "SYS", "NIC0": "SYS"},
+        "NIC0": {"GPU0": "PXB", "GPU1": "NODE", "GPU2": "SYS"},
+    }
+    one = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-15\tN/A\t\tN/A\n"
+    assert gpus.parse_topology(one) == {"GPU0": {}}
+    assert gpus.parse_topology("NVIDIA-SMI has failed\n") == gpus.parse_topology("") == {}
+
+
+def test_chains_that_judge_what_comes_in() -> None:
+    listed = (
+        "table inet filter {\n\tchain input {\n\t\ttype filter hook input priority filter; policy drop;\n\t}\n"
+        "\tchain output {\n\t\ttype filter hook output priority filter; policy accept;\n\t}\n}\n"
+        "table ip fail2ban {\n\tchain early {\n\t\ttype filter hook input priority -10; policy accept;\n\t}\n}\n"
+    )
+    assert facts.input_chains(listed) == ["inet filter input"]
+    assert facts.input_chains(listed.replace("drop", "accept")) == ["inet filter input", "ip fail2ban early"]
+    assert facts.input_chains("") == []
+
+
+def test_a_library_is_found_as_the_loader_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin, cache = tmp_path / "[1]" / "libnccl-net-ofi.so", tmp_path / "ld.so.cache"
+    plugin.parent.mkdir()
+    plugin.touch()
+    cache.write_bytes(b"glibc-ld.so.cache1.1\0\0libfabric.so.1\0/opt/amazon/efa/lib/libfabric.so.1\0\xff\0")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f":/nowhere:{plugin.parent}")
+    monkeypatch.setattr(inside, "LOADER_CACHE", str(cache))
+    assert inside.library("libnccl-net*.so") == str(plugin)
+    assert inside.library("libfabric.so.*") == "/opt/amazon/efa/lib/libfabric.so.1"
+    assert inside.library("libabsent.so") is None
+    monkeypatch.setattr(inside, "LOADER_CACHE", "/nowhere")
+    assert inside.library("libfabric.so.*") is None
