@@ -142,6 +142,10 @@ class Fleet:
         """Before the first connection: pass phrases are asked for here, once."""
         self._dialer.prepare(hosts)
 
+    def forget_refusals(self) -> None:
+        """Hosts that refused the login are tried again."""
+        self._dialer.forget_refusals()
+
     def session(self, host: Host) -> Session:
         """The session to a host. Raises ConnectFailure, SessionLost or Refused."""
         with self._lock:

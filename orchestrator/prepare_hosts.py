@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from . import inventory
@@ -100,9 +102,20 @@ def _let_in(hosts: Sequence[Host], fleet: Fleet) -> None:
     for host in hosts:
         failure = tried.failed.get(host.name)
         if isinstance(failure, ConnectFailure) and failure.code == "ssh-auth-denied":
-            where = f"{host.user}@{host.address}" if host.user else host.address
-            port = ["-p", str(host.port)] if host.port else []
-            subprocess.run(["ssh-copy-id", *port, where], check=False)
+            subprocess.run(_ssh_copy_id(host), check=False)
+    fleet.forget_refusals()
+
+
+def _ssh_copy_id(host: Host) -> list[str]:
+    config = os.environ.get("DDP_ORCH_SSH_CONFIG")
+    return [
+        "ssh-copy-id",
+        *(["-F", config] if config else []),
+        *(["-i", str(Path(host.identity_file).expanduser())] if host.identity_file else []),
+        *(["-p", str(host.port)] if host.port else []),
+        *(["-o", f"ProxyJump={host.proxy_jump}"] if host.proxy_jump else []),
+        f"{host.user}@{host.address}" if host.user else host.address,
+    ]
 
 
 def _ready(host: Host, fleet: Fleet, wanted: Wanted) -> Ready:

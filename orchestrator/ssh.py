@@ -95,6 +95,10 @@ class Dialer:
         finally:
             self._reaching(host.name, "")
 
+    def forget_refusals(self) -> None:
+        """Hosts that refused the login are tried again: a key has been installed there."""
+        self._denied.clear()
+
     def chain(self, host: Host) -> tuple[Target, ...]:
         """The way to a host: its jump hosts in their order, then the host. Raises ConnectFailure."""
         step: Target | None = self._resolver.resolve(host, time.monotonic() + self._options.connect_timeout)

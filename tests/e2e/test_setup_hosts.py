@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from lab.host import Host
 from lab.lab import Lab
 
@@ -52,6 +56,43 @@ def test_hosts_without_torch_get_the_same_one_and_a_second_time_nothing_is_done(
     assert "node-[0-1]: torch 2.9.0 kept" in again.stderr and "installing" not in again.stderr
     check = ok(orch(lab2, "check", lab2.inventory(defaults={"user": "ann", "python": VENV}), "--quick"))
     assert "nothing found" in check.stdout
+
+
+@pytest.mark.skipif(not shutil.which("script"), reason="no script(1) to give it a terminal")
+def test_where_only_a_password_works_it_is_asked_for_once_and_the_key_installed(
+    make_lab: Callable[..., Lab],
+) -> None:
+    lab = make_lab(2, sshd_options={"PasswordAuthentication": "yes"})
+    host = lab.hosts[1]
+    keys = host.home / ".ssh/authorized_keys"
+    keys.unlink()
+    hidden = subprocess.run(
+        ["openssl", "passwd", "-6", "-stdin"], input="open sesame\n", capture_output=True, text=True, check=True
+    ).stdout.strip()
+    shadow = host.directory / "etc/shadow"
+    shadow.write_text(shadow.read_text().replace("ann:*:", f"ann:{hidden}:"))
+    inventory = lab.inventory()
+
+    without = ok(orch(lab, "setup", inventory), 4)  # nobody there to type it
+    assert "node-1: login: it refuses ann" in without.stderr
+
+    terminal = lab.popen(
+        ["script", "-qefc", f"ddp-orch setup {inventory}", "/dev/null"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert terminal.stdin and terminal.stdout
+    said = ""
+    while "password:" not in said:
+        said += terminal.stdout.read(1) or pytest.fail(f"ended without a question: {said}")
+    terminal.stdin.write("open sesame\n")
+    terminal.stdin.flush()
+    said += terminal.stdout.read()
+    assert terminal.wait(60) == 0, said
+    terminal.stdin.close()
+    assert said.count("password:") == 1 and "node-[0-1]: torch" in said and "open sesame" not in said
+    assert keys.read_text().split()[:2] == lab.authorized_keys.split()[:2]
+    again = ok(orch(lab, "setup", inventory))
+    assert "kept" in again.stderr
 
 
 def test_a_host_that_has_the_torch_is_left_alone(lab2: Lab) -> None:
