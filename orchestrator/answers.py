@@ -7,15 +7,46 @@ made of. What is text by nature (a command line, a host's own words) is tamed wh
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from .hostnames import NAME
 
 Shape = Any
 """A type; a pattern for a text; None; `[shape]`; `{key: shape}`, other keys allowed; `{"key?": shape}`, it
-may be missing; a tuple of shapes, one of them."""
+may be missing; Each(shape), any keys; a tuple of shapes, one of them; a function that tells whether it is one."""
+
+
+@dataclass(frozen=True)
+class Each:
+    """A dict with keys of any text, and values of one shape."""
+
+    shape: Shape
+
+
+def _is_address(value: Any) -> bool:
+    try:
+        ipaddress.ip_address(value if isinstance(value, str) else "")
+    except ValueError:
+        return False
+    return True
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_port, value)) and value[0] <= value[1]
+
+
+def _are_two_counts(value: Any) -> bool:
+    return isinstance(value, list) and [type(one) for one in value] == [int, int]
+
+
+def _is_port(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 16
+
 
 _HOST = re.compile(NAME)
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{3,60}")
@@ -80,9 +111,103 @@ _SPEC = {
     "command": [str],
     "agent_argv": ([str], None),
 }
-HELLO = {"codes": [str]}
+_COUNT = (int, None)
+_WORDS = (str, None)
+_DISK = {"path": str, "kind": str, "total": int, "free": int, "free_files": _COUNT}
+_GPU = {
+    "index": int,
+    "uuid": _WORDS,
+    "name": _WORDS,
+    "memory_mib": _COUNT,
+    "used_mib": _COUNT,
+    "compute_mode": _WORDS,
+    "persistence": _WORDS,
+    "mig": _WORDS,
+    "fabric": _WORDS,
+    "uncorrected_ecc": _COUNT,
+    "repair": _WORDS,
+    "slowed": [str],
+    "pcie_lanes": _COUNT,
+    "pcie_lanes_most": _COUNT,
+    "application_clock_mhz": _COUNT,
+    "application_clock_default_mhz": _COUNT,
+    "power_limit_w": (*_NUMBER, None),
+    "power_default_w": (*_NUMBER, None),
+    "nvlinks": (_are_two_counts, None),
+    "paths": (Each(str), None),
+    "lost": bool,
+    "processes": [{"pid": int, "used_mib": _COUNT, "uid": _COUNT, "command": _WORDS}],
+}
+_SCRIPT = {"path": str, "error": _WORDS, "absent": _WORDS, "missing": [str]}
+_PYTHON = {
+    "executable": str,
+    "python": [int],
+    "torch": _WORDS,
+    "cuda": (re.compile(r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}"), None),
+    "path?": _WORDS,
+    "packages": Each(str),
+    "limits": Each(_COUNT),
+    "script": (_SCRIPT, None),
+    "settings": Each(str),
+    "net_plugin": _WORDS,
+    "libfabric": _WORDS,
+}
+_NAMES = Each({"found": [str], "error": _WORDS, "seconds": (*_NUMBER, None)})
+_FACTS = {
+    "hostname": str,
+    "machine": str,
+    "uid": int,
+    "cores": int,
+    "clock": _NUMBER,
+    "workdir": (bool, None),
+    "cgroup_pids": _COUNT,
+    "disks": {"state?": _DISK, "home?": _DISK, "tmp?": _DISK, "shm?": _DISK},
+    "interfaces": [
+        {
+            "name": str,
+            "address": _is_address,
+            "speed": int,
+            "bridge": bool,
+            "loopback": bool,
+            "up": bool,
+            "mtu": _COUNT,
+        }
+    ],
+    "rdma": [{"device": str, "port": str, "state": str, "layer": str, "driver": str}],
+    "firewalls": [str],
+    "port_range": _is_range,
+    "first_port": int,
+    "listeners": Each({"pid": _COUNT, "command": _WORDS}),
+    "orphans": [{"pid": int, "run_id": str, "command": str}],
+    "stale_locks": [str],
+    "paths": Each(_WORDS),
+    "dns": [str],
+    "gpus": [_GPU],
+    "nvidia": {"driver": _WORDS, "cuda": _PYTHON["cuda"], "error": _WORDS, "xids": [str]},
+    "python": (_PYTHON, {"error": str, "code": str}),
+    "names": _NAMES,
+}
+_DIALLED = {
+    "host": _HOST,
+    "address": _is_address,
+    "source": (_is_address, None),
+    "interface": _WORDS,
+    "ports": Each(_WORDS),
+    "latency": (*_NUMBER, None),
+    "stalled": bool,
+    "bandwidth": (*_NUMBER, None),
+}
+HELLO = {"codes": [str], "boot_id": str, "machine_id": str, "state_inode": [int]}
 ANSWERS: Mapping[str, Shape] = {
     "clock": {"clock": (float, int)},
+    "probe": _FACTS,
+    "listen": {"ports": [_is_port], "addresses": [_is_address]},
+    "dial": {"results": [_DIALLED], "names": _NAMES},
+    "prepare": (
+        {"addresses": [_is_address], "rdzv_port": _is_port, "link_port": (_is_port, None)},  # of the head
+        {"reachable": [_is_address], "interface": _WORDS},
+    ),
+    "prune": {"runs": [str], "unused": int, "freed": int, "left": int},
     "list": {"runs": [RUN]},
     "attach": {"run": (RUN, None)},
     "sample": {
@@ -169,6 +294,12 @@ def _wrong(value: Any, shape: Shape, where: str) -> str | None:
                 if name in value and (wrong := _wrong(value[name], one, f"{where}.{name}")) is not None:
                     return wrong
             return None
+        case Each():
+            if not isinstance(value, dict):
+                return where
+            return next((bad for one in value.values() if (bad := _wrong(one, shape.shape, f"{where}.*"))), None)
+        case FunctionType():
+            return None if shape(value) else where
         case _:
             # True is an int to Python
             return None if isinstance(value, shape) and (shape is bool or not isinstance(value, bool)) else where

@@ -13,7 +13,7 @@ Facts = Mapping[str, Any]
 SMI = "nvidia-smi -q"
 HELD_MIB = 1024  # more than this in use by others is worth a word
 ECC_XIDS, FAULT_XIDS = {48, 63, 64, 94, 95}, {74, 119, 120, *range(144, 151)}
-XID = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+XID = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]{1,20})\): (\d{1,4})\b")
 
 
 def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Findings) -> None:

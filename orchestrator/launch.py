@@ -165,7 +165,10 @@ def _prepare_and_start(
     def prepare(host: Host, session: Session, of_head: dict[str, Any] | None) -> dict[str, Any]:
         spec = plan.spec(resolved, numbers[host.name], facts, created_at=around.created_at, by=around.by)
         sessions[host.name] = session
-        return session.request("prepare", {"spec": spec, "private": private, "head": of_head})
+        answer = session.request("prepare", {"spec": spec, "private": private, "head": of_head})
+        if ("addresses" if of_head is None else "reachable") not in answer:
+            raise Refused("unknown", f"{host.name}: its answer makes no sense: prepare: not what was asked for")
+        return answer
 
     def abort(host: Host) -> None:
         session = sessions.get(host.name)

@@ -10,7 +10,7 @@ from .errors import OrchError
 from .fleet import Fleet, Results
 from .inventory import Host
 from .plan import Plan
-from .session import Session
+from .session import Refused, Session
 
 Facts = Mapping[str, Any]
 FULL = 32  # hosts up to which every pair is tried
@@ -66,7 +66,10 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
         return {"token": token + name, "run_port": wanted if free else None, "ports": list(ports)}
 
     def start(host: Host, session: Session) -> dict[str, Any]:
-        return session.request("listen", listen(host.name))
+        answer = session.request("listen", listen(host.name))
+        if not answer["ports"]:
+            raise _nonsense(host, "listen")
+        return answer
 
     listening = fleet.each(hosts.values(), start, "listening")
     failed = dict(listening.failed)
@@ -78,7 +81,7 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     to_head = [_target(head.name, address, [run_port], token) for address in offered]
     reached = fleet.each(
         others,
-        lambda host, session: session.request("dial", _dial(to_head, host.cluster_address, [])),
+        lambda host, session: _ask(host, session, _dial(to_head, host.cluster_address, [])),
         "trying to reach the head",
     )
     common, unreachable = _common(offered, reached)
@@ -90,8 +93,9 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     names = list(addresses)
     dialled = fleet.each(
         [hosts[name] for name in names],
-        lambda host, session: session.request(
-            "dial",
+        lambda host, session: _ask(
+            host,
+            session,
             _dial(
                 [
                     _target(other, addresses[other], listening.done[other]["ports"], token)
@@ -120,6 +124,21 @@ def _target(name: str, address: str, ports: list[int], token: str) -> dict[str, 
 def _dial(targets: list[dict[str, Any]], source: str | None, names: list[str]) -> dict[str, Any]:
     """With names to look up, it is the full trial, with large packets."""
     return {"targets": targets, "source": source, "bulk": bool(names), "names": names}
+
+
+def _ask(host: Host, session: Session, question: dict[str, Any]) -> dict[str, Any]:
+    """Dial, and be told of exactly what was dialled. Raises Refused."""
+    answer = session.request("dial", question)
+    asked = [
+        (target["host"], target["address"], {str(port) for port in target["ports"]}) for target in question["targets"]
+    ]
+    if [(one["host"], one["address"], set(one["ports"])) for one in answer["results"]] != asked:
+        raise _nonsense(host, "dial")
+    return answer
+
+
+def _nonsense(host: Host, operation: str) -> Refused:
+    return Refused("unknown", f"{host.name}: its answer makes no sense: {operation}: not what was asked for")
 
 
 def _offered(cluster_address: str | None, interface: str, fact: Facts, candidates: list[str]) -> list[str]:

@@ -43,7 +43,7 @@ class Relay:
         self.pings = 0
         self.closed = threading.Event()
         self._out.put(b"\nNONCE have\n")
-        self.say(wire.HELLO, {"codes": []})
+        self.say(wire.HELLO, {"codes": [], "boot_id": "b", "machine_id": "m", "state_inode": [1, 2]})
 
     def say(self, kind: int, header: dict[str, Any], payload: bytes = b"") -> None:
         self._out.put(wire.encode(wire.Frame(kind, header, payload)))

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fake_relay import A_RUN, Relay
+from host_facts import with_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator import answers
+from orchestrator import answers, checks, choices, inventory, plan
 from orchestrator import session as sessions
 from orchestrator.answers import Nonsense
 from orchestrator.session import Refused, Session, SessionLost
 from orchestrator.ship import NodeProgram
 
+ABSENT = "<absent>"
+A_PROCESS = {"pid": 9, "used_mib": 70000, "uid": 1000, "command": "python"}
 ESCAPE = "\x1b]52;c;Zm9v\x07"
 
 
@@ -105,6 +109,78 @@ def test_any_answer_is_taken_or_nonsense(operation: str, answer: Any) -> None:
         answers.check(operation, answer)
     except Nonsense as error:
         assert str(error).isprintable()
+
+
+# --- facts, which many rules read
+
+FULL: dict[str, Any] = {
+    **with_gpus(
+        rdma=[{"device": "mlx5_0", "port": "1", "state": "ACTIVE", "layer": "InfiniBand", "driver": "mlx5_core"}],
+        firewalls=["ufw"],
+        listeners={"29500": {"pid": 7, "command": "python"}},
+        orphans=[{"pid": 8, "run_id": "20260101-000000-abcd", "command": "python"}],
+        stale_locks=["/home/ann/lock"],
+        paths={"/data": None},
+        dns=["10.0.0.53"],
+        clock=1.0,
+    ),
+    "nvidia": {"driver": "550.54.15", "cuda": "12.4", "error": None, "xids": ["NVRM: Xid (PCI:0000:3b:00): 79, x"]},
+}
+FULL["python"] = {
+    **FULL["python"],
+    "script": {"path": "train.py", "error": None, "absent": None, "missing": []},
+    "packages": {"numpy": "2"},
+}
+FULL["gpus"] = [
+    {**gpu, "nvlinks": [18, 18], "paths": {"GPU0": "NV18", "GPU1": "NV18"}, "processes": [A_PROCESS]}
+    for gpu in FULL["gpus"]
+]
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every path into a value."""
+    yield place
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in items:
+        yield from places(one, (*place, key))
+
+
+def replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
+    """A copy with something else at that path; ABSENT: with nothing there."""
+    if not place:
+        return new
+    copy = value.copy()
+    if new == ABSENT and len(place) == 1:
+        del copy[place[0]]
+    else:
+        copy[place[0]] = replaced(copy[place[0]], place[1:], new)
+    return copy
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [ABSENT, None, True, -1, 2**70, 1.5, "", ESCAPE, "9" * 5000, [], [[]], [1], {}, {"a": 1}],
+    ids=lambda wrong: repr(wrong)[:20],
+)
+def test_facts_with_anything_wrong_are_refused_or_judged(wrong: Any) -> None:
+    answers.check("probe", FULL)
+    read = inventory.parse("{hosts: [a, b], run: {rdzv: {port: 29500}}}", "inventory.yaml")
+    made = plan.make(read, run_id="R", name="R", command=("-u", "train.py"), code=None, env={}, debug=False)
+    hello = {"boot_id": "b", "machine_id": "m", "state_inode": [1, 1]}
+    hellos = {"a": hello, "b": {**hello, "state_inode": [1, 2]}}
+    refusals = 0
+    for place in places({key: value for key, value in FULL.items() if key != "clock_ahead"}):
+        facts = replaced(FULL, place, wrong)
+        try:
+            answers.check("probe", facts)
+        except Nonsense as error:
+            assert str(error).isprintable()
+            refusals += 1
+            continue
+        checks.judge(made, {"a": {**facts, "clock_ahead": [0.0, 0.1]}, "b": FULL}, hellos)
+        choices.choose({"a": facts, "b": FULL})
+        plan.resolve(made, {"a": facts, "b": FULL})
+    assert refusals > 20
 
 
 # --- through a session
