@@ -13,12 +13,27 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from . import __version__
 from .errors import Interrupted, OrchError, UsageError
 
 INVENTORY = click.argument("inventory", type=click.Path())
-RUN = click.argument("run", required=False)
+
+
+def _complete_run(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """The runs started from this machine, by id and by name. The hosts, who know all, are not asked at a key press."""
+    from . import history
+
+    known: dict[str, str] = {}
+    for run_id, name in history.newest_runs():
+        known.setdefault(run_id, name)
+        known.setdefault(name, run_id)
+    return [CompletionItem(word, help=what) for word, what in known.items() if word.startswith(begun)]
+
+
+RUN = click.argument("run", required=False, shell_complete=_complete_run)
+ONE_RUN = click.argument("run", shell_complete=_complete_run)
 OTHER_INVENTORY = click.option(
     "-i",
     "--inventory",
@@ -259,7 +274,7 @@ def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
 
 
 @cli.command(short_help="all that is known of a run, in one HTML file")
-@click.argument("run")
+@ONE_RUN
 @OTHER_INVENTORY
 @HOSTS
 @click.option(
@@ -305,7 +320,7 @@ def kill(
 
 
 @cli.command(short_help="the first cause of a failure")
-@click.argument("run", nargs=-1, metavar="[RUN]")
+@click.argument("run", nargs=-1, metavar="[RUN]", shell_complete=_complete_run)
 @click.option(
     "--log", "log", multiple=True, metavar="FILE...", help="Look at log files instead, of any run; - is stdin."
 )
@@ -328,7 +343,7 @@ def diagnose(
 
 
 @cli.command(short_help="bring the outputs of a run here")
-@click.argument("run")
+@ONE_RUN
 @click.argument("pattern", required=False)
 @click.option("-o", "--output", metavar="DIR", help="Into DIR/HOST/...; default: a folder called as the run.")
 @OTHER_INVENTORY

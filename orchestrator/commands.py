@@ -84,7 +84,7 @@ def up(wanted: Up) -> int:
     with open_fleet(read) as fleet:
         resolved = _launch(made, snapshot, fleet, around, wanted.wait, console)
         try:
-            history.remember(read.path)
+            history.remember(read.path, run_id, made.name)
             if wanted.detach:
                 print(json.dumps({"run_id": run_id, "name": made.name}) if wanted.as_json else run_id, flush=True)
                 console.note(f"the run has started; follow it with: ddp-orch logs -f {run_id}")

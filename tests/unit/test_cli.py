@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -56,6 +57,32 @@ def test_the_shells_complete_commands(tmp_path: Path, shell: str) -> None:
     words = {"COMP_WORDS": "ddp-orch tr", "COMP_CWORD": "tr" if shell == "fish" else "1"}
     found = orch(tmp_path, _DDP_ORCH_COMPLETE=f"{shell}_complete", **words)
     assert "trust" in found.stdout and "kill" not in found.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shells_complete_runs_by_id_and_name(tmp_path: Path, shell: str) -> None:
+    state = tmp_path / "state/ddp-orch"
+    state.mkdir(parents=True)
+    runs = [["20261122-070000-abcd", "mnist"], ["20261121-070000-efgh", "20261121-070000-efgh"]]
+    (state / "newest.json").write_text(json.dumps({"inventory": "/x", "runs": runs}))
+    for begun, expected in (("2026", ["20261122-070000-abcd", "20261121-070000-efgh"]), ("mn", ["mnist"]), ("x", [])):
+        for command in ("logs", "kill", "fetch", "report", "diagnose", "top"):
+            words = {"COMP_WORDS": f"ddp-orch {command} {begun}", "COMP_CWORD": begun if shell == "fish" else "2"}
+            found = orch(
+                tmp_path, _DDP_ORCH_COMPLETE=f"{shell}_complete", XDG_STATE_HOME=str(tmp_path / "state"), **words
+            )
+            assert [
+                one
+                for one in ("20261122-070000-abcd", "20261121-070000-efgh", "mnist")
+                if one in completions(shell, found.stdout)
+            ] == expected, found
+
+
+def completions(shell: str, said: str) -> list[str]:
+    """The words, without click's kinds and help."""
+    if shell == "zsh":
+        return said.splitlines()[1::3]
+    return [line.partition(",")[2].partition("\t")[0] for line in said.splitlines()]
 
 
 def test_a_locale_without_the_character_ends_no_command(tmp_path: Path) -> None:
