@@ -21,8 +21,8 @@ WORDS = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}  # what YA
 MAX_INCLUDES = 16
 
 TEXT = """\
-# The hosts of a training run. Every other key has a default: inventory.example.yaml shows them all, and
-# `ddp-orch config {path}` how this file is understood.
+# The hosts of a training run. Every other key has a default: `ddp-orch config {path}` shows them all, and
+# how this file is understood.
 
 hosts:                  # the first one has rank 0
 {hosts}

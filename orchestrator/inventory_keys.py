@@ -31,6 +31,9 @@ from .inventory_values import (
 from .yamlsource import Map, Mark, Node, Scalar, Sequence
 
 
+ALIKE = 0.85  # of 1: a key of another section is more likely meant than one of this that is less alike
+
+
 @dataclass(frozen=True)
 class Key:
     name: str
@@ -74,7 +77,23 @@ def _hint(name: str, section: Section) -> str:
     places = [other.name for other in SECTIONS if any(name == key.name for key in other.keys)]
     if places:
         return f"it goes under {' or '.join(places)}"
-    return hostnames.nearest(name, [key.name for key in section.keys])
+    known = {key.name: other for other in (*SECTIONS, section) for key in other.keys}
+    near = _nearest(name, [key.name for key in section.keys], list(known))
+    if near is None:
+        return hostnames.nearest(name, [key.name for key in section.keys])
+    other = known[near]
+    where = "" if other is section else f", under {other.name}" if other.name else ", at the left margin"
+    return f"did you mean {near}{where}?"
+
+
+def _nearest(name: str, own: list[str], every: list[str]) -> str | None:
+    """The key that begins so (`nproc`: nproc_per_node), or is spelt much like it."""
+    from difflib import get_close_matches
+
+    begun = [one for one in (*own, *every) if one.startswith(f"{name}_")]
+    sure = get_close_matches(name, every, 1, ALIKE)
+    maybe_own, maybe_other = get_close_matches(name, own, 1), get_close_matches(name, every, 1)
+    return next(iter((*begun, *sure, *maybe_own, *maybe_other)), None)
 
 
 def _section(name: str, doc: str, *keys: Key) -> Key:
