@@ -30,7 +30,6 @@ from .inventory_values import (
 )
 from .yamlsource import Map, Mark, Node, Scalar, Sequence
 
-
 ALIKE = 0.85  # of 1: a key of another section is more likely meant than one of this that is less alike
 
 
