@@ -24,6 +24,7 @@ from . import links, namespaces
 from .host import PATH, SILENT_DNS, USERS, Host, address, wait_until_up
 from .processes import Process, of_run, read_processes
 
+NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
 CONTROLLER_ADDRESS = "10.77.255.254"
 CHECKOUT = Path(__file__).resolve().parents[2]
 TOOLS = ("unshare", "nsenter", "pivot_root", "mount", "ip", "tc", "nft", "bash", "sshd")
@@ -225,6 +226,7 @@ class Lab:
         if self._unshare.stdout.readline() != "ready\n":
             raise RuntimeError(f"the lab did not start:\n{(self.directory / 'lab.log').read_text()}")
         self._init = namespaces.children_of({self._unshare.pid})[self._unshare.pid]
+        _make_room_for_neighbours(len(self.hosts))
         for host in self.hosts:
             host.power_on()
         wait_until_up(self.hosts)
@@ -289,6 +291,15 @@ class Lab:
             for name in (host.name, host.address, host.cluster_address):
                 known += [f"{name if port == 22 else f'[{name}]:{port}'} {host.host_key}\n" for port in self._ports]
         (ssh / "known_hosts").write_text("".join(known))
+
+
+def _make_room_for_neighbours(hosts: int) -> None:
+    """The kernel's table of neighbours is one for all network namespaces, and by default too small for many hosts: the
+    controller, the head and each other host know each other on two networks."""
+    needed = 16 * hosts
+    if needed > int(NEIGHBOURS.read_text()):
+        with contextlib.suppress(OSError):  # read-only in a container: fewer hosts will do
+            NEIGHBOURS.write_text(str(needed))
 
 
 def missing() -> str | None:
