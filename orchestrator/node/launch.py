@@ -10,6 +10,11 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 from . import gang, network, processes
 
 
+# No question to a name server, /etc/hosts is read still. torchrun is given addresses only, and yet looks up its own name
+# and those of all who connect, one after the other: with a server that does not answer, a second for each.
+AGENT_RESOLVER = "attempts:0"
+
+
 class Paths(NamedTuple):
     run: str  # the run's folder on this host
     fifo: str
@@ -82,10 +87,13 @@ def jobs(
     if spec["agent_argv"]:
         argv = [spec["python"]] + [word.format_map(fill) for word in spec["agent_argv"]]
         argv += program + ["rank-exec", os.path.join(paths.run, "rank.json")]
+        own_resolver = "RES_OPTIONS" not in spec["env"] and "RES_OPTIONS" not in secrets
+        if own_resolver:
+            rank["env"]["RES_OPTIONS"] = environment["RES_OPTIONS"]
         agent = {
             "argv": argv,
             "cwd": paths.cwd,
-            "env": environment,
+            "env": dict(environment, RES_OPTIONS=AGENT_RESOLVER) if own_resolver else environment,
             "stdout": os.path.join(paths.fifo, "%d.agent.out" % order.attempt),
             "stderr": os.path.join(paths.fifo, "%d.agent.err" % order.attempt),
         }

@@ -31,6 +31,19 @@ def test_what_the_job_loads_is_not_loaded_by_the_guard(runs: Runs, tmp_path: Pat
     assert guard == ""
 
 
+@pytest.mark.parametrize(
+    ("given", "of_agent"), [({}, "attempts:0"), ({"RES_OPTIONS": "timeout:5"}, "timeout:5")], ids=["ours", "the user's"]
+)
+def test_the_agent_asks_no_name_server_and_the_ranks_may(runs: Runs, given: dict[str, str], of_agent: str) -> None:
+    code = """import os
+print("rank", os.environ["RES_OPTIONS"])
+print("agent", *(one for one in open(f"/proc/{os.getppid()}/environ").read().split("\\0") if "RES_OPTIONS=" in one))"""
+    run = runs.start(code, env=given, torchrun=True)
+    run.wait_over()
+    of_rank = given.get("RES_OPTIONS", "timeout:1 attempts:1")
+    assert run.journal()["1.0.out"].decode() == f"rank {of_rank}\nagent RES_OPTIONS={of_agent}\n"
+
+
 def test_the_guard_has_neither_the_job_s_variables_nor_its_secrets_in_its_environment(runs: Runs) -> None:
     run = runs.start("import time; print('ready', flush=True); time.sleep(60)", env={"PYTHONPATH": "/evil", "LR": "1"})
     run.wait_for("ready", "1.0.out")
