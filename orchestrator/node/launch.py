@@ -9,8 +9,8 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 from . import gang, network, processes
 
-# No question to a name server, /etc/hosts is read still. torchrun is given addresses only, and yet looks up its own name
-# and those of all who connect, one after the other: with a server that does not answer, a second for each.
+# No question to a name server; /etc/hosts is read. torchrun is given addresses only, and yet looks up its own name and
+# those of all who connect, one after the other: with a server that does not answer, a second for each.
 AGENT_RESOLVER = "attempts:0"
 
 
