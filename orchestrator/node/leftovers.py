@@ -7,7 +7,7 @@ import time
 from typing import Any, Dict, List, Set, Tuple
 
 from . import gpus, network, processes, runs, state
-from .recorder import belonging, sweep
+from .sweep import belonging, sweep
 
 SHARED_MEMORY = "/dev/shm"
 # what NCCL and torch's data loaders leave there when they are killed; nothing else is ours for certain

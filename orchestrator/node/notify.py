@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
-import urllib.request
 from typing import Any, Dict, NoReturn, Optional
 
 from . import processes
@@ -67,6 +65,8 @@ def _child(wanted: Dict[str, Any], said: Dict[str, Any]) -> NoReturn:
                 run(wanted["command"], said)
         code = 0
     except BaseException:  # noqa: BLE001  the last resort: a fork must never return into the recorder's code
+        import traceback
+
         traceback.print_exc()
         sys.stderr.flush()
     os._exit(code)
@@ -86,6 +86,8 @@ def post(webhook: str, body: Dict[str, Any]) -> None:
     """Post JSON; again when it was not taken. The address may be a secret: it is in no message of ours."""
     data = json.dumps(body).encode("ascii")
     head = {"Content-Type": "application/json", "User-Agent": "ddp-orch"}
+    import urllib.request  # with ssl and http: not in every recorder's memory
+
     request = urllib.request.Request(webhook, data, head)  # noqa: S310  the inventory takes http and https only
     for number in range(TRIES):
         try:

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import Any, Callable, Dict, Iterator, List, Sequence
 
-from . import prepare, state, wire
+from . import state, wire
 
 MAX_LISTING = 2 * 1024 * 1024  # bytes of JSON: a listing travels in one header
 
@@ -29,7 +29,7 @@ def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
             files.append([path, found.st_size, found.st_mtime_ns])
             size += len(json.dumps(files[-1]))
             if size > MAX_LISTING:
-                raise prepare.Refused("unknown", "too many files (over %d): give a PATTERN of fewer" % len(files))
+                raise wire.Refused("unknown", "too many files (over %d): give a PATTERN of fewer" % len(files))
     return {"files": files, "links": links}
 
 
@@ -76,7 +76,7 @@ def _send(path: str, number: int, emit: Emit) -> None:
 def _root(run_id: str) -> str:
     spec = state.read(os.path.join(state.run_folder(run_id), "spec.json"))
     if spec is None:
-        raise prepare.Refused("unknown", "run %s is not known here" % run_id)
+        raise wire.Refused("unknown", "run %s is not known here" % run_id)
     return os.path.join(state.folder("out"), spec["name"])
 
 

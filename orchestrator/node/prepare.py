@@ -12,17 +12,10 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import daemon, network, processes, retire, state
 from .peers import JOIN_WINDOW
+from .wire import Refused
 
 REACH_WINDOW = 4.0  # s to reach the head's two ports from here
 FREE_SPACE = 64 * 1024 * 1024  # bytes that the state folder must have left
-
-
-class Refused(Exception):
-    """This host cannot take part; `code` is a label of a finding."""
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dict[str, Any]]:

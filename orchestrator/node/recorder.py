@@ -17,6 +17,7 @@ from typing import Any, Dict, List, NoReturn, Optional
 from . import gang, history, journal, processes, state
 from .link import LEASE
 from .peers import Follower, Head, Peers
+from .sweep import sweep
 
 PUMPS_A_TURN = 4  # MiB from one FIFO before the others get their turn
 # A turn that brought less than LITTLE bytes of output is followed by a pause: line by line, 10,000 lines a second would
@@ -294,23 +295,3 @@ class Recorder:
             },
         )
         self._finished = True
-
-
-def sweep(run_id: str, folder: str) -> List[Dict[str, Any]]:
-    """KILL what carries the run's mark or was recorded as its own, until nothing is left. Returns what did not end."""
-    deadline = time.monotonic() + 10.0
-    while True:
-        left = [one for one in belonging(run_id, folder) if one.pid != os.getpid()]
-        if not left or time.monotonic() > deadline:
-            return [{"pid": one.pid, "cmd": processes.command(one.pid)} for one in left]
-        processes.send_all(left, signal.SIGKILL)
-        time.sleep(0.01)  # the kernel needs a moment to take them down; the condition is the loop's
-
-
-def belonging(run_id: str, folder: str) -> List[processes.Process]:
-    """Processes of a run, by their mark and by the record its guard kept."""
-    found = {process for process, mark in processes.marks().items() if mark == run_id}
-    record = state.read(os.path.join(folder, "procs.json")) or {}
-    if record.get("boot_id") == state.boot_id():
-        found.update(processes.Process(*one) for one in record.get("processes", []))
-    return [process for process in found if processes.alive(process)]

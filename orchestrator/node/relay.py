@@ -5,6 +5,7 @@ main thread reads frames and answers PING. A controller that has been silent for
 ends.
 """
 
+import importlib
 import os
 import queue
 import select
@@ -14,9 +15,25 @@ import threading
 import time
 from typing import Any, BinaryIO, Callable, Dict, cast
 
-from . import evidence, follow, leftovers, outputs, prepare, processes, retire, runs, sample, state, stop, wire
+from . import processes, state, wire
 
 SILENCE = 30.0  # s without a frame from the controller (it sends a PING every 5)
+
+
+# Requests that need nothing of the session: module and function. A module is loaded when it is first asked for: most
+# sessions ask for one or two things, and to import everything took longer than to answer them.
+OPERATIONS = {
+    "probe": ("probe", "look"),
+    "dial": ("mesh", "dial"),
+    "sample": ("sample", "sample"),
+    "record": ("runs", "record"),
+    "list": ("runs", "listing"),
+    "evidence": ("evidence", "gather"),
+    "stop": ("stop", "end_run"),
+    "stale": ("leftovers", "stale"),
+    "force": ("leftovers", "force"),
+    "outputs": ("outputs", "listing"),
+}
 
 
 class Relay:
@@ -33,25 +50,15 @@ class Relay:
         self._uploads: Dict[int, "queue.Queue[bytes]"] = {}
         self._controls: Dict[str, socket.socket] = {}
         self._operations: Dict[str, Callable[[Dict[str, Any], int], Dict[str, Any]]] = {
-            "probe": self._probe,
             "listen": self._listen,
-            "dial": self._dial,
             "unpack": self._unpack,
             "prepare": self._prepare,
             "start": self._start,
             "abort": self._abort,
             "clock": lambda arguments, _: {"clock": time.time()},
-            "sample": lambda arguments, _: sample.sample(arguments),
-            "record": lambda arguments, _: runs.record(arguments),
-            "list": lambda arguments, _: {"runs": runs.listing()},
             "attach": self._attach,
-            "evidence": lambda arguments, _: evidence.gather(arguments),
-            "stop": lambda arguments, _: stop.end_run(arguments),
-            "stale": lambda arguments, _: leftovers.stale(arguments),
-            "force": lambda arguments, _: leftovers.force(arguments),
-            "outputs": lambda arguments, _: outputs.listing(arguments),
             "send": self._send_outputs,
-            "prune": lambda arguments, _: retire.retire(arguments["keep"], self._program),
+            "prune": self._prune,
         }
 
     def serve(self) -> int:
@@ -89,8 +96,8 @@ class Relay:
     def _answer(self, request: Dict[str, Any]) -> None:
         number = request["id"]
         try:
-            result = self._operations[request["op"]](request["args"], number)
-        except (state.StateError, prepare.Refused) as error:
+            result = self._do(request["op"], request["args"], number)
+        except (state.StateError, wire.Refused) as error:
             result = {"error": str(error), "code": getattr(error, "code", "unknown")}
         except BrokenPipeError:
             return  # the controller has gone
@@ -103,12 +110,14 @@ class Relay:
         except OSError:
             pass
 
+    def _do(self, operation: str, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        if operation in self._operations:
+            return self._operations[operation](arguments, number)
+        module, function = OPERATIONS[operation]
+        result: Dict[str, Any] = getattr(importlib.import_module("." + module, __package__), function)(arguments)
+        return result
+
     # requests that need the session
-
-    def _probe(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
-        from . import probe  # XML and all: only a launch and a check ask
-
-        return probe.look(arguments)
 
     def _listen(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import mesh, network
@@ -117,33 +126,32 @@ class Relay:
         try:
             listeners = mesh.Listeners(arguments["token"], arguments["run_port"], low, high)
         except OSError as error:
-            raise prepare.Refused("port-in-use", "no port to listen on: %s" % error) from error
+            raise wire.Refused("port-in-use", "no port to listen on: %s" % error) from error
         # they end with the session
         return {"ports": listeners.ports, "addresses": network.candidates()}
 
-    def _dial(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
-        from . import mesh
-
-        return mesh.dial(arguments)
-
     def _unpack(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
-        from . import unpack  # tarfile and all: most sessions send no code
+        from . import unpack
 
         stream = _Upload(self._uploads[number])
         try:
             return {"path": unpack.unpack(cast(BinaryIO, stream), arguments["sha256"], state.folder("code"))}
         except unpack.UnpackError as error:
-            raise prepare.Refused("unknown", str(error)) from error
+            raise wire.Refused("unknown", str(error)) from error
         finally:
             stream.drain()
             del self._uploads[number]
 
     def _prepare(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import prepare
+
         control, answer = prepare.prepare(arguments, self._program)
         self._controls[arguments["spec"]["run_id"]] = control
         return answer
 
     def _start(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import prepare
+
         return prepare.ask(self._controls[arguments["run_id"]], {"do": "start", "start": arguments["start"]}, "started")
 
     def _abort(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
@@ -155,12 +163,21 @@ class Relay:
         return {}
 
     def _send_outputs(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import outputs
+
         def emit(header: Dict[str, Any], payload: bytes) -> None:
             self.send(wire.Frame(wire.DATA, dict(header, id=number), payload))
 
         return outputs.send(arguments, emit)
 
+    def _prune(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import retire
+
+        return retire.retire(arguments["keep"], self._program)
+
     def _attach(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import follow
+
         def emit(header: Dict[str, Any], payload: bytes) -> None:
             self.send(wire.Frame(wire.DATA, dict(header, id=number), payload))
 

@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 from . import history, processes, state
 
@@ -90,8 +90,9 @@ def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def listing() -> List[Dict[str, Any]]:
-    return [found for run_id, folder in state.runs() for found in [describe(run_id, folder)] if found is not None]
+def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    runs = [found for run_id, folder in state.runs() for found in [describe(run_id, folder)] if found is not None]
+    return {"runs": runs}
 
 
 def guard_of(folder: str) -> Optional[processes.Process]:

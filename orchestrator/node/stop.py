@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 from . import network, processes, runs, state
 from .leftovers import owner, ports_of
 from .link import LEASE
-from .recorder import belonging, sweep
+from .sweep import belonging, sweep
 
 REPORT_WINDOW = 5.0  # s beyond the grace and the lease for a guard to write its record
 

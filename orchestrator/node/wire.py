@@ -25,6 +25,14 @@ class WireError(Exception):
     """The peer sent something that is not a frame of this protocol."""
 
 
+class Refused(Exception):
+    """A request that is answered with a no and its reason; `code` is a label of a finding."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class Frame(NamedTuple):
     kind: int
     header: Dict[str, Any]

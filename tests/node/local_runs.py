@@ -18,7 +18,7 @@ from typing import Any
 from lab.waiting import wait_until
 
 from orchestrator import inventory, launchers, plan
-from orchestrator.node import journal, processes, recorder, runs, state
+from orchestrator.node import journal, processes, runs, state, sweep
 from orchestrator.session import Session
 from orchestrator.ship import node_program
 from orchestrator.transport import LocalConnection
@@ -189,7 +189,7 @@ def _end(run_id: str, folder: Path) -> None:
             processes.send_all(below, signal.SIGKILL)
             processes.send(guard, signal.SIGKILL)
             wait_until(lambda: not processes.alive(guard), 5.0, "a killed guard is gone")
-    recorder.sweep(run_id, str(folder))
+    sweep.sweep(run_id, str(folder))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,28 @@
+"""The processes of a run on this host, and their end: by their mark and by the record that its guard kept."""
+
+import os
+import signal
+import time
+from typing import Any, Dict, List
+
+from . import processes, state
+
+
+def sweep(run_id: str, folder: str) -> List[Dict[str, Any]]:
+    """KILL what carries the run's mark or was recorded as its own, until nothing is left. Returns what did not end."""
+    deadline = time.monotonic() + 10.0
+    while True:
+        left = [one for one in belonging(run_id, folder) if one.pid != os.getpid()]
+        if not left or time.monotonic() > deadline:
+            return [{"pid": one.pid, "cmd": processes.command(one.pid)} for one in left]
+        processes.send_all(left, signal.SIGKILL)
+        time.sleep(0.01)  # the kernel needs a moment to take them down; the condition is the loop's
+
+
+def belonging(run_id: str, folder: str) -> List[processes.Process]:
+    """Processes of a run, by their mark and by the record its guard kept."""
+    found = {process for process, mark in processes.marks().items() if mark == run_id}
+    record = state.read(os.path.join(folder, "procs.json")) or {}
+    if record.get("boot_id") == state.boot_id():
+        found.update(processes.Process(*one) for one in record.get("processes", []))
+    return [process for process in found if processes.alive(process)]
