@@ -3,19 +3,20 @@
 Importing torch would cost seconds: its versions are in its files. FD holds the question as JSON.
 """
 
-import ast
-import fnmatch
-import glob
 import importlib.util
 import json
 import os
 import re
 import resource
 import sys
-from typing import Any, Dict, Optional, Set
+from typing import TYPE_CHECKING, Any, Dict, Optional, Set
+
+if TYPE_CHECKING:
+    import ast
 
 PACKAGES = re.compile(r"(nvidia_nccl_cu\d+|nvidia_cudnn_cu\d+|torchvision|numpy)-([^-]+)\.dist-info$")
 SETTINGS = re.compile(r"(NCCL_|GLOO_|TORCH_|OMP_|CUDA_|LD_LIBRARY_PATH$|LD_PRELOAD$|PYTHONPATH$|RES_OPTIONS$)")
+LIBRARIES = {"net_plugin": re.compile(r"libnccl-net[\w-]*\.so$"), "libfabric": re.compile(r"libfabric\.so\.\d+$")}
 LOADER_CACHE = "/etc/ld.so.cache"  # the paths in it end with a NUL
 
 
@@ -73,6 +74,8 @@ def script(wanted: Optional[Dict[str, Any]], workdir: Optional[str]) -> Optional
                 source = file.read()
         except OSError as error:
             return {"path": path, "error": None, "absent": str(error.strerror), "missing": []}
+    import ast  # only who asks about a script pays for it
+
     try:
         tree = ast.parse(source, wanted["path"])
     except (SyntaxError, ValueError) as error:
@@ -89,8 +92,10 @@ def script(wanted: Optional[Dict[str, Any]], workdir: Optional[str]) -> Optional
     return {"path": wanted["path"], "error": None, "absent": None, "missing": missing}
 
 
-def imports(tree: ast.Module) -> Set[str]:
+def imports(tree: "ast.Module") -> Set[str]:
     """Names of modules that the script imports in any case: not those in a `try`, an `if` or a function."""
+    import ast
+
     found: Set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.Import):
@@ -107,19 +112,23 @@ def findable(name: str) -> bool:
         return False
 
 
-def library(pattern: str) -> Optional[str]:
-    """The path of the first library of that name that the loader would find: by LD_LIBRARY_PATH, else by its cache."""
+def libraries(patterns: Dict[str, "re.Pattern[str]"]) -> Dict[str, Optional[str]]:
+    """For each pattern of a name the library that the loader would find: by LD_LIBRARY_PATH, else by its cache."""
+    paths = []
     for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
-        found = sorted(glob.glob(os.path.join(glob.escape(folder), pattern))) if folder else []
-        if found:
-            return found[0]
+        try:
+            paths += [os.path.join(folder, name) for name in sorted(os.listdir(folder))] if folder else []
+        except OSError:
+            continue
     try:
         with open(LOADER_CACHE, "rb") as file:
-            paths = file.read().split(b"\0")
+            paths += [os.fsdecode(text) for text in file.read().split(b"\0") if text.startswith(b"/")]
     except OSError:
-        return None
-    names = [os.fsdecode(path) for path in paths if path.startswith(b"/")]
-    return next((name for name in names if fnmatch.fnmatch(os.path.basename(name), pattern)), None)
+        pass  # musl has none
+    return {
+        key: next((path for path in paths if pattern.match(path.rpartition("/")[2])), None)
+        for key, pattern in patterns.items()
+    }
 
 
 def main() -> None:
@@ -135,9 +144,8 @@ def main() -> None:
         "limits": limits(),
         "script": script(question["script"], question["workdir"]),
         "settings": {name: value for name, value in os.environ.items() if SETTINGS.match(name)},
-        "net_plugin": library("libnccl-net*.so"),
-        "libfabric": library("libfabric.so.*"),
     }
+    found.update(libraries(LIBRARIES))
     found.update(torch_versions())
     print("\n%s%s" % (question["marker"], json.dumps(found)))
 

@@ -53,7 +53,8 @@ def look(names: List[str], addresses: List[str]) -> Dict[str, Any]:
 
 
 def forward(name: str) -> List[str]:
-    found = socket.getaddrinfo(name, None, 0, socket.SOCK_STREAM)
+    # as bytes: of a text Python makes an IDNA name, with tables that take longer to load than most look-ups take
+    found = socket.getaddrinfo(name.encode("ascii") if name.isascii() else name, None, 0, socket.SOCK_STREAM)
     return sorted({str(address[0]) for _, _, _, _, address in found})
 
 

@@ -5,7 +5,7 @@ import json
 import os
 from typing import Any, Dict, Optional
 
-from . import history, processes, state
+from . import processes, state
 
 
 def guarded(folder: str) -> bool:
@@ -70,6 +70,8 @@ def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
 
 def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """All that is kept of a run but its output; no secret is in it. `arguments`: run_id."""
+    from . import history
+
     folder = state.run_folder(arguments["run_id"])
     events = []
     try:

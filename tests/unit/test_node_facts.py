@@ -192,8 +192,7 @@ def test_a_library_is_found_as_the_loader_finds_it(tmp_path: Path, monkeypatch: 
     cache.write_bytes(b"glibc-ld.so.cache1.1\0\0libfabric.so.1\0/opt/amazon/efa/lib/libfabric.so.1\0\xff\0")
     monkeypatch.setenv("LD_LIBRARY_PATH", f":/nowhere:{plugin.parent}")
     monkeypatch.setattr(inside, "LOADER_CACHE", str(cache))
-    assert inside.library("libnccl-net*.so") == str(plugin)
-    assert inside.library("libfabric.so.*") == "/opt/amazon/efa/lib/libfabric.so.1"
-    assert inside.library("libabsent.so") is None
+    fabric = "/opt/amazon/efa/lib/libfabric.so.1"
+    assert inside.libraries(inside.LIBRARIES) == {"net_plugin": str(plugin), "libfabric": fabric}
     monkeypatch.setattr(inside, "LOADER_CACHE", "/nowhere")
-    assert inside.library("libfabric.so.*") is None
+    assert inside.libraries(inside.LIBRARIES) == {"net_plugin": str(plugin), "libfabric": None}
