@@ -38,7 +38,7 @@ CONTESTANTS = {
 def flags(extra: list[str], number: int, steps: int) -> list[str]:
     if any("local" in flag for flag in extra):
         steps = EVERY
-    batch = 2
+    batch = 4  # two for each rank: batch norm refuses one
     total = AFTER + (EVERY - AFTER) + steps if steps == EVERY else AFTER + steps
     return [
         "--model=resnet18:resnet18", "--data=synthetic", "--image-size=32", f"--batch-size={batch}", "--epochs=1",

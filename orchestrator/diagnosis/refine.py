@@ -29,6 +29,7 @@ def refine(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
         _connects,
         _kills,
         _terminated,
+        _cancelled,
         _files,
         _starts,
         _silent_hosts,
@@ -135,9 +136,14 @@ def _memory(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
             own = next(
                 (float(m[1]) * GIB[m[2]] for m in re.finditer(r"([\d.]+) ([GM]iB) reserved in total", text)), None
             )
-        foreign = sum(
+        others = [
             float(m[1]) * GIB[m[2]] for m in re.finditer(r"Process \d+ has ([\d.]+) ([GM]iB) memory in use", text)
-        )
+        ]
+        allocated = _gib(text, r"Of the allocated memory ")
+        if own is None and total is not None and allocated is not None:
+            # in a container a process does not know itself in the driver's list; two of this size have no room there
+            others = [one for one in others if one < allocated or one + allocated <= total]
+        foreign = sum(others)
         if total is not None and free is not None and own is not None:
             foreign = max(foreign, total - free - own)
         if foreign > OTHERS and (own is None or foreign > 0.25 * own):
@@ -222,6 +228,16 @@ def _terminated(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
         )
         for one in found
         if one.line is not None
+    ]
+
+
+def _cancelled(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """Slurm cancels a step of its own accord when one of its tasks has failed: then nobody else did."""
+    failed = min((one.number for one in seen.exits if one.code > 0), default=None)
+    if failed is None:
+        return suspects
+    return [
+        one for one in suspects if "CANCELLED AT" not in one.line.text or one.line.number < failed or one.level > 90
     ]
 
 

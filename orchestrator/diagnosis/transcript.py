@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -51,6 +52,8 @@ TAGS = tuple(
 SRUN = re.compile(r"\s*(?P<rank>\d+): ?")
 PDSH = re.compile(r"(?P<host>(?!\w*(?:Error|Exception|Warning|INFO|DEBUG|ERROR|WARN))[A-Za-z][\w.-]*):(?: (?!error)|$)")
 
+QUOTED = re.compile(r"^ {0,3}> ?")
+NUMBERED = re.compile(r"^ *\d+(?:\t| {2})")  # as `cat -n` does
 LAUNCHERS = re.compile(r"srun|slurmstepd|mpirun|pdsh@|ssh:")  # they speak between the lines of others
 
 MONTHS = {
@@ -93,7 +96,7 @@ def origin(line: Said, number: int) -> Said:
 
 
 def _lines(name: str, text: str, number: int) -> Iterator[Said]:
-    lines = [line.rstrip() for line in text.replace("\r\n", "\n").split("\n")]
+    lines = _bare([line.rstrip() for line in text.replace("\r\n", "\n").split("\n")])
     everywhere = [tag for tag in (SRUN, PDSH) if _tags_all(tag, lines)]
     for line in lines:
         # what a progress bar has overwritten is not the end of the line
@@ -102,6 +105,15 @@ def _lines(name: str, text: str, number: int) -> Iterator[Said]:
             if stripped.strip():
                 yield _untagged(Said(number, name, None, None, None, stripped), everywhere)
                 number += 1
+
+
+def _bare(lines: list[str]) -> list[str]:
+    """Without what quoting or numbering a log put before every line of it."""
+    full = [line for line in lines if line.strip()]
+    for mark in (QUOTED, NUMBERED):
+        if len(full) > 2 and sum(mark.match(line) is not None for line in full) >= 0.9 * len(full):
+            lines = [mark.sub("", line, count=1) for line in lines]
+    return textwrap.dedent("\n".join(lines)).split("\n")
 
 
 def _tags_all(tag: re.Pattern[str], lines: Sequence[str]) -> bool:
