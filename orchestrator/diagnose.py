@@ -144,6 +144,7 @@ def _first(group: Sequence[Suspect], roots: Sequence[int | None]) -> Suspect:
 COMPLAINTS = re.compile(r"NCCL WARN|^NCCL error|srun: error|slurmstepd: error|terminate called|core dumped")
 FATAL = re.compile(r"(?i)^\W*(?:\w+: |\[\w+\] ?)?(?:fatal|critical|error|panic|aborted)\b(?! ?=)")
 LAST_WORDS = 12  # lines at the end of all; a failure is there, if it is anywhere
+BROKEN_OFF = 4  # lines at the end; a traceback that begins there is not told to its end
 FAILURES = re.compile(
     r"exitcode|\bFAILED\b|core dumped|[Aa]borted|\bKilled\b|[Ee]rror\b|ERROR|[Ff]atal|CRITICAL|panic|"
     r"Traceback|CANCELLED|timed out|NCCL WARN|terminate called"
@@ -157,6 +158,8 @@ def _failed(seen: Scene, suspects: Sequence[Suspect], secondary: Sequence[Suspec
     if any(one.code != 0 and one.line is not None for one in seen.exits):
         return True
     if any("exit_barrier" not in "".join(one.frames) and not seen.goes_on(one) for one in seen.raised):
+        return True
+    if any("Traceback (most recent" in line.text for line in seen.lines[-BROKEN_OFF:]):
         return True
     healthy = any(one.code == "exit-barrier-noise" for one in suspects)
     if healthy:

@@ -110,7 +110,8 @@ def _device_ordinals(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
         (host for rank, host in seen.ranks.items() if rank == 0 and host), seen.hosts[0] if seen.hosts else None
     )
     uses_rank = re.search(
-        r"set_device\((?:args\.|self\.)?(?:global_)?rank\)|cuda:\{?(?:args\.|self\.)?(?:global_)?rank\b", seen.text
+        r"(?:set_device|\.cuda|\.to)\((?:args\.|self\.)?(?:global_)?rank\)|cuda:\{?(?:args\.|self\.)?(?:global_)?rank\b",
+        seen.text,
     )
     if (others and head in others) or uses_rank:
         return _map(suspects, "nproc-exceeds-gpus", lambda one: replace(one, code="global-rank-as-device"))

@@ -52,6 +52,7 @@ TAGS = tuple(
 SRUN = re.compile(r"\s*(?P<rank>\d+): ?")
 PDSH = re.compile(r"(?P<host>(?!\w*(?:Error|Exception|Warning|INFO|DEBUG|ERROR|WARN))[A-Za-z][\w.-]*):(?: (?!error)|$)")
 
+GLUED = re.compile(r"(?<=[st]\])(?=\[(?:rank\d+\]:|[EWIF][ \d]))")  # a progress bar ends without a newline
 QUOTED = re.compile(r"^ {0,3}> ?")
 NUMBERED = re.compile(r"^ *\d+(?:\t| {2})")  # as `cat -n` does
 LAUNCHERS = re.compile(r"srun|slurmstepd|mpirun|pdsh@|ssh:")  # they speak between the lines of others
@@ -100,7 +101,7 @@ def _lines(name: str, text: str, number: int) -> Iterator[Said]:
     everywhere = [tag for tag in (SRUN, PDSH) if _tags_all(tag, lines)]
     for line in lines:
         # what a progress bar has overwritten is not the end of the line
-        for part in line.split("\r"):
+        for part in (piece for shown in line.split("\r") for piece in GLUED.split(shown)):
             stripped = ESCAPES.sub("", part)[:MOST_OF_A_LINE]
             if stripped.strip():
                 yield _untagged(Said(number, name, None, None, None, stripped), everywhere)
