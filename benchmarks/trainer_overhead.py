@@ -3,6 +3,7 @@
 Two ranks on this machine. The bare loop does nothing but forward, backward with DDP's all-reduce, and the optimizer's
 step, on one batch that lies ready; the trainer's is `fit`, with its log every ten steps. Blocks of both in turn, in the
 same processes; a step's time is from the fetching of a batch to that of the next, so that nothing between is left out.
+The ratio is that of the median steps of two neighbouring blocks; that of their means has the told steps in it as well.
 
     python benchmarks/trainer_overhead.py [--rounds 15] [--steps 40]
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import sys
 import tempfile
@@ -19,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -51,14 +53,14 @@ def as_a_rank(rounds: int, steps: int) -> None:
 
 
 def blocks(config, world, rounds: int, steps: int):  # type: ignore[no-untyped-def]
-    """Seconds a step of each block, of the bare loop and of ours."""
+    """Seconds of every step, of the bare loop and of ours; a block of one, then a block of the other."""
     from trainer.prepare import prepare
     from trainer.telling import Teller
     from trainer.train import started
 
     bare, ours = (prepare(config, world, None) for _ in range(2))
     batch = next(started(bare, Teller(config, world, bare.data, bare.ddp, None)))
-    seconds: dict[str, list[float]] = {"bare": [], "ours": []}
+    seconds: dict[str, list[list[float]]] = {"bare": [], "ours": []}
     for number in range(rounds + 1):
         contestants = {"bare": lambda: bare_block(bare, batch, steps), "ours": lambda: our_block(ours, steps)}
         for name in sorted(contestants, reverse=number % 2 == 1):
@@ -69,7 +71,7 @@ def blocks(config, world, rounds: int, steps: int):  # type: ignore[no-untyped-d
     return seconds
 
 
-def bare_block(training, batch, steps: int) -> float:  # type: ignore[no-untyped-def]
+def bare_block(training, batch, steps: int) -> list[float]:  # type: ignore[no-untyped-def]
     from torch.nn.functional import cross_entropy
 
     inputs, targets = batch
@@ -79,7 +81,7 @@ def bare_block(training, batch, steps: int) -> float:  # type: ignore[no-untyped
         cross_entropy(training.ddp(inputs).flatten(0, -2), targets.flatten()).backward()
         training.optimizer.step()
         training.optimizer.zero_grad()
-    return (times[-1] - times[0]) / (len(times) - 1)
+    return [after - before for before, after in itertools.pairwise(times)]
 
 
 class Enough(Exception):
@@ -106,7 +108,7 @@ class Stamped:
                 raise Enough
 
 
-def our_block(training, steps: int) -> float:  # type: ignore[no-untyped-def]
+def our_block(training, steps: int) -> list[float]:  # type: ignore[no-untyped-def]
     from trainer.telling import Teller
     from trainer.train import fit
 
@@ -118,7 +120,7 @@ def our_block(training, steps: int) -> float:  # type: ignore[no-untyped-def]
     teller = Teller(training.config, training.world, data, training.ddp, None)
     with contextlib.suppress(Enough), contextlib.redirect_stdout(io.StringIO()):
         fit(training, teller, None)
-    return (times[-1] - times[0]) / (len(times) - 1)
+    return [after - before for before, after in itertools.pairwise(times)]
 
 
 def snapshots(config, world):  # type: ignore[no-untyped-def]
@@ -176,12 +178,23 @@ def main() -> None:
     if not lines:
         sys.exit(output)
     figures = json.loads(lines[0].removeprefix("figures "))
+    kept: dict[str, dict[str, float | list[float]]] = {}
     for model, measured in figures.items():
-        for what, (ours, theirs) in {"step": ("ours", "bare"), "snapshot": ("save", "copy")}.items():
-            ratios = [one / other for one, other in zip(measured[what][ours], measured[what][theirs], strict=True)]
-            measured[f"{what}_ratio"] = median(ratios)
-            milliseconds = " ".join(f"{name} {1000 * median(each):.3f} ms" for name, each in measured[what].items())
-            print(f"{model:12} {what:9} {milliseconds}   {ours} / {theirs}: {median(ratios):.3f}")
+        steps, snapshots = measured["step"], measured["snapshot"]
+        kept[model] = {f"step_{name}_medians_s": [median(block) for block in blocks] for name, blocks in steps.items()}
+        kept[model] |= {f"step_{name}_means_s": [fmean(block) for block in blocks] for name, blocks in steps.items()}
+        kept[model] |= {f"snapshot_{name}_s": each for name, each in snapshots.items()}
+        for what, ours, theirs in (
+            ("step, median", "step_ours_medians_s", "step_bare_medians_s"),
+            ("step, mean", "step_ours_means_s", "step_bare_means_s"),
+            ("snapshot", "snapshot_save_s", "snapshot_copy_s"),
+        ):
+            one, other = kept[model][ours], kept[model][theirs]
+            ratio = kept[model][f"{what} ratio"] = median(a / b for a, b in zip(one, other, strict=True))
+            print(
+                f"{model:12} {what:13} {1000 * median(other):8.3f} ms, ours {1000 * median(one):8.3f} ms: {ratio:.3f}"
+            )
+    figures = kept
     results.write("trainer_overhead", {"ranks": 2, "figures": figures})
 
 
