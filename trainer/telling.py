@@ -37,8 +37,11 @@ class Teller:
         self.peak = peak_flops(self.world.device)  # of a rank's GPU
         self._wait = GradientWait(self.ddp, self.world.device, self.config.log_every)
 
-    def step(self, epoch: int, step: int, loss: float, right: float, norm: float, lr: float) -> None:
-        """For all ranks to call: `loss` and `right` are this rank's sums, over its part of the step's samples."""
+    def step(self, epoch: int, step: int, loss: float, right: float, norm: float, lr: float) -> float:
+        """For all ranks to call: `loss` and `right` are this rank's sums, over its part of the step's samples.
+
+        Returns what a step takes the slowest rank, in seconds: the same on all.
+        """
         steps, self._told = self.steps - self._told, self.steps
         mean, comm = self._mean_seconds(steps)
         step_time = sum(mean.values())
@@ -65,6 +68,7 @@ class Teller:
             mine = len(range(self.world.rank, self.config.batch_size, self.world.world_size)) * self.data.targets
             own = {"loss": loss / mine, "acc": right / mine, **{part: mean.get(part, 0.0) for part in PARTS}}
             print_line(f"rank:{self.world.rank} {where} {spelled(own)}")
+        return rows[slowest][2]
 
     def test(self, epoch: int, step: int, loss: float, accuracy: float) -> None:
         self.world.say(f"epoch:{epoch} step:{step} test_loss:{loss:.4f} test_acc:{accuracy:.4f}")

@@ -105,7 +105,7 @@ def fit(training: Training, teller: Teller, writer: snapshot.Writer | None) -> i
         epoch = math.ceil(step / sampling.steps_per_epoch)
         if told:
             stop_if_not_finite(training, suspect)
-            teller.step(epoch, step, loss.item(), right.item(), float(norm), rate)
+            requests.pace(teller.step(epoch, step, loss.item(), right.item(), float(norm), rate))
         teller.watch.lap("other")
         if step % save_every == 0 or step == last_step:
             save(training, writer, step, suspect)

@@ -75,10 +75,10 @@ RUN = {"run_id": "../../../x", "name": "../.ssh" + ESCAPE, "state": "running" + 
        "by": ESCAPE, "ports": ["x"], "verdict": {"state": ESCAPE}}
 """
 LIES = {
-    "a run with escapes in all it says": "listing = lambda: [RUN]",
-    "a run that is no object": "listing = lambda: [1, None, 'x']",
-    "no list": "listing = lambda: ESCAPE",
-    "an answer of 100,000 brackets": "listing = lambda: eval('[' * 80 + ']' * 80)",
+    "a run with escapes in all it says": "listing = lambda _: {'runs': [RUN]}",
+    "a run that is no object": "listing = lambda _: {'runs': [1, None, 'x']}",
+    "no list": "listing = lambda _: {'runs': ESCAPE}",
+    "an answer of 100,000 brackets": "listing = lambda _: {'runs': eval('[' * 80 + ']' * 80)}",
 }
 COMMANDS = {
     "ps": ("ps", "--all"),
