@@ -4,12 +4,13 @@ import glob
 import os
 import pickle
 import re
-import subprocess
 import time
 from typing import Any, Dict, List
 
 from . import flight, state
+from .ask import output_of
 
+KERNEL_WINDOW = 5.0  # s for dmesg
 KERNEL = re.compile(
     r"oom|Out of memory|Killed process|NVRM: Xid|segfault at|fallen off|link (?:is )?down|I/O error", re.I
 )
@@ -37,15 +38,9 @@ def gather(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _kernel(since: float) -> List[Dict[str, Any]]:
-    try:
-        answer = subprocess.run(
-            ["dmesg"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=5, check=False
-        ).stdout.decode("utf-8", "backslashreplace")
-    except (OSError, subprocess.TimeoutExpired):
-        return []
     booted = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
     found = []
-    for line in answer.splitlines():
+    for line in output_of(["dmesg"], KERNEL_WINDOW).splitlines():
         stamp = re.match(r"\[ *(\d+\.\d+)\] ", line)
         if stamp and KERNEL.search(line) and booted + float(stamp.group(1)) >= since:
             found.append({"at": booted + float(stamp.group(1)), "text": line[stamp.end() :][:500]})

@@ -4,11 +4,11 @@ import glob
 import os
 import shutil
 import socket
-import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
 from . import names, network, processes, runs, state
+from .ask import output_of
 
 NFT_WINDOW = 3.0  # s
 STALE_LOCK = 300.0  # s after which the lock of a build of an extension counts as left behind
@@ -105,18 +105,7 @@ def _nft_chains() -> str:
     program = _program("nft")
     if os.getuid() != 0 or program is None:
         return ""
-    try:
-        answer = subprocess.run(
-            [program, "list", "chains"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=NFT_WINDOW,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout.decode("utf-8", "replace")
+    return output_of([program, "list", "chains"], NFT_WINDOW)
 
 
 def _program(name: str) -> Optional[str]:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import processes
+from .ask import output_of
 
 if TYPE_CHECKING:
     import xml.etree.ElementTree as ElementTree
@@ -203,15 +204,4 @@ def _number(element: "ElementTree.Element", path: str) -> Optional[int]:
 
 def _xids() -> List[str]:
     """What the driver wrote of faults into the kernel's log, where an ordinary user may read it."""
-    try:
-        answer = subprocess.run(
-            XID,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            timeout=XID_WINDOW,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.strip() for line in answer.stdout.decode("utf-8", "replace").splitlines() if "NVRM: Xid" in line][-20:]
+    return [line.strip() for line in output_of(XID, XID_WINDOW).splitlines() if "NVRM: Xid" in line][-20:]
