@@ -79,6 +79,7 @@ RUN = {
     "signal": _SIGNAL,
     "pid": (int, None),
     "verdict?": _VERDICT,
+    "outputs?": bool,
 }
 _PROCESS = {"pid": (int, None), "owner": str, "cmd": str}
 _ENDING = {

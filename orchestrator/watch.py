@@ -173,6 +173,8 @@ def conclude(run_id: str, view: View, console: Console, took: str = "") -> int:
     match verdict["state"]:
         case "succeeded":
             console.note(f"run {run_id} succeeded{took}")
+            if any(part.get("outputs") for part in parts):
+                console.note(f"what it wrote is on its hosts; bring it here with: ddp-orch fetch {run_id}")
         case "killed":
             console.error(f"run {run_id} was stopped by {verdict.get('stopped_by') or 'somebody'}")
         case "lost":

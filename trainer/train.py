@@ -158,14 +158,15 @@ def take_step(
         sends = piece == config.accumulate - 1 and not alone  # the gradients of all pieces are sent with the last
         with contextlib.nullcontext() if sends else ddp.no_sync():
             logits, piece_loss = forward(training, ddp, batch)
+            if told:
+                right += (logits.detach().argmax(dim=-1) == batch.targets).sum()
+            del logits  # with many classes or tokens the greatest of all: gone before the gradients need room
             teller.watch.lap("forward")
             # DDP takes the mean over the ranks; so scaled, it is the mean over all that was to be said in the step.
             share = world.world_size / (config.batch_size * training.data.targets)
             scaler.scale(piece_loss * share).backward()
             teller.watch.lap("backward")
         loss += piece_loss.detach()
-        if told:
-            right += (logits.detach().argmax(dim=-1) == batch.targets).sum()
 
     if config.clip or told:
         scaler.unscale_(optimizer)

@@ -34,6 +34,8 @@ OPERATION = re.compile(
     r"scatter\w*|all_to_all\w*|destroy_process_group|send|recv|wait|_sync_\w+|_pre_forward|_verify_param\w*)$"
 )
 BARRIERS = {"barrier", "monitored_barrier", "destroy_process_group"}
+# over for no rank while another waits in it; of a broadcast the sender knows nothing of the others
+TOGETHER = {"ALLREDUCE", "ALLGATHER", "_ALLGATHER_BASE", "REDUCE_SCATTER", "_REDUCE_SCATTER_BASE", "ALLTOALL_BASE"}
 TRAINS = {"backward", "_sync_buffers", "_pre_forward"}
 FINISHED = re.compile(
     r"(?i)\b(?:finished|done|complete[d]?|end of (?:epoch|training)|exhausted|no more (?:data|batches)|stopiteration|"
@@ -159,9 +161,16 @@ def _stopped(
 def _mismatch(waiting: Sequence[Wait], lines: Sequence[Said]) -> Hang | None:
     """Ranks that wait in different operations."""
     known = [wait for wait in waiting if wait.operation is not None]
-    groups = {wait.group for wait in known}
-    if len(known) < 2 or len(groups) > 1 or len({wait.seq for wait in known}) > 1:
+    groups = {wait.group for wait in known} - {None}
+    if len(known) < 2 or len(groups) > 1:
         return None
+    if len({wait.seq for wait in known}) > 1:
+        wait = min(known, key=lambda wait: wait.seq or 0)
+        others = [one for one in known if one.operation != wait.operation]
+        if wait.operation not in TOGETHER or not others:
+            return None  # one of them may only be slower
+        what = f"{wait.operation} number {wait.seq} against {others[0].operation} number {others[0].seq}"
+        return Hang("collective-mismatch", "low", wait.rank, wait.host, wait.line, what)
     kinds = Counter(
         (wait.operation, wait.numel if wait.operation in ("ALLREDUCE", "BROADCAST") else None) for wait in known
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from .hangs import FINISHED, Confidence
@@ -12,6 +12,8 @@ from .signs import ENDING, FALLBACK, Suspect
 from .transcript import Said
 
 GIB = {"GiB": 1.0, "MiB": 1 / 1024, "GB": 1.0, "MB": 1 / 1024, "KiB": 1 / 1048576, "bytes": 1 / 1073741824}
+SIBLINGS = 16  # processes whose numbers lie so near were started together
+CONTEXT = 3.0  # GiB that CUDA, NCCL and the libraries take beside what torch allocates
 OTHERS = 1.5  # GiB that a GPU may hold outside of what is told before others must be using it
 LOCAL = re.compile(
     r"while trying to connect to \(?(?P<host>[^,()]+), (?P<port>\d+)\)?|to host (?P<host2>[\w.:-]+):(?P<port2>\d+)"
@@ -125,36 +127,51 @@ def _gib(text: str, pattern: str) -> float | None:
 
 def _memory(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     """Out of GPU memory: by the numbers of the message, whose memory is it?"""
+    started = {int(pid) for pid in re.findall(r"(?:pid[:=] ?|Sending process )(\d+)", seen.text)}
 
     def judge(one: Suspect) -> Suspect:
         text = " ".join(one.raised.lines) if one.raised is not None else one.line.text
         total = _gib(text, r"total capacity of ") or _gib(text.replace("; ", " "), r"\(GPU \d+ ")
         free = _gib(text, r"of which ")
         if free is None:
-            free = next((float(m[1]) * GIB[m[2]] for m in re.finditer(r"([\d.]+) ([GM]iB) free", text)), None)
+            free = _gib_before(text, " free")
         own = _gib(text, r"this process has ")
         if own is None:
-            own = next(
-                (float(m[1]) * GIB[m[2]] for m in re.finditer(r"([\d.]+) ([GM]iB) reserved in total", text)), None
-            )
-        others = [
-            float(m[1]) * GIB[m[2]] for m in re.finditer(r"Process \d+ has ([\d.]+) ([GM]iB) memory in use", text)
-        ]
-        allocated = _gib(text, r"Of the allocated memory ")
-        if own is None and total is not None and allocated is not None:
-            # in a container a process does not know itself in the driver's list; two of this size have no room there
-            others = [one for one in others if one < allocated or one + allocated <= total]
-        foreign = sum(others)
+            own = _gib_before(text, " reserved in total")
+        users = {
+            int(match[1]): float(match[2]) * GIB[match[3]]
+            for match in re.finditer(r"Process (\d+) has ([\d.]+) ([GM]iB) memory in use", text)
+        }
+        contained = own is None and bool(users)  # a process in a container is listed there by another number
+        ours = started
+        if contained:
+            itself = _itself(text, users)
+            own = users.get(itself)
+            ours = {itself}
+        kin = sum(memory for pid, memory in users.items() if any(abs(pid - each) < SIBLINGS for each in ours))
+        foreign = sum(users.values()) - kin
         if total is not None and free is not None and own is not None:
-            foreign = max(foreign, total - free - own)
+            foreign = max(foreign, total - free - (kin if contained else own + kin))
         if foreign > OTHERS and (own is None or foreign > 0.25 * own):
-            why = f"about {foreign:.1f} GiB are not this process's"
-            return replace(
-                one, code="gpu-memory-held-by-others", why=why, confidence="high" if foreign > 4 else "medium"
-            )
+            why = f"about {foreign:.1f} GiB are not this job's"
+            certain: Confidence = "medium" if contained or foreign < 4 else "high"
+            return replace(one, code="gpu-memory-held-by-others", why=why, confidence=certain)
         return one
 
     return _map(suspects, "cuda-oom", judge)
+
+
+def _gib_before(text: str, what: str) -> float | None:
+    match = re.search(rf"([\d.]+) ([GM]iB){what}", text)
+    return float(match[1]) * GIB[match[2]] if match else None
+
+
+def _itself(text: str, users: Mapping[int, float]) -> int:
+    """The process that holds what the message says it has allocated, and the little more that CUDA takes; or -1."""
+    allocated = _gib(text, r"Of the allocated memory ") or 0.0
+    reserved = _gib_before(text, " is reserved by PyTorch") or 0.0
+    fits = [pid for pid, memory in users.items() if allocated <= memory <= allocated + reserved + CONTEXT]
+    return min(fits, key=lambda pid: users[pid], default=-1) if allocated else -1
 
 
 def _connects(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
@@ -173,6 +190,7 @@ def _connects(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
         rf"(?:--rdzv[-_]endpoint[= ]\S+:|--master[-_]port[= ]|MASTER_PORT[=:] ?|rdzv_endpoint\s*[:=]\s*\S+:){port}\b",
         seen.text,
     )
+    waited_for = re.search(r"\d+/\d+ clients joined", seen.text) is not None  # so the store was there
     everyone = len(seen.hosts) > 1 and hosts >= set(seen.hosts)
     everyone = everyone or (
         len(seen.hosts) < 2 and re.search(r"--(?:node|machine)[-_]rank[= ]0\b", seen.text) is not None
@@ -180,6 +198,9 @@ def _connects(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     certain: Confidence
     if port is not None and port >= 32768 and rendezvous and not configured:
         code, why, certain = "ephemeral-ports-blocked", f"port {port} is one that nobody configured", "medium"
+    elif waited_for:
+        code, why, certain = "rdzv-port-blocked", "the head waited for clients, and one could not connect", "medium"
+        suspects = [replace(one, hint=True) if one.code == "rdzv-node-missing" else one for one in suspects]
     elif everyone:
         code, why, certain = "rdzv-endpoint-not-hosted", "every host waited for the endpoint, the head too", "medium"
     else:

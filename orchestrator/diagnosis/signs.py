@@ -214,6 +214,8 @@ def _of_exits(seen: Scene, knowledge: Knowledge, found: Sequence[Suspect]) -> It
         number = one.signal
         if number is None or one.agent or one.pid in escalated or one.line is None:
             continue
+        if one.rank is None and any(each.rank is not None and each.signal == number for each in seen.exits):
+            continue  # told twice: by a shell, and by the launcher, who knows whose it is
         excused = any(each.rank == one.rank or each.host == one.host for each in found if each.level >= SPECIFIC)
         if number == 6 and (excused or complains(seen, one, knowledge)):
             continue
@@ -226,8 +228,9 @@ def _of_exits(seen: Scene, knowledge: Knowledge, found: Sequence[Suspect]) -> It
 
 def complains(seen: Scene, one: Exit, knowledge: Knowledge) -> bool:
     """Whether a rank (or, if it has no lines of its own, its host) complained of others before it ended."""
+    # what bears its rank was said before its end, wherever it stands: the logs of several streams are often joined
+    own = [line for line in seen.lines if line.rank == one.rank and line.rank is not None]
     before = [line for line in seen.lines if one.number < 0 or line.number < one.number]
-    own = [line for line in before if line.rank == one.rank and line.rank is not None]
     if not own and one.line is not None:
         here = (one.line.source, one.host)
         own = [line for line in before if (line.source, line.host or one.host) == here]

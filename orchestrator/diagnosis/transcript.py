@@ -53,8 +53,9 @@ SRUN = re.compile(r"\s*(?P<rank>\d+): ?")
 PDSH = re.compile(r"(?P<host>(?!\w*(?:Error|Exception|Warning|INFO|DEBUG|ERROR|WARN))[A-Za-z][\w.-]*):(?: (?!error)|$)")
 
 GLUED = re.compile(r"(?<=[st]\])(?=\[(?:rank\d+\]:|[EWIF][ \d]))")  # a progress bar ends without a newline
-QUOTED = re.compile(r"^ {0,3}> ?")
+QUOTED = re.compile(r"^ {0,3}(?:>|#|//) ?")
 NUMBERED = re.compile(r"^ *\d+(?:\t| {2})")  # as `cat -n` does
+LEFT_OUT = re.compile(r"^[\s.…]*$")  # lines that say nothing, or that others were cut there
 LAUNCHERS = re.compile(r"srun|slurmstepd|mpirun|pdsh@|ssh:")  # they speak between the lines of others
 
 MONTHS = {
@@ -110,7 +111,7 @@ def _lines(name: str, text: str, number: int) -> Iterator[Said]:
 
 def _bare(lines: list[str]) -> list[str]:
     """Without what quoting or numbering a log put before every line of it."""
-    full = [line for line in lines if line.strip()]
+    full = [line for line in lines if not LEFT_OUT.match(line)]
     for mark in (QUOTED, NUMBERED):
         if len(full) > 2 and sum(mark.match(line) is not None for line in full) >= 0.9 * len(full):
             lines = [mark.sub("", line, count=1) for line in lines]

@@ -31,6 +31,7 @@ def test_the_bundled_trainer_learns_the_digits_on_two_hosts(lab2: Lab) -> None:
     assert accuracy and float(accuracy[1]) >= 0.95
     assert "node-1:1     | start rank:1 world_size:2" in result.stdout
     assert "succeeded" in result.stderr
+    assert "bring it here with: ddp-orch fetch" in result.stderr
     (run,) = runs(lab2, inventory).values()
     assert run["state"] == "succeeded"
     assert [(node["host"], node["node_rank"], node["exit_code"]) for node in run["nodes"]] == [
@@ -50,6 +51,7 @@ def test_three_hosts_with_one_two_and_three_ranks_are_numbered_in_the_inventorys
     ]
     inventory = lab3.inventory(hosts=hosts, run={"launcher": launcher})
     result = ok(orch(lab3, "up", inventory, "--", script(lab3, WHO)))
+    assert "fetch" not in result.stderr  # there is nothing to be fetched
     assert who(result.stdout) == [
         ("node-0", (0, 6, 0, 1, 0)),
         ("node-1", (1, 6, 0, 2, 1)),
