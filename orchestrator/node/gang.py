@@ -209,7 +209,10 @@ def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
     if after == state and joined is None:
         return state, ()
     actions = []
+    by_node = after._replace(nodes=state.nodes) == state  # an order depends on its own node and what is the run's
     for number in range(len(after.nodes)):
+        if by_node and 0 < number != joined and after.nodes[number] == state.nodes[number]:
+            continue
         order = order_of(after, number)
         if order is not None and (number == joined or order != order_of(state, number)):
             actions.append(Action(number, order))

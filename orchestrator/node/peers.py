@@ -186,12 +186,18 @@ class Head(Peers):
                 self._send(link, {})
             self._silence[0] = self._recorder.silence()
             self._watch_silence()
-        for number, heard in list(self._heard.items()):
-            if now - heard > LEASE and self._state.nodes[number].phase not in ("absent", "lost", "left"):
-                self._step(gang.Lost(number, self._now(), self._now() - (now - heard)))
+        for number in list(self._heard):
+            if self._silent(number) > LEASE and number in self._nodes:
+                self._exchange(self._nodes[number])  # it may be we who are late: what has come is heard first
+            silent = self._silent(number)
+            if silent > LEASE and self._state.nodes[number].phase not in ("absent", "lost", "left"):
+                self._step(gang.Lost(number, self._now(), self._now() - silent))
         if gang.restart_is_due(self._state, self._now()):
             self._find_port()
         self._step(gang.Tick(self._now()))
+
+    def _silent(self, number: int) -> float:
+        return time.monotonic() - self._heard[number]
 
     def _watch_silence(self) -> None:
         """A hung collective spins at 100 % CPU: that no rank prints anything is the only sign of it."""

@@ -1,0 +1,87 @@
+"""The head's side of the links: who counts as lost."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.node import peers
+from orchestrator.node.link import Link
+from orchestrator.node.peers import Head
+
+KEY = bytes(32)
+LEASE = 0.05  # s
+
+
+class Recorder:
+    """As much of one as a head needs before anything has started."""
+
+    key = KEY
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+        nodes = [{"host": f"host-{number}", "nproc": 1} for number in range(2)]
+        self.spec = {"nodes": nodes, "max_restarts": 0, "min_nodes": 2, "epoch": 0.0, "stall_timeout": None}
+
+    def silence(self) -> dict[str, Any]:
+        return {"quiet": 0.0, "frozen": []}
+
+    def command(self, message: dict[str, Any]) -> None:
+        """There is no guard to hear it."""
+
+    obey = say = command
+
+
+@pytest.fixture
+def met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Head, Link]]:
+    """A head and the link of a node that has joined it; a lease is short."""
+    monkeypatch.setattr(peers, "LEASE", LEASE)
+    monkeypatch.setattr(peers, "TICK", 0.0)
+    listener = socket.create_server(("127.0.0.1", 0))
+    head = Head(Recorder(tmp_path), listener)  # type: ignore[arg-type]
+    node = Link(socket.create_connection(listener.getsockname()), KEY, 1)
+    while not (node.ready and head._nodes):
+        handles = [listener.fileno(), *(link.fileno() for link in head.links())]
+        for handle in select.select(handles, [], [], 0.01)[0]:
+            head.ready(handle)
+        for link in head.links():
+            link.flush()
+        node.receive()
+        node.flush()
+    yield head, node
+    node.close()
+    listener.close()
+
+
+def phase(head: Head) -> str:
+    return head._state.nodes[1].phase
+
+
+def outlast_the_lease() -> None:
+    end = time.monotonic() + 2 * LEASE
+    while time.monotonic() < end:
+        time.sleep(end - time.monotonic())
+
+
+def test_a_node_that_was_silent_for_a_lease_is_lost(met: tuple[Head, Link]) -> None:
+    head, _ = met
+    outlast_the_lease()
+    head.tick()
+    assert phase(head) == "absent"  # before the start: it may come back
+
+
+def test_a_head_that_was_late_hears_what_has_come_before_it_calls_anybody_lost(met: tuple[Head, Link]) -> None:
+    """On a busy host it may have had no processor for longer than a lease, while its nodes went on speaking."""
+    head, node = met
+    outlast_the_lease()
+    node.send({})
+    (link,) = head.links()
+    assert select.select([link.fileno()], [], [], 10.0)[0]
+    head.tick()
+    assert phase(head) == "joined"
