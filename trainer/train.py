@@ -79,7 +79,7 @@ def fit(training: Training, teller: Teller, writer: snapshot.Writer | None) -> i
         return step
     save_every = config.save_every or sampling.steps_per_epoch
     highest = highest_rate(config)
-    suspect = torch.full((), -1, device=world.device)  # the first step whose loss was not a number
+    losses: list[Tensor] = []  # of the steps since it was last looked whether they are numbers
     batches = started(training, teller)
     requests = Requests(world)
     teller.watch.lap("between")
@@ -90,7 +90,7 @@ def fit(training: Training, teller: Teller, writer: snapshot.Writer | None) -> i
             break
         if request == SAVE:
             teller.watch.lap("other")
-            save(training, writer, step, suspect)
+            save(training, writer, step, losses)
             world.say(f"saved {training.where(step)}")
             teller.watch.lap("between")
         rate = learning_rate(highest, step, last_step, config.warm_up)
@@ -100,21 +100,21 @@ def fit(training: Training, teller: Teller, writer: snapshot.Writer | None) -> i
 
         loss, right, norm = take_step(training, teller, batches, step, told)
         step += 1
-        suspect = torch.where(torch.isfinite(loss) | (suspect >= 0), suspect, step)
+        losses.append(loss)
 
         epoch = math.ceil(step / sampling.steps_per_epoch)
         if told:
-            stop_if_not_finite(training, suspect)
+            stop_if_not_finite(training, step, losses)
             requests.pace(teller.step(epoch, step, loss.item(), right.item(), float(norm), rate))
         teller.watch.lap("other")
         if step % save_every == 0 or step == last_step:
-            save(training, writer, step, suspect)
+            save(training, writer, step, losses)
         if step % sampling.steps_per_epoch == 0 and step < last_step:
             teller.test(epoch, step, *evaluate(training.model, training.data.test, config, world))
         teller.watch.lap("between")  # snapshots and tests are no part of a step
 
     if step < last_step:
-        save(training, writer, step, suspect)
+        save(training, writer, step, losses)
     return step
 
 
@@ -150,7 +150,7 @@ def take_step(
     seed_step(training, step)
     teller.watch.lap("other")
     alone = config.local_sgd > 0 and step >= config.compress_after
-    loss, right, norm = (torch.zeros((), device=world.device) for _ in range(3))
+    loss = right = norm = torch.zeros((), device=world.device)
 
     for piece in range(config.accumulate):
         batch = next(batches)
@@ -159,14 +159,14 @@ def take_step(
         with contextlib.nullcontext() if sends else ddp.no_sync():
             logits, piece_loss = forward(training, ddp, batch)
             if told:
-                right += (logits.detach().argmax(dim=-1) == batch.targets).sum()
+                right = right + (logits.detach().argmax(dim=-1) == batch.targets).sum()
             del logits  # with many classes or tokens the greatest of all: gone before the gradients need room
             teller.watch.lap("forward")
             # DDP takes the mean over the ranks; so scaled, it is the mean over all that was to be said in the step.
             share = world.world_size / (config.batch_size * training.data.targets)
             scaler.scale(piece_loss * share).backward()
             teller.watch.lap("backward")
-        loss += piece_loss.detach()
+        loss = loss + piece_loss.detach()
 
     if config.clip or told:
         scaler.unscale_(optimizer)
@@ -226,9 +226,9 @@ def evaluate(model: nn.Module, split: Split, config: Config, world: World) -> tu
     return total_loss / total, total_right / total
 
 
-def save(training: Training, writer: snapshot.Writer | None, step: int, suspect: Tensor) -> None:
+def save(training: Training, writer: snapshot.Writer | None, step: int, losses: list[Tensor]) -> None:
     """For all ranks to call. The sampler's position, the learning rate and all chance follow from the step."""
-    stop_if_not_finite(training, suspect)
+    stop_if_not_finite(training, step, losses)
     agree(training.model, training.config, training.world)
     if writer:
         state = {
@@ -258,12 +258,16 @@ def end_if_not_saved(world: World, problem: OSError | None) -> None:
         world.end(1, f"{socket.gethostname()}: the last snapshot could not be written: {problem}", troubled[0])
 
 
-def stop_if_not_finite(training: Training, suspect: Tensor) -> None:
+def stop_if_not_finite(training: Training, step: int, losses: list[Tensor]) -> None:
     """End all ranks when a loss was not a number, naming the first step and rank that had it, and its samples.
 
-    In the step after, the gradients have carried it to all ranks.
+    `losses`: of this rank, up to `step`, not looked at yet; emptied. In the step after, the gradients have carried it
+    to all ranks.
     """
-    steps = training.world.gather(int(suspect))
+    wrong = torch.stack(losses).isfinite().logical_not().nonzero().flatten().tolist() if losses else []
+    first = step - len(losses) + 1
+    losses.clear()
+    steps = training.world.gather(first + wrong[0] if wrong else -1)
     found = [step for step in steps if step >= 0]
     if found:
         step, rank = min(found), steps.index(min(found))

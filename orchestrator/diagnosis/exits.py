@@ -21,6 +21,7 @@ SIGNALS = {
     "broken pipe": 13,
     "interrupt": 2,
 }
+WRAPPED = {241, 245, 247, 250}  # what a Python that exits with -15, -11, -9 or -6, as its child did, leaves of it
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Exit:
 
     @property
     def signal(self) -> int | None:
+        if self.code in WRAPPED:
+            return 256 - self.code
         return -self.code if self.code < 0 else self.code - 128 if 128 < self.code < 160 else None
 
 
@@ -63,7 +66,8 @@ TOLD = tuple(
         (r"^(?:\S+: )?(?P<shell>line) \d+: +(?P<pid>\d+) (?P<word>Killed|Segmentation fault|Aborted|Bus error"
          r"|Hangup)", True),
         (r"^(?P<word>Killed|Segmentation fault|Bus error|Illegal instruction|Aborted)(?: \(core dumped\))?\s*$", False),
-        (r"(?:command terminated with exit code|[Ee]xit [Cc]ode:?|exited with code) (?P<code>1[34]\d)\b", False),
+        (r"(?:command terminated with exit code|[Ee]xit [Cc]ode:?|exited with code) (?P<code>1[34]\d|24[157]|250)\b",
+         False),
         (r"\*\*\* (?P<word>SIG[A-Z]+) (?:received at|\(@)", False),
         (r"[Pp]rocess (?:\d+ )?got signal: (?P<signal>\d+)", True),
         (r"Received (?P<signal>\d+) death signal", True),

@@ -107,6 +107,7 @@ def _of_stream(lines: list[Said]) -> list[Raised]:
     chained = original = during = ignored = thread = False
     spawned: re.Match[str] | None = None
     position = 0
+    cut_off = lines[0].text.startswith(" ")  # the log may begin in the midst of a traceback
     while position < len(lines):
         line = _ungrouped(lines[position])
         position += 1
@@ -126,8 +127,9 @@ def _of_stream(lines: list[Said]) -> list[Raised]:
             frames.append(f'File "{boxed["path"]}", line {boxed["line"]}, in {boxed["name"]}')
             continue
         match = RAISED.match(line.text) or (ANYTHING.match(line.text) if inside and frames else None)
-        if not match or (match["indent"] and not inside) or not _plausible(match, inside):
-            if inside and (line.text.startswith(" ") or 'File "' in line.text):
+        if not match or (match["indent"] and not inside and not cut_off) or not _plausible(match, inside):
+            cut_off = cut_off and line.text.startswith(" ")
+            if (inside or cut_off) and (line.text.startswith(" ") or 'File "' in line.text):
                 frames.append(line.text.strip())
             continue
         text, position = _message(lines, position, match)
@@ -145,7 +147,7 @@ def _of_stream(lines: list[Said]) -> list[Raised]:
             )
             raised = replace(raised, thread=raised.thread or before.thread, ignored=before.ignored)
         found.append(raised)
-        inside = chained = original = during = ignored = thread = False
+        inside = chained = original = during = ignored = thread = cut_off = False
         spawned = None
         frames = []
     return found
