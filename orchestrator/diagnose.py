@@ -141,8 +141,9 @@ def _first(group: Sequence[Suspect], roots: Sequence[int | None]) -> Suspect:
     return min((one for one in group if one.level == best), key=lambda one: (one.rank not in roots, one.line.number))
 
 
-COMPLAINTS = re.compile(r"NCCL WARN|^NCCL error|srun: error|slurmstepd: error|terminate called|core dumped")
+COMPLAINTS = re.compile(r"NCCL WARN|A worker died or was killed|^NCCL error|srun: error|slurmstepd: error|terminate called|core dumped")
 FATAL = re.compile(r"(?i)^\W*(?:\w+: |\[\w+\] ?)?(?:fatal|critical|error|panic|aborted)\b(?! ?=)")
+LOSS = re.compile(r"(?i)(?<![a-z])loss\S*[\s=:'\"]+\(?(?:(?P<lost>-?(?:nan|inf)\b)|-?\d)")
 LAST_WORDS = 12  # lines at the end of all; a failure is there, if it is anywhere
 BROKEN_OFF = 4  # lines at the end; a traceback that begins there is not told to its end
 FAILURES = re.compile(
@@ -155,6 +156,9 @@ def _failed(seen: Scene, suspects: Sequence[Suspect], secondary: Sequence[Suspec
     """Whether the logs show a failure at all."""
     if any(one.level >= ENDING and not one.hint for one in suspects):
         return True
+    losses = [found for line in seen.lines[-LAST_WORDS:] if (found := LOSS.search(line.text))]
+    if len(losses) > 1 and all(one["lost"] for one in losses[-2:]):
+        return True  # it may well go on to its end, in vain
     if any(one.code != 0 and one.line is not None for one in seen.exits):
         return True
     if any("exit_barrier" not in "".join(one.frames) and not seen.goes_on(one) for one in seen.raised):

@@ -215,7 +215,7 @@ def _own_lines(lines: Sequence[Said], ranks: Sequence[int | None], before: int |
     ]
 
 
-SPEAKER = re.compile(r"(?i)\brank[\s:=#]*(\d+)\b")
+SPEAKER = re.compile(r"(?i)\b(?:rank|proc(?:ess(?: index)?)?)[\s:=#]*(\d{1,4})\b")
 
 
 def _speaker(line: Said) -> int | None:
@@ -276,11 +276,11 @@ def _absent(
 
 def _work(lines: Sequence[Said], first: Said) -> Said | None:
     """The last of at least two lines of work just before and after the first time-out, by no rank that waited."""
-    near = [
-        line for line in lines if first.number - 12 <= line.number <= first.number + 30 and line.source == first.source
-    ]
-    found = [line for line in near if WORKS.search(line.text) and "Traceback" not in line.text
-             and 'File "' not in line.text and not CHATTER.search(line.text)]  # fmt: skip
+    said = [line for line in lines if line.source == first.source and not CHATTER.search(line.text)
+            and "Traceback" not in line.text and not line.text.startswith(" ") and 'File "' not in line.text]  # fmt: skip
+    before = [line for line in said if line.number < first.number][-12:]
+    after = [line for line in said if first.number <= line.number <= first.number + 30]
+    found = [line for line in (*before, *after) if WORKS.search(line.text)]
     return found[-1] if len(found) >= 2 else None
 
 

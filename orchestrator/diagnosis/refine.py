@@ -364,6 +364,9 @@ def _met_in_vain(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     if not gave_up or not others or any(not one.agent for one in seen.raised):
         return suspects
     line = others[0].line
+    if any("_create_tcp_store" in frame for frame in others[0].frames):
+        why = "it could not connect to the store, where another host waited"
+        return [*suspects, Suspect("rdzv-port-blocked", 29, line, None, seen.host(line), "medium", why)]
     why = "both reached the store and did not meet: another rdzv id, or another --nnodes"
     # who was told that the rendezvous is closed knew it by its id
     code = "nnodes-mismatch" if others[0].kind.endswith("RendezvousClosedError") else "rdzv-id-mismatch"
