@@ -483,10 +483,12 @@ def guarded(work: Callable[[], Any]) -> int:
 
 
 def _hint(error: click.ClickException) -> str | None:
-    """What the two likeliest slips want: a script's own options without `--`, an inventory where none belongs."""
+    """What the likeliest slips want: a script's own options without `--`, an inventory where none belongs."""
     command = getattr(getattr(error, "ctx", None), "info_name", None)
-    if isinstance(error, click.NoSuchOption) and command == "up":
-        return "What belongs to the script stands behind `--`: ddp-orch up INVENTORY -- SCRIPT ARGS..."
+    behind = {"up": "SCRIPT ARGS...", "exec": "CMD ARGS..."}
+    if isinstance(error, click.NoSuchOption) and command in behind:
+        what = {"up": "script", "exec": "command"}[command]
+        return f"What belongs to the {what} stands behind `--`: ddp-orch {command} INVENTORY -- {behind[command]}"
     extra = error.message.partition("unexpected extra argument (")[2].rstrip(").")
     if extra.endswith((".yaml", ".yml")):
         return f"An inventory is given as `-i {extra}` here."

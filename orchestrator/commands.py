@@ -34,6 +34,7 @@ from .logs import Mask
 from .plan import Plan
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+ID_WIDTH = 20  # characters of a run id
 HELD_AGAIN = 10.0  # s between tries of `up --wait`
 
 
@@ -52,6 +53,7 @@ class Up:
     wait: bool
     debug: bool
     env: tuple[str, ...]
+    tell_outputs: bool = True  # how to fetch what the run has written
     trainer_args: tuple[str, ...] = ()  # for the bundled trainer, after run.args; then run.script does not count
 
 
@@ -93,7 +95,7 @@ def up(wanted: Up) -> int:
             names = [host.name for host in read.hosts]
             mask = Mask(around.secrets.values())
             printer = watch.Printer(names, mask, as_json=wanted.as_json)
-            return watch.attend(resolved, fleet, printer, mask, console)
+            return watch.attend(resolved, fleet, printer, mask, console, tell_outputs=wanted.tell_outputs)
         except (BrokenPipeError, KeyboardInterrupt):
             console.note(f"no longer watching; the run is on its hosts: ddp-orch logs -f {run_id}")
             raise
@@ -228,7 +230,8 @@ def _print_runs(shown: Sequence[runs.Run]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("RUN", "NAME", "STATE", "ATTEMPT", "STARTED", "HOSTS"):
-        table.add_column(column)
+        # of what has no room the hosts are cut, and never what is to be copied
+        table.add_column(column, no_wrap=column == "RUN", min_width=ID_WIDTH if column == "RUN" else None)
     for run in shown:
         hosts = fold(run.parts)
         cells = (
@@ -236,7 +239,7 @@ def _print_runs(shown: Sequence[runs.Run]) -> None:
             run.name if run.name != run.run_id else "",
             run.state,
             str(run.attempt),
-            run.started_at[:19] + "Z",
+            run.started_at[:16].replace("T", " ") + "Z",
             hosts,
         )
         table.add_row(*(Text(cell) for cell in cells))  # Text: a name is data, not markup
@@ -272,7 +275,7 @@ def kill(
             ports=() if port == "auto" else (port,),
             force=forced,
         )
-        result = runs.kill(fleet, read.hosts, victims, grace=grace, by=whoami())
+        result = runs.kill(fleet, read.hosts, victims, grace=grace, by=whoami(), doing="ending")
     # what a host did not list was not ended there, even if it has answered by now
     result = replace(result, failed={**listing.failed, **result.failed})
     if as_json:

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,10 +42,11 @@ run:
 
 NEXT = """\
 next: train on your own hosts, which need nothing but sshd, python3 and torch
-  echo 'hosts: [lovelace, hopper]' > inventory.yaml     # names that `ssh NAME` understands
-  ddp-orch up inventory.yaml                            # the same training there
-  ddp-orch up inventory.yaml -- train.py --lr 0.1       # your own script, in place of
-                                                        # logging in to each host for `torchrun train.py --lr 0.1`"""
+  {me} init ann@lovelace ann@hopper             # writes inventory.yaml; name there the python that has torch
+  {me} check inventory.yaml                     # would a run work, and if not, why
+  {me} up inventory.yaml                        # the same training there
+  {me} up inventory.yaml -- train.py --lr 0.1   # your own script, in place of
+                                                # logging in to each host for `torchrun train.py --lr 0.1`"""
 
 
 def main() -> int:
@@ -67,7 +69,7 @@ def main() -> int:
         raise RunFailed(f"the test accuracy is {accuracy:.4f}, and {ENOUGH} was to be reached")
     seconds = time.monotonic() - began
     print(f"\ntest accuracy {accuracy:.4f} on handwritten digits, by 2 hosts, {ranks} ranks, in {seconds:.0f} seconds")
-    print(NEXT, flush=True)
+    print(NEXT.format(me="ddp-orch" if shutil.which("ddp-orch") else sys.argv[0]), flush=True)
     return 0
 
 
@@ -145,6 +147,7 @@ def _up(inventory: Path) -> commands.Up:
         wait=False,
         debug=False,
         env=(),
+        tell_outputs=False,  # these hosts are gone when it is read
     )
 
 

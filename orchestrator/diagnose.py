@@ -141,7 +141,9 @@ def _first(group: Sequence[Suspect], roots: Sequence[int | None]) -> Suspect:
     return min((one for one in group if one.level == best), key=lambda one: (one.rank not in roots, one.line.number))
 
 
-COMPLAINTS = re.compile(r"NCCL WARN|A worker died or was killed|^NCCL error|srun: error|slurmstepd: error|terminate called|core dumped")
+COMPLAINTS = re.compile(
+    r"NCCL WARN|A worker died or was killed|^NCCL error|srun: error|slurmstepd: error|terminate called|core dumped"
+)
 FATAL = re.compile(r"(?i)^\W*(?:\w+: |\[\w+\] ?)?(?:fatal|critical|error|panic|aborted)\b(?! ?=)")
 LOSS = re.compile(r"(?i)(?<![a-z])loss\S*[\s=:'\"]+\(?(?:(?P<lost>-?(?:nan|inf)\b)|-?\d)")
 LAST_WORDS = 12  # lines at the end of all; a failure is there, if it is anywhere

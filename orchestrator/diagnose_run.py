@@ -29,7 +29,7 @@ def of_run(run_id: str, parts: Mapping[str, Mapping[str, Any]], hosts: Mapping[s
     def ask(_: Host, session: Session) -> dict[str, Any]:
         return session.request("evidence", {"run_id": run_id})
 
-    gathered = fleet.each([hosts[host] for host in here], ask)
+    gathered = fleet.each([hosts[host] for host in here], ask, "asking what it knows")
     streams = sum(2 * part["nproc"] + 1 for part in here.values())
     fewest, most = LINES_A_STREAM
     tail = max(fewest, min(most, LINES // streams))

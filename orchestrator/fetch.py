@@ -17,11 +17,11 @@ from typing import Any, BinaryIO
 
 from . import runs
 from .commands import NAME
-from .console import fold_messages
-from .context import chosen_inventory, find_run, open_fleet, stderr_console
+from .console import Console, fold_messages
+from .context import chosen_inventory, open_fleet, stderr_console, warn_of, warn_of_unheard
 from .errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
-from .fleet import folded
-from .inventory import Host
+from .fleet import Fleet, folded
+from .inventory import Host, Inventory
 from .session import Session
 
 GROWTH = 1024 * 1024
@@ -39,16 +39,33 @@ class Remote:
     mtime: int  # ns
 
 
+@dataclass(frozen=True)
+class Outputs:
+    """A folder of outputs on some hosts: that of a run they know, or one of that name whose run they know no more."""
+
+    run: str
+    folder: str
+    """The name of the folder that they are brought to, if nobody gives another."""
+    hosts: frozenset[str]
+    key: Mapping[str, str]
+    """As the hosts are asked for it: `run_id` or `name`."""
+    incomplete: bool
+    """A host that could not be asked may have some, too."""
+
+    def asked(self, **more: Any) -> dict[str, Any]:
+        return {**self.key, **more}
+
+
 def fetch(wanted: str, pattern: str | None, output: str | None, given: str | None, hosts: str | None) -> int:
     if pattern is not None and (pattern.startswith("/") or ".." in pattern.split("/")):
         raise UsageError(f"{pattern!r}: a PATTERN is relative to the run's output folder, such as '**/*.pt'")
     console = stderr_console()
     read = chosen_inventory(given, hosts)
     with open_fleet(read) as fleet:
-        listing, run = find_run(fleet, read, wanted, console)
-        folder = Path(output or _default_folder(run))
-        of_run = [host for host in read.hosts if host.name in run.parts]
-        asked = {"run_id": run.run_id, "pattern": pattern or ""}
+        what = _outputs_of(fleet, read, wanted, console)
+        folder = Path(output or what.folder)
+        of_run = [host for host in read.hosts if host.name in what.hosts]
+        asked = what.asked(pattern=pattern or "")
         listed = fleet.each(of_run, lambda _, session: checked(session.request("outputs", asked)))
         missing = {
             host: [one for one in found if not is_here(folder / host, one)] for host, found in listed.done.items()
@@ -56,28 +73,48 @@ def fetch(wanted: str, pattern: str | None, output: str | None, given: str | Non
         count, size = _totals(missing)
         same = _totals(listed.done)[0] - count
         if pattern and not count and not same and not listed.failed:
-            raise UsageError(f"no output of {run.run_id} matches {pattern!r}")
+            raise UsageError(f"no output of {what.run} matches {pattern!r}")
         _check_space(folder, size)
         same_note = f"; {same} unchanged" if same else ""
         console.step(f"{count} {'file' if count == 1 else 'files'} to fetch, {size / 1e6:.1f} MB{same_note}")
 
         def bring(host: Host, session: Session) -> list[str]:
-            return _bring(session, run.run_id, folder / host.name, missing[host.name])
+            return _bring(session, what, folder / host.name, missing[host.name])
 
         brought = fleet.each([host for host in of_run if missing.get(host.name)], bring, "fetching")
     if not count and not same and not listed.failed:
-        console.note(f"{run.run_id} has no outputs on these hosts: what it writes to $DDP_ORCH_OUTPUT_DIR is fetched")
+        console.note(f"{what.run} has no outputs on these hosts: what it writes to $DDP_ORCH_OUTPUT_DIR is fetched")
     if count:
-        console.note(f"outputs of {run.run_id} are in {folder}")
+        console.note(f"outputs of {what.run} are in {folder}")
     failed: dict[str, OrchError] = {**listed.failed, **brought.failed}
     for line in folded(failed):
         console.error(line)
     problems = {host: "; ".join(said) for host, said in brought.done.items() if said}
     for line in fold_messages(problems):
         console.warning(line)
-    if failed or listing.failed:
+    if failed or what.incomplete:
         return UnreachableError.exit_code
     return RunFailed.exit_code if problems else 0
+
+
+def _outputs_of(fleet: Fleet, read: Inventory, wanted: str, console: Console) -> Outputs:
+    """Raises as `runs.choose` does."""
+    listing = runs.find(fleet, read.hosts)
+    warn_of(listing.failed, console)
+    incomplete = bool(listing.failed)
+    try:
+        run = runs.choose(listing, wanted)
+    except (UsageError, UnreachableError):  # its record may have been removed (`run.keep`); outputs stay
+        if not NAME.fullmatch(wanted):
+            raise
+        asked = {"name": wanted, "pattern": ""}
+        listed = fleet.each(read.hosts, lambda _, session: checked(session.request("outputs", asked)))
+        having = frozenset(host for host, files in listed.done.items() if files)
+        if not having:
+            raise
+        return Outputs(wanted, wanted, having, {"name": wanted}, incomplete)
+    warn_of_unheard(run, listing, console)
+    return Outputs(run.run_id, _default_folder(run), frozenset(run.parts), {"run_id": run.run_id}, incomplete)
 
 
 def checked(answer: Mapping[str, Any]) -> list[Remote]:
@@ -187,13 +224,13 @@ def _make_folders(folder: Path, path: str) -> None:
         folder.mkdir(exist_ok=True)
 
 
-def _bring(session: Session, run_id: str, folder: Path, files: list[Remote]) -> list[str]:
+def _bring(session: Session, what: Outputs, folder: Path, files: list[Remote]) -> list[str]:
     """Fetch files of one host; gives what went wrong with single ones."""
     problems: list[str] = []
     for start in range(0, len(files), BATCH):
         batch = files[start : start + BATCH]
         receiver = Receiver(folder, batch)
-        arguments = {"run_id": run_id, "paths": [one.path for one in batch]}
+        arguments = what.asked(paths=[one.path for one in batch])
         try:
             session.request("send", arguments, on_data=receiver.take)
         finally:

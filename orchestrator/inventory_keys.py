@@ -89,10 +89,12 @@ def _nearest(name: str, own: list[str], every: list[str]) -> str | None:
     """The key that begins so (`nproc`: nproc_per_node), or is spelt much like it."""
     from difflib import get_close_matches
 
-    begun = [one for one in (*own, *every) if one.startswith(f"{name}_")]
-    sure = get_close_matches(name, every, 1, ALIKE)
+    def near(among: list[str]) -> list[str]:
+        begun = [one for one in among if one.startswith(f"{name}_")]
+        return begun or get_close_matches(name, among, 1, ALIKE)
+
     maybe_own, maybe_other = get_close_matches(name, own, 1), get_close_matches(name, every, 1)
-    return next(iter((*begun, *sure, *maybe_own, *maybe_other)), None)
+    return next(iter((*near(own), *near(every), *maybe_own, *maybe_other)), None)
 
 
 def _section(name: str, doc: str, *keys: Key) -> Key:

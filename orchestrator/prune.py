@@ -16,7 +16,7 @@ def prune(given: str, hosts: str | None) -> int:
     keep = asdict(read.run.keep)
     with open_fleet(read) as fleet:
         fleet.prepare(read.hosts)
-        results = fleet.each(read.hosts, lambda _, session: session.request("prune", {"keep": keep}))
+        results = fleet.each(read.hosts, lambda _, session: session.request("prune", {"keep": keep}), "pruning")
     said = {
         host: _words(len(gone["runs"]), int(gone["unused"]), int(gone["freed"]), int(gone["left"]))
         for host, gone in results.done.items()

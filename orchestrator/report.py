@@ -63,7 +63,8 @@ def report(wanted: str, given: str | None, hosts: str | None, output: str | None
     with open_fleet(read) as fleet:
         listing, run = find_run(fleet, read, wanted, console)
         of_run = [host for host in read.hosts if host.name in run.parts]
-        records = fleet.each(of_run, lambda _, session: session.request("record", {"run_id": run.run_id}))
+        asked = {"run_id": run.run_id}
+        records = fleet.each(of_run, lambda _, session: session.request("record", asked), "reading its record")
         warn_of(records.failed, console)
         if not any(record["run"] for record in records.done.values()):
             raise UnreachableError(f"no host tells of run {run.run_id}; nothing is written")

@@ -79,7 +79,7 @@ class Listing:
 
 def find(fleet: Fleet, hosts: Sequence[Host]) -> Listing:
     fleet.prepare(hosts)
-    answers = fleet.each(hosts, lambda _, session: session.request("list", {})["runs"])
+    answers = fleet.each(hosts, lambda _, session: session.request("list", {})["runs"], "looking for runs")
     parts: dict[str, dict[str, dict[str, Any]]] = {}
     for host, found in answers.done.items():
         for part in found:
@@ -178,10 +178,13 @@ class Victims:
     """Pids by host, whoever they belong to."""
 
 
-def kill(fleet: Fleet, hosts: Sequence[Host], victims: Victims, *, grace: float | None, by: str) -> Killed:
+def kill(
+    fleet: Fleet, hosts: Sequence[Host], victims: Victims, *, grace: float | None, by: str, doing: str = ""
+) -> Killed:
     """End the victims on all hosts at once, sweep, verify.
 
-    Every host is asked, also those that a record does not name: the record may be what is broken.
+    Every host is asked, also those that a record does not name: the record may be what is broken. `doing` names it
+    where its progress shall be shown, which is where nobody else writes to the terminal.
     """
 
     def end(host: Host, session: Session) -> list[dict[str, Any]]:
@@ -192,7 +195,7 @@ def kill(fleet: Fleet, hosts: Sequence[Host], victims: Victims, *, grace: float 
             answers.append(session.request("stale", {"ports": list(victims.ports)}))
         return answers
 
-    results = fleet.each(hosts, end)
+    results = fleet.each(hosts, end, doing)
 
     def gather(key: str) -> tuple[dict[str, Any], ...]:
         found = []

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import stat
 import subprocess
 import tarfile
@@ -129,7 +130,7 @@ def snapshot(script: Path, sync: Sync, base: Path) -> Snapshot | None:
     if script.is_dir():
         raise UsageError(f"{_shown(script)}: a folder; give the script in it, or -m PACKAGE")
     if not script.is_file():
-        raise UsageError(f"{_shown(script)}: no such file; the script is looked for below {_shown(base)}")
+        raise UsageError(f"{_shown(script)}: no such file; {_meant(script.name, base)}")
     warnings: list[str] = []
     if sync == "auto":
         root, paths = _automatic(script, warnings)
@@ -348,6 +349,16 @@ def _manifest_entry(entry: FileEntry) -> Entry:
 def _on_wire(path: str) -> str:
     """For tarfile, which encodes as UTF-8: so that the bytes are those of the file system, whatever our locale is."""
     return os.fsencode(path).decode("utf-8", "surrogateescape")
+
+
+def _meant(name: str, base: Path) -> str:
+    if name.startswith("-"):
+        return (
+            "flags of the bundled trainer stand in the inventory, as run.args; the first word behind `--` is a script"
+        )
+    if re.fullmatch(r"python[\d.]*|torchrun", name):
+        return f"give the script alone, as {name} is started by itself"
+    return f"the script is looked for below {_shown(base)}"
 
 
 def _shown(path: str | Path) -> str:

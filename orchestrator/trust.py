@@ -125,7 +125,8 @@ def _settle(
         console.note(f"added {count} {'key' if count == 1 else 'keys'} to {path}")
     if new and not wanted:
         for one in new:
-            reason = "its key is not trusted yet; compare it, then say yes, or give --yes"
+            say = "say yes, or give --yes" if sys.stdin.isatty() else "give --yes (no terminal to ask on)"
+            reason = f"its key is not trusted yet; compare it, then {say}"
             failed[one.door.target.name] = UnreachableError(reason)
     return trusted
 

@@ -96,7 +96,9 @@ class Bell:
         self._ring()
 
 
-def attend(resolved: Plan, fleet: Fleet, printer: Printer, mask: Mask, console: Console) -> int:
+def attend(
+    resolved: Plan, fleet: Fleet, printer: Printer, mask: Mask, console: Console, *, tell_outputs: bool = True
+) -> int:
     """Attached `up`: show the lines; Ctrl-C stops the run, a second one kills it, a third one only leaves."""
     hosts = [node.host for node in resolved.nodes]
     view = View(resolved.run_id, hosts, Choice(follow=True), fleet, console.warning, sys.stdout.isatty())
@@ -111,7 +113,8 @@ def attend(resolved: Plan, fleet: Fleet, printer: Printer, mask: Mask, console: 
         view.run(show)
         printer.close()
     bell.over()
-    code = conclude(resolved.run_id, view, console, f" after {time.monotonic() - began:.1f} s")
+    took = f" after {time.monotonic() - began:.1f} s"
+    code = conclude(resolved.run_id, view, console, took, tell_outputs=tell_outputs)
     if code in (RunFailed.exit_code, OUTCOMES["lost"]):
         _diagnose(resolved.run_id, hosts, view, fleet, mask, console)
     return code
@@ -160,7 +163,7 @@ def _stopping_on_interrupt(run_id: str, hosts: Sequence[Host], fleet: Fleet, con
         signal.signal(signal.SIGINT, before)
 
 
-def conclude(run_id: str, view: View, console: Console, took: str = "") -> int:
+def conclude(run_id: str, view: View, console: Console, took: str = "", *, tell_outputs: bool = True) -> int:
     """Say how the run ended; its exit code is the run's outcome."""
     for line in folded(view.failed):
         console.warning(line)
@@ -173,7 +176,7 @@ def conclude(run_id: str, view: View, console: Console, took: str = "") -> int:
     match verdict["state"]:
         case "succeeded":
             console.note(f"run {run_id} succeeded{took}")
-            if any(part.get("outputs") for part in parts):
+            if tell_outputs and any(part.get("outputs") for part in parts):
                 console.note(f"what it wrote is on its hosts; bring it here with: ddp-orch fetch {run_id}")
         case "killed":
             console.error(f"run {run_id} was stopped by {verdict.get('stopped_by') or 'somebody'}")

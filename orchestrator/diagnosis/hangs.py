@@ -276,8 +276,12 @@ def _absent(
 
 def _work(lines: Sequence[Said], first: Said) -> Said | None:
     """The last of at least two lines of work just before and after the first time-out, by no rank that waited."""
-    said = [line for line in lines if line.source == first.source and not CHATTER.search(line.text)
-            and "Traceback" not in line.text and not line.text.startswith(" ") and 'File "' not in line.text]  # fmt: skip
+    said = [
+        line
+        for line in lines
+        if line.source == first.source
+        and not (CHATTER.search(line.text) or "Traceback" in line.text or line.text.startswith((" ", "File ")))
+    ]
     before = [line for line in said if line.number < first.number][-12:]
     after = [line for line in said if first.number <= line.number <= first.number + 30]
     found = [line for line in (*before, *after) if WORKS.search(line.text)]

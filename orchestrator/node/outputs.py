@@ -15,7 +15,7 @@ Emit = Callable[[Dict[str, Any], bytes], None]
 
 def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """The regular files that match: `files`, each [path, size, mtime in ns]; `links` are the links left out."""
-    root = _root(arguments["run_id"])
+    root = _root(arguments)
     pattern = [part for part in arguments["pattern"].split("/") if part not in ("", ".")]
     files: List[List[Any]] = []
     links = 0
@@ -44,7 +44,7 @@ def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
 
 def send(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     """Send files: of each, numbered as asked for, its parts, then its end or an error."""
-    root = _root(arguments["run_id"])
+    root = _root(arguments)
     for number, path in enumerate(arguments["paths"]):
         try:
             _send(os.path.join(root, path), number, emit)
@@ -73,11 +73,17 @@ def _send(path: str, number: int, emit: Emit) -> None:
         emit({"file": number, "end": True, "mtime": found.st_mtime_ns}, b"")
 
 
-def _root(run_id: str) -> str:
-    spec = state.read(os.path.join(state.run_folder(run_id), "spec.json"))
-    if spec is None:
-        raise wire.Refused("unknown", "run %s is not known here" % run_id)
-    return os.path.join(state.folder("out"), spec["name"])
+def _root(arguments: Dict[str, Any]) -> str:
+    """The output folder of `run_id`, or the one called `name`, whose run is known no more."""
+    name = arguments.get("name")
+    if name is None:
+        spec = state.read(os.path.join(state.run_folder(arguments["run_id"]), "spec.json"))
+        if spec is None:
+            raise wire.Refused("unknown", "run %s is not known here" % arguments["run_id"])
+        name = spec["name"]
+    if name in ("", ".", "..") or "/" in name:
+        raise wire.Refused("unknown", "%r is not the name of a run" % name)
+    return os.path.join(state.folder("out"), name)
 
 
 def _walk(root: str, below: str) -> Iterator[str]:

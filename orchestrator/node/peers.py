@@ -396,6 +396,8 @@ class Follower(Peers):
         if now >= self._beat_at:
             self._beat_at = now + BEAT
             self._send({"silence": self._recorder.silence()})
+        if self._link is not None and now - self._heard_at > LEASE:
+            self.ready(self._link.fileno())  # it may be we who are late: what has come is heard first
         if self._link is not None and self._link.ready:
             silent = now - self._link.heard_at
             if silent > LEASE:

@@ -115,6 +115,7 @@ class Recorder:
                     self._hear_guard()
                 else:
                     self._peers.ready(handle)
+                    self._peers.tick()  # hundreds of nodes may have something to say, and all wait for our beat
             self._peers.tick()
             if self._status["drain"]:
                 self._drain()

@@ -68,3 +68,21 @@ def test_a_name_resumes_in_its_folder_which_is_fetched_and_outlives_its_runs(tmp
     assert "nothing to remove; 1 run that is over kept" in orch(tmp_path, "prune", "inventory.yaml").stderr
     (output,) = (tmp_path / "state").glob("*/out/mine/count")
     assert output.read_text() == "2"
+
+
+def test_outputs_whose_run_is_known_no_more_are_fetched_by_the_name_of_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    inventory = tmp_path / "inventory.yaml"
+    hosts = f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n"
+    inventory.write_text(hosts + "run: {launcher: direct, sync: [train.py], keep: {runs: 1}}\n")
+    for name in ("first", "second"):
+        done = orch(tmp_path, "up", "inventory.yaml", "--name", name, "--skip-check", "--", "train.py")
+        assert done.returncode == 0 and "ddp-orch fetch" in done.stderr, done.stderr
+    assert "removed 1 run" in orch(tmp_path, "prune", "inventory.yaml").stderr
+    assert "first" not in orch(tmp_path, "ps", "--all").stdout
+    done = orch(tmp_path, "fetch", "first")
+    assert done.returncode == 0 and "2 files" in done.stderr, done.stderr
+    assert (tmp_path / "first" / "me" / "count").read_text() == "1"
+    for unknown in ("third", "..", "first/logs"):
+        done = orch(tmp_path, "fetch", unknown)
+        assert done.returncode == 2 and "no run" in done.stderr, (unknown, done.stderr)
