@@ -13,7 +13,7 @@ from typing import Any
 
 from . import logs as lines
 from . import runs
-from .console import Console, wants_colour
+from .console import Console, hush, wants_colour
 from .errors import Interrupted, OrchError, RunFailed, UnreachableError
 from .fleet import Fleet, folded
 from .folding import Folder
@@ -23,6 +23,7 @@ from .plan import Plan
 from .quieter import Quieter
 from .view import Choice, View
 
+STOP_WINDOW = 10.0  # s for all hosts to hear that the run is to stop, when nobody waits for its end
 OUTCOMES = {
     "succeeded": 0,
     "failed": RunFailed.exit_code,
@@ -134,7 +135,7 @@ def _diagnose(run_id: str, hosts: Sequence[Host], view: View, fleet: Fleet, mask
 
 @contextlib.contextmanager
 def _stopping_on_interrupt(run_id: str, hosts: Sequence[Host], fleet: Fleet, console: Console) -> Iterator[None]:
-    asked = 0
+    asked: list[threading.Thread] = []
     over = threading.Event()
 
     def stop(grace: float | None, note: str) -> None:
@@ -145,19 +146,24 @@ def _stopping_on_interrupt(run_id: str, hosts: Sequence[Host], fleet: Fleet, con
                 console.warning(f"could not be told to stop: {line}")
 
     def interrupted(*_: object) -> None:
-        nonlocal asked
-        asked += 1
         grace: float | None = None
         note = "stopping the run gracefully; Ctrl-C again kills it"
-        if asked > 1:
+        if asked:
             signal.signal(signal.SIGINT, before)
             grace, note = 0.0, "killing the run; Ctrl-C again leaves without waiting for it"
         # a thread of its own: the view goes on showing what the ranks say while they are being stopped
-        threading.Thread(target=stop, args=(grace, note), daemon=True).start()
+        asked.append(threading.Thread(target=stop, args=(grace, note), daemon=True))
+        asked[-1].start()
 
     before = signal.signal(signal.SIGINT, interrupted)
     try:
         yield
+    except BrokenPipeError:  # Ctrl-C has ended a `| tee` too
+        if not asked:
+            raise
+        hush(sys.stdout)
+        asked[-1].join(STOP_WINDOW)
+        raise Interrupted("nobody reads the output any more; the run has been told to stop") from None
     finally:
         over.set()
         signal.signal(signal.SIGINT, before)

@@ -144,6 +144,23 @@ def test_ctrl_c_stops_the_run_gracefully(lab2: Lab) -> None:
     assert_clean(lab2)
 
 
+def test_ctrl_c_that_ends_the_reader_of_the_output_too_stops_the_run_and_says_so(lab2: Lab) -> None:
+    """As `up | tee` in a terminal: both get the signal, and what the ranks say next finds nobody."""
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    with attached(lab2, inventory, "--", script(lab2, COUNTER), "100000", "0.02") as up:
+        assert up.stdout and up.stderr
+        assert up.stdout.readline()
+        up.send_signal(signal.SIGINT)
+        up.stdout.close()
+        said = up.stderr.read()
+        assert up.wait(30) == 130
+    assert "nobody reads the output any more; the run has been told to stop" in said
+    assert "no longer watching" not in said and "Traceback" not in said
+    (run_id,) = runs(lab2, inventory)
+    wait_for_state(lab2, inventory, run_id, "killed")
+    assert_clean(lab2)
+
+
 def test_ctrl_c_in_logs_f_ends_the_looking_only_and_says_so(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
     run_id = start(lab2, inventory, "--", script(lab2, COUNTER), "2000", "0.02")
