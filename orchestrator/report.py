@@ -196,12 +196,19 @@ def _timeline(events: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list
     return found
 
 
+def _state_of_host(run: Mapping[str, Any]) -> str:
+    """The run's, but for one that is lost: that is the host which was, and the others were stopped for it."""
+    first = (run.get("verdict") or {}).get("first_failure") or {}
+    other = first.get("node") is not None and first["node"] != run["node"]
+    return "stopped" if run["state"] == "lost" and other else str(run["state"])
+
+
 def _host(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
     run, spec = record["run"], record["spec"]
     newest = record["samples"][-1] if record["samples"] else None
     return {
         "host": name,
-        "state": run["state"],
+        "state": _state_of_host(run),
         "exit_code": run["exit_code"],
         "signal": run["signal"],
         "nproc": run["nproc"],

@@ -59,6 +59,9 @@ def _passed_over(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     return [replace(one, hint=True, confidence="low") if passed(one) else one for one in suspects]
 
 
+LOST_HOST = "host lost"  # in our recorder's words
+
+
 def with_known(
     suspects: list[Suspect],
     seen: Scene,
@@ -73,10 +76,12 @@ def with_known(
         suspects = [one for one in suspects if one.code not in sent or (one.line.at or 0.0) < failed_at]
     if lost is not None:
         # our own word of it comes from the head, which is not the one lost
-        suspects = [replace(one, host=lost) if _ours(one, "host lost") else one for one in suspects]
-        line = next(
-            (line for line in reversed(seen.lines) if line.host == lost), Said(0, lost, lost, None, failed_at, "")
-        )
+        suspects = [replace(one, host=lost) if _ours(one, LOST_HOST) else one for one in suspects]
+        told = [
+            line for line in seen.lines if line.agent and line.text.startswith("ddp-orch: ") and LOST_HOST in line.text
+        ]
+        last = [line for line in seen.lines if line.host == lost]
+        line = next(iter(told[:1] + last[-1:]), Said(0, lost, lost, None, failed_at, ""))
         suspects = [*suspects, Suspect("host-lost", 93, line, None, lost, "high", "nothing was heard of it any more")]
     if stopped_by is not None:
         line = Said(len(seen.lines), "", None, None, None, f"stopped by {stopped_by}")

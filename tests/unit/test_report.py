@@ -167,3 +167,13 @@ def test_numbers_that_are_none_and_lines_of_one_point_can_be_drawn() -> None:
     assert "<circle" in chart("loss", {"a": [(1.0, 2.0)]}, "step")
     assert "no data" in chart("loss", {"a": [(1.0, float("nan"))]}, "step")
     assert "<polyline" in chart("loss", {"a": [(0.0, 0.0), (1.0, 0.0)]}, "step")
+
+
+def test_of_a_lost_run_only_the_host_that_was_lost_is_called_so() -> None:
+    known = records()
+    lost = {**VERDICT, "state": "lost", "first_failure": {**FIRST, "what": "host lost", "rank": None}}
+    for one in known.values():
+        one["run"] = {**one["run"], "state": "lost", "verdict": lost}
+    run = Run("R", "nightly", "lost", 2, "1970-01-01T00:16:39Z", {host: one["run"] for host, one in known.items()})
+    made = report.make(run, known, {}, [], [], DIAGNOSIS, Mask())
+    assert [(one["host"], one["state"]) for one in made.hosts] == [("gpu-0", "stopped"), ("gpu-1", "lost")]
