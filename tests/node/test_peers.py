@@ -1,4 +1,4 @@
-"""The head's side of the links: who counts as lost."""
+"""Both sides of the recorders' links: who counts as lost."""
 
 from __future__ import annotations
 
@@ -13,29 +13,36 @@ import pytest
 
 from orchestrator.node import peers
 from orchestrator.node.link import Link
-from orchestrator.node.peers import Head
+from orchestrator.node.peers import Follower, Head
 
 KEY = bytes(32)
 LEASE = 0.05  # s
 
 
 class Recorder:
-    """As much of one as a head needs before anything has started."""
+    """As much of one as its peers need."""
 
     key = KEY
+    notify = None
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, link_port: int = 0) -> None:
         self.folder = str(folder)
+        self.reported = {"attempt": 1, "waiting": False, "stop": None}
+        self.commands: list[str] = []
         nodes = [{"host": f"host-{number}", "nproc": 1} for number in range(2)]
         self.spec = {"nodes": nodes, "max_restarts": 0, "min_nodes": 2, "epoch": 0.0, "stall_timeout": None}
+        self.spec |= {"node": 1, "link_address": "127.0.0.1", "link_port": link_port}
 
     def silence(self) -> dict[str, Any]:
         return {"quiet": 0.0, "frozen": []}
 
     def command(self, message: dict[str, Any]) -> None:
-        """There is no guard to hear it."""
+        self.commands.append(message["do"])
 
-    obey = say = command
+    def say(self, text: str) -> None:
+        """There is no journal."""
+
+    obey = say
 
 
 @pytest.fixture
@@ -85,3 +92,39 @@ def test_a_head_that_was_late_hears_what_has_come_before_it_calls_anybody_lost(m
     assert select.select([link.fileno()], [], [], 10.0)[0]
     head.tick()
     assert phase(head) == "joined"
+
+
+@pytest.fixture
+def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Follower, Recorder, Link]]:
+    """A node that has joined its head, and the head's link; a lease is short."""
+    monkeypatch.setattr(peers, "LEASE", LEASE)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        recorder = Recorder(tmp_path, listener.getsockname()[1])
+        follower = Follower(recorder)  # type: ignore[arg-type]
+        follower.tick()
+        head = Link(listener.accept()[0], KEY, None)
+    while not (head.ready and follower.links()[0].ready):
+        head.flush()
+        head.receive()
+        (link,) = follower.links()
+        if select.select([link.fileno()], [], [], 0.01)[0]:
+            follower.ready(link.fileno())
+    yield follower, recorder, head
+    head.close()
+
+
+def test_a_node_that_heard_nothing_of_its_head_for_a_lease_stops(joined: tuple[Follower, Recorder, Link]) -> None:
+    follower, recorder, _ = joined
+    outlast_the_lease()
+    follower.tick()
+    assert recorder.commands == ["prepared", "end"]
+
+
+def test_a_node_that_was_late_hears_its_head_before_it_stops(joined: tuple[Follower, Recorder, Link]) -> None:
+    follower, recorder, head = joined
+    outlast_the_lease()
+    head.send({})
+    (link,) = follower.links()
+    assert select.select([link.fileno()], [], [], 10.0)[0]
+    follower.tick()
+    assert recorder.commands == ["prepared"]
