@@ -274,15 +274,18 @@ def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
 
 
 @cli.command(short_help="all that is known of a run, in one HTML file")
-@ONE_RUN
+@RUN
 @OTHER_INVENTORY
 @HOSTS
 @click.option(
     "-o", "--output", type=click.Path(), metavar="FILE.html", help="Where to; default RUN.html, and RUN.json."
 )
 @JSON
-def report(run: str, inventory: str | None, hosts: str | None, output: str | None, as_json: bool) -> None:
-    """All that is known of RUN in one HTML file: plan, hosts, timeline, curves, machines, the first failure."""
+def report(run: str | None, inventory: str | None, hosts: str | None, output: str | None, as_json: bool) -> None:
+    """All that is known of RUN (default: the newest) in one HTML file.
+
+    The plan, the hosts, the timeline, curves of training and machines, the first failure.
+    """
     from . import report as reports
 
     sys.exit(reports.report(run, inventory, hosts, output, as_json))

@@ -27,9 +27,9 @@ TEXT = """\
 hosts:                  # the first one has rank 0
 {hosts}
 
-# defaults:             # for all hosts
-#   python: /opt/venv/bin/python    # the python that has torch
-#   setup: [module load cuda]       # shell lines before it
+defaults:               # for all hosts
+  python: python3       # the python that has torch, such as /opt/venv/bin/python
+  # setup: [module load cuda]     # shell lines before it
 
 # run:
 #   max_restarts: 3     # start again after a failure

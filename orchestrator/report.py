@@ -56,7 +56,7 @@ class Report:
     config: Mapping[str, Any]
 
 
-def report(wanted: str, given: str | None, hosts: str | None, output: str | None, as_json: bool) -> int:
+def report(wanted: str | None, given: str | None, hosts: str | None, output: str | None, as_json: bool) -> int:
     console = stderr_console()
     read = chosen_inventory(given, hosts)
     mask = mask_of(read)
