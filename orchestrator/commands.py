@@ -35,6 +35,7 @@ from .plan import Plan
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ID_WIDTH = 20  # characters of a run id
+IN_A_PIPE = 1000  # columns: nothing is cut
 HELD_AGAIN = 10.0  # s between tries of `up --wait`
 
 
@@ -230,8 +231,9 @@ def _print_runs(shown: Sequence[runs.Run]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("RUN", "NAME", "STATE", "ATTEMPT", "STARTED", "HOSTS"):
-        # of what has no room the hosts are cut, and never what is to be copied
-        table.add_column(column, no_wrap=column == "RUN", min_width=ID_WIDTH if column == "RUN" else None)
+        table.add_column(
+            column, no_wrap=column not in ("NAME", "HOSTS"), min_width=ID_WIDTH if column == "RUN" else None
+        )
     for run in shown:
         hosts = fold(run.parts)
         cells = (
@@ -243,7 +245,7 @@ def _print_runs(shown: Sequence[runs.Run]) -> None:
             hosts,
         )
         table.add_row(*(Text(cell) for cell in cells))  # Text: a name is data, not markup
-    Rich(soft_wrap=not sys.stdout.isatty()).print(table)
+    Rich(width=None if sys.stdout.isatty() else IN_A_PIPE).print(table)
 
 
 def kill(
