@@ -1,6 +1,6 @@
 """What the trainer costs above a bare loop, and how long a snapshot holds up a step.
 
-Two ranks on this machine. The bare loop does nothing but forward, backward with DDP's all-reduce, and the optimizer's
+Two ranks on this machine, one model. The bare loop does nothing but forward, backward with DDP's all-reduce, and the optimizer's
 step, on one batch that lies ready; the trainer's is `fit`, with its log every ten steps. Blocks of both in turn, in the
 same processes; a step's time is from the fetching of a batch to that of the next, so that nothing between is left out.
 The ratio is that of the median steps of two neighbouring blocks; that of their means has the told steps in it as well.
@@ -58,11 +58,12 @@ def blocks(config, world, rounds: int, steps: int):  # type: ignore[no-untyped-d
     from trainer.telling import Teller
     from trainer.train import started
 
-    bare, ours = (prepare(config, world, None) for _ in range(2))
-    batch = next(started(bare, Teller(config, world, bare.data, bare.ddp, None)))
+    # the same for both: two of them lie elsewhere in memory, and one may be some percent faster for the whole run
+    training = prepare(config, world, None)
+    batch = next(started(training, Teller(config, world, training.data, training.ddp, None)))
     seconds: dict[str, list[list[float]]] = {"bare": [], "ours": []}
     for number in range(rounds + 1):
-        contestants = {"bare": lambda: bare_block(bare, batch, steps), "ours": lambda: our_block(ours, steps)}
+        contestants = {"bare": lambda: bare_block(training, batch, steps), "ours": lambda: our_block(training, steps)}
         for name in sorted(contestants, reverse=number % 2 == 1):
             world.gather(0)
             took = contestants[name]()
