@@ -1,11 +1,12 @@
 """What the trainer costs above a bare loop, and how long a snapshot holds up a step.
 
-Two ranks on this machine, one model. The bare loop does nothing but forward, backward with DDP's all-reduce, and the optimizer's
-step, on one batch that lies ready; the trainer's is `fit`, with its log every ten steps. Blocks of both in turn, in the
-same processes; a step's time is from the fetching of a batch to that of the next, so that nothing between is left out.
-The ratio is that of the median steps of two neighbouring blocks; that of their means has the told steps in it as well.
+Two ranks on this machine, one model. The bare loop does nothing but forward, backward with DDP's all-reduce, and the
+optimizer's step, on one batch that lies ready; the trainer's is `fit`, with its log every ten steps. Blocks of both in
+turn, in the same processes; a step's time is from the fetching of a batch to that of the next, so that nothing between
+is left out. The ratio is that of the median steps of two neighbouring blocks; that of their means has the told steps in
+it as well. Short blocks and many of them: on a machine whose speed wanders, neighbours are alike.
 
-    python benchmarks/trainer_overhead.py [--rounds 15] [--steps 40]
+    python benchmarks/trainer_overhead.py [--rounds 30] [--steps 12]
 """
 
 from __future__ import annotations
@@ -158,8 +159,8 @@ def snapshots(config, world):  # type: ignore[no-untyped-def]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.rank:
