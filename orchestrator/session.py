@@ -42,7 +42,10 @@ for base in wanted + ["/var/tmp/ddp-orch-%d" % uid, "/tmp/ddp-orch-%d" % uid]:
     try:
         os.makedirs(os.path.dirname(base), 0o700, exist_ok=True)
         if not os.path.lexists(base):
-            os.mkdir(base, 0o700)
+            try:
+                os.mkdir(base, 0o700)
+            except FileExistsError:
+                pass  # another host that has the same home was quicker
         found = os.lstat(base)
         if found.st_uid == uid and found.st_mode & 0o170077 == 0o040000 and os.access(base, os.W_OK):
             break
@@ -67,7 +70,7 @@ else:
         say("error the node program was damaged on its way")
         sys.exit(0)
     import io, shutil, zipfile
-    aside = "%s.%d.new" % (path, os.getpid())
+    aside = "%s.%s.new" % (path, NONCE)  # hosts that share a home may share a process number too
     mask = os.umask(0o077)
     try:
         zipfile.ZipFile(io.BytesIO(data)).extractall(aside)
