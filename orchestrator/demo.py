@@ -42,11 +42,10 @@ run:
 
 NEXT = """\
 next: train on your own hosts, which need nothing but sshd, python3 and torch
-  {me} init ann@lovelace ann@hopper             # writes inventory.yaml; name there the python that has torch
-  {me} check inventory.yaml                     # would a run work, and if not, why
-  {me} up inventory.yaml                        # the same training there
-  {me} up inventory.yaml -- train.py --lr 0.1   # your own script, in place of
-                                                # logging in to each host for `torchrun train.py --lr 0.1`"""
+  {me} init ann@lovelace ann@hopper    # writes inventory.yaml; name there the python that has torch
+  {me} check inventory.yaml    # would a run work, and if not, why
+  {me} up inventory.yaml    # the same training there
+  {me} up inventory.yaml -- train.py --lr 0.1    # your own script"""
 
 
 def main() -> int:
@@ -69,7 +68,8 @@ def main() -> int:
         raise RunFailed(f"the test accuracy is {accuracy:.4f}, and {ENOUGH} was to be reached")
     seconds = time.monotonic() - began
     print(f"\ntest accuracy {accuracy:.4f} on handwritten digits, by 2 hosts, {ranks} ranks, in {seconds:.0f} seconds")
-    print(NEXT.format(me="ddp-orch" if shutil.which("ddp-orch") else sys.argv[0]), flush=True)
+    beside = os.path.relpath(Path(sys.executable).with_name("ddp-orch"))
+    print(NEXT.format(me="ddp-orch" if shutil.which("ddp-orch") else beside), flush=True)
     return 0
 
 
