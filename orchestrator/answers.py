@@ -205,8 +205,8 @@ ANSWERS: Mapping[str, Shape] = {
     "listen": {"ports": [_is_port], "addresses": [_is_address]},
     "dial": {"results": [_DIALLED], "names": _NAMES},
     "prepare": (
-        {"addresses": [_is_address], "rdzv_port": _is_port, "link_port": (_is_port, None)},  # of the head
-        {"reachable": [_is_address], "interface": _WORDS},
+        {"beside": [_RUN_ID], "addresses": [_is_address], "rdzv_port": _is_port, "link_port": (_is_port, None)},  # head
+        {"beside": [_RUN_ID], "reachable": [_is_address], "interface": _WORDS},
     ),
     "prune": {"runs": [str], "unused": int, "freed": int, "left": int},
     "list": {"runs": [RUN]},

@@ -51,7 +51,7 @@ def bench(wanted: Bench) -> int:
     measured: list[tuple[int, dict[str, Any]]] = []
     for count in host_counts(wanted.counts, len(names)):
         batch = (wanted.batch_per_host or BATCH) * (1 if wanted.fixed else count)
-        console.step(f"{count} of {len(names)} hosts, {batch} samples a step")
+        console.step(f"{count} of {len(names)} hosts, {batch} samples a step: about a minute")
         args = (*wanted.trainer_args, f"--batch-size={batch}", "--bench")
         measured.append((count, _measured(wanted.inventory, names[:count], args)))
     points = scaling(measured)
@@ -94,13 +94,16 @@ def scaling(measured: list[tuple[int, dict[str, Any]]]) -> list[Point]:
 
 
 def table(points: list[Point]) -> str:
-    lines = ["hosts  ranks  batch    samples/s  efficiency    step ms: together  compute     data  allreduce   limit"]
+    lines = [
+        f"{'ms a step:':>54}",
+        "hosts ranks  batch samples/s scaling together compute   data allreduce limit",
+    ]
     for point in points:
         step = {name: 1000 * seconds for name, seconds in point.seconds_per_step.items()}
         lines.append(
-            f"{point.hosts:5}  {point.ranks:5}  {point.batch_size:5}  {point.samples_per_second:11.1f}  "
-            f"{100 * point.efficiency:8.1f} %    {step['together']:17.2f}  {step['compute']:7.2f}  "
-            f"{step['data']:7.2f}  {step['allreduce']:9.2f}   {point.limit}"
+            f"{point.hosts:5} {point.ranks:5} {point.batch_size:6} {point.samples_per_second:9.1f} "
+            f"{100 * point.efficiency:5.1f} % {step['together']:8.2f} {step['compute']:7.2f} "
+            f"{step['data']:6.2f} {step['allreduce']:9.2f} {point.limit}"
         )
     return "\n".join(lines)
 

@@ -43,8 +43,8 @@ def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Find
 def _torch(node: Node, python: Facts, found: Findings) -> None:
     name, executable = node.host.name, python["executable"]
     if python["torch"] is None:
-        ways = "set `python` or `setup` to an environment that has it, or have one made by `ddp-orch setup INVENTORY`"
-        fix = f"{executable} -m pip install torch, or {ways}"
+        ways = "name a python that has it as `python` in the inventory"
+        fix = f"`ddp-orch setup INVENTORY` makes one that has; or {ways}, or {executable} -m pip install torch"
         message = f"{executable} has no torch"
         found.add("error", "missing-module-on-host", name, message, fix, f"{executable} -c 'import torch'")
         return

@@ -33,7 +33,6 @@ def _complete_run(context: click.Context, parameter: click.Parameter, begun: str
 
 
 RUN = click.argument("run", required=False, shell_complete=_complete_run)
-ONE_RUN = click.argument("run", shell_complete=_complete_run)
 OTHER_INVENTORY = click.option(
     "-i",
     "--inventory",
@@ -194,7 +193,7 @@ def up(
 @HOSTS
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run is over; ends with its exit code.")
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of each stream.")
-@click.option("--host", metavar="PATTERN", help="Only these hosts.")
+@click.option("--host", metavar="PATTERN", help="Only the lines of these hosts of the run.")
 @click.option("--rank", metavar="LIST", help="Only these ranks, such as 0,4-7.")
 @click.option("--stream", type=click.Choice(["stdout", "stderr", "agent"]), help="Only this stream.")
 @click.option("--attempt", type=click.IntRange(1), metavar="K", help="Only this attempt.")
@@ -346,16 +345,17 @@ def diagnose(
 
 
 @cli.command(short_help="bring the outputs of a run here")
-@ONE_RUN
+@RUN
 @click.argument("pattern", required=False)
 @click.option("-o", "--output", metavar="DIR", help="Into DIR/HOST/...; default: a folder called as the run.")
 @OTHER_INVENTORY
 @HOSTS
-def fetch(run: str, pattern: str | None, output: str | None, inventory: str | None, hosts: str | None) -> None:
-    """Bring the outputs of RUN here: what its hosts have in $DDP_ORCH_OUTPUT_DIR, or what of it matches PATTERN.
+def fetch(run: str | None, pattern: str | None, output: str | None, inventory: str | None, hosts: str | None) -> None:
+    """Bring the outputs of RUN (default: the newest) here.
 
-    In a PATTERN, such as '*.pt' or 'logs/**/*.json', * is within a name and ** for any folders; a folder's name
-    takes all below it. Links are left out. Files that have not changed since they were fetched are not fetched again.
+    That is what its hosts have in $DDP_ORCH_OUTPUT_DIR, or what of it matches PATTERN. In a PATTERN, such as '*.pt' or
+    'logs/**/*.json', * is within a name and ** for any folders; a folder's name takes all below it. Links are left
+    out. Files that have not changed since they were fetched are not fetched again.
     """
     from . import fetch as fetching
 
@@ -377,7 +377,7 @@ def prune(inventory: str, hosts: str | None) -> None:
 
 @cli.command("exec", short_help="a command on every host, equal output folded")
 @INVENTORY
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="CMD...")
 @HOSTS
 @click.option("--setup", is_flag=True, help="Inside each host's `setup`, as a run's ranks are.")
 @JSON
@@ -410,6 +410,7 @@ def bench(
 ) -> None:
     """Measure the bundled trainer on 1, 2, 4, ... hosts: throughput, scaling efficiency, and what limits.
 
+    About a minute for each number of hosts; -- --bench-seconds 10 measures five times as long.
     Flags of the trainer come after --, such as: -- --model resnet50 --data synthetic --precision bf16
     """
     from . import bench as benchmark
@@ -492,6 +493,8 @@ def _hint(error: click.ClickException) -> str | None:
     if isinstance(error, click.NoSuchOption) and command in behind:
         what = {"up": "script", "exec": "command"}[command]
         return f"What belongs to the {what} stands behind `--`: ddp-orch {command} INVENTORY -- {behind[command]}"
+    if isinstance(error, click.MissingParameter) and getattr(error.param, "name", None) == "inventory":
+        return f"Such as: ddp-orch {command} inventory.yaml; `ddp-orch init HOST...` writes one."
     extra = error.message.partition("unexpected extra argument (")[2].rstrip(").")
     if extra.endswith((".yaml", ".yml")):
         return f"An inventory is given as `-i {extra}` here."

@@ -326,6 +326,9 @@ def _tell_kill(result: runs.Killed, chosen: Sequence[runs.Run], console: Console
     if count or chosen:
         where = fold({one["host"] for one in result.killed})
         processes = f"{count} {'process' if count == 1 else 'processes'}"
-        console.note(f"ended {what or 'leftovers'}: {processes}{' on ' + where if where else ''}")
+        if count or any(run.unfinished or run.broken for run in chosen):
+            console.note(f"ended {what or 'leftovers'}: {processes}{' on ' + where if where else ''}")
+        else:
+            console.note(f"run {what} was over ({chosen[0].state}); nothing of it was left")
     else:
         console.note("nothing to end")

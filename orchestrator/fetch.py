@@ -23,6 +23,7 @@ from .errors import FindingsError, OrchError, RunFailed, UnreachableError, Usage
 from .fleet import Fleet, folded
 from .inventory import Host, Inventory
 from .session import Session
+from .ship import make_results_folder
 
 GROWTH = 1024 * 1024
 """Bytes by which a file may have grown since it was listed; more is for the next time."""
@@ -56,7 +57,7 @@ class Outputs:
         return {**self.key, **more}
 
 
-def fetch(wanted: str, pattern: str | None, output: str | None, given: str | None, hosts: str | None) -> int:
+def fetch(wanted: str | None, pattern: str | None, output: str | None, given: str | None, hosts: str | None) -> int:
     if pattern is not None and (pattern.startswith("/") or ".." in pattern.split("/")):
         raise UsageError(f"{pattern!r}: a PATTERN is relative to the run's output folder, such as '**/*.pt'")
     console = stderr_console()
@@ -78,12 +79,15 @@ def fetch(wanted: str, pattern: str | None, output: str | None, given: str | Non
         same_note = f"; {same} unchanged" if same else ""
         console.step(f"{count} {'file' if count == 1 else 'files'} to fetch, {size / 1e6:.1f} MB{same_note}")
 
+        if count:
+            _make(folder)
+
         def bring(host: Host, session: Session) -> list[str]:
             return _bring(session, what, folder / host.name, missing[host.name])
 
         brought = fleet.each([host for host in of_run if missing.get(host.name)], bring, "fetching")
     if not count and not same and not listed.failed:
-        console.note(f"{what.run} has no outputs on these hosts: what it writes to $DDP_ORCH_OUTPUT_DIR is fetched")
+        console.note(f"run {what.run} has written nothing to $DDP_ORCH_OUTPUT_DIR, which is where `fetch` looks")
     if count:
         console.note(f"outputs of {what.run} are in {folder}")
     failed: dict[str, OrchError] = {**listed.failed, **brought.failed}
@@ -97,7 +101,14 @@ def fetch(wanted: str, pattern: str | None, output: str | None, given: str | Non
     return RunFailed.exit_code if problems else 0
 
 
-def _outputs_of(fleet: Fleet, read: Inventory, wanted: str, console: Console) -> Outputs:
+def _make(folder: Path) -> None:
+    try:
+        make_results_folder(folder)
+    except OSError as error:
+        raise UsageError(f"-o {folder}: {error.strerror}") from error
+
+
+def _outputs_of(fleet: Fleet, read: Inventory, wanted: str | None, console: Console) -> Outputs:
     """Raises as `runs.choose` does."""
     listing = runs.find(fleet, read.hosts)
     warn_of(listing.failed, console)
@@ -105,7 +116,7 @@ def _outputs_of(fleet: Fleet, read: Inventory, wanted: str, console: Console) ->
     try:
         run = runs.choose(listing, wanted)
     except (UsageError, UnreachableError):  # its record may have been removed (`run.keep`); outputs stay
-        if not NAME.fullmatch(wanted):
+        if wanted is None or not NAME.fullmatch(wanted):
             raise
         asked = {"name": wanted, "pattern": ""}
         listed = fleet.each(read.hosts, lambda _, session: checked(session.request("outputs", asked)))

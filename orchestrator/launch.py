@@ -7,6 +7,7 @@ point is the head's guard having its start: from there on the run belongs to its
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -97,6 +98,9 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
     chosen = choices.choose(facts)
     resolved = plan.resolve(wanted, facts, {choice.variable: choice.value for choice in chosen})
     ranks = plan.world_size(resolved)
+    if wanted.code is not None and not all(node.host.workdir for node in wanted.nodes):
+        files = "1 file" if wanted.code.files == 1 else f"{wanted.code.files} files"
+        around.step(f"code: {files}, {wanted.code.size / 1e6:.1f} MB, of {wanted.code.root}")
     count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
     spares = fold(node.host.name for node in resolved.nodes if node.host.spare)
     around.step(
@@ -113,7 +117,8 @@ def _without(wanted: Plan, probed: Results[Any], around: Surroundings) -> Plan:
     """The plan without the hosts that cannot be reached, where it has spares or may do with fewer."""
     left = plan.without(wanted, probed.failed)
     if left is None or not all(isinstance(error, UnreachableError) for error in probed.failed.values()):
-        _stop_on(probed, f"{len(probed.failed)} of {len(wanted.nodes)} hosts cannot take part; nothing was started")
+        headline = f"{len(probed.failed)} of {len(wanted.nodes)} hosts cannot take part; nothing was started"
+        _stop_on(probed, headline, _how_to_do_without(wanted, probed))
         raise AssertionError("_stop_on raises")
     for line in folded(probed.failed):
         around.warn(f"{line}; going on without")
@@ -126,16 +131,25 @@ def _probe(
     """One host's facts, and the code brought there: what is there already is not sent again."""
     facts = preflight.ask(session, question)
     if wanted.code is not None and not host.workdir and wanted.code.sha256 not in session.hello["codes"]:
-        progress.at(host.name, "sending the code")
+        progress.at(host.name, f"sending the code, {wanted.code.size / 1e6:.1f} MB")
         session.request("unpack", {"sha256": wanted.code.sha256}, upload=parcel.chunks())
         session.hello["codes"].append(wanted.code.sha256)  # `--wait` comes here again
     return facts, session.hello
 
 
-def _stop_on(results: Results[Any], headline: str) -> None:
+def _how_to_do_without(wanted: Plan, probed: Results[Any]) -> str:
+    """For hosts that are down; what another host refuses for is to be mended."""
+    down = [name for name, error in probed.failed.items() if isinstance(error, UnreachableError)]
+    if len(down) < len(probed.failed) or len(down) == len(wanted.nodes):
+        return ""
+    pattern = "".join(f"!{each}" for each in re.split(r",(?![^\[]*\])", fold(down)))  # the comma in gpu[1,3] stays
+    return f"to start without: --hosts '{pattern}'"
+
+
+def _stop_on(results: Results[Any], headline: str, advice: str = "") -> None:
     if results.failed:
-        lines = folded(results.failed)
-        raise worst(results.failed.values(), "\n  ".join([headline, *lines]))
+        lines = [headline, *folded(results.failed), *([advice] if advice else [])]
+        raise worst(results.failed.values(), "\n  ".join(lines))
 
 
 def _judge(findings: tuple[Finding, ...], around: Surroundings) -> None:
@@ -181,6 +195,7 @@ def _prepare_and_start(
         at_head = first.done[head.name]
         rest = fleet.each(others, lambda host, session: prepare(host, session, at_head), "preparing")
         _stop_on(rest, f"{len(rest.failed)} of {len(resolved.nodes)} hosts cannot take part; nothing was started")
+        _say_beside({**first.done, **rest.done}, around)
         reachable = {name: answer["reachable"] for name, answer in rest.done.items()}
         start = {"master_addr": _common_address(at_head["addresses"], reachable), "master_port": at_head["rdzv_port"]}
         _say_network(
@@ -203,6 +218,18 @@ def _prepare_and_start(
         if isinstance(error, Refused):
             raise worst([error], str(error)) from error
         raise
+
+
+def _say_beside(answers: Mapping[str, Mapping[str, Any]], around: Surroundings) -> None:
+    """GPUs are held by one run at a time; CPUs are not, and two runs on them are slow for no reason to be seen."""
+    hosts_of: dict[str, list[str]] = {}
+    for host, answer in answers.items():
+        for run_id in answer["beside"]:
+            hosts_of.setdefault(run_id, []).append(host)
+    for run_id, hosts in hosts_of.items():
+        around.warn(
+            f"{fold(hosts)}: run {run_id} goes on there too, on the same CPUs; to end it: ddp-orch kill {run_id}"
+        )
 
 
 def _say_network(

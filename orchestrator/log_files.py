@@ -9,6 +9,7 @@ from typing import TextIO
 
 from .errors import UsageError
 from .logs import LINE_LIMIT, Line, Mask, Painter, presentable
+from .ship import make_results_folder
 
 MERGED = "merged.log"
 LONG = LINE_LIMIT // 2  # characters: a shorter part is no part of a long line but one whose end took its time
@@ -30,6 +31,10 @@ class LogFiles:
         self._painter = Painter(hosts, colour=False, timestamps=True, mask=mask)
         self._known: set[Path] = set()
         self._files: dict[Path, TextIO] = {}  # those that are open, the one that was opened last at the end
+        try:
+            make_results_folder(folder)
+        except OSError as error:
+            raise UsageError(f"--output: {folder}: {error.strerror}") from error
         self._open(self.merged)
 
     @property

@@ -31,6 +31,8 @@ _INSTEAD = (
 )
 _MAIN = b"import sys\n\nfrom node.__main__ import main\n\nraise SystemExit(main(sys.argv[1:]))\n"
 
+_REPORT = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\.(html|json)")  # as `report` calls what it writes
+
 Sync = Literal["auto", "none"] | tuple[str, ...]
 
 
@@ -120,7 +122,8 @@ def snapshot(script: Path, sync: Sync, base: Path) -> Snapshot | None:
 
     `auto` takes what git knows of and does not ignore in the script's repository, or without one the script's folder as
     far as .gitignore files do not exclude it. Paths, relative to `base`, are taken whole. The script is always taken;
-    never .git, byte code, sockets and devices, nor (outside of git) virtual environments. Empty folders are not kept.
+    never .git, byte code, our reports, sockets, devices, nor (outside of git) virtual environments. Empty folders are
+    not kept.
     Raises UsageError, also for more than 200 MB or 20,000 files.
     """
     if sync == "none":
@@ -253,7 +256,17 @@ def _ignored(path: str, ignores: tuple[tuple[str, Gitignore], ...]) -> bool:
 
 
 def _never_sent(name: str) -> bool:
-    return name in (".git", "__pycache__") or name.endswith(".pyc")
+    return name in (".git", "__pycache__") or name.endswith(".pyc") or _REPORT.fullmatch(name) is not None
+
+
+def make_results_folder(folder: Path) -> None:
+    """Make a folder for what comes from the hosts, unless it is there: one that git passes by, and so do snapshots.
+
+    Else the outputs of one run would travel with the code of the next. Raises OSError.
+    """
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        (folder / ".gitignore").write_text("# made by ddp-orch: results of a run\n*\n", encoding="ascii")
 
 
 def _chain_once(*sequences: Iterable[str]) -> Iterator[str]:

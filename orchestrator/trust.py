@@ -76,6 +76,8 @@ def trust(path: str, hosts: str | None, yes: bool) -> int:
         dialer.close()
     for line in folded(failed):
         console.error(line)
+    if not failed:
+        console.note(f"all keys are trusted; next: ddp-orch check {path}")
     return UnreachableError.exit_code if failed else 0
 
 

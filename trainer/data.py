@@ -93,10 +93,12 @@ class Held:
             if device.type == "cuda":
                 samples = samples.pin_memory().to(device, non_blocking=True)
             where = samples % len(self.inputs) if self.size > len(self.inputs) else samples
-            inputs = self.inputs[where]
+            inputs = self.inputs.index_select(0, where)
             if inputs.dtype == torch.uint8:
                 inputs = normalised(inputs, self.mean, self.deviation)
-            yield Batch(moved(inputs, self.shifts, self.flips) if self.shifts else inputs, self.targets[where])
+            yield Batch(
+                moved(inputs, self.shifts, self.flips) if self.shifts else inputs, self.targets.index_select(0, where)
+            )
 
 
 def normalised(images: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:

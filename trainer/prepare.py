@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer import snapshot
@@ -36,6 +36,7 @@ class Training:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     first_step: int  # behind those of the snapshot
+    share: Tensor  # of one answer in the loss: a rank's is a sum, and DDP takes the mean over the ranks
 
     @property
     def last_step(self) -> int:
@@ -83,7 +84,8 @@ def prepare(config: Config, world: World, out: Path | None) -> Training:
         if config.compile:
             model.compile()
         ddp = distributed(model, config, world, step)
-    training = Training(config, world, data, sampling, model, ddp, optimizer, scaler, step)
+    share = torch.tensor(world.world_size / (config.batch_size * data.targets), device=world.device)
+    training = Training(config, world, data, sampling, model, ddp, optimizer, scaler, step, share)
     if state is not None:
         ranks = state.get("world_size", "?")
         world.say(f"resumed {training.where(step)} from:{out} (another --out starts afresh) ranks_before:{ranks}")

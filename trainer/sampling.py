@@ -39,10 +39,19 @@ class Sampling:
         return self.batch(step)[self.rank :: self.world_size]
 
     def steps(self, first: int, end: int) -> Iterator[Piece]:
-        """All pieces of the steps from `first` to before `end`."""
-        for step in range(first, end):
-            for piece in self.mine(step).tensor_split(self.pieces):
-                yield step, piece
+        """All pieces of the steps from `first` to before `end`. An epoch is cut at once: step by step is felt."""
+        while first < end:
+            epoch, position = divmod(first, self.steps_per_epoch)
+            rest = range(first, min(end, (epoch + 1) * self.steps_per_epoch))
+            samples = order(self.size, seed_of(self.seed, epoch))[position * self.batch_size :]
+            samples = samples[: len(rest) * self.batch_size].view(len(rest), self.batch_size)
+            mine = samples[:, self.rank :: self.world_size].contiguous()
+            for step, *pieces in zip(
+                rest, *(each.unbind() for each in mine.tensor_split(self.pieces, dim=1)), strict=True
+            ):
+                for piece in pieces:
+                    yield step, piece
+            first = rest.stop
 
 
 @lru_cache(maxsize=1)

@@ -162,11 +162,9 @@ def take_step(
                 right = right + (logits.detach().argmax(dim=-1) == batch.targets).sum()
             del logits  # with many classes or tokens the greatest of all: gone before the gradients need room
             teller.watch.lap("forward")
-            # DDP takes the mean over the ranks; so scaled, it is the mean over all that was to be said in the step.
-            share = world.world_size / (config.batch_size * training.data.targets)
-            scaler.scale(piece_loss * share).backward()
+            piece_loss.backward(scaler.scale(training.share))
             teller.watch.lap("backward")
-        loss = loss + piece_loss.detach()
+        loss = piece_loss.detach() if piece == 0 else loss + piece_loss.detach()
 
     if config.clip or told:
         scaler.unscale_(optimizer)
@@ -201,9 +199,9 @@ def forward(training: Training, model: nn.Module, batch: Batch) -> tuple[Tensor,
     return logits, loss
 
 
-def autocast(config: Config, world: World) -> torch.autocast:
-    kind = torch.float16 if config.precision == "fp16" else torch.bfloat16
-    return torch.autocast(world.device.type, kind, enabled=config.precision in ("bf16", "fp16"))
+def autocast(config: Config, world: World) -> contextlib.AbstractContextManager[object]:
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+    return torch.autocast(world.device.type, kind) if kind else contextlib.nullcontext()
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import daemon, network, processes, retire, state
+from . import daemon, network, processes, retire, runs, state
 from .peers import JOIN_WINDOW
 from .wire import Refused
 
@@ -23,6 +23,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     spec: Dict[str, Any] = arguments["spec"]
     private: Dict[str, Any] = arguments["private"]
     retire.retire(spec["keep"], program)
+    beside = [] if spec["gpu_ids"] else sorted(run_id for run_id, kept in state.runs() if runs.guarded(kept))
     folder = _make_folder(spec)
     sockets: Dict[str, socket.socket] = {}
     locks: List[int] = []
@@ -49,7 +50,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         for lock in locks:
             os.close(lock)
     try:
-        answer["ready"] = ask(control, None, "ready")
+        answer.update(ready=ask(control, None, "ready"), beside=beside)
     except Refused:
         control.sendall(b'{"do": "abort"}\n')
         raise

@@ -77,9 +77,13 @@ def test_another_run_and_other_peoples_look_alikes_survive(lab2: Lab) -> None:
             host.sh("printf 'import time\\ntime.sleep(1000)\\n' > ~/train.py", user)
             bystanders.append(host.popen([lab2.python, "-u", "train.py", "1000", "0.1"], user))
     other = start(lab2, inventory, "--", name, "1000", "0.1")
-    victim = start(lab2, inventory, "--", name, "1000", "0.1")
+    begun = ok(orch(lab2, "up", inventory, "-d", "--", name, "1000", "0.1"))
+    victim = begun.stdout.strip()
+    assert f"node-[0-1]: run {other} goes on there too, on the same CPUs" in begun.stderr
     wait_for_state(lab2, inventory, victim, "running")
     ok(orch(lab2, "kill", victim, "-i", inventory, "--grace", "1"))
+    again = ok(orch(lab2, "kill", victim, "-i", inventory))
+    assert f"run {victim} was over (killed); nothing of it was left" in again.stderr
     assert all(process.poll() is None for process in bystanders)
     states = {run_id: run["state"] for run_id, run in runs(lab2, inventory).items()}
     assert (states[other], states[victim]) == ("running", "killed")

@@ -42,7 +42,7 @@ def test_a_run_that_wrote_nothing_for_us_is_said_to_have_no_outputs(tmp_path: Pa
     done = orch(tmp_path, "up", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py")
     assert done.returncode == 0, done.stderr
     done = orch(tmp_path, "fetch", "mine")
-    assert done.returncode == 0 and "has no outputs" in done.stderr and "$DDP_ORCH_OUTPUT_DIR" in done.stderr
+    assert done.returncode == 0 and "has written nothing to $DDP_ORCH_OUTPUT_DIR" in done.stderr
     assert not (tmp_path / "mine").exists()
 
 
@@ -54,7 +54,7 @@ def test_a_name_resumes_in_its_folder_which_is_fetched_and_outlives_its_runs(tmp
     for _ in range(2):
         done = orch(tmp_path, "up", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py")
         assert done.returncode == 0, done.stderr
-    done = orch(tmp_path, "fetch", "mine")
+    done = orch(tmp_path, "fetch")  # the newest
     assert done.returncode == 0 and "3 files" in done.stderr, done.stderr
     assert (tmp_path / "mine" / "me" / "count").read_text() == "2"
     assert sorted(path.name for path in (tmp_path / "mine" / "me" / "logs").iterdir()) == ["0.json", "1.json"]
@@ -68,6 +68,27 @@ def test_a_name_resumes_in_its_folder_which_is_fetched_and_outlives_its_runs(tmp
     assert "nothing to remove; 1 run that is over kept" in orch(tmp_path, "prune", "inventory.yaml").stderr
     (output,) = (tmp_path / "state").glob("*/out/mine/count")
     assert output.read_text() == "2"
+
+
+def test_what_is_brought_here_does_not_travel_with_the_code_of_the_next_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "inventory.yaml").write_text(
+        f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\nrun: {{launcher: direct}}\n"
+    )
+    (tmp_path / ".gitignore").write_text("state*\nddp-orch\n")  # HOME is here, too
+
+    def up() -> str:
+        done = orch(tmp_path, "up", "inventory.yaml", "--skip-check", "--", "train.py")
+        assert done.returncode == 0, done.stderr
+        return next(line for line in done.stderr.splitlines() if "code: " in line)
+
+    first = up()
+    assert "code: 3 files, 0.0 MB, of " in first and str(tmp_path) in first
+    for command in (["fetch"], ["fetch", "-o", "results/all"], ["logs", "-o", "logs"], ["report"]):
+        done = orch(tmp_path, *command)
+        assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "results").glob("all/me/count")) and list(tmp_path.glob("*.html"))
+    assert up() == first
 
 
 def test_outputs_whose_run_is_known_no_more_are_fetched_by_the_name_of_their_folder(tmp_path: Path) -> None:
