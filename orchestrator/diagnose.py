@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .diagnosis import causes, refine, scene, signs, sureness
+from .diagnosis import causes, hangs, refine, scene, signs, sureness
 from .diagnosis.causes import Knowledge
 from .diagnosis.exits import Exit
 from .diagnosis.hangs import FINISHED, Confidence
@@ -90,7 +90,7 @@ def diagnose(lines: Sequence[Said], known: Known | None = None) -> Diagnosis:
     suspects = refine.refine(suspects, seen)
     suspects = refine.with_known(suspects, seen, told.oom_hosts, told.lost, told.stopped_by, told.failed_at)
     suspects += signs.of_dumps(told.dumps, seen)
-    trouble = known is not None or _failed(seen, suspects, secondary)
+    trouble = known is not None or (_failed(seen, suspects, secondary) and not _ended_well(seen, suspects))
     if not trouble:
         noise = [one for one in suspects if one.code == "exit-barrier-noise"]
         return Diagnosis(tuple(_finding(one, seen, knowledge, "note") for one in noise[:1]), ())
@@ -178,6 +178,41 @@ def _failed(seen: Scene, suspects: Sequence[Suspect], secondary: Sequence[Suspec
     went_well = any(STEPS.search(line.text) or FINISHED.search(line.text) for line in last)
     blames = {one.line.number for one in secondary if one.raised is None or not seen.goes_on(one.raised)}
     return not went_well and any(FATAL.search(line.text) or line.number in blames for line in last)
+
+
+WELL = re.compile(r"(?i)\b(?:finish(?:ed)?|complet(?:ed?|ion)|done|success(?:ful(?:ly)?)?|succeeded)\b")
+NONE = re.compile(
+    r"(?i)\b(?:errors?|failed|failures?|warnings?)\W{0,2}\s?0(?!\d)|\b(?:no|0) (?:errors?|failures?|warnings?)\b"
+)
+EXIT_0 = re.compile(r"(?i)\bexit(?:ed|s)?(?: with)?(?: status| code)?\W{0,2}\s?0$")
+
+
+def _ended_well(seen: Scene, suspects: Sequence[Suspect]) -> bool:
+    """Whether all that was bad was overcome: after it each file goes on, and tells of a good end.
+
+    A good end is an exit status of 0, where something was said between that and what was bad (`| tee` has one too), or
+    the word of every rank that is known. Not where a launcher has given up.
+    """
+    if any(one.kind.endswith("ChildFailedError") for one in seen.raised):
+        return False
+    last_bad: dict[str, int] = {}
+    bad = [one.line for one in suspects if one.level >= ENDING and not one.hint]
+    bad += [one.line for one in seen.exits if one.code != 0 and one.line is not None]
+    for line in [*bad, *(one.line for one in seen.raised)]:
+        last_bad[line.source] = max(line.number, last_bad.get(line.source, 0))
+    return bool(last_bad) and all(
+        _goes_well([line for line in seen.lines if line.source == source and line.number > number], seen)
+        for source, number in last_bad.items()
+    )
+
+
+def _goes_well(after: Sequence[Said], seen: Scene) -> bool:
+    last = after[-LAST_WORDS:]
+    good = [line for line in last if WELL.search(line.text) and not scene.TROUBLE.search(NONE.sub("", line.text))]
+    if good and any(EXIT_0.search(line.text.strip()) for line in last[-2:]):
+        return True
+    speakers = {rank for line in good for rank in (line.rank, hangs.speaker(line)) if rank is not None}
+    return bool(speakers) and speakers >= {rank for rank, host in seen.ranks.items() if host in (None, good[0].host)}
 
 
 def _finding(one: Suspect, seen: Scene, knowledge: Knowledge, severity: Literal["error", "note"]) -> Finding:

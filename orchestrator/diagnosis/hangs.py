@@ -183,6 +183,9 @@ def _mismatch(waiting: Sequence[Wait], lines: Sequence[Said]) -> Hang | None:
     ended = [one for one in known if one.operation in BARRIERS or one.operation == "BARRIER" or one.numel == 1]
     what = " against ".join(sorted({f"{one.operation}{f' of {one.numel}' if one.numel else ''}" for one in known}))
     if training and ended:
+        if [one.rank for one in ended] == [0] and _saved(lines, min(one.line.number for one in known)):
+            why = f"{what}, after it had saved"
+            return Hang("barrier-deadlock", "medium", 0, ended[0].host, ended[0].line, why)
         said = _own_lines(lines, [one.rank for one in ended], wait.line.number)
         certain: Confidence = "high" if any(FINISHED.search(line.text) for line in said) else "medium"
         return Hang("uneven-inputs", certain, ended[0].rank, ended[0].host, ended[0].line, what)
@@ -200,6 +203,8 @@ def _elsewhere(waiting: Sequence[Wait], raised: Sequence[Raised], lines: Sequenc
         return None
     first = ended[0]
     why = f"{first.operation} against {_operation(training[0])} of rank {training[0].line.rank}"
+    if [wait.rank for wait in ended] == [0] and _saved(lines, first.line.number):
+        return Hang("barrier-deadlock", "medium", first.rank, first.host, first.line, f"{why}, after it had saved")
     return Hang("uneven-inputs", "medium", first.rank, first.host, first.line, why)
 
 
@@ -211,16 +216,24 @@ def _own_lines(lines: Sequence[Said], ranks: Sequence[int | None], before: int |
         for line in lines
         if (before is None or line.number < before)
         and not CHATTER.search(line.text)
-        and (line.rank in wanted or _speaker(line) in wanted)
+        and (line.rank in wanted or speaker(line) in wanted)
     ]
 
 
 SPEAKER = re.compile(r"(?i)\b(?:rank|proc(?:ess(?: index)?)?)[\s:=#]*(\d{1,4})\b")
 
 
-def _speaker(line: Said) -> int | None:
+def speaker(line: Said) -> int | None:
     match = SPEAKER.search(line.text)
     return int(match[1]) if match else None
+
+
+def _saved(lines: Sequence[Said], before: int) -> bool:
+    """Whether something was saved, last of all that was said. By whom is seldom told: it is rank 0 as a rule."""
+    own = [
+        line for line in lines if line.number < before and not CHATTER.search(line.text) and line.text[:1] not in " ^"
+    ]
+    return any(re.search(r"(?i)\bsav(?:ed|ing)\b|\bcheckpoint", line.text) for line in own[-3:])
 
 
 def _behind(waiting: Sequence[Wait], lines: Sequence[Said], ranks: Mapping[int, str | None]) -> Hang | None:

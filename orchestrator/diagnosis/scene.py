@@ -177,8 +177,9 @@ def _hosts_of_sources(lines: Sequence[Said], found: Sequence[Exit]) -> dict[str,
     sources = dict.fromkeys(line.source for line in lines)
     hosts = {}
     for source in sources:
-        told = named.get(source, set())
+        told = named.get(source, set()) - {"localhost"}  # which is all, and says nothing
         host = next(iter(told)) if len(told) == 1 else host_of_file(source) if not told else None
+        host = host or ("localhost" if named.get(source) == {"localhost"} else None)
         if host:
             hosts[source] = host
     return hosts
