@@ -89,6 +89,7 @@ _ENDING = {
     "remaining": [{**_PROCESS, "why": str}],
 }
 _NUMBER = (float, int)
+_PREPARED = {"beside": [_RUN_ID], "resumes": bool}
 _MACHINE = {
     "cores": (int, None),
     "cpu": [_NUMBER],
@@ -205,8 +206,8 @@ ANSWERS: Mapping[str, Shape] = {
     "listen": {"ports": [_is_port], "addresses": [_is_address]},
     "dial": {"results": [_DIALLED], "names": _NAMES},
     "prepare": (
-        {"beside": [_RUN_ID], "addresses": [_is_address], "rdzv_port": _is_port, "link_port": (_is_port, None)},  # head
-        {"beside": [_RUN_ID], "reachable": [_is_address], "interface": _WORDS},
+        {**_PREPARED, "addresses": [_is_address], "rdzv_port": _is_port, "link_port": (_is_port, None)},  # head
+        {**_PREPARED, "reachable": [_is_address], "interface": _WORDS},
     ),
     "prune": {"runs": [str], "unused": int, "freed": int, "left": int},
     "list": {"runs": [RUN]},

@@ -37,6 +37,7 @@ OTHER_INVENTORY = click.option(
     "-i",
     "--inventory",
     "inventory",
+    type=click.Path(),
     metavar="FILE",
     help="The inventory; default $DDP_ORCH_INVENTORY, ./inventory.yaml, or the newest run's.",
 )
@@ -44,11 +45,22 @@ JSON = click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 HOSTS = click.option("--hosts", metavar="PATTERN", help="Only these hosts of the inventory, such as gpu[01-04].")
 
 
+ELSEWHERE = {"list": "ps", "status": "ps", "stop": "kill", "down": "kill", "start": "up", "run": "up", "ssh": "exec"}
+# how neighbours of this program call what is here
+
+
 class OutputClosed(Exception):
     """Nobody reads stdout any more, as after `| head`."""
 
 
 class Program(click.Group):
+    def resolve_command(
+        self, context: click.Context, argv: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if argv and argv[0] in ELSEWHERE and not context.resilient_parsing:
+            context.fail(f"There is no `{argv[0]}` here; you may want: ddp-orch {ELSEWHERE[argv[0]]}")
+        return super().resolve_command(context, argv)
+
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
@@ -246,13 +258,16 @@ def logs(
     sys.exit(show_logs.logs(wanted))
 
 
-@cli.command(short_help="runs on these hosts, whoever started them")
+@cli.command(short_help="runs on these hosts, wherever they were started from")
 @OTHER_INVENTORY
 @HOSTS
 @click.option("--all", "everything", is_flag=True, help="Also the runs that are over.")
 @JSON
 def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool) -> None:
-    """List the runs on the inventory's hosts, whoever started them."""
+    """List the runs on the inventory's hosts, from whichever machine they were started.
+
+    They are those of the user that you are on the hosts.
+    """
     from . import commands
 
     sys.exit(commands.ps(inventory, hosts, everything, as_json))
@@ -410,7 +425,7 @@ def bench(
 ) -> None:
     """Measure the bundled trainer on 1, 2, 4, ... hosts: throughput, scaling efficiency, and what limits.
 
-    About a minute for each number of hosts; -- --bench-seconds 10 measures five times as long.
+    Less than a minute for each number of hosts; -- --bench-seconds 10 measures five times as long.
     Flags of the trainer come after --, such as: -- --model resnet50 --data synthetic --precision bf16
     """
     from . import bench as benchmark
@@ -490,10 +505,15 @@ def _hint(error: click.ClickException) -> str | None:
     """What the likeliest slips want: a script's own options without `--`, an inventory where none belongs."""
     command = getattr(getattr(error, "ctx", None), "info_name", None)
     behind = {"up": "SCRIPT ARGS...", "exec": "CMD ARGS..."}
+    if isinstance(error, click.NoSuchOption) and error.option_name in ("-i", "--inventory"):
+        return f"The inventory comes first here, without -i: ddp-orch {command} inventory.yaml"
     if isinstance(error, click.NoSuchOption) and command in behind:
         what = {"up": "script", "exec": "command"}[command]
         return f"What belongs to the {what} stands behind `--`: ddp-orch {command} INVENTORY -- {behind[command]}"
-    if isinstance(error, click.MissingParameter) and getattr(error.param, "name", None) == "inventory":
+    missing = getattr(error.param, "name", None) if isinstance(error, click.MissingParameter) else None
+    if missing == "command":
+        return "The inventory comes first: ddp-orch exec inventory.yaml -- CMD ARGS..."
+    if missing == "inventory":
         return f"Such as: ddp-orch {command} inventory.yaml; `ddp-orch init HOST...` writes one."
     extra = error.message.partition("unexpected extra argument (")[2].rstrip(").")
     if extra.endswith((".yaml", ".yml")):

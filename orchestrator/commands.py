@@ -21,7 +21,7 @@ from .context import (
     mask_of,
     open_fleet,
     stderr_console,
-    warn_of,
+    warn_of_missing,
     warn_of_unheard,
     whoami,
 )
@@ -209,7 +209,7 @@ def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) ->
     read = chosen_inventory(given, hosts)
     with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
-    warn_of(listing.failed, console)
+    warn_of_missing(listing, console)
     shown = [run for run in listing.runs if everything or run.unfinished]
     if as_json:
         print(json.dumps([run.as_dict() for run in shown], indent=2))
@@ -235,7 +235,7 @@ def _print_runs(shown: Sequence[runs.Run]) -> None:
             column, no_wrap=column not in ("NAME", "HOSTS"), min_width=ID_WIDTH if column == "RUN" else None
         )
     for run in shown:
-        hosts = fold(run.parts)
+        hosts = fold(run.parts) + (f" (not heard: {fold(run.unheard)})" if run.unheard else "")
         cells = (
             run.run_id,
             run.name if run.name != run.run_id else "",
@@ -283,7 +283,11 @@ def kill(
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     _tell_kill(result, chosen, console)
+    others = [run.run_id for run in listing.runs if run.unfinished and run not in chosen]
+    if others and wanted is None and not (stale or named_only):
+        console.note(f"still there: {', '.join(others)}")
     if result.failed:
+        console.warning(f"nothing is proven of {fold(result.failed)}; once it can be reached, ddp-orch kill again")
         return UnreachableError.exit_code
     return 1 if result.remaining else 0
 

@@ -82,6 +82,11 @@ def fold(hosts: Iterable[str]) -> str:
     return ",".join([str(NodeSet.fromlist(foldable, resolver=RESOLVER_NOGROUP)), *others])
 
 
+def all_but(hosts: Iterable[str]) -> str:
+    """The pattern of `--hosts` that leaves these out: `!gpu-[01-03]!lovelace`."""
+    return "".join(f"!{each}" for each in re.split(r",(?![^\[]*\])", fold(hosts)))  # the comma in gpu[1,3] stays
+
+
 def fold_messages(messages: Mapping[str, str]) -> list[str]:
     """One line for each different message, with the hosts that said it: `gpu-[03-05]: connection refused (3 hosts)`."""
     hosts: dict[str, list[str]] = {}

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import history, inventory, runs, ship
-from .console import Console, fold, wants_colour
+from .console import Console, all_but, fold, wants_colour
 from .errors import InventoryError, OrchError, UsageError
 from .fleet import Fleet, folded
 from .hostnames import pick
@@ -100,6 +100,13 @@ def warn_of(failed: Mapping[str, OrchError], console: Console) -> None:
         console.warning(line)
 
 
+def warn_of_missing(listing: runs.Listing, console: Console) -> None:
+    """Of the hosts that told nothing of their runs, and how not to wait for them the next time."""
+    warn_of(listing.failed, console)
+    if listing.failed and listing.runs:
+        console.note(f"to ask the others only: --hosts '{all_but(listing.failed)}'")
+
+
 def warn_of_unheard(run: runs.Run, listing: runs.Listing, console: Console) -> None:
     """Of hosts that --hosts leaves out, or that only another inventory has. Of those not reached was told already."""
     unheard = [host for host in run.unheard if host not in listing.failed]
@@ -110,7 +117,7 @@ def warn_of_unheard(run: runs.Run, listing: runs.Listing, console: Console) -> N
 def find_run(fleet: Fleet, read: Inventory, wanted: str | None, console: Console) -> tuple[runs.Listing, runs.Run]:
     """The run that is meant, and all that hosts told; what could not be asked is said. Raises as `runs.choose` does."""
     listing = runs.find(fleet, read.hosts)
-    warn_of(listing.failed, console)
+    warn_of_missing(listing, console)
     run = runs.choose(listing, wanted)
     warn_of_unheard(run, listing, console)
     return listing, run

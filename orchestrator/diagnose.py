@@ -79,6 +79,8 @@ class Known:
     stopped_by: str | None = None
     """Who ended the run, where it was not a failure."""
     failed_at: float | None = None
+    same_code: bool = False
+    """All hosts have it from us, by the hash of its content."""
 
 
 def diagnose(lines: Sequence[Said], known: Known | None = None) -> Diagnosis:
@@ -90,6 +92,8 @@ def diagnose(lines: Sequence[Said], known: Known | None = None) -> Diagnosis:
     suspects = refine.refine(suspects, seen)
     suspects = refine.with_known(suspects, seen, told.oom_hosts, told.lost, told.stopped_by, told.failed_at)
     suspects += signs.of_dumps(told.dumps, seen)
+    if told.same_code:
+        suspects = [one for one in suspects if one.code != "code-version-skew"]
     trouble = known is not None or (_failed(seen, suspects, secondary) and not _ended_well(seen, suspects))
     if not trouble:
         noise = [one for one in suspects if one.code == "exit-barrier-noise"]

@@ -61,9 +61,11 @@ def _masked(found: Diagnosis, mask: Mask) -> Diagnosis:
     return Diagnosis(tuple(map(hide, found.findings)), tuple(map(hide, found.consequences)))
 
 
-def print_end(found: Diagnosis, mask: Mask, out: TextIO) -> None:
+def print_end(found: Diagnosis, mask: Mask, out: TextIO, run_id: str) -> None:
     """At the end of a failed `up`."""
-    for line in as_text(_masked(found, mask), _columns()):
+    rank = found.findings[0].rank if found.findings else None
+    where = f"  all that it said: ddp-orch logs {run_id} --rank {rank}" if rank is not None else ""
+    for line in as_text(_masked(found, mask), _columns(), where):
         out.write(line + "\n")
     out.flush()
 
@@ -72,15 +74,16 @@ def _columns() -> int:
     return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
-def as_text(found: Diagnosis, columns: int = WIDTH) -> list[str]:
-    """At most 12 lines for people."""
+def as_text(found: Diagnosis, columns: int = WIDTH, where: str = "") -> list[str]:
+    """At most 12 lines for people. `where`: the line that tells where there is more."""
     if not found.findings:
         return []
     first = found.findings[0]
     lines = [_head("first cause", first)]
     lines += textwrap.wrap(first.message, columns, initial_indent="  ", subsequent_indent="  ")[:2]
     fix = textwrap.wrap(first.fix, columns, initial_indent="  fix: ", subsequent_indent="       ")[:2]
-    after = [_head("perhaps also", one) for one in found.findings[1:2]]
+    after = [where] if where else []
+    after += [_head("perhaps also", one) for one in found.findings[1:2]]
     after += _of_consequences(found.consequences)
     room = MOST_SHOWN - len(lines) - len(fix) - len(after)
     lines += [f"  | {_cut(text, columns - 4)}" for text in first.evidence[-room:]]

@@ -38,7 +38,7 @@ def of_run(run_id: str, parts: Mapping[str, Mapping[str, Any]], hosts: Mapping[s
     view.run(lines.extend)
     ranks = {part["first_rank"] + local: host for host, part in here.items() for local in range(part["nproc"])}
     answers = {host: _by_one_clock(answer, view.ahead.get(host, 0.0)) for host, answer in gathered.done.items()}
-    return judge(lines, verdict, answers, ranks)
+    return judge(lines, verdict, answers, ranks, same_code=not any(hosts[host].workdir for host in here))
 
 
 def _by_one_clock(answer: Mapping[str, Any], ahead: float) -> dict[str, Any]:
@@ -52,8 +52,10 @@ def judge(
     verdict: Mapping[str, Any],
     gathered: Mapping[str, Mapping[str, Any]],
     ranks: Mapping[int, str],
+    *,
+    same_code: bool = False,
 ) -> Diagnosis:
-    """`gathered`: what the hosts answered to `evidence`."""
+    """`gathered`: what the hosts answered to `evidence`. `same_code`: it was sent to all of them."""
     told = [
         Said(0, one.host, one.host, one.rank, one.at, one.text, None, one.stream == "agent", one.attempt, one.stream)
         for one in lines
@@ -83,6 +85,7 @@ def judge(
         lost=first["host"] if first and first.get("lost") else None,
         stopped_by=by,
         failed_at=min((failure["at"] for _, failure in failures), default=None),
+        same_code=same_code,
     )
     return diagnose(said, known)
 

@@ -58,6 +58,8 @@ class Outputs:
 
 
 def fetch(wanted: str | None, pattern: str | None, output: str | None, given: str | None, hosts: str | None) -> int:
+    if wanted is not None and pattern is None and re.search(r"[*?]", wanted):
+        raise UsageError(f"{wanted!r} is a PATTERN; the RUN comes before it: ddp-orch fetch RUN '{wanted}'")
     if pattern is not None and (pattern.startswith("/") or ".." in pattern.split("/")):
         raise UsageError(f"{pattern!r}: a PATTERN is relative to the run's output folder, such as '**/*.pt'")
     console = stderr_console()

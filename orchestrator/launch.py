@@ -7,7 +7,6 @@ point is the head's guard having its start: from there on the run belongs to its
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import Any, BinaryIO
 
 from . import checks, choices, plan, preflight, runs
 from .checks import Finding, say
-from .console import fold, fold_messages
+from .console import all_but, fold, fold_messages
 from .errors import FindingsError, HeldError, UnreachableError, UsageError
 from .fleet import Fleet, Results, each, folded, worst
 from .inventory import Host
@@ -142,8 +141,7 @@ def _how_to_do_without(wanted: Plan, probed: Results[Any]) -> str:
     down = [name for name, error in probed.failed.items() if isinstance(error, UnreachableError)]
     if len(down) < len(probed.failed) or len(down) == len(wanted.nodes):
         return ""
-    pattern = "".join(f"!{each}" for each in re.split(r",(?![^\[]*\])", fold(down)))  # the comma in gpu[1,3] stays
-    return f"to start without: --hosts '{pattern}'"
+    return f"to start without: --hosts '{all_but(down)}'"
 
 
 def _stop_on(results: Results[Any], headline: str, advice: str = "") -> None:
@@ -195,7 +193,12 @@ def _prepare_and_start(
         at_head = first.done[head.name]
         rest = fleet.each(others, lambda host, session: prepare(host, session, at_head), "preparing")
         _stop_on(rest, f"{len(rest.failed)} of {len(resolved.nodes)} hosts cannot take part; nothing was started")
-        _say_beside({**first.done, **rest.done}, around)
+        prepared = {**first.done, **rest.done}
+        _say_beside(prepared, around)
+        if resumed := [host for host, answer in prepared.items() if answer["resumes"]]:
+            around.step(
+                f"{fold(resumed)}: the output folder of {resolved.name} has files already; the run goes on there"
+            )
         reachable = {name: answer["reachable"] for name, answer in rest.done.items()}
         start = {"master_addr": _common_address(at_head["addresses"], reachable), "master_port": at_head["rdzv_port"]}
         _say_network(

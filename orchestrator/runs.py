@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from .fleet import Fleet
 from .inventory import Host
 from .session import Session
 
+RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
 UNFINISHED = ("starting", "running", "restarting", "stopping")
 
 
@@ -122,7 +124,10 @@ def choose(listing: Listing, wanted: str | None) -> Run:
         if wanted.endswith((".yaml", ".yml")):
             raise UsageError(f"no run is called {wanted!r}; an inventory is given as `-i {wanted}`")
         known = f"; the newest is {runs[-1].run_id}" if runs else ""
-        raise _missing(listing, f"no run {wanted!r} on these hosts{known}; `ddp-orch ps --all` lists them")
+        gone = (
+            " (run.keep has old ones removed; `fetch` still finds what they wrote)" if RUN_ID.fullmatch(wanted) else ""
+        )
+        raise _missing(listing, f"no run {wanted!r} on these hosts{gone}{known}; `ddp-orch ps --all` lists them")
     if len(prefixed) > 1:
         found = ", ".join(run.run_id for run in prefixed)
         raise UsageError(f"{wanted!r} is the beginning of several runs: {found}; give more of it")

@@ -21,6 +21,7 @@ from .logs import Line, Mask
 from .view import Choice, View, clock_ahead
 
 T = TypeVar("T")
+EVERYTHING = Choice(follow=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,9 @@ def logs(wanted: Logs) -> int:
             if wanted.output:
                 _to_files(view, choice, list(run.parts), mask, Path(wanted.output), console)
             else:
-                _to_screen(view, run, choice, ranks, mask, wanted, bell)
+                shown = _to_screen(view, run, choice, ranks, mask, wanted, bell)
+                if not shown and not view.failed:
+                    console.note(f"run {run.run_id}: no {'line' if choice == EVERYTHING else 'such line'}")
         except KeyboardInterrupt:
             if wanted.follow and run.unfinished:
                 console.note(f"the run goes on; ddp-orch kill {run.run_id} ends it")
@@ -85,7 +88,8 @@ def logs(wanted: Logs) -> int:
 
 def _to_screen(
     view: View, run: runs.Run, choice: Choice, ranks: int, mask: Mask, wanted: Logs, bell: watch.Bell
-) -> None:
+) -> int:
+    """The number of lines that were chosen."""
     # whoever asks for torchrun's own lines, or for those with a certain text, wants all of them
     quiet = wanted.stream is None and wanted.grep is None
     printer = watch.Printer(
@@ -97,12 +101,18 @@ def _to_screen(
         fold_ranks=ranks if wanted.fold else None,
     )
 
+    shown = 0
+
     def show(batch: Sequence[Line]) -> None:
+        nonlocal shown
         bell.heard(batch)
-        printer.show(_chosen(batch, choice))
+        chosen = _chosen(batch, choice)
+        shown += len(chosen)
+        printer.show(chosen)
 
     view.run(show)
     printer.close()
+    return shown
 
 
 def _to_files(view: View, choice: Choice, hosts: Sequence[str], mask: Mask, folder: Path, console: Console) -> None:

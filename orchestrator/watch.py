@@ -130,7 +130,7 @@ def _diagnose(run_id: str, hosts: Sequence[Host], view: View, fleet: Fleet, mask
     except OrchError as error:
         console.warning(f"no diagnosis: {error}")
         return
-    diagnose_logs.print_end(found, mask, sys.stderr)
+    diagnose_logs.print_end(found, mask, sys.stderr, run_id)
 
 
 @contextlib.contextmanager
@@ -208,4 +208,4 @@ def _first_failure(verdict: Mapping[str, Any]) -> str:
     first = verdict.get("first_failure")
     if not first:
         return "reason unknown"
-    return f"{first['host']}: {first['what']} (the first failure; what came later is its consequence)"
+    return f"{first['host']}: {first['what']} (the first to end; what came later is its consequence)"

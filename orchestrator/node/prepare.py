@@ -24,6 +24,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     private: Dict[str, Any] = arguments["private"]
     retire.retire(spec["keep"], program)
     beside = [] if spec["gpu_ids"] else sorted(run_id for run_id, kept in state.runs() if runs.guarded(kept))
+    resumes = runs.not_empty(os.path.join(state.folder("out"), spec["name"]))
     folder = _make_folder(spec)
     sockets: Dict[str, socket.socket] = {}
     locks: List[int] = []
@@ -50,7 +51,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         for lock in locks:
             os.close(lock)
     try:
-        answer.update(ready=ask(control, None, "ready"), beside=beside)
+        answer.update(ready=ask(control, None, "ready"), beside=beside, resumes=resumes)
     except Refused:
         control.sendall(b'{"do": "abort"}\n')
         raise

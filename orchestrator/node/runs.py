@@ -54,7 +54,7 @@ def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     if ended is not None:
         answer["state"] = ended["verdict"]["state"]
         answer["verdict"] = ended["verdict"]
-        answer["outputs"] = _not_empty(os.path.join(state.folder("out"), spec["name"]))
+        answer["outputs"] = not_empty(os.path.join(state.folder("out"), spec["name"]))
         if ended["outcome"] and ended["outcome"]["ok"]:
             answer["exit_code"] = 0
     elif not lives:
@@ -69,7 +69,7 @@ def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     return answer
 
 
-def _not_empty(folder: str) -> bool:
+def not_empty(folder: str) -> bool:
     try:
         with os.scandir(folder) as entries:
             return any(True for _ in entries)

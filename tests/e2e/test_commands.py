@@ -73,10 +73,13 @@ def test_a_missing_host_is_4_for_ps_logs_and_kill_which_do_what_they_can(lab2: L
     lab2.hosts[1].sshd_stop()
     listed = ok(orch(lab2, "ps", "-i", inventory, "--json"), 4)
     assert [run["run_id"] for run in json.loads(listed.stdout)] == [run_id]
-    assert "node-1" in listed.stderr
+    assert "node-1" in listed.stderr and "--hosts '!node-1'" in listed.stderr
+    assert "node-0 (not heard: node-1)" in ok(orch(lab2, "ps", "-i", inventory), 4).stdout
     assert "node-0:0" in ok(orch(lab2, "logs", "-i", inventory), 4).stdout
     assert "node-1 could not be asked" in ok(orch(lab2, "kill", "nosuch", "-i", inventory), 4).stderr
-    proof = json.loads(ok(orch(lab2, "kill", "-i", inventory, "--grace", "1", "--json"), 4).stdout)
+    killed = ok(orch(lab2, "kill", "-i", inventory, "--grace", "1", "--json"), 4)
+    assert "nothing is proven of node-1" in killed.stderr
+    proof = json.loads(killed.stdout)
     assert proof["unreachable"] == ["node-1"] and proof["run_id"] == run_id
     lab2.hosts[1].sshd_start()
     ok(orch(lab2, "kill", "-i", inventory, "--grace", "1"))
@@ -92,6 +95,7 @@ def test_a_part_of_the_hosts_can_be_looked_at_though_a_run_needs_more(lab2: Lab)
     assert "node-1:1" in part.stdout and "is on node-0 too" in part.stderr
     assert len(lines_of(lab2, inventory, run_id, "--grep", "count 1[0-4]$")) == 10
     assert lines_of(lab2, inventory, run_id, "--until", "1h") == []
+    assert f"run {run_id}: no such line" in ok(orch(lab2, "logs", "--grep", "zzz", "-i", inventory)).stderr
     assert len(lines_of(lab2, inventory, run_id, "--since", "1h", "--stream", "stdout")) == 40
     assert "no such ranks" in ok(orch(lab2, "logs", "--rank", "7", "-i", inventory), 2).stderr
 

@@ -54,6 +54,7 @@ def test_a_name_resumes_in_its_folder_which_is_fetched_and_outlives_its_runs(tmp
     for _ in range(2):
         done = orch(tmp_path, "up", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py")
         assert done.returncode == 0, done.stderr
+    assert "me: the output folder of mine has files already; the run goes on there" in done.stderr
     done = orch(tmp_path, "fetch")  # the newest
     assert done.returncode == 0 and "3 files" in done.stderr, done.stderr
     assert (tmp_path / "mine" / "me" / "count").read_text() == "2"

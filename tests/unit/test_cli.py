@@ -126,3 +126,19 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=60)[1].strip() == "error: interrupted"
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["stop"], "you may want: ddp-orch kill"),
+        (["check", "-i", "x.yaml"], "comes first here, without -i: ddp-orch check"),
+        (["exec", "--", "hostname"], "ddp-orch exec inventory.yaml -- CMD"),
+        (["up"], "ddp-orch init HOST... writes one"),
+        (["up", "x.yaml", "train.py", "--lr", "1"], "ddp-orch up INVENTORY -- SCRIPT"),
+        (["fetch", "*.pt"], "the RUN comes before it"),
+    ],
+)
+def test_a_likely_slip_is_told_how_it_is_meant(tmp_path: Path, argv: list[str], hint: str) -> None:
+    done = orch(tmp_path, *argv)
+    assert done.returncode == 2 and hint in done.stderr.replace("`", ""), done.stderr

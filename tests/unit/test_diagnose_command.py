@@ -112,6 +112,18 @@ def test_what_a_rank_said_on_stdout_neither_ends_nor_outlives_its_traceback_on_s
     assert not any("loss" in text for text in first.evidence)
 
 
+def test_hosts_that_have_the_same_code_from_us_do_not_differ_in_it() -> None:
+    """A rank that is slower is stopped before it could refuse the same argument."""
+    said = [Line(100.0, "a", 0, "stderr", 1, "train.py: error: unrecognized arguments: --detach")]
+    said += [Line(100.1, "b", 1, "stdout", 1, "importing")]
+    failed = {**VERDICT, "first_failure": {"host": "a", "node": 0, "rank": 0, "what": "exit 2", "at": 100.2}}
+    answers = {"a": answer(), "b": answer()}
+    ours = diagnose_run.judge(said, failed, answers, {0: "a", 1: "b"}, same_code=True).findings
+    assert [one.code for one in ours][:1] == ["script-bad-argument"] and len(ours) == 1
+    theirs = diagnose_run.judge(said, failed, answers, {0: "a", 1: "b"}, same_code=False).findings[0]
+    assert (theirs.code, theirs.confidence) == ("code-version-skew", "medium")
+
+
 def test_a_kill_is_want_of_memory_only_where_the_kernel_or_the_cgroup_says_so() -> None:
     failed = {**VERDICT, "first_failure": {**KILLED, "host": "b"}}
     assert judged(failed, a=answer(), b=answer(KILLED)) == ("worker-sigkilled", ("b",), 1)
