@@ -188,6 +188,7 @@ WELL = re.compile(r"(?i)\b(?:finish(?:ed)?|complet(?:ed?|ion)|done|success(?:ful
 NONE = re.compile(
     r"(?i)\b(?:errors?|failed|failures?|warnings?)\W{0,2}\s?0(?!\d)|\b(?:no|0) (?:errors?|failures?|warnings?)\b"
 )
+STATUS = re.compile(r"(?i)\b(?:with|code|status)\W{0,3}-?[1-9]")  # finished with 137
 EXIT_0 = re.compile(r"(?i)\bexit(?:ed|s)?(?: with)?(?: status| code)?\W{0,2}\s?0$")
 
 
@@ -212,11 +213,20 @@ def _ended_well(seen: Scene, suspects: Sequence[Suspect]) -> bool:
 
 def _goes_well(after: Sequence[Said], seen: Scene) -> bool:
     last = after[-LAST_WORDS:]
-    good = [line for line in last if WELL.search(line.text) and not scene.TROUBLE.search(NONE.sub("", line.text))]
-    if good and any(EXIT_0.search(line.text.strip()) for line in last[-2:]):
+    good = [
+        line
+        for line in last
+        if WELL.search(line.text) and not (scene.TROUBLE.search(NONE.sub("", line.text)) or STATUS.search(line.text))
+    ]
+    if not good:
+        return False
+    if any(EXIT_0.search(line.text.strip()) for line in last[-2:]):
         return True
     speakers = {rank for line in good for rank in (line.rank, hangs.speaker(line)) if rank is not None}
-    return bool(speakers) and speakers >= {rank for rank, host in seen.ranks.items() if host in (None, good[0].host)}
+    if not seen.ranks:  # nobody says which rank he is: several say it, of all hosts, and it is the last word
+        hosts = {line.host for line in seen.lines if line.source == good[0].source}
+        return len(good) > 1 and hosts == {line.host for line in good} and good[-1] is last[-1]
+    return speakers >= {rank for rank, host in seen.ranks.items() if host in (None, good[0].host)}
 
 
 def _finding(one: Suspect, seen: Scene, knowledge: Knowledge, severity: Literal["error", "note"]) -> Finding:

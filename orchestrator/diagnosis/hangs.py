@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,7 @@ GLOO = re.compile(r"Timed out waiting (?P<limit>\d+)ms for (?P<what>recv|send) o
 TOLD = re.compile(r"Watchdog|last enqueued|Timed out")
 MONITORED = re.compile(r"Ranks? (?P<ranks>\d+(?:, ?\d+)*) failed to pass monitoredBarrier")
 DESYNC = re.compile(r"(?:lagging|dead|mismatched) ranks.{0,60}desync|Rank (?P<rank>\d+) is (?:lagging|behind|stuck)")
+PEER_GONE = re.compile(r"Connection (?:closed|reset) by peer|got 0 bytes|remote (?:peer|process) (?:exit|clos)")
 STUCK = re.compile(r"Unable to shutdown process (?P<pid>\d+)")
 OPERATION = re.compile(
     r"in (?P<name>backward|barrier|monitored_barrier|all_reduce|all_gather\w*|gather\w*|reduce\w*|broadcast\w*|"
@@ -131,7 +132,7 @@ def judge(
     return (
         _mismatch(waiting, lines)
         or _elsewhere(waiting, raised, lines)
-        or _behind(waiting, lines, ranks)
+        or _behind(waiting, lines, ranks, {one.line.rank for one in raised if PEER_GONE.search(one.text)})
         or _large(waiting, lines, ranks)
         or Hang(*_fallback(waiting), None, None, first, "all known ranks waited in it")
     )
@@ -186,7 +187,7 @@ def _mismatch(waiting: Sequence[Wait], lines: Sequence[Said]) -> Hang | None:
         if [one.rank for one in ended] == [0] and _saved(lines, min(one.line.number for one in known)):
             why = f"{what}, after it had saved"
             return Hang("barrier-deadlock", "medium", 0, ended[0].host, ended[0].line, why)
-        said = _own_lines(lines, [one.rank for one in ended], wait.line.number)
+        said = own_lines(lines, [one.rank for one in ended], wait.line.number)
         certain: Confidence = "high" if any(FINISHED.search(line.text) for line in said) else "medium"
         return Hang("uneven-inputs", certain, ended[0].rank, ended[0].host, ended[0].line, what)
     return Hang("collective-mismatch", "medium", wait.rank, wait.host, wait.line, what)
@@ -199,7 +200,7 @@ def _elsewhere(waiting: Sequence[Wait], raised: Sequence[Raised], lines: Sequenc
     training = [one for one in raised if one.line.rank not in waited and _operation(one) in TRAINS]
     if not training or len(ended) < len(waiting):
         return None
-    if not any(FINISHED.search(line.text) for line in _own_lines(lines, [wait.rank for wait in ended])):
+    if not any(FINISHED.search(line.text) for line in own_lines(lines, [wait.rank for wait in ended])):
         return None
     first = ended[0]
     why = f"{first.operation} against {_operation(training[0])} of rank {training[0].line.rank}"
@@ -208,7 +209,7 @@ def _elsewhere(waiting: Sequence[Wait], raised: Sequence[Raised], lines: Sequenc
     return Hang("uneven-inputs", "medium", first.rank, first.host, first.line, why)
 
 
-def _own_lines(lines: Sequence[Said], ranks: Sequence[int | None], before: int | None = None) -> list[Said]:
+def own_lines(lines: Sequence[Said], ranks: Sequence[int | None], before: int | None = None) -> list[Said]:
     """What ranks said themselves: tagged, or with `rank N` in the text."""
     wanted = {rank for rank in ranks if rank is not None}
     return [
@@ -236,10 +237,13 @@ def _saved(lines: Sequence[Said], before: int) -> bool:
     return any(re.search(r"(?i)\bsav(?:ed|ing)\b|\bcheckpoint", line.text) for line in own[-3:])
 
 
-def _behind(waiting: Sequence[Wait], lines: Sequence[Said], ranks: Mapping[int, str | None]) -> Hang | None:
-    """A rank that is missing among those that waited, or that had enqueued less than they."""
+def _behind(
+    waiting: Sequence[Wait], lines: Sequence[Said], ranks: Mapping[int, str | None], lost: Collection[int | None]
+) -> Hang | None:
+    """A rank that is missing among those that waited, or that had enqueued less than they. `lost`: who lost a peer."""
     waited = {wait.rank for wait in waiting if wait.rank is not None}
-    absent = [rank for rank in sorted(ranks) if rank not in waited]
+    missing = [rank for rank in sorted(ranks) if rank not in waited]
+    absent = [rank for rank in missing if rank not in lost] or missing  # who comes late loses those that gave up
     if waited and absent and len(absent) <= max(1, len(ranks) // 2):
         barrier = all(wait.operation in BARRIERS or wait.numel == 1 or wait.operation == "BARRIER" for wait in waiting)
         return _absent(absent, lines, waiting, waiting[0].line, ranks, in_barrier=barrier)
@@ -266,7 +270,7 @@ def _absent(
     """Why a rank did not take part: by what it said last."""
     rank = absent[0]
     host = ranks.get(rank)
-    own = [line for line in _own_lines(lines, absent) if "Traceback" not in line.text and not line.text.startswith(" ")]
+    own = [line for line in own_lines(lines, absent) if "Traceback" not in line.text and not line.text.startswith(" ")]
     limit = max((wait.limit or 0.0 for wait in waiting), default=0.0)
     begun = (first.at or 0.0) - limit
     late = [line for line in own if line.number < first.number and (line.at is None or line.at >= begun)]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from .hangs import FINISHED, Confidence
+from .hangs import FINISHED, PEER_GONE, Confidence, own_lines
 from .scene import STEPS, Scene
 from .signs import ENDING, FALLBACK, Suspect
 from .transcript import Said
@@ -378,9 +378,6 @@ def _met_in_vain(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     return [*suspects, Suspect(code, 29, line, None, seen.host(line), "low", why)]
 
 
-PEER_GONE = re.compile(r"Connection (?:closed|reset) by peer|got 0 bytes|remote (?:peer|process) (?:exit|clos)")
-
-
 def _left(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     """All complain of a peer that has gone, but one, which has ended without an error: that one is the peer."""
     complain = {
@@ -390,7 +387,19 @@ def _left(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     }
     failed = {one.rank for one in seen.exits if one.rank is not None and one.signal != 15}
     absent = [rank for rank in seen.ranks if rank not in complain | failed]
-    if not complain or None in complain or len(absent) != 1 or any(one.level >= ENDING for one in suspects):
+    if not complain or None in complain or not absent or any(one.level >= ENDING for one in suspects):
+        return suspects
+    if all(any(FINISHED.search(line.text) for line in own_lines(seen.lines, [rank])[-2:]) for rank in absent):
+        why = f"rank {', '.join(map(str, absent))} had ended, and was still waited for"
+        first = min(rank for rank in complain if rank is not None)
+        return _map(
+            suspects,
+            "gloo-peer-lost",
+            lambda one: replace(
+                one, code="uneven-inputs", rank=first, host=seen.ranks[first], why=why, confidence="medium"
+            ),
+        )
+    if len(absent) > 1:
         return suspects
     host = seen.ranks[absent[0]]
     why = f"rank {absent[0]} alone complains of nobody: it ended, or left the group, without an error"

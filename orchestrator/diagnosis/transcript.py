@@ -40,7 +40,7 @@ TAGS = tuple(
     for pattern in (
         r"\[rank[:=]?\s?(?P<rank>\d+)\]:? ?(?:\|\| )?",  # torch >= 2.4, Lightning, Determined
         r"\[(?:default|trainer|worker|[a-z_]+)(?P<local>\d+)\]: ?",  # torchrun --tee: role and local rank
-        r"\[\d+,(?P<rank>\d+)\]<(?:stdout|stderr|stddiag)>: ?",  # mpirun --tag-output
+        r"\[(?:\d+,)?(?P<rank>\d+)\]<(?:stdout|stderr|stddiag)>: ?",  # mpirun --tag-output
         r"\((?:[\w.]+ )?pid=\d+(?:, ip=(?P<host>[\w.:]+))?\) ?",  # Ray
         r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\](?: |$)",  # kubectl logs --prefix
         r"(?P<host>[A-Za-z][\w.-]*):(?:(?P<rank>\d+)|(?P<agent>agent)) *[|!](?: |$)",  # ddp-orch logs
