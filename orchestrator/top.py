@@ -155,7 +155,7 @@ class _Live:
     def _log(self) -> None:
         from . import show_logs
 
-        rank = self._ask("log of which ranks, such as 0,4-7 (Ctrl-C comes back)")
+        rank = self._ask("log of which ranks, such as 0,4-7 (Ctrl-C ends the log)")
         if not rank:
             return
         wanted = show_logs.Logs(run=self._run.run_id, inventory=self._inventory, follow=True, tail=200, rank=rank)
