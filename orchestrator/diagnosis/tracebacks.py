@@ -30,7 +30,10 @@ KIND = (
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Closed|Failure|Failed|Mismatch|NotFound)\w*"
 )
 RAISED = re.compile(rf"(?P<indent> {{0,8}})(?P<kind>{KIND}|(?:\w+\.)+[A-Z]\w+|OSError|NanLoss\w*)(?P<text>: .*|:?)$")
-ANYTHING = re.compile(r"(?P<indent> {0,2})(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w+)(?P<text>: .*|:?)$")  # after frames
+# after frames; of Python's own some are not capitalised: socket.gaierror, zlib.error
+ANYTHING = re.compile(
+    r"(?P<indent> {0,2})(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w+|(?:\w+\.)+(?:\w*error|timeout))(?P<text>: .*|:?)$"
+)
 DURING = re.compile(r"During handling of the above exception")
 CHAINED = re.compile(DURING.pattern + r"|The above exception was the direct cause")
 ENDS_MESSAGE = re.compile(
