@@ -82,6 +82,13 @@ def fold(hosts: Iterable[str]) -> str:
     return ",".join([str(NodeSet.fromlist(foldable, resolver=RESOLVER_NOGROUP)), *others])
 
 
+def size(count: int) -> str:
+    """Bytes, for people: `12.3 MB`, `4.1 kB`, `9 bytes`."""
+    if count < 1000:
+        return f"{count} bytes"
+    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
+
+
 def all_but(hosts: Iterable[str]) -> str:
     """The pattern of `--hosts` that leaves these out: `!gpu-[01-03]!lovelace`."""
     return "".join(f"!{each}" for each in re.split(r",(?![^\[]*\])", fold(hosts)))  # the comma in gpu[1,3] stays

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from . import checks, choices, plan, preflight, runs
 from .checks import Finding, say
-from .console import all_but, fold, fold_messages
+from .console import all_but, fold, fold_messages, size
 from .errors import FindingsError, HeldError, UnreachableError, UsageError
 from .fleet import Fleet, Results, each, folded, worst
 from .inventory import Host
@@ -99,7 +99,7 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
     ranks = plan.world_size(resolved)
     if wanted.code is not None and not all(node.host.workdir for node in wanted.nodes):
         files = "1 file" if wanted.code.files == 1 else f"{wanted.code.files} files"
-        around.step(f"code: {files}, {wanted.code.size / 1e6:.1f} MB, of {wanted.code.root}")
+        around.step(f"code: {files}, {size(wanted.code.size)}, of {wanted.code.root}")
     count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
     spares = fold(node.host.name for node in resolved.nodes if node.host.spare)
     around.step(
@@ -130,7 +130,7 @@ def _probe(
     """One host's facts, and the code brought there: what is there already is not sent again."""
     facts = preflight.ask(session, question)
     if wanted.code is not None and not host.workdir and wanted.code.sha256 not in session.hello["codes"]:
-        progress.at(host.name, f"sending the code, {wanted.code.size / 1e6:.1f} MB")
+        progress.at(host.name, f"sending the code, {size(wanted.code.size)}")
         session.request("unpack", {"sha256": wanted.code.sha256}, upload=parcel.chunks())
         session.hello["codes"].append(wanted.code.sha256)  # `--wait` comes here again
     return facts, session.hello

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from orchestrator.console import Console, fold, fold_messages, wants_colour
+from orchestrator.console import Console, all_but, fold, fold_messages, size, wants_colour
+from orchestrator.hostnames import pick
 
 
 class Terminal(io.StringIO):
@@ -109,3 +110,15 @@ def test_showing_text_imports_neither_rich_nor_clustershell() -> None:
     program = "import sys, orchestrator.console, orchestrator.logs; print({'rich', 'ClusterShell'} & set(sys.modules))"
     done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, timeout=30)
     assert done.stdout == "set()\n"
+
+
+def test_bytes_are_told_in_the_unit_that_says_something() -> None:
+    assert [size(count) for count in (9, 999, 4100, 99_949, 100_000, 12_300_000)] == [
+        "9 bytes", "999 bytes", "4.1 kB", "99.9 kB", "0.1 MB", "12.3 MB",
+    ]  # fmt: skip
+
+
+def test_the_pattern_for_all_but_some_hosts_means_just_that() -> None:
+    names = ["gpu01", "gpu02", "gpu03", "gpu05", "lovelace"]
+    for out in (["gpu02"], ["gpu01", "gpu03"], ["gpu01", "gpu02", "lovelace"], ["gpu01", "gpu03", "gpu05"]):
+        assert list(pick(names, all_but(out))) == [name for name in names if name not in out]
