@@ -32,6 +32,22 @@ def _complete_run(context: click.Context, parameter: click.Parameter, begun: str
     return [CompletionItem(word, help=what) for word, what in known.items() if word.startswith(begun)]
 
 
+def _complete_host(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """The last word of a pattern, from the inventory that is named or lies here."""
+    import os
+
+    from . import inventory
+
+    positional = [word for word in context.args if word.endswith((".yaml", ".yml"))]  # the line is not whole yet
+    named = [context.params.get("inventory"), *positional, os.environ.get("DDP_ORCH_INVENTORY"), "inventory.yaml"]
+    try:
+        read = inventory.load(next(filter(None, named)))
+    except OrchError:
+        return []
+    cut = max(begun.rfind(mark) for mark in ",!&") + 1
+    return [CompletionItem(begun[:cut] + host.name) for host in read.hosts if host.name.startswith(begun[cut:])]
+
+
 RUN = click.argument("run", required=False, shell_complete=_complete_run)
 OTHER_INVENTORY = click.option(
     "-i",
@@ -42,7 +58,12 @@ OTHER_INVENTORY = click.option(
     help="The inventory; default $DDP_ORCH_INVENTORY, ./inventory.yaml, or the newest run's.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
-HOSTS = click.option("--hosts", metavar="PATTERN", help="Only these hosts of the inventory, such as gpu[01-04].")
+HOSTS = click.option(
+    "--hosts",
+    metavar="PATTERN",
+    shell_complete=_complete_host,
+    help="Only these hosts of the inventory, such as gpu[01-04]; '!gpu02': all but that one.",
+)
 
 
 ELSEWHERE = {"list": "ps", "status": "ps", "stop": "kill", "down": "kill", "start": "up", "run": "up", "ssh": "exec"}
@@ -205,7 +226,9 @@ def up(
 @HOSTS
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run is over; ends with its exit code.")
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of each stream.")
-@click.option("--host", metavar="PATTERN", help="Only the lines of these hosts of the run.")
+@click.option(
+    "--host", metavar="PATTERN", shell_complete=_complete_host, help="Only the lines of these hosts of the run."
+)
 @click.option("--rank", metavar="LIST", help="Only these ranks, such as 0,4-7.")
 @click.option("--stream", type=click.Choice(["stdout", "stderr", "agent"]), help="Only this stream.")
 @click.option("--attempt", type=click.IntRange(1), metavar="K", help="Only this attempt.")

@@ -285,7 +285,7 @@ def kill(
     _tell_kill(result, chosen, console)
     others = [run.run_id for run in listing.runs if run.unfinished and run not in chosen]
     if others and wanted is None and not (stale or named_only):
-        console.note(f"still there: {', '.join(others)}")
+        console.note(f"of your runs {', '.join(others)} {'goes' if len(others) == 1 else 'go'} on; kill --all ends all")
     if result.failed:
         console.warning(f"nothing is proven of {fold(result.failed)}; once it can be reached, ddp-orch kill again")
         return UnreachableError.exit_code

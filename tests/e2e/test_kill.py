@@ -88,6 +88,9 @@ def test_another_run_and_other_peoples_look_alikes_survive(lab2: Lab) -> None:
     states = {run_id: run["state"] for run_id, run in runs(lab2, inventory).items()}
     assert (states[other], states[victim]) == ("running", "killed")
     assert not lab2.marked(victim)
+    third = start(lab2, inventory, "--", name, "1000", "0.1")
+    newest = ok(orch(lab2, "kill", "-i", inventory, "--grace", "1"))
+    assert f"ended {third}" in newest.stderr and f"of your runs {other} goes on" in newest.stderr
     ok(orch(lab2, "kill", "--all", "-i", inventory, "--grace", "1"))
     for process in bystanders:
         process.kill()

@@ -78,6 +78,21 @@ def test_the_shells_complete_runs_by_id_and_name(tmp_path: Path, shell: str) -> 
             ] == expected, found
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shells_complete_hosts_of_the_inventory(tmp_path: Path, shell: str) -> None:
+    (tmp_path / "other.yaml").write_text("hosts: ['gpu[01-03]', hopper]\n")
+    for line, expected in (
+        ("ddp-orch up other.yaml --hosts gpu01,ho", ["gpu01,hopper"]),
+        ("ddp-orch ps -i other.yaml --hosts gpu", ["gpu01", "gpu02", "gpu03"]),
+        ("ddp-orch ps --hosts lo", ["lovelace"]),
+        ("ddp-orch up nosuch.yaml --hosts lo", []),
+    ):
+        words = line.split()
+        begun = {"COMP_WORDS": line, "COMP_CWORD": words[-1] if shell == "fish" else str(len(words) - 1)}
+        found = orch(tmp_path, _DDP_ORCH_COMPLETE=f"{shell}_complete", **begun)
+        assert [word for word in completions(shell, found.stdout) if word] == expected, found
+
+
 def completions(shell: str, said: str) -> list[str]:
     """The words, without click's kinds and help."""
     if shell == "zsh":
