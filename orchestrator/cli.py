@@ -13,42 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
-from . import __version__
+from . import __version__, completion, slips
 from .errors import Interrupted, OrchError, UsageError
 
 INVENTORY = click.argument("inventory", type=click.Path())
 
 
-def _complete_run(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """The runs started from this machine, by id and by name. The hosts, who know all, are not asked at a key press."""
-    from . import history
-
-    known: dict[str, str] = {}
-    for run_id, name in history.newest_runs():
-        known.setdefault(run_id, name)
-        known.setdefault(name, run_id)
-    return [CompletionItem(word, help=what) for word, what in known.items() if word.startswith(begun)]
-
-
-def _complete_host(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """The last word of a pattern, from the inventory that is named or lies here."""
-    import os
-
-    from . import inventory
-
-    positional = [word for word in context.args if word.endswith((".yaml", ".yml"))]  # the line is not whole yet
-    named = [context.params.get("inventory"), *positional, os.environ.get("DDP_ORCH_INVENTORY"), "inventory.yaml"]
-    try:
-        read = inventory.load(next(filter(None, named)))
-    except OrchError:
-        return []
-    cut = max(begun.rfind(mark) for mark in ",!&") + 1
-    return [CompletionItem(begun[:cut] + host.name) for host in read.hosts if host.name.startswith(begun[cut:])]
-
-
-RUN = click.argument("run", required=False, shell_complete=_complete_run)
+RUN = click.argument("run", required=False, shell_complete=completion.run)
 OTHER_INVENTORY = click.option(
     "-i",
     "--inventory",
@@ -61,13 +33,9 @@ JSON = click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 HOSTS = click.option(
     "--hosts",
     metavar="PATTERN",
-    shell_complete=_complete_host,
+    shell_complete=completion.host,
     help="Only these hosts of the inventory, such as gpu[01-04]; '!gpu02': all but that one.",
 )
-
-
-ELSEWHERE = {"list": "ps", "status": "ps", "stop": "kill", "down": "kill", "start": "up", "run": "up", "ssh": "exec"}
-# how neighbours of this program call what is here
 
 
 class OutputClosed(Exception):
@@ -78,8 +46,8 @@ class Program(click.Group):
     def resolve_command(
         self, context: click.Context, argv: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if argv and argv[0] in ELSEWHERE and not context.resilient_parsing:
-            context.fail(f"There is no `{argv[0]}` here; you may want: ddp-orch {ELSEWHERE[argv[0]]}")
+        if argv and argv[0] in slips.ELSEWHERE and not context.resilient_parsing:
+            context.fail(f"There is no `{argv[0]}` here; you may want: ddp-orch {slips.ELSEWHERE[argv[0]]}")
         return super().resolve_command(context, argv)
 
     def invoke(self, context: click.Context) -> Any:
@@ -227,7 +195,7 @@ def up(
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run is over; ends with its exit code.")
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of each stream.")
 @click.option(
-    "--host", metavar="PATTERN", shell_complete=_complete_host, help="Only the lines of these hosts of the run."
+    "--host", metavar="PATTERN", shell_complete=completion.host, help="Only the lines of these hosts of the run."
 )
 @click.option("--rank", metavar="LIST", help="Only these ranks, such as 0,4-7.")
 @click.option("--stream", type=click.Choice(["stdout", "stderr", "agent"]), help="Only this stream.")
@@ -360,7 +328,7 @@ def kill(
 
 
 @cli.command(short_help="the first cause of a failure")
-@click.argument("run", nargs=-1, metavar="[RUN]", shell_complete=_complete_run)
+@click.argument("run", nargs=-1, metavar="[RUN]", shell_complete=completion.run)
 @click.option(
     "--log", "log", multiple=True, metavar="FILE...", help="Look at log files instead, of any run; - is stdin."
 )
@@ -502,7 +470,7 @@ def guarded(work: Callable[[], Any]) -> int:
         work()
     except click.ClickException as error:
         error.show()
-        if (hint := _hint(error)) is not None:
+        if (hint := slips.hint(error)) is not None:
             click.echo(hint, err=True)
         return UsageError.exit_code
     except (click.Abort, KeyboardInterrupt):
@@ -522,26 +490,6 @@ def guarded(work: Callable[[], Any]) -> int:
         traceback.print_exc()
         return OrchError.exit_code
     return 0
-
-
-def _hint(error: click.ClickException) -> str | None:
-    """What the likeliest slips want: a script's own options without `--`, an inventory where none belongs."""
-    command = getattr(getattr(error, "ctx", None), "info_name", None)
-    behind = {"up": "SCRIPT ARGS...", "exec": "CMD ARGS..."}
-    if isinstance(error, click.NoSuchOption) and error.option_name in ("-i", "--inventory"):
-        return f"The inventory comes first here, without -i: ddp-orch {command} inventory.yaml"
-    if isinstance(error, click.NoSuchOption) and command in behind:
-        what = {"up": "script", "exec": "command"}[command]
-        return f"What belongs to the {what} stands behind `--`: ddp-orch {command} INVENTORY -- {behind[command]}"
-    missing = getattr(error.param, "name", None) if isinstance(error, click.MissingParameter) else None
-    if missing == "command":
-        return "The inventory comes first: ddp-orch exec inventory.yaml -- CMD ARGS..."
-    if missing == "inventory":
-        return f"Such as: ddp-orch {command} inventory.yaml; `ddp-orch init HOST...` writes one."
-    extra = error.message.partition("unexpected extra argument (")[2].rstrip(").")
-    if extra.endswith((".yaml", ".yml")):
-        return f"An inventory is given as `-i {extra}` here."
-    return None
 
 
 def _hush_stdout() -> None:

@@ -81,7 +81,7 @@ def up(wanted: Up) -> int:
         secrets=_secrets(read),
         run_key=secrets.token_hex(32),
         skip_check=wanted.skip_check,
-        step=console.step,
+        step=_once(console.step),
         warn=_once(console.warning),
     )
     with open_fleet(read) as fleet:

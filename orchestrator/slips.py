@@ -1,0 +1,28 @@
+"""What people type who mean something else, and how it is meant. Pure."""
+
+from __future__ import annotations
+
+import click
+
+ELSEWHERE = {"list": "ps", "status": "ps", "stop": "kill", "down": "kill", "start": "up", "run": "up", "ssh": "exec"}
+# how neighbours of this program call what is here
+
+
+def hint(error: click.ClickException) -> str | None:
+    """What the likeliest slips want: a script's own options without `--`, an inventory where none belongs."""
+    command = getattr(getattr(error, "ctx", None), "info_name", None)
+    behind = {"up": "SCRIPT ARGS...", "exec": "CMD ARGS..."}
+    if isinstance(error, click.NoSuchOption) and error.option_name in ("-i", "--inventory"):
+        return f"The inventory comes first here, without -i: ddp-orch {command} inventory.yaml"
+    if isinstance(error, click.NoSuchOption) and command in behind:
+        what = {"up": "script", "exec": "command"}[command]
+        return f"What belongs to the {what} stands behind `--`: ddp-orch {command} INVENTORY -- {behind[command]}"
+    missing = getattr(error.param, "name", None) if isinstance(error, click.MissingParameter) else None
+    if missing == "command":
+        return "The inventory comes first: ddp-orch exec inventory.yaml -- CMD ARGS..."
+    if missing == "inventory":
+        return f"Such as: ddp-orch {command} inventory.yaml; `ddp-orch init HOST...` writes one."
+    extra = error.message.partition("unexpected extra argument (")[2].rstrip(").")
+    if extra.endswith((".yaml", ".yml")):
+        return f"An inventory is given as `-i {extra}` here."
+    return None
