@@ -112,7 +112,7 @@ def test_a_host_that_lies_fails_alone_and_writes_nothing_to_the_terminal_or_the_
         assert [node["host"] for node in listed[0]["nodes"]] == ["node-0"]
     assert json.loads(shown)[0]["run_id"] == listed[0]["run_id"]
     left = {path.name for path in lab2.controller_home.rglob("*") if path not in home}
-    assert left <= {"mine", "node-0", "x.txt", "report.html", "report.json"}
+    assert left <= {"mine", ".gitignore", "node-0", "x.txt", "report.html", "report.json"}
 
 
 MORE_LIES = {
