@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 from . import checks, checks_mesh, choices, deep, inventory, launch, logs, mesh, plan, preflight, script
@@ -21,6 +22,7 @@ from .findings import SEVERITIES, Finding, Severity
 from .fleet import Fleet, worst
 from .mesh import Network
 from .plan import Plan
+from .slips import to_paste
 
 WRAP: dict[str, Any] = {
     "initial_indent": "  ",
@@ -68,6 +70,7 @@ def check(given: str, hosts: str | None, level: Level, as_json: bool) -> int:
         elif level == "deep":
             console.note("no real run is tried while there are errors")
     chosen = choices.choose(facts)
+    findings = [replace(finding, fix=to_paste(finding.fix, [given])) for finding in findings]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     if as_json:
         print(json.dumps(_as_dict(findings, chosen, network, result), indent=2))

@@ -477,7 +477,7 @@ def guarded(work: Callable[[], Any]) -> int:
         console.error("interrupted")
         return Interrupted.exit_code
     except OrchError as error:
-        console.error(str(error))
+        console.error(slips.to_paste(str(error), sys.argv[1:]))
         return error.exit_code
     except OutputClosed:
         _hush_stdout()

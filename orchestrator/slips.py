@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
 import click
 
 ELSEWHERE = {"list": "ps", "status": "ps", "stop": "kill", "down": "kill", "start": "up", "run": "up", "ssh": "exec"}
@@ -26,3 +29,9 @@ def hint(error: click.ClickException) -> str | None:
     if extra.endswith((".yaml", ".yml")):
         return f"An inventory is given as `-i {extra}` here."
     return None
+
+
+def to_paste(advice: str, words: Sequence[str]) -> str:
+    """Advice that speaks of INVENTORY, with the one that is among these words in its place."""
+    given = next((word for word in words if word.endswith((".yaml", ".yml"))), None)
+    return advice if given is None else advice.replace("INVENTORY", shlex.quote(given))

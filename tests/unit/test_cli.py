@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.slips import to_paste
+
 ROOT = Path(__file__).parents[2]
 SMALL = "hosts: [lovelace]\nrun: {env: {CITY: Zürich}}\n"
 
@@ -157,3 +159,9 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
 def test_a_likely_slip_is_told_how_it_is_meant(tmp_path: Path, argv: list[str], hint: str) -> None:
     done = orch(tmp_path, *argv)
     assert done.returncode == 2 and hint in done.stderr.replace("`", ""), done.stderr
+
+
+def test_advice_names_the_inventory_that_was_given() -> None:
+    advice = "accept it by `ddp-orch trust INVENTORY`"
+    assert to_paste(advice, ["up", "my lab.yaml", "--", "train.py"]) == "accept it by `ddp-orch trust 'my lab.yaml'`"
+    assert to_paste(advice, ["ps"]) == advice
