@@ -23,6 +23,7 @@ from .fleet import Fleet, worst
 from .mesh import Network
 from .plan import Plan
 from .slips import to_paste
+from .ssh_config import by_hand
 
 WRAP: dict[str, Any] = {
     "initial_indent": "  ",
@@ -70,7 +71,14 @@ def check(given: str, hosts: str | None, level: Level, as_json: bool) -> int:
         elif level == "deep":
             console.note("no real run is tried while there are errors")
     chosen = choices.choose(facts)
-    findings = [replace(finding, fix=to_paste(finding.fix, [given])) for finding in findings]
+    findings = [
+        replace(
+            finding,
+            fix=to_paste(by_hand(finding.fix, everyone), [given]),
+            evidence=tuple(by_hand(line, everyone) for line in finding.evidence),
+        )
+        for finding in findings
+    ]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     if as_json:
         print(json.dumps(_as_dict(findings, chosen, network, result), indent=2))

@@ -144,7 +144,7 @@ def setup(inventory: str, torch: str | None, index_url: str | None, hosts: str |
 
 @cli.command(short_help="train")
 @INVENTORY
-@click.argument("script", nargs=-1, type=click.UNPROCESSED)
+@click.argument("script", nargs=-1, type=click.UNPROCESSED, shell_complete=completion.script)
 @click.option(
     "-d", "--detach", is_flag=True, help="Return when the run has started; its id is the first line on stdout."
 )
@@ -169,7 +169,11 @@ def up(
     debug: bool,
     env: tuple[str, ...],
 ) -> None:
-    """Train: start SCRIPT with its arguments (after --) on all hosts; the bundled trainer without one."""
+    """Train: start SCRIPT with its arguments (after --) on all hosts; the bundled trainer without one.
+
+    What follows -- and begins with -- goes to the inventory's run.script or the bundled trainer, such as: -- --epochs 3
+    (-- --help: the bundled trainer's flags).
+    """
     from . import commands
 
     wanted = commands.Up(
@@ -259,9 +263,9 @@ def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool
 
     They are those of the user that you are on the hosts.
     """
-    from . import commands
+    from . import ps as listing
 
-    sys.exit(commands.ps(inventory, hosts, everything, as_json))
+    sys.exit(listing.ps(inventory, hosts, everything, as_json))
 
 
 @cli.command(short_help="a live board of a run")

@@ -21,7 +21,6 @@ from .context import (
     mask_of,
     open_fleet,
     stderr_console,
-    warn_of_missing,
     warn_of_unheard,
     whoami,
 )
@@ -34,8 +33,6 @@ from .logs import Mask
 from .plan import Plan
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-ID_WIDTH = 20  # characters of a run id
-IN_A_PIPE = 1000  # columns: nothing is cut
 HELD_AGAIN = 10.0  # s between tries of `up --wait`
 
 
@@ -201,51 +198,7 @@ def diagnose(wanted: str | None, given: str | None, hosts: str | None, as_json: 
     return UnreachableError.exit_code if listing.failed else 0
 
 
-# --- ps, kill
-
-
-def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) -> int:
-    console = stderr_console()
-    read = chosen_inventory(given, hosts)
-    with open_fleet(read) as fleet:
-        listing = runs.find(fleet, read.hosts)
-    warn_of_missing(listing, console)
-    shown = [run for run in listing.runs if everything or run.unfinished]
-    if as_json:
-        print(json.dumps([run.as_dict() for run in shown], indent=2))
-    elif shown:
-        _print_runs(shown)
-    else:
-        over = len(listing.runs)
-        console.note(
-            "no unfinished run"
-            + (f"; {over} that {'is' if over == 1 else 'are'} over: ddp-orch ps --all" if over else " on these hosts")
-        )
-    return UnreachableError.exit_code if listing.failed else 0
-
-
-def _print_runs(shown: Sequence[runs.Run]) -> None:
-    from rich.console import Console as Rich
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("RUN", "NAME", "STATE", "ATTEMPT", "STARTED", "HOSTS"):
-        table.add_column(
-            column, no_wrap=column not in ("NAME", "HOSTS"), min_width=ID_WIDTH if column == "RUN" else None
-        )
-    for run in shown:
-        hosts = fold(run.parts) + (f" (not heard: {fold(run.unheard)})" if run.unheard else "")
-        cells = (
-            run.run_id,
-            run.name if run.name != run.run_id else "",
-            run.state,
-            str(run.attempt),
-            run.started_at[:16].replace("T", " ") + "Z",
-            hosts,
-        )
-        table.add_row(*(Text(cell) for cell in cells))  # Text: a name is data, not markup
-    Rich(width=None if sys.stdout.isatty() else IN_A_PIPE).print(table)
+# --- kill
 
 
 def kill(

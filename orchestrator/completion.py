@@ -21,6 +21,11 @@ def run(context: click.Context, parameter: click.Parameter, begun: str) -> list[
     return [CompletionItem(word, help=what) for word, what in known.items() if word.startswith(begun)]
 
 
+def script(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """A file here, as every word behind `--` may be one."""
+    return [CompletionItem(begun, type="file")]
+
+
 def host(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """The last word of a pattern, from the inventory that is named or lies here."""
     from . import inventory

@@ -111,4 +111,4 @@ def _of_consequences(consequences: Sequence[Finding]) -> list[str]:
     ranks = {str(one.rank) for one in consequences if one.rank is not None}
     hosts = {host for one in consequences for host in one.hosts}
     who = f"rank{'s' if len(ranks) > 1 else ''} {fold(ranks)}" if ranks else fold(hosts) if hosts else "others"
-    return [f"consequences, no causes: what {who} said"]
+    return [f"what {who} said of errors only follows from it; diagnose --json has the lines"]

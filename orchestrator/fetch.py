@@ -52,6 +52,7 @@ class Outputs:
     """As the hosts are asked for it: `run_id` or `name`."""
     incomplete: bool
     """A host that could not be asked may have some, too."""
+    goes_on: bool = False
 
     def asked(self, **more: Any) -> dict[str, Any]:
         return {**self.key, **more}
@@ -92,6 +93,8 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
         console.note(f"run {what.run} has written nothing to $DDP_ORCH_OUTPUT_DIR, which is where `fetch` looks")
     if count:
         console.note(f"outputs of {what.run} are in {folder}")
+    if what.goes_on:
+        console.note(f"run {what.run} goes on; what it writes from here on comes by fetching again")
     failed: dict[str, OrchError] = {**listed.failed, **brought.failed}
     for line in folded(failed):
         console.error(line)
@@ -127,7 +130,9 @@ def _outputs_of(fleet: Fleet, read: Inventory, wanted: str | None, console: Cons
             raise
         return Outputs(wanted, wanted, having, {"name": wanted}, incomplete)
     warn_of_unheard(run, listing, console)
-    return Outputs(run.run_id, _default_folder(run), frozenset(run.parts), {"run_id": run.run_id}, incomplete)
+    return Outputs(
+        run.run_id, _default_folder(run), frozenset(run.parts), {"run_id": run.run_id}, incomplete, run.unfinished
+    )
 
 
 def checked(answer: Mapping[str, Any]) -> list[Remote]:

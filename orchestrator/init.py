@@ -21,8 +21,8 @@ WORDS = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}  # what YA
 MAX_INCLUDES = 16
 
 TEXT = """\
-# The hosts of a training run. Every other key has a default: `ddp-orch config {path}` shows them all, and
-# how this file is understood.
+# The hosts of a training run. Every other key has a default; all of them:
+#   ddp-orch config {path}
 
 hosts:                  # the first one has rank 0
 {hosts}
@@ -35,9 +35,10 @@ defaults:               # for all hosts
 #   max_restarts: 3     # start again after a failure
 
 # Next:
-#   ddp-orch trust {path}    # compare the hosts' keys and accept them
+#   ddp-orch trust {path}    # compare the hosts' keys, accept them
 #   ddp-orch check {path}    # is everything there?
-#   ddp-orch up {path}       # train: the bundled trainer, or your own: -- train.py --lr 0.1
+#   ddp-orch up {path}       # train: the bundled trainer
+#   ddp-orch up {path} -- train.py --lr 0.1    # or your own
 """
 
 

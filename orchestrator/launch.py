@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -23,6 +23,7 @@ from .plan import Plan
 from .progress import Silent
 from .session import Refused, Session
 from .ship import Snapshot
+from .ssh_config import by_hand
 
 CHUNK = 256 * 1024  # bytes sent at a time
 HELD = {"port-in-use", "gpu-memory-held-by-others"}  # findings that say: by somebody else
@@ -93,7 +94,7 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
         hosts = [node.host for node in wanted.nodes]
     facts = {name: one[0] for name, one in probed.done.items()}
     hellos = {name: one[1] for name, one in probed.done.items()}
-    _judge(checks.judge(wanted, facts, hellos), around)
+    _judge(checks.judge(wanted, facts, hellos), hosts, around)
     chosen = choices.choose(facts)
     resolved = plan.resolve(wanted, facts, {choice.variable: choice.value for choice in chosen})
     ranks = plan.world_size(resolved)
@@ -150,14 +151,17 @@ def _stop_on(results: Results[Any], headline: str, advice: str = "") -> None:
         raise worst(results.failed.values(), "\n  ".join(lines))
 
 
-def _judge(findings: tuple[Finding, ...], around: Surroundings) -> None:
+def _judge(findings: tuple[Finding, ...], hosts: Sequence[Host], around: Surroundings) -> None:
+    def told(finding: Finding) -> str:
+        return by_hand(say(finding), hosts)
+
     errors = [finding for finding in findings if finding.severity == "error"]
     for finding in findings:
         if finding.severity == "warning" or (finding.severity == "error" and around.skip_check):
-            around.warn(say(finding))
+            around.warn(told(finding))
     if errors and not around.skip_check:
         kind = HeldError if any(finding.code in HELD for finding in errors) else FindingsError
-        raise kind("\n  ".join(["the run would fail; nothing was started", *map(say, errors)]))
+        raise kind("\n  ".join(["the run would fail; nothing was started", *map(told, errors)]))
 
 
 def _prepare_and_start(

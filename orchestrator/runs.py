@@ -46,6 +46,20 @@ class Run:
         return tuple(name for node, name in enumerate(names) if node not in heard)
 
     @property
+    def by(self) -> str:
+        """Who started it, as user@machine."""
+        return str(next(iter(self.parts.values()))["by"])
+
+    @property
+    def script(self) -> str:
+        return str(next(iter(self.parts.values()))["script"])
+
+    @property
+    def ended_at(self) -> float | None:
+        """Unix seconds, by the clock of the host that was the last to end; None if none has."""
+        return max((part["ended_at"] for part in self.parts.values() if part["ended_at"] is not None), default=None)
+
+    @property
     def ranks(self) -> int:
         """As many as any attempt may have had."""
         return max(int(part["ranks"]) for part in self.parts.values())

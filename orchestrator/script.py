@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
+from importlib import util
 from pathlib import Path
 
 from . import plan, ship
@@ -10,16 +13,25 @@ from .console import fold
 from .errors import UsageError
 from .inventory import Inventory
 
+TRAINER = Path(__file__).parent.parent / "trainer"
+
 
 def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship.Snapshot | None]:
-    """What follows the python on the hosts, and what has to be sent for it. `given` wins over run.script."""
+    """What follows the python on the hosts, and what has to be sent for it.
+
+    `given` wins over run.script and run.args; flags alone (`--lr 0.1`: python itself has none that begin so) are added
+    to them, or to those of the bundled trainer.
+    """
+    flags = given if given and given[0].startswith("--") else ()
+    given = () if flags else given
     if not given and read.run.script is None:
-        package = Path(__file__).parent.parent / "trainer"
-        snapshot = ship.snapshot(package / "__main__.py", (str(package),), package.parent)
+        trainer_args = (*read.run.args, *flags)
+        _check_trainer_flags(trainer_args, "what follows --" if flags else f"{read.path}: run.args")
+        snapshot = ship.snapshot(TRAINER / "__main__.py", (str(TRAINER),), TRAINER.parent)
         # the bundled trainer runs from its own snapshot: a user's trainer.py or workdir does it no harm
-        return ("-u", "-m", "trainer", *read.run.args), snapshot
+        return ("-u", "-m", "trainer", *trainer_args), snapshot
     base = Path.cwd() if given else Path(read.path).resolve().parent
-    script, *args = given if given else (str(read.run.script), *read.run.args)
+    script, *args = given if given else (str(read.run.script), *read.run.args, *flags)
     module = script == "-m"
     if module and not args:
         raise UsageError("-m: wants a module after it")
@@ -40,6 +52,23 @@ def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship
     if module or in_place:
         return ("-u", script, *args), snapshot
     return ("-u", os.path.relpath(snapshot.script, snapshot.workdir), *args), snapshot
+
+
+def _check_trainer_flags(args: Sequence[str], where: str) -> None:
+    """Raises UsageError for what the trainer would refuse on every host.
+
+    Its parser is found by its path: a user's own `trainer` may come before it.
+    """
+    name = "ddp_orch_trainer_config"
+    spec = util.spec_from_file_location(name, TRAINER / "config.py")
+    assert spec is not None and spec.loader is not None
+    config = sys.modules[name] = util.module_from_spec(spec)
+    spec.loader.exec_module(config)
+    try:
+        config.parse(args)
+    except config.ConfigError as error:
+        text = str(error).replace("python -m trainer --help", "ddp-orch up INVENTORY -- --help")
+        raise UsageError(f"{where}: the bundled trainer: {text}") from error
 
 
 def _module_file(module: str, base: Path) -> Path:

@@ -366,9 +366,7 @@ def _on_wire(path: str) -> str:
 
 def _meant(name: str, base: Path) -> str:
     if name.startswith("-"):
-        return (
-            "flags of the bundled trainer stand in the inventory, as run.args; the first word behind `--` is a script"
-        )
+        return "the first word behind `--` is a script, -m and a module, or a flag such as --lr"
     if re.fullmatch(r"python[\d.]*|torchrun", name):
         return f"give the script alone, as {name} is started by itself"
     return f"the script is looked for below {_shown(base)}"

@@ -9,11 +9,12 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,15 @@ class Target:
         return lookup_names(self.hostname, self.port, self.host_key_alias)
 
 
+def by_hand(text: str, hosts: Iterable[Host]) -> str:
+    """Advice that says `ssh NAME`, with what the inventory knows of the way there: to be pasted."""
+    for host in hosts:
+        if not host.local:
+            command = _question(host).command()
+            text = command.join(re.split(rf"\bssh {re.escape(host.name)}(?![\w.-])", text))
+    return text
+
+
 class Resolver:
     """Turns hosts of an inventory into targets. Asks once for each; safe to use from many threads at once."""
 
@@ -74,8 +84,7 @@ class Resolver:
 
     def resolve(self, host: Host, deadline: float) -> Target:
         """Raises `ConnectFailure` where ssh_config cannot be read or asks for what only the `ssh` program can do."""
-        question = _Question(host.name, host.address, host.user, host.port, host.identity_file, host.proxy_jump)
-        return self._target(question, deadline, MAX_JUMPS)
+        return self._target(_question(host), deadline, MAX_JUMPS)
 
     def _target(self, question: _Question, deadline: float, jumps_left: int) -> Target:
         name = question.name
@@ -121,7 +130,7 @@ class Resolver:
         identity_file = Path(question.identity_file).expanduser() if question.identity_file else None
         return Target(
             name=name,
-            command=" ".join(("ssh", *question.options(), question.address)),
+            command=question.command(),
             hostname=hostname,
             port=port,
             user=user,
@@ -235,6 +244,14 @@ class _Question:
 
     def arguments(self) -> tuple[str, ...]:
         return (*self.options(), "--", self.address)
+
+    def command(self) -> str:
+        """To be typed."""
+        return shlex.join(("ssh", *self.options(), self.address))
+
+
+def _question(host: Host) -> _Question:
+    return _Question(host.name, host.address, host.user, host.port, host.identity_file, host.proxy_jump)
 
 
 def _jump_question(jump: str, before: str | None) -> _Question:

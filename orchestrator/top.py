@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from . import runs
 from .board import Seen, render
@@ -21,6 +22,9 @@ from .fleet import Fleet
 from .hostnames import pick
 from .inventory import Host
 from .logs import Mask
+
+if TYPE_CHECKING:
+    from rich.console import Console as Rich
 
 EVERY = 2.0  # s between samples of a host
 PATIENCE = 5.0  # s for the first samples, where one table is all that is asked for
@@ -126,20 +130,21 @@ class _Live:
         key = ""
         while key != "q":
             key = self._board()
-            if key == "l":
-                self._log()
-            elif key == "f":
-                self._filter()
-            elif key == "k":
-                self._kill()
+            action = {"l": self._log, "f": self._filter, "k": self._kill}.get(key)
+            if action is not None:
+                with self._rich().screen(hide_cursor=False):  # what is asked and said leaves no trace on the terminal
+                    action()
+
+    def _rich(self) -> Rich:
+        from rich.console import Console as Rich
+
+        return Rich(file=sys.stdout, no_color=not wants_colour(sys.stdout, os.environ), highlight=False)
 
     def _board(self) -> str:
         """Draw until a key of ours is pressed."""
-        from rich.console import Console as Rich
         from rich.live import Live
 
-        rich = Rich(file=sys.stdout, no_color=not wants_colour(sys.stdout, os.environ), highlight=False)
-        with _keys() as pressed, Live(console=rich, screen=True, auto_refresh=False) as live:
+        with _keys() as pressed, Live(console=self._rich(), screen=True, auto_refresh=False) as live:
             while True:
                 width, height = shutil.get_terminal_size()
                 seen = [one for one in self._watcher.seen() if one.host in self._shown()]

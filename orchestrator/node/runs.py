@@ -3,9 +3,11 @@
 import fcntl
 import json
 import os
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from . import processes, state
+
+SCRIPT_MOST = 200  # characters
 
 
 def guarded(folder: str) -> bool:
@@ -36,7 +38,9 @@ def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "run_id": run_id,
         "name": spec["name"],
         "started_at": spec["created_at"],
+        "ended_at": (ended or {}).get("at"),
         "by": spec["by"],
+        "script": _script(spec["command"]),
         "node": spec["node"],
         "host": spec["host"],
         "hosts": [node["host"] for node in spec["nodes"]],
@@ -67,6 +71,12 @@ def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
             "label", here
         )  # the head knows more
     return answer
+
+
+def _script(command: List[str]) -> str:
+    """What stands behind the python: `train.py`, or `-m` and a module."""
+    words = [word for word in command[1:] if word != "-u"]
+    return " ".join(words[: 2 if words[:1] == ["-m"] else 1])[:SCRIPT_MOST]
 
 
 def not_empty(folder: str) -> bool:

@@ -75,6 +75,10 @@ case("logs-of-an-unknown-host", "logs", "--host", "gpu9")
 # --- what to run
 
 up("script-missing", "--", "trian.py")
+up("option-of-python-for-a-script", "--", "-O", "train.py")
+up("flag-of-the-trainer-unknown", "--", "--epoch", "3")
+up("flag-of-the-trainer-wrong", "--", "--batch-size=0")
+up("flags-of-the-inventory-wrong", files={"inventory.yaml": TWO + "run: {args: [--data=mnist]}\n"})
 up("script-is-a-folder", "--", ".")
 up("script-is-an-empty-word", "--", "")
 up("script-of-the-inventory-missing", files={"inventory.yaml": TWO + "run: {script: src/train.py}\n"})

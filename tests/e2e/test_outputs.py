@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lab.waiting import wait_until
+
 ROOT = Path(__file__).resolve().parents[2]
 
 TRAIN = """
@@ -109,3 +111,20 @@ def test_outputs_whose_run_is_known_no_more_are_fetched_by_the_name_of_their_fol
     for unknown in ("third", "..", "first/logs"):
         done = orch(tmp_path, "fetch", unknown)
         assert done.returncode == 2 and "no run" in done.stderr, (unknown, done.stderr)
+
+
+def test_of_a_run_that_goes_on_fetch_says_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN + "print('written', flush=True)\nimport time; time.sleep(600)")
+    (tmp_path / "inventory.yaml").write_text(
+        f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n"
+        "run: {launcher: direct, sync: [train.py]}\n"
+    )
+    started = orch(tmp_path, "up", "-d", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py")
+    try:
+        assert started.returncode == 0, started.stderr
+        wait_until(lambda: "written" in orch(tmp_path, "logs", "mine").stdout, 60, "it has written")
+        done = orch(tmp_path, "fetch", "mine")
+        assert done.returncode == 0 and "goes on; what it writes from here on comes by fetching again" in done.stderr
+    finally:
+        assert orch(tmp_path, "kill", "--all", "--grace", "1").returncode == 0
+    assert "goes on" not in orch(tmp_path, "fetch", "mine").stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 
 import pyte
@@ -40,6 +41,7 @@ def _on_a_terminal(lab: Lab, inventory: object, run_id: str) -> None:
     ours, theirs = pty.openpty()
     screen = pyte.Screen(80, 24)
     stream = pyte.ByteStream(screen)
+    printed = bytearray()
     env = {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
     process = lab.popen(["ddp-orch", "top", "-i", str(inventory)], stdin=theirs, stdout=theirs, stderr=theirs, env=env)
     os.close(theirs)
@@ -47,9 +49,11 @@ def _on_a_terminal(lab: Lab, inventory: object, run_id: str) -> None:
     def drawn(wanted: str) -> bool:
         while select.select([ours], [], [], 0.1)[0]:
             try:
-                stream.feed(os.read(ours, 65536))
+                piece = os.read(ours, 65536)
             except OSError:
                 break
+            printed.extend(piece)
+            stream.feed(piece)
         return any(wanted in line for line in screen.display)
 
     try:
@@ -59,9 +63,17 @@ def _on_a_terminal(lab: Lab, inventory: object, run_id: str) -> None:
         wait_until(lambda: drawn("only these hosts"), 30, "it asks for a pattern")
         os.write(ours, b"node-0\n")
         wait_until(lambda: drawn("node-0 0") and not drawn("node-1 1"), 30, "only one host is shown")
+        os.write(ours, b"k")
+        wait_until(lambda: drawn("type the run's id"), 30, "it asks for the id")
+        os.write(ours, b"nonsense\n")
+        wait_until(lambda: drawn("nothing is killed"), 30, "it is not the id")
+        os.write(ours, b"\n")
+        wait_until(lambda: drawn("node-0 0"), 30, "the board is there again")
         os.write(ours, b"q")
         wait_until(lambda: not drawn("nothing") and process.poll() is not None, 30, "q ends it")
         assert process.returncode == 0
+        left = re.sub(rb"\x1b\[\?1049h.*?\x1b\[\?1049l", b"", bytes(printed), flags=re.DOTALL)
+        assert not re.sub(rb"\x1b\[[?\d;]*[A-Za-z]|\s", b"", left), left  # the terminal is as it was
     finally:
         if process.poll() is None:
             process.kill()

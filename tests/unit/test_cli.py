@@ -95,6 +95,34 @@ def test_the_shells_complete_hosts_of_the_inventory(tmp_path: Path, shell: str) 
         assert [word for word in completions(shell, found.stdout) if word] == expected, found
 
 
+def test_the_shells_complete_a_script_by_its_file(tmp_path: Path) -> None:
+    for line, begun in (("ddp-orch up inventory.yaml tr", "tr"), ("ddp-orch up inventory.yaml -- tr", "tr")):
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+        assert orch(tmp_path, _DDP_ORCH_COMPLETE="bash_complete", **words).stdout == f"file,{begun}\n"
+
+
+def test_flags_alone_are_for_the_script_of_the_inventory_or_the_bundled_trainer(tmp_path: Path) -> None:
+    (tmp_path / "trainer.py").write_text("raise SystemExit('the trainer of somebody else')")
+    up = ("up", "mine.yaml", "--dry-run", "--json", "--")
+
+    def command(*flags: str) -> list[str]:
+        done = orch(tmp_path, *up, *flags, PYTHONPATH=f"{tmp_path}:{ROOT}")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["nodes"][0]["command"][1:]
+
+    inventory = tmp_path / "mine.yaml"
+    inventory.write_text("hosts: [gpu1]\nrun: {args: [--seed=1]}\n")
+    assert command("--epochs", "3") == ["-u", "-m", "trainer", "--seed=1", "--epochs", "3"]
+    inventory.write_text("hosts: [gpu1]\nrun: {script: trainer.py, args: [--seed=1]}\n")
+    assert command("--epoch", "3") == ["-u", "trainer.py", "--seed=1", "--epoch", "3"]
+    assert command("trainer.py", "--epoch", "3") == ["-u", "trainer.py", "--epoch", "3"]
+
+
+def test_the_bundled_trainer_s_flags_are_told_here(tmp_path: Path) -> None:
+    told = orch(tmp_path, "up", "inventory.yaml", "--", "--help")
+    assert told.returncode == 0 and "--batch-size" in told.stdout and not told.stderr
+
+
 def completions(shell: str, said: str) -> list[str]:
     """The words, without click's kinds and help."""
     if shell == "zsh":

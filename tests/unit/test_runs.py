@@ -14,6 +14,9 @@ def part(node: int, state: str = "running", hosts: tuple[str, ...] = ("a", "b"))
     return {
         "node": node,
         "state": state,
+        "ended_at": None,
+        "by": "ann@laptop",
+        "script": "train.py",
         "exit_code": None,
         "signal": None,
         "pid": 100 + node,

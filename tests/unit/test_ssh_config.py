@@ -207,3 +207,12 @@ def test_a_match_exec_that_hangs_ends_at_the_deadline(tmp_path: Path) -> None:
     config.write_text('Match exec "sleep 30"\n User ann\n')
     with pytest.raises(ConnectFailure, match="in time"):
         resolve(PLAIN, config, timeout=0.3)
+
+
+def test_advice_says_how_to_get_to_a_host_by_hand() -> None:
+    far = replace(PLAIN, address="10.0.0.7", user="ann", port=2222, identity_file="~/.ssh/lab", proxy_jump="gate")
+    there = "ssh -l ann -p 2222 -i '~/.ssh/lab' -J gate 10.0.0.7"  # ssh reads the ~ by itself
+    said = "try ssh gpu1 kill 5, `ssh gpu1`; ssh gpu10, ssh gpu1.lab and ssh gpu1-b are others"
+    expected = f"try {there} kill 5, `{there}`; ssh gpu10, ssh gpu1.lab and ssh gpu1-b are others"
+    assert ssh_config.by_hand(said, [far]) == expected
+    assert ssh_config.by_hand(said, [PLAIN, replace(PLAIN, name="gpu10", address="localhost")]) == said

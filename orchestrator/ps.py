@@ -1,0 +1,83 @@
+"""`ps`: the runs on the inventory's hosts, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from . import runs
+from .console import fold
+from .context import chosen_inventory, open_fleet, stderr_console, warn_of_missing
+from .errors import UnreachableError, UsageError
+from .logs import parse_time
+from .terminal import tame
+
+ID_WIDTH = 20  # characters of a run id
+IN_A_PIPE = 1000  # columns: nothing is cut
+
+
+def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) -> int:
+    console = stderr_console()
+    read = chosen_inventory(given, hosts)
+    with open_fleet(read) as fleet:
+        listing = runs.find(fleet, read.hosts)
+    warn_of_missing(listing, console)
+    shown = [run for run in listing.runs if everything or run.unfinished]
+    if as_json:
+        print(json.dumps([run.as_dict() for run in shown], indent=2))
+    elif shown:
+        _print(shown, time.time())
+    else:
+        over = len(listing.runs)
+        console.note(
+            "no unfinished run"
+            + (f"; {over} that {'is' if over == 1 else 'are'} over: ddp-orch ps --all" if over else " on these hosts")
+        )
+    return UnreachableError.exit_code if listing.failed else 0
+
+
+def _print(shown: Sequence[runs.Run], now: float) -> None:
+    from rich.console import Console as Rich
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [_row(run, now) for run in shown]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in rows[0]:
+        if column in ("NAME", "ATTEMPT") and not any(row[column] for row in rows):
+            continue  # no run has one of its own
+        whole = column not in ("NAME", "SCRIPT", "HOSTS")
+        table.add_column(column, no_wrap=whole, min_width=ID_WIDTH if column == "RUN" else None)
+    for row in rows:
+        cells = [" ".join(tame(row[str(column.header)], colour=False).split()) for column in table.columns]
+        table.add_row(*map(Text, cells))  # Text: what hosts say is data, not markup
+    Rich(width=None if sys.stdout.isatty() else IN_A_PIPE).print(table)
+
+
+def _row(run: runs.Run, now: float) -> dict[str, str]:
+    return {
+        "RUN": run.run_id,
+        "NAME": run.name if run.name != run.run_id else "",
+        "STATE": run.state,
+        "ATTEMPT": str(run.attempt) if run.attempt > 1 else "",
+        "TIME": _took(run, now),
+        "BY": run.by,
+        "SCRIPT": run.script,
+        "HOSTS": fold(run.parts) + (f" (not heard: {fold(run.unheard)})" if run.unheard else ""),
+    }
+
+
+def _took(run: runs.Run, now: float) -> str:
+    """How long it has gone on, or did; `-` where nobody wrote down its end."""
+    if not run.unfinished and run.ended_at is None:
+        return "-"
+    try:
+        seconds = (run.ended_at or now) - parse_time(run.started_at, now)
+    except UsageError:  # what a host says need not be a day of the calendar
+        return "-"
+    minutes, hours, days = (int(max(0.0, seconds) // unit) for unit in (60, 3600, 86400))
+    if days:
+        return f"{days}d{hours % 24:02}h"
+    return f"{hours}h{minutes % 60:02}m" if hours else f"{minutes}m{int(max(0.0, seconds)) % 60:02}s"

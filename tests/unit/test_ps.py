@@ -1,0 +1,59 @@
+"""`ps`: what its table says, and what it leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator import ps
+from orchestrator.runs import Run
+
+STARTED = "2026-01-01T12:00:00.000000Z"
+NOON = 1767268800.0
+
+
+def run(number: int, state: str = "running", attempt: int = 1, name: str = "", **more: Any) -> Run:
+    part = {
+        "node": 0,
+        "state": state,
+        "hosts": ["a"],
+        "by": "ann@laptop",
+        "script": "train.py",
+        "ended_at": None,
+        **more,
+    }
+    run_id = f"20260101-120000-000{number}"
+    return Run(run_id, name or run_id, state, attempt, STARTED, {"a": part})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0m00s"), (59.9, "0m59s"), (61, "1m01s"), (3599, "59m59s"), (7500, "2h05m"), (93600, "1d02h"), (-5, "0m00s")],
+)
+def test_the_time_is_how_long_a_run_goes_on_or_went_on(
+    capsys: pytest.CaptureFixture[str], seconds: float, shown: str
+) -> None:
+    ps._print([run(1), run(2, "failed", ended_at=NOON + seconds), run(3, "lost")], NOON + seconds)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["RUN", "STATE", "TIME", "BY", "SCRIPT", "HOSTS"]
+    assert [row[2] for row in rows[1:]] == [shown, shown, "-"]
+    assert rows[1][3:] == ["ann@laptop", "train.py", "a"]
+
+
+def test_a_name_and_an_attempt_are_columns_once_a_run_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+    ps._print([run(1), run(2, attempt=3, name="exp")], NOON)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["RUN", "NAME", "STATE", "ATTEMPT", "TIME", "BY", "SCRIPT", "HOSTS"]
+    assert rows[1][1] == "running" and rows[2][1:4] == ["exp", "running", "3"]
+
+
+def test_what_a_host_says_of_a_run_moves_no_cursor_and_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    ps._print([run(1, by="[red]x[/]\x1b[2J@b", script="a\x1b]0;title\x07.py\nb")], NOON)
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and "\x07" not in said and "[red]x" in said and len(said.splitlines()) == 2
+
+
+def test_a_start_that_is_no_day_of_the_calendar_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    ps._print([Run("20260101-120000-0001", "x", "running", 1, "2026-99-99T12:00:00Z", run(1).parts)], NOON)
+    assert capsys.readouterr().out.splitlines()[1].split()[3] == "-"
