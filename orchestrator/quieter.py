@@ -1,4 +1,4 @@
-"""Of torchrun's own stack traces show one line each. Pure.
+"""Of torchrun's own stack traces show one line each, and none of how it obeys when we stop it. Pure.
 
 Whenever a run is stopped, and at the end of many that went well, each host's torchrun says so in 25 lines of Python and
 30 of C++ (DESIGN: judge by exit status). Newcomers take them for the cause. What the ranks say is never touched, and
@@ -14,9 +14,15 @@ from .logs import Line
 
 ALL_OF_IT = "ddp-orch logs --stream agent"
 BLOCK_MOST = 1000  # lines; what is longer is no stack trace
+HOLD = 3.0  # s until our own word that we stop a run is there: other nodes have heard it before the head can say it
 _PREFIX = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ \S+:\d+\] ")  # of Python's logging, as torch sets it up
 _PYTHON = "Traceback (most recent call last):"
 _CPP = re.compile(r"Exception raised from |frame #\d+: |<omitting python frames>")
+_STOPS = "; stopping all nodes", "stopping all nodes: "  # our own word for it (node/peers.py)
+_OBEYS = re.compile(
+    r"Received \S+ death signal, shutting down workers$|Sending process \d+ closing signal SIG[A-Z]+$"
+    r"|torch\.distributed\.elastic\.multiprocessing\.api\.SignalException: Process \d+ got signal: \d+\b"
+)
 _BETWEEN = {
     "",
     "During handling of the above exception, another exception occurred:",
@@ -29,16 +35,19 @@ class Quieter:
 
     def __init__(self) -> None:
         self._blocks: dict[tuple[str, int], list[Line]] = {}  # (host, attempt) -> a stack trace that goes on
+        self._stopped: set[int] = set()  # attempts that we are stopping
+        self._obeying: list[Line] = []  # what is not to be shown if it is we who stop the run
 
     def filter(self, batch: Sequence[Line]) -> Sequence[Line]:
-        if all(line.rank is not None for line in batch):
+        if not self._obeying and all(line.rank is not None for line in batch):
             return batch
-        return [shown for line in batch for shown in self._one(line)]
+        return [shown for line in batch for one in self._one(line) for shown in self._stopping(one)]
 
     def flush(self) -> list[Line]:
         """No more lines will come: what was held is shown as it is."""
-        held = [line for block in self._blocks.values() for line in block]
+        held = [*self._obeying, *(line for block in self._blocks.values() for line in block)]
         self._blocks.clear()
+        self._obeying.clear()
         return sorted(held, key=lambda line: line.at)
 
     def _one(self, line: Line) -> Iterable[Line]:
@@ -65,6 +74,20 @@ class Quieter:
             self._blocks[key] = [line]
             return ()
         return () if line.text in _BETWEEN else (line,)
+
+    def _stopping(self, line: Line) -> Iterable[Line]:
+        """Hold how torchrun obeys: with our own word that we stop the run it is dropped, without it shown."""
+        if line.rank is None and line.text.startswith("ddp-orch: ") and any(word in line.text for word in _STOPS):
+            self._stopped.add(line.attempt)
+            self._obeying = [one for one in self._obeying if one.attempt != line.attempt]
+        elif line.rank is None and _OBEYS.match(_bare(line)):
+            if line.attempt not in self._stopped:
+                self._obeying.append(line)
+            return ()
+        if not self._obeying or line.at < self._obeying[0].at + HOLD:
+            return (line,)
+        held, self._obeying = self._obeying, []
+        return (*held, line)
 
 
 def _goes_on(first: Line, line: Line) -> bool:

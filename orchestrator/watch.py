@@ -182,14 +182,15 @@ def conclude(run_id: str, view: View, console: Console, took: str = "", *, tell_
     match verdict["state"]:
         case "succeeded":
             console.note(f"run {run_id} succeeded{took}")
-            if tell_outputs and any(part.get("outputs") for part in parts):
-                console.note(f"what it wrote is on its hosts; bring it here with: ddp-orch fetch {run_id}")
         case "killed":
             console.error(f"run {run_id} was stopped by {verdict.get('stopped_by') or 'somebody'}")
         case "lost":
             console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_without_head(verdict, parts)}")
         case _:
             console.error(f"run {run_id} failed: {_first_failure(verdict)}")
+    if tell_outputs and any(part.get("outputs") for part in parts):
+        again = "" if verdict["state"] == "succeeded" else f"; a new run goes on with it: up --name {parts[0]['name']}"
+        console.note(f"what it wrote is on its hosts; bring it here with: ddp-orch fetch {run_id}{again}")
     return OUTCOMES[verdict["state"]]
 
 

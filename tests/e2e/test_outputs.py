@@ -128,3 +128,5 @@ def test_of_a_run_that_goes_on_fetch_says_so(tmp_path: Path) -> None:
     finally:
         assert orch(tmp_path, "kill", "--all", "--grace", "1").returncode == 0
     assert "goes on" not in orch(tmp_path, "fetch", "mine").stderr
+    over = orch(tmp_path, "logs", "-f", "mine")
+    assert over.returncode == 130 and "a new run goes on with it: up --name mine" in over.stderr

@@ -51,3 +51,28 @@ def test_a_trace_without_an_end_is_shown_as_it_is() -> None:
     assert quieter.flush() == lines
     endless = [lines[0], *(agent(f"  line {number}") for number in range(2000))]
     assert [*quieter.filter(endless), *quieter.flush()] == endless
+
+
+def test_how_torchrun_obeys_is_shown_unless_it_is_we_who_stop_it() -> None:
+    elastic = "torch.distributed.elastic.multiprocessing.api"
+    said = [
+        agent(
+            "W1122 17:07:52.318000 65 torch/agent/server/api.py:753] Received 15 death signal, shutting down workers"
+        ),
+        agent("Traceback (most recent call last):"),
+        agent("  File"),
+        agent(f"{elastic}.SignalException: Process 65 got signal: 15"),
+    ]
+    later = Line(2.0, "node-0", 3, "stdout", 1, "step 1")
+    for word in ("stopping all nodes: asked by Ctrl-C", "first failure: b: rank 1: exit code 1; stopping all nodes"):
+        ours, other_attempt = agent(f"ddp-orch: {word}"), said[0]._replace(attempt=2)
+        for lines in ([ours, *said, other_attempt, later], [*said, other_attempt, later, ours]):
+            quieter = Quieter()
+            assert {*quieter.filter(lines)} == {ours, later}
+            assert quieter.flush() == [other_attempt]
+    quieter = Quieter()
+    assert quieter.filter([*said, later]) == [later]
+    much_later = later._replace(at=4.0)
+    first, exception, last = quieter.filter([much_later])
+    assert first == said[0] and "got signal: 15  (2 lines of" in exception.text and last == much_later
+    assert quieter.flush() == []
