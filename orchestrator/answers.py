@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any
 
 from .hostnames import NAME
+from .naming import RUN_NAME
 
 Shape = Any
 """A type; a pattern for a text; None; `[shape]`; `{key: shape}`, other keys allowed; `{"key?": shape}`, it
@@ -50,7 +51,6 @@ def _is_port(value: Any) -> bool:
 
 _HOST = re.compile(NAME)
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{3,60}")
-_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,18}(Z|[+-][0-9]{2}:[0-9]{2})")
 _STATE = re.compile(r"starting|running|restarting|stopping|succeeded|failed|killed|lost")
 _ENDED = re.compile(r"succeeded|failed|killed|lost")
@@ -64,7 +64,7 @@ _VERDICT = {
 }
 RUN = {
     "run_id": _RUN_ID,
-    "name": _RUN_NAME,
+    "name": RUN_NAME,
     "state": _STATE,
     "attempt": int,
     "started_at": _TIME,

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import commands, inventory, plan
+from . import inventory, plan, up
 from .console import Console, wants_colour
 from .errors import RunFailed, UsageError
 
@@ -110,7 +110,7 @@ def table(points: list[Point]) -> str:
 
 def _measured(path: str, names: list[str], args: tuple[str, ...]) -> dict[str, Any]:
     """The JSON of the trainer's line `bench {...}` in a run on these hosts."""
-    wanted = commands.Up(
+    wanted = up.Up(
         inventory=path,
         script=(),
         detach=False,
@@ -126,7 +126,7 @@ def _measured(path: str, names: list[str], args: tuple[str, ...]) -> dict[str, A
         trainer_args=args,
     )
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        code = commands.up(wanted)
+        code = up.up(wanted)
     texts = [str(json.loads(line)["text"]) for line in output.getvalue().splitlines()]
     found = [text.removeprefix("bench ") for text in texts if text.startswith("bench {")]
     if code or not found:

@@ -174,9 +174,9 @@ def up(
     What follows -- and begins with -- goes to the inventory's run.script or the bundled trainer, such as: -- --epochs 3
     (-- --help: the bundled trainer's flags).
     """
-    from . import commands
+    from . import up as launching
 
-    wanted = commands.Up(
+    wanted = launching.Up(
         inventory=inventory,
         script=script,
         detach=detach,
@@ -189,7 +189,7 @@ def up(
         debug=debug,
         env=env,
     )
-    sys.exit(commands.up(wanted))
+    sys.exit(launching.up(wanted))
 
 
 @cli.command(short_help="what the ranks printed, all hosts in one stream")
@@ -322,10 +322,10 @@ def kill(
     as_json: bool,
 ) -> None:
     """End RUN (default: the newest unfinished, and all leftovers), and prove that nothing of it is left."""
-    from . import commands
+    from . import kill as ending
 
     sys.exit(
-        commands.kill(
+        ending.kill(
             run, inventory, hosts, stale=stale, everything=everything, grace=grace, force=force, as_json=as_json
         )
     )
@@ -343,15 +343,15 @@ def diagnose(
     run: tuple[str, ...], log: tuple[str, ...], inventory: str | None, hosts: str | None, as_json: bool
 ) -> None:
     """Name the first cause of a failure of RUN (default: the newest): where, what shows it, how to mend it."""
-    from . import diagnose_logs
-
     if log:
+        from . import diagnose_logs
+
         sys.exit(diagnose_logs.show(diagnose_logs.of_logs([*log, *run]), as_json))
     if len(run) > 1:
         raise UsageError("one RUN at a time; log files come after --log")
-    from . import commands
+    from . import diagnose_run
 
-    sys.exit(commands.diagnose(run[0] if run else None, inventory, hosts, as_json))
+    sys.exit(diagnose_run.show(run[0] if run else None, inventory, hosts, as_json))
 
 
 @cli.command(short_help="bring the outputs of a run here")

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import commands, show_logs
+from . import show_logs, up
 from .console import Console, wants_colour
 from .errors import FindingsError, OrchError, RunFailed, UsageError
 
@@ -60,7 +60,7 @@ def main() -> int:
         console.step("two hosts on this machine, demo-a and demo-b, are reached by SSH; their inventory.yaml:")
         console.note("".join(f"    {line}\n" for line in inventory.read_text().splitlines()).rstrip())
         console.step("ddp-orch up inventory.yaml")
-        code = commands.up(_up(inventory))
+        code = up.up(_up(inventory))
         if code:
             return code
         accuracy, ranks = _result(inventory)
@@ -134,8 +134,8 @@ def _write_inventory(folder: Path) -> Path:
     return path
 
 
-def _up(inventory: Path) -> commands.Up:
-    return commands.Up(
+def _up(inventory: Path) -> up.Up:
+    return up.Up(
         inventory=str(inventory),
         script=(),
         detach=False,

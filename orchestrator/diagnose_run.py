@@ -6,9 +6,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from . import diagnose_logs
+from .context import chosen_inventory, find_run, mask_of, open_fleet, stderr_console
 from .diagnose import Diagnosis, Known, diagnose
 from .diagnosis.exits import Exit
 from .diagnosis.transcript import Said, origin
+from .errors import UnreachableError
 from .fleet import Fleet
 from .inventory import Host
 from .logs import Line
@@ -17,6 +20,18 @@ from .view import Choice, View
 
 LINES = 100_000  # that are asked for, of all streams together
 LINES_A_STREAM = 200, 4000  # the fewest and the most: the last of each, as a failure is at the end
+
+
+def show(wanted: str | None, given: str | None, hosts: str | None, as_json: bool) -> int:
+    """The command. Exit code 4 where a host was not reached."""
+    console = stderr_console()
+    read = chosen_inventory(given, hosts)
+    with open_fleet(read) as fleet:
+        listing, run = find_run(fleet, read, wanted, console)
+        mask = mask_of(read)
+        found = of_run(run.run_id, run.parts, {host.name: host for host in read.hosts}, fleet)
+    diagnose_logs.show(found, as_json, mask)
+    return UnreachableError.exit_code if listing.failed else 0
 
 
 def of_run(run_id: str, parts: Mapping[str, Mapping[str, Any]], hosts: Mapping[str, Host], fleet: Fleet) -> Diagnosis:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from . import runs
-from .commands import NAME
 from .console import Console, fold_messages
 from .context import chosen_inventory, open_fleet, stderr_console, warn_of, warn_of_unheard
 from .errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
 from .fleet import Fleet, folded
 from .inventory import Host, Inventory
+from .naming import RUN_NAME
 from .session import Session
 from .ship import make_results_folder
 
@@ -121,7 +121,7 @@ def _outputs_of(fleet: Fleet, read: Inventory, wanted: str | None, console: Cons
     try:
         run = runs.choose(listing, wanted)
     except (UsageError, UnreachableError):  # its record may have been removed (`run.keep`); outputs stay
-        if wanted is None or not NAME.fullmatch(wanted):
+        if wanted is None or not RUN_NAME.fullmatch(wanted):
             raise
         asked = {"name": wanted, "pattern": ""}
         listed = fleet.each(read.hosts, lambda _, session: checked(session.request("outputs", asked)))
@@ -265,7 +265,7 @@ def _totals(files: Mapping[str, list[Remote]]) -> tuple[int, int]:
 
 
 def _default_folder(run: runs.Run) -> str:
-    name = run.name if NAME.fullmatch(run.name) else run.run_id  # both are what a host says
+    name = run.name if RUN_NAME.fullmatch(run.name) else run.run_id  # both are what a host says
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise UnreachableError(f"a host calls the run {name!r}; give -o DIR")
     return name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +10,9 @@ from .console import fold
 from .errors import OrchError, UnreachableError, UsageError
 from .fleet import Fleet
 from .inventory import Host
+from .naming import RUN_ID
 from .session import Session
 
-RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
 UNFINISHED = ("starting", "running", "restarting", "stopping")
 
 

@@ -21,6 +21,7 @@ from typing import BinaryIO, Literal
 
 from .errors import UsageError
 from .gitignore import Gitignore
+from .naming import RUN_ID
 from .node.unpack import EXECUTABLE, FILE, LINK, MAX_BYTES, MAX_FILES, Entry, manifest_sha256, stays_inside
 
 GIT_TIMEOUT = 60  # seconds; `git ls-files` takes milliseconds, unless the repository is somebody's whole home
@@ -31,7 +32,7 @@ _INSTEAD = (
 )
 _MAIN = b"import sys\n\nfrom node.__main__ import main\n\nraise SystemExit(main(sys.argv[1:]))\n"
 
-_REPORT = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\.(html|json)")  # as `report` calls what it writes
+_REPORT = re.compile(RUN_ID.pattern + r"\.(html|json)")  # as `report` calls what it writes
 
 Sync = Literal["auto", "none"] | tuple[str, ...]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.commands import _forced
 from orchestrator.errors import UsageError
+from orchestrator.kill import _forced
 
 HOSTS = ["gpu-01", "gpu-02", "::1"]
 

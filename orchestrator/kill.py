@@ -1,0 +1,104 @@
+"""`kill`: end a run, sweep what runs have left, and tell what proves it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from . import runs
+from .console import Console, fold
+from .context import chosen_inventory, open_fleet, stderr_console, warn_of_unheard, whoami
+from .errors import UnreachableError, UsageError
+from .fleet import folded
+from .hostnames import nearest
+
+
+def kill(
+    wanted: str | None,
+    given: str | None,
+    hosts: str | None,
+    *,
+    stale: bool,
+    everything: bool,
+    grace: float | None,
+    force: Sequence[str],
+    as_json: bool,
+) -> int:
+    if stale + everything + (wanted is not None) > 1:
+        raise UsageError("RUN, --stale and --all exclude each other")
+    console = stderr_console()
+    read = chosen_inventory(given, hosts)
+    forced = _forced(force, [host.name for host in read.hosts])
+    named_only = bool(forced) and not (stale or everything or wanted is not None)
+    with open_fleet(read) as fleet:
+        listing = runs.find(fleet, read.hosts)
+        chosen = [] if named_only else _to_kill(listing, wanted, stale=stale, everything=everything)
+        for run in chosen:
+            warn_of_unheard(run, listing, console)
+        port = read.run.rdzv.port
+        victims = runs.Victims(
+            runs=tuple(run.run_id for run in chosen),
+            stale=wanted is None and not named_only,
+            ports=() if port == "auto" else (port,),
+            force=forced,
+        )
+        result = runs.kill(fleet, read.hosts, victims, grace=grace, by=whoami(), doing="ending")
+    # what a host did not list was not ended there, even if it has answered by now
+    result = replace(result, failed={**listing.failed, **result.failed})
+    if as_json:
+        print(json.dumps(result.as_dict(), indent=2))
+    _tell_kill(result, chosen, console)
+    others = [run.run_id for run in listing.runs if run.unfinished and run not in chosen]
+    if others and wanted is None and not (stale or named_only):
+        console.note(f"of your runs {', '.join(others)} {'goes' if len(others) == 1 else 'go'} on; kill --all ends all")
+    if result.failed:
+        console.warning(f"nothing is proven of {fold(result.failed)}; once it can be reached, ddp-orch kill again")
+        return UnreachableError.exit_code
+    return 1 if result.remaining else 0
+
+
+def _forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """--force HOST:PID, more than one, by host."""
+    found: dict[str, tuple[int, ...]] = {}
+    for pair in pairs:
+        host, colon, pid = pair.rpartition(":")
+        if not colon or not pid.isascii() or not pid.isdigit() or int(pid) < 2:
+            raise UsageError(f"--force {pair!r}: wants HOST:PID, such as {hosts[0]}:4711")
+        if host not in hosts:
+            raise UsageError(f"--force {pair!r}: {host} is not among the hosts; {nearest(host, hosts)}")
+        found[host] = (*found.get(host, ()), int(pid))
+    return found
+
+
+def _to_kill(listing: runs.Listing, wanted: str | None, *, stale: bool, everything: bool) -> list[runs.Run]:
+    if wanted is not None:
+        return [runs.choose(listing, wanted)]
+    broken = [run for run in listing.runs if run.broken]
+    unfinished = [] if stale else [run for run in listing.runs if run.unfinished]
+    return broken + (unfinished if everything else unfinished[-1:])
+
+
+def _tell_kill(result: runs.Killed, chosen: Sequence[runs.Run], console: Console) -> None:
+    for line in folded(result.failed):
+        console.error(line)
+    for one in result.remaining:
+        console.error(f"{one['host']}: pid {one['pid']} ({one['cmd']}) of {one['owner']} is still there: {one['why']}")
+    for one in result.holders:
+        pid = f"pid {one['pid']} ({one['cmd'][:80]})" if one["pid"] else "a process"
+        end = f"; to end it: --force {one['host']}:{one['pid']}" if one["pid"] else ""
+        console.warning(f"{one['host']}: {one['what']} is held by {pid} of {one['owner']}, which is not ours{end}")
+    if result.memory_freed:
+        where = fold({one["host"] for one in result.memory_freed})
+        console.note(f"removed {len(result.memory_freed)} files that killed ranks had left in shared memory on {where}")
+    what = ", ".join(run.run_id for run in chosen)
+    count = len(result.killed)
+    if count or chosen:
+        where = fold({one["host"] for one in result.killed})
+        processes = f"{count} {'process' if count == 1 else 'processes'}"
+        if count or any(run.unfinished or run.broken for run in chosen):
+            console.note(f"ended {what or 'leftovers'}: {processes}{' on ' + where if where else ''}")
+        else:
+            console.note(f"run {what} was over ({chosen[0].state}); nothing of it was left")
+    else:
+        console.note("nothing to end")

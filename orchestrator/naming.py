@@ -1,0 +1,14 @@
+"""What runs are called: the ids that we make, and the names that people give."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from datetime import datetime, timezone
+
+RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def new_run_id() -> str:
+    return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

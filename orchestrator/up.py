@@ -1,0 +1,166 @@
+"""`up`: from what was asked for to a run on its hosts, watched to its end or left there."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from . import history, inventory, launch, naming, plan, script, ship, watch
+from .console import Console
+from .context import open_fleet, stderr_console, whoami
+from .errors import HeldError, UsageError
+from .fleet import Fleet
+from .inventory import Inventory
+from .inventory_values import env_name, shown
+from .logs import Mask, rfc3339
+from .plan import Plan
+
+HELD_AGAIN = 10.0  # s between tries of `up --wait`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Up:
+    """`up` as it was asked for."""
+
+    inventory: str
+    script: tuple[str, ...]
+    detach: bool
+    dry_run: bool
+    as_json: bool
+    name: str | None
+    skip_check: bool
+    hosts: str | None
+    wait: bool
+    debug: bool
+    env: tuple[str, ...]
+    tell_outputs: bool = True  # how to fetch what the run has written
+    trainer_args: tuple[str, ...] = ()  # for the bundled trainer, after run.args; then run.script does not count
+
+
+def up(wanted: Up) -> int:
+    console = stderr_console()
+    read = inventory.load(wanted.inventory)
+    if wanted.hosts is not None:
+        read = inventory.select(read, wanted.hosts)
+    if wanted.trainer_args:
+        read = replace(read, run=replace(read.run, script=None, args=(*read.run.args, *wanted.trainer_args)))
+    run_id = naming.new_run_id()
+    made, snapshot = _plan(read, wanted, run_id)
+    if wanted.dry_run:
+        sys.stdout.write(json.dumps(plan.as_dict(made), indent=2) + "\n" if wanted.as_json else plan.as_text(made))
+        return 0
+    for warning in snapshot.warnings if snapshot else ():
+        console.warning(warning)
+    around = launch.Surroundings(
+        created_at=rfc3339(time.time()),
+        by=whoami(),
+        secrets=_secrets(read),
+        run_key=secrets.token_hex(32),
+        skip_check=wanted.skip_check,
+        step=_once(console.step),
+        warn=_once(console.warning),
+    )
+    with open_fleet(read) as fleet:
+        resolved = _launch(made, snapshot, fleet, around, wanted.wait, console)
+        try:
+            history.remember(read.path, run_id, made.name)
+            if wanted.detach:
+                print(json.dumps({"run_id": run_id, "name": made.name}) if wanted.as_json else run_id, flush=True)
+                console.note(f"the run has started; follow it with: ddp-orch logs -f {run_id}")
+                return 0
+            console.step(f"run {run_id} has started")
+            names = [host.name for host in read.hosts]
+            mask = Mask(around.secrets.values())
+            printer = watch.Printer(names, mask, as_json=wanted.as_json)
+            return watch.attend(resolved, fleet, printer, mask, console, tell_outputs=wanted.tell_outputs)
+        except (BrokenPipeError, KeyboardInterrupt):
+            console.note(f"no longer watching; the run is on its hosts: ddp-orch logs -f {run_id}")
+            raise
+
+
+def _once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """`up --wait` tries again and again, and finds the same."""
+    said: set[str] = set()
+
+    def say_once(message: str) -> None:
+        if message not in said:
+            said.add(message)
+            say(message)
+
+    return say_once
+
+
+def _launch(
+    made: Plan, snapshot: ship.Snapshot | None, fleet: Fleet, around: launch.Surroundings, wait: bool, console: Console
+) -> Plan:
+    told = ""
+    while True:
+        try:
+            return launch.launch(made, snapshot, fleet, around)
+        except HeldError as error:
+            if not wait:
+                raise
+            if str(error) != told:
+                told = str(error)
+                console.note(f"{told}\n  trying again every {HELD_AGAIN:.0f} s; Ctrl-C gives up")
+            time.sleep(HELD_AGAIN)
+
+
+def _plan(read: Inventory, wanted: Up, run_id: str) -> tuple[Plan, ship.Snapshot | None]:
+    if wanted.name is not None and not naming.RUN_NAME.fullmatch(wanted.name):
+        raise UsageError(
+            f"--name {wanted.name!r}: letters, digits, `.`, `_` and `-`, at most 63, beginning with a letter or digit"
+        )
+    command, snapshot = script.find(read, wanted.script)
+    code = None
+    if snapshot is not None:
+        code = plan.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), len(snapshot.files), snapshot.size)
+    made = plan.make(
+        read,
+        run_id=run_id,
+        name=wanted.name or run_id,
+        command=command,
+        code=code,
+        env=_env(read, wanted.env),
+        debug=wanted.debug,
+    )
+    return made, snapshot
+
+
+def _env(read: Inventory, pairs: Sequence[str]) -> dict[str, str]:
+    env = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"-e {pair!r}: wants NAME=VALUE")
+        if not name:
+            raise UsageError(f"-e {pair!r}: no name before the =; wants NAME=VALUE")
+        env[_env_name(name, read)] = value
+    return env
+
+
+def _env_name(name: str, read: Inventory) -> str:
+    try:
+        env_name(name)
+    except ValueError as error:
+        raise UsageError(f"-e {shown(name)}: {error}") from error
+    if name in read.run.secrets:
+        raise UsageError(f"-e {name}: it is one of run.secrets, whose values come from your environment only")
+    return name
+
+
+def _secrets(read: Inventory) -> dict[str, str]:
+    missing = [name for name in read.run.secrets if name not in os.environ]
+    if missing:
+        raise UsageError(
+            f"{read.path}: run.secrets: {', '.join(missing)} not set in this environment; "
+            "export it, or take it out of run.secrets"
+        )
+    secrets = {name: os.environ[name] for name in read.run.secrets}
+    plan.check_size(secrets)
+    return secrets
