@@ -1,7 +1,7 @@
 """One SSH login and the pipes over it, by fabric and paramiko. Decides nothing about which host, when, or how often.
 
 fabric as it comes accepts every host key and may forward the agent; paramiko waits up to an hour for an answer, prints
-tracebacks, and mixes up the errors of channels that are opened at the same time. All that is put right here, for hosts
+tracebacks, and mixes up the errors of channels that are opened at the same time. All that is put right here and below, for hosts
 and jump hosts alike: no connection is made by another way.
 """
 
@@ -16,25 +16,16 @@ from typing import Any, Protocol
 
 import fabric
 import paramiko
-from paramiko.common import cMSG_CHANNEL_CLOSE, cMSG_CHANNEL_DATA, cMSG_CHANNEL_REQUEST
+from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from orchestrator.ssh_config import Target
 from orchestrator.ssh_dial import DroppedError
 from orchestrator.ssh_keys import AgentError, Identity, Offer
+from orchestrator.ssh_transport import ChannelRefused, Transport, disabled
 from orchestrator.transport import STALL_LIMIT, STDERR_KEPT, STDERR_LAG, ConnectFailure, Tail
 
 # paramiko logs tracebacks of what it raises anyway, to stderr when nobody has set up logging.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
-
-WEAK = {
-    "ciphers": {"aes128-cbc", "aes192-cbc", "aes256-cbc", "3des-cbc"},
-    "kex": {f"diffie-hellman-{group}-sha1" for group in ("group1", "group14", "group-exchange")},
-    "keys": {"ssh-rsa"},  # the signature with SHA-1; RSA keys sign with SHA-2
-    "macs": {"hmac-sha1", "hmac-md5", "hmac-sha1-96", "hmac-md5-96"},
-    "pubkeys": {"ssh-rsa"},
-}
-"""Never offered, though some version of paramiko can do it."""
-
 
 SESSION_ENDS, SESSION_PAUSE = 1.0, 0.05
 """Seconds that sshd gets to end a session, and between two looks."""
@@ -56,7 +47,7 @@ class Session:
     def __init__(self, target: Target, connection: _Connection) -> None:
         self.target = target
         self._connection = connection
-        self._transport: _Transport = connection.transport
+        self._transport: Transport = connection.transport
 
     @property
     def alive(self) -> bool:
@@ -68,7 +59,7 @@ class Session:
         try:
             channel = self._open_channel(deadline)
             _exec(channel, command.encode(errors="surrogateescape"), deadline)
-        except _Refused as refused:
+        except ChannelRefused as refused:
             fix = "raise MaxSessions in its sshd_config, or look at ForceCommand and the login shell"
             raise ConnectFailure(self.target.name, "session", refused.reason, "unknown", fix) from refused
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -82,7 +73,7 @@ class Session:
         while True:
             try:
                 return self._transport.open_refusable("session", None, deadline - time.monotonic())
-            except _Refused:
+            except ChannelRefused:
                 if time.monotonic() + SESSION_PAUSE >= patience:
                     raise
             time.sleep(SESSION_PAUSE)
@@ -172,24 +163,16 @@ def login(target: Target, link: Link, trust: Trust, offer: Offer, deadline: floa
         connection.open()
         return Session(target, connection)
     except BaseException as error:
-        transport: _Transport | None = connection.client.get_transport()
+        transport: Transport | None = connection.client.get_transport()
         phase = transport.phase if transport else "connection"
         connection.client.close()
         if isinstance(link, socket.socket):
             link.close()
-        if isinstance(error, _Refused):
+        if isinstance(error, ChannelRefused):
             raise _jump_refused(target, error) from error
         if isinstance(error, (paramiko.SSHException, EOFError, OSError)):
             raise _failure(target, phase, transport, error, deadline) from error
         raise
-
-
-class _Refused(Exception):
-    """The other end would not open a channel or start a command; `reason` is its own words."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class _Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no types
@@ -206,9 +189,9 @@ class _Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no typ
             "auth_strategy": _KeysOnly(target, offer, deadline),
             "banner_timeout": left,
             "channel_timeout": left,
-            "disabled_algorithms": _disabled(target),
+            "disabled_algorithms": disabled(target),
             "timeout": left,
-            "transport_factory": lambda sock, disabled_algorithms: _Transport(sock, disabled_algorithms, key_types),
+            "transport_factory": lambda sock, disabled_algorithms: Transport(sock, disabled_algorithms, key_types),
         }
         if not isinstance(link, Session):
             options["sock"] = link
@@ -231,126 +214,6 @@ class _Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no typ
         return self.gateway.transport.open_refusable("direct-tcpip", (self.host, self.port), left)
 
 
-class _Packetizer(paramiko.packet.Packetizer):
-    """Keeps what the other end says before its banner, and starts no timer thread (which would outlive the program)."""
-
-    # paramiko stops answering when it is the one who asks for new keys and a channel ends meanwhile. OpenSSH asks by
-    # itself after as much as this, for the ciphers that we have.
-    REKEY_BYTES = 1 << 36
-    REKEY_PACKETS = 1 << 31
-
-    def __init__(self, sock: Any) -> None:
-        super().__init__(sock)
-        self.greeting: list[str] = []
-
-    def readline(self, timeout: float) -> str:
-        line: str = super().readline(timeout)
-        self.greeting.append(line)
-        return line
-
-    def start_handshake(self, timeout: float) -> None:
-        """Whoever waits for the handshake has a deadline, and closes the socket after it."""
-
-
-class _Transport(paramiko.Transport):
-    """paramiko's transport that offers no weak algorithm and gives each refused channel its own reason."""
-
-    packetizer: _Packetizer
-
-    def __init__(self, sock: Any, disabled_algorithms: dict[str, list[str]], key_types: frozenset[str]) -> None:
-        super().__init__(sock, disabled_algorithms=disabled_algorithms, packetizer_class=_Packetizer)
-        self._key_types = key_types
-        self._opening = threading.local()
-        self._refusals: dict[int, str] = {}
-
-    @property
-    def phase(self) -> str:
-        if self.is_authenticated():
-            return "session"
-        if self.initial_kex_done:
-            return "login"
-        return "key exchange" if self.remote_version else "greeting"
-
-    @property
-    def greeting(self) -> str:
-        return " ".join(self.packetizer.greeting).strip()[:200]
-
-    @property
-    def preferred_keys(self) -> tuple[str, ...]:
-        """Those whose keys are on file come first, as with OpenSSH. No certificates: they cannot be checked here."""
-        known = {name for kind in self._key_types for name in _signatures(kind)}
-        names: tuple[str, ...] = self._filter_algorithm("keys")  # type: ignore[attr-defined]
-        return tuple(sorted(names, key=lambda name: name not in known))
-
-    @property
-    def preferred_ciphers(self) -> tuple[str, ...]:
-        """AES-GCM first: it takes a third less time than paramiko's favourite, CTR with a separate MAC."""
-        names: tuple[str, ...] = self._filter_algorithm("ciphers")  # type: ignore[attr-defined]
-        return tuple(sorted(names, key=lambda name: "gcm" not in name))
-
-    def open_refusable(self, kind: str, address: tuple[str, int] | None, timeout: float) -> paramiko.Channel:
-        """Open a channel. Raises `_Refused`, or SSHException when there is no answer in time or no connection."""
-        try:
-            channel = self.open_channel(kind, address, ("", 0), timeout=max(0.1, timeout))
-            channel.transport = _Gate(self)  # type: ignore[assignment]
-            return channel
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            # The exception may belong to another channel: paramiko keeps one for all that are being opened.
-            refusal = self._refusals.pop(self._opening.channel, None)
-            if refusal is None:
-                raise
-            raise _Refused(refusal) from error
-
-    def _next_channel(self) -> int:
-        number: int = super()._next_channel()  # type: ignore[misc]
-        self._opening.channel = number
-        return number
-
-    def _parse_channel_open_failure(self, m: paramiko.Message) -> None:
-        number, reason, text = m.get_int(), m.get_int(), m.get_text()
-        if reason != _CONNECT_FAILED:
-            text = f"{paramiko.common.CONNECTION_FAILED_CODE.get(reason, 'refused').lower()} ({text})"
-        self._refusals[number] = text
-        m.rewind()
-        super()._parse_channel_open_failure(m)  # type: ignore[misc]
-
-    def _log(self, level: int, msg: Any, *args: Any) -> None:
-        """Formatting what nobody reads takes a noticeable part of a login."""
-
-
-_CONNECT_FAILED = 2  # SSH_OPEN_CONNECT_FAILED of RFC 4254: the text alone says why
-
-
-class _Gate:
-    """What a channel sends through: nothing after its end.
-
-    A paramiko channel makes a message under its lock and sends it after. Meanwhile another thread, or the other end,
-    may have closed the channel, and sshd ends the whole connection at once when data arrives for a channel that is
-    closed: on a jump host, the connections of all hosts behind it.
-    """
-
-    def __init__(self, transport: _Transport) -> None:
-        self._transport = transport
-        self._lock = threading.Lock()
-        self._ended = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def _send_user_message(self, message: paramiko.Message) -> None:
-        kind = message.asbytes()[:1]
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = kind == cMSG_CHANNEL_CLOSE
-            try:
-                self._transport._send_user_message(message)  # type: ignore[attr-defined]
-            except (EOFError, OSError, paramiko.SSHException):
-                self._ended = True
-                if kind == cMSG_CHANNEL_DATA:
-                    raise  # the rest, closing above all, needs no success: paramiko's threads would die of it, loudly
-
-
 class _Policy(paramiko.MissingHostKeyPolicy):
     """Asked about every host key, as paramiko itself is given no known_hosts."""
 
@@ -367,7 +230,7 @@ class _KeysOnly:
     def __init__(self, target: Target, offer: Offer, deadline: float) -> None:
         self._target, self._offer, self._deadline = target, offer, deadline
 
-    def authenticate(self, transport: _Transport) -> None:
+    def authenticate(self, transport: Transport) -> None:
         tried: list[Identity] = []
         for identity in self._offer.identities:
             transport.auth_timeout = max(0.1, self._deadline - time.monotonic())
@@ -405,25 +268,8 @@ class _KeysOnly:
         return ConnectFailure(self._target.name, "login", reason, code, fix, common)
 
 
-def _signatures(key_type: str) -> tuple[str, ...]:
-    return ("rsa-sha2-512", "rsa-sha2-256") if key_type == "ssh-rsa" else (key_type,)
-
-
-def _disabled(target: Target) -> dict[str, list[str]]:
-    """What paramiko can do and is not offered: weak algorithms, and those that ssh_config leaves out."""
-    allowed = dict(target.algorithms)
-    ours = {
-        kind: getattr(paramiko.Transport, f"_preferred_{kind}")
-        for kind in ("kex", "ciphers", "macs", "keys", "pubkeys")
-    }
-    return {
-        kind: [name for name in names if name in WEAK[kind] or name not in allowed.get(kind, names)]
-        for kind, names in ours.items()
-    }
-
-
 def _exec(channel: paramiko.Channel, command: bytes, deadline: float) -> None:
-    """Channel.exec_command with a time limit. Raises `_Refused` or SSHException."""
+    """Channel.exec_command with a time limit. Raises `ChannelRefused` or SSHException."""
     request = paramiko.Message()
     request.add_byte(cMSG_CHANNEL_REQUEST)
     request.add_int(channel.remote_chanid)
@@ -436,12 +282,12 @@ def _exec(channel: paramiko.Channel, command: bytes, deadline: float) -> None:
     if channel.event_ready:
         return
     if channel.event.is_set() and transport.is_active():
-        raise _Refused("the command was not accepted")
+        raise ChannelRefused("the command was not accepted")
     raise paramiko.SSHException("no answer to the request")
 
 
 def _failure(
-    target: Target, phase: str, transport: _Transport | None, error: BaseException, deadline: float
+    target: Target, phase: str, transport: Transport | None, error: BaseException, deadline: float
 ) -> Exception:
     greeting = transport.greeting if transport else ""
     if time.monotonic() >= deadline:
@@ -455,7 +301,7 @@ def _failure(
     return ConnectFailure(target.name, phase, f"the connection broke: {error}", "ssh-unreachable", "try again")
 
 
-def _jump_refused(target: Target, refused: _Refused) -> ConnectFailure:
+def _jump_refused(target: Target, refused: ChannelRefused) -> ConnectFailure:
     # The jump host's sshd gives one number for all failed connections; only its text tells them apart.
     text = refused.reason.lower()
     code = "ssh-unreachable"
