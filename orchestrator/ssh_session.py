@@ -1,8 +1,8 @@
 """One SSH login and the pipes over it, by fabric and paramiko. Decides nothing about which host, when, or how often.
 
 fabric as it comes accepts every host key and may forward the agent; paramiko waits up to an hour for an answer, prints
-tracebacks, and mixes up the errors of channels that are opened at the same time. All that is put right here and below, for hosts
-and jump hosts alike: no connection is made by another way.
+tracebacks, and mixes up the errors of channels that are opened at the same time. All that is put right here and in
+`ssh_transport.py`, for hosts and jump hosts alike: no connection is made by another way.
 """
 
 from __future__ import annotations
