@@ -18,7 +18,7 @@ HOLD = 3.0  # s until our own word that we stop a run is there: other nodes have
 _PREFIX = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ \S+:\d+\] ")  # of Python's logging, as torch sets it up
 _PYTHON = "Traceback (most recent call last):"
 _CPP = re.compile(r"Exception raised from |frame #\d+: |<omitting python frames>")
-_STOPS = "; stopping all nodes", "stopping all nodes: "  # our own word for it (node/peers.py)
+_STOPS = "; stopping all nodes", "stopping all nodes: "  # our own word for it (node/head.py)
 _OBEYS = re.compile(
     r"Received \S+ death signal, shutting down workers$|Sending process \d+ closing signal SIG[A-Z]+$"
     r"|torch\.distributed\.elastic\.multiprocessing\.api\.SignalException: Process \d+ got signal: \d+\b"

@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import daemon, network, processes, retire, runs, state
-from .peers import JOIN_WINDOW
+from .follower import JOIN_WINDOW
 from .wire import Refused
 
 REACH_WINDOW = 4.0  # s to reach the head's two ports from here

@@ -15,8 +15,10 @@ import time
 from typing import Any, Dict, List, NoReturn, Optional
 
 from . import gang, history, journal, processes, state
+from .follower import Follower
+from .head import Head
 from .link import LEASE
-from .peers import Follower, Head, Peers
+from .peers import Peers
 from .sweep import sweep
 
 PUMPS_A_TURN = 4  # MiB from one FIFO before the others get their turn

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node import peers
+from orchestrator.node import follower as follower_module
+from orchestrator.node import head as head_module
+from orchestrator.node.follower import Follower
+from orchestrator.node.head import Head
 from orchestrator.node.link import Link
-from orchestrator.node.peers import Follower, Head
 
 KEY = bytes(32)
 LEASE = 0.05  # s
@@ -48,8 +50,8 @@ class Recorder:
 @pytest.fixture
 def met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Head, Link]]:
     """A head and the link of a node that has joined it; a lease is short."""
-    monkeypatch.setattr(peers, "LEASE", LEASE)
-    monkeypatch.setattr(peers, "TICK", 0.0)
+    monkeypatch.setattr(head_module, "LEASE", LEASE)
+    monkeypatch.setattr(head_module, "TICK", 0.0)
     listener = socket.create_server(("127.0.0.1", 0))
     head = Head(Recorder(tmp_path), listener)  # type: ignore[arg-type]
     node = Link(socket.create_connection(listener.getsockname()), KEY, 1)
@@ -97,7 +99,7 @@ def test_a_head_that_was_late_hears_what_has_come_before_it_calls_anybody_lost(m
 @pytest.fixture
 def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Follower, Recorder, Link]]:
     """A node that has joined its head, and the head's link; a lease is short."""
-    monkeypatch.setattr(peers, "LEASE", LEASE)
+    monkeypatch.setattr(follower_module, "LEASE", LEASE)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         recorder = Recorder(tmp_path, listener.getsockname()[1])
         follower = Follower(recorder)  # type: ignore[arg-type]

@@ -1,0 +1,150 @@
+"""The side of the link of all nodes but the head: brings orders, tells statuses, stops when the head is gone."""
+
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+
+from . import gang, notify
+from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed, dial
+from .peers import TICK, Peers
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
+REDIAL = 0.3  # s between tries to reach the head
+# s of silence after which the head is dialled anew as well: once a cut has healed, TCP waits as long again before it
+# tries. On a link that loses much the old connection may still be the first to be heard again.
+SILENT = LEASE / 2
+ORDERS: Dict[str, Callable[..., gang.Order]] = {one.__name__: one for one in (gang.Run, gang.Stop, gang.Wait, gang.End)}
+
+
+class Follower(Peers):
+    """Keeps a link to the head: our status there, its orders here. Without it for a lease, the attempt is ended."""
+
+    def __init__(self, recorder: "Recorder") -> None:
+        self._recorder = recorder
+        self._spec = recorder.spec
+        self._link: Optional[Link] = None
+        self._next: Optional[Link] = None  # takes its place as soon as it is ready
+        self._redial_at = 0.0
+        self._beat_at = 0.0
+        self._began = self._heard_at = time.monotonic()
+        self._joined = False
+        self._fenced = False
+        self._node_rank: Optional[int] = None  # in the newest attempt
+
+    def links(self) -> List[Link]:
+        return [link for link in (self._link, self._next) if link is not None]
+
+    def due(self) -> float:
+        if self._link is None:
+            return max(0.0, min(TICK, self._redial_at - time.monotonic()))
+        return TICK
+
+    def ready(self, handle: int) -> None:
+        link = next((one for one in self.links() if one.fileno() == handle), None)
+        if link is None:
+            return
+        was_ready = link.ready
+        try:
+            link.flush()
+            messages = link.receive()
+        except LinkClosed:
+            self._close(link)
+            return
+        if link.ready:
+            self._heard_at = link.heard_at
+        if link.ready and link is self._next:
+            self._close(self._link)
+        if link.ready and not was_ready:
+            self._send({"status": self._recorder.reported})
+            if not self._joined:
+                self._joined = True
+                self._recorder.command({"do": "prepared", "ready": {}})
+        for message in messages:
+            if "order" in message:
+                kind, fields = message["order"]
+                order: gang.Order = ORDERS[kind](**fields)
+                if isinstance(order, gang.Run):
+                    self._node_rank = order.node_rank
+                self._recorder.obey(order)
+
+    def _close(self, link: Optional[Link]) -> None:
+        """The next one, if there is one, takes the place of the first."""
+        if link is not None:
+            link.close()
+        if link is self._link:
+            self._link = self._next
+        self._next = None
+        self._redial_at = time.monotonic() + REDIAL
+
+    def _dial(self) -> Optional[Link]:
+        try:
+            return dial(self._spec["link_address"], self._spec["link_port"], self._recorder.key, self._spec["node"])
+        except LinkClosed:
+            self._redial_at = time.monotonic() + REDIAL
+            return None
+
+    def status(self, status: Dict[str, Any]) -> None:
+        self._send({"status": status})
+
+    def _send(self, message: Dict[str, Any]) -> None:
+        if self._link is None:
+            return
+        try:
+            self._link.send(message)
+        except LinkClosed:
+            self._close(self._link)
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        for link in self.links():
+            if not link.ready and now - link.opened_at > HANDSHAKE_WINDOW:
+                self._close(link)
+        if self._link is None and now >= self._redial_at:
+            self._link = self._dial()
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT
+            self._send({"silence": self._recorder.silence()})
+        if self._link is not None and now - self._heard_at > LEASE:
+            self.ready(self._link.fileno())  # it may be we who are late: what has come is heard first
+        if self._link is not None and self._link.ready:
+            silent = now - self._link.heard_at
+            if silent > LEASE:
+                self._close(self._link)
+            elif silent > SILENT and self._next is None and now >= self._redial_at:
+                self._next = self._dial()
+        if not self._joined and now - self._began > JOIN_WINDOW:
+            self._began = now
+            why = "no link to the head at %s:%d" % (self._spec["link_address"], self._spec["link_port"])
+            self._recorder.command({"do": "cannot", "why": why, "code": "ephemeral-ports-blocked"})
+        if now - self._heard_at > LEASE and not self._fenced and self._begun():
+            self._fenced = True
+            self._fence()
+
+    def _begun(self) -> bool:
+        status = self._recorder.reported
+        return bool(status["attempt"] > 0 or status["waiting"])
+
+    def _fence(self) -> None:
+        """The head is gone, or we are cut off from it: the others are stopping, and so do we."""
+        head = self._spec["nodes"][0]["host"]
+        status = self._recorder.reported
+        by = (status["stop"] or {}).get("by")
+        self._recorder.say("nothing heard of the head (%s) for %d s: stopping" % (head, LEASE))
+        failure = {"host": head, "node": 0, "rank": None, "what": "head lost", "lost": True, "at": time.time()}
+        verdict = {
+            "state": "killed" if by else "lost",
+            "first_failure": None if by else failure,
+            "stopped_by": by,
+            "attempt": status["attempt"],
+        }
+        if self._node_rank == 1 and not by:
+            self._tell_for_the_head(failure, status["attempt"])
+        self._recorder.command({"do": "end", "verdict": verdict})
+
+    def _tell_for_the_head(self, failure: Dict[str, Any], attempt: int) -> None:
+        """One of those that are left tells, the first after the head; they have no links to agree by (ADR 0004)."""
+        here = self._spec["nodes"][self._spec["node"]]["host"]
+        said = dict(failure, what="head lost, as %s says" % here)
+        notify.tell(self._recorder.notify, notify.message(self._spec, "lost", attempt, said))
