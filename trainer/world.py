@@ -156,6 +156,8 @@ def choose_device(wanted: str, place: Place) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     gpus = torch.cuda.device_count()
+    if gpus == 1 and os.environ.keys() & {"SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"}:
+        return torch.device("cuda", 0)  # srun --gpus-per-task=1: each rank sees only its own
     if place.local_world_size > gpus:
         raise ConfigError(
             f"{socket.gethostname()}: {place.local_world_size} ranks, but torch {torch.__version__} sees {gpus} GPUs; "

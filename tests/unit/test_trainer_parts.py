@@ -17,11 +17,11 @@ from trainer.config import Config, ConfigError, parse  # noqa: E402
 from trainer.data import Data, Held, load, moved  # noqa: E402
 from trainer.models import build, checkpoint_blocks  # noqa: E402
 from trainer.place import Place  # noqa: E402
-from trainer.prepare import highest_rate  # noqa: E402
+from trainer.prepare import highest_rate, with_momentum  # noqa: E402
 from trainer.sampling import Sampling  # noqa: E402
-from trainer.timing import flops_of  # noqa: E402
+from trainer.timing import flops_of, peak_of  # noqa: E402
 from trainer.train import evaluate, learning_rate  # noqa: E402
-from trainer.world import World, joined  # noqa: E402
+from trainer.world import World, choose_device, joined  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -303,3 +303,55 @@ def test_operations_are_counted_as_in_the_formula() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(100, 50, bias=False), torch.nn.ReLU(), torch.nn.Linear(50, 10))
     # a product and a sum for each weight, forward, and twice backward; the first layer owes its input no gradient
     assert flops_of(model, torch.zeros(4, 100)) == 2 * (2 * 100 * 50 + 3 * 50 * 10)
+
+
+def test_what_cannot_be_counted_ends_no_training() -> None:
+    class OnlyOnGpus(torch.nn.Module):  # as SyncBatchNorm is among several ranks
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if inputs.is_meta:
+                raise ValueError("expected input tensor to be on GPU")
+            return inputs
+
+    assert flops_of(torch.nn.Sequential(torch.nn.Linear(100, 10), OnlyOnGpus()), torch.zeros(4, 100)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+        ("NVIDIA GB200", 2500),
+        ("NVIDIA A100-SXM4-40GB", 312),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L4", 121),
+        ("Tesla T4", 65),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA RTX A4000", None),
+        ("NVIDIA T400", None),
+    ],
+)
+def test_a_gpu_s_peak_is_found_by_a_word_of_its_name(name: str, tera: float | None) -> None:
+    assert peak_of(name) == (None if tera is None else tera * 1e12)
+
+
+def test_a_first_step_that_is_left_out_leaves_no_momentum() -> None:
+    """As on a GPU with fp16: the first gradients overflow, and the fused kernel leaves all as it is."""
+    weight = torch.nn.Parameter(torch.ones(1000))
+    optimizer = with_momentum(torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True))
+    for gradient, overflown in ((float("inf"), 1.0), (1.0, 0.0), (1.0, 0.0)):
+        weight.grad = torch.full_like(weight, gradient)
+        optimizer.found_inf, optimizer.grad_scale = torch.tensor(overflown), None  # type: ignore[attr-defined]
+        optimizer.step()
+    assert torch.allclose(weight, torch.full_like(weight, 1 - 0.1 - 0.1 * 1.9))
+
+
+def test_a_rank_that_slurm_gave_a_gpu_of_its_own_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    second = Place(1, 1, 2, 2, "srun")
+    with pytest.raises(ConfigError, match=r"2 ranks, but torch .* sees 1 GPUs"):
+        choose_device("auto", second)
+    monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
+    assert choose_device("auto", second) == torch.device("cuda", 0)
