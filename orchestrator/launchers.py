@@ -57,6 +57,8 @@ TORCHRUN_C10D = Launcher(
 DIRECT = Launcher("direct", ())
 
 ENVIRONMENT = {
+    # CUDA's own order is by speed; so GPU 2 of `gpus`, of a finding and of a lock is that of nvidia-smi
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     "GLOO_SOCKET_IFNAME": "{interface}",
     "NCCL_SOCKET_IFNAME": "{nccl_interface}",
     "OMP_NUM_THREADS": "{threads}",
