@@ -48,7 +48,8 @@ def product(device: torch.device) -> None:
     """The best of some products, in TFLOP/s: a slow or throttled device is seen beside the others."""
     on_gpu = device.type == "cuda"
     n = PRODUCT_ON_GPU if on_gpu else PRODUCT_ON_CPU
-    matrix = torch.ones(n, n, device=device, dtype=torch.bfloat16 if on_gpu else torch.float32)
+    kind = torch.float16 if on_gpu else torch.float32  # of bfloat16 GPUs before Ampere know nothing
+    matrix = torch.ones(n, n, device=device, dtype=kind)
     best = float("inf")
     for _ in range(REPEATS):
         synchronise(device)
