@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .diagnosis import causes, refine, scene, signs, sureness, verdict
+from .diagnosis import causes, refine, scene, signs, stacks, sureness, verdict
 from .diagnosis.causes import Knowledge
 from .diagnosis.exits import Exit
 from .diagnosis.hangs import Confidence
@@ -87,11 +87,15 @@ def diagnose(lines: Sequence[Said], known: Known | None = None) -> Diagnosis:
     """`known`: where the run is ours and has failed; else only the logs tell whether it has."""
     knowledge = causes.load()
     told = known or Known()
+    lines, shown = stacks.cut(lines)
     seen = scene.make(lines, told.exits, told.hosts, told.ranks)
     suspects, secondary = signs.find(seen, knowledge)
     suspects = refine.refine(suspects, seen)
     suspects = refine.with_known(suspects, seen, told.oom_hosts, told.lost, told.stopped_by, told.failed_at)
-    suspects += signs.of_dumps(told.dumps, seen)
+    if shown:  # what came after it we have done ourselves
+        begun = shown[0].line
+        suspects = [one for one in suspects if one.line.number < begun.number and (one.line.at or 0) < (begun.at or 1)]
+    suspects += signs.of_dumps(told.dumps, seen) + signs.of_stacks(shown, seen)
     if told.same_code:
         suspects = [one for one in suspects if one.code != "code-version-skew"]
     trouble = known is not None or verdict.failed(seen, suspects, secondary)
@@ -167,7 +171,7 @@ def _evidence(one: Suspect) -> tuple[str, ...]:
         texts += places[-1:]
         texts += [text for text in one.raised.lines[:EVIDENCE_LINES] if text.strip()]
     if one.line.text not in texts:
-        texts.append(one.line.text)
+        texts += one.line.text.splitlines()
     return tuple(text[:EVIDENCE_WIDTH] for text in texts[:EVIDENCE_LINES])
 
 

@@ -99,8 +99,10 @@ def _cut(text: str, most: int) -> str:
 
 
 def _head(word: str, finding: Finding) -> str:
-    where = [fold(finding.hosts)] if finding.hosts else []
-    where += [f"rank {finding.rank}"] if finding.rank is not None else []
+    of_rank = finding.rank is not None  # its host is the first; others show the same
+    where = [fold(finding.hosts[:1] if of_rank else finding.hosts)] if finding.hosts else []
+    where += [f"rank {finding.rank}"] if of_rank else []
+    where += [f"also {fold(finding.hosts[1:])}"] if of_rank and finding.hosts[1:] else []
     where += [f"at {rfc3339(finding.at)[11:19]}Z"] if finding.at is not None and finding.at >= FIRST_TIME else []
     return f"{word}: {finding.code}{', ' if where else ''}{', '.join(where)} ({finding.confidence} confidence)"
 
@@ -109,6 +111,5 @@ def _of_consequences(consequences: Sequence[Finding]) -> list[str]:
     if not consequences:
         return []
     ranks = {str(one.rank) for one in consequences if one.rank is not None}
-    hosts = {host for one in consequences for host in one.hosts}
-    who = f"rank{'s' if len(ranks) > 1 else ''} {fold(ranks)}" if ranks else fold(hosts) if hosts else "others"
+    who = f"rank{'s' if len(ranks) > 1 else ''} {fold(ranks)}" if ranks else "the launchers"
     return [f"what {who} said of errors only follows from it; diagnose --json has the lines"]

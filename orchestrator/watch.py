@@ -209,4 +209,5 @@ def _first_failure(verdict: Mapping[str, Any]) -> str:
     first = verdict.get("first_failure")
     if not first:
         return "reason unknown"
-    return f"{first['host']}: {first['what']} (the first to end; what came later is its consequence)"
+    last = "" if first.get("stalled") else " (the first to end; what came later is its consequence)"
+    return f"{first['host']}: {first['what']}{last}"

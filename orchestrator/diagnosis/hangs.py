@@ -130,7 +130,7 @@ def judge(
         late = [int(rank) for rank in re.split(r", ?", monitored[0][1]["ranks"])]
         return _absent(late, lines, waiting, first, ranks, in_barrier=True)
     return (
-        _mismatch(waiting, lines)
+        mismatch(waiting, lines)
         or _elsewhere(waiting, raised, lines)
         or _behind(waiting, lines, ranks, {one.line.rank for one in raised if PEER_GONE.search(one.text)})
         or _large(waiting, lines, ranks)
@@ -159,7 +159,7 @@ def _stopped(
     return None
 
 
-def _mismatch(waiting: Sequence[Wait], lines: Sequence[Said]) -> Hang | None:
+def mismatch(waiting: Sequence[Wait], lines: Sequence[Said]) -> Hang | None:
     """Ranks that wait in different operations."""
     known = [wait for wait in waiting if wait.operation is not None]
     groups = {wait.group for wait in known} - {None}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import causes, dumps, hangs
+from . import causes, dumps, hangs, stacks
 from .causes import Knowledge, Signature
 from .exits import Exit
 from .hangs import Confidence
@@ -245,8 +245,19 @@ def of_dumps(dumps_: Sequence[Mapping[str, Any]], seen: Scene) -> list[Suspect]:
     if judged is None:
         return []
     host = seen.ranks.get(judged.rank) if judged.rank is not None else None
-    line = Said(len(seen.lines), host or "", host, judged.rank, None, "; ".join(judged.evidence))
+    line = Said(len(seen.lines), host or "", host, judged.rank, None, "\n".join(judged.evidence))
     return [Suspect(judged.code, 36, line, judged.rank, host, "medium", judged.why)]
+
+
+def of_stacks(found: Sequence[stacks.Stack], seen: Scene) -> list[Suspect]:
+    judged = stacks.judge(found)
+    if judged is None:
+        return []
+    what, line = judged
+    line = replace(line, text="\n".join(what.evidence))
+    if what.rank is None:
+        return [Suspect(what.code, 22, line, None, None, "low", what.why)]
+    return [Suspect(what.code, 36, line, what.rank, line.host, "medium", what.why)]
 
 
 def _comparisons(seen: Scene, knowledge: Knowledge) -> Iterator[Suspect]:

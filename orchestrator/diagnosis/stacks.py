@@ -1,0 +1,133 @@
+"""The stacks of all ranks of a run of ours that printed nothing for too long -> who keeps the others waiting. Pure.
+
+The hosts show them before they end the ranks (node/stacks.py): by py-spy, or by SIGABRT and Python's own handler.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from . import hangs
+from .dumps import Judged
+from .transcript import Said
+
+HEADER = re.compile(
+    r"ddp-orch: rank (?P<rank>\d+), (?P<how>pid \d+, state (?P<state>\w+).*): (?:its stacks follow|no st)"
+)
+PY_SPY = re.compile(r"Process (?P<pid>\d+): ")
+THREAD = re.compile(r'(?P<main>Current thread 0x|Thread .*: "MainThread")|Thread ')
+FRAME = re.compile(
+    r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)|'
+    r"    (?P<name2>\S.*) \((?P<file2>[^()]+):(?P<line2>\d+)\)"
+)
+REST = re.compile(
+    r"Fatal Python error: Aborted|Current thread's C stack|  Binary file |Extension modules: |  \.\.\.|Python v|$"
+)
+INSTALLED = re.compile(r"(?:site|dist)-packages|/lib/python\d|<frozen|^torch/")
+WAITING = re.compile(r"\btorch/(?:distributed|nn/parallel|autograd|_tensor)\b")
+SUSPENDED = {"T", "t", "D"}
+SHOWN = 4  # ranks
+
+
+@dataclass
+class Stack:
+    """Where a rank is: the frames of its main thread, the innermost first."""
+
+    rank: int
+    line: Said
+    state: str = ""
+    how: str = ""
+    frames: list[tuple[str, str, str]] = field(default_factory=list)
+    """(file, line, function)"""
+    in_main: bool = False
+
+    @property
+    def operation(self) -> str | None:
+        """The collective, or the like, that it waits in."""
+        names = [
+            match["name"]
+            for file, _, name in self.frames
+            if WAITING.search(file) and (match := hangs.OPERATION.search(f"in {name}"))
+        ]
+        return "backward" if "backward" in names else names[-1] if names else None
+
+    @property
+    def place(self) -> str:
+        """`train.py line 8 in <module>`: the innermost of the user's own frames."""
+        own = [frame for frame in self.frames if not INSTALLED.search(frame[0])] or self.frames
+        if not own:
+            return f"somewhere ({self.how})"
+        file, line, name = own[0]
+        return f"{file.rsplit('/', 1)[-1]} line {line} in {name}"
+
+
+def cut(lines: Sequence[Said]) -> tuple[list[Said], list[Stack]]:
+    """The lines without our stacks, and these: of the first attempt that has any."""
+    left: list[Said] = []
+    open_: dict[int, Stack] = {}
+    found: list[Stack] = []
+    for line in lines:
+        stack = open_.get(line.rank) if line.rank is not None else None
+        header = HEADER.match(line.text)
+        if header:
+            stack = Stack(int(header["rank"]), line, header["state"], header["how"])
+        elif line.rank is not None and line.stream == "stderr" and PY_SPY.match(line.text):
+            stack = Stack(line.rank, line)
+        elif stack is None or line.stream != stack.line.stream or not _is_part(line.text):
+            if stack is not None and line.stream == stack.line.stream:
+                del open_[stack.rank]
+            left.append(line)
+            continue
+        else:
+            _add(stack, line.text)
+            continue
+        open_[stack.rank] = stack
+        found.append(stack)
+    first = min((stack.line.attempt for stack in found), default=1)
+    return left, [stack for stack in found if stack.line.attempt == first]
+
+
+def _is_part(text: str) -> bool:
+    return any(pattern.match(text) for pattern in (THREAD, FRAME, REST))
+
+
+def _add(stack: Stack, text: str) -> None:
+    if thread := THREAD.match(text):
+        stack.in_main = thread["main"] is not None
+    elif stack.in_main and (match := FRAME.match(text)):
+        stack.frames.append(
+            (match["file"] or match["file2"], match["line"] or match["line2"], match["name"] or match["name2"])
+        )
+
+
+def judge(stacks: Sequence[Stack]) -> tuple[Judged, Said] | None:
+    """What it is, and the line that tells of it."""
+    if not stacks:
+        return None
+    waiting = [stack for stack in stacks if stack.operation is not None]
+    absent = [stack for stack in stacks if stack.operation is None]
+    suspended = [stack for stack in absent if stack.state in SUSPENDED]
+    if suspended:
+        return _judged("process-stopped", suspended, waiting, f"state {suspended[0].state}")
+    if absent and waiting:
+        first = absent[0]
+        why = f"rank {first.rank}, at {first.place}"
+        one_host = len(absent) > 1 and len({stack.line.host for stack in absent}) == 1
+        return _judged("straggler" if one_host else "rank0-work-exceeds-timeout", absent, waiting, why)
+    if absent:
+        return _judged("unknown", absent, [], "no rank waits for another")
+    waits = [hangs.Wait(stack.rank, stack.line.host, stack.line, stack.operation) for stack in waiting]
+    if (hang := hangs.mismatch(waits, ())) is not None:
+        culprits = sorted(waiting, key=lambda stack: stack.rank != hang.rank)
+        return _judged(hang.code, culprits[:1], culprits[1:], hang.message)
+    return _judged("collective-timeout", [], waiting, f"all wait in {waiting[0].operation}")
+
+
+def _judged(code: str, culprits: Sequence[Stack], others: Sequence[Stack], why: str) -> tuple[Judged, Said]:
+    shown = [*culprits, *others][:SHOWN]
+    evidence = tuple(
+        f"rank {stack.rank}: {stack.place}" + (f", in {stack.operation}" if stack.operation else "") for stack in shown
+    )
+    return Judged(code, culprits[0].rank if culprits else None, why, evidence), shown[0].line

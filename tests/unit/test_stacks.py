@@ -1,0 +1,75 @@
+"""The stacks that hosts show of a run that printed nothing for too long."""
+
+from __future__ import annotations
+
+from orchestrator.diagnosis import stacks
+from orchestrator.diagnosis.transcript import Said
+
+
+def said(rank: int, text: str, number: int = 0) -> list[Said]:
+    return [
+        Said(number + place, f"host-{rank}", f"host-{rank}", rank, 1.0, line, None, False, 1, "stderr")
+        for place, line in enumerate(text.splitlines())
+    ]
+
+
+def dump(rank: int, state: str, *frames: str) -> list[Said]:
+    header = f"ddp-orch: rank {rank}, pid 9, state {state}, waits in futex: its stacks follow"
+    rest = ["Fatal Python error: Aborted", "", "Current thread 0x00007f (most recent call first):", *frames, ""]
+    return said(rank, "\n".join([header, *rest, "Extension modules: numpy (total: 1)"]), 100 * rank)
+
+
+BACKWARD = '  File "/venv/lib/python3.11/site-packages/torch/autograd/__init__.py", line 395 in backward'
+AT = '  File "/home/ann/code/train.py", line {} in main'
+
+
+def judged(*dumps: list[Said]) -> stacks.Judged:
+    left, found = stacks.cut([line for one in dumps for line in one])
+    assert left == []
+    result = stacks.judge(found)
+    assert result is not None
+    return result[0]
+
+
+def test_who_is_elsewhere_keeps_the_others_waiting() -> None:
+    found = judged(dump(0, "S", BACKWARD, AT.format(9)), dump(1, "S", AT.format(8)))
+    assert (found.code, found.rank) == ("rank0-work-exceeds-timeout", 1)
+    assert found.evidence == ("rank 1: train.py line 8 in main", "rank 0: train.py line 9 in main, in backward")
+
+
+def test_a_rank_that_the_disk_or_a_signal_holds_is_named_for_that() -> None:
+    for state in "TtD":
+        found = judged(dump(0, "S", BACKWARD, AT.format(9)), dump(1, state, AT.format(8)))
+        assert (found.code, found.rank) == ("process-stopped", 1)
+
+
+def test_where_all_wait_in_the_same_nobody_is_named() -> None:
+    found = judged(*(dump(rank, "S", BACKWARD, AT.format(9)) for rank in range(3)))
+    assert (found.code, found.rank) == ("collective-timeout", None)
+
+
+def test_where_nobody_waits_it_is_said_where_they_are() -> None:
+    found = judged(dump(0, "S", AT.format(8)), dump(1, "R", AT.format(8)))
+    assert found.code == "unknown" and "rank 0: train.py line 8 in main" in found.evidence
+
+
+def test_py_spy_is_read_too_and_only_its_main_thread() -> None:
+    text = """Process 24311: /opt/venv/bin/python3 train.py
+Python v3.11.7 (/opt/python3.11)
+
+Thread 24353 (idle): "Thread-1 (_pin)"
+    wait (threading.py:320)
+Thread 24311 (idle): "MainThread"
+    f (train.py:3)
+    <module> (train.py:4)"""
+    left, (found,) = stacks.cut([*said(2, text), *said(2, "a line of its own", 50)])
+    assert [line.text for line in left] == ["a line of its own"]
+    assert found.frames == [("train.py", "3", "f"), ("train.py", "4", "<module>")]
+
+
+def test_only_the_first_attempt_counts_and_what_else_is_said_stays() -> None:
+    first, second = dump(1, "S", AT.format(8)), dump(1, "S")
+    second = [Said(**{**line.__dict__, "attempt": 2}) for line in second]
+    between = said(1, "loss 0.1", 50)
+    left, found = stacks.cut([*first, *between, *second])
+    assert left == between and [stack.line.attempt for stack in found] == [1]
