@@ -214,7 +214,7 @@ ANSWERS: Mapping[str, Shape] = {
     ),
     "prune": {"runs": [str], "unused": int, "freed": int, "left": int},
     "list": {"runs": [RUN]},
-    "attach": {"run": (RUN, None)},
+    "attach": {"run": (RUN, None), "beside_code?": ({"folder": str, "count": int, "files": [str]}, None)},
     "sample": {
         **_MACHINE,
         "clock": _NUMBER,

@@ -97,7 +97,7 @@ def diagnose(lines: Sequence[Said], known: Known | None = None) -> Diagnosis:
         suspects = [one for one in suspects if one.line.number < begun.number and (one.line.at or 0) < (begun.at or 1)]
     suspects += signs.of_dumps(told.dumps, seen) + signs.of_stacks(shown, seen)
     if told.same_code:
-        suspects = [one for one in suspects if one.code != "code-version-skew"]
+        suspects = refine.in_sent_code(suspects)
     trouble = known is not None or verdict.failed(seen, suspects, secondary)
     if not trouble:
         noise = [one for one in suspects if one.code == "exit-barrier-noise"]

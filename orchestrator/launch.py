@@ -25,6 +25,7 @@ from .session import Refused, Session
 from .ship import Snapshot
 from .ssh_config import by_hand
 
+LEFT_OUT = 4  # names shown of what is not sent
 CHUNK = 256 * 1024  # bytes sent at a time
 HELD = {"port-in-use", "gpu-memory-held-by-others"}  # findings that say: by somebody else
 
@@ -101,6 +102,9 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
     if wanted.code is not None and not all(node.host.workdir for node in wanted.nodes):
         files = "1 file" if wanted.code.files == 1 else f"{wanted.code.files} files"
         around.step(f"code: {files}, {size(wanted.code.size)}, of {wanted.code.root}")
+        if left_out := wanted.code.left_out:
+            more = f" and {len(left_out) - LEFT_OUT} more" if len(left_out) > LEFT_OUT else ""
+            around.step(f"not sent, as .gitignore says: {', '.join(left_out[:LEFT_OUT])}{more}")
     count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
     spares = fold(node.host.name for node in resolved.nodes if node.host.spare)
     around.step(

@@ -39,6 +39,8 @@ class Code:
     files: int
     size: int
     """Bytes."""
+    left_out: tuple[str, ...] = ()
+    """What lies beside the code here and is not sent."""
 
 
 @dataclass(frozen=True)

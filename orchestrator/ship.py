@@ -5,6 +5,7 @@ Reads files and asks git which ones belong to the code. Sends nothing itself.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -32,6 +33,7 @@ _INSTEAD = (
 )
 _MAIN = b"import sys\n\nfrom node.__main__ import main\n\nraise SystemExit(main(sys.argv[1:]))\n"
 
+_OF_ITS_OWN = ("pyvenv.cfg", ".gitignore")  # a virtual environment; results that were brought here
 _REPORT = re.compile(RUN_ID.pattern + r"\.(html|json)")  # as `report` calls what it writes
 
 Sync = Literal["auto", "none"] | tuple[str, ...]
@@ -85,6 +87,7 @@ class Snapshot:
     files: tuple[FileEntry, ...]
     size: int  # bytes of all files
     warnings: tuple[str, ...]  # what was left out, for people
+    left_out: tuple[str, ...] = ()  # beside the script or the run's start, and ignored; folders with `/`
 
     def write_tar(self, out: BinaryIO) -> None:
         """Write the gzipped tar that node/unpack.py reads. Packing reads everything again: do it once for all hosts.
@@ -155,7 +158,22 @@ def snapshot(script: Path, sync: Sync, base: Path) -> Snapshot | None:
         files=entries,
         size=files.size,
         warnings=tuple(warnings),
+        left_out=tuple(_left_out(root, workdir, entries)) if sync == "auto" else (),
     )
+
+
+def _left_out(root: Path, folder: Path, sent: tuple[FileEntry, ...]) -> Iterator[str]:
+    """What lies in the folder where the run starts and has no part in what is sent; nothing that is never sent."""
+    prefix = "" if folder == root else f"{folder.relative_to(root)}/"
+    known = {one.path[len(prefix) :].partition("/")[0] for one in sent if one.path.startswith(prefix)}
+    for child in sorted(folder.iterdir()):
+        if child.name in known or child.name.startswith(".") or _never_sent(child.name):
+            continue
+        with contextlib.suppress(OSError):  # what cannot be looked at is not named
+            if not child.is_dir():
+                yield child.name
+            elif any(child.iterdir()) and not any(os.path.lexists(child / one) for one in _OF_ITS_OWN):
+                yield f"{child.name}/"
 
 
 def _absolute(path: Path, base: Path) -> Path:

@@ -119,7 +119,8 @@ def _plan(read: Inventory, wanted: Up, run_id: str) -> tuple[Plan, ship.Snapshot
     command, snapshot = script.find(read, wanted.script)
     code = None
     if snapshot is not None:
-        code = plan.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), len(snapshot.files), snapshot.size)
+        files, left_out = len(snapshot.files), snapshot.left_out
+        code = plan.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), files, snapshot.size, left_out)
     made = plan.make(
         read,
         run_id=run_id,

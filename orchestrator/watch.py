@@ -13,7 +13,7 @@ from typing import Any
 
 from . import logs as lines
 from . import runs
-from .console import Console, hush, wants_colour
+from .console import Console, fold, hush, wants_colour
 from .errors import Interrupted, OrchError, RunFailed, UnreachableError
 from .fleet import Fleet, folded
 from .folding import Folder
@@ -191,7 +191,22 @@ def conclude(run_id: str, view: View, console: Console, took: str = "", *, tell_
     if tell_outputs and any(part.get("outputs") for part in parts):
         again = "" if verdict["state"] == "succeeded" else f"; a new run goes on with it: up --name {parts[0]['name']}"
         console.note(f"what it wrote is on its hosts; bring it here with: ddp-orch fetch {run_id}{again}")
+    _warn_of_files_beside_code(view, console)
     return OUTCOMES[verdict["state"]]
+
+
+def _warn_of_files_beside_code(view: View, console: Console) -> None:
+    """What scripts write to relative paths: it would be missed when the run's record is removed."""
+    having = {host: found for host, outcome in view.outcomes.items() if (found := outcome.get("beside_code"))}
+    if not having:
+        return
+    host, found = min(having.items())
+    names = ", ".join(found["files"]) + (", ..." if found["count"] > len(found["files"]) else "")
+    others = f", and on {fold(set(having) - {host})}" if len(having) > 1 else ""
+    console.warning(
+        f"it wrote beside its code, which goes with the run's record; what shall stay belongs in "
+        f"$DDP_ORCH_OUTPUT_DIR: {names} on {host}{others}\n  in {found['folder']}"
+    )
 
 
 def _without_head(verdict: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> str:

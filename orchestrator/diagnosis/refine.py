@@ -274,11 +274,30 @@ SAVED = re.compile(
 SHARED = re.compile(r"/(?:nfs|shared|share|mnt/nfs|lustre|gpfs|scratch|fsx|efs|beegfs|weka|cephfs)\w*/")
 
 
+PATH = re.compile(r"['\"](/?[\w./ -]+)['\"]")
+
+
+def in_sent_code(suspects: list[Suspect]) -> list[Suspect]:
+    """All hosts have the same code from us: none has another version, and what is not in it is missing on all."""
+
+    def judge(one: Suspect) -> Suspect:
+        match = PATH.search(one.line.text)
+        if match is None or match[1].startswith("/") or one.why:
+            return one
+        why = "a relative path is looked for in the code that was sent, without what .gitignore names"
+        return replace(one, code="dataset-missing", why=why)
+
+    suspects = [one for one in suspects if one.code != "code-version-skew"]
+    for code in ("dataset-missing", "file-missing-on-host"):
+        suspects = _map(suspects, code, judge)
+    return suspects
+
+
 def _files(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     """A file that is missing on one rank, and that another said it had written."""
 
     def judge(one: Suspect) -> Suspect:
-        match = re.search(r"['\"](/?[\w./ -]+)['\"]", one.line.text)
+        match = PATH.search(one.line.text)
         if match is None or one.raised is None:
             return one
         name = match[1].rsplit("/", 1)[-1]

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import journal, runs, search, state, wire
+from . import journal, outputs, runs, search, state, wire
 
 # s between looks at files: after news, at most while nothing is new, and the factor from one look to the next
 POLL, POLL_IDLE, SLOWER = 0.02, 0.05, 1.3
@@ -55,7 +55,8 @@ def follow(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     if ended:
         reading.finish(emit)
     run = runs.describe(arguments["run_id"], folder)
-    return {"run": run, "ended": ended, "offsets": reading.offsets(), "cut": reading.cut()}
+    answer = {"run": run, "ended": ended, "offsets": reading.offsets(), "cut": reading.cut()}
+    return dict(answer, beside_code=outputs.beside_code(folder)) if ended and arguments["follow"] else answer
 
 
 class _Reading:

@@ -1,13 +1,15 @@
 """The outputs of a run on this host: listed by pattern, and sent file by file. Follows no link, changes nothing."""
 
 import fnmatch
+import itertools
 import json
 import os
 import stat
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 from . import state, wire
 
+MOST_LOOKED_AT = 50_000  # files
 MAX_LISTING = 2 * 1024 * 1024  # bytes of JSON: a listing travels in one header
 
 Emit = Callable[[Dict[str, Any], bytes], None]
@@ -31,6 +33,22 @@ def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
             if size > MAX_LISTING:
                 raise wire.Refused("unknown", "too many files (over %d): give a PATTERN of fewer" % len(files))
     return {"files": files, "links": links}
+
+
+def beside_code(folder: str) -> Optional[Dict[str, Any]]:
+    """What a run has written beside its code, in a copy that goes with its record: folder, count, files (some)."""
+    spec = state.read(os.path.join(folder, "spec.json"))
+    if spec is None or spec["workdir"] is not None or spec["code"] is None:
+        return None
+    sent, code = os.path.join(state.folder("code"), spec["code"]["sha256"]), os.path.join(folder, "code")
+    if not os.path.isdir(sent):
+        return None
+    found = [
+        path
+        for path in itertools.islice(_walk(code, ""), MOST_LOOKED_AT)
+        if not path.endswith(".pyc") and not os.path.lexists(os.path.join(sent, path))
+    ]
+    return {"folder": code, "count": len(found), "files": found[:3]} if found else None
 
 
 def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
