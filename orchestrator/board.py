@@ -26,6 +26,7 @@ STYLES = {
 }
 LAST_LINE_LEAST = 16  # characters of a last line that are worth a column
 
+QUIET = 15.0  # s without a line of a rank, from which its silence is told
 SLOW = 1.05  # times the median step time, from which a rank is named as slow
 
 Sample = Mapping[str, Any]  # as the op `sample` gives it
@@ -62,6 +63,13 @@ class Seen:
         """Of the host's ranks the one that is least far, has the highest loss, takes the longest."""
         known = [rank["figures"][name] for rank in self.ranks if name in rank["figures"]]
         return None if not known else _extremes(known)[name != "step"]
+
+    def quiet(self) -> float | None:
+        """Seconds since the last line of the rank that has been silent for longest, where that is long."""
+        if self.now is None or self.state != "running":
+            return None
+        silent = max((self.now["clock"] - rank["at"] for rank in self.ranks if rank["at"]), default=0.0)
+        return silent if silent >= QUIET else None
 
     def rate(self, of: str) -> float | None:
         """`cpu` in cores; `received` and `sent` in bytes a second, of all interfaces."""
@@ -102,6 +110,7 @@ COLUMNS = (
     _Column("HOST", 0, 0),
     _Column("RANKS", 7, 1),
     _Column("STATE", 11, 0),
+    _Column("QUIET", 6, 0),
     _Column("STEP", 7, 1),
     _Column("LOSS", 8, 2),
     _Column("RATE/S", 7, 4),
@@ -121,7 +130,7 @@ def render(run_id: str, seen: Sequence[Seen], width: int, height: int, mask: Mas
     """The whole screen. Where not all hosts have room, those in trouble come first and the others are one line."""
     known = [one for one in seen if one.part]
     lines: list[RenderableType] = [_title(run_id, seen), _training(known)]
-    room = max(1, height - len(lines) - 2 - bool(keys))
+    room = max(2, height - len(lines) - 2 - bool(keys))
     culprit = next((str(first["host"]) for one in seen if (first := _first_failure(one))), None)
     ordered = sorted(seen, key=lambda one: _trouble(one, culprit)) if len(seen) > room else list(seen)
     shown, rest = (ordered, []) if len(seen) <= room else (ordered[: room - 1], ordered[room - 1 :])
@@ -229,6 +238,7 @@ def _cells(one: Seen) -> dict[str, str]:
     return {
         **cells,
         "RANKS": ranges(ranks) or "-",
+        "QUIET": "-" if (quiet := one.quiet()) is None else _duration(quiet),
         "STEP": _or_dash(one.figure("step")),
         "LOSS": _or_dash(one.figure("loss")),
         "RATE/S": _or_dash(one.figure("rate")),
@@ -272,6 +282,10 @@ def _extremes(values: Sequence[float]) -> tuple[float, float]:
     """The least and the most; what is no number any more counts over both."""
     broken = [value for value in values if value != value]
     return (broken[0], broken[0]) if broken else (min(values), max(values))
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f}s" if seconds < 600 else f"{seconds / 60:.0f}m"
 
 
 def _or_dash(value: float | None) -> str:

@@ -109,7 +109,7 @@ def warn_of_missing(listing: runs.Listing, console: Console) -> None:
 
 def warn_of_unheard(run: runs.Run, listing: runs.Listing, console: Console) -> None:
     """Of hosts that --hosts leaves out, or that only another inventory has. Of those not reached was told already."""
-    unheard = [host for host in run.unheard if host not in listing.failed]
+    unheard = [host for host in listing.unheard(run) if host not in listing.failed]
     if unheard:
         console.warning(f"run {run.run_id} is on {fold(unheard)} too, which nobody has asked")
 
@@ -120,4 +120,13 @@ def find_run(fleet: Fleet, read: Inventory, wanted: str | None, console: Console
     warn_of_missing(listing, console)
     run = runs.choose(listing, wanted)
     warn_of_unheard(run, listing, console)
+    if wanted is None:
+        tell_which(run, listing, console)
     return listing, run
+
+
+def tell_which(run: runs.Run, listing: runs.Listing, console: Console) -> None:
+    """Where nobody has named a run and the newest is over, while others go on: these may be meant."""
+    others = [one.run_id for one in listing.runs if one.unfinished]
+    if others and not run.unfinished:
+        console.note(f"run {run.run_id}, the newest, is over ({run.state}); running: {', '.join(others)}")

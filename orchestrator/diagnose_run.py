@@ -31,6 +31,16 @@ def show(wanted: str | None, given: str | None, hosts: str | None, as_json: bool
         mask = mask_of(read)
         found = of_run(run.run_id, run.parts, {host.name: host for host in read.hosts}, fleet)
     diagnose_logs.show(found, as_json, mask)
+    if not as_json and found.findings:
+        of_rank = "" if (rank := found.findings[0].rank) is None else f" --rank {rank}"
+        console.note(f"run {run.run_id}; all that it said: ddp-orch logs {run.run_id}{of_rank}")
+    elif not as_json and run.unfinished:
+        console.note(
+            f"run {run.run_id} goes on ({run.state}); if it hangs: ddp-orch top {run.run_id} shows who is silent for how "
+            "long, and run.stall_timeout ends it with the stacks of all ranks"
+        )
+    elif not as_json:
+        console.note(f"run {run.run_id}: {run.state}")
     return UnreachableError.exit_code if listing.failed else 0
 
 

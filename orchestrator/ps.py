@@ -28,7 +28,7 @@ def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) ->
     if as_json:
         print(json.dumps([run.as_dict() for run in shown], indent=2))
     elif shown:
-        _print(shown, time.time())
+        _print(listing, shown, time.time())
     else:
         over = len(listing.runs)
         console.note(
@@ -38,25 +38,26 @@ def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) ->
     return UnreachableError.exit_code if listing.failed else 0
 
 
-def _print(shown: Sequence[runs.Run], now: float) -> None:
+def _print(listing: runs.Listing, shown: Sequence[runs.Run], now: float) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
     from rich.text import Text
 
-    rows = [_row(run, now) for run in shown]
+    rows = [_row(run, listing.unheard(run), now) for run in shown]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in rows[0]:
         if column in ("NAME", "ATTEMPT") and not any(row[column] for row in rows):
             continue  # no run has one of its own
         whole = column not in ("NAME", "SCRIPT", "HOSTS")
-        table.add_column(column, no_wrap=whole, min_width=ID_WIDTH if column == "RUN" else None)
+        least = ID_WIDTH if column == "RUN" else None
+        table.add_column(column, no_wrap=whole, min_width=least, overflow="ellipsis" if whole else "fold")
     for row in rows:
         cells = [" ".join(tame(row[str(column.header)], colour=False).split()) for column in table.columns]
         table.add_row(*map(Text, cells))  # Text: what hosts say is data, not markup
     Rich(width=None if sys.stdout.isatty() else IN_A_PIPE).print(table)
 
 
-def _row(run: runs.Run, now: float) -> dict[str, str]:
+def _row(run: runs.Run, unheard: Sequence[str], now: float) -> dict[str, str]:
     return {
         "RUN": run.run_id,
         "NAME": run.name if run.name != run.run_id else "",
@@ -65,7 +66,7 @@ def _row(run: runs.Run, now: float) -> dict[str, str]:
         "TIME": _took(run, now),
         "BY": run.by,
         "SCRIPT": run.script,
-        "HOSTS": fold(run.parts) + (f" (not heard: {fold(run.unheard)})" if run.unheard else ""),
+        "HOSTS": fold(run.parts) + (f" (not heard: {fold(unheard)})" if unheard else ""),
     }
 
 

@@ -35,6 +35,7 @@ class Quieter:
 
     def __init__(self) -> None:
         self._blocks: dict[tuple[str, int], list[Line]] = {}  # (host, attempt) -> a stack trace that goes on
+        self._known: set[tuple[str, int]] = set()  # those that have said anything
         self._stopped: set[int] = set()  # attempts that we are stopping
         self._obeying: list[Line] = []  # what is not to be shown if it is we who stop the run
 
@@ -63,14 +64,16 @@ class Quieter:
         del self._blocks[key]
         if len(block) >= BLOCK_MOST:
             return (*block, line)
-        if _bare(block[0]) == _PYTHON:
+        if _is_python(block[0]):
             note = f"{line.text}  ({len(block)} lines of torchrun's traceback: {ALL_OF_IT})"
             return (line._replace(text=note),)
         note = f"({len(block)} lines of torchrun's C++ stack: {ALL_OF_IT})"
         return (block[0]._replace(text=note), *self._begin(key, line))
 
     def _begin(self, key: tuple[str, int], line: Line) -> Iterable[Line]:
-        if _bare(line) == _PYTHON or _CPP.match(line.text):
+        cut_off = key not in self._known and line.text.startswith(" ")  # as by --tail: in the midst of one
+        self._known.add(key)
+        if cut_off or _bare(line) == _PYTHON or _CPP.match(line.text):
             self._blocks[key] = [line]
             return ()
         return () if line.text in _BETWEEN else (line,)
@@ -90,8 +93,12 @@ class Quieter:
         return (*held, line)
 
 
+def _is_python(first: Line) -> bool:
+    return _bare(first) == _PYTHON or first.text.startswith(" ")
+
+
 def _goes_on(first: Line, line: Line) -> bool:
-    if _bare(first) == _PYTHON:
+    if _is_python(first):
         text = _bare(line)
         return not text or text[0] in " \t"
     return _CPP.match(line.text) is not None

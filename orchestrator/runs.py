@@ -90,6 +90,11 @@ class Listing:
     runs: tuple[Run, ...]
     """The newest last."""
     failed: Mapping[str, OrchError]
+    answered: frozenset[str] = frozenset()
+
+    def unheard(self, run: Run) -> tuple[str, ...]:
+        """Hosts of the run that were not asked or not reached. (One that has answered has its record no more.)"""
+        return tuple(host for host in run.unheard if host not in self.answered)
 
 
 def find(fleet: Fleet, hosts: Sequence[Host]) -> Listing:
@@ -102,7 +107,7 @@ def find(fleet: Fleet, hosts: Sequence[Host]) -> Listing:
     runs = sorted(
         (_join(run_id, of_hosts) for run_id, of_hosts in parts.items()), key=lambda run: (run.started_at, run.run_id)
     )
-    return Listing(tuple(runs), answers.failed)
+    return Listing(tuple(runs), answers.failed, frozenset(answers.done))
 
 
 def _join(run_id: str, parts: Mapping[str, Mapping[str, Any]]) -> Run:

@@ -24,6 +24,7 @@ from bisect import bisect_right
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 RECORD = struct.Struct("<Qq")
+C10D_WARNING = "[W"  # torch's own, as of a name server that knows no peer: never why a process ended
 SEGMENT = 64 * 1024 * 1024
 SEGMENT_LEAST = 256 * 1024
 PIECE = 1024 * 1024
@@ -69,14 +70,14 @@ class Segment(NamedTuple):
 
 
 def last_words(folder: str, stream: Stream) -> str:
-    """The last line of a stream that is not empty, at most 300 characters; of a crash, the line before its dump."""
+    """The last line of a stream that says something, at most 300 characters; of a crash, the line before its dump."""
     parts = segments(folder).get(stream)
     if not parts:
         return ""
     with open(parts[-1].path + ".seg", "rb") as file:
         size = os.fstat(file.fileno()).st_size
         text = os.pread(file.fileno(), 4096, max(0, size - 4096)).decode("utf-8", "backslashreplace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(C10D_WARNING)]
     for number, line in enumerate(lines):
         if line.startswith("Fatal Python error:"):  # Python's faulthandler: stacks and modules follow
             aborted = number > 0 and lines[number - 1].startswith(("terminate called", "what():"))

@@ -11,17 +11,22 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import runs, state
 
+BRIEF = 60.0  # s
 UNFINISHED_AGE = 3600.0  # s; a run that is being prepared has no guard yet, and nothing takes that long
 
 
 def retire(keep: Dict[str, Any], program: str) -> Dict[str, Any]:
     """Forget runs that are over (more than `runs` of them, or older than `days`), and what was not used for as long.
 
+    Brief ones are counted apart: an hour of attempts that fail at their start does not cost the logs of a week's run.
     `program` is the node program that runs this. Gives what was removed, and `freed` in bytes.
     """
     oldest = time.time() - keep["days"] * 86400
     over = sorted(_over(), reverse=True)
-    gone = [folder for number, (at, folder) in enumerate(over) if number >= keep["runs"] or at < oldest]
+    gone = []
+    for brief in (True, False):
+        alike = [(at, folder) for at, folder in over if _is_brief(at, folder) == brief]
+        gone += [folder for number, (at, folder) in enumerate(alike) if number >= keep["runs"] or at < oldest]
     freed = sum(map(_remove, gone))
     os.utime(program)  # in use
     code, base = state.folder("code"), state.base()
@@ -49,6 +54,13 @@ def _over() -> List[Tuple[float, str]]:
         if at is not None and not runs.guarded(folder):
             found.append((at, folder))
     return found
+
+
+def _is_brief(ended: float, folder: str) -> bool:
+    try:
+        return ended - os.stat(os.path.join(folder, "spec.json")).st_mtime < BRIEF
+    except OSError:
+        return True  # it has never been more than prepared
 
 
 def _program(folder: str) -> str:

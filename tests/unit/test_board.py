@@ -29,7 +29,12 @@ def sample(number: int, at: float, **part: Any) -> dict[str, Any]:
         ],
         "run": {"node": number, "state": "running", "attempt": 1, "name": "nightly", **part},
         "ranks": [
-            {"rank": rank, "last": f"step:{number} correct-horse", "at": float(rank), "figures": {"step": 100 + number}}
+            {
+                "rank": rank,
+                "last": f"step:{number} correct-horse",
+                "at": 1000.0 + rank / 1000,
+                "figures": {"step": 100 + number},
+            }
             for rank in (2 * number, 2 * number + 1)
         ],
     }
@@ -113,7 +118,7 @@ def test_a_rank_that_is_slower_than_the_others_is_named() -> None:
 def test_lines_are_masked_and_tamed() -> None:
     seen = hosts(1)
     assert seen[0].now is not None
-    seen[0].now["ranks"][0].update(at=99.0, last="\x1b[2Jtoken correct-horse")
+    seen[0].now["ranks"][0].update(at=1001.0, last="\x1b[2Jtoken correct-horse")
     text = "\n".join(shown(seen, mask=Mask(["correct-horse"])))
     assert "token ***" in text and "\x1b" not in text and "correct" not in text
 
@@ -155,3 +160,16 @@ def test_a_loss_that_is_no_number_any_more_is_one_that_is_shown() -> None:
     assert seen[0].now is not None
     seen[0].now["ranks"][0]["figures"]["loss"] = float("nan")
     assert "loss nan" in shown(seen)[1]
+
+
+def test_how_long_a_rank_has_been_silent_is_told_where_it_is_long() -> None:
+    seen = hosts(2)
+    assert "QUIET" not in "".join(shown(seen))
+    assert seen[1].now is not None
+    seen[1].now["ranks"][0]["at"] -= 40
+    lines = shown(seen)
+    header = next(line for line in lines if line.startswith("HOST")).split()
+    row = next(line for line in lines if line.startswith("gpu-01")).split()
+    assert row[header.index("QUIET")] == "42s"
+    seen[1].now["ranks"][0]["at"] -= 3600
+    assert any(" 61m " in line for line in shown(seen))

@@ -54,6 +54,15 @@ def test_the_newest_runs_stay_and_what_is_freed_is_said(program: Path) -> None:
     assert retire(KEEP, str(program)) == {"runs": [], "unused": 0, "freed": 0, "left": 2}
 
 
+def test_brief_runs_are_counted_apart(program: Path) -> None:
+    long = [run(f"long-{number}", 5 + number, program="node-mine") for number in range(3)]
+    for one in long:
+        os.utime(one / "spec.json", (time.time() - 9 * DAY,) * 2)
+    brief = [run(f"brief-{number}", number, program="node-mine") for number in range(3)]
+    retire(KEEP, str(program))
+    assert [one.exists() for one in (*long, *brief)] == [True, True, False, True, True, False]
+
+
 def test_a_run_older_than_the_days_goes(program: Path) -> None:
     old, new = run("old-run", 15), run("new-run", 13)
     retire(KEEP, str(program))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator import ps
-from orchestrator.runs import Run
+from orchestrator.runs import Listing, Run
 
 STARTED = "2026-01-01T12:00:00.000000Z"
 NOON = 1767268800.0
@@ -27,6 +27,10 @@ def run(number: int, state: str = "running", attempt: int = 1, name: str = "", *
     return Run(run_id, name or run_id, state, attempt, STARTED, {"a": part})
 
 
+def show(shown: list[Run], now: float, answered: str = "") -> None:
+    ps._print(Listing(tuple(shown), {}, frozenset(answered.split())), shown, now)
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [(0, "0m00s"), (59.9, "0m59s"), (61, "1m01s"), (3599, "59m59s"), (7500, "2h05m"), (93600, "1d02h"), (-5, "0m00s")],
@@ -34,7 +38,7 @@ def run(number: int, state: str = "running", attempt: int = 1, name: str = "", *
 def test_the_time_is_how_long_a_run_goes_on_or_went_on(
     capsys: pytest.CaptureFixture[str], seconds: float, shown: str
 ) -> None:
-    ps._print([run(1), run(2, "failed", ended_at=NOON + seconds), run(3, "lost")], NOON + seconds)
+    show([run(1), run(2, "failed", ended_at=NOON + seconds), run(3, "lost")], NOON + seconds)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0] == ["RUN", "STATE", "TIME", "BY", "SCRIPT", "HOSTS"]
     assert [row[2] for row in rows[1:]] == [shown, shown, "-"]
@@ -42,18 +46,26 @@ def test_the_time_is_how_long_a_run_goes_on_or_went_on(
 
 
 def test_a_name_and_an_attempt_are_columns_once_a_run_has_one(capsys: pytest.CaptureFixture[str]) -> None:
-    ps._print([run(1), run(2, attempt=3, name="exp")], NOON)
+    show([run(1), run(2, attempt=3, name="exp")], NOON)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0] == ["RUN", "NAME", "STATE", "ATTEMPT", "TIME", "BY", "SCRIPT", "HOSTS"]
     assert rows[1][1] == "running" and rows[2][1:4] == ["exp", "running", "3"]
 
 
 def test_what_a_host_says_of_a_run_moves_no_cursor_and_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    ps._print([run(1, by="[red]x[/]\x1b[2J@b", script="a\x1b]0;title\x07.py\nb")], NOON)
+    show([run(1, by="[red]x[/]\x1b[2J@b", script="a\x1b]0;title\x07.py\nb")], NOON)
     said = capsys.readouterr().out
     assert "\x1b" not in said and "\x07" not in said and "[red]x" in said and len(said.splitlines()) == 2
 
 
 def test_a_start_that_is_no_day_of_the_calendar_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    ps._print([Run("20260101-120000-0001", "x", "running", 1, "2026-99-99T12:00:00Z", run(1).parts)], NOON)
+    show([Run("20260101-120000-0001", "x", "running", 1, "2026-99-99T12:00:00Z", run(1).parts)], NOON)
     assert capsys.readouterr().out.splitlines()[1].split()[3] == "-"
+
+
+def test_a_host_that_has_answered_was_heard_though_it_has_the_record_no_more(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    of_three = run(1, hosts=["a", "b", "c"])
+    show([of_three], NOON, answered="a b")
+    assert capsys.readouterr().out.rstrip().endswith("  a (not heard: c)")

@@ -44,6 +44,15 @@ def test_our_own_lines_are_shown_at_once_also_within_a_trace() -> None:
     ]
 
 
+def test_a_trace_that_tail_has_cut_off_at_its_head_is_one_too() -> None:
+    lines = [agent('  File "api.py", line 86, in f'), agent("    raise E"), agent("E: why"), agent("  indented, later")]
+    quieter = Quieter()
+    assert [line.text for line in quieter.filter(lines)] == [
+        "E: why  (2 lines of torchrun's traceback: ddp-orch logs --stream agent)",
+        "  indented, later",
+    ]
+
+
 def test_a_trace_without_an_end_is_shown_as_it_is() -> None:
     lines = [agent("Traceback (most recent call last):"), agent("  File")]
     quieter = Quieter()
