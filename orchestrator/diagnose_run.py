@@ -36,8 +36,8 @@ def show(wanted: str | None, given: str | None, hosts: str | None, as_json: bool
         console.note(f"run {run.run_id}; all that it said: ddp-orch logs {run.run_id}{of_rank}")
     elif not as_json and run.unfinished:
         console.note(
-            f"run {run.run_id} goes on ({run.state}); if it hangs: ddp-orch top {run.run_id} shows who is silent for how "
-            "long, and run.stall_timeout ends it with the stacks of all ranks"
+            f"run {run.run_id} goes on ({run.state}); if it hangs: ddp-orch top {run.run_id} shows who is silent, and "
+            "run.stall_timeout ends it with the stacks of all ranks"
         )
     elif not as_json:
         console.note(f"run {run.run_id}: {run.state}")
