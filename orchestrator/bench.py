@@ -51,7 +51,7 @@ def bench(wanted: Bench) -> int:
     measured: list[tuple[int, dict[str, Any]]] = []
     for count in host_counts(wanted.counts, len(names)):
         batch = (wanted.batch_per_host or BATCH) * (1 if wanted.fixed else count)
-        console.step(f"{count} of {len(names)} hosts, {batch} samples a step: less than a minute")
+        console.step(f"{count} of {len(names)} hosts, {batch} samples a step: about a minute")
         args = (*wanted.trainer_args, f"--batch-size={batch}", "--bench")
         measured.append((count, _measured(wanted.inventory, names[:count], args)))
     points = scaling(measured)

@@ -142,7 +142,8 @@ def _render(
         parts.append(mesh.render(network))
     if result is not None and result.figures:
         parts.append(deep.render(result))
-    parts.append("\n".join(_chosen(made, chosen, network, facts)) + "\n")
+    if facts:
+        parts.append("\n".join(_chosen(made, chosen, network, facts)) + "\n")
     counts = [(sum(finding.severity == severity for finding in findings), severity) for severity in SEVERITIES]
     told = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for count, severity in counts if count)
     parts.append(f"{'1 host' if len(made.nodes) == 1 else f'{len(made.nodes)} hosts'}: {told or 'nothing found'}\n")

@@ -73,9 +73,10 @@ def unreached(failures: Mapping[str, Exception]) -> tuple[Finding, ...]:
         code = str(getattr(failure, "code", "unknown"))
         if isinstance(failure, ConnectFailure):
             reason, fix = failure.common if alike[failure.alike] > 1 else (failure.reason, failure.fix)
-            found.add("error", code, host, f"{failure.phase}: {reason}", fix, f"ssh {host}")
+            found.add("error", code, host, f"{failure.phase}: {reason}", fix, f"to be tried by hand: ssh {host}")
         else:
-            found.add("error", code, host, str(failure).removeprefix(f"{host}: "), "", f"ssh {host}")
+            said = str(failure).removeprefix(f"{host}: ")
+            found.add("error", code, host, said, "", f"to be tried by hand: ssh {host}")
     return found.all()
 
 

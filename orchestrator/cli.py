@@ -197,7 +197,7 @@ def up(
 @OTHER_INVENTORY
 @HOSTS
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run is over; ends with its exit code.")
-@click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of each stream.")
+@click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of each stream.")
 @click.option(
     "--host", metavar="PATTERN", shell_complete=completion.host, help="Only the lines of these hosts of the run."
 )
@@ -273,9 +273,9 @@ def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool
 @OTHER_INVENTORY
 @HOSTS
 def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
-    """A live board of RUN (default: the newest): each host's ranks, step, loss, GPUs, CPU, network, last line.
+    """A live board of RUN: each host's ranks, step, loss, GPUs, CPU, network, last line.
 
-    In a pipe: one table, as plain text.
+    Default: the newest run that goes on, else the newest. In a pipe: one table, as plain text.
     """
     from . import top as board
 
@@ -473,8 +473,9 @@ def guarded(work: Callable[[], Any]) -> int:
     try:
         work()
     except click.ClickException as error:
+        hint = slips.hint(error)
         error.show()
-        if (hint := slips.hint(error)) is not None:
+        if hint is not None:
             click.echo(hint, err=True)
         return UsageError.exit_code
     except (click.Abort, KeyboardInterrupt):

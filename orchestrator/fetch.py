@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from . import runs
 from .console import Console, fold_messages
+from .console import size as console_size
 from .context import chosen_inventory, open_fleet, stderr_console, warn_of, warn_of_unheard
 from .errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
 from .fleet import Fleet, folded
@@ -80,7 +81,7 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
             raise UsageError(f"no output of {what.run} matches {pattern!r}")
         _check_space(folder, size)
         same_note = f"; {same} unchanged" if same else ""
-        console.step(f"{count} {'file' if count == 1 else 'files'} to fetch, {size / 1e6:.1f} MB{same_note}")
+        console.step(f"{count} {'file' if count == 1 else 'files'} to fetch, {console_size(size)}{same_note}")
 
         if count:
             _make(folder)

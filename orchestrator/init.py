@@ -52,14 +52,15 @@ def init(hosts: Sequence[str], output: str) -> int:
     if path.exists():
         if not sys.stdin.isatty():
             raise UsageError(f"{output} is there already; give another -o FILE, or remove it")
-        click.confirm(f"{output} is there already. Overwrite it?", default=False, abort=True, err=True)
+        if not click.confirm(f"{output} is there already. Overwrite it?", default=False, err=True):
+            raise UsageError(f"{output} is kept as it was")
     try:
         aside = path.with_name(f".{path.name}.{os.getpid()}.new")
         aside.write_text(text, encoding="utf-8")
         aside.replace(path)
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error.strerror}") from error
-    stderr_console().note(f"wrote {output}; next: ddp-orch trust {output}")
+    stderr_console().note(f"wrote {output}; name in it the python that has torch, then: ddp-orch trust {output}")
     return 0
 
 

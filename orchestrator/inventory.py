@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from .inventory_values import Reading, describe, shown
 from .yamlsource import Map, Scalar, YamlProblem, compose
 
 MAX_BYTES = 4 << 20
+SAME_NAME = 0.8  # alike by so much, a name is another spelling of one
 MAX_PROBLEMS = 100
 
 
@@ -110,6 +112,9 @@ def load(path: str | Path) -> Inventory:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError as exc:
+        siblings = [one.name for one in Path(path).parent.glob("*.y*ml")] if Path(path).parent.is_dir() else []
+        if close := get_close_matches(Path(path).name, siblings, 1, SAME_NAME):
+            raise InventoryError(f"{path}: no such file; did you mean {Path(path).with_name(close[0])}?") from exc
         smallest = "the smallest inventory is `hosts: [lovelace, hopper]`"
         raise InventoryError(f"{path}: no such file; {smallest}, and `ddp-orch init` writes one") from exc
     except IsADirectoryError as exc:

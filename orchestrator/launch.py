@@ -21,6 +21,7 @@ from .fleet import Fleet, Results, each, folded, worst
 from .inventory import Host
 from .plan import Plan
 from .progress import Silent
+from .script import TRAINER
 from .session import Refused, Session
 from .ship import Snapshot
 from .ssh_config import by_hand
@@ -101,7 +102,8 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
     ranks = plan.world_size(resolved)
     if wanted.code is not None and not all(node.host.workdir for node in wanted.nodes):
         files = "1 file" if wanted.code.files == 1 else f"{wanted.code.files} files"
-        around.step(f"code: {files}, {size(wanted.code.size)}, of {wanted.code.root}")
+        of = "the bundled trainer" if wanted.code.root == str(TRAINER.parent) else wanted.code.root
+        around.step(f"code: {files}, {size(wanted.code.size)}, of {of}")
         if left_out := wanted.code.left_out:
             more = f" and {len(left_out) - LEFT_OUT} more" if len(left_out) > LEFT_OUT else ""
             around.step(f"not sent, as .gitignore says: {', '.join(left_out[:LEFT_OUT])}{more}")
@@ -151,6 +153,8 @@ def _how_to_do_without(wanted: Plan, probed: Results[Any]) -> str:
 
 def _stop_on(results: Results[Any], headline: str, advice: str = "") -> None:
     if results.failed:
+        if {getattr(error, "code", "") for error in results.failed.values()} == {"held"}:
+            headline = "nothing was started"  # the hosts are well
         lines = [headline, *folded(results.failed), *([advice] if advice else [])]
         raise worst(results.failed.values(), "\n  ".join(lines))
 

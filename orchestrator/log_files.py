@@ -71,7 +71,8 @@ class LogFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            raise UsageError(f"--output: {path}: {error.strerror}") from error
+            what = "a file, not a folder" if self._folder.is_file() else error.strerror
+            raise UsageError(f"--output: {self._folder if self._folder.is_file() else path}: {what}") from error
         self._known.add(path)
         self._files[path] = file
         return file

@@ -13,6 +13,7 @@ from .inventory import Host
 from .naming import RUN_ID
 from .session import Session
 
+SUFFIX = 4  # characters of an id's end that name a run too: they differ where the day is the same
 UNFINISHED = ("starting", "running", "restarting", "stopping")
 
 
@@ -138,6 +139,8 @@ def choose(listing: Listing, wanted: str | None) -> Run:
     if exact:
         return exact[-1]
     prefixed = [run for run in runs if run.run_id.startswith(wanted)]
+    if not prefixed and len(wanted) >= SUFFIX:
+        prefixed = [run for run in runs if run.run_id.endswith(wanted)]
     if not prefixed:
         if wanted.endswith((".yaml", ".yml")):
             raise UsageError(f"no run is called {wanted!r}; an inventory is given as `-i {wanted}`")
@@ -148,7 +151,7 @@ def choose(listing: Listing, wanted: str | None) -> Run:
         raise _missing(listing, f"no run {wanted!r} on these hosts{gone}{known}; `ddp-orch ps --all` lists them")
     if len(prefixed) > 1:
         found = ", ".join(run.run_id for run in prefixed)
-        raise UsageError(f"{wanted!r} is the beginning of several runs: {found}; give more of it")
+        raise UsageError(f"{wanted!r} names several runs: {found}; give more of it")
     return prefixed[0]
 
 

@@ -17,6 +17,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -137,7 +138,7 @@ def snapshot(script: Path, sync: Sync, base: Path) -> Snapshot | None:
     if script.is_dir():
         raise UsageError(f"{_shown(script)}: a folder; give the script in it, or -m PACKAGE")
     if not script.is_file():
-        raise UsageError(f"{_shown(script)}: no such file; {_meant(script.name, base)}")
+        raise UsageError(f"{_shown(script)}: no such file; {_meant(script, base)}")
     warnings: list[str] = []
     if sync == "auto":
         root, paths = _automatic(script, warnings)
@@ -383,11 +384,15 @@ def _on_wire(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "surrogateescape")
 
 
-def _meant(name: str, base: Path) -> str:
+def _meant(script: Path, base: Path) -> str:
+    name = script.name
     if name.startswith("-"):
         return "the first word behind `--` is a script, -m and a module, or a flag such as --lr"
     if re.fullmatch(r"python[\d.]*|torchrun", name):
         return f"give the script alone, as {name} is started by itself"
+    siblings = [one.stem for one in script.parent.glob("*.py") if one.is_file()] if script.parent.is_dir() else []
+    if close := get_close_matches(script.stem, siblings, 1):
+        return f"did you mean {_shown(close[0])}.py?"
     return f"the script is looked for below {_shown(base)}"
 
 

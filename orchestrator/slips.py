@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import click
 
@@ -18,6 +19,8 @@ def hint(error: click.ClickException) -> str | None:
     if isinstance(error, click.NoSuchOption) and error.option_name in ("-i", "--inventory"):
         return f"The inventory comes first here, without -i: ddp-orch {command} inventory.yaml"
     if isinstance(error, click.NoSuchOption) and command in behind:
+        near = get_close_matches(error.option_name, error.possibilities or (), 1, 0.75)
+        error.possibilities = near  # type: ignore[misc]  # an option of ours that is hardly meant helps nobody
         what = {"up": "script", "exec": "command"}[command]
         return f"What belongs to the {what} stands behind `--`: ddp-orch {command} INVENTORY -- {behind[command]}"
     missing = getattr(error.param, "name", None) if isinstance(error, click.MissingParameter) else None

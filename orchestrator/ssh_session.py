@@ -8,6 +8,7 @@ tracebacks, and mixes up the errors of channels that are opened at the same time
 from __future__ import annotations
 
 import contextlib
+import getpass
 import logging
 import socket
 import threading
@@ -251,7 +252,8 @@ class _KeysOnly:
             if missing:
                 raise self._denied(f"after the key it also wants {', '.join(missing)}", tried)
             return
-        raise self._denied(f"it refuses {self._target.user}", tried)
+        own = self._target.user == getpass.getuser() and " -l " not in self._target.command
+        raise self._denied(f"it refuses {self._target.user}{', as you are called here' if own else ''}", tried)
 
     def _denied(self, reason: str, tried: list[Identity]) -> ConnectFailure:
         keys = ", ".join(identity.label for identity in tried) or "none"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from . import runs
 from .board import Seen, render
@@ -77,7 +77,8 @@ def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
     with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
         warn_of(listing.failed, console)
-        run = runs.choose(listing, wanted)
+        going_on = [run.run_id for run in listing.runs if run.unfinished]
+        run = runs.choose(listing, wanted or next(iter(going_on[-1:]), None))
         of_run = [host for host in read.hosts if host.name in run.parts or host.name in run.unheard]
         watcher = Watcher(fleet, of_run, run.run_id)
         try:
@@ -99,9 +100,14 @@ def _once(watcher: Watcher, run_id: str, mask: Mask) -> None:
     deadline = time.monotonic() + EVERY + PATIENCE
     while time.monotonic() < deadline and not all(one.before or one.trouble for one in watcher.seen()):
         time.sleep(0.1)
-    width = int(os.environ.get("COLUMNS", "160"))
+    width = int(os.environ.get("COLUMNS") or _columns_of(sys.stderr) or 160)
     rich = Rich(file=sys.stdout, width=width, force_terminal=wants_colour(sys.stdout, os.environ), highlight=False)
     rich.print(render(run_id, watcher.seen(), width, 10_000, mask, ""))
+
+
+def _columns_of(stream: TextIO) -> int:
+    """Of the terminal where most probably all is shown in the end, as by `| cat`; 0 for none."""
+    return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
 
 
 class _Live:
@@ -160,7 +166,7 @@ class _Live:
     def _log(self) -> None:
         from . import show_logs
 
-        rank = self._ask("log of which ranks, such as 0,4-7 (Ctrl-C ends the log)")
+        rank = self._ask("log of which ranks, such as 0,4-7 (Ctrl-C ends the log; nothing: back)")
         if not rank:
             return
         wanted = show_logs.Logs(run=self._run.run_id, inventory=self._inventory, follow=True, tail=200, rank=rank)
@@ -176,11 +182,11 @@ class _Live:
             self._shown()
         except OrchError as error:
             self._pattern = ""
-            self._console.error(str(error))
+            self._console.error(str(error).removeprefix("--hosts "))
             self._ask("Enter comes back to the board")
 
     def _kill(self) -> None:
-        typed = self._ask(f"type the run's id to kill {self._run.run_id}")
+        typed = self._ask(f"type the run's id to kill {self._run.run_id} (nothing: back)")
         if typed != self._run.run_id:
             if typed:
                 self._ask("that is not its id, nothing is killed; Enter comes back to the board")
@@ -191,7 +197,7 @@ class _Live:
     @staticmethod
     def _ask(question: str) -> str:
         try:
-            return input(f"{question}: ").strip()
+            return input(f"{question}: ").strip().replace("\x1b", "")  # Esc, which some try
         except (EOFError, KeyboardInterrupt):
             return ""
 

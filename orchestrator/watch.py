@@ -183,7 +183,7 @@ def conclude(run_id: str, view: View, console: Console, took: str = "", *, tell_
         case "succeeded":
             console.note(f"run {run_id} succeeded{took}")
         case "killed":
-            console.error(f"run {run_id} was stopped by {verdict.get('stopped_by') or 'somebody'}")
+            console.note(f"run {run_id} was stopped by {verdict.get('stopped_by') or 'somebody'}")
         case "lost":
             console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_without_head(verdict, parts)}")
         case _:

@@ -128,7 +128,8 @@ def _take(spec: Dict[str, Any], taken: List[int]) -> None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             who = os.pread(handle, 4096, 0).decode("utf-8", "replace")
-            text = "%s is taken by %s; end that one, or wait for it with --wait" % (what, who or "another run")
+            end = "`ddp-orch kill %s` ends it" % who.split()[1] if who.startswith("run ") else "end that one"
+            text = "%s is taken by %s; %s, or wait for it with --wait" % (what, who or "another run", end)
             raise Refused("held", text) from None
         os.ftruncate(handle, 0)
         text = "run %s (%s), started %s" % (spec["run_id"], spec["name"], time.strftime("%Y-%m-%d %H:%M:%S %z"))

@@ -160,4 +160,6 @@ def test_missing_torchvision_is_said_in_one_line_by_one_rank(tmp_path: Path) -> 
 def test_a_wrong_flag_is_said_in_one_line_by_one_rank(tmp_path: Path) -> None:
     failed = run(torchrun(2, "-m", "trainer", "--batchsize=3"), cwd=tmp_path)
     said = [line for line in failed.stderr.splitlines() if line.startswith("trainer: ")]
-    assert said == ["trainer: unrecognized arguments: --batchsize=3 (see python -m trainer --help)"]
+    assert said == [
+        "trainer: unrecognized arguments: --batchsize=3; did you mean --batch-size? (see python -m trainer --help)"
+    ]
