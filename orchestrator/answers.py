@@ -49,6 +49,11 @@ def _is_port(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 16
 
 
+def _is_time(value: Any) -> bool:
+    """Seconds since 1970, of a date that has four digits for its year."""
+    return type(value) in (int, float) and 0 <= value < 253402300800
+
+
 _HOST = re.compile(NAME)
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{3,60}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,18}(Z|[+-][0-9]{2}:[0-9]{2})")
@@ -68,7 +73,7 @@ RUN = {
     "state": _STATE,
     "attempt": int,
     "started_at": _TIME,
-    "ended_at": (float, int, None),
+    "ended_at": (_is_time, None),
     "by": str,
     "script": str,
     "node": int,

@@ -65,10 +65,10 @@ class Seen:
         return None if not known else _extremes(known)[name != "step"]
 
     def quiet(self) -> float | None:
-        """Seconds since the last line of the rank that has been silent for longest, where that is long."""
+        """Seconds since any rank of the host has printed a line, where that is long. (Often only one speaks.)"""
         if self.now is None or self.state != "running":
             return None
-        silent = max((self.now["clock"] - rank["at"] for rank in self.ranks if rank["at"]), default=0.0)
+        silent = min((self.now["clock"] - rank["at"] for rank in self.ranks if rank["at"]), default=0.0)
         return silent if silent >= QUIET else None
 
     def rate(self, of: str) -> float | None:

@@ -420,7 +420,7 @@ def bench(
 ) -> None:
     """Measure the bundled trainer on 1, 2, 4, ... hosts: throughput, scaling efficiency, and what limits.
 
-    Less than a minute for each number of hosts; -- --bench-seconds 10 measures five times as long.
+    About a minute for each number of hosts; -- --bench-seconds 10 measures five times as long.
     Flags of the trainer come after --, such as: -- --model resnet50 --data synthetic --precision bf16
     """
     from . import bench as benchmark

@@ -79,6 +79,8 @@ class Known:
     stopped_by: str | None = None
     """Who ended the run, where it was not a failure."""
     failed_at: float | None = None
+    stalled: bool = False
+    """No rank had printed for too long: the hosts have shown the stacks of all ranks, and ended them."""
     same_code: bool = False
     """All hosts have it from us, by the hash of its content."""
 
@@ -87,7 +89,7 @@ def diagnose(lines: Sequence[Said], known: Known | None = None) -> Diagnosis:
     """`known`: where the run is ours and has failed; else only the logs tell whether it has."""
     knowledge = causes.load()
     told = known or Known()
-    lines, shown = stacks.cut(lines)
+    lines, shown = stacks.cut(lines, with_py_spy=told.stalled)
     seen = scene.make(lines, told.exits, told.hosts, told.ranks)
     suspects, secondary = signs.find(seen, knowledge)
     suspects = refine.refine(suspects, seen)

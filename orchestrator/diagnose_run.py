@@ -110,6 +110,7 @@ def judge(
         lost=first["host"] if first and first.get("lost") else None,
         stopped_by=by,
         failed_at=min((failure["at"] for _, failure in failures), default=None),
+        stalled=bool(first and first.get("stalled")),
         same_code=same_code,
     )
     return diagnose(said, known)

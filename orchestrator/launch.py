@@ -106,7 +106,7 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
         around.step(f"code: {files}, {size(wanted.code.size)}, of {of}")
         if left_out := wanted.code.left_out:
             more = f" and {len(left_out) - LEFT_OUT} more" if len(left_out) > LEFT_OUT else ""
-            around.step(f"not sent, as .gitignore says: {', '.join(left_out[:LEFT_OUT])}{more}")
+            around.step(f"not sent: {', '.join(left_out[:LEFT_OUT])}{more}")
     count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
     spares = fold(node.host.name for node in resolved.nodes if node.host.spare)
     around.step(

@@ -74,8 +74,9 @@ def _took(run: runs.Run, now: float) -> str:
     """How long it has gone on, or did; `-` where nobody wrote down its end."""
     if not run.unfinished and run.ended_at is None:
         return "-"
+    ended = now if run.unfinished or run.ended_at is None else run.ended_at
     try:
-        seconds = (run.ended_at or now) - parse_time(run.started_at, now)
+        seconds = ended - parse_time(run.started_at, now)
     except UsageError:  # what a host says need not be a day of the calendar
         return "-"
     minutes, hours, days = (int(max(0.0, seconds) // unit) for unit in (60, 3600, 86400))

@@ -23,6 +23,7 @@ _OBEYS = re.compile(
     r"Received \S+ death signal, shutting down workers$|Sending process \d+ closing signal SIG[A-Z]+$"
     r"|torch\.distributed\.elastic\.multiprocessing\.api\.SignalException: Process \d+ got signal: \d+\b"
 )
+_FRAME = re.compile(r'  File ".*", line \d+, in ')
 _BETWEEN = {
     "",
     "During handling of the above exception, another exception occurred:",
@@ -38,8 +39,14 @@ class Quieter:
         self._known: set[tuple[str, int]] = set()  # those that have said anything
         self._stopped: set[int] = set()  # attempts that we are stopping
         self._obeying: list[Line] = []  # what is not to be shown if it is we who stop the run
+        self._now = self._held_at = 0.0
 
-    def filter(self, batch: Sequence[Line]) -> Sequence[Line]:
+    def filter(self, batch: Sequence[Line], now: float = 0.0) -> Sequence[Line]:
+        """`now`: seconds of any clock that goes on; to be called now and then, if only with no line."""
+        if self._obeying and self._held_at + HOLD < now:
+            held, self._obeying = self._obeying, []
+            return [*held, *self.filter(batch, now)]
+        self._now = now
         if not self._obeying and all(line.rank is not None for line in batch):
             return batch
         return [shown for line in batch for one in self._one(line) for shown in self._stopping(one)]
@@ -71,7 +78,7 @@ class Quieter:
         return (block[0]._replace(text=note), *self._begin(key, line))
 
     def _begin(self, key: tuple[str, int], line: Line) -> Iterable[Line]:
-        cut_off = key not in self._known and line.text.startswith(" ")  # as by --tail: in the midst of one
+        cut_off = key not in self._known and _FRAME.match(line.text)  # as by --tail: in the midst of one
         self._known.add(key)
         if cut_off or _bare(line) == _PYTHON or _CPP.match(line.text):
             self._blocks[key] = [line]
@@ -82,9 +89,12 @@ class Quieter:
         """Hold how torchrun obeys: with our own word that we stop the run it is dropped, without it shown."""
         if line.rank is None and line.text.startswith("ddp-orch: ") and any(word in line.text for word in _STOPS):
             self._stopped.add(line.attempt)
+            mine = [one for one in self._obeying if one.attempt == line.attempt]
             self._obeying = [one for one in self._obeying if one.attempt != line.attempt]
-        elif line.rank is None and _OBEYS.match(_bare(line)):
+            return (*(one for one in mine if f"first failure: {one.host}: " in line.text), line)
+        if line.rank is None and _OBEYS.match(_bare(line)):
             if line.attempt not in self._stopped:
+                self._held_at = self._held_at if self._obeying else self._now
                 self._obeying.append(line)
             return ()
         if not self._obeying or line.at < self._obeying[0].at + HOLD:

@@ -159,22 +159,32 @@ def snapshot(script: Path, sync: Sync, base: Path) -> Snapshot | None:
         files=entries,
         size=files.size,
         warnings=tuple(warnings),
-        left_out=tuple(_left_out(root, workdir, entries)) if sync == "auto" else (),
+        left_out=tuple(_left_out(root, workdir, entries, warnings)) if sync == "auto" else (),
     )
 
 
-def _left_out(root: Path, folder: Path, sent: tuple[FileEntry, ...]) -> Iterator[str]:
-    """What lies in the folder where the run starts and has no part in what is sent; nothing that is never sent."""
+def _left_out(root: Path, folder: Path, sent: tuple[FileEntry, ...], warnings: list[str]) -> Iterator[str]:
+    """Files and folders where the run starts that have no part in what is sent, and of which nothing was said yet."""
     prefix = "" if folder == root else f"{folder.relative_to(root)}/"
     known = {one.path[len(prefix) :].partition("/")[0] for one in sent if one.path.startswith(prefix)}
-    for child in sorted(folder.iterdir()):
-        if child.name in known or child.name.startswith(".") or _never_sent(child.name):
-            continue
-        with contextlib.suppress(OSError):  # what cannot be looked at is not named
-            if not child.is_dir():
+    with contextlib.suppress(OSError):  # what cannot be looked at is not named
+        for child in sorted(os.scandir(folder), key=lambda child: child.name):
+            if child.name in known or child.name.startswith(".") or _never_sent(child.name):
+                continue
+            if any(_shown(child.path) in warning for warning in warnings):
+                continue
+            if child.is_file(follow_symlinks=False):
                 yield child.name
-            elif any(child.iterdir()) and not any(os.path.lexists(child / one) for one in _OF_ITS_OWN):
+            elif child.is_dir(follow_symlinks=False) and _holds_something(child.path):
                 yield f"{child.name}/"
+
+
+def _holds_something(folder: str) -> bool:
+    """Whether a folder is of interest: no virtual environment, no results that were brought here, not empty."""
+    if any(os.path.lexists(f"{folder}/{one}") for one in _OF_ITS_OWN):
+        return False
+    with os.scandir(folder) as listing:
+        return any(not _never_sent(child.name) for child in listing)
 
 
 def _absolute(path: Path, base: Path) -> Path:
@@ -392,7 +402,8 @@ def _meant(script: Path, base: Path) -> str:
         return f"give the script alone, as {name} is started by itself"
     siblings = [one.stem for one in script.parent.glob("*.py") if one.is_file()] if script.parent.is_dir() else []
     if close := get_close_matches(script.stem, siblings, 1):
-        return f"did you mean {_shown(close[0])}.py?"
+        meant = script.with_name(f"{close[0]}.py")
+        return f"did you mean {_shown(os.path.relpath(meant, base))}?"
     return f"the script is looked for below {_shown(base)}"
 
 

@@ -64,11 +64,15 @@ class Target:
 
 def by_hand(text: str, hosts: Iterable[Host]) -> str:
     """Advice that says `ssh NAME`, with what the inventory knows of the way there: to be pasted."""
-    for host in hosts:
-        if not host.local:
-            command = _question(host).command()
-            text = command.join(re.split(rf"\bssh {re.escape(host.name)}(?![\w.-])", text))
-    return text
+    if "ssh " not in text:
+        return text
+    known = {host.name: host for host in hosts if not host.local}
+
+    def command(match: re.Match[str]) -> str:
+        host = known.get(match[1])
+        return _question(host).command() if host else match[0]
+
+    return re.sub(r"\bssh ([\w.:%-]*[\w%])", command, text)
 
 
 class Resolver:

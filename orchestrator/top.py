@@ -78,7 +78,7 @@ def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
         listing = runs.find(fleet, read.hosts)
         warn_of(listing.failed, console)
         going_on = [run.run_id for run in listing.runs if run.unfinished]
-        run = runs.choose(listing, wanted or next(iter(going_on[-1:]), None))
+        run = runs.choose(listing, wanted if wanted is not None else next(iter(going_on[-1:]), None))
         of_run = [host for host in read.hosts if host.name in run.parts or host.name in run.unheard]
         watcher = Watcher(fleet, of_run, run.run_id)
         try:

@@ -57,7 +57,7 @@ class Printer:
     def show(self, batch: Sequence[Line]) -> None:
         """To be called now and then, if only with no line: what is held back to be folded has its time."""
         if self._quieter is not None:
-            batch = self._quieter.filter(batch)
+            batch = self._quieter.filter(batch, time.monotonic())
         if self._folder is None:
             self._print([self._render(line) for line in batch])
         else:

@@ -163,7 +163,7 @@ def parse(argv: Sequence[str]) -> Config:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         word = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
-        if near := difflib.get_close_matches(word, self._option_string_actions, 1):
+        if len(word) > 2 and (near := difflib.get_close_matches(word, self._option_string_actions, 1)):
             message += f"; did you mean {near[0]}?"
         raise ConfigError(f"{message} (see python -m trainer --help)")
 

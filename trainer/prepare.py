@@ -77,9 +77,9 @@ def prepare(config: Config, world: World, out: Path | None) -> Training:
         with world.together():
             refuse_other_training(config, state["config"])
         model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        for group in optimizer.param_groups:
+        for group in state["optimizer"]["param_groups"]:
             group["fused"] = is_fused(world)  # the snapshot may be from another kind of device
+        optimizer.load_state_dict(state["optimizer"])
         scaler.load_state_dict(state.get("scaler") or scaler.state_dict())
         step = state["step"]
     with world.together():

@@ -156,7 +156,7 @@ def choose_device(wanted: str, place: Place) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     gpus = torch.cuda.device_count()
-    if gpus == 1 and os.environ.keys() & {"SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"}:
+    if gpus == 1 and place.launcher == "srun" and "SLURM_GPUS_PER_TASK" in os.environ:
         return torch.device("cuda", 0)  # srun --gpus-per-task=1: each rank sees only its own
     if place.local_world_size > gpus:
         raise ConfigError(

@@ -278,14 +278,18 @@ PATH = re.compile(r"['\"](/?[\w./ -]+)['\"]")
 
 
 def in_sent_code(suspects: list[Suspect]) -> list[Suspect]:
-    """All hosts have the same code from us: none has another version, and what is not in it is missing on all."""
+    """All hosts have the same code from us: none has another version, and what is not in it is missing on all.
+
+    What ranks write beside it is another matter: that is on the host of the rank.
+    """
 
     def judge(one: Suspect) -> Suspect:
         match = PATH.search(one.line.text)
         if match is None or match[1].startswith("/") or one.why:
             return one
-        why = "a relative path is looked for in the code that was sent, without what .gitignore names"
-        return replace(one, code="dataset-missing", why=why)
+        why = "a relative path means the code that was sent, and what ranks have written beside it on the same host"
+        code = "dataset-missing" if one.rank == 0 else one.code  # what others wrote is seldom read by rank 0
+        return replace(one, code=code, confidence="medium", why=why)
 
     suspects = [one for one in suspects if one.code != "code-version-skew"]
     for code in ("dataset-missing", "file-missing-on-host"):

@@ -25,9 +25,11 @@ FRAME = re.compile(
 REST = re.compile(
     r"Fatal Python error: Aborted|Current thread's C stack|  Binary file |Extension modules: |  \.\.\.|Python v|$"
 )
-INSTALLED = re.compile(r"(?:site|dist)-packages|/lib/python\d|<frozen|^torch/")
+INSTALLED = re.compile(
+    r"(?:site|dist)-packages|/lib/python\d|<frozen|^torch/|^(?:threading|queue|selectors|socket)\.py$"
+)
 WAITING = re.compile(r"\btorch/(?:distributed|nn/parallel|autograd|_tensor)\b")
-SUSPENDED = {"T", "t", "D"}
+STOPPED, ON_A_DISK = {"T", "t"}, "D"
 SHOWN = 4  # ranks
 
 
@@ -58,13 +60,16 @@ class Stack:
         """`train.py line 8 in <module>`: the innermost of the user's own frames."""
         own = [frame for frame in self.frames if not INSTALLED.search(frame[0])] or self.frames
         if not own:
-            return f"somewhere ({self.how})"
+            return self.how or "nobody knows where"
         file, line, name = own[0]
         return f"{file.rsplit('/', 1)[-1]} line {line} in {name}"
 
 
-def cut(lines: Sequence[Said]) -> tuple[list[Said], list[Stack]]:
-    """The lines without our stacks, and these: of the first attempt that has any."""
+def cut(lines: Sequence[Said], *, with_py_spy: bool = False) -> tuple[list[Said], list[Stack]]:
+    """The lines without our stacks, and these: of the first attempt that has any, one a rank.
+
+    `with_py_spy`: its dumps, which begin like lines of anybody, are known to be there.
+    """
     left: list[Said] = []
     open_: dict[int, Stack] = {}
     found: list[Stack] = []
@@ -73,7 +78,7 @@ def cut(lines: Sequence[Said]) -> tuple[list[Said], list[Stack]]:
         header = HEADER.match(line.text)
         if header:
             stack = Stack(int(header["rank"]), line, header["state"], header["how"])
-        elif line.rank is not None and line.stream == "stderr" and PY_SPY.match(line.text):
+        elif with_py_spy and line.rank is not None and line.stream == "stderr" and PY_SPY.match(line.text):
             stack = Stack(line.rank, line)
         elif stack is None or line.stream != stack.line.stream or not _is_part(line.text):
             if stack is not None and line.stream == stack.line.stream:
@@ -86,7 +91,7 @@ def cut(lines: Sequence[Said]) -> tuple[list[Said], list[Stack]]:
         open_[stack.rank] = stack
         found.append(stack)
     first = min((stack.line.attempt for stack in found), default=1)
-    return left, [stack for stack in found if stack.line.attempt == first]
+    return left, list({stack.rank: stack for stack in found if stack.line.attempt == first}.values())
 
 
 def _is_part(text: str) -> bool:
@@ -104,20 +109,23 @@ def _add(stack: Stack, text: str) -> None:
 
 def judge(stacks: Sequence[Stack]) -> tuple[Judged, Said] | None:
     """What it is, and the line that tells of it."""
-    if not stacks:
-        return None
     waiting = [stack for stack in stacks if stack.operation is not None]
-    absent = [stack for stack in stacks if stack.operation is None]
-    suspended = [stack for stack in absent if stack.state in SUSPENDED]
-    if suspended:
-        return _judged("process-stopped", suspended, waiting, f"state {suspended[0].state}")
+    absent = [stack for stack in stacks if stack.operation is None and stack.frames]
+    stopped = [stack for stack in stacks if stack.state in STOPPED]
+    stopped = stopped or [stack for stack in stacks if stack.state == ON_A_DISK and stack not in waiting]
+    if stopped:
+        others = [stack for stack in waiting if stack not in stopped]
+        return _judged("process-stopped", stopped, others, f"state {stopped[0].state}")
     if absent and waiting:
         first = absent[0]
         why = f"rank {first.rank}, at {first.place}"
-        one_host = len(absent) > 1 and len({stack.line.host for stack in absent}) == 1
-        return _judged("straggler" if one_host else "rank0-work-exceeds-timeout", absent, waiting, why)
+        hosts, absent_hosts = ({stack.line.host for stack in some} for some in (stacks, absent))
+        one_of_several = len(absent) > 1 and len(absent_hosts) == 1 < len(hosts)
+        return _judged("straggler" if one_of_several else "rank0-work-exceeds-timeout", absent, waiting, why)
     if absent:
-        return _judged("unknown", absent, [], "no rank waits for another")
+        return _judged("unknown", [], absent, "no rank is seen in a collective")
+    if not waiting:
+        return None
     waits = [hangs.Wait(stack.rank, stack.line.host, stack.line, stack.operation) for stack in waiting]
     if (hang := hangs.mismatch(waits, ())) is not None:
         culprits = sorted(waiting, key=lambda stack: stack.rank != hang.rank)

@@ -16,6 +16,7 @@ import ctypes
 import errno
 import itertools
 import os
+import re
 import struct
 import sys
 import time
@@ -24,7 +25,8 @@ from bisect import bisect_right
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 RECORD = struct.Struct("<Qq")
-C10D_WARNING = "[W"  # torch's own, as of a name server that knows no peer: never why a process ended
+# torch's own, as of a name server that knows no peer: never why a process ended
+C10D_WARNING = re.compile(r"\[W(?:\d{4} |\s*\w+\.cpp)")
 SEGMENT = 64 * 1024 * 1024
 SEGMENT_LEAST = 256 * 1024
 PIECE = 1024 * 1024
@@ -77,7 +79,7 @@ def last_words(folder: str, stream: Stream) -> str:
     with open(parts[-1].path + ".seg", "rb") as file:
         size = os.fstat(file.fileno()).st_size
         text = os.pread(file.fileno(), 4096, max(0, size - 4096)).decode("utf-8", "backslashreplace")
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(C10D_WARNING)]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not C10D_WARNING.match(line)]
     for number, line in enumerate(lines):
         if line.startswith("Fatal Python error:"):  # Python's faulthandler: stacks and modules follow
             aborted = number > 0 and lines[number - 1].startswith(("terminate called", "what():"))

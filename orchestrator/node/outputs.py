@@ -1,7 +1,6 @@
 """The outputs of a run on this host: listed by pattern, and sent file by file. Follows no link, changes nothing."""
 
 import fnmatch
-import itertools
 import json
 import os
 import stat
@@ -43,12 +42,16 @@ def beside_code(folder: str) -> Optional[Dict[str, Any]]:
     sent, code = os.path.join(state.folder("code"), spec["code"]["sha256"]), os.path.join(folder, "code")
     if not os.path.isdir(sent):
         return None
-    found = [
-        path
-        for path in itertools.islice(_walk(code, ""), MOST_LOOKED_AT)
-        if not path.endswith(".pyc") and not os.path.lexists(os.path.join(sent, path))
-    ]
-    return {"folder": code, "count": len(found), "files": found[:3]} if found else None
+    found = []
+    looked_at = 0
+    for parent, _, names in os.walk(code):  # what cannot be looked at is left out
+        here = os.path.relpath(parent, code)
+        paths = [os.path.normpath(os.path.join(here, name)) for name in names if not name.endswith(".pyc")]
+        found += [path for path in paths if not os.path.lexists(os.path.join(sent, path))]
+        looked_at += len(names)
+        if looked_at > MOST_LOOKED_AT:
+            break
+    return {"folder": code, "count": len(found), "files": sorted(found)[:3]} if found else None
 
 
 def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:

@@ -63,6 +63,11 @@ def test_a_start_that_is_no_day_of_the_calendar_ends_nothing(capsys: pytest.Capt
     assert capsys.readouterr().out.splitlines()[1].split()[3] == "-"
 
 
+def test_a_run_goes_on_though_one_host_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    show([run(1, ended_at=NOON + 60)], NOON + 7500)
+    assert "2h05m" in capsys.readouterr().out
+
+
 def test_a_host_that_has_answered_was_heard_though_it_has_the_record_no_more(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

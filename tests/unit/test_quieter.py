@@ -46,6 +46,8 @@ def test_our_own_lines_are_shown_at_once_also_within_a_trace() -> None:
 
 def test_a_trace_that_tail_has_cut_off_at_its_head_is_one_too() -> None:
     lines = [agent('  File "api.py", line 86, in f'), agent("    raise E"), agent("E: why"), agent("  indented, later")]
+    summary = [agent("  rank      : 0 (local_rank: 0)"), agent("  exitcode  : 1 (pid: 9)"), agent("=====")]
+    assert Quieter().filter(summary) == summary
     quieter = Quieter()
     assert [line.text for line in quieter.filter(lines)] == [
         "E: why  (2 lines of torchrun's traceback: ddp-orch logs --stream agent)",
@@ -79,6 +81,11 @@ def test_how_torchrun_obeys_is_shown_unless_it_is_we_who_stop_it() -> None:
             quieter = Quieter()
             assert {*quieter.filter(lines)} == {ours, later}
             assert quieter.flush() == [other_attempt]
+    quieter = Quieter()
+    assert quieter.filter(said, 100.0) == quieter.filter([], 102.0) == []
+    assert list(quieter.filter([later], 104.0))[2:] == [later]  # nobody says so in time: it was not we
+    died = agent("ddp-orch: first failure: node-0: torchrun ended; stopping all nodes")
+    assert list(Quieter().filter([*said, died]))[::2] == [said[0], died]  # it was the first to be stopped
     quieter = Quieter()
     assert quieter.filter([*said, later]) == [later]
     much_later = later._replace(at=4.0)

@@ -215,4 +215,6 @@ def test_advice_says_how_to_get_to_a_host_by_hand() -> None:
     said = "try ssh gpu1 kill 5, `ssh gpu1`; ssh gpu10, ssh gpu1.lab and ssh gpu1-b are others"
     expected = f"try {there} kill 5, `{there}`; ssh gpu10, ssh gpu1.lab and ssh gpu1-b are others"
     assert ssh_config.by_hand(said, [far]) == expected
+    chained = [replace(PLAIN, address="gpu2"), replace(PLAIN, name="gpu2", address="10.0.0.2")]
+    assert ssh_config.by_hand("ssh gpu1 kill 5", chained) == "ssh gpu2 kill 5"
     assert ssh_config.by_hand(said, [PLAIN, replace(PLAIN, name="gpu10", address="localhost")]) == said

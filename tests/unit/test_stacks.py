@@ -43,6 +43,19 @@ def test_a_rank_that_the_disk_or_a_signal_holds_is_named_for_that() -> None:
         assert (found.code, found.rank) == ("process-stopped", 1)
 
 
+def test_a_rank_that_is_stopped_in_a_collective_keeps_the_others_waiting_too() -> None:
+    found = judged(dump(0, "S", BACKWARD, AT.format(9)), dump(1, "T", BACKWARD, AT.format(9)))
+    assert (found.code, found.rank) == ("process-stopped", 1)
+
+
+def test_a_rank_that_shows_no_stack_is_not_called_absent() -> None:
+    no_stack = said(
+        1, "ddp-orch: rank 1, pid 9, state S: no stacks: no py-spy here, and it does not catch SIGABRT", 100
+    )
+    found = judged(dump(0, "S", BACKWARD, AT.format(9)), no_stack)
+    assert (found.code, found.rank) == ("collective-timeout", None)
+
+
 def test_where_all_wait_in_the_same_nobody_is_named() -> None:
     found = judged(*(dump(rank, "S", BACKWARD, AT.format(9)) for rank in range(3)))
     assert (found.code, found.rank) == ("collective-timeout", None)
@@ -50,7 +63,7 @@ def test_where_all_wait_in_the_same_nobody_is_named() -> None:
 
 def test_where_nobody_waits_it_is_said_where_they_are() -> None:
     found = judged(dump(0, "S", AT.format(8)), dump(1, "R", AT.format(8)))
-    assert found.code == "unknown" and "rank 0: train.py line 8 in main" in found.evidence
+    assert (found.code, found.rank) == ("unknown", None) and "rank 0: train.py line 8 in main" in found.evidence
 
 
 def test_py_spy_is_read_too_and_only_its_main_thread() -> None:
@@ -62,7 +75,9 @@ Thread 24353 (idle): "Thread-1 (_pin)"
 Thread 24311 (idle): "MainThread"
     f (train.py:3)
     <module> (train.py:4)"""
-    left, (found,) = stacks.cut([*said(2, text), *said(2, "a line of its own", 50)])
+    lines = [*said(2, text), *said(2, "a line of its own", 50)]
+    assert stacks.cut(lines) == (lines, [])  # lines like these may be anybody's, where no run of ours has stalled
+    left, (found,) = stacks.cut(lines, with_py_spy=True)
     assert [line.text for line in left] == ["a line of its own"]
     assert found.frames == [("train.py", "3", "f"), ("train.py", "4", "<module>")]
 
