@@ -501,7 +501,7 @@ def _listener(lab: Lab, user: str) -> Iterator[Overrides]:
     process.communicate()
 
 
-@case("port-in-use", guilty=(0,), says="held by pid", fix="ssh node-0 kill", short=True)
+@case("port-in-use", guilty=(0,), says="held by pid", fix="ssh -l ann 10.77.0.1 kill", short=True)
 def port_held_by_ourselves(lab: Lab) -> Iterator[Overrides]:
     yield from _listener(lab, "ann")
 

@@ -63,7 +63,7 @@ def test_a_name_resumes_in_its_folder_which_is_fetched_and_outlives_its_runs(tmp
     assert (tmp_path / "mine" / "me" / "count").read_text() == "2"
     assert sorted(path.name for path in (tmp_path / "mine" / "me" / "logs").iterdir()) == ["0.json", "1.json"]
     again = orch(tmp_path, "fetch", "mine", "**/*.json")
-    assert again.returncode == 0 and "0 files to fetch, 0.0 MB; 2 unchanged" in again.stderr
+    assert again.returncode == 0 and "0 files to fetch, 0 bytes; 2 unchanged" in again.stderr
     assert orch(tmp_path, "fetch", "mine", "*.pt").returncode == 2
 
     inventory.write_text(hosts + "run: {keep: {runs: 1}}\n")
