@@ -107,7 +107,8 @@ def load(path: str | Path) -> Inventory:
     if not str(path):
         raise InventoryError("the inventory's name is an empty word")
     if str(path).endswith(".py"):
-        raise InventoryError(f"{path}: a script, where the inventory belongs: ddp-orch up INVENTORY -- {path}")
+        here = "inventory.yaml" if Path("inventory.yaml").is_file() else "INVENTORY"
+        raise InventoryError(f"{path}: a script, where the inventory belongs: ddp-orch up {here} -- {path}")
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -287,7 +287,7 @@ def in_sent_code(suspects: list[Suspect]) -> list[Suspect]:
         match = PATH.search(one.line.text)
         if match is None or match[1].startswith("/") or one.why:
             return one
-        why = "a relative path means the code that was sent, and what ranks have written beside it on the same host"
+        why = "a relative path: not sent with the code, or written on another host"
         code = "dataset-missing" if one.rank == 0 else one.code  # what others wrote is seldom read by rank 0
         return replace(one, code=code, confidence="medium", why=why)
 

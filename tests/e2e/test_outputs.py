@@ -44,6 +44,9 @@ def test_a_run_that_wrote_nothing_for_us_is_said_to_have_no_outputs(tmp_path: Pa
     )
     done = orch(tmp_path, "up", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py")
     assert done.returncode == 0, done.stderr
+    assert "it wrote beside its code" in done.stderr and "$DDP_ORCH_OUTPUT_DIR: model.pt on me" in done.stderr
+    where = Path(done.stderr.rpartition("\n  in ")[2].strip())
+    assert (where / "model.pt").is_file()
     done = orch(tmp_path, "fetch", "mine")
     assert done.returncode == 0 and "has written nothing to $DDP_ORCH_OUTPUT_DIR" in done.stderr
     assert not (tmp_path / "mine").exists()

@@ -670,3 +670,16 @@ def test_stays_inside_allows_up_only_as_far_as_the_root() -> None:
     assert not unpack.stays_inside(b"x/a", b"b/../c")
     assert not unpack.stays_inside(b"a", b"/b")
     assert not unpack.stays_inside(b"a", b"")
+
+
+def test_what_lies_beside_the_code_and_is_not_sent_is_known(tmp_path: Path) -> None:
+    for name in ("train.py", "data/d.txt", "old.pt", "src/a.py", "venv/pyvenv.cfg", "results/.gitignore", "bare/x.pyc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / ".gitignore").write_text("data/\n*.pt\nresults/\n")
+    taken = ship.snapshot(Path("train.py"), "auto", tmp_path)
+    assert taken is not None and taken.left_out == ("data/", "old.pt")
+    (tmp_path / ".gitignore").unlink()
+    taken = ship.snapshot(Path("train.py"), "auto", tmp_path)
+    assert taken is not None and taken.left_out == ()
