@@ -6,6 +6,7 @@ The hosts show them before they end the ranks (node/stacks.py): by py-spy, or by
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -123,7 +124,7 @@ def judge(stacks: Sequence[Stack]) -> tuple[Judged, Said] | None:
         one_of_several = len(absent) > 1 and len(absent_hosts) == 1 < len(hosts)
         return _judged("straggler" if one_of_several else "rank0-work-exceeds-timeout", absent, waiting, why)
     if absent:
-        return _judged("unknown", [], absent, "no rank is seen in a collective")
+        return _odd_one(absent) or _judged("unknown", [], absent, "no rank is seen in a collective")
     if not waiting:
         return None
     waits = [hangs.Wait(stack.rank, stack.line.host, stack.line, stack.operation) for stack in waiting]
@@ -131,6 +132,16 @@ def judge(stacks: Sequence[Stack]) -> tuple[Judged, Said] | None:
         culprits = sorted(waiting, key=lambda stack: stack.rank != hang.rank)
         return _judged(hang.code, culprits[:1], culprits[1:], hang.message)
     return _judged("collective-timeout", [], waiting, f"all wait in {waiting[0].operation}")
+
+
+def _odd_one(stacks: Sequence[Stack]) -> tuple[Judged, Said] | None:
+    """On GPUs collectives return at once: most ranks wait at one line, for a result, and one is elsewhere."""
+    usual, count = Counter(stack.place for stack in stacks).most_common(1)[0]
+    odd = [stack for stack in stacks if stack.place != usual]
+    if not odd or count <= len(stacks) / 2:
+        return None
+    others = [stack for stack in stacks if stack.place == usual]
+    return _judged("rank0-work-exceeds-timeout", odd, others, f"rank {odd[0].rank}, at {odd[0].place}")
 
 
 def _judged(code: str, culprits: Sequence[Stack], others: Sequence[Stack], why: str) -> tuple[Judged, Said]:

@@ -66,6 +66,13 @@ def test_where_nobody_waits_it_is_said_where_they_are() -> None:
     assert (found.code, found.rank) == ("unknown", None) and "rank 0: train.py line 8 in main" in found.evidence
 
 
+def test_where_most_wait_at_one_line_for_a_result_the_one_elsewhere_keeps_them_waiting() -> None:
+    item = '  File "/home/ann/code/train.py", line 30 in step'
+    found = judged(dump(0, "S", item), dump(1, "S", AT.format(8), item), dump(2, "S", item))
+    assert (found.code, found.rank) == ("rank0-work-exceeds-timeout", 1)
+    assert found.evidence[:2] == ("rank 1: train.py line 8 in main", "rank 0: train.py line 30 in step")
+
+
 def test_py_spy_is_read_too_and_only_its_main_thread() -> None:
     text = """Process 24311: /opt/venv/bin/python3 train.py
 Python v3.11.7 (/opt/python3.11)
