@@ -151,7 +151,7 @@ class Noting(nn.Module):
 
 def test_an_epoch_that_goes_on_with_more_ranks_sees_every_sample_exactly_once(tmp_path: Path) -> None:
     (tmp_path / "noting.py").write_text(NOTING)
-    (tmp_path / "numbers.csv").write_text("".join(f"{n},{n},{n},{n},{n % 2}\n" for n in range(1000)))
+    (tmp_path / "numbers.csv").write_text("".join(f"{n},{n},{n},{n},{n % 2}\n" for n in range(4000)))
     flags = ("--model=noting:Noting", "--data=csv", "--data-path=numbers.csv", "--epochs=1", "--batch-size=10",
              "--log-every=1", "--lr=0.001")  # fmt: skip
     path = f"{tmp_path}:{environment()['PYTHONPATH']}"
@@ -165,7 +165,7 @@ def test_an_epoch_that_goes_on_with_more_ranks_sees_every_sample_exactly_once(tm
         outputs_of(ranks)
     assert [rank.returncode for rank in ranks] == [0, 0]
     stopped = int(max((tmp_path / "out").glob("step-*.pt")).name.split("-")[1])
-    assert 20 < stopped < 80
+    assert 20 < stopped < 320
 
     with started(3, tmp_path, "-m", "trainer", *flags, PYTHONPATH=path) as ranks:
         outputs = outputs_of(ranks)
@@ -177,7 +177,7 @@ def test_an_epoch_that_goes_on_with_more_ranks_sees_every_sample_exactly_once(tm
     for file in tmp_path.glob("seen-*"):
         _, *lines = file.read_text().splitlines()  # the first is for DDP's layout, and teaches nothing
         seen.update(" ".join(lines).split())
-    assert len(seen) == 800 and set(seen.values()) == {1}
+    assert len(seen) == 3200 and set(seen.values()) == {1}
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_rank_and_samples(tmp_path: Path) -> None:
