@@ -41,16 +41,23 @@ def _read(path: str) -> str:
     return data.decode("utf-8", errors="replace")
 
 
-def show(found: Diagnosis, as_json: bool, mask: Mask | None = None) -> int:
-    """Print it on stdout. 0: to have found a failure is a success."""
+def show(found: Diagnosis, as_json: bool, mask: Mask | None = None, run_id: str | None = None) -> int:
+    """Print it on stdout, of a run with where there is more. 0: to have found a failure is a success."""
     found = _masked(found, mask or Mask())
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     elif not found.findings:
         print("no failure is to be seen")
     else:
-        print("\n".join(as_text(found, _columns())))
+        print("\n".join(as_text(found, _columns(), _more(found, run_id))))
     return 0
+
+
+def _more(found: Diagnosis, run_id: str | None) -> str:
+    if run_id is None or not found.findings:
+        return ""
+    rank = found.findings[0].rank
+    return f"  all that it said: ddp-orch logs {run_id}" + (f" --rank {rank}" if rank is not None else "")
 
 
 def _masked(found: Diagnosis, mask: Mask) -> Diagnosis:
@@ -63,9 +70,7 @@ def _masked(found: Diagnosis, mask: Mask) -> Diagnosis:
 
 def print_end(found: Diagnosis, mask: Mask, out: TextIO, run_id: str) -> None:
     """At the end of a failed `up`."""
-    rank = found.findings[0].rank if found.findings else None
-    where = f"  all that it said: ddp-orch logs {run_id} --rank {rank}" if rank is not None else ""
-    for line in as_text(_masked(found, mask), _columns(), where):
+    for line in as_text(_masked(found, mask), _columns(), _more(found, run_id)):
         out.write(line + "\n")
     out.flush()
 

@@ -30,17 +30,13 @@ def show(wanted: str | None, given: str | None, hosts: str | None, as_json: bool
         listing, run = find_run(fleet, read, wanted, console)
         mask = mask_of(read)
         found = of_run(run.run_id, run.parts, {host.name: host for host in read.hosts}, fleet)
-    diagnose_logs.show(found, as_json, mask)
-    if not as_json and found.findings:
-        of_rank = "" if (rank := found.findings[0].rank) is None else f" --rank {rank}"
-        console.note(f"run {run.run_id}; all that it said: ddp-orch logs {run.run_id}{of_rank}")
-    elif not as_json and run.unfinished:
-        console.note(
-            f"run {run.run_id} goes on ({run.state}); if it hangs: ddp-orch top {run.run_id} shows who is silent, and "
-            "run.stall_timeout ends it with the stacks of all ranks"
+    diagnose_logs.show(found, as_json, mask, run.run_id)
+    if not as_json and not found.findings:
+        hang = (
+            f"; if it hangs: ddp-orch top {run.run_id} shows who is silent, and run.stall_timeout ends it with the "
+            "stacks of all ranks"
         )
-    elif not as_json:
-        console.note(f"run {run.run_id}: {run.state}")
+        console.note(f"run {run.run_id} is {run.state}" + (hang if run.unfinished else ""))
     return UnreachableError.exit_code if listing.failed else 0
 
 

@@ -19,7 +19,7 @@ from .console import all_but, fold, fold_messages, size
 from .errors import FindingsError, HeldError, UnreachableError, UsageError
 from .fleet import Fleet, Results, each, folded, worst
 from .inventory import Host
-from .plan import Plan
+from .plan import Code, Plan
 from .progress import Silent
 from .script import TRAINER
 from .session import Refused, Session
@@ -101,12 +101,7 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
     resolved = plan.resolve(wanted, facts, {choice.variable: choice.value for choice in chosen})
     ranks = plan.world_size(resolved)
     if wanted.code is not None and not all(node.host.workdir for node in wanted.nodes):
-        files = "1 file" if wanted.code.files == 1 else f"{wanted.code.files} files"
-        of = "the bundled trainer" if wanted.code.root == str(TRAINER.parent) else wanted.code.root
-        around.step(f"code: {files}, {size(wanted.code.size)}, of {of}")
-        if left_out := wanted.code.left_out:
-            more = f" and {len(left_out) - LEFT_OUT} more" if len(left_out) > LEFT_OUT else ""
-            around.step(f"not sent: {', '.join(left_out[:LEFT_OUT])}{more}")
+        _say_code(wanted.code, around)
     count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
     spares = fold(node.host.name for node in resolved.nodes if node.host.spare)
     around.step(
@@ -117,6 +112,15 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
         around.step("chosen: " + ", ".join(f"{choice.variable}={choice.value} ({choice.why})" for choice in chosen))
     _prepare_and_start(resolved, facts, fleet, around)
     return resolved
+
+
+def _say_code(code: Code, around: Surroundings) -> None:
+    files = "1 file" if code.files == 1 else f"{code.files} files"
+    of = "the bundled trainer" if code.root == str(TRAINER.parent) else code.root
+    around.step(f"code: {files}, {size(code.size)}, of {of}")
+    if code.left_out:
+        more = f" and {len(code.left_out) - LEFT_OUT} more" if len(code.left_out) > LEFT_OUT else ""
+        around.step(f"not sent: {', '.join(code.left_out[:LEFT_OUT])}{more}")
 
 
 def _without(wanted: Plan, probed: Results[Any], around: Surroundings) -> Plan:

@@ -68,7 +68,9 @@ def _check_trainer_flags(args: Sequence[str], where: str) -> None:
         config.parse(args)
     except config.ConfigError as error:
         text = str(error).replace("python -m trainer --help", "ddp-orch up INVENTORY -- --help")
-        raise UsageError(f"{where}: the bundled trainer: {text}") from error
+        script = next((word for word in args if word.endswith(".py")), None)
+        first = f"; a script of your own comes before its flags: -- {script} ..." if script else ""
+        raise UsageError(f"{where}: the bundled trainer: {text}{first}") from error
 
 
 def _module_file(module: str, base: Path) -> Path:

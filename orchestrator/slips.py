@@ -22,7 +22,9 @@ def hint(error: click.ClickException) -> str | None:
         near = get_close_matches(error.option_name, error.possibilities or (), 1, 0.75)
         error.possibilities = near  # type: ignore[misc]  # an option of ours that is hardly meant helps nobody
         what = {"up": "script", "exec": "command"}[command]
-        return f"What belongs to the {what} stands behind `--`: ddp-orch {command} INVENTORY -- {behind[command]}"
+        alone = " (flags alone are for the bundled trainer)" if command == "up" else ""
+        usage = f"ddp-orch {command} INVENTORY -- {behind[command]}{alone}"
+        return f"What belongs to the {what} stands behind `--`: {usage}"
     missing = getattr(error.param, "name", None) if isinstance(error, click.MissingParameter) else None
     if missing == "command":
         return "The inventory comes first: ddp-orch exec inventory.yaml -- CMD ARGS..."
