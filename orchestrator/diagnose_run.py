@@ -57,7 +57,12 @@ def of_run(run_id: str, parts: Mapping[str, Mapping[str, Any]], hosts: Mapping[s
     lines: list[Line] = []
     view = View(run_id, [hosts[host] for host in here], Choice(follow=False, tail=tail), fleet, lambda _: None)
     view.run(lines.extend)
-    ranks = {part["first_rank"] + local: host for host, part in here.items() for local in range(part["nproc"])}
+    ranks = {
+        part["first_rank"] + local: host
+        for host, part in here.items()
+        if part["first_rank"] is not None  # a spare that waits, or a host that one has replaced
+        for local in range(part["nproc"])
+    }
     answers = {host: _by_one_clock(answer, view.ahead.get(host, 0.0)) for host, answer in gathered.done.items()}
     return judge(lines, verdict, answers, ranks, same_code=not any(hosts[host].workdir for host in here))
 

@@ -1,0 +1,30 @@
+"""`diagnose` of a run as its hosts tell of it, over a relay of a few lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fake_relay import A_RUN, Dialer, Relay
+
+from orchestrator import diagnose_run
+from orchestrator.fleet import Fleet
+from orchestrator.inventory import parse
+from orchestrator.ship import NodeProgram
+
+HOSTS = {host.name: host for host in parse("hosts: [a, b]", "inventory.yaml").hosts}
+FAILURE = {"at": 5.0, "what": "rank 0: exit code 3", "rank": 0, "exit_code": 3, "signal": None, "pid": 4711}
+VERDICT = {"state": "failed", "first_failure": {**FAILURE, "host": "a", "node": 0}, "stopped_by": None}
+FAILED = {**A_RUN, "state": "failed", "verdict": VERDICT}
+
+
+def test_a_failed_run_with_an_idle_spare_is_diagnosed() -> None:
+    spare = {**FAILED, "node": 1, "host": "b", "node_rank": None, "first_rank": None}
+
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        known = {"failures": [FAILURE], "kernel": [], "oom_kills": 0, "dumps": []}
+        relay.result(request, known if request["op"] == "evidence" else {"run": None})
+
+    fleet = Fleet(Dialer(a=answer, b=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    found = diagnose_run.of_run(FAILED["run_id"], {"a": FAILED, "b": spare}, HOSTS, fleet)
+    fleet.close()
+    assert [(finding.hosts, finding.rank) for finding in found.findings] == [(("a",), 0)]
