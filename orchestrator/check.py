@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
-from . import checks, checks_mesh, choices, deep, inventory, launch, logs, mesh, plan, preflight, script
+from . import bandwidths, checks, checks_mesh, choices, deep, inventory, launch, logs, mesh, plan, preflight, script
 from .choices import Choice
 from .console import fold, wants_colour
 from .context import open_fleet, stderr_console
@@ -95,6 +95,8 @@ def _try_network(made: Plan, facts: dict[str, Any], fleet: Fleet, findings: list
         return None
     network = mesh.explore(made, facts, fleet, secrets.token_hex(16))
     findings += checks_mesh.judge(made, network, facts)
+    hosts = {node.host.name: node.host for node in made.nodes}
+    bandwidths.remember(made.nodes[0].host, {subnet.address: subnet.bandwidths for subnet in network.subnets}, hosts)
     return network
 
 
@@ -165,11 +167,7 @@ def _chosen(made: Plan, chosen: tuple[Choice, ...], network: Network | None, fac
     lines = ["chosen:"]
     if network is not None and network.head in network.addresses:
         lines.append(f"  address of the head       {network.addresses[network.head]}  ({network.head}, rank 0)")
-        by_name: dict[str, list[str]] = {}
-        for host, interface in network.interfaces.items():
-            by_name.setdefault(interface, []).append(host)
-        told = "; ".join(f"{name} on {fold(names)}" for name, names in by_name.items())
-        lines.append(f"  interfaces, by route      {told}")
+        lines.append(f"  network                   {_network(network)}")
     port = made.inventory.run.rdzv.port
     low, high = made.inventory.run.ports
     lines.append(f"  rendezvous port           {f'a free one in {low}-{high}' if port == 'auto' else port}")
@@ -183,3 +181,18 @@ def _chosen(made: Plan, chosen: tuple[Choice, ...], network: Network | None, fac
     lines.append("  RES_OPTIONS               timeout:1 attempts:1  (against slow name servers)")
     lines += [f"  {choice.variable:24}  {choice.value}  ({choice.why})" for choice in chosen]
     return lines
+
+
+def _network(network: Network) -> str:
+    """The interfaces, and the speed of each network that the hosts share."""
+    by_name: dict[str, list[str]] = {}
+    for host, interface in network.interfaces.items():
+        by_name.setdefault(interface, []).append(host)
+    one_name = len(by_name) == 1
+    shown = "; ".join(name if one_name else f"{name} on {fold(hosts)}" for name, hosts in by_name.items())
+    rates = {subnet.address: f"{subnet.bandwidth * 8 / 1e9:.2g} Gbit/s" for subnet in network.subnets}
+    taken = network.addresses[network.head]
+    if taken not in rates:
+        return shown
+    others = [f"{subnet.interface} {rates[subnet.address]}" for subnet in network.subnets if subnet.address != taken]
+    return f"{shown}, {rates[taken]}  (also shared: {', '.join(others)})"

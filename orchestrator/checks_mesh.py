@@ -24,7 +24,7 @@ def judge(plan: Plan, network: Network, facts: Mapping[str, Facts]) -> tuple[Fin
     _ports(plan, network, facts, found)
     _large_packets(network, facts, found)
     _mtus(network, facts, found)
-    _speed(network, found)
+    _speed(plan, network, facts, found)
     _lookups(network, found)
     for host, failure in network.failed.items():
         found.add("error", str(getattr(failure, "code", "unknown")), host, str(failure), "try again", "")
@@ -208,27 +208,49 @@ def _mtus(network: Network, facts: Mapping[str, Facts], found: Findings) -> None
     found.differ("warning", "mtu-mismatch", "MTU", mtus, network.head, fix, "ip link show")
 
 
-def _speed(network: Network, found: Findings) -> None:
+def _speed(plan: Plan, network: Network, facts: Mapping[str, Facts], found: Findings) -> None:
     """A host is judged by its best path, as a bad one may be the other host's. Usual: the median of the best."""
     rates = _best(network, lambda pair: pair.bandwidth, max)
     delays = _best(network, lambda pair: pair.latency, min)
     usual = median(rates.values()) if rates else 0.0
     delay = median(delays.values()) if delays else 0.0
-    fix = "ethtool DEV there: speed, duplex, errors; then cable and switch port"
     late = {
         host: latency
         for host, latency in delays.items()
         if latency > LATENCY_HIGH and (latency > LATENCY_TIMES * delay or len(delays) == 2)
     }
     for host, latency in late.items():
-        message = f"its network is late: {latency * 1e3:.1f} ms for a round trip at best"
+        which, fix = _which_network(plan, network, facts, host)
+        message = f"its network ({which}) is late: {latency * 1e3:.1f} ms for its best round trip"
         seen = f"TCP to and from the others; usual here: {delay * 1e3:.2f} ms"
         found.add("warning", "network-slow", host, message, fix, seen)
     for host, rate in rates.items():
         if host not in late and (rate < SLOW or (rate * SLOWER < usual and rate < 10 * SLOW)):
-            message = f"its network is slow: {rate * 8 / 1e6:.0f} Mbit/s at best"
+            which, fix = _which_network(plan, network, facts, host)
+            message = f"its network ({which}) is slow: {rate * 8 / 1e6:.0f} Mbit/s on its best path"
             seen = f"TCP to and from the others; usual here: {usual * 8 / 1e6:.0f} Mbit/s"
             found.add("warning", "network-slow", host, message, fix, seen)
+
+
+def _which_network(plan: Plan, network: Network, facts: Mapping[str, Facts], host: str) -> tuple[str, str]:
+    """Which network was measured of those that there are, and what to do when it is slow."""
+    interface = network.interfaces[host]
+    fix = f"`ethtool {interface}` there shows speed, duplex and errors; then check cable and switch port"
+    if network.subnets:
+        return f"{interface}, the fastest of {len(network.subnets)} that all hosts share", fix
+    head = plan.nodes[0].host
+    key = "cluster_address" if head.cluster_address else "interface"
+    others = [
+        one
+        for one in facts[head.name]["interfaces"]
+        if one["up"] and not one["loopback"] and not one["bridge"] and one["address"] not in network.offered
+    ]
+    if (head.cluster_address or head.interface != "auto") and others:
+        return (
+            f"{interface}, by the head's {key}",
+            f"remove {key} for {head.name}: the fastest network is then measured",
+        )
+    return interface, fix
 
 
 def _lookups(network: Network, found: Findings) -> None:

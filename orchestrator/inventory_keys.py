@@ -201,7 +201,7 @@ HOST = Section(
             "interface",
             like("auto or the name of a network interface", r"[A-Za-z0-9_][A-Za-z0-9._@:-]{0,14}"),
             "auto",
-            "of NCCL and Gloo; auto: by the route to the head",
+            "of NCCL and Gloo; auto: on the fastest network",
         ),
         Key(
             "gpus",

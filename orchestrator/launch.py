@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from . import checks, choices, plan, preflight, runs
+from . import bandwidths, checks, choices, plan, preflight, runs
 from .checks import Finding, say
 from .console import all_but, fold, fold_messages, size
 from .errors import FindingsError, HeldError, UnreachableError, UsageError
@@ -188,12 +188,14 @@ def _prepare_and_start(
         "key": around.run_key,
         "notify": {"webhook": notify.webhook, "command": notify.command},  # an address may be as good as a password
     }
+    measured = bandwidths.recall(head, others)
+    prefer = bandwidths.fastest(measured) if measured else None
     sessions: dict[str, Session] = {}  # a prepared guard obeys the very session that prepared it, and ends with it
 
     def prepare(host: Host, session: Session, of_head: dict[str, Any] | None) -> dict[str, Any]:
         spec = plan.spec(resolved, numbers[host.name], facts, created_at=around.created_at, by=around.by)
         sessions[host.name] = session
-        answer = session.request("prepare", {"spec": spec, "private": private, "head": of_head})
+        answer = session.request("prepare", {"spec": spec, "private": private, "head": of_head, "prefer": prefer})
         if ("addresses" if of_head is None else "reachable") not in answer:
             raise Refused("unknown", f"{host.name}: its answer makes no sense: prepare: not what was asked for")
         return answer
@@ -220,6 +222,8 @@ def _prepare_and_start(
         _say_network(
             start, resolved, facts, {name: str(answer["interface"]) for name, answer in rest.done.items()}, around
         )
+        if not measured:
+            _say_unmeasured(at_head["addresses"], reachable, facts[head.name], around)
         _check_alive(sessions)
     except BaseException:
         each([head, *others], abort, fleet.parallel)
@@ -272,6 +276,21 @@ def _say_network(
         by_name.setdefault(interface, []).append(host)
     told = "; ".join(f"{interface} on {fold(hosts)}" for interface, hosts in by_name.items())
     around.step(f"rendezvous at {start['master_addr']} port {start['master_port']}; interface {told}")
+
+
+def _say_unmeasured(
+    addresses: Sequence[str],
+    reachable: Mapping[str, Sequence[str]],
+    of_head: Mapping[str, Any],
+    around: Surroundings,
+) -> None:
+    """Where the speeds of the links do not tell the networks apart, only a measurement does."""
+    shared = [address for address in addresses if all(address in one for one in reachable.values())]
+    links = {one["address"]: one for one in of_head["interfaces"]}
+    known = [links[address] for address in shared if address in links]
+    if reachable and len({one["name"] for one in known}) > 1 and known[0]["speed"] <= known[1]["speed"]:
+        names = ", ".join(dict.fromkeys(str(one["name"]) for one in known))
+        around.step(f"the hosts share several networks ({names}): `ddp-orch check` measures which is the fastest")
 
 
 def _check_alive(sessions: Mapping[str, Session]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .bandwidths import fastest
 from .errors import OrchError
 from .fleet import Fleet, Results
 from .inventory import Host
@@ -14,6 +15,8 @@ from .session import Refused, Session
 
 Facts = Mapping[str, Any]
 FULL = 32  # hosts up to which every pair is tried
+SAMPLE = 8  # hosts that measure the networks they share with the head, at the same time
+ROUNDS = 2  # times that each of them is measured: whatever else the network carries only ever lowers the figure
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,22 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Subnet:
+    """An address of the head that all hosts reach."""
+
+    address: str
+    interface: str
+    """Of the head."""
+    bandwidths: Mapping[str, float]
+    """bytes a second, from each host that measured it; 0: small packets came through and large ones did not"""
+
+    @property
+    def bandwidth(self) -> float:
+        """Of its slowest host, as collectives wait for that one."""
+        return min(self.bandwidths.values(), default=0.0)
+
+
+@dataclass(frozen=True)
 class Network:
     """The network as it was tried."""
 
@@ -52,6 +71,8 @@ class Network:
     """What each host gets for the others' names and addresses (node/names.py)."""
     failed: Mapping[str, OrchError]
     """Hosts that could not be asked."""
+    subnets: tuple[Subnet, ...] = ()
+    """Where the hosts share several: all of them, in the order of the head's addresses."""
 
 
 def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) -> Network:
@@ -78,13 +99,26 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     offered = _offered(head.cluster_address, head.interface, facts[head.name], listening.done[head.name]["addresses"])
     others = [host for name, host in hosts.items() if name in listening.done and host is not head]
     run_port = listening.done[head.name]["ports"][0]
-    to_head = [_target(head.name, address, [run_port], token) for address in offered]
+    to_head = {address: _target(head.name, address, [run_port], token) for address in offered}
+    sources = {host.name: _source(host, facts[host.name]) for host in others}
     reached = fleet.each(
         others,
-        lambda host, session: _ask(host, session, _dial(to_head, host.cluster_address, [])),
+        lambda host, session: _ask(host, session, _dial(list(to_head.values()), sources[host.name])),
         "trying to reach the head",
     )
     common, unreachable = _common(offered, reached)
+    subnets: tuple[Subnet, ...] = ()
+    shared = _shared(offered, reached, facts[head.name])
+    if len(shared) > 1:
+        measured = fleet.each(
+            [host for host in others if host.name in reached.done][:SAMPLE],
+            lambda host, session: _ask(
+                host, session, _dial([to_head[address] for address in shared] * ROUNDS, sources[host.name], bulk=True)
+            ),
+            "comparing networks",
+        )
+        subnets = _subnets(shared, measured, facts[head.name])
+        common = fastest({subnet.address: subnet.bandwidth for subnet in subnets})
     addresses, interfaces = {head.name: common}, {head.name: _interface_of(common, facts[head.name])}
     for name, answer in reached.done.items():
         for one in answer["results"]:
@@ -103,6 +137,7 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
                 ],
                 addresses[host.name],
                 [str(facts[other]["hostname"]) for other in _targets(names, host.name)],
+                bulk=True,
             ),
         ),
         "trying to reach the others",
@@ -114,16 +149,25 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     )
     failed |= {**reached.failed, **dialled.failed}
     known = {name: answer["names"] for name, answer in dialled.done.items()}
-    return Network(head.name, addresses, interfaces, tuple(offered), unreachable, pairs, known, failed)
+    return Network(head.name, addresses, interfaces, tuple(offered), unreachable, pairs, known, failed, subnets)
 
 
 def _target(name: str, address: str, ports: list[int], token: str) -> dict[str, Any]:
     return {"host": name, "address": address, "ports": ports, "token": token + name}
 
 
-def _dial(targets: list[dict[str, Any]], source: str | None, names: list[str]) -> dict[str, Any]:
-    """With names to look up, it is the full trial, with large packets."""
-    return {"targets": targets, "source": source, "bulk": bool(names), "names": names}
+def _dial(
+    targets: list[dict[str, Any]], source: str | None, names: Sequence[str] = (), *, bulk: bool = False
+) -> dict[str, Any]:
+    """`bulk`: with large packets and bandwidth."""
+    return {"targets": targets, "source": source, "bulk": bulk, "names": list(names)}
+
+
+def _source(host: Host, fact: Facts) -> str | None:
+    """The address that the inventory has a host use; None: by route."""
+    if host.cluster_address or host.interface == "auto":
+        return host.cluster_address
+    return next((str(one["address"]) for one in fact["interfaces"] if one["name"] == host.interface), None)
 
 
 def _ask(host: Host, session: Session, question: dict[str, Any]) -> dict[str, Any]:
@@ -166,6 +210,30 @@ def _common(offered: list[str], reached: Results[dict[str, Any]]) -> tuple[str, 
     return common, {name: answer for name, answer in answers.items() if answer[common] is not None}
 
 
+def _shared(offered: list[str], reached: Results[dict[str, Any]], fact: Facts) -> list[str]:
+    """The addresses of the head that all hosts reach; of several on one interface, the first."""
+    blocked = {
+        one["address"]
+        for answer in reached.done.values()
+        for one in answer["results"]
+        if any(why is not None for why in one["ports"].values())
+    }
+    by_interface: dict[str, str] = {}
+    for address in offered:
+        if reached.done and address not in blocked:
+            by_interface.setdefault(_interface_of(address, fact), address)
+    return list(by_interface.values())
+
+
+def _subnets(shared: list[str], measured: Results[dict[str, Any]], fact: Facts) -> tuple[Subnet, ...]:
+    best: dict[str, dict[str, float]] = {address: {} for address in shared}
+    for name, answer in measured.done.items():
+        for one in answer["results"]:
+            known = best[one["address"]]
+            known[name] = max(known.get(name, 0.0), one["bandwidth"] or 0.0)
+    return tuple(Subnet(address, _interface_of(address, fact), best[address]) for address in shared)
+
+
 def _targets(names: list[str], name: str) -> list[str]:
     """All others, each host beginning with its neighbour; of many, those at 1, 2, 4, 8, ... in the ring."""
     at = names.index(name)
@@ -193,6 +261,15 @@ def as_dict(network: Network) -> dict[str, Any]:
     return {
         "addresses": dict(network.addresses),
         "interfaces": dict(network.interfaces),
+        "subnets": [
+            {
+                "head_address": subnet.address,
+                "head_interface": subnet.interface,
+                "bandwidth_bytes_per_s": subnet.bandwidth,
+                "chosen": subnet.address == network.addresses.get(network.head),
+            }
+            for subnet in network.subnets
+        ],
         "pairs": [
             {
                 "from": pair.source,

@@ -35,7 +35,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         spec["cwd"] = _working_folder(spec, folder)
         _take(spec, locks)
         if spec["node"] == 0:
-            sockets, answer = _open_ports(spec)
+            sockets, answer = _open_ports(spec, arguments.get("prefer"))
         else:
             answer = _reach_head(spec, arguments["head"])
             spec.update(link_address=answer["reachable"][0], link_port=arguments["head"]["link_port"])
@@ -136,8 +136,11 @@ def _take(spec: Dict[str, Any], taken: List[int]) -> None:
         os.pwrite(handle, text.encode("utf-8", "replace"), 0)
 
 
-def _open_ports(spec: Dict[str, Any]) -> Tuple[Dict[str, socket.socket], Dict[str, Any]]:
-    """On the head: the link's port, and the rendezvous port, held until torchrun needs it."""
+def _open_ports(spec: Dict[str, Any], prefer: Optional[str]) -> Tuple[Dict[str, socket.socket], Dict[str, Any]]:
+    """On the head: the link's port, and the rendezvous port, held until torchrun needs it.
+
+    `prefer`: the address of this host to try first, if it still has that one and the inventory names none.
+    """
     low, high = spec["ports"]
     alone = len(spec["nodes"]) == 1
     if alone:
@@ -150,7 +153,7 @@ def _open_ports(spec: Dict[str, Any]) -> Tuple[Dict[str, socket.socket], Dict[st
             raise Refused("gloo-ifname-no-match", "interface %s is not here, or has no address" % spec["interface"])
         addresses = [address]
     else:
-        addresses = network.candidates()
+        addresses = sorted(network.candidates(), key=lambda address: address != prefer)
     if not addresses:
         raise Refused("nccl-wrong-nic", "no interface here that others could reach; give cluster_address for this host")
     # one address: listen on it alone; several: on all, until the others have told which they reach

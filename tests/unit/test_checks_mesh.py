@@ -14,7 +14,7 @@ from orchestrator.checks_mesh import judge
 from orchestrator.checks_network import nccl_matches
 from orchestrator.findings import Finding
 from orchestrator.fleet import Results
-from orchestrator.mesh import Network, Pair, _common, _targets, render
+from orchestrator.mesh import Network, Pair, Subnet, _common, _targets, render
 
 NAMES = ("a", "b", "c", "d")
 ADDRESSES = {name: f"10.0.0.{number}" for number, name in enumerate(NAMES, 1)}
@@ -114,6 +114,14 @@ def test_the_slow_host_is_named_by_its_best_path() -> None:
     slow = {"bandwidth": 1e6}
     change = {two: slow for two in permutations(NAMES, 2) if "d" in two}
     assert brief(found(network(change))) == [("warning", "network-slow", ("d",))]
+
+
+def test_a_slow_host_is_told_which_network_was_measured() -> None:
+    slow = network({two: {"bandwidth": 1e6} for two in permutations(("a", "b"))}, ("a", "b"))
+    assert "its network (eth0) is slow: 8 Mbit/s" in found(slow)[0].message
+    subnets = (Subnet("10.0.0.1", "eth0", {"b": 1e6}), Subnet("10.1.0.1", "eth1", {"b": 1e5}))
+    (first,) = found(replace(slow, subnets=subnets))
+    assert "eth0, the fastest of 2 that all hosts share" in first.message and "ethtool eth0" in first.fix
 
 
 def test_one_busy_path_makes_no_slow_host() -> None:
