@@ -207,7 +207,7 @@ _DIALLED = {
     "stalled": bool,
     "bandwidth": (*_NUMBER, None),
 }
-HELLO = {"codes": [str], "boot_id": str, "machine_id": str, "state_inode": [int]}
+HELLO = {"codes": [str], "boot_id": str, "machine_id": str, "state_inode": [int], "state?": str, "passed_over?": [str]}
 ANSWERS: Mapping[str, Shape] = {
     "clock": {"clock": (float, int)},
     "probe": _FACTS,

@@ -52,6 +52,7 @@ def judge(plan: Plan, facts: Mapping[str, Facts], hellos: Mapping[str, Facts]) -
     checks_python.judge(plan, nodes, facts, found)
     for node in nodes:
         fact = facts[node.host.name]
+        _state_folder(node, hellos[node.host.name], found)
         _folders(node, fact, found)
         _disks(node, fact, found)
         _limits(node, fact, found)
@@ -78,6 +79,15 @@ def unreached(failures: Mapping[str, Exception]) -> tuple[Finding, ...]:
             said = str(failure).removeprefix(f"{host}: ")
             found.add("error", code, host, said, "", f"to be tried by hand: ssh {host}")
     return found.all()
+
+
+def _state_folder(node: Node, hello: Facts, found: Findings) -> None:
+    """It is elsewhere than usual, so runs that are recorded in the usual place are not seen, nor their locks."""
+    for why in hello.get("passed_over", ()):
+        message = f"{why}; runs are recorded in {hello.get('state', 'another folder')}, and those recorded before are "
+        message += "not seen"
+        fix = "make the folder yours and private (chown, chmod 700), or remove it"
+        found.add("warning", "state-folder-unusable", node.host.name, message, fix, why)
 
 
 def _folders(node: Node, fact: Facts, found: Findings) -> None:

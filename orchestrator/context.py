@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import history, inventory, runs, ship
-from .console import Console, all_but, fold, wants_colour
+from .console import Console, all_but, fold, fold_messages, wants_colour
 from .errors import InventoryError, OrchError, UsageError
 from .fleet import Fleet, folded
 from .hostnames import pick
@@ -103,6 +103,10 @@ def warn_of(failed: Mapping[str, OrchError], console: Console) -> None:
 def warn_of_missing(listing: runs.Listing, console: Console) -> None:
     """Of the hosts that told nothing of their runs, and how not to wait for them the next time."""
     warn_of(listing.failed, console)
+    for line in fold_messages(
+        {host: f"{why}; runs recorded there are missing here" for host, why in listing.passed_over.items()}
+    ):
+        console.warning(line)
     if listing.failed and listing.runs:
         console.note(f"to ask the others only: --hosts '{all_but(listing.failed)}'")
 

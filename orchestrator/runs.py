@@ -92,6 +92,8 @@ class Listing:
     """The newest last."""
     failed: Mapping[str, OrchError]
     answered: frozenset[str] = frozenset()
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    """Why a host's records in its usual state folder could not be read."""
 
     def unheard(self, run: Run) -> tuple[str, ...]:
         """Hosts of the run that were not asked or not reached. (One that has answered has its record no more.)"""
@@ -100,15 +102,20 @@ class Listing:
 
 def find(fleet: Fleet, hosts: Sequence[Host]) -> Listing:
     fleet.prepare(hosts)
-    answers = fleet.each(hosts, lambda _, session: session.request("list", {})["runs"], "looking for runs")
+
+    def ask(_: Host, session: Session) -> tuple[list[dict[str, Any]], str]:
+        return session.request("list", {})["runs"], "; ".join(session.hello.get("passed_over", ()))
+
+    answers = fleet.each(hosts, ask, "looking for runs")
+    passed_over = {host: why for host, (_, why) in answers.done.items() if why}
     parts: dict[str, dict[str, dict[str, Any]]] = {}
-    for host, found in answers.done.items():
+    for host, (found, _) in answers.done.items():
         for part in found:
             parts.setdefault(part["run_id"], {})[host] = part
     runs = sorted(
         (_join(run_id, of_hosts) for run_id, of_hosts in parts.items()), key=lambda run: (run.started_at, run.run_id)
     )
-    return Listing(tuple(runs), answers.failed, frozenset(answers.done))
+    return Listing(tuple(runs), answers.failed, frozenset(answers.done), passed_over)
 
 
 def _join(run_id: str, parts: Mapping[str, Mapping[str, Any]]) -> Run:

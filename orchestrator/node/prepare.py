@@ -121,19 +121,29 @@ def _take(spec: Dict[str, Any], taken: List[int]) -> None:
     """Locks, held for as long as the guard lives: for each GPU, and for the run's name, hence its output folder."""
     wanted = [("GPU %d" % number, "gpu-%d" % number) for number in spec["gpu_ids"]]
     for what, name in wanted + [("the name %s" % spec["name"], "name-%s" % spec["name"])]:
-        path = os.path.join(state.folder("locks"), name)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        taken.append(handle)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            who = os.pread(handle, 4096, 0).decode("utf-8", "replace")
-            end = "`ddp-orch kill %s` ends it" % who.split()[1] if who.startswith("run ") else "end that one"
-            text = "%s is taken by %s; %s, or wait for it with --wait" % (what, who or "another run", end)
-            raise Refused("held", text) from None
+        for home in state.homes()[1:]:  # of runs from a time when the state folder was there
+            _lock(os.path.join(home, "locks", name), what, taken, os.O_RDWR)
+        handle = _lock(os.path.join(state.folder("locks"), name), what, taken, os.O_RDWR | os.O_CREAT)
         os.ftruncate(handle, 0)
         text = "run %s (%s), started %s" % (spec["run_id"], spec["name"], time.strftime("%Y-%m-%d %H:%M:%S %z"))
         os.pwrite(handle, text.encode("utf-8", "replace"), 0)
+
+
+def _lock(path: str, what: str, taken: List[int], flags: int) -> int:
+    """Lock a file and add it to `taken`. -1 where there is no such file, and so nobody who has locked it."""
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return -1
+    taken.append(handle)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        who = os.pread(handle, 4096, 0).decode("utf-8", "replace")
+        end = "`ddp-orch kill %s` ends it" % who.split()[1] if who.startswith("run ") else "end that one"
+        text = "%s is taken by %s; %s, or wait for it with --wait" % (what, who or "another run", end)
+        raise Refused("held", text) from None
+    return handle
 
 
 def _open_ports(spec: Dict[str, Any], prefer: Optional[str]) -> Tuple[Dict[str, socket.socket], Dict[str, Any]]:

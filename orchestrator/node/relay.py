@@ -213,6 +213,7 @@ def _hello() -> Dict[str, Any]:
         "hostname": socket.gethostname(),
         "state": base,
         "state_inode": [os.stat(base).st_dev, os.stat(base).st_ino],
+        "passed_over": state.passed_over(),
         "uid": os.geteuid(),
         "pid": os.getpid(),
         "python": list(sys.version_info[:3]),

@@ -2,6 +2,7 @@
 
 BASE/                     0700, owned by us, on a local disk
   <host id>/              a shared home may be mounted on many hosts: each writes only below its own id
+    host.json             which host that is: machine_id, hostname, boot_id, pid_namespace
     runs/<run id>/        one folder a run
     locks/                GPU locks
     code/<sha256>/        code snapshots
@@ -14,7 +15,7 @@ import os
 import re
 import socket
 import stat
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 RESERVE = 64 * 1024  # bytes
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{3,60}\Z")
@@ -22,6 +23,10 @@ SHARED_FILESYSTEMS = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "ceph", "beegfs", "9p", "afs", "fuse.sshfs", "glusterfs",
     "fuse.glusterfs", "pvfs2", "orangefs", "panfs", "wekafs", "fuse.juicefs",
 }  # fmt: skip
+# A disk with one of these is mounted by one machine at a time.
+LOCAL_FILESYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "tmpfs", "overlay"}
+
+_HOST_IDS: Dict[str, str] = {}  # by state folder: a process keeps its folder, whatever becomes of the hostname
 
 
 class StateError(Exception):
@@ -34,12 +39,7 @@ def base() -> str:
     if wanted:
         return _private(wanted)
     reasons = []
-    home = os.path.expanduser("~")
-    candidates = [os.path.join(home, ".local", "state", "ddp-orch")] if os.path.isdir(home) else []
-    candidates += ["/var/tmp/ddp-orch-%d" % os.geteuid(), "/tmp/ddp-orch-%d" % os.geteuid()]
-    for candidate in candidates:
-        if filesystem(os.path.dirname(candidate)) in SHARED_FILESYSTEMS:
-            continue  # FIFOs and locks do not work there, and a hung server must not take the guard with it
+    for candidate in _local_candidates():
         try:
             return _private(candidate)
         except (OSError, StateError) as error:
@@ -49,6 +49,48 @@ def base() -> str:
     )
 
 
+def passed_over() -> List[str]:
+    """Why places that exist and come before the state folder are not used. Runs that are there are not seen."""
+    if os.environ.get("DDP_ORCH_STATE_DIR"):
+        return []
+    reasons = []
+    for candidate in _local_candidates():
+        if not os.path.lexists(candidate):
+            continue
+        try:
+            _check_private(candidate)
+            break
+        except (OSError, StateError) as error:
+            reasons.append(str(error))
+    return reasons
+
+
+def _bases() -> List[str]:
+    """The state folder, and others that have been the state folder while an earlier one could not be used."""
+    found = [base()]
+    if os.environ.get("DDP_ORCH_STATE_DIR"):
+        return found
+    for candidate in _local_candidates():
+        if candidate != found[0] and os.path.lexists(candidate):
+            try:
+                _check_private(candidate)
+                found.append(candidate)
+            except (OSError, StateError):
+                pass  # see passed_over
+    return found
+
+
+def _local_candidates() -> List[str]:
+    # FIFOs and locks do not work on a shared disk, and a hung server must not take the guard with it
+    return [path for path in _candidates() if filesystem(os.path.dirname(path)) not in SHARED_FILESYSTEMS]
+
+
+def _candidates() -> List[str]:
+    home = os.path.expanduser("~")
+    in_home = [os.path.join(home, ".local", "state", "ddp-orch")] if os.path.isdir(home) else []
+    return in_home + ["/var/tmp/ddp-orch-%d" % os.geteuid(), "/tmp/ddp-orch-%d" % os.geteuid()]
+
+
 def _private(path: str) -> str:
     parent = os.path.dirname(os.path.abspath(path))
     os.makedirs(parent, mode=0o700, exist_ok=True)
@@ -56,6 +98,11 @@ def _private(path: str) -> str:
         os.mkdir(path, 0o700)
     except FileExistsError:
         pass
+    _check_private(path)
+    return path
+
+
+def _check_private(path: str) -> None:
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         found = os.fstat(folder)
@@ -69,7 +116,6 @@ def _private(path: str) -> str:
             )
     finally:
         os.close(folder)
-    return path
 
 
 def filesystem(path: str) -> str:
@@ -97,8 +143,85 @@ def machine_id() -> str:
 
 
 def host_id() -> str:
-    """Stable over reboots, and different on two hosts that share a home."""
-    return hashlib.sha256((machine_id() + "\0" + socket.gethostname()).encode()).hexdigest()[:12]
+    """The name of this host's folder in the state folder. It outlives reboots and a change of the hostname."""
+    here = base()
+    if here not in _HOST_IDS:
+        record = _identity()
+        name = _find_host(here, record) or _name_of(record)
+        folder = os.path.join(here, name)
+        os.makedirs(folder, 0o700, exist_ok=True)
+        path = os.path.join(folder, "host.json")
+        if read(path) != record:
+            try:
+                replace(path, record)
+            except OSError:
+                pass  # a full disk; the next session writes it
+        _HOST_IDS[here] = name
+    return _HOST_IDS[here]
+
+
+def _identity() -> Dict[str, Any]:
+    return {
+        "machine_id": machine_id(),
+        "hostname": socket.gethostname(),
+        "boot_id": boot_id(),
+        "pid_namespace": _pid_namespace(),
+    }
+
+
+def _pid_namespace() -> int:
+    """Differs between containers of one machine, which have its boot_id and often its machine-id."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _name_of(record: Dict[str, Any]) -> str:
+    return hashlib.sha256((record["machine_id"] + "\0" + record["hostname"]).encode()).hexdigest()[:12]
+
+
+def _find_host(base: str, here: Dict[str, Any]) -> Optional[str]:
+    """The folder of this host below `base`, None if there is none.
+
+    Hosts that share a home may be clones with one machine-id, so a hostname tells them apart; but it may change.
+    """
+    name = _name_of(here)
+    records = {one: read(os.path.join(base, one, "host.json")) or {} for one in os.listdir(base)}
+    known = {one: record for one, record in records.items() if record.get("machine_id") == here["machine_id"]}
+    running = [
+        one
+        for one, record in known.items()
+        if (record.get("boot_id"), record.get("pid_namespace")) == (here["boot_id"], here["pid_namespace"])
+    ]
+    if name in running or (not running and name in records):
+        return name
+    if running:
+        return min(running)  # renamed since it was booted
+    if filesystem(base) not in LOCAL_FILESYSTEMS:
+        return None
+    # renamed and booted, or a container in the place of another; where that one still works, its folder is its own
+    free = [one for one in known if not _works(os.path.join(base, one))]
+    return max(free, key=lambda one: os.stat(os.path.join(base, one, "host.json")).st_mtime, default=None)
+
+
+def _works(folder: str) -> bool:
+    from .runs import guarded  # which imports this module
+
+    try:
+        return any(guarded(os.path.join(folder, "runs", name)) for name in os.listdir(os.path.join(folder, "runs")))
+    except OSError:
+        return False
+
+
+def homes() -> List[str]:
+    """This host's folders, the one for what is new first: see `_bases`."""
+    found = [os.path.join(base(), host_id())]
+    for other in _bases()[1:]:
+        name = _find_host(other, _identity())
+        if name is not None:
+            found.append(os.path.join(other, name))
+    return found
 
 
 def _read(path: str) -> str:
@@ -125,7 +248,16 @@ def run_folder(run_id: str) -> str:
     """The folder of a run, which may not exist. `run_id` comes from outside: no path may hide in it."""
     if not RUN_ID.match(run_id):
         raise StateError("not a run id: %r" % run_id)
+    for home in homes()[1:]:
+        path = os.path.join(home, "runs", run_id)
+        if os.path.isdir(path):
+            return path
     return os.path.join(folder("runs"), run_id)
+
+
+def home_of(run_folder: str) -> str:
+    """The host's folder that a run's folder is in."""
+    return os.path.dirname(os.path.dirname(run_folder))
 
 
 def write(path: str, value: Dict[str, Any]) -> None:
@@ -194,7 +326,9 @@ def read(path: str) -> Optional[Dict[str, Any]]:
 
 def runs() -> Iterator[Tuple[str, str]]:
     """(run id, folder) of every run this host knows, in no order."""
-    parent = folder("runs")
-    for name in os.listdir(parent):
-        if RUN_ID.match(name):
-            yield name, os.path.join(parent, name)
+    folder("runs")
+    for home in homes():
+        parent = os.path.join(home, "runs")
+        for name in os.listdir(parent) if os.path.isdir(parent) else []:
+            if RUN_ID.match(name):
+                yield name, os.path.join(parent, name)

@@ -64,6 +64,13 @@ def test_a_workdir_must_be_a_folder() -> None:
     assert found(text, {"a": {"workdir": True}}) == []
 
 
+def test_a_state_folder_that_is_passed_over_is_a_warning() -> None:
+    hello = {"state": "/var/tmp/ddp-orch-7", "passed_over": ["/home/ann/.local/state/ddp-orch belongs to uid 0"]}
+    (finding,) = found("hosts: [a, b]", hellos={"a": hello})
+    assert brief([finding]) == [("warning", "state-folder-unusable", ("a",))]
+    assert "belongs to uid 0; runs are recorded in /var/tmp/ddp-orch-7" in finding.message
+
+
 def test_gpus_that_are_wanted_must_be_there() -> None:
     text = "hosts: [{name: a, gpus: [0, 3]}]"
     (finding,) = found(text, {"a": with_gpus(2)})

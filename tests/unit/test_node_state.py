@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -121,3 +123,98 @@ def test_the_last_record_gives_up_the_space_that_was_kept_for_it(tmp_path: Path)
     for _ in range(2):  # the second time: a recorder was killed as it wrote
         state.write_last(str(tmp_path), {"node": 0})
         assert [one.name for one in tmp_path.iterdir()] == ["exit.json"]
+
+
+class Machine:
+    """What a host is known by, and the file system that its state folder lies on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self.be("node-a", "machine-1", "boot-1", namespace=1)
+
+    def be(self, hostname: str, machine_id: str, boot_id: str, namespace: int = 1, disk: str = "ext4") -> str:
+        """Become this host. Returns the name of its folder."""
+        set_attribute = self._monkeypatch.setattr
+        set_attribute(socket, "gethostname", lambda: hostname)
+        set_attribute(state, "machine_id", lambda: machine_id)
+        set_attribute(state, "boot_id", lambda: boot_id)
+        set_attribute(state, "_pid_namespace", lambda: namespace)
+        set_attribute(state, "filesystem", lambda _: disk)
+        set_attribute(state, "_HOST_IDS", {})
+        return Path(state.folder("runs")).parent.name
+
+
+@pytest.fixture
+def machine(base: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_a_renamed_host_finds_its_runs_at_once_and_after_a_reboot(machine: Machine) -> None:
+    before = machine.be("node-a", "machine-1", "boot-1")
+    assert machine.be("node-b", "machine-1", "boot-1") == before
+    assert machine.be("node-c", "machine-1", "boot-2", namespace=2) == before
+
+
+def test_a_container_with_a_new_hostname_finds_the_runs_of_the_one_before(machine: Machine) -> None:
+    before = machine.be("3f2a", "", "boot-1", namespace=1)
+    assert machine.be("9c1d", "", "boot-1", namespace=2) == before
+
+
+def test_a_container_beside_one_that_runs_something_has_a_folder_of_its_own(base: Path, machine: Machine) -> None:
+    before = machine.be("3f2a", "", "boot-1", namespace=1)
+    run = Path(state.run_folder("run-1"))
+    run.mkdir()
+    with (run / "run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert machine.be("9c1d", "", "boot-1", namespace=2) != before
+        assert machine.be("3f2a", "", "boot-1", namespace=1) == before
+
+
+def test_hosts_that_share_a_disk_have_folders_of_their_own(machine: Machine) -> None:
+    names = [
+        machine.be("node-a", "machine-1", "boot-1", disk="nfs4"),
+        machine.be("node-b", "machine-2", "boot-2", disk="nfs4"),
+        machine.be("node-c", "machine-1", "boot-3", disk="nfs4"),  # a clone with the machine-id of node-a
+    ]
+    assert len({*names}) == 3
+    assert machine.be("node-a", "machine-1", "boot-9", disk="nfs4") == names[0]
+    assert machine.be("node-e", "machine-2", "boot-2", disk="nfs4") in names  # renamed since
+
+
+def test_a_folder_of_the_time_before_hosts_were_recorded_is_still_found(base: Path, machine: Machine) -> None:
+    before = machine.be("node-a", "machine-1", "boot-1")
+    (base / before / "host.json").unlink()
+    assert machine.be("node-a", "machine-1", "boot-2") == before
+    assert machine.be("node-b", "machine-1", "boot-2") == before
+
+
+def test_a_place_that_had_to_be_passed_over_is_named_and_looked_at_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, second = tmp_path / "home" / ".local" / "state" / "ddp-orch", tmp_path / "var" / "ddp-orch"
+    home.mkdir(parents=True, mode=0o755)
+    monkeypatch.delenv("DDP_ORCH_STATE_DIR", raising=False)
+    monkeypatch.setattr(state, "_candidates", lambda: [str(home), str(second)])
+    monkeypatch.setattr(state, "_HOST_IDS", {})
+    assert state.base() == str(second)
+    (why,) = state.passed_over()
+    assert why.startswith(f"{home} can be entered by others")
+    Path(state.run_folder("run-there")).mkdir()
+    home.chmod(0o700)
+    assert (state.base(), state.passed_over()) == (str(home), [])
+    Path(state.run_folder("run-here")).mkdir()
+    assert {run_id: Path(folder).parents[2] for run_id, folder in state.runs()} == {
+        "run-here": home,
+        "run-there": second,
+    }
+    assert Path(state.run_folder("run-there")).is_dir()
+    assert Path(state.run_folder("run-new")).parents[2] == home
+
+
+def test_a_place_that_is_not_there_is_no_reason_to_warn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DDP_ORCH_STATE_DIR", raising=False)
+    (tmp_path / "file").touch()
+    places = [str(tmp_path / "file" / "ddp-orch"), str(tmp_path / "ddp-orch"), str(tmp_path / "third")]
+    monkeypatch.setattr(state, "_candidates", lambda: places)
+    assert (state.base(), state.passed_over()) == (places[1], [])
+    assert not Path(places[2]).exists()
