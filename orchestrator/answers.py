@@ -97,7 +97,8 @@ _ENDING = {
     "remaining": [{**_PROCESS, "why": str}],
 }
 _NUMBER = (float, int)
-_PREPARED = {"beside": [_RUN_ID], "resumes": bool}
+_UNFETCHED = {"unfetched": [_RUN_ID], "unfetched_bytes": int}
+_PREPARED = {"beside": [_RUN_ID], "resumes": bool, **_UNFETCHED}
 _MACHINE = {
     "cores": (int, None),
     "cpu": [_NUMBER],
@@ -217,7 +218,7 @@ ANSWERS: Mapping[str, Shape] = {
         {**_PREPARED, "addresses": [_is_address], "rdzv_port": _is_port, "link_port": (_is_port, None)},  # head
         {**_PREPARED, "reachable": [_is_address], "interface": _WORDS},
     ),
-    "prune": {"runs": [str], "unused": int, "freed": int, "left": int},
+    "prune": {"runs": [str], "unused": int, "freed": int, "left": int, **_UNFETCHED},
     "list": {"runs": [RUN]},
     "attach": {"run": (RUN, None), "beside_code?": ({"folder": str, "count": int, "files": [str]}, None)},
     "sample": {

@@ -363,9 +363,10 @@ def diagnose(
 def fetch(run: str | None, pattern: str | None, output: str | None, inventory: str | None, hosts: str | None) -> None:
     """Bring the outputs of RUN (default: the newest) here.
 
-    That is what its hosts have in $DDP_ORCH_OUTPUT_DIR, or what of it matches PATTERN. In a PATTERN, such as '*.pt' or
-    'logs/**/*.json', * is within a name and ** for any folders; a folder's name takes all below it. Links are left
-    out. Files that have not changed since they were fetched are not fetched again.
+    That is what its hosts have in $DDP_ORCH_OUTPUT_DIR, and in code/ the files that the run wrote to relative paths; or
+    what of it matches PATTERN. In a PATTERN, such as '*.pt' or 'logs/**/*.json', * is within a name and ** for any
+    folders; a folder's name takes all below it. Links are left out. Files that have not changed since they were fetched
+    are not fetched again.
     """
     from . import fetch as fetching
 
@@ -375,14 +376,16 @@ def fetch(run: str | None, pattern: str | None, output: str | None, inventory: s
 @cli.command(short_help="remove old runs from the hosts")
 @INVENTORY
 @HOSTS
-def prune(inventory: str, hosts: str | None) -> None:
+@click.option("--force", is_flag=True, help="Also runs with files that were not fetched.")
+def prune(inventory: str, hosts: str | None, force: bool) -> None:
     """Remove from the hosts at once what run.keep does not keep: runs that are over, and code that none has used since.
 
-    Runs that go on and the outputs of all runs are not touched.
+    Runs that go on and the outputs of all runs are not touched. A run that wrote files outside $DDP_ORCH_OUTPUT_DIR is
+    kept until `fetch` has brought them.
     """
     from . import prune as pruning
 
-    sys.exit(pruning.prune(inventory, hosts))
+    sys.exit(pruning.prune(inventory, hosts, force=force))
 
 
 @cli.command("exec", short_help="a command on every host, equal output folded")

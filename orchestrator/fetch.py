@@ -20,7 +20,7 @@ from .console import Console, fold_messages
 from .console import size as console_size
 from .context import chosen_inventory, open_fleet, stderr_console, warn_of, warn_of_unheard
 from .errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
-from .fleet import Fleet, folded
+from .fleet import Fleet, Results, folded
 from .inventory import Host, Inventory
 from .naming import RUN_NAME
 from .session import Session
@@ -39,6 +39,15 @@ class Remote:
     path: str
     size: int  # bytes
     mtime: int  # ns
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What a host has of a run."""
+
+    files: list[Remote]
+    written: str | None
+    """Stands for the state of the files beside the code."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +80,12 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
         folder = Path(output or what.folder)
         of_run = [host for host in read.hosts if host.name in what.hosts]
         asked = what.asked(pattern=pattern or "")
-        listed = fleet.each(of_run, lambda _, session: checked(session.request("outputs", asked)))
+        listed = fleet.each(of_run, lambda _, session: _list(session, asked))
         missing = {
-            host: [one for one in found if not is_here(folder / host, one)] for host, found in listed.done.items()
+            host: [one for one in found.files if not is_here(folder / host, one)] for host, found in listed.done.items()
         }
         count, size = _totals(missing)
-        same = _totals(listed.done)[0] - count
+        same = sum(len(found.files) for found in listed.done.values()) - count
         if pattern and not count and not same and not listed.failed:
             raise UsageError(f"no output of {what.run} matches {pattern!r}")
         _check_space(folder, size)
@@ -90,8 +99,13 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
             return _bring(session, what, folder / host.name, missing[host.name])
 
         brought = fleet.each([host for host in of_run if missing.get(host.name)], bring, "fetching")
+        if not pattern:
+            whole = [host for host in of_run if host.name in listed.done and not _is_partial(host.name, brought)]
+            fleet.each(whole, lambda host, session: _confirm(session, what, listed.done[host.name]))
     if not count and not same and not listed.failed:
-        console.note(f"run {what.run} has written nothing to $DDP_ORCH_OUTPUT_DIR, which is where `fetch` looks")
+        console.note(
+            f"run {what.run} wrote no file to $DDP_ORCH_OUTPUT_DIR or beside its code, which is where `fetch` looks"
+        )
     if count:
         console.note(f"outputs of {what.run} are in {folder}")
     if what.goes_on:
@@ -125,8 +139,8 @@ def _outputs_of(fleet: Fleet, read: Inventory, wanted: str | None, console: Cons
         if wanted is None or not RUN_NAME.fullmatch(wanted):
             raise
         asked = {"name": wanted, "pattern": ""}
-        listed = fleet.each(read.hosts, lambda _, session: checked(session.request("outputs", asked)))
-        having = frozenset(host for host, files in listed.done.items() if files)
+        listed = fleet.each(read.hosts, lambda _, session: _list(session, asked))
+        having = frozenset(host for host, found in listed.done.items() if found.files)
         if not having:
             raise
         return Outputs(wanted, wanted, having, {"name": wanted}, incomplete)
@@ -134,6 +148,23 @@ def _outputs_of(fleet: Fleet, read: Inventory, wanted: str | None, console: Cons
     return Outputs(
         run.run_id, _default_folder(run), frozenset(run.parts), {"run_id": run.run_id}, incomplete, run.unfinished
     )
+
+
+def _list(session: Session, asked: Mapping[str, Any]) -> Listed:
+    answer = session.request("outputs", dict(asked))
+    written = answer.get("written")
+    return Listed(checked(answer), written if isinstance(written, str) else None)
+
+
+def _is_partial(host: str, brought: Results[list[str]]) -> bool:
+    """Whether a file of this host is missing here."""
+    return host in brought.failed or bool(brought.done.get(host))
+
+
+def _confirm(session: Session, what: Outputs, listed: Listed) -> None:
+    """Tell a host that we have all it listed: from then on it may remove the run's record."""
+    if listed.written is not None:
+        session.request("fetched", what.asked(written=listed.written))
 
 
 def checked(answer: Mapping[str, Any]) -> list[Remote]:

@@ -21,6 +21,7 @@ from .fleet import Fleet, Results, each, folded, worst
 from .inventory import Host
 from .plan import Code, Plan
 from .progress import Silent
+from .prune import unfetched
 from .script import TRAINER
 from .session import Refused, Session
 from .ship import Snapshot
@@ -213,6 +214,7 @@ def _prepare_and_start(
         _stop_on(rest, f"{len(rest.failed)} of {len(resolved.nodes)} hosts cannot take part; nothing was started")
         prepared = {**first.done, **rest.done}
         _say_beside(prepared, around)
+        _say_unfetched(prepared, around)
         if resumed := [host for host, answer in prepared.items() if answer["resumes"]]:
             around.step(
                 f"{fold(resumed)}: the output folder of {resolved.name} has files already; the run goes on there"
@@ -253,6 +255,11 @@ def _say_beside(answers: Mapping[str, Mapping[str, Any]], around: Surroundings) 
         around.warn(
             f"{fold(hosts)}: run {run_id} goes on there too, on the same CPUs; to end it: ddp-orch kill {run_id}"
         )
+
+
+def _say_unfetched(answers: Mapping[str, Mapping[str, Any]], around: Surroundings) -> None:
+    for line in fold_messages({host: said for host, answer in answers.items() if (said := unfetched(answer))}):
+        around.warn(line)
 
 
 def _say_network(

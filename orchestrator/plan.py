@@ -213,7 +213,6 @@ def spec(
     return {
         "run_id": plan.run_id,
         "name": plan.name,
-        "output": plan.name,
         "created_at": created_at,
         "by": by,
         "inventory": plan.inventory.path,

@@ -188,24 +188,24 @@ def conclude(run_id: str, view: View, console: Console, took: str = "", *, tell_
             console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_without_head(verdict, parts)}")
         case _:
             console.error(f"run {run_id} failed: {_first_failure(verdict)}")
-    if tell_outputs and any(part.get("outputs") for part in parts):
-        again = "" if verdict["state"] == "succeeded" else f"; a new run goes on with it: up --name {parts[0]['name']}"
+    beside = {host: found for host, outcome in view.outcomes.items() if (found := outcome.get("beside_code"))}
+    if beside:
+        console.warning(_files_beside_code(beside))
+    if tell_outputs and (beside or any(part.get("outputs") for part in parts)):
+        resumes = verdict["state"] != "succeeded" and any(part.get("outputs") for part in parts)
+        again = f"; a new run goes on with it: up --name {parts[0]['name']}" if resumes else ""
         console.note(f"what it wrote is on its hosts; bring it here with: ddp-orch fetch {run_id}{again}")
-    _warn_of_files_beside_code(view, console)
     return OUTCOMES[verdict["state"]]
 
 
-def _warn_of_files_beside_code(view: View, console: Console) -> None:
-    """What scripts write to relative paths: it would be missed when the run's record is removed."""
-    having = {host: found for host, outcome in view.outcomes.items() if (found := outcome.get("beside_code"))}
-    if not having:
-        return
+def _files_beside_code(having: Mapping[str, Mapping[str, Any]]) -> str:
+    """What scripts write to relative paths: no later run finds it there."""
     host, found = min(having.items())
     names = ", ".join(found["files"]) + (", ..." if found["count"] > len(found["files"]) else "")
     others = f", and on {fold(set(having) - {host})}" if len(having) > 1 else ""
-    console.warning(
-        f"it wrote beside its code, which goes with the run's record; what shall stay belongs in "
-        f"$DDP_ORCH_OUTPUT_DIR: {names} on {host}{others}\n  in {found['folder']}"
+    return (
+        "it wrote files outside $DDP_ORCH_OUTPUT_DIR, where a new run with its name does not find them: "
+        f"{names} on {host}{others}. {{output}} in an argument names that folder\n  in {found['folder']}"
     )
 
 

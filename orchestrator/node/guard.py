@@ -227,11 +227,12 @@ class Guard:
         if rendezvous is not None:
             rendezvous.close()
         spec = self._spec
-        output = state.folder("out", spec["output"])
+        output = state.output_folder(self._folder, spec)
         code = spec["cwd"]
         paths = launch.Paths(self._folder, self._path("fifo"), self._path("log"), code, output)
         tree = self._new_tree(order.attempt)
         try:
+            os.makedirs(output, 0o700, exist_ok=True)
             jobs, rank = launch.jobs(spec, self._private["secrets"], order, paths, self._program())
             state.replace(self._path("rank.json"), rank)
             ranks = range(order.first_rank, order.first_rank + spec["nproc"])

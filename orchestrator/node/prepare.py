@@ -22,10 +22,10 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     """Fork a guard for this run. Returns the control channel to it, and what the controller has to know."""
     spec: Dict[str, Any] = arguments["spec"]
     private: Dict[str, Any] = arguments["private"]
-    retire.retire(spec["keep"], program)
+    kept = retire.retire(spec["keep"], program)
     beside = [] if spec["gpu_ids"] else sorted(run_id for run_id, kept in state.runs() if runs.guarded(kept))
-    resumes = runs.not_empty(os.path.join(state.folder("out"), spec["name"]))
     folder = _make_folder(spec)
+    resumes = runs.not_empty(state.output_folder(folder, spec))
     sockets: Dict[str, socket.socket] = {}
     locks: List[int] = []
     try:
@@ -52,6 +52,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
             os.close(lock)
     try:
         answer.update(ready=ask(control, None, "ready"), beside=beside, resumes=resumes)
+        answer.update(unfetched=kept["unfetched"], unfetched_bytes=kept["unfetched_bytes"])
     except Refused:
         control.sendall(b'{"do": "abort"}\n')
         raise

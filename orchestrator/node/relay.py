@@ -33,6 +33,7 @@ OPERATIONS = {
     "stale": ("leftovers", "stale"),
     "force": ("leftovers", "force"),
     "outputs": ("outputs", "listing"),
+    "fetched": ("outputs", "fetched"),
 }
 
 
@@ -173,7 +174,7 @@ class Relay:
     def _prune(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import retire
 
-        return retire.retire(arguments["keep"], self._program)
+        return retire.retire(arguments["keep"], self._program, arguments["force"])
 
     def _attach(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import follow

@@ -1,49 +1,80 @@
 """What is kept on a host of runs that are over, and what is removed: `run.keep`, at every launch and by `prune`.
 
-Never touched: runs whose guard lives, what they need, and the output folders of all runs.
+Never touched: runs whose guard lives, what they need, and the output folders of all runs. A run that wrote files beside
+its code is kept until they were fetched.
 """
 
 import glob
 import os
+import re
 import shutil
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from . import runs, state
+from . import outputs, runs, state
 
 BRIEF = 60.0  # s
 UNFINISHED_AGE = 3600.0  # s; a run that is being prepared has no guard yet, and nothing takes that long
+HOST_ID = re.compile(r"[0-9a-f]{12}\Z")
 
 
-def retire(keep: Dict[str, Any], program: str) -> Dict[str, Any]:
+def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str, Any]:
     """Forget runs that are over (more than `runs` of them, or older than `days`), and what was not used for as long.
 
     Brief ones are counted apart: an hour of attempts that fail at their start does not cost the logs of a week's run.
-    `program` is the node program that runs this. Gives what was removed, and `freed` in bytes.
+    `program` is the node program that runs this. `force`: also runs with files that were not fetched. Gives what was
+    removed, `freed` in bytes, and the runs that are only kept because of such files.
     """
     oldest = time.time() - keep["days"] * 86400
-    over = sorted(_over(), reverse=True)
-    gone = []
+    over = sorted(one for home in state.homes() for one in _over(home))[::-1]
+    due = []
     for brief in (True, False):
         alike = [(at, folder) for at, folder in over if _is_brief(at, folder) == brief]
-        gone += [folder for number, (at, folder) in enumerate(alike) if number >= keep["runs"] or at < oldest]
+        due += [folder for number, (at, folder) in enumerate(alike) if number >= keep["runs"] or at < oldest]
+    strangers = list(_strangers())
+    due += [folder for home in strangers for at, folder in _over(home) if at < oldest]
+    unfetched = [] if force else [folder for folder in due if outputs.unfetched(folder)]
+    gone = [folder for folder in due if folder not in unfetched]
     freed = sum(map(_remove, gone))
     os.utime(program)  # in use
     code, base = state.folder("code"), state.base()
     # of other hosts too, if they share the state folder
-    needed = {_program(folder) for folder in glob.glob(os.path.join(base, "*", "runs", "*"))}
+    needed = {name for folder in glob.glob(os.path.join(base, "*", "runs", "*")) for name in _needs(folder)}
     snapshots = [os.path.join(code, name) for name in os.listdir(code)]
     programs = [os.path.join(base, name) for name in os.listdir(base) if name.startswith("node-")]
     unused = [path for path in snapshots + programs if os.path.basename(path) not in needed and _mtime(path) < oldest]
     freed += sum(map(_remove, unused))
-    left = len(over) - len(gone)
-    return {"runs": sorted(map(os.path.basename, gone)), "unused": len(unused), "freed": freed, "left": left}
+    freed += sum(_remove(home) for home in strangers if _is_empty(home))
+    return {
+        "runs": sorted(map(os.path.basename, gone)),
+        "unused": len(unused),
+        "freed": freed,
+        "left": len(over) - sum(folder in gone for _, folder in over),
+        "unfetched": sorted(map(os.path.basename, unfetched)),
+        "unfetched_bytes": sum(map(_size, unfetched)),
+    }
 
 
-def _over() -> List[Tuple[float, str]]:
+def _strangers() -> Iterator[str]:
+    """Folders of hosts that were on this disk before, such as containers; nobody else will ever look at them."""
+    base = state.base()
+    if state.filesystem(base) not in state.LOCAL_FILESYSTEMS:
+        return
+    for name in os.listdir(base):
+        if HOST_ID.match(name) and name != state.host_id():
+            yield os.path.join(base, name)
+
+
+def _is_empty(home: str) -> bool:
+    return not glob.glob(os.path.join(home, "runs", "*")) and not glob.glob(os.path.join(home, "out", "*"))
+
+
+def _over(home: str) -> List[Tuple[float, str]]:
     """When each run that is over ended, and its folder. One that was lost, or never whole, ended when last written."""
     found = []
-    for _, folder in state.runs():
+    for folder in glob.glob(os.path.join(home, "runs", "*")):
+        if not state.RUN_ID.match(os.path.basename(folder)):
+            continue
         record = state.read(os.path.join(folder, "exit.json"))
         at: Optional[float] = None
         if record is not None:
@@ -63,10 +94,13 @@ def _is_brief(ended: float, folder: str) -> bool:
         return True  # it has never been more than prepared
 
 
-def _program(folder: str) -> str:
-    """The node program that a run was started with: its guard and recorder import from it, and start it again."""
+def _needs(folder: str) -> Iterator[str]:
+    """The node program that a run was started with, which its guard and recorder import from and start again, and the
+    code that its own copy is compared with.
+    """
     spec = state.read(os.path.join(folder, "spec.json")) or {}
-    return os.path.basename(str(spec.get("program", "")))
+    yield os.path.basename(str(spec.get("program", "")))
+    yield str((spec.get("code") or {}).get("sha256", ""))
 
 
 def _mtime(path: str) -> float:
@@ -78,6 +112,13 @@ def _mtime(path: str) -> float:
 
 def _remove(path: str) -> int:
     """Remove a folder. Gives the bytes that its files took."""
+    size = _size(path)
+    shutil.rmtree(path, ignore_errors=True)
+    return 0 if os.path.lexists(path) else size
+
+
+def _size(path: str) -> int:
+    """The bytes that the files of a folder take."""
     size = 0
     for parent, _, names in os.walk(path):
         for name in names:
@@ -85,5 +126,4 @@ def _remove(path: str) -> int:
                 size += os.lstat(os.path.join(parent, name)).st_blocks * 512
             except OSError:
                 continue
-    shutil.rmtree(path, ignore_errors=True)
-    return 0 if os.path.lexists(path) else size
+    return size

@@ -58,7 +58,7 @@ def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     if ended is not None:
         answer["state"] = ended["verdict"]["state"]
         answer["verdict"] = ended["verdict"]
-        answer["outputs"] = not_empty(os.path.join(state.folder("out"), spec["name"]))
+        answer["outputs"] = not_empty(state.output_folder(folder, spec))
         if ended["outcome"] and ended["outcome"]["ok"]:
             answer["exit_code"] = 0
     elif not lives:

@@ -260,6 +260,11 @@ def home_of(run_folder: str) -> str:
     return os.path.dirname(os.path.dirname(run_folder))
 
 
+def output_folder(run_folder: str, spec: Dict[str, Any]) -> str:
+    """$DDP_ORCH_OUTPUT_DIR of a run on this host."""
+    return os.path.join(home_of(run_folder), "out", spec["name"])
+
+
 def write(path: str, value: Dict[str, Any]) -> None:
     """Write JSON so that even after a power loss there is the old file or the new one, never a part. Raises OSError."""
     aside = _write_aside(path, value)

@@ -36,19 +36,50 @@ def orch(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_run_that_wrote_nothing_for_us_is_said_to_have_no_outputs(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("open('model.pt', 'w').close()")
+def test_files_beside_the_code_are_fetched_and_kept_until_then(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nopen('model.pt', 'w').close()\nopen('conf', 'a').write('changed')")
+    (tmp_path / "conf").write_text("as sent")
+    hosts = f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n"
+    inventory = tmp_path / "inventory.yaml"
+    inventory.write_text(hosts + "run: {launcher: direct, sync: [train.py, conf], keep: {runs: 1}}\n")
+
+    def up(name: str) -> str:
+        done = orch(tmp_path, "up", "inventory.yaml", "--name", name, "--skip-check", "--", "train.py")
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    said = up("first")
+    assert "does not find them: conf, model.pt on me. {output}" in said and "ddp-orch fetch" in said
+    where = Path(re.search(r"\n  in (/.*)", said)[1])  # type: ignore[index]
+    assert (where / "model.pt").is_file()
+    up("second")
+    said = up("third")
+    assert "me: a run is kept longer than run.keep says" in said and "not fetched: " in said, said
+    pruned = orch(tmp_path, "prune", "inventory.yaml").stderr
+    assert "me: 2 runs are kept longer than run.keep says" in pruned, pruned
+
+    done = orch(tmp_path, "fetch", "first")
+    assert done.returncode == 0 and "2 files to fetch" in done.stderr, done.stderr
+    assert (tmp_path / "first/me/code/conf").read_text() == "as sentchanged"
+    assert (tmp_path / "first/me/code/model.pt").is_file()
+    assert "removed 1 run, " in orch(tmp_path, "prune", "inventory.yaml").stderr
+    assert not where.exists()
+    forced = orch(tmp_path, "prune", "inventory.yaml", "--force").stderr
+    assert "removed 1 run, " in forced and "kept longer" not in forced, forced
+    again = orch(tmp_path, "fetch", "third", "code/*.pt")
+    assert again.returncode == 0 and [path.name for path in (tmp_path / "third/me/code").iterdir()] == ["model.pt"]
+
+
+def test_a_run_that_wrote_nothing_is_said_to_have_no_outputs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
     (tmp_path / "inventory.yaml").write_text(
         f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n"
         "run: {launcher: direct, sync: [train.py]}\n"
     )
     done = orch(tmp_path, "up", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert "it wrote beside its code" in done.stderr and "$DDP_ORCH_OUTPUT_DIR: model.pt on me" in done.stderr
-    where = Path(done.stderr.rpartition("\n  in ")[2].strip())
-    assert (where / "model.pt").is_file()
+    assert done.returncode == 0 and "outside" not in done.stderr, done.stderr
     done = orch(tmp_path, "fetch", "mine")
-    assert done.returncode == 0 and "has written nothing to $DDP_ORCH_OUTPUT_DIR" in done.stderr
+    assert done.returncode == 0 and "wrote no file to $DDP_ORCH_OUTPUT_DIR" in done.stderr
     assert not (tmp_path / "mine").exists()
 
 

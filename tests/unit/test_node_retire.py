@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
-from orchestrator.node import state
+from orchestrator.node import outputs, state
 from orchestrator.node.retire import retire
 
 DAY = 86400.0
@@ -51,7 +52,8 @@ def test_the_newest_runs_stay_and_what_is_freed_is_said(program: Path) -> None:
     assert [one.exists() for one in runs] == [True, True, False, False]
     assert (answer["runs"], answer["left"]) == (["run-2", "run-3"], 2)
     assert answer["freed"] >= 200_000
-    assert retire(KEEP, str(program)) == {"runs": [], "unused": 0, "freed": 0, "left": 2}
+    nothing = {"runs": [], "unused": 0, "freed": 0, "left": 2, "unfetched": [], "unfetched_bytes": 0}
+    assert retire(KEEP, str(program)) == nothing
 
 
 def test_brief_runs_are_counted_apart(program: Path) -> None:
@@ -93,3 +95,84 @@ def test_outputs_are_never_touched(program: Path) -> None:
     output = folder(Path(state.folder("out")) / "mine", 999)
     retire({"runs": 0, "days": 0}, str(program))
     assert (output / "data").exists()
+
+
+def code_run(run_id: str, days: float) -> Path:
+    """A run that works in a copy of its code, as `prepare` makes it."""
+    sent = Path(state.folder("code")) / "abc"
+    if not sent.exists():
+        (sent / "lib").mkdir(parents=True)
+        (sent / "train.py").write_text("one")
+        (sent / "lib" / "data.py").write_text("two")
+        os.utime(sent / "train.py", (1, 1))
+    made = run(run_id, days)
+    shutil.copytree(sent, made / "code")
+    spec = {"name": run_id, "program": "node-mine", "workdir": None, "code": {"sha256": "abc", "cwd": "."}}
+    state.write(str(made / "spec.json"), spec)
+    age(made, days)
+    return made
+
+
+@pytest.mark.parametrize("path", ["out/model.pt", "lib/data.py"])
+def test_a_run_whose_files_beside_the_code_were_not_fetched_stays(program: Path, path: str) -> None:
+    clean, wrote = code_run("clean-run", 30), code_run("wrote-run", 30)
+    (wrote / "code" / "out").mkdir()
+    (wrote / "code" / path).write_text("new")
+    (wrote / "code" / "lib" / "data.pyc").write_text("not a result")
+    answer = retire(KEEP, str(program))
+    assert not clean.exists() and wrote.exists()
+    assert (answer["runs"], answer["unfetched"], answer["left"]) == (["clean-run"], ["wrote-run"], 1)
+    assert answer["unfetched_bytes"] > 100_000
+
+    listed = outputs.listing({"run_id": "wrote-run", "pattern": ""})
+    assert [one[0] for one in listed["files"]] == [f"code/{path}"]
+    outputs.fetched({"run_id": "wrote-run", "written": listed["written"]})
+    (wrote / "code" / "train.py").write_text("changed since it was listed")
+    assert retire(KEEP, str(program))["unfetched"] == ["wrote-run"]
+    outputs.fetched(
+        {"run_id": "wrote-run", "written": outputs.listing({"run_id": "wrote-run", "pattern": ""})["written"]}
+    )
+    assert retire(KEEP, str(program))["runs"] == ["wrote-run"]
+
+
+def test_what_was_not_fetched_goes_when_it_is_forced(program: Path) -> None:
+    wrote = code_run("wrote-run", 30)
+    (wrote / "code" / "model.pt").touch()
+    assert retire(KEEP, str(program))["unfetched"] == ["wrote-run"]
+    answer = retire(KEEP, str(program), force=True)
+    assert (answer["runs"], answer["unfetched"]) == (["wrote-run"], []) and not wrote.exists()
+
+
+def test_the_code_that_a_kept_run_is_compared_with_stays_too(program: Path) -> None:
+    kept, sent = code_run("kept-run", 1), Path(state.folder("code")) / "abc"
+    unused = folder(Path(state.folder("code")) / "def", 99)
+    age(sent, 99)
+    assert retire(KEEP, str(program))["unused"] == 1
+    assert kept.exists() and sent.exists() and not unused.exists()
+
+
+def test_a_file_that_was_only_touched_is_not_a_result(program: Path) -> None:
+    touched = code_run("touched-run", 30)
+    os.utime(touched / "code" / "train.py")
+    assert outputs.listing({"run_id": "touched-run", "pattern": ""})["files"] == []
+
+
+def test_old_runs_of_a_host_that_is_gone_are_removed_from_a_local_disk(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = Path(state.base())
+    gone = base / "0123456789ab"
+    old, young = folder(gone / "runs" / "old-run", 15), folder(gone / "runs" / "young-run", 13)
+    monkeypatch.setattr(state, "filesystem", lambda _: "nfs4")
+    retire(KEEP, str(program))
+    assert old.exists()  # it may be another host, whose runs are its own to remove
+    monkeypatch.setattr(state, "filesystem", lambda _: "ext4")
+    assert retire({"runs": 1, "days": 14}, str(program))["runs"] == ["old-run"]
+    assert not old.exists() and young.exists()
+    output = folder(gone / "out" / "mine", 99)
+    age(young, 99)
+    retire(KEEP, str(program))
+    assert not young.exists() and output.exists()
+    shutil.rmtree(gone / "out")
+    retire(KEEP, str(program))
+    assert not gone.exists()
