@@ -249,9 +249,9 @@ def order_of(state: State, number: int) -> Optional[Order]:
 
 
 def _why(state: State) -> str:
-    if state.stopped_by is not None:
+    failure = state.first_failure
+    if failure is None:
         return "stopped by %s" % state.stopped_by
-    failure = state.first_failure or {}
     return "%s failed: %s" % (failure.get("host", "?"), failure.get("what", "?"))
 
 
@@ -295,13 +295,12 @@ def _apply(state: State, event: Event) -> State:
     if isinstance(event, Left):
         return _with(state, event.node, phase="left") if state.phase == "over" else state
     if isinstance(event, StopRequested):
-        if state.phase == "restarting":
-            state = _archive(state)  # the run ends by the wish, not by the failure it was about to overcome
         if state.phase in ("waiting", "running", "restarting"):
             return state._replace(phase="stopping", stopped_by=event.by, stop_grace=event.grace, since=event.at)
-        if state.phase == "stopping" and event.grace < state.stop_grace:
-            # a second kill shortens the grace, never restarts it
-            return state._replace(stop_grace=event.grace, stopped_by=state.stopped_by or event.by)
+        if state.phase == "stopping":
+            # whatever is being stopped already: the grace may become shorter, and never begins again
+            grace = min(event.grace, state.stop_grace)
+            return state._replace(stop_grace=grace, stopped_by=state.stopped_by or event.by)
         return state
     return state  # Tick: time alone, see _settle
 
@@ -487,6 +486,8 @@ def _settle(state: State, at: float) -> State:
         if finished and _will_try_again(state):
             return state._replace(phase="restarting", since=at)
         if finished or at - state.since > state.stop_grace + STOP_WINDOW:
+            if state.stopped_by is not None and why_not_again(state) is None:
+                state = _archive(state)  # the stop request ended the run: a restart would have followed the failure
             return _over(state, _outcome(state), at)
     if state.phase == "over" and not _others_gone(state) and at - state.since > FAREWELL_WINDOW:
         nodes = state.nodes[:1] + tuple(node._replace(phase="left") for node in state.nodes[1:])
@@ -505,8 +506,8 @@ def _over(state: State, outcome: str, at: float) -> State:
         "state": outcome,
         "first_failure": state.first_failure,
         "restarts": max(0, state.attempt - 1),
-        "not_again": why_not_again(state) if state.first_failure and outcome != "killed" else None,
-        "stopped_by": state.stopped_by,
+        "not_again": why_not_again(state) if state.first_failure else None,
+        "stopped_by": state.stopped_by if outcome == "killed" else None,
         "attempt": state.attempt,
         "at": at,
     }

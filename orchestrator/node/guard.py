@@ -222,7 +222,8 @@ class Guard:
             or self._stop is not None
             or (self._tree is not None and order.attempt <= self._tree.attempt)
         ):
-            return  # told again what is done already
+            self._tell()  # the gang must know why there will be no start: a stop request, or it has been done already
+            return
         rendezvous = self._sockets.pop("rdzv", None)
         if rendezvous is not None:
             rendezvous.close()
@@ -333,9 +334,9 @@ class Guard:
     def _stop_asked(self, by: str, grace: float) -> None:
         if self._stop is None or grace < self._stop["grace"]:
             self._stop = {"by": by, "grace": grace, "at": time.time()}
+        self._tell()  # before our ranks end: those of other hosts may fail at once, and that is no failure then
         if self._tree is not None and self._tree.outcome is None:
             self._tree.stop(grace, "stopped by %s" % by)
-        self._tell()
 
     def _reap(self) -> None:
         while True:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
 
 from lab.lab import Lab
 from lab.waiting import wait_until
 
-from .driver import assert_clean, lines_of, ok, orch, runs, script, start, wait_for_state
+from .driver import assert_clean, attached, lines_of, ok, orch, runs, script, start, wait_for_state
 
 AGAIN = """
 import os, sys, time
@@ -38,6 +39,27 @@ def test_a_script_that_cannot_start_is_not_started_again_and_again(lab2: Lab) ->
     assert "not restarted: it failed twice in the same way at its start" in result.stdout
     (run,) = runs(lab2, inventory).values()
     assert run["attempt"] == 2
+    assert_clean(lab2)
+
+
+DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(1 if os.environ["RANK"] == "1" else 300)
+sys.exit("told to fail")
+"""
+
+
+def test_ctrl_c_while_a_failed_attempt_is_being_stopped_stops_the_run(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "max_restarts": 5, "grace": 2})
+    with attached(lab2, inventory, "--", script(lab2, DEAF)) as up:
+        assert up.stdout is not None
+        assert any("first failure" in line for line in up.stdout)
+        up.send_signal(signal.SIGINT)
+        up.stdout.read()
+        assert up.wait(30) == 130
+    (run,) = runs(lab2, inventory).values()
+    assert (run["state"], run["attempt"]) == ("killed", 1)
     assert_clean(lab2)
 
 
