@@ -17,6 +17,7 @@ A restart after a lost host is not counted: it uses up a spare, or a node above 
 every other node is told the verdict, the head ends last.
 """
 
+import re
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 # An event's `at` is in seconds since 1970 by a clock that is never set back (recorder.py).
@@ -27,6 +28,14 @@ FAREWELL_WINDOW = 10.0  # s that the head waits for the others to end before it 
 FAILURE_GRACE = 1.0
 BACKOFF, BACKOFF_MOST = 1.0, 30.0  # s before the first restart, doubled for each further one, and the most
 AT_START = 30.0  # s: a failure within these after the start of its attempt is one at start-up
+FAILS_ALIKE = 3  # first failures in a row at start-up, all the same, after which the run is not started again
+# What networks and file systems do at one start and not at the next: Python's OSError and its kin, torch's and NCCL's
+TRANSIENT = re.compile(
+    r"\[Errno -?\d+\]|\b(?:OS|IO|EOF|URL|HTTP|SSL|File\w+|\w*Connect\w*|\w*Timeout|Permission|BrokenPipe)Error\b"
+    r"|\b\w*Timeout\b|\bgaierror\b|\bDist(?:Network|Store|Backend)Error\b|\bnccl(?:System|Remote)Error\b"
+    r"|\bConnection (?:closed|reset|refused|timed out)\b|\b[Tt]imed out\b|\bEADDRINUSE\b|\b[Aa]ddress already in use\b"
+    r"|\b(?:Input/output error|Stale file handle|No route to host|Broken pipe)\b"
+)
 FAILS_TOO_OFTEN = 2  # first failures of a run after which a host gives its place to a spare, if there is one
 
 
@@ -355,9 +364,9 @@ def why_not_again(state: State) -> Optional[str]:
         if restarts(state) >= state.max_restarts:
             spent = "all %d restarts are spent" % state.max_restarts
             return spent if state.max_restarts else "max_restarts is 0"
-        before = state.failures[-1] if state.failures else None
-        if before is not None and _same_at_start(before) == _same_at_start(failure) is not None:
-            return "it failed twice in the same way at its start"
+        alike = [_same_at_start(one) for one in (*state.failures, failure)[-FAILS_ALIKE:]]
+        if len(alike) == FAILS_ALIKE and alike[0] is not None and len(set(alike)) == 1:
+            return "it failed three times in a row in the same way at its start"
     if next_team(state) is None:
         return "a host was lost, and no spare is left" if len(state.nodes) > len(state.team) else "a host was lost"
     return None
@@ -395,6 +404,8 @@ def _same_at_start(failure: Dict[str, Any]) -> Optional[Tuple[Any, ...]]:
     """What two failures have in common that a further start would only repeat: an import that fails, a bad argument."""
     if not failure.get("at_start") or failure.get("exit_code") is None:
         return None  # a signal comes from outside the script
+    if TRANSIENT.search(failure.get("said") or ""):
+        return None
     return failure["exit_code"], failure.get("said")
 
 

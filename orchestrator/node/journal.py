@@ -27,6 +27,8 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 RECORD = struct.Struct("<Qq")
 # torch's own, as of a name server that knows no peer: never why a process ended
 C10D_WARNING = re.compile(r"\[W(?:\d{4} |\s*\w+\.cpp)")
+RANK_PREFIX = re.compile(r"\[rank\d+\]:\s*")  # torch puts it before each line of a traceback, and before its warnings
+HYDRA_HINT = "Set the environment variable HYDRA_FULL_ERROR=1"  # hydra's last line, whatever the error
 SEGMENT = 64 * 1024 * 1024
 SEGMENT_LEAST = 256 * 1024
 PIECE = 1024 * 1024
@@ -72,14 +74,18 @@ class Segment(NamedTuple):
 
 
 def last_words(folder: str, stream: Stream) -> str:
-    """The last line of a stream that says something, at most 300 characters; of a crash, the line before its dump."""
+    """The last line of a stream that says what happened, at most 300 characters, without torch's `[rankN]:`.
+
+    Of a crash it is the line before the dump of stacks, of hydra the line before its hint.
+    """
     parts = segments(folder).get(stream)
     if not parts:
         return ""
     with open(parts[-1].path + ".seg", "rb") as file:
         size = os.fstat(file.fileno()).st_size
         text = os.pread(file.fileno(), 4096, max(0, size - 4096)).decode("utf-8", "backslashreplace")
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not C10D_WARNING.match(line)]
+    lines = [RANK_PREFIX.sub("", line.strip(), 1) for line in text.splitlines()]
+    lines = [line for line in lines if line and not C10D_WARNING.match(line) and not line.startswith(HYDRA_HINT)]
     for number, line in enumerate(lines):
         if line.startswith("Fatal Python error:"):  # Python's faulthandler: stacks and modules follow
             aborted = number > 0 and lines[number - 1].startswith(("terminate called", "what():"))

@@ -208,9 +208,18 @@ class Recorder:
             rank = failure["rank"]
             source = "agent" if rank is None else str(rank)
             stream = journal.Stream(failure["attempt"], source, "err")
-            self._said.append(self._hidden(journal.last_words(os.path.join(self.folder, "log"), stream)))
+            said = journal.last_words(os.path.join(self.folder, "log"), stream)
+            self._said.append(self._hidden(self._shortened(said)))
         for number, failure in enumerate(failures):
             failure["said"] = self._said[number]
+
+    def _shortened(self, text: str) -> str:
+        """Without this host's own folders: the same failure of two hosts must read the same."""
+        code = os.path.join(self.folder, "code")
+        host = os.path.dirname(os.path.dirname(self.folder))  # all of ours that this host keeps
+        for folder in sorted({self.spec["cwd"], code, host} - {"/"}, key=len, reverse=True):  # one may be in another
+            text = text.replace(folder + "/", "")
+        return text
 
     def _hidden(self, text: str) -> str:
         """Without the run's secrets: what was said goes into the records, which unlike the journal hold none."""

@@ -110,6 +110,23 @@ def test_ranks_die_with_their_torchrun_and_the_run_fails(runs: Runs, bystander: 
     assert failure["what"] in ("torchrun: killed by SIGKILL", "rank 0: killed by SIGKILL", "rank 1: killed by SIGKILL")
 
 
+def test_the_same_failure_of_changing_ranks_and_hosts_is_not_tried_again_and_again(runs: Runs) -> None:
+    """Each time another rank is first; torch puts the rank before each line, and the message names a folder."""
+    code = (
+        "import os, sys, time\n"
+        "rank, attempt = os.environ['RANK'], os.environ['DDP_ORCH_ATTEMPT']\n"
+        "if int(rank) != int(attempt) % 2:\n    time.sleep(300)\n"
+        "sys.exit('[rank' + rank + ']: ValueError: no config in ' + os.environ['DDP_ORCH_OUTPUT_DIR'])\n"
+    )
+    run = runs.start(code, nproc=(1, 1), options="max_restarts: 9")
+    ended = verdict(run)
+    assert (ended["state"], ended["attempt"]) == ("failed", 3)
+    assert ended["not_again"] == "it failed three times in a row in the same way at its start"
+    failure = ended["first_failure"]
+    assert isinstance(failure, dict)
+    assert failure["said"] == f"ValueError: no config in out/{run.run_id}"
+
+
 # --- by a wish
 
 

@@ -273,28 +273,78 @@ def test_when_the_budget_is_spent_the_last_attempts_first_failure_is_the_verdict
     assert state.verdict["not_again"] == "all 1 restarts are spent"
 
 
-def test_the_same_failure_twice_at_start_up_is_not_tried_a_third_time() -> None:
-    state = again(fail(started(5), 1003.0, exit_code=1, said="ModuleNotFoundError: x"), 1010.0)
-    state = fail(state, 1013.0, exit_code=1, said="ModuleNotFoundError: x")
-    assert state.verdict and state.verdict["not_again"] == "it failed twice in the same way at its start"
+def fail_at_start(*failures: dict[str, Any]) -> State:
+    """One attempt after the other fails three seconds after its start."""
+    state = started(5)
+    for number, failure in enumerate(failures):
+        at = 1003.0 + 100 * number
+        state = fail(again(state, at - 3.0) if number else state, at, **failure)
+    return state
+
+
+MISSING = {"exit_code": 1, "said": "ModuleNotFoundError: No module named 'x'"}
+
+
+def test_the_same_failure_three_times_in_a_row_at_start_up_is_not_tried_again() -> None:
+    assert fail_at_start(MISSING, MISSING).phase == "restarting"
+    state = fail_at_start(MISSING, MISSING, MISSING)
+    assert state.verdict
+    assert state.verdict["not_again"] == "it failed three times in a row in the same way at its start"
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
+    "failures",
     [
-        ({"exit_code": 1, "said": "one"}, {"exit_code": 1, "said": "another"}),
-        ({"exit_code": 1}, {"exit_code": 2}),
-        ({"signal": "SIGKILL"}, {"signal": "SIGKILL"}),
+        [MISSING, MISSING, {"exit_code": 1, "said": "another"}],
+        [MISSING, {"exit_code": 1, "said": "another"}, MISSING],
+        [{"exit_code": 1}, {"exit_code": 1}, {"exit_code": 2}],
+        [{"signal": "SIGKILL"}] * 3,
     ],
 )
-def test_other_failures_at_start_up_are_tried_again(first: dict[str, Any], second: dict[str, Any]) -> None:
-    state = again(fail(started(5), 1003.0, **first), 1010.0)
-    assert fail(state, 1013.0, **second).phase == "restarting"
+def test_other_failures_at_start_up_are_tried_again(failures: list[dict[str, Any]]) -> None:
+    assert fail_at_start(*failures).phase == "restarting"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+        "port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+        "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined.",
+        "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+        "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:46102",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/mnt/data/train.bin'",
+        "OSError: [Errno 116] Stale file handle: '/mnt/data'",
+        "RuntimeError: unable to read file: Input/output error",
+        "TimeoutError: timed out",
+        "socket.gaierror: [Errno -3] Temporary failure in name resolution",
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='hf.co', port=443): Max retries exceeded",
+        "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out.",
+        "urllib.error.HTTPError: HTTP Error 503: Service Unavailable",
+    ],
+)
+def test_errors_of_network_and_files_are_always_tried_again(said: str) -> None:
+    assert fail_at_start(*[{"exit_code": 1, "said": said}] * 3).phase == "restarting"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ValueError: batch size 7 is not divisible by 2",
+        "train.py: error: unrecognized arguments: --timeout",
+        "AttributeError: module 'torch' has no attribute 'connect'",
+        "KeyError: 'TimeoutSeconds'",
+        "profile.ProfileError: bad",
+        "",
+    ],
+)
+def test_errors_of_the_script_are_not_taken_for_those_of_the_network(said: str) -> None:
+    assert fail_at_start(*[{"exit_code": 1, "said": said}] * 3).verdict
 
 
 def test_the_same_failure_later_is_tried_again() -> None:
-    state = again(fail(started(5), 2003.0, exit_code=1, said="x"), 2010.0)
-    assert fail(state, 3013.0, exit_code=1, said="x").phase == "restarting"
+    state = again(fail_at_start(MISSING, MISSING), 1300.0)
+    assert fail(state, 2300.0, **MISSING).phase == "restarting"
 
 
 def test_a_lost_host_is_not_restarted_without() -> None:

@@ -364,10 +364,17 @@ def test_the_segment_that_is_being_written_is_kept_whatever_the_limit(tmp_path: 
             b"terminate called without an active exception\nFatal Python error: Aborted\n\nExtension modules: a\n",
             "terminate called without an active exception",
         ),
+        (
+            b"[rank3]: Traceback (most recent call last):\n[rank3]: ValueError: 7\n"
+            b"[rank3]:[W1122 23:02:01.123456789 ProcessGroupGloo.cpp:527] Warning: not destroyed\n",
+            "ValueError: 7",
+        ),
+        (
+            b"ValueError: 7\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n",
+            "ValueError: 7",
+        ),
     ],
 )
-def test_the_last_words_of_a_rank_are_not_the_end_of_its_stack_dump(
-    tmp_path: Path, pipe: Pipe, written: bytes, words: str
-) -> None:
+def test_the_last_words_of_a_rank_say_what_happened(tmp_path: Path, pipe: Pipe, written: bytes, words: str) -> None:
     write(tmp_path, pipe, written)
     assert journal.last_words(str(tmp_path), STREAM) == words
