@@ -9,7 +9,9 @@ from . import network, processes, runs, state
 from .leftovers import owner, ports_of
 from .link import LEASE
 from .sweep import belonging, sweep
+from .tree import LOOK_SHARE
 
+LOOK_EVERY = 0.05  # s between looks at the guard; at all processes, which is dear on a large host, LOOK_SHARE says when
 REPORT_WINDOW = 5.0  # s beyond the grace and the lease for a guard to write its record
 
 
@@ -29,13 +31,15 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         state.write(os.path.join(folder, "stop.json"), {"by": arguments["by"], "grace": grace, "at": time.time()})
         processes.send(guard, signal.SIGTERM)
         deadline = time.monotonic() + grace + LEASE + REPORT_WINDOW
-        known = set(before)
+        look_at = time.monotonic()
         while processes.alive(guard) and time.monotonic() < deadline:
-            for one in belonging(run_id, folder):
-                if one not in known:  # started after we looked: a rank, a child of a rank
-                    known.add(one)
-                    before[one] = processes.command(one.pid)
-            time.sleep(0.05)  # between looks; pidfd would need a kernel that not every host has
+            if time.monotonic() >= look_at:
+                began = time.thread_time()
+                for one in belonging(run_id, folder):
+                    if one not in before:  # started after we looked: a rank, a child of a rank
+                        before[one] = processes.command(one.pid)
+                look_at = time.monotonic() + (time.thread_time() - began) * LOOK_SHARE
+            time.sleep(LOOK_EVERY)  # pidfd would need a kernel that not every host has
         if processes.alive(guard):
             processes.send(guard, signal.SIGKILL)
     left = sweep(run_id, folder)

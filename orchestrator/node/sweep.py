@@ -6,17 +6,21 @@ import time
 from typing import Any, Dict, List
 
 from . import processes, state
+from .tree import LOOK_SHARE
 
 
 def sweep(run_id: str, folder: str) -> List[Dict[str, Any]]:
     """KILL what carries the run's mark or was recorded as its own, until nothing is left. Returns what did not end."""
     deadline = time.monotonic() + 10.0
     while True:
+        began = time.thread_time()
         left = [one for one in belonging(run_id, folder) if one.pid != os.getpid()]
+        look_at = time.monotonic() + (time.thread_time() - began) * LOOK_SHARE
         if not left or time.monotonic() > deadline:
             return [{"pid": one.pid, "cmd": processes.command(one.pid)} for one in left]
         processes.send_all(left, signal.SIGKILL)
-        time.sleep(0.01)  # the kernel needs a moment to take them down; the condition is the loop's
+        while any(processes.alive(one) for one in left) and time.monotonic() < look_at:
+            time.sleep(0.01)  # the kernel needs a moment to take them down
 
 
 def belonging(run_id: str, folder: str) -> List[processes.Process]:

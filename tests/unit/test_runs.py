@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 
 from orchestrator.errors import UnreachableError, UsageError
-from orchestrator.runs import Killed, Listing, Run, choose
+from orchestrator.fleet import Fleet, Results
+from orchestrator.runs import Killed, Listing, Run, Victims, choose, kill
 
 
 def part(node: int, state: str = "running", hosts: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
@@ -105,3 +108,22 @@ def test_kill_has_the_keys_it_promises() -> None:
 def test_an_inventory_in_the_place_of_a_run_is_told_from_a_run() -> None:
     with pytest.raises(UsageError, match=r"`-i inventory\.yaml`"):
         choose(Listing((), {}), "inventory.yaml")
+
+
+def test_several_runs_of_a_host_are_stopped_at_once() -> None:
+    """Each may take its whole grace: one after the other, the last would be stopped after the sum of them."""
+    together = threading.Barrier(3, timeout=20)
+
+    class Host:
+        name = "a"
+
+        def request(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+            together.wait()
+            return {"killed": [{"pid": 7, "cmd": arguments["run_id"]}]}
+
+        def each(self, hosts: Sequence[Any], work: Callable[[Any, Any], Any], doing: str) -> Results[Any]:
+            return Results({host.name: work(host, host) for host in hosts}, {})
+
+    host: Any = Host()
+    killed = kill(cast(Fleet, host), [host], Victims(runs=("x", "y", "z")), grace=30.0, by="ann")
+    assert [one["cmd"] for one in killed.killed] == ["x", "y", "z"]
