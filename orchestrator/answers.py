@@ -79,6 +79,8 @@ RUN = {
     "node": int,
     "host": _HOST,
     "hosts": [_HOST],
+    "nprocs": [int],
+    "team": int,
     "node_rank": (int, None),
     "first_rank": (int, None),
     "nproc": int,

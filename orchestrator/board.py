@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from . import claims
 from .console import fold
 from .folding import ranges
 from .logs import Mask, presentable
@@ -41,6 +42,8 @@ class Seen:
     before: Sample | None = None
     trouble: str = ""
     """Why it cannot be asked at the moment."""
+    node: int | None = None
+    """Which node it is; None where hosts contradict each other."""
 
     @property
     def part(self) -> Mapping[str, Any]:
@@ -53,7 +56,7 @@ class Seen:
             return "no answer"
         if self.now is None:
             return "asking"
-        return str(self.part.get("state", "no such run"))
+        return claims.state_of_host(self.part) if self.part else "no such run"
 
     @property
     def ranks(self) -> Sequence[Mapping[str, Any]]:
@@ -131,7 +134,8 @@ def render(run_id: str, seen: Sequence[Seen], width: int, height: int, mask: Mas
     known = [one for one in seen if one.part]
     lines: list[RenderableType] = [_title(run_id, seen), _training(known)]
     room = max(2, height - len(lines) - 2 - bool(keys))
-    culprit = next((str(first["host"]) for one in seen if (first := _first_failure(one))), None)
+    first_failure = _first_failure(seen)
+    culprit = str(first_failure["host"]) if first_failure else None
     ordered = sorted(seen, key=lambda one: _trouble(one, culprit)) if len(seen) > room else list(seen)
     shown, rest = (ordered, []) if len(seen) <= room else (ordered[: room - 1], ordered[room - 1 :])
     lines.append(_table(shown, width, mask))
@@ -154,12 +158,17 @@ def _trouble(one: Seen, culprit: str | None) -> tuple[int, float]:
     return grave, float("inf") if step is None else step
 
 
-def _first_failure(one: Seen) -> Mapping[str, Any] | None:
-    return (one.part.get("verdict") or {}).get("first_failure")
+def _first_failure(seen: Sequence[Seen]) -> Mapping[str, Any] | None:
+    known = {one.host: one for one in seen if one.node is not None}
+    verdict = claims.verdict_of(
+        {host: one.part for host, one in known.items()}, {host: one.node or 0 for host, one in known.items()}
+    )
+    return (verdict or {}).get("first_failure")
 
 
 def _title(run_id: str, seen: Sequence[Seen]) -> Text:
-    part = next((one.part for one in sorted(seen, key=lambda one: one.part.get("node", 1 << 30))), {})
+    believed = sorted((one.node, one.host) for one in seen if one.node is not None and one.part)
+    part = next((one.part for one in seen if believed and one.host == believed[0][1]), {})
     silent = sum(bool(one.trouble) for one in seen)
     state = str(part.get("state", "asking"))
     ranks = sum(len(one.ranks) for one in seen)
@@ -264,12 +273,11 @@ def _last(one: Seen) -> str:
 
 def _last_word(seen: Sequence[Seen], mask: Mask) -> Text:
     """The failure, if there is one; else the newest line of all."""
-    for one in seen:
-        first = _first_failure(one)
-        if first:
-            said = f" ({first['said']})" if first.get("said") else ""
-            text = f"first failure: {first['host']}: {first['what']}{said}"
-            return Text(presentable(text, False, mask), style="bold red")
+    first = _first_failure(seen)
+    if first:
+        said = f" ({first['said']})" if first.get("said") else ""
+        text = f"first failure: {first['host']}: {first['what']}{said}"
+        return Text(presentable(text, False, mask), style="bold red")
     newest = max(
         ((rank["at"], one.host, rank) for one in seen for rank in one.ranks), key=lambda found: found[0], default=None
     )

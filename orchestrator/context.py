@@ -100,13 +100,19 @@ def warn_of(failed: Mapping[str, OrchError], console: Console) -> None:
         console.warning(line)
 
 
+def warn_of_doubts(listing: runs.Listing, console: Console) -> None:
+    for doubt in listing.doubts:
+        console.warning(doubt)
+
+
 def warn_of_missing(listing: runs.Listing, console: Console) -> None:
-    """Of the hosts that told nothing of their runs, and how not to wait for them the next time."""
+    """Of the hosts that told nothing of their runs, and how not to wait for them the next time; of those in doubt."""
     warn_of(listing.failed, console)
     for line in fold_messages(
         {host: f"{why}; runs recorded there are missing here" for host, why in listing.passed_over.items()}
     ):
         console.warning(line)
+    warn_of_doubts(listing, console)
     if listing.failed and listing.runs:
         console.note(f"to ask the others only: --hosts '{all_but(listing.failed)}'")
 

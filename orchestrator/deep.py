@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from . import launch, plan, runs, ship
+from . import claims, launch, plan, runs, ship
 from .errors import OrchError
 from .findings import Finding, Findings
 from .fleet import Fleet
@@ -66,16 +66,17 @@ def _watch(resolved: Plan, fleet: Fleet, around: Surroundings) -> Result:
                 others.append((line.host, line.text))
 
     hosts = [node.host for node in resolved.nodes]
-    view = View(resolved.run_id, hosts, Choice(follow=True), fleet, around.warn)
+    ranks = claims.ranks_of_plan(resolved)
+    view = View(resolved.run_id, hosts, Choice(follow=True), fleet, around.warn, ranks=ranks)
     try:
         view.run(take)
     except KeyboardInterrupt:
         runs.kill(fleet, hosts, runs.Victims(runs=(resolved.run_id,)), grace=0.0, by="Ctrl-C")
         raise
-    parts = [outcome["run"] for outcome in view.outcomes.values() if outcome.get("run")]
-    verdicts = [part["verdict"] for part in sorted(parts, key=lambda part: part["node"]) if part.get("verdict")]
-    first = (verdicts[0].get("first_failure") or {}) if verdicts else {}
-    if verdicts and verdicts[0]["state"] == "succeeded":
+    parts = {host: outcome["run"] for host, outcome in view.outcomes.items() if outcome.get("run")}
+    verdict = claims.verdict_of(parts, {host.name: node for node, host in enumerate(hosts)}) or {}
+    first = verdict.get("first_failure") or {}
+    if verdict.get("state") == "succeeded":
         return Result(tuple(figures), "", (), ())
     everybody = tuple(node.host.name for node in resolved.nodes)
     failed_on = (str(first["host"]),) if first.get("host") else everybody

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import diagnose_logs
+from . import claims, diagnose_logs
 from .context import chosen_inventory, find_run, mask_of, open_fleet, stderr_console
 from .diagnose import Diagnosis, Known, diagnose
 from .diagnosis.exits import Exit
@@ -29,7 +29,7 @@ def show(wanted: str | None, given: str | None, hosts: str | None, as_json: bool
     with open_fleet(read) as fleet:
         listing, run = find_run(fleet, read, wanted, console)
         mask = mask_of(read)
-        found = of_run(run.run_id, run.parts, {host.name: host for host in read.hosts}, fleet)
+        found = of_run(run.run_id, run.parts, run.nodes, {host.name: host for host in read.hosts}, fleet)
     diagnose_logs.show(found, as_json, mask, run.run_id)
     if not as_json and not found.findings:
         hang = (
@@ -40,10 +40,18 @@ def show(wanted: str | None, given: str | None, hosts: str | None, as_json: bool
     return UnreachableError.exit_code if listing.failed else 0
 
 
-def of_run(run_id: str, parts: Mapping[str, Mapping[str, Any]], hosts: Mapping[str, Host], fleet: Fleet) -> Diagnosis:
-    """`parts`: what the hosts say of the run (runs.py). Those that do not answer are left out."""
-    here = {host: part for host, part in sorted(parts.items(), key=lambda item: item[1]["node"]) if host in hosts}
-    verdict = next((part["verdict"] for part in here.values() if part.get("verdict")), None)
+def of_run(
+    run_id: str,
+    parts: Mapping[str, Mapping[str, Any]],
+    nodes: Mapping[str, int],
+    hosts: Mapping[str, Host],
+    fleet: Fleet,
+) -> Diagnosis:
+    """`parts`: what the hosts say of the run (runs.py); `nodes`: the node that each is. Those that do not answer are
+    left out.
+    """
+    here = {host: parts[host] for host in nodes if host in parts and host in hosts}
+    verdict = claims.verdict_of(here, nodes)
     if verdict is None or verdict["state"] == "succeeded":
         return Diagnosis((), ())
 
@@ -55,16 +63,13 @@ def of_run(run_id: str, parts: Mapping[str, Mapping[str, Any]], hosts: Mapping[s
     fewest, most = LINES_A_STREAM
     tail = max(fewest, min(most, LINES // streams))
     lines: list[Line] = []
-    view = View(run_id, [hosts[host] for host in here], Choice(follow=False, tail=tail), fleet, lambda _: None)
+    choice = Choice(follow=False, tail=tail)
+    ranks = claims.ranks_of(here, nodes)
+    view = View(run_id, [hosts[host] for host in here], choice, fleet, lambda _: None, ranks=ranks)
     view.run(lines.extend)
-    ranks = {
-        part["first_rank"] + local: host
-        for host, part in here.items()
-        if part["first_rank"] is not None  # a spare that waits, or a host that one has replaced
-        for local in range(part["nproc"])
-    }
     answers = {host: _by_one_clock(answer, view.ahead.get(host, 0.0)) for host, answer in gathered.done.items()}
-    return judge(lines, verdict, answers, ranks, same_code=not any(hosts[host].workdir for host in here))
+    same_code = not any(hosts[host].workdir for host in here)
+    return judge(lines, verdict, answers, claims.newest_ranks(here, nodes), same_code=same_code)
 
 
 def _by_one_clock(answer: Mapping[str, Any], ahead: float) -> dict[str, Any]:

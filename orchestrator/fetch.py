@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from . import runs
 from .console import Console, fold_messages
 from .console import size as console_size
-from .context import chosen_inventory, open_fleet, stderr_console, warn_of, warn_of_unheard
+from .context import chosen_inventory, open_fleet, stderr_console, warn_of, warn_of_doubts, warn_of_unheard
 from .errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
 from .fleet import Fleet, Results, folded
 from .inventory import Host, Inventory
@@ -132,6 +132,7 @@ def _outputs_of(fleet: Fleet, read: Inventory, wanted: str | None, console: Cons
     """Raises as `runs.choose` does."""
     listing = runs.find(fleet, read.hosts)
     warn_of(listing.failed, console)
+    warn_of_doubts(listing, console)
     incomplete = bool(listing.failed)
     try:
         run = runs.choose(listing, wanted)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from . import runs
 from .console import Console, fold
-from .context import chosen_inventory, open_fleet, stderr_console, warn_of_unheard, whoami
+from .context import chosen_inventory, open_fleet, stderr_console, warn_of_doubts, warn_of_unheard, whoami
 from .errors import UnreachableError, UsageError
 from .fleet import folded
 from .hostnames import nearest
@@ -33,6 +33,7 @@ def kill(
     named_only = bool(forced) and not (stale or everything or wanted is not None)
     with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
+        warn_of_doubts(listing, console)
         chosen = [] if named_only else _to_kill(listing, wanted, stale=stale, everything=everything)
         for run in chosen:
             warn_of_unheard(run, listing, console)
@@ -74,8 +75,10 @@ def _forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, 
 def _to_kill(listing: runs.Listing, wanted: str | None, *, stale: bool, everything: bool) -> list[runs.Run]:
     if wanted is not None:
         return [runs.choose(listing, wanted)]
+    if stale:
+        return []  # every host clears up after its own runs that have no guard; no host's word ends another's part
     broken = [run for run in listing.runs if run.broken]
-    unfinished = [] if stale else [run for run in listing.runs if run.unfinished]
+    unfinished = [run for run in listing.runs if run.unfinished]
     return broken + (unfinished if everything else unfinished[-1:])
 
 

@@ -6,13 +6,12 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import diagnose_run, report_html, runs
+from . import claims, diagnose_run, report_html, runs
 from .context import chosen_inventory, find_run, mask_of, open_fleet, stderr_console, warn_of
 from .errors import UnreachableError, UsageError
 from .fleet import Fleet
@@ -64,21 +63,21 @@ def report(wanted: str | None, given: str | None, hosts: str | None, output: str
         listing, run = find_run(fleet, read, wanted, console)
         of_run = [host for host in read.hosts if host.name in run.parts]
         asked = {"run_id": run.run_id}
-        records = fleet.each(of_run, lambda _, session: session.request("record", asked), "reading its record")
-        warn_of(records.failed, console)
-        if not any(record["run"] for record in records.done.values()):
+        answers = fleet.each(of_run, lambda _, session: session.request("record", asked), "reading its record")
+        warn_of(answers.failed, console)
+        records = {host: answers.done[host] for host in _by_node(run) if host in answers.done}
+        if not any(record["run"] for record in records.values()):
             raise UnreachableError(f"no host tells of run {run.run_id}; nothing is written")
         clocks = fleet.each(of_run, lambda _, session: clock_ahead(session)).done
-        figures = _lines(fleet, of_run, run.run_id, Choice(follow=False, grep=FIGURES))
-        first = _first_failure(records.done)
+        figures = _lines(fleet, of_run, run, Choice(follow=False, grep=FIGURES))
+        first = _first_failure(run, records)
         said: list[Line] = []
         if first and first.get("rank") is not None:
             choice = Choice(follow=False, tail=LAST_LINES, ranks=frozenset([first["rank"]]), stream="stderr")
-            said = [line for line in _lines(fleet, of_run, run.run_id, choice) if line.attempt == run.attempt]
-        diagnosis = diagnose_run.of_run(
-            run.run_id, run.parts, {host.name: host for host in read.hosts}, fleet
-        ).as_dict()
-    made = make(run, records.done, clocks, figures, said, diagnosis, mask)
+            said = [line for line in _lines(fleet, of_run, run, choice) if line.attempt == run.attempt]
+        by_name = {host.name: host for host in read.hosts}
+        diagnosis = diagnose_run.of_run(run.run_id, run.parts, run.nodes, by_name, fleet).as_dict()
+    made = make(run, records, clocks, figures, said, diagnosis, mask)
     text = json.dumps(asdict(made), indent=2)
     if as_json:
         print(text)
@@ -87,7 +86,7 @@ def report(wanted: str | None, given: str | None, hosts: str | None, output: str
         _write(path, report_html.render(asdict(made)))
         _write(path.with_suffix(".json"), text + "\n")
         console.note(f"written: {path} and {path.with_suffix('.json')}")
-    return UnreachableError.exit_code if listing.failed or records.failed else 0
+    return UnreachableError.exit_code if listing.failed or answers.failed else 0
 
 
 def _write(path: Path, text: str) -> None:
@@ -99,9 +98,15 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(f"-o {path}: {error.strerror}") from error
 
 
-def _lines(fleet: Fleet, hosts: Sequence[Host], run_id: str, choice: Choice) -> list[Line]:
+def _by_node(run: runs.Run) -> list[str]:
+    """Its hosts, the head first."""
+    return [*run.nodes, *sorted(run.disputed)]
+
+
+def _lines(fleet: Fleet, hosts: Sequence[Host], run: runs.Run, choice: Choice) -> list[Line]:
     found: list[Line] = []
-    View(run_id, hosts, choice, fleet, lambda text: print(text, file=sys.stderr)).run(found.extend)
+    warn = stderr_console().warning
+    View(run.run_id, hosts, choice, fleet, warn, ranks=claims.ranks_of(run.parts, run.nodes)).run(found.extend)
     return found
 
 
@@ -114,10 +119,10 @@ def make(
     diagnosis: Mapping[str, Any],
     mask: Mask,
 ) -> Report:
-    """Pure. `records` and `clocks` (seconds that a clock is ahead of ours) by host; `figures`: lines in which there may
-    be a figure; `said`: what the first failure is explained by.
+    """Pure. `records`, the head's first, and `clocks` (seconds that a clock is ahead of ours) by host; `figures`: lines
+    in which there may be a figure; `said`: what the first failure is explained by.
     """
-    head = min((record for record in records.values() if record["run"]), key=lambda one: one["run"]["node"])
+    head = next(record for record in records.values() if record["run"])
     spec, ended = head["spec"], head["exit"]
     timeline = _timeline(head["events"], [node["host"] for node in spec["nodes"]])
     began = timeline[0][0] if timeline else min((line.at for line in figures), default=0.0)
@@ -131,12 +136,12 @@ def make(
         by=spec["by"],
         attempts=run.attempt,
         ranks=run.ranks,
-        first_failure=_shown(_first_failure(records), mask),
+        first_failure=_shown(_first_failure(run, records), mask),
         said=tuple(presentable(line.text, False, mask) for line in said),
         timeline=tuple(
             {"at": rfc3339(at), "seconds": at - began, "what": presentable(what, False, mask)} for at, what in timeline
         ),
-        hosts=tuple(_host(host, record) for host, record in sorted(records.items(), key=_node) if record["run"]),
+        hosts=tuple(_host(host, record) for host, record in records.items() if record["run"]),
         training=training,
         diagnosis=_shown(diagnosis, mask),
         slow_ranks=_slow_ranks(training["step_time"]),
@@ -154,17 +159,10 @@ def _shown(value: Any, mask: Mask) -> Any:
     return [_shown(one, mask) for one in value] if isinstance(value, Sequence) else value
 
 
-def _node(item: tuple[str, Mapping[str, Any]]) -> int:
-    return int((item[1]["run"] or {"node": -1})["node"])
-
-
-def _first_failure(records: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    for _, record in sorted(records.items(), key=_node):
-        verdict = (record["run"] or {}).get("verdict")
-        if verdict:
-            first: Mapping[str, Any] | None = verdict["first_failure"]
-            return first
-    return None
+def _first_failure(run: runs.Run, records: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    verdict = claims.verdict_of({host: record["run"] for host, record in records.items() if record["run"]}, run.nodes)
+    first: Mapping[str, Any] | None = (verdict or {}).get("first_failure")
+    return first
 
 
 def _timeline(events: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[tuple[float, str]]:
@@ -196,19 +194,12 @@ def _timeline(events: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list
     return found
 
 
-def _state_of_host(run: Mapping[str, Any]) -> str:
-    """The run's, but for one that is lost: that is the host which was, and the others were stopped for it."""
-    first = (run.get("verdict") or {}).get("first_failure") or {}
-    other = first.get("node") is not None and first["node"] != run["node"]
-    return "stopped" if run["state"] == "lost" and other else str(run["state"])
-
-
 def _host(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
     run, spec = record["run"], record["spec"]
     newest = record["samples"][-1] if record["samples"] else None
     return {
         "host": name,
-        "state": _state_of_host(run),
+        "state": claims.state_of_host(run),
         "exit_code": run["exit_code"],
         "signal": run["signal"],
         "nproc": run["nproc"],
@@ -250,8 +241,8 @@ def _machines(
 ) -> dict[str, dict[str, tuple[tuple[float, float], ...]]]:
     names = ("gpu", "gpu_memory", "watts", "cpu", "received", "sent")
     series: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {name: {} for name in names}
-    first = next((clocks.get(host, 0.0) for host, _ in sorted(records.items(), key=_node)), 0.0)
-    for host, record in sorted(records.items(), key=_node):
+    first = next((clocks.get(host, 0.0) for host in records), 0.0)
+    for host, record in records.items():
         ahead = clocks.get(host, 0.0) - first
         points: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
         for before, now in zip([None, *record["samples"]], record["samples"], strict=False):

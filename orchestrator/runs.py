@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import claims
 from .console import fold
 from .errors import OrchError, UnreachableError, UsageError
 from .fleet import Fleet
@@ -29,7 +30,15 @@ class Run:
     attempt: int
     started_at: str
     parts: Mapping[str, Mapping[str, Any]]
-    """What each host that answered knows, by the host's name in our inventory."""
+    """What each of its hosts that answered says, by the host's name in our inventory."""
+    disputed: frozenset[str] = frozenset()
+    """Hosts of `parts` that contradict each other."""
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """The node that each host is, the head first; without the hosts that contradict each other."""
+        nodes = {host: part["node"] for host, part in self.parts.items() if host not in self.disputed}
+        return dict(sorted(nodes.items(), key=lambda item: item[1]))
 
     @property
     def unfinished(self) -> bool:
@@ -41,20 +50,24 @@ class Run:
         return not self.unfinished and any(part["state"] in UNFINISHED for part in self.parts.values())
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """All its hosts in the order of nodes, by their names in the inventory that it was started from."""
+        return tuple(self._first["hosts"])
+
+    @property
     def unheard(self) -> tuple[str, ...]:
-        """Hosts of the run that told nothing of it, by their names in the inventory that it was started from."""
+        """Those of `hosts` that told nothing of it."""
         heard = {part["node"] for part in self.parts.values()}
-        names = next(iter(self.parts.values()))["hosts"]
-        return tuple(name for node, name in enumerate(names) if node not in heard)
+        return tuple(name for node, name in enumerate(self.hosts) if node not in heard)
 
     @property
     def by(self) -> str:
         """Who started it, as user@machine."""
-        return str(next(iter(self.parts.values()))["by"])
+        return str(self._first["by"])
 
     @property
     def script(self) -> str:
-        return str(next(iter(self.parts.values()))["script"])
+        return str(self._first["script"])
 
     @property
     def ended_at(self) -> float | None:
@@ -64,7 +77,11 @@ class Run:
     @property
     def ranks(self) -> int:
         """As many as any attempt may have had."""
-        return max(int(part["ranks"]) for part in self.parts.values())
+        return int(self._first["ranks"])
+
+    @property
+    def _first(self) -> Mapping[str, Any]:
+        return self.parts[next(iter(self.nodes or self.parts))]
 
     def as_dict(self) -> dict[str, Any]:
         nodes = [
@@ -96,6 +113,8 @@ class Listing:
     answered: frozenset[str] = frozenset()
     passed_over: Mapping[str, str] = field(default_factory=dict)
     """Why a host's records in its usual state folder could not be read."""
+    doubts: tuple[str, ...] = ()
+    """Which hosts are not believed, and why: one sentence each."""
 
     def unheard(self, run: Run) -> tuple[str, ...]:
         """Hosts of the run that were not asked or not reached. (One that has answered has its record no more.)"""
@@ -114,22 +133,47 @@ def find(fleet: Fleet, hosts: Sequence[Host]) -> Listing:
     for host, (found, _) in answers.done.items():
         for part in found:
             parts.setdefault(part["run_id"], {})[host] = part
+    judged = {run_id: claims.judge(of_hosts, answers.failed) for run_id, of_hosts in parts.items()}
     runs = sorted(
-        (_join(run_id, of_hosts) for run_id, of_hosts in parts.items()), key=lambda run: (run.started_at, run.run_id)
+        (_join(run_id, of_run) for run_id, of_run in judged.items() if of_run.parts),
+        key=lambda run: (run.started_at, run.run_id),
     )
-    return Listing(tuple(runs), answers.failed, frozenset(answers.done), passed_over)
+    return Listing(tuple(runs), answers.failed, frozenset(answers.done), passed_over, _doubts(judged))
 
 
-def _join(run_id: str, parts: Mapping[str, Mapping[str, Any]]) -> Run:
-    first = min(parts.values(), key=lambda part: part["node"])
+def _join(run_id: str, of_run: claims.Claims) -> Run:
+    parts = of_run.parts.values()
+    believed = [part for host, part in of_run.parts.items() if host not in of_run.disputed]
+    first = min(believed or parts, key=lambda part: part["node"])
+    state, attempt = first["state"] if believed else "lost", first["attempt"]
     # the head, if it answered, knows the state of the whole run; any other only its own
-    state = first["state"]
-    if first["node"] != 0 and state not in UNFINISHED:
-        others = {part["state"] for part in parts.values()}
-        state = next((one for one in UNFINISHED if one in others), state)
-    return Run(
-        run_id, first["name"], state, max(part["attempt"] for part in parts.values()), first["started_at"], parts
-    )
+    if not believed or first["node"] != 0:
+        attempt = max(part["attempt"] for part in parts)
+        if state not in UNFINISHED:
+            states = {part["state"] for part in parts}
+            state = next((one for one in UNFINISHED if one in states), state)
+    return Run(run_id, first["name"], state, attempt, first["started_at"], of_run.parts, of_run.disputed)
+
+
+def _doubts(judged: Mapping[str, claims.Claims]) -> tuple[str, ...]:
+    strangers: dict[str, list[str]] = {}
+    for run_id, of_run in judged.items():
+        for host in of_run.strangers:
+            strangers.setdefault(host, []).append(run_id)
+    said = [
+        f"{host}: ignored what it says of {_some(run_ids)}: other hosts, or its own name, contradict it"
+        for host, run_ids in sorted(strangers.items())
+    ]
+    said += [
+        f"{fold(of_run.disputed)}: they contradict each other about run {run_id}, and neither is believed"
+        for run_id, of_run in judged.items()
+        if of_run.disputed
+    ]
+    return tuple(said)
+
+
+def _some(run_ids: Sequence[str]) -> str:
+    return f"run {run_ids[0]}" + (f" and {len(run_ids) - 1} more" if len(run_ids) > 1 else "")
 
 
 def choose(listing: Listing, wanted: str | None) -> Run:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from . import claims, runs, watch
 from . import logs as lines
-from . import runs, watch
 from .console import Console, fold
 from .context import chosen_inventory, find_run, mask_of, open_fleet, part_of, stderr_console, warn_of
 from .errors import UnreachableError, UsageError
@@ -63,7 +63,8 @@ def logs(wanted: Logs) -> int:
         if wanted.since or wanted.until:  # `5m` ago is 5 minutes before now, whatever the hosts' clocks say
             ahead = fleet.each(asked[:1], lambda _, session: clock_ahead(session)).done
             choice = _choice(wanted, time.time() + next(iter(ahead.values()), 0.0))
-        view = View(run.run_id, asked, choice, fleet, console.warning, sys.stdout.isatty())
+        ranks_of = claims.ranks_of(run.parts, run.nodes)
+        view = View(run.run_id, asked, choice, fleet, console.warning, sys.stdout.isatty(), ranks_of)
         mask = mask_of(read)
         here = sum(run.parts[host.name]["nproc"] for host in asked)
         bell = watch.Bell(read.notify.bell and wanted.follow, console)
@@ -81,7 +82,7 @@ def logs(wanted: Logs) -> int:
             return 0  # only the looking ends
         if wanted.follow:
             bell.over()
-            return watch.conclude(run.run_id, view, console)
+            return watch.conclude(run.run_id, run.nodes, view, console)
     warn_of(view.failed, console)
     return UnreachableError.exit_code if listing.failed or view.failed else 0
 

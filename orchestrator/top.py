@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 from . import runs
 from .board import Seen, render
 from .console import Console, wants_colour
-from .context import chosen_inventory, mask_of, open_fleet, stderr_console, warn_of
+from .context import chosen_inventory, mask_of, open_fleet, stderr_console, warn_of, warn_of_doubts
 from .errors import OrchError, UnreachableError
 from .fleet import Fleet
 from .hostnames import pick
@@ -34,10 +34,10 @@ KEYS = "q quit   l log of a rank   f filter hosts   k kill"
 class Watcher:
     """Samples every host again and again, each in a thread of its own: a host that hangs holds up no other."""
 
-    def __init__(self, fleet: Fleet, hosts: Sequence[Host], run_id: str) -> None:
+    def __init__(self, fleet: Fleet, hosts: Sequence[Host], run_id: str, nodes: Mapping[str, int]) -> None:
         self._fleet = fleet
         self._run_id = run_id
-        self._seen = {host.name: Seen(host.name) for host in hosts}
+        self._seen = {host.name: Seen(host.name, node=nodes.get(host.name)) for host in hosts}
         self._stopped = threading.Event()
         self._bug: BaseException | None = None
         for host in hosts:
@@ -67,7 +67,7 @@ class Watcher:
         except OrchError as error:
             self._seen[host.name] = replace(seen, trouble=str(error).removeprefix(f"{host.name}: "))
         else:
-            self._seen[host.name] = Seen(host.name, now, before=seen.now)
+            self._seen[host.name] = Seen(host.name, now, before=seen.now, node=seen.node)
 
 
 def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
@@ -77,10 +77,12 @@ def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
     with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
         warn_of(listing.failed, console)
+        warn_of_doubts(listing, console)
         going_on = [run.run_id for run in listing.runs if run.unfinished]
         run = runs.choose(listing, wanted if wanted is not None else next(iter(going_on[-1:]), None))
         of_run = [host for host in read.hosts if host.name in run.parts or host.name in run.unheard]
-        watcher = Watcher(fleet, of_run, run.run_id)
+        unheard = {host: node for node, host in enumerate(run.hosts) if host in run.unheard}
+        watcher = Watcher(fleet, of_run, run.run_id, {**unheard, **run.nodes})
         try:
             if sys.stdout.isatty() and sys.stdin.isatty():
                 _Live(watcher, run, fleet, of_run, given, mask, console).show()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .claims import Ranks
 from .errors import OrchError, UnreachableError
 from .fleet import Fleet
 from .inventory import Host
@@ -73,12 +74,15 @@ class View:
         fleet: Fleet,
         warn: Callable[[str], None],
         on_terminal: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
         self._run_id = run_id
         self._hosts = hosts
         self._choice = choice
         self._fleet = fleet
         self._warn = warn
+        self._ranks = ranks
+        self._warned: set[str] = set()  # of hosts that send lines of other hosts' ranks
         self._idle_show = IDLE_SHOW if on_terminal else IDLE_SHOW_ELSEWHERE
         self._events: queue.Queue[tuple[str, str, Any]] = queue.Queue(QUEUE)
         self._assemblers: dict[tuple[str, str], LineAssembler] = {}
@@ -191,6 +195,9 @@ class View:
             key = host, header["streams"][index]
             assembler = self._assemblers.get(key)
             if assembler is None:
+                if not self._belongs(*key):
+                    position += length
+                    continue
                 assembler = self._assemblers[key] = _assembler(*key)
             lines = [] if self._expected.get(key, offset) == offset else assembler.flush()  # what lay between is lost
             self._expected[key] = offset + length
@@ -199,6 +206,15 @@ class View:
             position += length
             if lines:
                 self._merger.add(host, lines, now)
+
+    def _belongs(self, host: str, name: str) -> bool:
+        attempt, origin, _ = name.split(".")
+        if self._ranks is None or not origin.isdigit() or self._ranks.belongs(int(attempt), int(origin), host):
+            return True
+        if host not in self._warned:
+            self._warned.add(host)
+            self._warn(f"{host}: dropped lines of rank {origin}, which is not on this host in attempt {attempt}")
+        return False
 
     # one thread a host
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from . import claims, runs
 from . import logs as lines
-from . import runs
 from .console import Console, fold, hush, wants_colour
 from .errors import Interrupted, OrchError, RunFailed, UnreachableError
 from .fleet import Fleet, folded
@@ -102,7 +102,9 @@ def attend(
 ) -> int:
     """Attached `up`: show the lines; Ctrl-C stops the run, a second one kills it, a third one only leaves."""
     hosts = [node.host for node in resolved.nodes]
-    view = View(resolved.run_id, hosts, Choice(follow=True), fleet, console.warning, sys.stdout.isatty())
+    nodes = {host.name: node for node, host in enumerate(hosts)}
+    ranks = claims.ranks_of_plan(resolved)
+    view = View(resolved.run_id, hosts, Choice(follow=True), fleet, console.warning, sys.stdout.isatty(), ranks)
     began = time.monotonic()
     bell = Bell(resolved.inventory.notify.bell, console)
 
@@ -115,18 +117,26 @@ def attend(
         printer.close()
     bell.over()
     took = f" after {time.monotonic() - began:.1f} s"
-    code = conclude(resolved.run_id, view, console, took, tell_outputs=tell_outputs)
+    code = conclude(resolved.run_id, nodes, view, console, took, tell_outputs=tell_outputs)
     if code in (RunFailed.exit_code, OUTCOMES["lost"]):
-        _diagnose(resolved.run_id, hosts, view, fleet, mask, console)
+        _diagnose(resolved.run_id, hosts, nodes, view, fleet, mask, console)
     return code
 
 
-def _diagnose(run_id: str, hosts: Sequence[Host], view: View, fleet: Fleet, mask: Mask, console: Console) -> None:
+def _diagnose(
+    run_id: str,
+    hosts: Sequence[Host],
+    nodes: Mapping[str, int],
+    view: View,
+    fleet: Fleet,
+    mask: Mask,
+    console: Console,
+) -> None:
     from . import diagnose_logs, diagnose_run  # only a failed run needs them
 
     parts = {host: outcome["run"] for host, outcome in view.outcomes.items() if outcome.get("run")}
     try:
-        found = diagnose_run.of_run(run_id, parts, {host.name: host for host in hosts}, fleet)
+        found = diagnose_run.of_run(run_id, parts, nodes, {host.name: host for host in hosts}, fleet)
     except OrchError as error:
         console.warning(f"no diagnosis: {error}")
         return
@@ -169,23 +179,25 @@ def _stopping_on_interrupt(run_id: str, hosts: Sequence[Host], fleet: Fleet, con
         signal.signal(signal.SIGINT, before)
 
 
-def conclude(run_id: str, view: View, console: Console, took: str = "", *, tell_outputs: bool = True) -> int:
-    """Say how the run ended; its exit code is the run's outcome."""
+def conclude(
+    run_id: str, nodes: Mapping[str, int], view: View, console: Console, took: str = "", *, tell_outputs: bool = True
+) -> int:
+    """Say how the run ended; its exit code is the run's outcome. `nodes`: the node that each host is."""
     for line in folded(view.failed):
         console.warning(line)
-    parts = [outcome["run"] for outcome in view.outcomes.values() if outcome.get("run")]
-    verdicts = [part["verdict"] for part in sorted(parts, key=lambda part: part["node"]) if part.get("verdict")]
-    if not verdicts:
+    of_run = {host: run for host in nodes if (run := view.outcomes.get(host, {}).get("run"))}
+    parts = list(of_run.values())
+    verdict = claims.verdict_of(of_run, nodes)
+    if verdict is None:
         console.error(f"run {run_id}: no host tells how it ended; `ddp-orch ps --all` shows what is known")
         return UnreachableError.exit_code
-    verdict = verdicts[0]
     match verdict["state"]:
         case "succeeded":
             console.note(f"run {run_id} succeeded{took}")
         case "killed":
             console.note(f"run {run_id} was stopped by {verdict.get('stopped_by') or 'somebody'}")
         case "lost":
-            console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_without_head(verdict, parts)}")
+            console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_without_head(verdict, parts[0])}")
         case _:
             console.error(f"run {run_id} failed: {_first_failure(verdict)}")
     beside = {host: found for host, outcome in view.outcomes.items() if (found := outcome.get("beside_code"))}
@@ -209,11 +221,10 @@ def _files_beside_code(having: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def _without_head(verdict: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> str:
+def _without_head(verdict: Mapping[str, Any], part: Mapping[str, Any]) -> str:
     """How to go on when it is the head that was lost: with another, which is for a person to choose."""
     if (verdict.get("first_failure") or {}).get("node") != 0:
         return ""
-    part = min(parts, key=lambda part: part["node"])
     return (
         f"\n  to go on from the newest snapshot: take {part['hosts'][0]} out of the inventory, or give another `head` "
         f"(such as {part['host']}), and start again with --name {part['name']}"

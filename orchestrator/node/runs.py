@@ -44,6 +44,8 @@ def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "node": spec["node"],
         "host": spec["host"],
         "hosts": [node["host"] for node in spec["nodes"]],
+        "nprocs": [node["nproc"] for node in spec["nodes"]],
+        "team": sum(not node["spare"] for node in spec["nodes"]),  # the nodes of the first attempt; spares come last
         "attempt": now["attempt"],
         "exit_code": first[0]["exit_code"] if first else None,
         "signal": first[0]["signal"] if first else None,

@@ -137,6 +137,76 @@ def test_what_else_a_host_may_lie_about_ends_no_command_with_a_traceback(lab2: L
     assert not (lab2.controller_home / ".ssh/authorized_keys").exists()
 
 
+FORGED = """
+_describe = describe
+
+def describe(run_id, folder):
+    said = _describe(run_id, folder)
+    if said is not None:
+        said.update(node=%d, name="owned", state="succeeded", verdict={"state": "succeeded"}, exit_code=0)
+    return said
+"""
+
+
+@pytest.mark.parametrize("node", [-1, 0, 1])
+def test_no_host_but_the_head_tells_how_a_run_ended(lab2: Lab, node: int) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    ok(orch(lab2, "up", inventory, "--", script(lab2, "print('hi')")))
+    (program,) = lab2.hosts[1].home.glob(".local/state/ddp-orch/node-*")
+    runs_py = program / "node/runs.py"
+    runs_py.write_text(runs_py.read_text() + FORGED % node)
+    failing = script(lab2, "import os, sys; sys.exit(3 if os.environ['RANK'] == '0' else 0)")
+    ended = orch(lab2, "up", inventory, "--name", "mine", "--", failing)
+    assert ended.returncode == 1 and "failed: node-0: rank 0: exit code 3" in ended.stderr, ended.stderr
+    assert orch(lab2, "logs", "-f", "mine", "-i", inventory).returncode == 1
+    (run,) = [run for run in runs(lab2, inventory).values() if run["name"] == "mine"]
+    assert run["state"] == "failed"
+    assert json.loads(ok(orch(lab2, "diagnose", "mine", "--json", "-i", inventory)).stdout)["findings"]
+    told = json.loads(ok(orch(lab2, "report", "mine", "--json", "-i", inventory)).stdout)
+    assert (told["state"], told["first_failure"]["host"]) == ("failed", "node-0")
+    assert "first failure: node-0" in ok(orch(lab2, "top", "mine", "-i", inventory)).stdout
+
+
+def test_a_host_that_is_in_no_run_ends_none(lab2: Lab) -> None:
+    hosts = [{"name": host.name, "address": host.address} for host in lab2.hosts]
+    one = lab2.inventory(hosts=hosts[:1], run={"launcher": "direct"})
+    run_id = start(lab2, one, "--", script(lab2, COUNTER), "1000", "0.1")
+    part = next(run for run in runs(lab2, one).values())
+    wait_for_state(lab2, one, run_id, "running")
+    both = lab2.inventory(hosts=hosts[::-1], run={"launcher": "direct"})
+    ok(orch(lab2, "ps", "-i", both))
+    (program,) = lab2.hosts[1].home.glob(".local/state/ddp-orch/node-*")
+    lie = {
+        **{key: part[key] for key in ("run_id", "name", "started_at")},
+        "state": "succeeded",
+        "attempt": 1,
+        "node": 0,
+        "host": "node-0",
+        "hosts": ["node-0"],
+        "nprocs": [1],
+        "team": 1,
+        "node_rank": 0,
+        "first_rank": 0,
+        "nproc": 1,
+        "ranks": 1,
+        "exit_code": 0,
+        "signal": None,
+        "pid": None,
+        "ended_at": None,
+        "by": "ann@laptop",
+        "script": "train.py",
+    }
+    runs_py = program / "node/runs.py"
+    runs_py.write_text(f"{runs_py.read_text()}\nlisting = lambda _: {{'runs': [{lie!r}]}}\n")
+    for argv in (("ps",), ("kill", "--stale")):
+        result = ok(orch(lab2, *argv, "-i", both))
+        assert f"node-1: ignored what it says of run {run_id}" in result.stderr
+    assert runs(lab2, one)[run_id]["state"] == "running"
+    assert "nothing to end" in result.stderr
+    ok(orch(lab2, "kill", run_id, "-i", one, "--grace", "0"))
+    assert_clean(lab2)
+
+
 # --- S15, S22: other users of the hosts
 
 ATTACK = """

@@ -23,6 +23,8 @@ A_RUN = {
     "node": 0,
     "host": "a",
     "hosts": ["a", "b"],
+    "nprocs": [1, 1],
+    "team": 2,
     "node_rank": 0,
     "first_rank": 0,
     "nproc": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def sample(number: int, at: float, **part: Any) -> dict[str, Any]:
 
 
 def hosts(count: int) -> list[Seen]:
-    return [Seen(f"gpu-{number:02}", sample(number, 2.0), sample(number, 0.0)) for number in range(count)]
+    return [Seen(f"gpu-{number:02}", sample(number, 2.0), sample(number, 0.0), node=number) for number in range(count)]
 
 
 def shown(seen: list[Seen], width: int = 200, height: int = 50, mask: Mask | None = None) -> list[str]:
@@ -68,7 +69,7 @@ def test_rates_are_made_of_two_samples() -> None:
     assert row.split()[:12] == [
         "gpu-00", "0-1", "running", "100", "12-98", "40/80G", "500", "70", "6.4/64", "10%", "500M/2.5G", "20%"
     ]  # fmt: skip
-    without = next(line for line in shown([Seen("gpu-00", sample(0, 2.0))]) if line.startswith("gpu-00"))
+    without = next(line for line in shown([Seen("gpu-00", sample(0, 2.0), node=0)]) if line.startswith("gpu-00"))
     assert "6.4/64" not in without
 
 
@@ -84,19 +85,21 @@ def test_hosts_in_trouble_come_first_where_not_all_have_room() -> None:
 
 def test_the_first_to_fail_comes_before_those_that_stop_because_of_it() -> None:
     seen = [
-        Seen(one.host, {**sample(number, 2.0, state="stopping", verdict=FAILURE if number == 0 else None)})
+        Seen(one.host, sample(number, 2.0, state="stopping", verdict=FAILURE if number == 0 else None), node=number)
         for number, one in enumerate(hosts(64))
     ]
     seen[60] = Seen("gpu-60", trouble="connect: no answer in time")
     rows = [line.split()[0] for line in shown(seen, 80, 24)[3:] if line.startswith("gpu-")]
     assert rows[:3] == ["gpu-03", "gpu-60", "gpu-00"]
-    over = [Seen(one.host, sample(number, 2.0, state="failed", verdict=FAILURE)) for number, one in enumerate(seen)]
+    over = [
+        replace(one, now=sample(number, 2.0, state="failed", verdict=FAILURE)) for number, one in enumerate(hosts(64))
+    ]
     assert next(line for line in shown(over, 80, 24)[3:] if line.startswith("gpu-")).startswith("gpu-03")
 
 
 def test_the_first_failure_is_named() -> None:
     seen = hosts(4)
-    seen[0] = Seen("gpu-00", sample(0, 2.0, state="failed", verdict=FAILURE))
+    seen[0] = Seen("gpu-00", sample(0, 2.0, state="failed", verdict=FAILURE), node=0)
     assert "first failure: gpu-03: rank 5: exit code 1 (KeyError: 7)" in shown(seen, 80, 24)[-2]
 
 

@@ -25,6 +25,6 @@ def test_a_failed_run_with_an_idle_spare_is_diagnosed() -> None:
         relay.result(request, known if request["op"] == "evidence" else {"run": None})
 
     fleet = Fleet(Dialer(a=answer, b=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
-    found = diagnose_run.of_run(FAILED["run_id"], {"a": FAILED, "b": spare}, HOSTS, fleet)
+    found = diagnose_run.of_run(FAILED["run_id"], {"a": FAILED, "b": spare}, {"a": 0, "b": 1}, HOSTS, fleet)
     fleet.close()
     assert [(finding.hosts, finding.rank) for finding in found.findings] == [(("a",), 0)]

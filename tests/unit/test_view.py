@@ -15,6 +15,7 @@ from fake_relay import A_RUN, Dialer, Relay
 from lab.waiting import wait_until
 
 from orchestrator import view as views
+from orchestrator.claims import Ranks
 from orchestrator.errors import OrchError
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import parse
@@ -333,3 +334,32 @@ def test_an_unfinished_line_is_shown_though_its_host_says_more_elsewhere(
     View(RUN, HOSTS[:1], Choice(follow=True), of, print).run(show)
     of.close()
     assert seen.is_set() and shown.count("prompt>") == 1
+
+
+def test_lines_that_a_host_sends_in_the_name_of_another_ones_rank_are_dropped() -> None:
+    def sends(*streams: str) -> Callable[[Relay, dict[str, Any]], None]:
+        def answer(relay: Relay, request: dict[str, Any]) -> None:
+            texts = [f"{stream}\n".encode() for stream in streams]
+            parts = [[number, 0, len(text), 10**9] for number, text in enumerate(texts)]
+            header = {"id": request["id"], "streams": list(streams), "parts": parts}
+            relay.say(wire.DATA, header, b"".join(texts))
+            relay.result(request, {"run": A_RUN, "ended": True, "offsets": {}, "cut": []})
+
+        return answer
+
+    of = Fleet(
+        Dialer(a=sends("1.0.out", "1.agent.err"), b=sends("1.0.out", "1.1.out", "1.0.err", "1.agent.err")),  # type: ignore[arg-type]
+        NodeProgram("0" * 64, b""), 8, lambda: "NONCE",
+    )  # fmt: skip
+    warnings: list[str] = []
+    shown: list[Line] = []
+    ranks = Ranks({1: {"a": range(1), "b": range(1, 2)}})
+    View(RUN, HOSTS, Choice(follow=False), of, warnings.append, ranks=ranks).run(shown.extend)
+    of.close()
+    assert sorted((line.host, line.text) for line in shown) == [
+        ("a", "1.0.out"),
+        ("a", "1.agent.err"),
+        ("b", "1.1.out"),
+        ("b", "1.agent.err"),
+    ]
+    assert warnings == ["b: dropped lines of rank 0, which is not on this host in attempt 1"]

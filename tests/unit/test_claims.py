@@ -1,0 +1,180 @@
+"""A host speaks for its own node only, whatever the others are called in the inventory at hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_relay import A_RUN, Dialer, Relay
+
+from orchestrator import claims, runs
+from orchestrator.claims import Claims, Ranks
+from orchestrator.fleet import Fleet
+from orchestrator.inventory import parse
+from orchestrator.ship import NodeProgram
+
+GOOD = ["good1", "good2"]
+
+
+def part(node: int, hosts: list[str], **more: Any) -> dict[str, Any]:
+    host = hosts[node] if 0 <= node < len(hosts) else "?"
+    place = {"node": node, "host": host, "hosts": hosts, "nprocs": [1] * len(hosts), "team": len(hosts)}
+    return {**A_RUN, **place, "node_rank": node, "first_rank": node, **more}
+
+
+HONEST = {"good1": part(0, GOOD), "good2": part(1, GOOD)}
+
+
+def judged(unreachable: tuple[str, ...] = (), **parts: dict[str, Any]) -> tuple[set[str], set[str], set[str]]:
+    """The hosts that are believed, that contradict each other, and that have no say."""
+    found = claims.judge(parts, unreachable)
+    return set(found.parts) - found.disputed, set(found.disputed), set(found.strangers)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        part(0, GOOD),
+        part(1, GOOD),
+        part(-1, GOOD),
+        part(2, GOOD),
+        part(0, ["evil", *GOOD]),
+        part(0, ["evil"]),
+        {**part(0, GOOD), "host": "evil"},
+        {**part(0, GOOD), "nprocs": [1]},
+        {**part(0, GOOD), "nprocs": [9, 1]},
+    ],
+)
+def test_a_host_that_is_not_in_a_run_has_no_say_in_it(lie: dict[str, Any]) -> None:
+    assert judged(evil=lie, **HONEST) == ({"good1", "good2"}, set(), {"evil"})
+
+
+@pytest.mark.parametrize("node", [-1, 0, 2, 3])
+def test_a_host_of_a_run_that_claims_another_node_has_no_say(node: int) -> None:
+    hosts = [*GOOD, "evil"]
+    honest = {"good1": part(0, hosts), "good2": part(1, hosts)}
+    believed, disputed, strangers = judged(evil=part(node, hosts), **honest)
+    assert believed >= {"good1", "good2"} and not disputed
+    assert strangers == (set() if node == 2 else {"evil"})
+
+
+def test_a_host_does_not_speak_for_one_that_cannot_be_reached() -> None:
+    assert judged(("good1",), evil=part(0, GOOD), good2=part(1, GOOD)) == ({"good2"}, set(), {"evil"})
+    hosts = ["good1", "evil"]
+    assert judged(("good1",), evil=part(0, hosts)) == (set(), set(), {"evil"})
+    assert judged(evil=part(0, hosts)) == (set(), set(), {"evil"})  # --hosts leaves good1 out
+
+
+def test_two_hosts_that_contradict_each_other_are_not_believed() -> None:
+    assert judged(good1=part(0, ["good1"]), evil=part(0, ["evil"])) == (set(), {"good1", "evil"}, set())
+    assert judged(x=part(0, GOOD), y=part(0, GOOD), good2=part(1, GOOD)) == ({"good2"}, {"x", "y"}, set())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("good1", "good2"), ("a", "b"), ("good1", "b"), ("a", "good2"), ("good2", "good1"), ("good2", "x")],
+    ids="-".join,
+)
+def test_hosts_may_have_other_names_than_in_the_inventory_that_started_the_run(names: tuple[str, str]) -> None:
+    found = claims.judge({name: part(node, GOOD) for node, name in enumerate(names)})
+    assert found == Claims(found.parts, frozenset(), frozenset()) and set(found.parts) == set(names)
+
+
+def test_one_of_two_names_of_a_host_is_enough() -> None:
+    assert judged(good1=part(0, GOOD), also=part(0, GOOD), good2=part(1, GOOD)) == (set(GOOD), set(), {"also"})
+
+
+# --- the state of a run, and its end
+
+
+def listing(**parts: list[dict[str, Any]]) -> runs.Listing:
+    def answer(said: list[dict[str, Any]]) -> Any:
+        return lambda relay, request: Relay.result(relay, request, {"runs": said})
+
+    hosts = parse(f"hosts: [{', '.join(parts)}]", "inventory.yaml").hosts
+    dialer = Dialer(**{host: answer(said) for host, said in parts.items()})
+    dialer.prepare = lambda hosts: None  # type: ignore[attr-defined]
+    fleet = Fleet(dialer, NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    try:
+        return runs.find(fleet, hosts)
+    finally:
+        fleet.close()
+
+
+def test_a_lie_changes_neither_the_state_nor_the_name_nor_the_order_of_runs() -> None:
+    lie = part(0, GOOD, state="succeeded", name="x", started_at="2027-01-01T00:00:00.000000Z", attempt=9, ranks=99)
+    newer = {"run_id": "20260102-000000-abcd", "started_at": "2026-01-02T00:00:00.000000Z"}
+    found = listing(evil=[lie], good1=[part(0, GOOD), part(0, GOOD, **newer)], good2=[part(1, GOOD)])
+    assert [(run.run_id, run.state, run.name, run.attempt, run.ranks) for run in found.runs] == [
+        ("20260101-000000-abcd", "running", "mine", 1, 2),
+        ("20260102-000000-abcd", "running", "mine", 1, 2),
+    ]
+    assert not any(run.broken or "evil" in run.parts for run in found.runs)
+    assert found.doubts == (
+        "evil: ignored what it says of run 20260101-000000-abcd: other hosts, or its own name, contradict it",
+    )
+
+
+def test_a_run_whose_hosts_contradict_each_other_has_no_outcome() -> None:
+    over = listing(good1=[part(0, ["good1"], state="failed")], evil=[part(0, ["evil"], state="succeeded")])
+    assert [run.state for run in over.runs] == ["lost"] and over.runs[0].nodes == {}
+    assert over.doubts[0].startswith("evil,good1: they contradict each other about run")
+    going_on = listing(good1=[part(0, ["good1"])], evil=[part(0, ["evil"], state="succeeded")])
+    assert [(run.state, run.broken) for run in going_on.runs] == [("running", False)]
+
+
+def test_the_head_tells_how_a_run_ended_and_nobody_else_that_it_succeeded() -> None:
+    nodes = {"a": 0, "b": 1}
+    failed, lost, succeeded = ({"verdict": {"state": state}} for state in ("failed", "lost", "succeeded"))
+    assert claims.verdict_of({"a": failed, "b": {**succeeded, "node": -1}}, nodes) == {"state": "failed"}
+    assert claims.verdict_of({"b": succeeded}, nodes) is None
+    assert claims.verdict_of({"b": lost}, nodes) == {"state": "lost"}
+    assert claims.verdict_of({"c": lost}, nodes) is None
+    assert claims.verdict_of({"a": {"verdict": None}}, nodes) is None
+
+
+def test_only_the_culprit_has_failed() -> None:
+    verdict = {"state": "failed", "first_failure": {"node": 1}}
+    states = [claims.state_of_host(part(node, GOOD, state="failed", verdict=verdict)) for node in (0, 1)]
+    assert states == ["stopped", "failed"]
+    silent = {"state": "failed", "first_failure": {"node": None}}  # all ranks of all hosts
+    assert claims.state_of_host(part(0, GOOD, state="failed", verdict=silent)) == "failed"
+    assert claims.state_of_host(part(0, GOOD)) == "running"
+
+
+# --- the ranks
+
+
+def owners(ranks: Ranks, attempt: int, hosts: str = "abc", count: int = 4) -> list[str]:
+    """The hosts that each rank may come from."""
+    return ["".join(host for host in hosts if ranks.belongs(attempt, rank, host)) for rank in range(count)]
+
+
+def test_the_ranks_of_the_first_attempt_are_those_of_the_plan() -> None:
+    hosts = ["a", "b", "c"]  # c is the spare
+    plan = {"nprocs": [2, 1, 2], "team": 2}
+    parts = {host: part(node, hosts, **plan, first_rank=2 * node) for node, host in enumerate(hosts)}
+    parts["b"]["first_rank"] = 0  # b lies
+    nodes = {host: node for node, host in enumerate(hosts)}
+    assert owners(claims.ranks_of(parts, nodes), 1) == ["a", "a", "b", ""]
+    assert claims.ranks_of({}, {}).belongs(1, 0, "a")
+
+
+def test_the_ranks_of_the_newest_attempt_are_those_that_no_two_claim() -> None:
+    hosts = ["a", "b", "c"]
+    nodes = {host: node for node, host in enumerate(hosts)}
+    plan = {"nprocs": [1, 1, 1], "team": 2, "attempt": 2}
+    swapped = {"a": part(0, hosts, **plan), "b": part(1, hosts, **plan), "c": part(2, hosts, **plan, nproc=1)}
+    swapped["b"].update(attempt=1)  # lost, and c in its place
+    swapped["c"].update(first_rank=1)
+    assert owners(claims.ranks_of(swapped, nodes), 2, count=2) == ["a", "c"]
+    assert claims.newest_ranks(swapped, nodes) == {0: "a", 1: "c"}
+    swapped["c"].update(first_rank=0, attempt=10**9)  # the rank of the head, in an attempt that it invents
+    assert owners(claims.ranks_of(swapped, nodes), 2, "ac", 1) == ["a"]
+    assert claims.newest_ranks(swapped, nodes)[0] == "a"
+
+
+def test_in_an_attempt_that_nobody_has_told_of_a_rank_belongs_to_the_first_that_sends_it() -> None:
+    ranks = Ranks({1: {"a": range(1), "b": range(1, 2)}})
+    assert ranks.belongs(2, 0, "a") and ranks.belongs(2, 0, "a") and not ranks.belongs(2, 0, "b")
+    assert not ranks.belongs(1, 1, "c")
