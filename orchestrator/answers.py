@@ -15,7 +15,7 @@ from types import FunctionType
 from typing import Any
 
 from .hostnames import NAME
-from .naming import RUN_NAME
+from .naming import RUN_ID, RUN_NAME
 
 Shape = Any
 """A type; a pattern for a text; None; `[shape]`; `{key: shape}`, other keys allowed; `{"key?": shape}`, it
@@ -55,7 +55,6 @@ def _is_time(value: Any) -> bool:
 
 
 _HOST = re.compile(NAME)
-_RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{3,60}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,18}(Z|[+-][0-9]{2}:[0-9]{2})")
 _STATE = re.compile(r"starting|running|restarting|stopping|succeeded|failed|killed|lost")
 _ENDED = re.compile(r"succeeded|failed|killed|lost")
@@ -68,7 +67,7 @@ _VERDICT = {
     "stopped_by?": (str, None),
 }
 RUN = {
-    "run_id": _RUN_ID,
+    "run_id": RUN_ID,
     "name": RUN_NAME,
     "state": _STATE,
     "attempt": int,
@@ -99,8 +98,8 @@ _ENDING = {
     "remaining": [{**_PROCESS, "why": str}],
 }
 _NUMBER = (float, int)
-_UNFETCHED = {"unfetched": [_RUN_ID], "unfetched_bytes": int}
-_PREPARED = {"beside": [_RUN_ID], "resumes": bool, **_UNFETCHED}
+_UNFETCHED = {"unfetched": [RUN_ID], "unfetched_bytes": int}
+_PREPARED = {"beside": [RUN_ID], "resumes": bool, **_UNFETCHED}
 _MACHINE = {
     "cores": (int, None),
     "cpu": [_NUMBER],

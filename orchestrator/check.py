@@ -13,7 +13,21 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
-from . import bandwidths, checks, checks_mesh, choices, deep, inventory, launch, logs, mesh, plan, preflight, script
+from . import (
+    bandwidths,
+    checks,
+    checks_mesh,
+    choices,
+    deep,
+    inventory,
+    launch,
+    logs,
+    mesh,
+    naming,
+    plan,
+    preflight,
+    script,
+)
 from .choices import Choice
 from .console import fold, wants_colour
 from .context import open_fleet, stderr_console
@@ -66,7 +80,7 @@ def check(given: str, hosts: str | None, level: Level, as_json: bool) -> int:
         broken = any(finding.severity == "error" for finding in findings)
         result = None
         if level == "deep" and not broken:
-            result = deep.run(read, f"check-{secrets.token_hex(4)}", fleet, _surroundings())
+            result = deep.run(read, naming.new_run_id(), fleet, _surroundings())
             findings += deep.judge(result)
         elif level == "deep":
             console.note("no real run is tried while there are errors")

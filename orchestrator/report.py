@@ -83,19 +83,35 @@ def report(wanted: str | None, given: str | None, hosts: str | None, output: str
         print(text)
     if output or not as_json:
         path = Path(output or f"{run.run_id}.html")
-        _write(path, report_html.render(asdict(made)))
-        _write(path.with_suffix(".json"), text + "\n")
+        write(path, report_html.render(asdict(made)), text + "\n")
         console.note(f"written: {path} and {path.with_suffix('.json')}")
     return UnreachableError.exit_code if listing.failed or answers.failed else 0
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, page: str, data: str) -> None:
+    """The page, and the data beside it as .json. Only an older report is replaced: a host may have named the run.
+
+    Raises UsageError.
+    """
+    texts = {path: page, path.with_suffix(".json"): data}
+    for one in texts:
+        if one.is_file() and one.stat().st_size and not _is_report(one):
+            raise UsageError(f"{one} exists and is not a report of ddp-orch; give -o FILE.html")
+    for one, text in texts.items():
+        try:
+            handle = os.open(one, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+        except OSError as error:
+            raise UsageError(f"-o {one}: {error.strerror}") from error
+
+
+def _is_report(path: Path) -> bool:
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-    except OSError as error:
-        raise UsageError(f"-o {path}: {error.strerror}") from error
+        text = path.read_text(encoding="utf-8", errors="replace")
+        return text.startswith(report_html.HEAD) or {"run_id", "timeline", "diagnosis"} <= set(json.loads(text))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def _by_node(run: runs.Run) -> list[str]:

@@ -28,6 +28,11 @@ svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; 
 polyline { fill: none; stroke-width: 1.5; } .grid { stroke: #ddd; } .mark { stroke: #b3261e; stroke-dasharray: 4 3; }
 """
 
+HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">"""
+"""How each report begins."""
+
 TRAINING = {"loss": "loss", "rate": "samples a second", "step_time": "step time, s"}
 MACHINES = {
     "gpu": "GPU utilisation, %",
@@ -43,9 +48,7 @@ def render(report: Mapping[str, Any]) -> str:
     """`report`: as `report.Report` as a dict. All its text is escaped."""
     title = report["name"] if report["name"] == report["run_id"] else f"{report['name']} ({report['run_id']})"
     parts = [
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+        HEAD,
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
         f'<p><span class="state {escape(report["state"])}">{escape(report["state"])}</span> {_summary(report)}</p>',

@@ -44,6 +44,8 @@ def test_what_an_honest_host_lists_is_taken() -> None:
     ("key", "value"),
     [
         ("run_id", "../../.ssh"),
+        ("run_id", "package"),
+        ("run_id", "index"),
         ("run_id", f"20260101{ESCAPE}"),
         ("name", "../x"),
         ("name", f"mine{ESCAPE}"),

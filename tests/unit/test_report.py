@@ -6,12 +6,14 @@ import json
 import re
 from dataclasses import asdict
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator import report, report_html
 from orchestrator.charts import POINTS_MOST, chart
+from orchestrator.errors import UsageError
 from orchestrator.logs import Line, Mask
 from orchestrator.runs import Run
 
@@ -177,3 +179,18 @@ def test_of_a_lost_run_only_the_host_that_was_lost_is_called_so() -> None:
     run = Run("R", "nightly", "lost", 2, "1970-01-01T00:16:39Z", {host: one["run"] for host, one in known.items()})
     made = report.make(run, known, {}, [], [], DIAGNOSIS, Mask())
     assert [(one["host"], one["state"]) for one in made.hosts] == [("gpu-0", "stopped"), ("gpu-1", "lost")]
+
+
+def test_only_a_report_is_replaced(made: report.Report, tmp_path: Path) -> None:
+    page, data = report_html.render(asdict(made)), json.dumps(asdict(made))
+    path, beside = tmp_path / "package.html", tmp_path / "package.json"
+    for _ in range(2):  # the second time in place of the first
+        report.write(path, page, data)
+        assert (path.read_text(), beside.read_text()) == (page, data)
+    for file, text in ((beside, '{"name": "package"}'), (beside, "[]"), (path, "<html>"), (path, "x" * 9)):
+        report.write(path, page, data)
+        file.write_text(text)
+        with pytest.raises(UsageError, match=f"{file.name} exists and is not a report"):
+            report.write(path, page, data)
+        assert file.read_text() == text and {path.read_text(), beside.read_text()} & {page, data}
+        file.unlink()
