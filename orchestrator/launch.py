@@ -220,7 +220,13 @@ def _prepare_and_start(
                 f"{fold(resumed)}: the output folder of {resolved.name} has files already; the run goes on there"
             )
         reachable = {name: answer["reachable"] for name, answer in rest.done.items()}
-        start = {"master_addr": _common_address(at_head["addresses"], reachable), "master_port": at_head["rdzv_port"]}
+        master_addr = _common_address(at_head["addresses"], reachable)
+        start = {
+            "master_addr": master_addr,
+            "master_port": at_head["rdzv_port"],
+            # the head listens on these alone from now on: the others dialled the first that they reach
+            "link_addresses": sorted({master_addr, *(addresses[0] for addresses in reachable.values())}),
+        }
         _say_network(
             start, resolved, facts, {name: str(answer["interface"]) for name, answer in rest.done.items()}, around
         )

@@ -1,7 +1,7 @@
 """What a launcher starts on each node, as data: templates whose `{places}` the node fills in for each attempt. Pure.
 
-The places: master_addr master_port node_rank nnodes nproc local_addr interface nccl_interface attempt rdzv_id is_host
-log_dir threads (orchestrator/node/launch.py). The user's own words are never part of a template.
+The places: master_addr master_port rdzv_endpoint node_rank nnodes nproc local_addr interface nccl_interface attempt
+rdzv_id is_host log_dir threads (orchestrator/node/launch.py). The user's own words are never part of a template.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TORCHRUN_C10D = Launcher(
     (
         *_TORCHRUN[:2],
         "--rdzv-backend=c10d",
-        "--rdzv-endpoint={master_addr}:{master_port}",
+        "--rdzv-endpoint={rdzv_endpoint}",
         "--rdzv-conf=is_host={is_host}",
         *_TORCHRUN[2:],
     ),

@@ -272,6 +272,8 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
     head = plan.nodes[0].host
     if head.cluster_address:
         places["master_addr"] = head.cluster_address
+    host = f"[{places['master_addr']}]" if ":" in places["master_addr"] else places["master_addr"]
+    places["rdzv_endpoint"] = f"{host}:{places['master_port']}"
     if node.host.cluster_address:
         places["local_addr"] = node.host.cluster_address
     if node.host.interface != "auto":

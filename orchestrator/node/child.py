@@ -28,7 +28,7 @@ class RecorderChild:
         folder: str,
         spec: Dict[str, Any],
         private: Dict[str, Any],
-        listener: Optional[socket.socket],
+        listeners: List[socket.socket],
         closed: List[int],
     ) -> bool:
         """`closed`: our descriptors that it shall not have. False: there is no process to be had now."""
@@ -46,7 +46,7 @@ class RecorderChild:
             ours.close()
             for handle in closed:
                 os.close(handle)
-            recorder.main(folder, spec, private, theirs, listener, guard)
+            recorder.main(folder, spec, private, theirs, listeners, guard)
         theirs.close()
         ours.setblocking(False)
         self._close()

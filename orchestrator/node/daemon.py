@@ -10,7 +10,11 @@ from .guard import Guard
 
 
 def daemonise(
-    folder: str, spec: Dict[str, Any], private: Dict[str, Any], sockets: Dict[str, socket.socket], locks: List[int]
+    folder: str,
+    spec: Dict[str, Any],
+    private: Dict[str, Any],
+    sockets: Dict[str, List[socket.socket]],
+    locks: List[int],
 ) -> socket.socket:
     """Fork a guard that owes nothing to the SSH session. Returns the relay's end of its control channel."""
     ours, theirs = socket.socketpair()
@@ -25,7 +29,9 @@ def daemonise(
         if os.fork():
             os._exit(0)
         umask = os.umask(0o077)  # ours; what the ranks write is as open as the user's login makes it
-        _detach(folder, [theirs.fileno()] + [one.fileno() for one in sockets.values()] + locks)
+        _detach(
+            folder, [theirs.fileno()] + [one.fileno() for listeners in sockets.values() for one in listeners] + locks
+        )
         processes.set_name("ddp-guard")
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         guard = Guard(folder, dict(spec, umask=umask), private, theirs, sockets, locks)

@@ -8,6 +8,7 @@ that lock, not a pid in a file, is the proof that a run has its guard.
 
 import errno
 import fcntl
+import functools
 import json
 import os
 import select
@@ -18,7 +19,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import gang, launch, processes, state
+from . import gang, launch, network, processes, state
 from .child import RecorderChild
 from .tree import Tree, make_fifos
 
@@ -36,7 +37,7 @@ class Guard:
         spec: Dict[str, Any],
         private: Dict[str, Any],
         control: socket.socket,
-        sockets: Dict[str, socket.socket],
+        sockets: Dict[str, List[socket.socket]],
         locks: List[int],
     ) -> None:
         self._folder = folder
@@ -44,7 +45,8 @@ class Guard:
         self._private = private  # secrets and the run's key: in memory only
         self._control: Optional[socket.socket] = control
         self._control_buffer = b""
-        # on the head: "link" for the recorders, "rdzv" to keep the rendezvous port until it is needed
+        # on the head, one for each of its addresses: "link" for the recorders, "rdzv" to keep the rendezvous port
+        # until it is needed
         self._sockets = sockets
         self._locks = list(locks)  # of GPUs: taken for as long as we live
         self._tree: Optional[Tree] = None
@@ -82,9 +84,8 @@ class Guard:
         self._register_buffer = b""
         self._write_state()
         self._start_recorder()
-        for one in [self._control, self._sockets.get("rdzv")]:
-            if one is not None:
-                one.setblocking(False)
+        for one in self._own_sockets():
+            one.setblocking(False)
         while not self._finished:
             self._turn(wakeup)
 
@@ -99,8 +100,8 @@ class Guard:
         channel = self._recorder.channel
         if channel is not None:
             watched[channel.fileno()] = self._ordered
-        if "rdzv" in self._sockets:
-            watched[self._sockets["rdzv"].fileno()] = self._knocked
+        for listener in self._sockets.get("rdzv", []):
+            watched[listener.fileno()] = functools.partial(self._knocked, listener)
         for handle in watched:
             poll.register(handle, select.POLLIN)
         if channel is not None and self._recorder.has_to_be_told:
@@ -160,15 +161,19 @@ class Guard:
     # the recorder
 
     def _start_recorder(self) -> None:
-        others = [one for one in [self._control, self._sockets.get("rdzv")] if one is not None]
-        closed = self._keepers + self._locks + [self._register] + [one.fileno() for one in others]
-        if self._recorder.start(self._folder, self._spec, self._private, self._sockets.get("link"), closed):
+        closed = self._keepers + self._locks + [self._register] + [one.fileno() for one in self._own_sockets()]
+        if self._recorder.start(self._folder, self._spec, self._private, self._sockets.get("link", []), closed):
             self._tell()
 
-    def _knocked(self) -> None:
+    def _own_sockets(self) -> List[socket.socket]:
+        """Those that the recorder must not have."""
+        control = [] if self._control is None else [self._control]
+        return control + self._sockets.get("rdzv", [])
+
+    def _knocked(self, listener: socket.socket) -> None:
         """Another node tries whether it can reach the rendezvous port. Let in and let go, or the queue would fill."""
         try:
-            self._sockets["rdzv"].accept()[0].close()
+            listener.accept()[0].close()
         except OSError:
             pass  # it has gone already
 
@@ -224,9 +229,8 @@ class Guard:
         ):
             self._tell()  # the gang must know why there will be no start: a stop request, or it has been done already
             return
-        rendezvous = self._sockets.pop("rdzv", None)
-        if rendezvous is not None:
-            rendezvous.close()
+        for listener in self._sockets.pop("rdzv", []):
+            listener.close()
         spec = self._spec
         output = state.output_folder(self._folder, spec)
         code = spec["cwd"]
@@ -373,6 +377,8 @@ class Guard:
             message = json.loads(line)
             if message["do"] == "start" and self._start is None:
                 self._start = message["start"]
+                if "link" in self._sockets:
+                    self._sockets["link"] = network.keep_only(self._sockets["link"], self._start["link_addresses"])
                 self._write_state()
                 self._tell()
                 self._answer({"started": {"pid": os.getpid(), "boot_id": state.boot_id()}})

@@ -20,11 +20,11 @@ STALL_WARNING = 600.0  # s without a line of any rank, where no stall_timeout is
 class Head(Peers):
     """Knows every node by its link; calls one lost that is silent for a lease."""
 
-    def __init__(self, recorder: "Recorder", listener: Optional[socket.socket]) -> None:
+    def __init__(self, recorder: "Recorder", listeners: List[socket.socket]) -> None:
         self._recorder = recorder
         self._spec = recorder.spec
-        self._listener = listener
-        if listener is not None:
+        self._listeners = listeners
+        for listener in listeners:
             listener.setblocking(False)
         self._guests: Dict[int, Link] = {}  # not authenticated yet, or superseded
         self._nodes: Dict[int, Link] = {}
@@ -64,28 +64,28 @@ class Head(Peers):
     def links(self) -> List[Link]:
         return list(self._guests.values()) + list(self._nodes.values())
 
-    def listening(self) -> Optional[socket.socket]:
-        return self._listener
+    def listening(self) -> List[socket.socket]:
+        return self._listeners
 
     def ready(self, handle: int) -> None:
-        if self._listener is not None and handle == self._listener.fileno():
-            self._accept()
-            return
+        for listener in self._listeners:
+            if listener.fileno() == handle:
+                self._accept(listener)
+                return
         for link in self.links():
             if link.fileno() == handle:
                 self._exchange(link)
                 return
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, _ = self._listener.accept() if self._listener else (None, None)
+            connection, _ = listener.accept()
         except OSError:
             return
-        if connection is not None:
-            link = Link(connection, self._recorder.key, None)
-            self._guests[link.fileno()] = link
-            if len(self._guests) > 256:  # strangers that connect and say nothing shall not use up our descriptors
-                self._drop(min(self._guests.values(), key=lambda one: one.opened_at))
+        link = Link(connection, self._recorder.key, None)
+        self._guests[link.fileno()] = link
+        if len(self._guests) > 256:  # strangers that connect and say nothing shall not use up our descriptors
+            self._drop(min(self._guests.values(), key=lambda one: one.opened_at))
 
     def _exchange(self, link: Link) -> None:
         was_ready = link.ready
@@ -127,6 +127,8 @@ class Head(Peers):
             self._answered = True
             self._step(gang.Joined(0, now))
             self._recorder.command({"do": "prepared", "ready": {}})
+        if status["start"] is not None:
+            self._listeners = network.keep_only(self._listeners, status["start"]["link_addresses"])
         if status["start"] is not None and self._state.phase == "waiting":
             self._step(gang.StartRequested(status["start"]["master_addr"], status["start"]["master_port"], now))
         self._told(0, status)
@@ -241,7 +243,8 @@ class Head(Peers):
             self._silence.clear()
             hosts = ", ".join(after.nodes[number].host for number in after.team)
             self._recorder.say(
-                "attempt %d on %s, rendezvous at %s:%d" % (after.attempt, hosts, after.master_addr, after.master_port)
+                "attempt %d on %s, rendezvous at %s"
+                % (after.attempt, hosts, network.endpoint(after.master_addr, after.master_port))
             )
         if after.first_failure is not None and before.first_failure is None:
             first = after.first_failure

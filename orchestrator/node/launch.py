@@ -39,6 +39,7 @@ def places(spec: Dict[str, Any], order: gang.Run, paths: Paths) -> Dict[str, str
     return {
         "master_addr": order.master_addr,
         "master_port": str(order.master_port),
+        "rdzv_endpoint": network.endpoint(order.master_addr, order.master_port),
         "node_rank": str(order.node_rank),
         "nnodes": str(order.nnodes),
         "nproc": str(spec["nproc"]),

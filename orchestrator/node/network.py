@@ -1,6 +1,7 @@
 """This host's addresses and interfaces, as far as an ordinary user can ask the kernel. Sends no packet."""
 
 import array
+import errno
 import fcntl
 import os
 import socket
@@ -111,6 +112,44 @@ def _speed(name: str) -> int:
             return int(file.read())
     except (OSError, ValueError):
         return -1  # a virtual interface has none
+
+
+def listen_on(addresses: List[str], ports: List[int]) -> List[socket.socket]:
+    """Listen on the first of `ports` that is free on all of `addresses`: a socket for each. OSError if none is.
+
+    An address that cannot be bound at the moment (an IPv6 one that is still tentative) is left out.
+    """
+    last: OSError = OSError("no address that can be bound")
+    for port in ports:
+        bound: List[socket.socket] = []
+        try:
+            for address in addresses:
+                try:
+                    bound.append(bind_within(address, port, port, [port]))
+                except OSError as error:
+                    last = error
+                    if error.errno != errno.EADDRNOTAVAIL:
+                        raise
+        except OSError:
+            for one in bound:
+                one.close()
+            continue
+        if bound:
+            return bound
+    raise last
+
+
+def endpoint(address: str, port: int) -> str:
+    """`ADDRESS:PORT`, an IPv6 address in brackets."""
+    return "%s:%d" % ("[%s]" % address if ":" in address else address, port)
+
+
+def keep_only(listeners: List[socket.socket], addresses: List[str]) -> List[socket.socket]:
+    """Close the listeners on all other addresses."""
+    for one in listeners:
+        if one.getsockname()[0] not in addresses:
+            one.close()
+    return [one for one in listeners if one.fileno() >= 0]
 
 
 def bind_within(address: str, low: int, high: int, preferred: List[int]) -> socket.socket:

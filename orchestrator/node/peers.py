@@ -1,7 +1,7 @@
 """What a recorder asks of its side of the link; the head has one (head.py), every other node another (follower.py)."""
 
 import socket
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 from .link import Link
 
@@ -12,8 +12,8 @@ class Peers:
     def links(self) -> List[Link]:
         raise NotImplementedError
 
-    def listening(self) -> Optional[socket.socket]:
-        return None
+    def listening(self) -> List[socket.socket]:
+        return []
 
     def due(self) -> float:
         return TICK

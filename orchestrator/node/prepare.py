@@ -26,7 +26,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     beside = [] if spec["gpu_ids"] else sorted(run_id for run_id, kept in state.runs() if runs.guarded(kept))
     folder = _make_folder(spec)
     resumes = runs.not_empty(state.output_folder(folder, spec))
-    sockets: Dict[str, socket.socket] = {}
+    sockets: Dict[str, List[socket.socket]] = {}
     locks: List[int] = []
     try:
         spec = dict(spec, program=program, epoch=time.time() - time.monotonic())
@@ -46,8 +46,9 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:  # the guard has its own
-        for one in sockets.values():
-            one.close()
+        for listeners in sockets.values():
+            for one in listeners:
+                one.close()
         for lock in locks:
             os.close(lock)
     try:
@@ -147,8 +148,10 @@ def _lock(path: str, what: str, taken: List[int], flags: int) -> int:
     return handle
 
 
-def _open_ports(spec: Dict[str, Any], prefer: Optional[str]) -> Tuple[Dict[str, socket.socket], Dict[str, Any]]:
+def _open_ports(spec: Dict[str, Any], prefer: Optional[str]) -> Tuple[Dict[str, List[socket.socket]], Dict[str, Any]]:
     """On the head: the link's port, and the rendezvous port, held until torchrun needs it.
+
+    Both on each address that the others may reach: which it is shows only when they have tried.
 
     `prefer`: the address of this host to try first, if it still has that one and the inventory names none.
     """
@@ -167,27 +170,27 @@ def _open_ports(spec: Dict[str, Any], prefer: Optional[str]) -> Tuple[Dict[str, 
         addresses = sorted(network.candidates(), key=lambda address: address != prefer)
     if not addresses:
         raise Refused("nccl-wrong-nic", "no interface here that others could reach; give cluster_address for this host")
-    # one address: listen on it alone; several: on all, until the others have told which they reach
-    bind = addresses[0] if len(addresses) == 1 else "0.0.0.0"  # noqa: S104
     tries = random.sample(range(low, high + 1), min(64, high + 1 - low))
-    sockets = {}
+    sockets: Dict[str, List[socket.socket]] = {}
     try:
         if not alone:
-            sockets["link"] = network.bind_within(bind, low, high, tries)
+            sockets["link"] = network.listen_on(addresses, tries)
+            addresses = [one.getsockname()[0] for one in sockets["link"]]
         wanted = tries if spec["rdzv_port"] == "auto" else [spec["rdzv_port"]]
-        sockets["rdzv"] = network.bind_within(bind, low, high, wanted)
+        sockets["rdzv"] = network.listen_on(addresses, wanted)
     except OSError as error:
-        for one in sockets.values():
+        for one in sockets.get("link", []):
             one.close()
+        where = ", ".join(addresses)
         if spec["rdzv_port"] == "auto":
-            raise Refused("port-in-use", "no free port in %d-%d on %s: %s" % (low, high, bind, error)) from error
+            raise Refused("port-in-use", "no free port in %d-%d on %s: %s" % (low, high, where, error)) from error
         raise Refused(
             "port-in-use", "rendezvous port %s: %s" % (spec["rdzv_port"], _who_holds(int(spec["rdzv_port"]), error))
         ) from error
     answer = {
         "addresses": addresses,
-        "rdzv_port": sockets["rdzv"].getsockname()[1],
-        "link_port": sockets["link"].getsockname()[1] if not alone else None,
+        "rdzv_port": sockets["rdzv"][0].getsockname()[1],
+        "link_port": sockets["link"][0].getsockname()[1] if not alone else None,
     }
     return sockets, answer
 

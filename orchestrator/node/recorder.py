@@ -34,7 +34,7 @@ def main(
     spec: Dict[str, Any],
     private: Dict[str, Any],
     guard: socket.socket,
-    listener: Optional[socket.socket],
+    listeners: List[socket.socket],
     guard_pid: int,
 ) -> NoReturn:
     """Runs in a fresh child of the guard; never returns."""
@@ -44,7 +44,7 @@ def main(
             signal.signal(number, signal.SIG_DFL)
         processes.set_name("ddp-recorder")
         history.History(folder).start()
-        Recorder(folder, spec, private, guard, listener, guard_pid).run()
+        Recorder(folder, spec, private, guard, listeners, guard_pid).run()
         os._exit(0)
     except BaseException:  # noqa: BLE001  the last resort: the fork of a relay must never return into its code
         import traceback
@@ -61,7 +61,7 @@ class Recorder:
         spec: Dict[str, Any],
         private: Dict[str, Any],
         guard: socket.socket,
-        listener: Optional[socket.socket],
+        listeners: List[socket.socket],
         guard_pid: int,
     ) -> None:
         self.folder = folder
@@ -93,7 +93,7 @@ class Recorder:
         self._said: List[str] = []  # the last line of each failure reported
         self._orphan_until: Optional[float] = None
         self._poll = select.poll()
-        self._peers: Peers = Head(self, listener) if spec["node"] == 0 else Follower(self)
+        self._peers: Peers = Head(self, listeners) if spec["node"] == 0 else Follower(self)
 
     # the loop
 
@@ -106,9 +106,8 @@ class Recorder:
                 poll.register(self._guard, select.POLLIN)
             for link in self._peers.links():
                 poll.register(link.fileno(), select.POLLIN | (select.POLLOUT if link.wants_write() else 0))
-            listening = self._peers.listening()
-            if listening is not None:
-                poll.register(listening, select.POLLIN)
+            for listener in self._peers.listening():
+                poll.register(listener, select.POLLIN)
             moved = 0
             for handle, events in poll.poll(int(self._peers.due() * 1000) + 1):
                 if handle in self._fifos:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import pytest
+from lab.host import Host
 from lab.lab import Lab
+from lab.waiting import wait_until
 
-from .driver import ok, orch, script
+from .driver import COUNTER, assert_clean, counts, lines_of, ok, orch, script, start
 
 SHOW = "import os; print('network', os.environ['MASTER_ADDR'], os.environ['GLOO_SOCKET_IFNAME'])"
 
@@ -44,3 +50,60 @@ def test_without_a_measurement_up_says_that_check_can_tell(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
     result = ok(orch(lab2, "up", inventory, "--", script(lab2, "print(1)")))
     assert "several networks (eth0, eth1)" in result.stderr
+
+
+REDUCE = """
+import os, torch.distributed as dist, torch
+dist.init_process_group("gloo")
+value = torch.ones(1)
+dist.all_reduce(value)
+print("sum", int(value.item()), "at", os.environ["MASTER_ADDR"])
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+NICS = {"node-0": "eth1", "node-1": "ens9"}
+
+
+@contextmanager
+def cluster_network_with_ipv6_only(lab: Lab) -> Iterator[None]:
+    """Two global IPv6 addresses on every host, as with SLAAC and privacy extensions, and no IPv4 between hosts."""
+
+    def ip(host: Host, verb: str, *addresses: str) -> None:
+        for address in addresses:
+            nodad = ["nodad"] if verb == "add" and ":" in address else []
+            host.root_run(["ip", "address", verb, address, "dev", NICS[host.name], *nodad])
+
+    for number, host in enumerate(lab.hosts, 1):
+        ip(host, "del", f"{host.cluster_address}/16")
+        ip(host, "add", f"fd78::{number}/64", f"fd78::{100 + number}/64")
+        others = ", ".join(other.address for other in lab.hosts if other is not host)
+        rules = f"chain in {{ type filter hook input priority 0; ip saddr {{ {others} }} drop; }}"
+        host.root_run(["nft", "-f", "-"], input=f"table ip only_ipv6 {{\n{rules}\n}}\n")
+    try:
+        yield
+    finally:
+        for number, host in enumerate(lab.hosts, 1):
+            host.root_run(["nft", "delete", "table", "ip", "only_ipv6"])
+            ip(host, "del", f"fd78::{number}/64", f"fd78::{100 + number}/64")
+            ip(host, "add", f"{host.cluster_address}/16")
+
+
+@pytest.mark.parametrize("run", [{"launcher": "direct"}, {"rdzv": {"backend": "c10d"}}], ids=["direct", "c10d"])
+def test_hosts_that_share_ipv6_only_train_over_it(lab2: Lab, run: dict[str, Any]) -> None:
+    with cluster_network_with_ipv6_only(lab2):
+        inventory = lab2.inventory(run=run)
+        result = ok(orch(lab2, "up", inventory, "--", script(lab2, REDUCE), timeout=60))
+        assert result.stdout.count("sum 2 at fd78::") == 2
+        assert_clean(lab2)
+
+
+def test_the_link_of_a_running_run_listens_on_the_clusters_address_alone(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    run_id = start(lab2, inventory, "--", script(lab2, COUNTER), "1000", "0.05")
+    head = lab2.hosts[0]
+    wait_until(lambda: counts(lines_of(lab2, inventory, run_id)), 30, "the ranks run")
+    listening = head.sh("ss -Hltn | awk '{print $4}' | grep -v ':22$'").stdout.split()
+    assert listening and all(one.startswith(f"{head.address}:") for one in listening), listening
+    ok(orch(lab2, "kill", run_id, "-i", inventory, "--grace", "1"))

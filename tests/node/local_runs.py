@@ -163,7 +163,8 @@ class Runs:
             answer = host.session.request("prepare", {"spec": spec, "private": private, "head": at_head})
             at_head = at_head or answer
         assert at_head is not None
-        return run, {"master_addr": "127.0.0.1", "master_port": at_head["rdzv_port"]}
+        at = "127.0.0.1"
+        return run, {"master_addr": at, "master_port": at_head["rdzv_port"], "link_addresses": [at]}
 
     def start(self, code: str, *arguments: str, **options: Any) -> Run:
         run, start = self.prepare(code, *arguments, **options)

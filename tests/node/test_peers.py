@@ -53,7 +53,7 @@ def met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Head,
     monkeypatch.setattr(head_module, "LEASE", LEASE)
     monkeypatch.setattr(head_module, "TICK", 0.0)
     listener = socket.create_server(("127.0.0.1", 0))
-    head = Head(Recorder(tmp_path), listener)  # type: ignore[arg-type]
+    head = Head(Recorder(tmp_path), [listener])  # type: ignore[arg-type]
     node = Link(socket.create_connection(listener.getsockname()), KEY, 1)
     while not (node.ready and head._nodes):
         handles = [listener.fileno(), *(link.fileno() for link in head.links())]
