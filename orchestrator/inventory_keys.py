@@ -302,7 +302,7 @@ _RUN = _section(
         "sync",
         word_or("auto", choice("none"), items("a list of paths", _some_text, unique=True, least=1)),
         "auto",
-        "code to send: auto (git top level of the script, or its folder) | [paths] | none",
+        "code: auto (the script's git repository or folder) | none | [paths and auto]",
     ),
     Key("grace", seconds(0, 86_400), 30.0, "seconds between TERM and KILL when a run is stopped"),
     Key("max_restarts", whole(0, 1_000_000), 0, "new attempts after a failure"),

@@ -27,7 +27,7 @@ from .session import Refused, Session
 from .ship import Snapshot
 from .ssh_config import by_hand
 
-LEFT_OUT = 4  # names shown of what is not sent
+LARGE = 10_000_000  # bytes of code from which on it is said what takes the most
 CHUNK = 256 * 1024  # bytes sent at a time
 HELD = {"port-in-use", "gpu-memory-held-by-others"}  # findings that say: by somebody else
 
@@ -118,10 +118,14 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
 def _say_code(code: Code, around: Surroundings) -> None:
     files = "1 file" if code.files == 1 else f"{code.files} files"
     of = "the bundled trainer" if code.root == str(TRAINER.parent) else code.root
-    around.step(f"code: {files}, {size(code.size)}, of {of}")
-    if code.left_out:
-        more = f" and {len(code.left_out) - LEFT_OUT} more" if len(code.left_out) > LEFT_OUT else ""
-        around.step(f"not sent: {', '.join(code.left_out[:LEFT_OUT])}{more}")
+    line = f"code: {files}, {size(code.size)}, of {of}"
+    if code.size >= LARGE:
+        line += "; largest: " + ", ".join(f"{name} {size(count)}" for name, count in code.largest)
+    if credentials := plan.credentials_left_out(code):
+        line += f"; {credentials}"
+    around.step(line)
+    if excluded := plan.excluded(code):
+        around.step(excluded)
 
 
 def _without(wanted: Plan, probed: Results[Any], around: Surroundings) -> Plan:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from . import launchers
+from .console import size
 from .errors import UsageError
 from .inventory import Host, Inventory
 from .launchers import Launcher
@@ -17,6 +18,7 @@ MAX_WORD = 128 * 1024 - 1
 """Bytes of one variable (`NAME=VALUE`) or argument: MAX_ARG_STRLEN of Linux, less the NUL at its end."""
 MAX_WORDS = 1024 * 1024
 """Bytes of all of them. Linux takes a quarter of the stack's limit, 2 MiB as a rule, and the login brings its own."""
+SHOWN = 4  # names of what is not sent
 AUTO_PLACES = {
     "master_addr": "auto",
     "master_port": "auto",
@@ -39,8 +41,12 @@ class Code:
     files: int
     size: int
     """Bytes."""
-    left_out: tuple[str, ...] = ()
-    """What lies beside the code here and is not sent."""
+    largest: tuple[tuple[str, int], ...] = ()
+    """What takes the most bytes, by its name in `root`; folders with `/`."""
+    excluded: tuple[str, ...] = ()
+    """What .gitignore files keep back, from `cwd` on."""
+    credentials: tuple[str, ...] = ()
+    """Files that are left out because of their names, from `root` on."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +144,9 @@ def check_size(env: Mapping[str, str], command: Sequence[str] = ()) -> None:
         f"argument {number} of the script": len(word.encode(errors="surrogateescape"))
         for number, word in enumerate(command[3:], 1)
     }
-    for what, size in sizes.items():
-        if size > MAX_WORD:
-            raise UsageError(f"{what} has {size:,} bytes, and a process takes {MAX_WORD:,} at most; {_IN_A_FILE}")
+    for what, count in sizes.items():
+        if count > MAX_WORD:
+            raise UsageError(f"{what} has {count:,} bytes, and a process takes {MAX_WORD:,} at most; {_IN_A_FILE}")
     if sum(sizes.values()) > MAX_WORDS:
         largest = max(sizes, key=lambda what: sizes[what])
         raise UsageError(
@@ -296,6 +302,22 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
     }
 
 
+def credentials_left_out(code: Code) -> str:
+    """Empty if there are none."""
+    count = "1 credential" if len(code.credentials) == 1 else f"{len(code.credentials)} credentials"
+    return f"{count} left out: {_some(code.credentials)}" if code.credentials else ""
+
+
+def excluded(code: Code) -> str:
+    """Empty if nothing is."""
+    return f"not sent, as .gitignore excludes it: {_some(code.excluded)}" if code.excluded else ""
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
 def as_text(plan: Plan) -> str:
     """The plan as a person reads it, and could type it."""
     described = as_dict(plan)
@@ -303,7 +325,9 @@ def as_text(plan: Plan) -> str:
     lines = [f"run {plan.run_id}  {hosts}  launcher {plan.launcher.name}"]
     if plan.code is not None:
         code = plan.code
-        lines.append(f"code {code.sha256[:12]}  {code.files} files, {code.size / 1e6:.1f} MB, from {code.root}")
+        files = "1 file" if code.files == 1 else f"{code.files} files"
+        lines.append(f"code {code.sha256[:12]}  {files}, {size(code.size)}, from {code.root}")
+        lines += [f"  {line}" for line in (credentials_left_out(code), excluded(code)) if line]
     for node in described["nodes"]:
         nproc = node["nproc_per_node"]
         place = "spare" if node["node_rank"] is None else f"node rank {node['node_rank']}"

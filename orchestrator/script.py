@@ -30,7 +30,8 @@ def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship
         snapshot = ship.snapshot(TRAINER / "__main__.py", (str(TRAINER),), TRAINER.parent)
         # the bundled trainer runs from its own snapshot: a user's trainer.py or workdir does it no harm
         return ("-u", "-m", "trainer", *trainer_args), snapshot
-    base = Path.cwd() if given else Path(read.path).resolve().parent
+    beside = Path(read.path).resolve().parent if Path(read.path).is_file() else Path.cwd()  # stdin is in no folder
+    base = Path.cwd() if given else beside
     script, *args = given if given else (str(read.run.script), *read.run.args, *flags)
     module = script == "-m"
     if module and not args:
@@ -40,7 +41,7 @@ def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship
     if len(in_place) == len(hosts):
         return ("-u", script, *args), None
     path = _module_file(args[0], base) if module else Path(script)
-    snapshot = ship.snapshot(path, read.run.sync, base)
+    snapshot = ship.snapshot(path, read.run.sync, base, beside)
     if snapshot is None:
         others = fold(host.name for host in hosts if not host.workdir)
         raise UsageError(

@@ -12,21 +12,18 @@ import io
 import os
 import re
 import stat
-import subprocess
 import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from . import git
 from .errors import UsageError
-from .gitignore import Gitignore
 from .naming import RUN_ID
 from .node.unpack import EXECUTABLE, FILE, LINK, MAX_BYTES, MAX_FILES, Entry, manifest_sha256, stays_inside
-
-GIT_TIMEOUT = 60  # seconds; `git ls-files` takes milliseconds, unless the repository is somebody's whole home
 
 _INSTEAD = (
     "add what is not code to .gitignore, or name what the script needs in run.sync: [paths], "
@@ -34,9 +31,21 @@ _INSTEAD = (
 )
 _MAIN = b"import sys\n\nfrom node.__main__ import main\n\nraise SystemExit(main(sys.argv[1:]))\n"
 
-_OF_ITS_OWN = ("pyvenv.cfg", ".gitignore")  # a virtual environment; results that were brought here
+_RESULTS = b"# made by ddp-orch: results of a run\n*\n"  # the .gitignore of a folder that results were brought to
 _REPORT = re.compile(RUN_ID.pattern + r"\.(html|json)")  # as `report` calls what it writes
 
+_CREDENTIAL = re.compile(
+    r"""(?: ^ | / ) (?:
+        \.ssh | \.aws | \.azure | \.kube | \.gnupg | \.docker/config\.json | \.config/gcloud
+      | \.netrc | _netrc | \.pgpass | \.pypirc | \.git-credentials
+      | \.env (?! [^/]* [._-] (?: example | sample | template | dist | defaults? ) (?: / | $ ) ) [^/]*
+      | id_ (?: rsa | dsa | ecdsa | ed25519 ) (?: [._-] [^/]* )?
+      | [^/]* \. (?: pem | key | p12 | pfx | ppk )
+    ) (?: / | $ )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+AUTO = "auto"  # in run.sync, alone or as one of the paths
 Sync = Literal["auto", "none"] | tuple[str, ...]
 
 
@@ -88,7 +97,17 @@ class Snapshot:
     files: tuple[FileEntry, ...]
     size: int  # bytes of all files
     warnings: tuple[str, ...]  # what was left out, for people
-    left_out: tuple[str, ...] = ()  # beside the script or the run's start, and ignored; folders with `/`
+    excluded: tuple[str, ...] = ()  # by .gitignore, from `workdir` on, without hidden ones; folders with `/`
+    credentials: tuple[str, ...] = ()  # left out, from `root` on
+
+    def largest(self, count: int) -> tuple[tuple[str, int], ...]:
+        """The files and folders in `root` with the most bytes: (name, bytes); folders with `/`."""
+        sizes: dict[str, int] = {}
+        for entry in self.files:
+            name, slash, _ = entry.path.partition("/")
+            sizes[name + slash] = sizes.get(name + slash, 0) + entry.size
+        largest = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:count]
+        return tuple((_shown(name), size) for name, size in largest)
 
     def write_tar(self, out: BinaryIO) -> None:
         """Write the gzipped tar that node/unpack.py reads. Packing reads everything again: do it once for all hosts.
@@ -122,69 +141,157 @@ class Snapshot:
         archive.addfile(info, io.BytesIO(data))
 
 
-def snapshot(script: Path, sync: Sync, base: Path) -> Snapshot | None:
-    """What has to be sent for `script` to run elsewhere; None for `none`. `base` is the folder the user called from.
+def snapshot(script: Path, sync: Sync, base: Path, sync_base: Path | None = None) -> Snapshot | None:
+    """What has to be sent for `script` to run elsewhere; None for `none`.
 
-    `auto` takes what git knows of and does not ignore in the script's repository, or without one the script's folder as
-    far as .gitignore files do not exclude it. Paths, relative to `base`, are taken whole. The script is always taken;
-    never .git, byte code, our reports, sockets, devices, nor (outside of git) virtual environments. Empty folders are
-    not kept.
+    `base` is the folder that `script` is relative to and the run starts in, `sync_base` (default: `base`) the one
+    that paths in `sync` are relative to. `auto` takes what git tracks or would in the script's repository or, without
+    one, in the script's folder. Paths are taken whole. The script is always taken; never .git, byte code, virtual
+    environments, results of runs, sockets, devices. Credentials, and links out of what is taken, are left out unless a
+    path in `sync` names them. Empty folders are not kept.
     Raises UsageError, also for more than 200 MB or 20,000 files.
     """
     if sync == "none":
         return None
     base = base.resolve()
+    beside = base if sync_base is None else sync_base.resolve()
     script = _absolute(script, base)
     if script.is_dir():
         raise UsageError(f"{_shown(script)}: a folder; give the script in it, or -m PACKAGE")
     if not script.is_file():
         raise UsageError(f"{_shown(script)}: no such file; {_meant(script, base)}")
     warnings: list[str] = []
-    if sync == "auto":
-        root, paths = _automatic(script, warnings)
-    else:
-        root, paths = _chosen(script, tuple(_absolute(Path(path).expanduser(), base) for path in sync), base)
-    name = os.path.relpath(script, root)
-    files = _Collection(root, warnings)
-    for path in _chain_once((name,), paths):
-        files.add(path)
+    chosen = tuple(_absolute(Path(path).expanduser(), beside) for path in sync if path != AUTO) if sync != AUTO else ()
+    top = _top(script, base, beside) if AUTO in sync else None
+    root = _root(script, base, chosen, top)
+    files = _Collection(root, [Path(os.path.realpath(script)), *chosen, *([top] if top else [])], warnings)
+    for path in (script, *chosen):
+        named = _CREDENTIAL.search(os.path.relpath(path, beside)) is not None  # with all that is in it
+        for inner in _whole(root, path):
+            files.add(inner, "" if named else os.path.relpath(root / inner, path))
+    if top:
+        for inner in _code(top, warnings):
+            files.add(os.path.relpath(top / inner, root), inner)
     files.check_size()
     entries = tuple(_hashed(root, found) for found in sorted(files.found, key=lambda found: os.fsencode(found.path)))
     workdir = base if base.is_relative_to(root) else script.parent
     return Snapshot(
         sha256=manifest_sha256(map(_manifest_entry, entries)),
         root=root,
-        script=name,
+        script=os.path.relpath(script, root),
         workdir=os.path.relpath(workdir, root),
         files=entries,
         size=files.size,
         warnings=tuple(warnings),
-        left_out=tuple(_left_out(root, workdir, entries, warnings)) if sync == "auto" else (),
+        excluded=tuple(_excluded(top, workdir, {entry.path for entry in entries}, root)) if top else (),
+        credentials=tuple(map(_shown, sorted(files.credentials))),
     )
 
 
-def _left_out(root: Path, folder: Path, sent: tuple[FileEntry, ...], warnings: list[str]) -> Iterator[str]:
-    """Files and folders where the run starts that have no part in what is sent, and of which nothing was said yet."""
-    prefix = "" if folder == root else f"{folder.relative_to(root)}/"
-    known = {one.path[len(prefix) :].partition("/")[0] for one in sent if one.path.startswith(prefix)}
-    with contextlib.suppress(OSError):  # what cannot be looked at is not named
-        for child in sorted(os.scandir(folder), key=lambda child: child.name):
-            if child.name in known or child.name.startswith(".") or _never_sent(child.name):
-                continue
-            if any(_shown(child.path) in warning for warning in warnings):
-                continue
-            if child.is_file(follow_symlinks=False):
-                yield child.name
-            elif child.is_dir(follow_symlinks=False) and _holds_something(child.path):
-                yield f"{child.name}/"
+def why_not_sent(folder: Path, path: str) -> str | None:
+    """Why a file that exists here is no part of the code, and what sends it; None if it is missing, or no rule says so.
+
+    `folder`: where the run starts; `path` is relative to it.
+    """
+    full = Path(os.path.normpath(folder / path))
+    top = next((parent for parent in (folder, *folder.parents) if git.has_repository(parent)), folder)
+    if not os.path.lexists(full) or not full.is_relative_to(top) or full == top:
+        return None
+    inner = os.path.relpath(full, top)
+    if _CREDENTIAL.search(inner):
+        why = "its name is that of a credential"
+    elif rule := git.exclusion(top, inner):
+        why = f"line {rule.line} of {_shown(rule.file)} ({_shown(rule.pattern)}) excludes it"
+    else:
+        return None
+    return f"{_shown(path)} exists here but is not sent: {why}. Add it to run.sync: [auto, {_shown(path)}]"
 
 
-def _holds_something(folder: str) -> bool:
-    """Whether a folder is of interest: no virtual environment, no results that were brought here, not empty."""
-    if any(os.path.lexists(f"{folder}/{one}") for one in _OF_ITS_OWN):
+def _top(script: Path, base: Path, beside: Path) -> Path:
+    """The folder whose files are the script's code: the top of its repository, else its own folder.
+
+    Raises UsageError for a folder without a repository that holds much besides: nobody means to send a whole home.
+    """
+    for folder in script.parents:
+        if git.has_repository(folder):
+            return folder
+    folder = script.parent
+    advice = "move the script into a folder of its own, `git init` there, or name what it needs in run.sync: [paths]"
+    home = Path(os.environ.get("HOME") or "/").resolve()
+    if home.is_relative_to(folder):
+        what = "is your home folder" if folder == home else "is above your home folder"
+    elif all(one != folder and one.is_relative_to(folder) for one in (base, beside)):
+        what = f"is above {_shown(base)}"
+    else:
+        return folder
+    raise UsageError(f"{_shown(folder)}: the script's folder {what}, so it is not sent as a whole; {advice}")
+
+
+def _root(script: Path, base: Path, chosen: tuple[Path, ...], top: Path | None) -> Path:
+    """The folder that all paths of the snapshot are relative to."""
+    if not chosen and top:
+        return top
+    missing = next((path for path in chosen if not os.path.lexists(path)), None)
+    if missing is not None:
+        raise UsageError(f"{_shown(missing)}: no such file or folder; it is named in run.sync")
+    folders = [path if path.is_dir() else path.parent for path in (*chosen, script, *([top] if top else []))]
+    # the folder of the call as well, if it is above the script: relative paths in the script's arguments mean that one
+    return Path(os.path.commonpath([*folders, *([base] if script.is_relative_to(base) else [])]))
+
+
+def _code(top: Path, warnings: list[str]) -> Iterator[str]:
+    """The files of `top` that are code, as paths below it."""
+    try:
+        paths = _git_files(top, warnings)
+    except git.GitMissing:
+        yield from _walk(top, ".", without_git=True)
+        return
+    known: dict[str, bool] = {}
+    for path in paths:
+        if not _is_set_apart(top, path.rpartition("/")[0], known):
+            yield path
+
+
+def _is_set_apart(top: Path, folder: str, known: dict[str, bool]) -> bool:
+    """Whether `folder` is, or is in, a virtual environment, which works where it was made only, or results of runs."""
+    if folder not in known:
+        known[folder] = bool(folder) and (
+            _is_set_apart(top, folder.rpartition("/")[0], known)
+            or os.path.lexists(top / folder / "pyvenv.cfg")
+            or _holds_results(top / folder)
+        )
+    return known[folder]
+
+
+def _excluded(top: Path, workdir: Path, sent: set[str], root: Path) -> Iterator[str]:
+    """What .gitignore files keep back where the run starts, relative to there, as far as a script may want it."""
+    try:
+        paths = git.excluded(top)
+    except git.GitError:
+        return  # listing the files has not failed
+    known: dict[str, bool] = {}
+    for path in paths:
+        full = top / path
+        name = os.path.relpath(full, workdir) + ("/" if path.endswith("/") else "")
+        if name.startswith("../") or any(part.startswith(".") or _never_sent(part) for part in name.split("/")):
+            continue
+        if path.endswith("/") and (_is_set_apart(top, path[:-1], known) or not _holds_something(full)):
+            continue
+        if os.path.relpath(full, root) not in sent and not _is_set_apart(top, path.rpartition("/")[0], known):
+            yield _shown(name)
+
+
+def _holds_something(folder: Path) -> bool:
+    try:
+        return not all(map(_never_sent, os.listdir(folder)))
+    except OSError:
         return False
-    with os.scandir(folder) as listing:
-        return any(not _never_sent(child.name) for child in listing)
+
+
+def _holds_results(folder: Path) -> bool:
+    with contextlib.suppress(OSError), (folder / ".gitignore").open("rb") as file:
+        return file.read(len(_RESULTS) + 1) == _RESULTS
+    return False
 
 
 def _absolute(path: Path, base: Path) -> Path:
@@ -193,64 +300,50 @@ def _absolute(path: Path, base: Path) -> Path:
     return path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name
 
 
-def _automatic(script: Path, warnings: list[str]) -> tuple[Path, Iterator[str]]:
-    for folder in script.parents:
-        if os.path.lexists(folder / ".git"):
-            try:
-                return folder, iter(_git_files(folder, warnings))
-            except FileNotFoundError:  # there is no git; its ignore files we can read ourselves
-                return folder, _walk(folder, ".", ignoring=True)
-    return script.parent, _walk(script.parent, ".", ignoring=True)
-
-
-def _chosen(script: Path, chosen: tuple[Path, ...], base: Path) -> tuple[Path, Iterator[str]]:
-    missing = next((path for path in chosen if not os.path.lexists(path)), None)
-    if missing is not None:
-        raise UsageError(f"{_shown(missing)}: no such file or folder; it is named in run.sync")
-    # the folder of the call as well, if it is above the script: relative paths in the script's arguments mean that one
-    folders = [path if path.is_dir() else path.parent for path in (*chosen, script)]
-    root = Path(os.path.commonpath([*folders, *([base] if script.is_relative_to(base) else [])]))
-    return root, (
-        name
-        for path in chosen
-        for name in (
-            _walk(root, os.path.relpath(path, root), ignoring=False)
-            if path.is_dir() and not path.is_symlink()
-            else (os.path.relpath(path, root),)
-        )
-    )
-
-
 def _git_files(top: Path, warnings: list[str]) -> list[str]:
-    """The files of a work tree that git tracks or would; those of its submodules and nested repositories too."""
-    # a hook or an outer git may have set where its own repository is
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
-    advice = "mend that, or name what the script needs in run.sync: [paths]"
+    """The files of `top` that git tracks or would; those of its submodules and nested repositories too."""
     try:
-        done = subprocess.run(command, cwd=top, env=environment, capture_output=True, timeout=GIT_TIMEOUT)
-    except subprocess.TimeoutExpired as exc:
-        raise UsageError(f"{_shown(top)}: git did not list its files within {GIT_TIMEOUT} s; {_INSTEAD}") from exc
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="backslashreplace").strip()
-        raise UsageError(f"{_shown(top)}: git could not list its files: {said}; {advice}")
+        listed, said = git.files(top)
+    except git.GitMissing:
+        raise
+    except git.GitError as error:
+        advice = "repair that, or name what the script needs in run.sync: [paths]"
+        raise UsageError(f"{_shown(top)}: git could not list its files: {error}; {advice}") from error
+    warnings += [f"{_shown(top)}: git: {line}" for line in said]
     paths = []
-    for path in map(os.fsdecode, done.stdout.split(b"\0")):
+    for path in listed:
         inner = top / path
-        if not path or not inner.is_dir() or inner.is_symlink():
-            paths += [path] if path else []
-        elif os.path.lexists(inner / ".git"):
+        if not inner.is_dir() or inner.is_symlink():
+            paths.append(path)
+        elif not _lies_in(top, path.rstrip("/")):
+            continue
+        elif git.has_repository(inner):
             paths += [f"{path.rstrip('/')}/{name}" for name in _git_files(inner, warnings)]
         else:
             warnings.append(f"{_shown(inner)}: a submodule without its files; git submodule update --init brings them")
     return paths
 
 
-def _walk(root: Path, start: str, ignoring: bool) -> Iterator[str]:
-    """The files below root/start, as paths below the root; `ignoring`: less what .gitignore files exclude."""
-    pending: list[tuple[str, tuple[tuple[str, Gitignore], ...]]] = [("" if start == "." else f"{start}/", ())]
+def _lies_in(top: Path, path: str) -> bool:
+    """Whether the folder of `path` is below `top`, with no link on the way. An index may name any path."""
+    folder = top / path.rpartition("/")[0]
+    return not path.startswith("/") and os.path.realpath(folder) == str(folder)
+
+
+def _whole(root: Path, path: Path) -> Iterator[str]:
+    """The files of a path that run.sync names, relative to the root."""
+    relative = os.path.relpath(path, root)
+    if path.is_dir() and not path.is_symlink():
+        yield from _walk(root, relative)
+    else:
+        yield relative
+
+
+def _walk(root: Path, start: str, *, without_git: bool = False) -> Iterator[str]:
+    """The files below root/start, as paths below the root. `without_git`: raises UsageError for a .gitignore."""
+    pending = ["" if start == "." else f"{start}/"]
     while pending:
-        prefix, ignores = pending.pop()
+        prefix = pending.pop()
         folder = root / prefix
         try:
             with os.scandir(folder) as listing:
@@ -258,31 +351,20 @@ def _walk(root: Path, start: str, ignoring: bool) -> Iterator[str]:
         except OSError as exc:
             raise UsageError(f"{_shown(folder)}: cannot be listed: {exc.strerror}; {_INSTEAD}") from exc
         names = {child.name for child in children}
-        if "pyvenv.cfg" in names:
-            continue  # a virtual environment works where it was made only
-        if ignoring and ".gitignore" in names:
-            ignores = ((prefix, _gitignore(folder / ".gitignore")), *ignores)
+        if "pyvenv.cfg" in names or (".gitignore" in names and _holds_results(folder)):
+            continue
+        if without_git and ".gitignore" in names:
+            raise UsageError(
+                f"{_shown(folder / '.gitignore')}: only git can apply it, and git is not installed here; "
+                "install git, or name what the script needs in run.sync: [paths]"
+            )
         for child in children:
-            is_folder = child.is_dir(follow_symlinks=False)
-            path = prefix + child.name + ("/" if is_folder else "")
-            if _never_sent(child.name) or _ignored(path, ignores):
+            if _never_sent(child.name):
                 continue
-            if is_folder:
-                pending.append((path, ignores))
+            if child.is_dir(follow_symlinks=False):
+                pending.append(f"{prefix}{child.name}/")
             else:
-                yield path
-
-
-def _gitignore(file: Path) -> Gitignore:
-    try:
-        return Gitignore(file.read_bytes())
-    except OSError as exc:
-        raise UsageError(f"{_shown(file)}: cannot be read: {exc.strerror}; make it readable, or {_INSTEAD}") from exc
-
-
-def _ignored(path: str, ignores: tuple[tuple[str, Gitignore], ...]) -> bool:
-    said = (ignore.excludes(path[len(prefix) :]) for prefix, ignore in ignores)  # the nearest first: it decides
-    return next((excluded for excluded in said if excluded is not None), False)
+                yield prefix + child.name
 
 
 def _never_sent(name: str) -> bool:
@@ -296,16 +378,7 @@ def make_results_folder(folder: Path) -> None:
     """
     if not folder.exists():
         folder.mkdir(parents=True)
-        (folder / ".gitignore").write_text("# made by ddp-orch: results of a run\n*\n", encoding="ascii")
-
-
-def _chain_once(*sequences: Iterable[str]) -> Iterator[str]:
-    seen: set[str] = set()  # git lists a file in conflict once per side; paths in run.sync may overlap
-    for sequence in sequences:
-        for path in sequence:
-            if path not in seen:
-                seen.add(path)
-                yield path
+        (folder / ".gitignore").write_bytes(_RESULTS)
 
 
 @dataclass(frozen=True)
@@ -317,17 +390,27 @@ class _Found:
 
 
 class _Collection:
-    """The files to be sent. Refuses one too many as soon as it comes: nobody's whole home is looked through."""
+    """The files to be sent. Refuses one too many as soon as it comes."""
 
-    def __init__(self, root: Path, warnings: list[str]) -> None:
+    def __init__(self, root: Path, sources: Sequence[Path], warnings: list[str]) -> None:
         self.found: list[_Found] = []
         self.size = 0
+        self.credentials: set[str] = set()
         self._root = root
+        self._sources = sources  # the files and folders whose content may be sent
         self._warnings = warnings
+        self._seen: set[str] = set()  # git lists a file in conflict once per side; paths in run.sync may overlap
+        self._folders: dict[str, bool] = {}
 
-    def add(self, path: str) -> None:
-        if any(map(_never_sent, path.split("/"))):
+    def add(self, path: str, own: str) -> None:
+        """`own`: the part of `path` that nobody has named, and that must not be the name of a credential."""
+        if path in self._seen or any(map(_never_sent, path.split("/"))) or not self._is_here(path):
             return
+        if _CREDENTIAL.search(own):
+            self.credentials.add(path)
+            return
+        self.credentials.discard(path)
+        self._seen.add(path)
         try:
             found = self._look(path)
         except OSError as exc:
@@ -338,6 +421,13 @@ class _Collection:
         self.size += found.size
         if len(self.found) > MAX_FILES:
             raise self._too_much(f"{MAX_FILES:,} files")
+
+    def _is_here(self, path: str) -> bool:
+        """False behind a link: to git, which may list it still, such a file is as good as deleted."""
+        folder = path.rpartition("/")[0]
+        if folder not in self._folders:
+            self._folders[folder] = _lies_in(self._root, path)
+        return self._folders[folder]
 
     def check_size(self) -> None:
         """Once all files are known, so that the largest can be named."""
@@ -354,14 +444,24 @@ class _Collection:
             target = str(full.readlink())
             if stays_inside(os.fsencode(path), os.fsencode(target)):
                 return _Found(path, 0, False, target)
-            if not full.is_file():
-                self._warnings.append(f"{_shown(full)} is not sent: a link out of the code, to {_shown(target)}")
+            if not self._may_be_copied(Path(os.path.realpath(full))):
+                self._warnings.append(
+                    f"{_shown(full)} is not sent: a link out of the code, to {_shown(target)}; "
+                    "to send what it leads to, name that in run.sync"
+                )
                 return None
             status = full.stat()  # the content of what it leads to goes in its place
         if not stat.S_ISREG(status.st_mode):
             self._warnings.append(f"{_shown(full)} is not sent: neither a file nor a link")
             return None
         return _Found(path, status.st_size, bool(status.st_mode & stat.S_IXUSR), None)
+
+    def _may_be_copied(self, real: Path) -> bool:
+        """Whether the file that a link leads to is sent in its place: only from where files are sent anyway."""
+        return real.is_file() and any(
+            real.is_relative_to(source) and not _CREDENTIAL.search(str(real.relative_to(source)))
+            for source in self._sources
+        )
 
     def _too_much(self, limit: str) -> UsageError:
         largest = sorted(self.found, key=lambda found: (-found.size, found.path))[:5]

@@ -20,6 +20,7 @@ from .inventory_values import env_name, shown
 from .logs import Mask, rfc3339
 from .plan import Plan
 
+LARGEST = 3  # entries of the code that are named when it is large
 HELD_AGAIN = 10.0  # s between tries of `up --wait`
 
 
@@ -51,11 +52,11 @@ def up(wanted: Up) -> int:
         read = replace(read, run=replace(read.run, script=None, args=(*read.run.args, *wanted.trainer_args)))
     run_id = naming.new_run_id()
     made, snapshot = _plan(read, wanted, run_id)
+    for warning in snapshot.warnings if snapshot else ():
+        console.warning(warning)
     if wanted.dry_run:
         sys.stdout.write(json.dumps(plan.as_dict(made), indent=2) + "\n" if wanted.as_json else plan.as_text(made))
         return 0
-    for warning in snapshot.warnings if snapshot else ():
-        console.warning(warning)
     around = launch.Surroundings(
         created_at=rfc3339(time.time()),
         by=whoami(),
@@ -119,8 +120,16 @@ def _plan(read: Inventory, wanted: Up, run_id: str) -> tuple[Plan, ship.Snapshot
     command, snapshot = script.find(read, wanted.script)
     code = None
     if snapshot is not None:
-        files, left_out = len(snapshot.files), snapshot.left_out
-        code = plan.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), files, snapshot.size, left_out)
+        code = plan.Code(
+            sha256=snapshot.sha256,
+            cwd=snapshot.workdir,
+            root=str(snapshot.root),
+            files=len(snapshot.files),
+            size=snapshot.size,
+            largest=snapshot.largest(LARGEST),
+            excluded=snapshot.excluded,
+            credentials=snapshot.credentials,
+        )
     made = plan.make(
         read,
         run_id=run_id,

@@ -24,10 +24,12 @@ count.write_text(str(number + 1))
 
 
 def orch(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    home = folder.with_name(f"{folder.name}-home")
+    home.mkdir(exist_ok=True)
     environment = {
         "PYTHONPATH": str(ROOT),
         "DDP_ORCH_STATE_DIR": str(folder / "state"),
-        "HOME": str(folder),
+        "HOME": str(home),
         "XDG_STATE_HOME": str(folder),
     }
     command = [sys.executable, "-m", "orchestrator.cli", *argv]
@@ -113,7 +115,7 @@ def test_what_is_brought_here_does_not_travel_with_the_code_of_the_next_run(tmp_
     (tmp_path / "inventory.yaml").write_text(
         f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\nrun: {{launcher: direct}}\n"
     )
-    (tmp_path / ".gitignore").write_text("state*\nddp-orch\n")  # HOME is here, too
+    (tmp_path / ".gitignore").write_text("state*\nddp-orch\n")
 
     def up() -> str:
         done = orch(tmp_path, "up", "inventory.yaml", "--skip-check", "--", "train.py")

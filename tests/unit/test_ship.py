@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import random
+import shutil
 import socket
 import stat
 import subprocess
@@ -46,8 +47,8 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def take(script: Path, sync: ship.Sync = "auto", base: Path | None = None) -> Snapshot:
-    found = ship.snapshot(script, sync, base or script.parent)
+def take(script: Path, sync: ship.Sync = "auto", base: Path | None = None, sync_base: Path | None = None) -> Snapshot:
+    found = ship.snapshot(script, sync, base or script.parent, sync_base)
     assert found is not None
     return found
 
@@ -203,7 +204,7 @@ def test_without_a_repository_the_scripts_folder_is_taken_less_what_gitignore_fi
     assert paths(found) == [".gitignore", "pkg/.gitignore", "pkg/kept.log", "pkg/mod.py", "pkg/sub/data/x", "train.py"]
 
 
-def test_git_and_our_own_reading_of_gitignore_agree(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gitignore_means_the_same_in_and_outside_of_a_repository(project: Path) -> None:
     put(
         project / ".gitignore",
         "*.o\n!keep.o\nbuild/\n/only-top\nspa\\ ce\n**/deep/x\na/**/z\n#comment\n\\#hash\ndoc/*.txt\n",
@@ -214,11 +215,10 @@ def test_git_and_our_own_reading_of_gitignore_agree(project: Path, monkeypatch: 
         "a/z", "#hash", "doc/a.txt", "doc/b/a.txt", "sub/m.py", "sub/n.txt", "sub/s/t.py", "buildx", "x/build/y",
     ):  # fmt: skip
         put(project / name)
-    own = take(project / "train.py")
+    outside = take(project / "train.py")
     git(project, "init")
-    assert paths(take(project / "train.py")) == paths(own)
-    monkeypatch.setenv("PATH", "/nonexistent")
-    assert paths(take(project / "train.py")) == paths(own)
+    assert paths(take(project / "train.py")) == paths(outside)
+    assert "sub/m.py" in paths(outside) and "sub/n.txt" not in paths(outside)
 
 
 def test_what_is_of_no_use_elsewhere_is_never_taken(project: Path) -> None:
@@ -240,6 +240,178 @@ def test_git_variables_of_an_outer_git_do_not_mislead(project: Path, monkeypatch
     monkeypatch.setenv("GIT_DIR", "/nonexistent")
     monkeypatch.setenv("GIT_INDEX_FILE", "/nonexistent")
     assert paths(take(project / "train.py")) == ["train.py"]
+
+
+# What a hostile work tree may hold: no command of it is run, and nothing outside of it is sent.
+
+
+def test_the_file_system_monitor_of_a_repository_is_not_run(project: Path, tmp_path: Path) -> None:
+    program = put(tmp_path / "evil.sh", f"#!/bin/sh\ntouch {tmp_path}/ran\n", 0o755)
+    put(project / "data" / "x.py")
+    put(project / "x.bin")
+    put(project / ".gitignore", "*.bin\n")
+    for repository in (project, project / "data"):
+        git(repository, "init")
+        git(repository, "config", "core.fsmonitor", str(program))
+    assert paths(take(project / "train.py")) == [".gitignore", "data/x.py", "train.py"]
+    assert ship.why_not_sent(project, "x.bin") is not None
+    assert not (tmp_path / "ran").exists()
+
+
+def test_nothing_is_fetched_by_a_command_that_a_partial_clone_names(project: Path, tmp_path: Path) -> None:
+    """Its index may hold folders whose objects git fetches when it lists them."""
+    program = put(tmp_path / "evil.sh", f"#!/bin/sh\ntouch {tmp_path}/ran\n", 0o755)
+    put(project / "pkg" / "x.py")
+    put(project / "data" / "deep" / "y.py")
+    git(project, "init")
+    git(project, "add", ".")
+    git(project, "commit", "-m", "x")
+    git(project, "sparse-checkout", "set", "--cone", "--sparse-index", "pkg")
+    tree = subprocess.run(("git", "rev-parse", "HEAD:data"), cwd=project, check=True, capture_output=True, text=True)
+    (project / ".git" / "objects" / tree.stdout[:2] / tree.stdout[2:].strip()).unlink()
+    for name, value in {
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.promisor": "true",
+        "remote.origin.url": f"ext::{program}",
+        "protocol.ext.allow": "always",
+    }.items():
+        git(project, "config", name, value)
+    subprocess.run(("git", "ls-files"), cwd=project, capture_output=True)
+    assert (tmp_path / "ran").exists()  # by git as it comes
+    (tmp_path / "ran").unlink()
+    take(project / "train.py")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_nothing_is_sent_of_files_elsewhere_that_an_index_names(project: Path) -> None:
+    put(project.parent / "out" / "a.txt")
+    put(project / "inside" / "a.txt")
+    git(project, "init")
+    git(project, "add", "inside/a.txt", "train.py")
+    shutil.move(project / "inside", project.parent / "moved")
+    (project / "inside").symlink_to("../moved")
+    assert paths(take(project / "train.py")) == ["train.py"]
+    index = project / ".git" / "index"
+    data = index.read_bytes()[:-20].replace(b"inside/a.txt", b"../out/a.txt")
+    index.write_bytes(data + hashlib.sha1(data).digest())
+    listed = subprocess.run(("git", "ls-files", "--cached"), cwd=project, capture_output=True, text=True).stdout
+    assert "../out/a.txt" in listed
+    assert paths(take(project / "train.py")) == ["train.py"]
+
+
+CREDENTIALS = (
+    ".aws/credentials", ".docker/config.json", ".env", ".env.local", ".envrc", ".git-credentials", ".kube/config",
+    ".netrc", ".ssh/config", "certs/ca.PEM", "deploy.key", "id_ed25519", "id_rsa.old", "sub/.env",
+)  # fmt: skip
+HARMLESS = (".docker/x", ".env.example", ".env.local.sample", "id_map.json", "key.py", "kube/config", "monkey", "pem")
+
+
+def test_credentials_are_left_out_and_named(project: Path) -> None:
+    for name in (*CREDENTIALS, *HARMLESS):
+        put(project / name)
+    found = take(project / "train.py")
+    assert paths(found) == sorted((*HARMLESS, "train.py"))
+    assert found.credentials == CREDENTIALS
+    git(project, "init")
+    git(project, "add", ".")  # tracked or not
+    assert take(project / "train.py") == found
+    assert take(project / "train.py", (".",)).credentials == CREDENTIALS
+
+
+def test_credentials_that_sync_names_are_sent(project: Path) -> None:
+    for name in CREDENTIALS:
+        put(project / name)
+    found = take(project / "train.py", ("auto", ".env", ".ssh", "sub/.env"))
+    assert [path for path in paths(found) if path != "train.py"] == [".env", ".ssh/config", "sub/.env"]
+    assert set(found.credentials) == set(CREDENTIALS) - {".env", ".ssh/config", "sub/.env"}
+    assert paths(take(project / "train.py", ("sub",))) == ["train.py"]
+
+
+def test_a_folder_that_is_called_as_one_with_credentials_is_no_reason_to_send_nothing(tmp_path: Path) -> None:
+    for name in (".env-lab/project/train.py", ".env-lab/project/key.pem", ".env-lab/common/lib.py"):
+        put(tmp_path / name)
+    script = tmp_path / ".env-lab/project/train.py"
+    assert paths(take(script)) == ["train.py"]
+    assert paths(take(script, ("auto", "../common"))) == ["common/lib.py", "project/train.py"]
+
+
+@pytest.mark.parametrize("home", [".", "home/ann"])
+def test_a_home_folder_without_a_repository_is_refused_unless_sync_names_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    """The script lies in the home folder, or above it."""
+    monkeypatch.setenv("HOME", str(project / home))
+    put(project / home / ".bash_history")
+    with pytest.raises(UsageError, match=r"your home folder, so it is not sent .* run\.sync: \[paths\]"):
+        take(project / "train.py")
+    assert len(paths(take(project / "train.py", (".",)))) == 2
+    git(project, "init")
+    assert len(paths(take(project / "train.py"))) == 2
+
+
+def test_a_folder_above_the_current_one_and_the_inventorys_is_refused_unless_sync_names_it(project: Path) -> None:
+    put(project / "conf" / "inventory.yaml")
+    put(project / "runs" / "x")
+    refused = rf"{project}: the script's folder is above {project}/runs, so it is not sent"
+    with pytest.raises(UsageError, match=refused):
+        take(project / "train.py", base=project / "runs", sync_base=project / "conf")
+    everything = ["conf/inventory.yaml", "runs/x", "train.py"]
+    for base, sync_base in ((project, project / "conf"), (project / "runs", project)):
+        assert paths(take(project / "train.py", base=base, sync_base=sync_base)) == everything
+    found = take(project / "train.py", ("..",), base=project / "runs", sync_base=project / "conf")
+    assert paths(found) == everything
+    git(project, "init")
+    assert paths(take(project / "train.py", base=project / "runs", sync_base=project / "conf")) == everything
+
+
+def test_paths_in_sync_are_relative_to_the_inventory_wherever_the_call_comes_from(project: Path) -> None:
+    put(project / "data" / "x.bin")
+    put(project / "elsewhere" / "y")
+    found = take(Path("../train.py"), ("data",), base=project / "elsewhere", sync_base=project)
+    assert (paths(found), found.workdir) == (["data/x.bin", "train.py"], "elsewhere")
+    with pytest.raises(UsageError, match="data: no such file or folder"):
+        take(Path("../train.py"), ("data",), base=project / "elsewhere")
+
+
+def test_auto_among_the_paths_adds_them_to_the_code(project: Path) -> None:
+    for name in ("lib.py", "data/x.bin", "data/y.bin", "z.bin"):
+        put(project / name)
+    put(project / ".gitignore", "*.bin\n")
+    put(project.parent / "shared" / "s.py")
+    assert paths(take(project / "train.py", ("auto",))) == [".gitignore", "lib.py", "train.py"]
+    assert paths(take(project / "train.py", ("auto", "data"))) == [
+        ".gitignore", "data/x.bin", "data/y.bin", "lib.py", "train.py",
+    ]  # fmt: skip
+    found = take(project / "train.py", ("auto", "../shared"))
+    assert (found.root, found.workdir, "shared/s.py" in paths(found)) == (project.parent, "project", True)
+
+
+def test_without_git_a_folder_is_taken_whole_but_gitignore_is_not_passed_over(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(project / "pkg" / "mod.py")
+    ship.make_results_folder(project / "results")
+    put(project / "results" / "x")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert paths(take(project / "train.py")) == ["pkg/mod.py", "train.py"]
+    put(project / "pkg" / ".gitignore", "*.bin\n")
+    with pytest.raises(UsageError, match=r"pkg/\.gitignore: only git can apply it, .*install git, or name .*run\.sync"):
+        take(project / "train.py")
+    assert paths(take(project / "train.py", (".",))) == ["pkg/.gitignore", "pkg/mod.py", "train.py"]
+
+
+def test_results_that_were_brought_here_are_not_sent_even_with_the_folder_around_them(project: Path) -> None:
+    ship.make_results_folder(project / "results")
+    put(project / "results" / "host" / "model.pt")
+    assert paths(take(project / "train.py", (".",))) == ["train.py"]
+
+
+def test_the_largest_entries_are_known(project: Path) -> None:
+    put(project / "data" / "a.bin", "x" * 3000)
+    put(project / "data" / "b.bin", "x" * 3000)
+    put(project / "weights", "x" * 4000)
+    assert take(project / "train.py").largest(2) == (("data/", 6000), ("weights", 4000))
 
 
 def test_named_paths_are_taken_whole_with_the_script_and_nothing_else(project: Path) -> None:
@@ -328,7 +500,7 @@ def test_links_that_stay_inside_are_kept(project: Path) -> None:
     assert found["dangling"] == "pkg/not-there"
 
 
-def test_a_link_out_of_the_code_is_replaced_by_the_file_it_leads_to_or_left_out(project: Path) -> None:
+def test_a_link_out_of_the_code_is_left_out_unless_sync_names_what_it_leads_to(project: Path) -> None:
     put(project.parent / "shared.py", "shared\n", 0o755)
     put(project.parent / "data" / "x")
     (project / "relative.py").symlink_to("../shared.py")
@@ -341,15 +513,41 @@ def test_a_link_out_of_the_code_is_replaced_by_the_file_it_leads_to_or_left_out(
         "deep/back/../shared.py"
     )  # `..` behind a link leads somewhere else than it looks
     found = take(project / "train.py")
-    entries = {entry.path: entry for entry in found.files}
-    assert set(entries) == {"absolute.py", "deep/back", "relative.py", "train.py", "zigzag.py"}
-    assert entries["relative.py"].target is None
-    assert entries["relative.py"].executable
-    assert entries["relative.py"].sha256 == hashlib.sha256(b"shared\n").hexdigest()
+    assert paths(found) == ["deep/back", "train.py"]
+    out = {"absolute.py": project.parent / "shared.py", "data": project.parent / "data", "gone": "/nonexistent",
+           "relative.py": "../shared.py", "zigzag.py": "deep/back/../shared.py"}  # fmt: skip
     assert sorted(found.warnings) == [
-        f"{project}/data is not sent: a link out of the code, to {project.parent}/data",
-        f"{project}/gone is not sent: a link out of the code, to /nonexistent",
+        f"{project / name} is not sent: a link out of the code, to {target}; "
+        "to send what it leads to, name that in run.sync"
+        for name, target in out.items()
     ]
+    found = take(project / "train.py", ("auto", "../shared.py"))
+    entries = {entry.path: entry for entry in found.files}
+    assert {"shared.py", "project/absolute.py", "project/relative.py", "project/zigzag.py"} <= set(entries)
+    assert entries["project/relative.py"].target == "../shared.py"
+    for name in ("absolute.py", "zigzag.py"):
+        sent = entries[f"project/{name}"]
+        assert (sent.target, sent.executable) == (None, True)
+        assert sent.sha256 == hashlib.sha256(b"shared\n").hexdigest()
+
+
+def test_an_absolute_link_within_the_code_is_sent_as_the_file_it_leads_to(project: Path) -> None:
+    put(project / "pkg" / "mod.py", "mod\n")
+    put(project / ".env", "TOKEN=x\n")
+    (project / "absolute.py").symlink_to(project / "pkg" / "mod.py")
+    (project / "settings").symlink_to(project / ".env")
+    found = take(project / "train.py")
+    entries = {entry.path: entry for entry in found.files}
+    assert set(entries) == {"absolute.py", "pkg/mod.py", "train.py"}
+    assert entries["absolute.py"].sha256 == hashlib.sha256(b"mod\n").hexdigest()
+    assert "settings is not sent" in found.warnings[0]
+
+
+def test_a_script_that_is_a_link_is_sent(project: Path) -> None:
+    put(project.parent / "shared.py", "shared\n")
+    (project / "link.py").symlink_to("../shared.py")
+    (sent,) = [entry for entry in take(project / "link.py").files if entry.path == "link.py"]
+    assert (sent.target, sent.sha256) == (None, hashlib.sha256(b"shared\n").hexdigest())
 
 
 def test_sockets_and_pipes_are_left_out_with_a_word(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +555,8 @@ def test_sockets_and_pipes_are_left_out_with_a_word(project: Path, monkeypatch: 
     monkeypatch.chdir(project)  # the path of a socket may be no longer than 107 bytes
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
-        found = take(project / "train.py")
+        assert paths(take(project / "train.py")) == ["train.py"]
+        found = take(project / "train.py", (".",))
     assert paths(found) == ["train.py"]
     assert sorted(found.warnings) == [
         f"{project}/{name} is not sent: neither a file nor a link" for name in ("pipe", "socket")
@@ -365,8 +564,9 @@ def test_sockets_and_pipes_are_left_out_with_a_word(project: Path, monkeypatch: 
 
 
 @pytest.fixture
-def without_rights() -> Iterator[Path]:
+def without_rights(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project in a folder that all can enter, looked at by somebody who is not root."""
+    monkeypatch.setenv("HOME", "/nonexistent")  # git reads its configuration there
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         put(Path(folder) / "train.py")
@@ -401,7 +601,9 @@ def test_a_folder_that_cannot_be_listed_is_named(without_rights: Path) -> None:
         (without_rights / "locked").mkdir(0o000)
     try:
         with pytest.raises(UsageError, match="/locked: cannot be listed: Permission denied"):
-            take(without_rights / "train.py")
+            take(without_rights / "train.py", (".",))
+        (warning,) = take(without_rights / "train.py").warnings
+        assert "git: warning: could not open directory 'locked/'" in warning
     finally:
         with as_owner(without_rights):
             (without_rights / "locked").chmod(0o700)
@@ -436,8 +638,10 @@ def test_a_huge_folder_is_refused_before_all_of_it_was_looked_at(
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
     with pytest.raises(UsageError, match="more than 100 files"):
-        take(project / "train.py")
+        take(project / "train.py", (".",))
     assert len(listed) <= 12
+    with pytest.raises(UsageError, match="more than 100 files"):
+        take(project / "train.py")
 
 
 # --- there and back
@@ -672,14 +876,41 @@ def test_stays_inside_allows_up_only_as_far_as_the_root() -> None:
     assert not unpack.stays_inside(b"a", b"")
 
 
-def test_what_lies_beside_the_code_and_is_not_sent_is_known(tmp_path: Path) -> None:
-    for name in ("train.py", "data/d.txt", "old.pt", "src/a.py", "venv/pyvenv.cfg", "results/.gitignore", "bare/x.pyc"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("x")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / ".gitignore").write_text("data/\n*.pt\nresults/\n")
-    taken = ship.snapshot(Path("train.py"), "auto", tmp_path)
-    assert taken is not None and taken.left_out == ("data/", "old.pt")
-    (tmp_path / ".gitignore").unlink()
-    taken = ship.snapshot(Path("train.py"), "auto", tmp_path)
-    assert taken is not None and taken.left_out == ()
+def test_what_gitignore_excludes_is_known(project: Path) -> None:
+    for name in (
+        "data/d.txt", "old.pt", "src/a.py", "src/deep/x.pt", "venv/pyvenv.cfg", "bare/x.pyc", ".cache/x", ".env",
+    ):  # fmt: skip
+        put(project / name)
+    ship.make_results_folder(project / "results")
+    put(project / "results" / "host" / "x.pt")
+    (project / "empty").mkdir()
+    put(project / ".gitignore", "data/\n*.pt\nvenv/\nbare/\nempty/\n.cache/\n.env\n")
+    assert take(project / "train.py").excluded == ("data/", "old.pt", "src/deep/")
+    assert take(project / "train.py", ("auto", "old.pt")).excluded == ("data/", "src/deep/")
+    git(project, "init")
+    assert take(project / "train.py").excluded == ("data/", "old.pt", "src/deep/")
+    assert take(project / "src" / "a.py").excluded == ("deep/",)  # from where the run starts
+    (project / ".gitignore").unlink()
+    assert take(project / "train.py").excluded == ()
+
+
+def test_why_a_file_that_exists_is_not_sent(project: Path) -> None:
+    for name in ("data/set/train.bin", "data/set/prepare.py", "data/.env"):
+        put(project / name)
+    put(project / ".gitignore", "# large\n*.bin\n")
+    put(project / "data" / ".gitignore", "set/train*\n")
+    for top in (project, project / "data"):
+        assert ship.why_not_sent(top, os.path.relpath(project / "data/set/prepare.py", top)) is None
+    said = ship.why_not_sent(project, "data/set/train.bin")
+    assert said is not None and "line 1 of data/.gitignore (set/train*)" in said
+    assert said.endswith("run.sync: [auto, data/set/train.bin]")
+    git(project, "init")
+    assert ship.why_not_sent(project, "data/set/train.bin") == said
+    assert "line 1 of data/.gitignore" in (ship.why_not_sent(project / "data" / "set", "train.bin") or "")
+    put(project / "x.bin")
+    assert "line 2 of .gitignore (*.bin)" in (ship.why_not_sent(project, "./x.bin") or "")
+    git(project, "add", "-f", "x.bin")
+    assert ship.why_not_sent(project, "x.bin") is None  # tracked: it is sent
+    assert "credential" in (ship.why_not_sent(project, "data/.env") or "")
+    for path in ("missing.bin", "../outside.bin", "/etc/passwd", ".", ""):
+        assert ship.why_not_sent(project, path) is None
