@@ -37,7 +37,7 @@ class Writer:
         self._waiting: dict[str, Any] | None = None
         self._spare: list[dict[str, Any]] = []  # copies whose memory is used again
         self._closing = False
-        self._problem: OSError | None = None
+        self._problem: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="snapshots", daemon=True)
         self._thread.start()
 
@@ -54,7 +54,7 @@ class Writer:
             self._waiting = copy
             self._changed.notify()
 
-    def close(self) -> OSError | None:
+    def close(self) -> Exception | None:
         """Returns when all is on disk; what went wrong if the newest snapshot is not."""
         with self._changed:
             self._closing = True
@@ -72,11 +72,15 @@ class Writer:
             try:
                 write(self._folder, state, self._keep)
                 self._problem = None
-            except OSError as error:  # the training goes on: what is wrong with the disk may be over at the next one
+            except Exception as error:  # noqa: BLE001  a full disk or memory may have room for the next snapshot
                 self._problem = error
-                print_line(f"FAILED snapshot on {socket.gethostname()} step:{state['step']} error:{error}")
+                print_line(f"FAILED snapshot on {socket.gethostname()} step:{state['step']} error:{_one_line(error)}")
             with self._changed:
                 self._spare.append(state)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def on_host(tree: Any, spare: Any = None) -> Any:
@@ -95,7 +99,7 @@ def on_host(tree: Any, spare: Any = None) -> Any:
 
 
 def write(folder: Path, state: dict[str, Any], keep: int) -> None:
-    """Raises OSError; then nothing of it is left."""
+    """Raises what went wrong, OSError as a rule; then nothing of it is left."""
     # The name is this process's own: on a shared disk, those of the other nodes write here too.
     aside = folder / f".{socket.gethostname()}-{os.getpid()}.tmp"
     try:
@@ -108,7 +112,7 @@ def write(folder: Path, state: dict[str, Any], keep: int) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(folder / f"step-{state['step']:09d}-{digesting.digest()}.pt")
-    except OSError:
+    except BaseException:
         aside.unlink(missing_ok=True)
         raise
     _fsync_folder(folder)  # only with its folder does the rename reach the disk

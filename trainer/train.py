@@ -249,7 +249,7 @@ def agree(model: nn.Module, config: Config, world: World) -> None:
         agree_on_buffers(model)
 
 
-def end_if_not_saved(world: World, problem: OSError | None) -> None:
+def end_if_not_saved(world: World, problem: Exception | None) -> None:
     """End all ranks when the last snapshot of a node is not on its disk."""
     troubled = [rank for rank, has_one in enumerate(world.gather(problem is not None)) if has_one]
     if troubled:

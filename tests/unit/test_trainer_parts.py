@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import PicklingError
 
 import pytest
 
@@ -143,6 +145,30 @@ def test_the_training_goes_on_when_the_disk_is_full_but_does_not_end_well(
     if full.exists():
         with full.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
             snapshot.Digesting(file).write(b"x")
+
+
+def test_a_snapshot_that_cannot_be_pickled_keeps_later_ones_from_nothing(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = snapshot.Writer(tmp_path, keep=2)
+    writer.save({"step": 1, "model": lambda: None})
+    deadline = time.monotonic() + 30
+    said = ""
+    while "step:1 error:" not in said and time.monotonic() < deadline:
+        said += capsys.readouterr().out
+        time.sleep(0.01)
+    assert f"FAILED snapshot on {socket.gethostname()} step:1 error:" in said
+    writer.save({"step": 2})
+    assert writer.close() is None
+    state = snapshot.load_newest(tmp_path, world)
+    assert state is not None and state["step"] == 2
+    assert [path.name[:14] for path in tmp_path.iterdir()] == ["step-000000002"]
+
+
+def test_a_training_whose_last_snapshot_cannot_be_pickled_does_not_end_well(tmp_path: Path) -> None:
+    writer = snapshot.Writer(tmp_path, keep=2)
+    writer.save({"step": 1, "model": lambda: None})
+    assert isinstance(writer.close(), (AttributeError, PicklingError))
 
 
 @pytest.mark.parametrize("damage", ["cut short", "one bit", "empty"])
