@@ -29,7 +29,9 @@ PYTHON_LEAST = (3, 9)  # of torch 2.4 and newer: 3.8 has none
 
 # What a python is and has; torch is not imported.
 LOOK = """
-import importlib.metadata, importlib.util, json, os, sys
+import sys
+if "" in sys.path: sys.path.remove("")  # -c put the folder of the login there, and a json.py in it must not be ours
+import importlib.metadata, importlib.util, json, os
 try: torch = importlib.metadata.version("torch")
 except importlib.metadata.PackageNotFoundError: torch = None
 venv = all(importlib.util.find_spec(name) for name in ("venv", "ensurepip"))

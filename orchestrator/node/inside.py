@@ -3,12 +3,16 @@
 Importing torch would cost seconds: its versions are in its files. FD holds the question as JSON.
 """
 
+import sys
+
+if "" in sys.path:
+    sys.path.remove("")  # -c put the folder of the login there, and a json.py in it must not be ours
+
 import importlib.util
 import json
 import os
 import re
 import resource
-import sys
 from typing import TYPE_CHECKING, Any, Dict, Optional, Set
 
 if TYPE_CHECKING:
@@ -135,8 +139,6 @@ def main() -> None:
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         file.seek(0)
         question = json.loads(file.read().decode("ascii"))
-    if "" in sys.path:
-        sys.path.remove("")  # -c put the folder of the login there
     found = {
         "executable": sys.executable,
         "python": list(sys.version_info[:3]),

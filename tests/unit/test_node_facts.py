@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator import prepare_hosts
 from orchestrator.node import facts, gpus, inside, names, probe
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "nvidia-smi").glob("*.xml"))
@@ -196,3 +198,16 @@ def test_a_library_is_found_as_the_loader_finds_it(tmp_path: Path, monkeypatch: 
     assert inside.libraries(inside.LIBRARIES) == {"net_plugin": str(plugin), "libfabric": fabric}
     monkeypatch.setattr(inside, "LOADER_CACHE", "/nowhere")
     assert inside.libraries(inside.LIBRARIES) == {"net_plugin": str(plugin), "libfabric": None}
+
+
+@pytest.mark.parametrize("program", [INSIDE.read_text(), prepare_hosts.LOOK], ids=["check", "setup"])
+def test_modules_in_the_folder_of_the_login_are_not_imported(tmp_path: Path, program: str) -> None:
+    for name in ("json", "importlib", "os", "re", "resource", "typing"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the login')")
+    with tempfile.TemporaryFile() as question:
+        question.write(json.dumps({"script": None, "workdir": None, "marker": probe.MARKER}).encode())
+        question.flush()
+        argv = [sys.executable, "-c", program, str(question.fileno())]
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, pass_fds=[question.fileno()])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "executable" in done.stdout
