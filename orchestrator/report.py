@@ -17,12 +17,13 @@ from .errors import UnreachableError, UsageError
 from .fleet import Fleet
 from .inventory import Host
 from .logs import Line, Mask, presentable, rfc3339
-from .node import sample
+from .node.figures import NAMES
+from .node.figures import figures as figures_in
 from .view import Choice, View, clock_ahead
 
 LAST_LINES = 40  # of the rank that failed first
 PRIVATE = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
-FIGURES = "|".join(re.escape(name) for names in sample.NAMES.values() for name in names)
+FIGURES = "|".join(re.escape(name) for names in NAMES.values() for name in names)
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ def _training(figures: Sequence[Line], began: float) -> dict[str, dict[str, tupl
     for line in figures:
         if line.rank is None:
             continue
-        known = sample.figures(line.text)
+        known = figures_in(line.text)
         where = known.get("step", line.at - began)
         for name, of in series.items():
             if name in known and math.isfinite(known[name]):

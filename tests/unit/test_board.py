@@ -11,7 +11,7 @@ from rich.console import Console
 
 from orchestrator.board import Seen, render
 from orchestrator.logs import Mask
-from orchestrator.node.sample import figures
+from orchestrator.node.figures import figures
 
 KEYS = "q quit"
 FAILURE = {"state": "failed", "first_failure": {"host": "gpu-03", "what": "rank 5: exit code 1", "said": "KeyError: 7"}}
