@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import inventory, plan, up
+from . import plan, up
 from .console import Console, wants_colour
+from .context import chosen_inventory
 from .errors import RunFailed, UsageError
 
 BATCH = 128  # samples a step of a host, if nobody says otherwise
@@ -22,7 +23,7 @@ BATCH = 128  # samples a step of a host, if nobody says otherwise
 class Bench:
     """`bench` as it was asked for."""
 
-    inventory: str
+    inventory: str | None
     counts: str | None  # of hosts, such as 1,2,4
     batch_per_host: int | None
     fixed: bool  # the batch of all hosts together stays the same
@@ -46,14 +47,14 @@ class Point:
 
 def bench(wanted: Bench) -> int:
     console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
-    read = inventory.load(wanted.inventory)
+    read = chosen_inventory(wanted.inventory)
     names = [host.name for host in plan.order(read) if not host.spare]
     measured: list[tuple[int, dict[str, Any]]] = []
     for count in host_counts(wanted.counts, len(names)):
         batch = (wanted.batch_per_host or BATCH) * (1 if wanted.fixed else count)
         console.step(f"{count} of {len(names)} hosts, {batch} samples a step: about a minute")
         args = (*wanted.trainer_args, f"--batch-size={batch}", "--bench")
-        measured.append((count, _measured(wanted.inventory, names[:count], args)))
+        measured.append((count, _measured(read.path, names[:count], args)))
     points = scaling(measured)
     if wanted.as_json:
         print(json.dumps([asdict(point) for point in points], indent=2))

@@ -28,15 +28,15 @@ from . import (
     preflight,
     script,
 )
+from .advice import completed
 from .choices import Choice
 from .console import fold, wants_colour
-from .context import open_fleet, stderr_console
+from .context import chosen_inventory, open_fleet, stderr_console
 from .errors import FindingsError
 from .findings import SEVERITIES, Finding, Severity
 from .fleet import Fleet, worst
 from .mesh import Network
 from .plan import Plan
-from .slips import to_paste
 from .ssh_config import by_hand
 
 WRAP: dict[str, Any] = {
@@ -49,10 +49,10 @@ Level = Literal["quick", "usual", "deep"]
 COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
 
 
-def check(given: str, hosts: str | None, level: Level, as_json: bool) -> int:
+def check(given: str | None, hosts: str | None, level: Level, as_json: bool) -> int:
     """Exit code: 0 clean or warnings only, 3 with errors, 4 where a host was not reached."""
     console = stderr_console()
-    read = inventory.load(given)
+    read = chosen_inventory(given)
     if hosts is not None:
         read = inventory.select(read, hosts)
     command, snapshot = script.find(read, ())
@@ -88,7 +88,7 @@ def check(given: str, hosts: str | None, level: Level, as_json: bool) -> int:
     findings = [
         replace(
             finding,
-            fix=to_paste(by_hand(finding.fix, everyone), [given]),
+            fix=completed(by_hand(finding.fix, everyone), read.path),
             evidence=tuple(by_hand(line, everyone) for line in finding.evidence),
         )
         for finding in findings
@@ -124,6 +124,7 @@ def _surroundings() -> launch.Surroundings:
         skip_check=True,
         step=lambda _: None,
         warn=lambda _: None,
+        command_without=lambda _: "",
     )
 
 

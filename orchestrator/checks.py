@@ -156,7 +156,7 @@ def _leftovers(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
         pids = ", ".join(str(one["pid"]) for one in fact["orphans"][:5])
         message = "processes of a run that is over are still there"
         seen = f"{fact['orphans'][0]['run_id']}: pid {pids}: {fact['orphans'][0]['command']}"
-        fix = f"ddp-orch kill --stale -i {plan.inventory.path}"
+        fix = "ddp-orch kill INVENTORY --stale"
         found.add("warning", "orphan-workers", name, message, fix, seen)
     for lock in fact["stale_locks"]:
         message = f"{lock} was left by a build that was interrupted; every process will wait for it"

@@ -10,24 +10,24 @@ import io
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from . import __version__, completion, slips
 from .errors import Interrupted, OrchError, UsageError
 
-INVENTORY = click.argument("inventory", type=click.Path())
-
+F = TypeVar("F", bound=Callable[..., Any])
 
 RUN = click.argument("run", required=False, shell_complete=completion.run)
-OTHER_INVENTORY = click.option(
+INVENTORY_OF_RUN = click.option(
     "-i",
     "--inventory",
     "inventory",
     type=click.Path(),
     metavar="FILE",
-    help="The inventory; default $DDP_ORCH_INVENTORY, ./inventory.yaml, or the newest run's.",
+    help="The inventory. Default: the one RUN was started with; without RUN $DDP_ORCH_INVENTORY, ./inventory.yaml, "
+    "the newest run's.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 HOSTS = click.option(
@@ -38,16 +38,61 @@ HOSTS = click.option(
 )
 
 
+def inventory(function: F) -> F:
+    """INVENTORY, or `-i FILE`: `Command` makes one parameter of the two."""
+    argument = click.argument("inventory", required=False, type=click.Path(), metavar="[INVENTORY]")
+    option = click.option(
+        "-i",
+        "--inventory",
+        "inventory_option",
+        type=click.Path(),
+        metavar="FILE",
+        help="The inventory, as INVENTORY; default $DDP_ORCH_INVENTORY, or ./inventory.yaml.",
+    )
+    return argument(option(function))
+
+
 class OutputClosed(Exception):
     """Nobody reads stdout any more, as after `| head`."""
 
 
+class Command(click.Command):
+    """A command whose inventory may be given in two ways."""
+
+    def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
+        rest = super().parse_args(context, argv)
+        option = context.params.pop("inventory_option", None)
+        if not context.resilient_parsing and (said := slips.misplaced(context, option)) is not None:
+            raise UsageError(said)
+        if option is not None:
+            context.params["inventory"] = option
+        return rest
+
+
+class CommandWithArgs(Command):
+    """A command that takes what follows `--` as it is, for its last parameter. Words before `--` may belong to it too,
+    where INVENTORY is the first of them."""
+
+    def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
+        end = argv.index("--") if "--" in argv else len(argv)
+        rest = super().parse_args(context, argv[:end])
+        name = str(next(param.name for param in self.params if param.nargs == -1))
+        context.params[name] = (*(context.params.get(name) or ()), *argv[end + 1 :])
+        return rest
+
+
 class Program(click.Group):
+    command_class = Command
+
+    def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
+        context.meta[slips.ARGV] = tuple(argv)
+        return super().parse_args(context, argv)
+
     def resolve_command(
         self, context: click.Context, argv: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if argv and argv[0] in slips.ELSEWHERE and not context.resilient_parsing:
-            context.fail(f"There is no `{argv[0]}` here; you may want: ddp-orch {slips.ELSEWHERE[argv[0]]}")
+        if (said := slips.elsewhere(argv)) is not None and not context.resilient_parsing:
+            raise UsageError(said)
         return super().resolve_command(context, argv)
 
     def invoke(self, context: click.Context) -> Any:
@@ -88,10 +133,10 @@ def init(hosts: tuple[str, ...], output: str) -> None:
 
 
 @cli.command(short_help="accept all hosts' keys with one yes")
-@INVENTORY
+@inventory
 @click.option("--yes", is_flag=True, help="Add the unknown keys without a question.")
 @HOSTS
-def trust(inventory: str, yes: bool, hosts: str | None) -> None:
+def trust(inventory: str | None, yes: bool, hosts: str | None) -> None:
     """Show the key fingerprints of all hosts and jump hosts; one yes adds the unknown ones to known_hosts.
 
     Compare them with what `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` says on the host. A key that differs from
@@ -103,25 +148,26 @@ def trust(inventory: str, yes: bool, hosts: str | None) -> None:
 
 
 @cli.command(short_help="the inventory as understood")
-@INVENTORY
+@inventory
 @JSON
-def config(inventory: str, as_json: bool) -> None:
+def config(inventory: str | None, as_json: bool) -> None:
     """Print the inventory as understood, every default filled in."""
     import json
 
     from . import inventory as inventories
+    from .context import chosen_inventory
 
-    read = inventories.load(inventory)
+    read = chosen_inventory(inventory)
     click.echo(json.dumps(inventories.as_dict(read), indent=2) if as_json else inventories.render(read), nl=as_json)
 
 
 @cli.command(short_help="find what would break a run, and how to mend it")
-@INVENTORY
+@inventory
 @click.option("--quick", is_flag=True, help="Only what each host knows by itself, as `up` does.")
 @click.option("--deep", is_flag=True, help="Also a real rendezvous, collectives and a matrix product, with torch.")
 @HOSTS
 @JSON
-def check(inventory: str, quick: bool, deep: bool, hosts: str | None, as_json: bool) -> None:
+def check(inventory: str | None, quick: bool, deep: bool, hosts: str | None, as_json: bool) -> None:
     """Find what would break a run on these hosts, and say how to mend it; starts nothing."""
     from . import check as checking
 
@@ -131,20 +177,22 @@ def check(inventory: str, quick: bool, deep: bool, hosts: str | None, as_json: b
 
 
 @cli.command(short_help="a venv with torch on every host, without root")
-@INVENTORY
+@inventory
 @click.option("--torch", metavar="VERSION", help="The torch to have everywhere; default: what the head has or gets.")
 @click.option("--index-url", metavar="URL", help="Where pip finds it, such as https://download.pytorch.org/whl/cu126.")
 @HOSTS
-def setup(inventory: str, torch: str | None, index_url: str | None, hosts: str | None) -> None:
+def setup(inventory: str | None, torch: str | None, index_url: str | None, hosts: str | None) -> None:
     """Make hosts ready without root: where torch is missing, a venv with the same one on each."""
     from . import prepare_hosts
 
     sys.exit(prepare_hosts.setup(inventory, hosts, prepare_hosts.Wanted(torch, index_url)))
 
 
-@cli.command(short_help="train")
-@INVENTORY
-@click.argument("script", nargs=-1, type=click.UNPROCESSED, shell_complete=completion.script)
+@cli.command(cls=CommandWithArgs, short_help="train")
+@inventory
+@click.argument(
+    "script", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]", shell_complete=completion.script
+)
 @click.option(
     "-d", "--detach", is_flag=True, help="Return when the run has started; its id is the first line on stdout."
 )
@@ -156,19 +204,7 @@ def setup(inventory: str, torch: str | None, index_url: str | None, hosts: str |
 @click.option("--wait", is_flag=True, help="Wait while GPUs or the name are held by another run.")
 @click.option("--debug", is_flag=True, help="NCCL and torch say much more.")
 @click.option("-e", "--env", "env", multiple=True, metavar="K=V", help="An environment variable for the ranks.")
-def up(
-    inventory: str,
-    script: tuple[str, ...],
-    detach: bool,
-    dry_run: bool,
-    as_json: bool,
-    name: str | None,
-    skip_check: bool,
-    hosts: str | None,
-    wait: bool,
-    debug: bool,
-    env: tuple[str, ...],
-) -> None:
+def up(**options: Any) -> None:
     """Train: start SCRIPT with its arguments (after --) on all hosts; the bundled trainer without one.
 
     What follows -- and begins with -- goes to the inventory's run.script or the bundled trainer, such as: -- --epochs 3
@@ -176,25 +212,12 @@ def up(
     """
     from . import up as launching
 
-    wanted = launching.Up(
-        inventory=inventory,
-        script=script,
-        detach=detach,
-        dry_run=dry_run,
-        as_json=as_json,
-        name=name,
-        skip_check=skip_check,
-        hosts=hosts,
-        wait=wait,
-        debug=debug,
-        env=env,
-    )
-    sys.exit(launching.up(wanted))
+    sys.exit(launching.up(launching.Up(**options)))
 
 
 @cli.command(short_help="what the ranks printed, all hosts in one stream")
 @RUN
-@OTHER_INVENTORY
+@INVENTORY_OF_RUN
 @HOSTS
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run is over; ends with its exit code.")
 @click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of each stream.")
@@ -211,50 +234,15 @@ def up(
 @click.option("--fold", is_flag=True, help="Equal lines of several ranks once, numbers that differ as a range.")
 @click.option("-o", "--output", type=click.Path(), metavar="DIR", help="Into files: one a rank and stream, and merged.")
 @JSON
-def logs(
-    run: str | None,
-    inventory: str | None,
-    hosts: str | None,
-    follow: bool,
-    tail: int | None,
-    host: str | None,
-    rank: str | None,
-    stream: str | None,
-    attempt: int | None,
-    since: str | None,
-    until: str | None,
-    grep: str | None,
-    timestamps: bool,
-    fold: bool,
-    output: str | None,
-    as_json: bool,
-) -> None:
+def logs(**options: Any) -> None:
     """Show what the ranks of RUN (default: the newest) printed, all hosts in one stream."""
     from . import show_logs
 
-    wanted = show_logs.Logs(
-        run=run,
-        inventory=inventory,
-        hosts=hosts,
-        follow=follow,
-        tail=tail,
-        host=host,
-        rank=rank,
-        stream=stream,
-        attempt=attempt,
-        since=since,
-        until=until,
-        grep=grep,
-        timestamps=timestamps,
-        fold=fold,
-        output=output,
-        as_json=as_json,
-    )
-    sys.exit(show_logs.logs(wanted))
+    sys.exit(show_logs.logs(show_logs.Logs(**options)))
 
 
 @cli.command(short_help="runs on these hosts, wherever they were started from")
-@OTHER_INVENTORY
+@inventory
 @HOSTS
 @click.option("--all", "everything", is_flag=True, help="Also the runs that are over.")
 @JSON
@@ -270,7 +258,7 @@ def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool
 
 @cli.command(short_help="a live board of a run")
 @RUN
-@OTHER_INVENTORY
+@INVENTORY_OF_RUN
 @HOSTS
 def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
     """A live board of RUN: each host's ranks, step, loss, GPUs, CPU, network, last line.
@@ -284,7 +272,7 @@ def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
 
 @cli.command(short_help="all that is known of a run, in one HTML file")
 @RUN
-@OTHER_INVENTORY
+@INVENTORY_OF_RUN
 @HOSTS
 @click.option(
     "-o", "--output", type=click.Path(), metavar="FILE.html", help="Where to; default RUN.html, and RUN.json."
@@ -302,7 +290,7 @@ def report(run: str | None, inventory: str | None, hosts: str | None, output: st
 
 @cli.command(short_help="end a run, and prove that nothing of it is left")
 @RUN
-@OTHER_INVENTORY
+@INVENTORY_OF_RUN
 @HOSTS
 @click.option("--stale", is_flag=True, help="Only what runs that are over have left behind.")
 @click.option("--all", "everything", is_flag=True, help="Every run of ours on these hosts.")
@@ -311,24 +299,11 @@ def report(run: str | None, inventory: str | None, hosts: str | None, output: st
     "--force", multiple=True, metavar="HOST:PID", help="End this process too, whoever it belongs to; alone: only it."
 )
 @JSON
-def kill(
-    run: str | None,
-    inventory: str | None,
-    hosts: str | None,
-    stale: bool,
-    everything: bool,
-    grace: float | None,
-    force: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def kill(run: str | None, inventory: str | None, hosts: str | None, **options: Any) -> None:
     """End RUN (default: the newest unfinished, and all leftovers), and prove that nothing of it is left."""
     from . import kill as ending
 
-    sys.exit(
-        ending.kill(
-            run, inventory, hosts, stale=stale, everything=everything, grace=grace, force=force, as_json=as_json
-        )
-    )
+    sys.exit(ending.kill(run, inventory, hosts, **options))
 
 
 @cli.command(short_help="the first cause of a failure")
@@ -336,7 +311,7 @@ def kill(
 @click.option(
     "--log", "log", multiple=True, metavar="FILE...", help="Look at log files instead, of any run; - is stdin."
 )
-@OTHER_INVENTORY
+@INVENTORY_OF_RUN
 @HOSTS
 @JSON
 def diagnose(
@@ -358,7 +333,7 @@ def diagnose(
 @RUN
 @click.argument("pattern", required=False)
 @click.option("-o", "--output", metavar="DIR", help="Into DIR/HOST/...; default: a folder called as the run.")
-@OTHER_INVENTORY
+@INVENTORY_OF_RUN
 @HOSTS
 def fetch(run: str | None, pattern: str | None, output: str | None, inventory: str | None, hosts: str | None) -> None:
     """Bring the outputs of RUN (default: the newest) here.
@@ -374,10 +349,9 @@ def fetch(run: str | None, pattern: str | None, output: str | None, inventory: s
 
 
 @cli.command(short_help="remove old runs from the hosts")
-@INVENTORY
+@inventory
 @HOSTS
-@click.option("--force", is_flag=True, help="Also runs with files that were not fetched.")
-def prune(inventory: str, hosts: str | None, force: bool) -> None:
+def prune(inventory: str | None, hosts: str | None, force: bool) -> None:
     """Remove from the hosts at once what run.keep does not keep: runs that are over, and code that none has used since.
 
     Runs that go on and the outputs of all runs are not touched. A run that wrote files outside $DDP_ORCH_OUTPUT_DIR is
@@ -388,39 +362,33 @@ def prune(inventory: str, hosts: str | None, force: bool) -> None:
     sys.exit(pruning.prune(inventory, hosts, force=force))
 
 
-@cli.command("exec", short_help="a command on every host, equal output folded")
-@INVENTORY
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="CMD...")
+@cli.command("exec", cls=CommandWithArgs, short_help="a command on every host, equal output folded")
+@inventory
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
 @HOSTS
 @click.option("--setup", is_flag=True, help="Inside each host's `setup`, as a run's ranks are.")
 @JSON
-def exec_(inventory: str, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> None:
+def exec_(inventory: str | None, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> None:
     """Run CMD (after --) on every host: equal output is shown once; ends with the worst exit code.
 
     One word is handed to the login shell as it is; several are an argv, and arrive as such.
     """
     from . import execute
 
+    if not command:
+        raise UsageError(slips.no_command(inventory))
     sys.exit(execute.execute(inventory, command, hosts, setup, as_json))
 
 
-@cli.command(short_help="what more hosts bring")
-@INVENTORY
-@click.argument("trainer_args", nargs=-1, type=click.UNPROCESSED)
+@cli.command(cls=CommandWithArgs, short_help="what more hosts bring")
+@inventory
+@click.argument("trainer_args", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAINER ARGS...]")
 @click.option("--counts", metavar="LIST", help="Numbers of hosts, such as 1,2,4; default 1, 2, 4, ... and all.")
 @click.option("--batch-per-host", type=click.IntRange(1), metavar="N", help="Samples a step of a host; default 128.")
 @click.option("--fixed", is_flag=True, help="The same batch for any number of hosts, not one that grows with it.")
 @click.option("--plot", type=click.Path(), default="bench.png", show_default=True, help="Where the plot goes.")
 @JSON
-def bench(
-    inventory: str,
-    trainer_args: tuple[str, ...],
-    counts: str | None,
-    batch_per_host: int | None,
-    fixed: bool,
-    plot: str,
-    as_json: bool,
-) -> None:
+def bench(**options: Any) -> None:
     """Measure the bundled trainer on 1, 2, 4, ... hosts: throughput, scaling efficiency, and what limits.
 
     About a minute for each number of hosts; -- --bench-seconds 10 measures five times as long.
@@ -428,16 +396,7 @@ def bench(
     """
     from . import bench as benchmark
 
-    wanted = benchmark.Bench(
-        inventory=inventory,
-        counts=counts,
-        batch_per_host=batch_per_host,
-        fixed=fixed,
-        plot=plot,
-        as_json=as_json,
-        trainer_args=trainer_args,
-    )
-    sys.exit(benchmark.bench(wanted))
+    sys.exit(benchmark.bench(benchmark.Bench(**options)))
 
 
 @cli.command(short_help="two hosts on this machine, in a minute")
@@ -476,16 +435,15 @@ def guarded(work: Callable[[], Any]) -> int:
     try:
         work()
     except click.ClickException as error:
-        hint = slips.hint(error)
-        error.show()
-        if hint is not None:
-            click.echo(hint, err=True)
+        hint = slips.hint(error)  # first: it takes away what the message offers in vain
+        said = error.format_message().rstrip(".")
+        console.error(f"{said}{_usage(error)}" if hint is None else f"{said}; {hint}")
         return UsageError.exit_code
     except (click.Abort, KeyboardInterrupt):
         console.error("interrupted")
         return Interrupted.exit_code
     except OrchError as error:
-        console.error(slips.to_paste(str(error), sys.argv[1:]))
+        console.error(str(error))
         return error.exit_code
     except OutputClosed:
         _hush_stdout()
@@ -498,6 +456,11 @@ def guarded(work: Callable[[], Any]) -> int:
         traceback.print_exc()
         return OrchError.exit_code
     return 0
+
+
+def _usage(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return "" if context is None else f"\n  {context.get_usage()}\n  More: {context.command_path} --help"
 
 
 def _hush_stdout() -> None:

@@ -9,15 +9,17 @@ from click.shell_completion import CompletionItem
 
 from .errors import OrchError
 
+MOST_RUNS = 20  # offered
+
 
 def run(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """The runs started from this machine, by id and by name. The hosts, who know all, are not asked at a key press."""
     from . import history
 
     known: dict[str, str] = {}
-    for run_id, name in history.newest_runs():
-        known.setdefault(run_id, name)
-        known.setdefault(name, run_id)
+    for one in history.newest()[:MOST_RUNS]:
+        known.setdefault(one.run_id, one.name)
+        known.setdefault(one.name, one.run_id)
     return [CompletionItem(word, help=what) for word, what in known.items() if word.startswith(begun)]
 
 
@@ -28,12 +30,13 @@ def script(context: click.Context, parameter: click.Parameter, begun: str) -> li
 
 def host(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """The last word of a pattern, from the inventory that is named or lies here."""
-    from . import inventory
+    from . import history, inventory
 
     positional = [word for word in context.args if word.endswith((".yaml", ".yml"))]  # the line is not whole yet
-    named = [context.params.get("inventory"), *positional, os.environ.get("DDP_ORCH_INVENTORY"), "inventory.yaml"]
+    of_run = history.inventories_of(str(context.params.get("run") or next(iter(context.args), "")))
+    named = [context.params.get("inventory"), *positional, *of_run, inventory.default_path(os.environ)]
     try:
-        read = inventory.load(next(filter(None, named)))
+        read = inventory.load(next(filter(None, named), inventory.DEFAULT))
     except OrchError:
         return []
     cut = max(begun.rfind(mark) for mark in ",!&") + 1

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import history, inventory, runs, ship
+from . import advice, history, inventory, runs, ship
 from .console import Console, all_but, fold, fold_messages, wants_colour
 from .errors import InventoryError, OrchError, UsageError
 from .fleet import Fleet, folded
 from .hostnames import pick
-from .inventory import Inventory, SshOptions
+from .inventory import Inventory
 from .logs import Mask
 from .progress import Progress, Silent
 from .ssh import Dialer
@@ -31,17 +32,39 @@ def make_progress() -> Progress:
     return Progress(stderr_console(), sys.stderr, live)
 
 
-def chosen_inventory(given: str | None, hosts: str | None) -> Inventory:
-    """The inventory to use; where none is given: $DDP_ORCH_INVENTORY, ./inventory.yaml, the newest run's."""
-    here = "inventory.yaml" if Path("inventory.yaml").exists() else None
-    named = os.environ.get("DDP_ORCH_INVENTORY")
-    path = given if given is not None else named or here or history.newest_inventory()
+def chosen_inventory(given: str | None, hosts: str | None = None) -> Inventory:
+    """The inventory that is given, else the default one. `hosts`: only these of it, to look at."""
+    return _load(given, inventory.default_path(os.environ), hosts)
+
+
+def inventory_of_run(given: str | None, hosts: str | None, run: str | None) -> Inventory:
+    """As `chosen_inventory`, for a command that may name a run: it takes the inventory which that run was started with.
+
+    A name may be that of several runs: then the default inventory, if one of them was started with it.
+    """
+    default = inventory.default_path(os.environ)
+    if given is not None:
+        return _load(given, None, hosts)
+    if run is None:
+        return _load(None, default or history.newest_inventory(), hosts)
+    started_with = history.inventories_of(run)
+    if started_with and (default is None or str(Path(default).resolve()) not in started_with):
+        return _load(started_with[0], None, hosts)
+    return _load(None, default or history.newest_inventory(), hosts)
+
+
+def _load(given: str | None, default: str | None, hosts: str | None) -> Inventory:
+    path = given if given is not None else default
     if path is None:
-        raise UsageError("no inventory: give -i FILE, set DDP_ORCH_INVENTORY, or go to a folder with an inventory.yaml")
+        raise UsageError(
+            "no inventory: give -i FILE, set DDP_ORCH_INVENTORY, or go to a folder with an inventory.yaml; "
+            "`ddp-orch init HOST...` writes one"
+        )
     try:
         read = inventory.load(path)
     except InventoryError as error:
-        source = "\n(named by DDP_ORCH_INVENTORY)" if given is None and named else ""
+        named = given is None and os.environ.get("DDP_ORCH_INVENTORY") == path
+        source = "\n(named by DDP_ORCH_INVENTORY)" if named else ""
         raise InventoryError(f"{error}{source}") from error
     return read if hosts is None else part_of(read, hosts)
 
@@ -57,20 +80,21 @@ def mask_of(read: Inventory) -> Mask:
     return Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
 
 
-def make_dialer(options: SshOptions, progress: Silent) -> Dialer:
+def make_dialer(of: Inventory, progress: Silent) -> Dialer:
     config = os.environ.get("DDP_ORCH_SSH_CONFIG")
     return Dialer(
-        options,
+        of.ssh,
         ask_passphrase=_ask_passphrase if sys.stdin.isatty() else None,
         config_file=Path(config) if config else None,
         reaching=progress.reaching,
+        trust_command=advice.command("trust", inventory=of.path),
     )
 
 
 @contextlib.contextmanager
 def open_fleet(of: Inventory) -> Iterator[Fleet]:
     progress = make_progress()
-    dialer = make_dialer(of.ssh, progress)
+    dialer = make_dialer(of, progress)
     fleet = Fleet(dialer, ship.node_program(), of.ssh.parallel, lambda: secrets.token_hex(12), progress)
     try:
         yield fleet
@@ -114,7 +138,17 @@ def warn_of_missing(listing: runs.Listing, console: Console) -> None:
         console.warning(line)
     warn_of_doubts(listing, console)
     if listing.failed and listing.runs:
-        console.note(f"to ask the others only: --hosts '{all_but(listing.failed)}'")
+        console.note(f"to ask the others only: {_again_without(listing.failed, sys.argv[1:])}")
+
+
+def _again_without(hosts: Iterable[str], argv: Sequence[str]) -> str:
+    """The command line that was given, without these hosts."""
+    words = [word for word in argv for word in (word.split("=", 1) if word.startswith("--hosts=") else [word])]
+    if "--hosts" in words:
+        words[words.index("--hosts") + 1] += all_but(hosts)
+    else:
+        words[1:1] = ["--hosts", all_but(hosts)]
+    return shlex.join(["ddp-orch", *words])
 
 
 def warn_of_unheard(run: runs.Run, listing: runs.Listing, console: Console) -> None:
@@ -128,7 +162,7 @@ def find_run(fleet: Fleet, read: Inventory, wanted: str | None, console: Console
     """The run that is meant, and all that hosts told; what could not be asked is said. Raises as `runs.choose` does."""
     listing = runs.find(fleet, read.hosts)
     warn_of_missing(listing, console)
-    run = runs.choose(listing, wanted)
+    run = runs.choose(listing, wanted, read.path)
     warn_of_unheard(run, listing, console)
     if wanted is None:
         tell_which(run, listing, console)

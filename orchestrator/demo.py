@@ -43,9 +43,9 @@ run:
 NEXT = """\
 next: train on your own hosts, which need nothing but sshd, python3 and torch
   {me} init ann@lovelace ann@hopper    # writes inventory.yaml; name there the python that has torch
-  {me} check inventory.yaml    # would a run work, and if not, why
-  {me} up inventory.yaml    # the same training there
-  {me} up inventory.yaml -- train.py --lr 0.1    # your own script"""
+  {me} check    # would a run work, and if not, why
+  {me} up    # the same training there
+  {me} up -- train.py --lr 0.1    # your own script"""
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
+from .advice import AboutRun
 from .console import fold
 from .diagnose import FIRST_TIME, Diagnosis, Finding, diagnose
 from .diagnosis import transcript
@@ -41,7 +42,7 @@ def _read(path: str) -> str:
     return data.decode("utf-8", errors="replace")
 
 
-def show(found: Diagnosis, as_json: bool, mask: Mask | None = None, run_id: str | None = None) -> int:
+def show(found: Diagnosis, as_json: bool, mask: Mask | None = None, about: AboutRun | None = None) -> int:
     """Print it on stdout, of a run with where there is more. 0: to have found a failure is a success."""
     found = _masked(found, mask or Mask())
     if as_json:
@@ -49,15 +50,16 @@ def show(found: Diagnosis, as_json: bool, mask: Mask | None = None, run_id: str 
     elif not found.findings:
         print("no failure is to be seen")
     else:
-        print("\n".join(as_text(found, _columns(), _more(found, run_id))))
+        print("\n".join(as_text(found, _columns(), _more(found, about))))
     return 0
 
 
-def _more(found: Diagnosis, run_id: str | None) -> str:
-    if run_id is None or not found.findings:
+def _more(found: Diagnosis, about: AboutRun | None) -> str:
+    if about is None or not found.findings:
         return ""
     rank = found.findings[0].rank
-    return f"  all that it said: ddp-orch logs {run_id}" + (f" --rank {rank}" if rank is not None else "")
+    only = () if rank is None else ("--rank", str(rank))
+    return f"  all that it said: {about.command('logs', *only)}"
 
 
 def _masked(found: Diagnosis, mask: Mask) -> Diagnosis:
@@ -68,9 +70,9 @@ def _masked(found: Diagnosis, mask: Mask) -> Diagnosis:
     return Diagnosis(tuple(map(hide, found.findings)), tuple(map(hide, found.consequences)))
 
 
-def print_end(found: Diagnosis, mask: Mask, out: TextIO, run_id: str) -> None:
+def print_end(found: Diagnosis, mask: Mask, out: TextIO, about: AboutRun) -> None:
     """At the end of a failed `up`."""
-    for line in as_text(_masked(found, mask), _columns(), _more(found, run_id)):
+    for line in as_text(_masked(found, mask), _columns(), _more(found, about)):
         out.write(line + "\n")
     out.flush()
 

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import claims, diagnose_logs
-from .context import chosen_inventory, find_run, mask_of, open_fleet, stderr_console
+from . import advice, claims, diagnose_logs
+from .context import find_run, inventory_of_run, mask_of, open_fleet, stderr_console
 from .diagnose import Diagnosis, Known, diagnose
 from .diagnosis.exits import Exit
 from .diagnosis.transcript import Said, origin
@@ -25,15 +25,16 @@ LINES_A_STREAM = 200, 4000  # the fewest and the most: the last of each, as a fa
 def show(wanted: str | None, given: str | None, hosts: str | None, as_json: bool) -> int:
     """The command. Exit code 4 where a host was not reached."""
     console = stderr_console()
-    read = chosen_inventory(given, hosts)
+    read = inventory_of_run(given, hosts, wanted)
     with open_fleet(read) as fleet:
         listing, run = find_run(fleet, read, wanted, console)
         mask = mask_of(read)
         found = of_run(run.run_id, run.parts, run.nodes, {host.name: host for host in read.hosts}, fleet)
-    diagnose_logs.show(found, as_json, mask, run.run_id)
+    about = advice.about(run, listing.runs, read.path)
+    diagnose_logs.show(found, as_json, mask, about)
     if not as_json and not found.findings:
         hang = (
-            f"; if it hangs: ddp-orch top {run.run_id} shows who is silent, and run.stall_timeout ends it with the "
+            f"; if it hangs: {about.command('top')} shows who is silent, and run.stall_timeout ends it with the "
             "stacks of all ranks"
         )
         console.note(f"run {run.run_id} is {run.state}" + (hang if run.unfinished else ""))

@@ -17,7 +17,7 @@ from .ssh import quote
 from .terminal import tame
 
 
-def execute(given: str, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> int:
+def execute(given: str | None, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> int:
     console = stderr_console()
     read = chosen_inventory(given, hosts)
     done: dict[str, Output] = {}

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from . import runs
 from .console import Console, fold_messages
 from .console import size as console_size
-from .context import chosen_inventory, open_fleet, stderr_console, warn_of, warn_of_doubts, warn_of_unheard
+from .context import inventory_of_run, open_fleet, stderr_console, warn_of, warn_of_doubts, warn_of_unheard
 from .errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
 from .fleet import Fleet, Results, folded
 from .inventory import Host, Inventory
@@ -74,7 +74,7 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
     if pattern is not None and (pattern.startswith("/") or ".." in pattern.split("/")):
         raise UsageError(f"{pattern!r}: a PATTERN is relative to the run's output folder, such as '**/*.pt'")
     console = stderr_console()
-    read = chosen_inventory(given, hosts)
+    read = inventory_of_run(given, hosts, wanted)
     with open_fleet(read) as fleet:
         what = _outputs_of(fleet, read, wanted, console)
         folder = Path(output or what.folder)
@@ -135,7 +135,7 @@ def _outputs_of(fleet: Fleet, read: Inventory, wanted: str | None, console: Cons
     warn_of_doubts(listing, console)
     incomplete = bool(listing.failed)
     try:
-        run = runs.choose(listing, wanted)
+        run = runs.choose(listing, wanted, read.path)
     except (UsageError, UnreachableError):  # its record may have been removed (`run.keep`); outputs stay
         if wanted is None or not RUN_NAME.fullmatch(wanted):
             raise

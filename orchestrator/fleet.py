@@ -221,8 +221,13 @@ def folded(failed: Mapping[str, OrchError]) -> list[str]:
     for text in set(alike.values()):
         names = [name for name, one in alike.items() if one == text]
         if len({said[name] for name in names}) > 1:
-            said.update(dict.fromkeys(names, text))
+            said.update(dict.fromkeys(names, with_hosts(text, (failed[name] for name in names))))
     return fold_messages(said)
+
+
+def with_hosts(text: str, failures: Iterable[Exception]) -> str:
+    """What hosts that failed alike are told, with each by name in the place of HOSTS."""
+    return text.replace("HOSTS", " ".join(sorted({str(getattr(failure, "own", "")) for failure in failures})))
 
 
 def worst(failed: Iterable[OrchError], text: str) -> OrchError:

@@ -1,14 +1,27 @@
-"""The newest runs started from this machine, and the inventory of the last. A convenience: the hosts know the runs."""
+"""The newest runs started from this machine, each with its inventory. A convenience: the hosts know the runs."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
 
-MOST = 20  # runs remembered
+from .naming import SUFFIX
+
+MOST = 200  # runs remembered
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run, and the absolute path of the inventory that it was started with."""
+
+    run_id: str
+    name: str
+    inventory: str
 
 
 def _file() -> Path:
@@ -19,33 +32,47 @@ def _file() -> Path:
 def remember(inventory: str, run_id: str, name: str) -> None:
     """Never fails: a full disk or a read-only home must not end a run that has started."""
     file = _file()
-    runs = [(run_id, name), *newest_runs()][:MOST]
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        aside = file.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps({"inventory": str(Path(inventory).resolve()), "runs": runs}))
-        aside.replace(file)
+        with _locked(file):
+            runs = [Started(run_id, name, str(Path(inventory).resolve())), *newest()][:MOST]
+            aside = file.with_suffix(".new")
+            aside.unlink(missing_ok=True)
+            aside.touch(mode=0o600)
+            aside.write_text(json.dumps({"runs": [astuple(run) for run in runs]}))
+            aside.replace(file)
 
 
-def newest_inventory() -> str | None:
-    path = _read().get("inventory")
-    return path if isinstance(path, str) and Path(path).exists() else None
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Two runs may be started at the same moment, and both are to be remembered."""
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
-def newest_runs() -> list[tuple[str, str]]:
-    """[(id, name)], the newest first."""
+def newest() -> list[Started]:
+    """The newest first."""
+    try:
+        runs = json.loads(_file().read_text())["runs"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
     found = []
-    runs = _read().get("runs")
-    for one in runs if isinstance(runs, list) else ():
-        match one:
-            case [str(run_id), str(name)]:
-                found.append((run_id, name))
+    for run in runs if isinstance(runs, list) else ():
+        match run:
+            case [str(run_id), str(name), str(inventory)]:
+                found.append(Started(run_id, name, inventory))
     return found
 
 
-def _read() -> dict[str, Any]:
-    try:
-        said = json.loads(_file().read_text())
-    except (OSError, ValueError):
-        return {}
-    return said if isinstance(said, dict) else {}
+def inventories_of(run: str) -> list[str]:
+    """Those that runs were started with that `run` may mean, as `runs.choose` takes it; the newest run's first."""
+    known = newest()
+    named = [one for one in known if run in (one.run_id, one.name)]
+    named = named or [one for one in known if run and one.run_id.startswith(run)]
+    named = named or [one for one in known if len(run) >= SUFFIX and one.run_id.endswith(run)]
+    return [one.inventory for one in named if Path(one.inventory).exists()]
+
+
+def newest_inventory() -> str | None:
+    return next((run.inventory for run in newest()[:1] if Path(run.inventory).exists()), None)

@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import click
 
 from . import inventory
+from .advice import command
 from .context import stderr_console
 from .errors import InventoryError, UsageError
 
@@ -22,7 +24,7 @@ MAX_INCLUDES = 16
 
 TEXT = """\
 # The hosts of a training run. Every other key has a default; all of them:
-#   ddp-orch config {path}
+#   ddp-orch config{path}
 
 hosts:                  # the first one has rank 0
 {hosts}
@@ -35,10 +37,10 @@ defaults:               # for all hosts
 #   max_restarts: 3     # start again after a failure
 
 # Next:
-#   ddp-orch trust {path}    # compare the hosts' keys, accept them
-#   ddp-orch check {path}    # is everything there?
-#   ddp-orch up {path}       # train: the bundled trainer
-#   ddp-orch up {path} -- train.py --lr 0.1    # or your own
+#   ddp-orch trust{path}    # compare the hosts' keys, accept them
+#   ddp-orch check{path}    # is everything there?
+#   ddp-orch up{path}       # train: the bundled trainer
+#   ddp-orch up{path} -- train.py --lr 0.1    # or your own
 """
 
 
@@ -60,13 +62,15 @@ def init(hosts: Sequence[str], output: str) -> int:
         aside.replace(path)
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error.strerror}") from error
-    stderr_console().note(f"wrote {output}; name in it the python that has torch, then: ddp-orch trust {output}")
+    then = command("trust", inventory=output)
+    stderr_console().note(f"wrote {output}; name in it the python that has torch, then: {then}")
     return 0
 
 
 def render(hosts: Sequence[str], path: str) -> str:
     """The text of an inventory of these hosts, each `[user@]name`."""
-    return TEXT.format(path=path, hosts="\n".join(map(_entry, hosts)))
+    named = "" if path == inventory.DEFAULT else f" {shlex.quote(path)}"
+    return TEXT.format(path=named, hosts="\n".join(map(_entry, hosts)))
 
 
 def _entry(host: str) -> str:

@@ -14,6 +14,8 @@ from .inventory_keys import FILE, HostEntry
 from .inventory_values import Reading, describe, shown
 from .yamlsource import Map, Scalar, YamlProblem, compose
 
+DEFAULT = "inventory.yaml"
+STDIN = "-"
 MAX_BYTES = 4 << 20
 SAME_NAME = 0.8  # alike by so much, a name is another spelling of one
 MAX_PROBLEMS = 100
@@ -102,15 +104,19 @@ class Inventory:
     notify: Notify
 
 
+def default_path(environ: Mapping[str, str]) -> str | None:
+    """The inventory of a command that is given none."""
+    return environ.get("DDP_ORCH_INVENTORY") or (DEFAULT if Path(DEFAULT).exists() else None)
+
+
 def load(path: str | Path) -> Inventory:
     """Read and parse a file. Raises InventoryError with every problem of it, one a line."""
     if not str(path):
         raise InventoryError("the inventory's name is an empty word")
     if str(path).endswith(".py"):
-        here = "inventory.yaml" if Path("inventory.yaml").is_file() else "INVENTORY"
-        raise InventoryError(f"{path}: a script, where the inventory belongs: ddp-orch up {here} -- {path}")
+        raise InventoryError(f"{path}: a script, and no inventory")
     try:
-        with Path(path).open("rb") as file:
+        with Path("/dev/stdin" if path == STDIN else path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError as exc:
         siblings = [one.name for one in Path(path).parent.glob("*.y*ml")] if Path(path).parent.is_dir() else []

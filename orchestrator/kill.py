@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from . import runs
+from .advice import command
 from .console import Console, fold
-from .context import chosen_inventory, open_fleet, stderr_console, warn_of_doubts, warn_of_unheard, whoami
+from .context import inventory_of_run, open_fleet, stderr_console, warn_of_doubts, warn_of_unheard, whoami
 from .errors import UnreachableError, UsageError
 from .fleet import folded
 from .hostnames import nearest
@@ -28,13 +29,13 @@ def kill(
     if stale + everything + (wanted is not None) > 1:
         raise UsageError("RUN, --stale and --all exclude each other")
     console = stderr_console()
-    read = chosen_inventory(given, hosts)
+    read = inventory_of_run(given, hosts, wanted)
     forced = _forced(force, [host.name for host in read.hosts])
     named_only = bool(forced) and not (stale or everything or wanted is not None)
     with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
         warn_of_doubts(listing, console)
-        chosen = [] if named_only else _to_kill(listing, wanted, stale=stale, everything=everything)
+        chosen = [] if named_only else _to_kill(listing, wanted, read.path, stale=stale, everything=everything)
         for run in chosen:
             warn_of_unheard(run, listing, console)
         port = read.run.rdzv.port
@@ -49,12 +50,14 @@ def kill(
     result = replace(result, failed={**listing.failed, **result.failed})
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
-    _tell_kill(result, chosen, console)
+    _tell_kill(result, chosen, read.path, console)
     others = [run.run_id for run in listing.runs if run.unfinished and run not in chosen]
+    every = command("kill", "--all", inventory=read.path)
     if others and wanted is None and not (stale or named_only):
-        console.note(f"of your runs {', '.join(others)} {'goes' if len(others) == 1 else 'go'} on; kill --all ends all")
+        console.note(f"of your runs {', '.join(others)} {'goes' if len(others) == 1 else 'go'} on; `{every}` ends all")
     if result.failed:
-        console.warning(f"nothing is proven of {fold(result.failed)}; once it can be reached, ddp-orch kill again")
+        again = command("kill", *([] if wanted is None else [wanted]), inventory=read.path)
+        console.warning(f"nothing is proven of {fold(result.failed)}; once it can be reached: {again}")
         return UnreachableError.exit_code
     return 1 if result.remaining else 0
 
@@ -72,9 +75,11 @@ def _forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, 
     return found
 
 
-def _to_kill(listing: runs.Listing, wanted: str | None, *, stale: bool, everything: bool) -> list[runs.Run]:
+def _to_kill(
+    listing: runs.Listing, wanted: str | None, inventory: str, *, stale: bool, everything: bool
+) -> list[runs.Run]:
     if wanted is not None:
-        return [runs.choose(listing, wanted)]
+        return [runs.choose(listing, wanted, inventory)]
     if stale:
         return []  # every host clears up after its own runs that have no guard; no host's word ends another's part
     broken = [run for run in listing.runs if run.broken]
@@ -82,14 +87,15 @@ def _to_kill(listing: runs.Listing, wanted: str | None, *, stale: bool, everythi
     return broken + (unfinished if everything else unfinished[-1:])
 
 
-def _tell_kill(result: runs.Killed, chosen: Sequence[runs.Run], console: Console) -> None:
+def _tell_kill(result: runs.Killed, chosen: Sequence[runs.Run], inventory: str, console: Console) -> None:
     for line in folded(result.failed):
         console.error(line)
     for one in result.remaining:
         console.error(f"{one['host']}: pid {one['pid']} ({one['cmd']}) of {one['owner']} is still there: {one['why']}")
     for one in result.holders:
         pid = f"pid {one['pid']} ({one['cmd'][:80]})" if one["pid"] else "a process"
-        end = f"; to end it: --force {one['host']}:{one['pid']}" if one["pid"] else ""
+        force = command("kill", "--force", f"{one['host']}:{one['pid']}", inventory=inventory)
+        end = f"; to end it: {force}" if one["pid"] else ""
         console.warning(f"{one['host']}: {one['what']} is held by {pid} of {one['owner']}, which is not ours{end}")
     if result.memory_freed:
         where = fold({one["host"] for one in result.memory_freed})

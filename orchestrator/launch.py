@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from . import bandwidths, checks, choices, plan, preflight, runs
+from . import advice, bandwidths, checks, choices, plan, preflight, runs
+from .advice import completed
 from .checks import Finding, say
-from .console import all_but, fold, fold_messages, size
+from .console import fold, fold_messages, size
 from .errors import FindingsError, HeldError, UnreachableError, UsageError
 from .fleet import Fleet, Results, each, folded, worst
 from .inventory import Host
@@ -47,6 +48,8 @@ class Surroundings:
     step: Callable[[str], None]
     """Says a phase to the person."""
     warn: Callable[[str], None]
+    command_without: Callable[[Sequence[str]], str]
+    """What a person types to start the same without these hosts; "" where that is no command line."""
 
 
 class Parcel:
@@ -97,7 +100,7 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
         hosts = [node.host for node in wanted.nodes]
     facts = {name: one[0] for name, one in probed.done.items()}
     hellos = {name: one[1] for name, one in probed.done.items()}
-    _judge(checks.judge(wanted, facts, hellos), hosts, around)
+    _judge(checks.judge(wanted, facts, hellos), wanted, around)
     chosen = choices.choose(facts)
     resolved = plan.resolve(wanted, facts, {choice.variable: choice.value for choice in chosen})
     ranks = plan.world_size(resolved)
@@ -133,7 +136,7 @@ def _without(wanted: Plan, probed: Results[Any], around: Surroundings) -> Plan:
     left = plan.without(wanted, probed.failed)
     if left is None or not all(isinstance(error, UnreachableError) for error in probed.failed.values()):
         headline = f"{len(probed.failed)} of {len(wanted.nodes)} hosts cannot take part; nothing was started"
-        _stop_on(probed, headline, _how_to_do_without(wanted, probed))
+        _stop_on(probed, headline, wanted, _how_to_do_without(wanted, probed, around))
         raise AssertionError("_stop_on raises")
     for line in folded(probed.failed):
         around.warn(f"{line}; going on without")
@@ -152,25 +155,29 @@ def _probe(
     return facts, session.hello
 
 
-def _how_to_do_without(wanted: Plan, probed: Results[Any]) -> str:
+def _how_to_do_without(wanted: Plan, probed: Results[Any], around: Surroundings) -> str:
     """For hosts that are down; what another host refuses for is to be mended."""
     down = [name for name, error in probed.failed.items() if isinstance(error, UnreachableError)]
     if len(down) < len(probed.failed) or len(down) == len(wanted.nodes):
         return ""
-    return f"to start without: --hosts '{all_but(down)}'"
+    command = around.command_without(down)
+    return f"to start without: {command}" if command else ""
 
 
-def _stop_on(results: Results[Any], headline: str, advice: str = "") -> None:
+def _stop_on(results: Results[Any], headline: str, wanted: Plan, hint: str = "") -> None:
     if results.failed:
         if {getattr(error, "code", "") for error in results.failed.values()} == {"held"}:
             headline = "nothing was started"  # the hosts are well
-        lines = [headline, *folded(results.failed), *([advice] if advice else [])]
+        said = [completed(line, wanted.inventory.path) for line in folded(results.failed)]
+        lines = [headline, *said, *([hint] if hint else [])]
         raise worst(results.failed.values(), "\n  ".join(lines))
 
 
-def _judge(findings: tuple[Finding, ...], hosts: Sequence[Host], around: Surroundings) -> None:
+def _judge(findings: tuple[Finding, ...], wanted: Plan, around: Surroundings) -> None:
+    hosts = [node.host for node in wanted.nodes]
+
     def told(finding: Finding) -> str:
-        return by_hand(say(finding), hosts)
+        return completed(by_hand(say(finding), hosts), wanted.inventory.path)
 
     errors = [finding for finding in findings if finding.severity == "error"]
     for finding in findings:
@@ -212,12 +219,13 @@ def _prepare_and_start(
 
     try:
         first = fleet.each([head], lambda host, session: prepare(host, session, None), "preparing")
-        _stop_on(first, "the head cannot take part; nothing was started")
+        _stop_on(first, "the head cannot take part; nothing was started", resolved)
         at_head = first.done[head.name]
         rest = fleet.each(others, lambda host, session: prepare(host, session, at_head), "preparing")
-        _stop_on(rest, f"{len(rest.failed)} of {len(resolved.nodes)} hosts cannot take part; nothing was started")
+        headline = f"{len(rest.failed)} of {len(resolved.nodes)} hosts cannot take part; nothing was started"
+        _stop_on(rest, headline, resolved)
         prepared = {**first.done, **rest.done}
-        _say_beside(prepared, around)
+        _say_beside(prepared, resolved, around)
         _say_unfetched(prepared, around)
         if resumed := [host for host, answer in prepared.items() if answer["resumes"]]:
             around.step(
@@ -245,7 +253,8 @@ def _prepare_and_start(
     except UnreachableError as error:
         # the head may have heard it: then the run goes on, and else the others give up when nobody calls them
         raise UnreachableError(
-            f"{error}; this was the moment of the start: `ddp-orch ps` tells whether run {resolved.run_id} is there"
+            f"{error}; this was the moment of the start: "
+            f"`{advice.command('ps', inventory=resolved.inventory.path)}` tells whether run {resolved.run_id} is there"
         ) from error
     except (Refused, KeyboardInterrupt) as error:
         # the head's guard may have begun all the same, and obeys no abort then
@@ -255,16 +264,15 @@ def _prepare_and_start(
         raise
 
 
-def _say_beside(answers: Mapping[str, Mapping[str, Any]], around: Surroundings) -> None:
+def _say_beside(answers: Mapping[str, Mapping[str, Any]], resolved: Plan, around: Surroundings) -> None:
     """GPUs are held by one run at a time; CPUs are not, and two runs on them are slow for no reason to be seen."""
     hosts_of: dict[str, list[str]] = {}
     for host, answer in answers.items():
         for run_id in answer["beside"]:
             hosts_of.setdefault(run_id, []).append(host)
     for run_id, hosts in hosts_of.items():
-        around.warn(
-            f"{fold(hosts)}: run {run_id} goes on there too, on the same CPUs; to end it: ddp-orch kill {run_id}"
-        )
+        kill = advice.command("kill", run_id, inventory=resolved.inventory.path)
+        around.warn(f"{fold(hosts)}: run {run_id} goes on there too, on the same CPUs; to end it: {kill}")
 
 
 def _say_unfetched(answers: Mapping[str, Mapping[str, Any]], around: Surroundings) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import inventory
 from .console import Console, fold
-from .context import open_fleet, stderr_console
+from .context import chosen_inventory, open_fleet, stderr_console
 from .errors import FindingsError, UsageError
 from .fleet import Fleet, each, folded, worst
 from .inventory import Host
@@ -65,7 +65,7 @@ class Ready:
     """`kept` or `installed`."""
 
 
-def setup(given: str, hosts: str | None, wanted: Wanted) -> int:
+def setup(given: str | None, hosts: str | None, wanted: Wanted) -> int:
     """Exit code: 0 all are ready, 3 one is not, 4 one was not reached."""
     if wanted.torch is not None and not re.fullmatch(VERSION, wanted.torch):
         raise UsageError(f"--torch {wanted.torch!r}: wants a version such as 2.9.1 or 2.9.1+cu126")
@@ -74,7 +74,7 @@ def setup(given: str, hosts: str | None, wanted: Wanted) -> int:
             f"--index-url {wanted.index_url!r}: wants an address such as https://download.pytorch.org/whl/cpu"
         )
     console = stderr_console()
-    read = inventory.load(given)
+    read = chosen_inventory(given)
     if hosts is not None:
         read = inventory.select(read, hosts)
     with open_fleet(read) as fleet:

@@ -14,7 +14,7 @@ from .fleet import folded
 SHOWN = 3  # runs named of many
 
 
-def prune(given: str, hosts: str | None, *, force: bool) -> int:
+def prune(given: str | None, hosts: str | None, *, force: bool) -> int:
     console = stderr_console()
     read = chosen_inventory(given, hosts)
     keep = asdict(read.run.keep)

@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 
 from . import runs
+from .advice import command
 from .console import fold
-from .context import chosen_inventory, open_fleet, stderr_console, warn_of_missing
+from .context import inventory_of_run, open_fleet, stderr_console, warn_of_missing
 from .errors import UnreachableError, UsageError
 from .logs import parse_time
 from .terminal import tame
@@ -20,7 +21,7 @@ IN_A_PIPE = 1000  # columns: nothing is cut
 
 def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) -> int:
     console = stderr_console()
-    read = chosen_inventory(given, hosts)
+    read = inventory_of_run(given, hosts, None)
     with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
     warn_of_missing(listing, console)
@@ -31,9 +32,10 @@ def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) ->
         _print(listing, shown, time.time())
     else:
         over = len(listing.runs)
+        every = command("ps", "--all", inventory=read.path)
         console.note(
             "no unfinished run"
-            + (f"; {over} that {'is' if over == 1 else 'are'} over: ddp-orch ps --all" if over else " on these hosts")
+            + (f"; {over} that {'is' if over == 1 else 'are'} over: {every}" if over else " on these hosts")
         )
     return UnreachableError.exit_code if listing.failed else 0
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 
 from .logs import Line
 
-ALL_OF_IT = "ddp-orch logs --stream agent"
 BLOCK_MOST = 1000  # lines; what is longer is no stack trace
 HOLD = 3.0  # s until our own word that we stop a run is there: other nodes have heard it before the head can say it
 _PREFIX = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ \S+:\d+\] ")  # of Python's logging, as torch sets it up
@@ -34,7 +33,9 @@ _BETWEEN = {
 class Quieter:
     """Lines in, in their order; lines out, of which the agents' are fewer."""
 
-    def __init__(self) -> None:
+    def __init__(self, all_of_it: str = "ddp-orch logs --stream agent") -> None:
+        """`all_of_it`: the command that shows every line."""
+        self._all_of_it = all_of_it
         self._blocks: dict[tuple[str, int], list[Line]] = {}  # (host, attempt) -> a stack trace that goes on
         self._known: set[tuple[str, int]] = set()  # those that have said anything
         self._stopped: set[int] = set()  # attempts that we are stopping
@@ -72,9 +73,9 @@ class Quieter:
         if len(block) >= BLOCK_MOST:
             return (*block, line)
         if _is_python(block[0]):
-            note = f"{line.text}  ({len(block)} lines of torchrun's traceback: {ALL_OF_IT})"
+            note = f"{line.text}  ({len(block)} lines of torchrun's traceback: {self._all_of_it})"
             return (line._replace(text=note),)
-        note = f"({len(block)} lines of torchrun's C++ stack: {ALL_OF_IT})"
+        note = f"({len(block)} lines of torchrun's C++ stack: {self._all_of_it})"
         return (block[0]._replace(text=note), *self._begin(key, line))
 
     def _begin(self, key: tuple[str, int], line: Line) -> Iterable[Line]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import claims, diagnose_run, report_html, runs
-from .context import chosen_inventory, find_run, mask_of, open_fleet, stderr_console, warn_of
+from .context import find_run, inventory_of_run, mask_of, open_fleet, stderr_console, warn_of
 from .errors import UnreachableError, UsageError
 from .fleet import Fleet
 from .inventory import Host
@@ -58,7 +58,7 @@ class Report:
 
 def report(wanted: str | None, given: str | None, hosts: str | None, output: str | None, as_json: bool) -> int:
     console = stderr_console()
-    read = chosen_inventory(given, hosts)
+    read = inventory_of_run(given, hosts, wanted)
     mask = mask_of(read)
     with open_fleet(read) as fleet:
         listing, run = find_run(fleet, read, wanted, console)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import claims
+from .advice import command
 from .console import fold
 from .errors import OrchError, UnreachableError, UsageError
 from .fleet import Fleet
 from .inventory import Host
-from .naming import RUN_ID
+from .naming import RUN_ID, SUFFIX
 from .session import Session
 
-SUFFIX = 4  # characters of an id's end that name a run too: they differ where the day is the same
 STOPS_AT_ONCE = 16  # runs of one host; each may take its whole grace
 UNFINISHED = ("starting", "running", "restarting", "stopping")
 
@@ -176,10 +176,11 @@ def _some(run_ids: Sequence[str]) -> str:
     return f"run {run_ids[0]}" + (f" and {len(run_ids) - 1} more" if len(run_ids) > 1 else "")
 
 
-def choose(listing: Listing, wanted: str | None) -> Run:
+def choose(listing: Listing, wanted: str | None, inventory: str) -> Run:
     """A run by its id, its name (the newest of that name) or a unique prefix of an id; by default the newest.
 
-    Raises UsageError, or UnreachableError where a host that was not reached might know the run.
+    `inventory`: the one whose hosts were asked. Raises UsageError, or UnreachableError where a host that was not
+    reached might know the run.
     """
     runs = listing.runs
     if wanted is None:
@@ -195,13 +196,12 @@ def choose(listing: Listing, wanted: str | None) -> Run:
     if not prefixed and len(wanted) >= SUFFIX:
         prefixed = [run for run in runs if run.run_id.endswith(wanted)]
     if not prefixed:
-        if wanted.endswith((".yaml", ".yml")):
-            raise UsageError(f"no run is called {wanted!r}; an inventory is given as `-i {wanted}`")
+        every = f"`{command('ps', '--all', inventory=inventory)}`"
         known = f"; the newest is {runs[-1].run_id}" if runs else ""
         gone = (
             " (run.keep has old ones removed; `fetch` still finds what they wrote)" if RUN_ID.fullmatch(wanted) else ""
         )
-        raise _missing(listing, f"no run {wanted!r} on these hosts{gone}{known}; `ddp-orch ps --all` lists them")
+        raise _missing(listing, f"no run {wanted!r} on these hosts{gone}{known}; {every} lists them")
     if len(prefixed) > 1:
         found = ", ".join(run.run_id for run in prefixed)
         raise UsageError(f"{wanted!r} names several runs: {found}; give more of it")

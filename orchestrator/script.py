@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import util
 from pathlib import Path
 
-from . import plan, ship
+from . import advice, plan, ship
 from .console import fold
 from .errors import UsageError
 from .inventory import Inventory
@@ -26,7 +26,7 @@ def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship
     given = () if flags else given
     if not given and read.run.script is None:
         trainer_args = (*read.run.args, *flags)
-        _check_trainer_flags(trainer_args, "what follows --" if flags else f"{read.path}: run.args")
+        _check_trainer_flags(trainer_args, "what follows --" if flags else f"{read.path}: run.args", read.path)
         snapshot = ship.snapshot(TRAINER / "__main__.py", (str(TRAINER),), TRAINER.parent)
         # the bundled trainer runs from its own snapshot: a user's trainer.py or workdir does it no harm
         return ("-u", "-m", "trainer", *trainer_args), snapshot
@@ -55,7 +55,7 @@ def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship
     return ("-u", os.path.relpath(snapshot.script, snapshot.workdir), *args), snapshot
 
 
-def _check_trainer_flags(args: Sequence[str], where: str) -> None:
+def _check_trainer_flags(args: Sequence[str], where: str, inventory: str) -> None:
     """Raises UsageError for what the trainer would refuse on every host.
 
     Its parser is found by its path: a user's own `trainer` may come before it.
@@ -68,7 +68,7 @@ def _check_trainer_flags(args: Sequence[str], where: str) -> None:
     try:
         config.parse(args)
     except config.ConfigError as error:
-        text = str(error).replace("python -m trainer --help", "ddp-orch up INVENTORY -- --help")
+        text = str(error).replace("python -m trainer --help", advice.command("up", "--", "--help", inventory=inventory))
         script = next((word for word in args if word.endswith(".py")), None)
         first = f"; a script of your own comes before its flags: -- {script} ..." if script else ""
         raise UsageError(f"{where}: the bundled trainer: {text}{first}") from error

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from . import claims, runs, watch
+from . import advice, claims, runs, watch
 from . import logs as lines
+from .advice import AboutRun
 from .console import Console, fold
-from .context import chosen_inventory, find_run, mask_of, open_fleet, part_of, stderr_console, warn_of
+from .context import find_run, inventory_of_run, mask_of, open_fleet, part_of, stderr_console, warn_of
 from .errors import UnreachableError, UsageError
 from .log_files import LogFiles
 from .logs import Line, Mask
@@ -51,10 +52,11 @@ def logs(wanted: Logs) -> int:
         raise UsageError("--json goes with neither --fold nor --output")
     console = stderr_console()
     choice = _choice(wanted, time.time())
-    read = chosen_inventory(wanted.inventory, wanted.hosts)
+    read = inventory_of_run(wanted.inventory, wanted.hosts, wanted.run)
     hosts = {host.name: host for host in (read if wanted.host is None else part_of(read, wanted.host, "--host")).hosts}
     with open_fleet(read) as fleet:
         listing, run = find_run(fleet, read, wanted.run, console)
+        about = advice.about(run, listing.runs, read.path)
         if choice.ranks is not None and min(choice.ranks) >= run.ranks:
             raise UsageError(f"run {run.run_id} has no such ranks; it has {run.ranks}, counted from 0")
         asked = [hosts[name] for name in run.parts if name in hosts]
@@ -73,22 +75,30 @@ def logs(wanted: Logs) -> int:
             if wanted.output:
                 _to_files(view, choice, list(run.parts), mask, Path(wanted.output), console)
             else:
-                shown = _to_screen(view, run, choice, ranks, mask, wanted, bell)
+                shown = _to_screen(view, run, about, choice, ranks, mask, wanted, bell)
                 if not shown and not view.failed:
                     console.note(f"run {run.run_id}: no {'line' if choice == EVERYTHING else 'such line'}")
         except KeyboardInterrupt:
             if wanted.follow and run.unfinished:
-                console.note(f"the run goes on; ddp-orch kill {run.run_id} ends it")
+                console.note(f"the run goes on; {about.command('kill')} ends it")
             return 0  # only the looking ends
         if wanted.follow:
             bell.over()
-            return watch.conclude(run.run_id, run.nodes, view, console)
+            resume = about.of_all("up", "--name", run.name)
+            return watch.conclude(run.run_id, about, run.nodes, view, console, resume=f"{resume} -- SCRIPT ARGS...")
     warn_of(view.failed, console)
     return UnreachableError.exit_code if listing.failed or view.failed else 0
 
 
 def _to_screen(
-    view: View, run: runs.Run, choice: Choice, ranks: int, mask: Mask, wanted: Logs, bell: watch.Bell
+    view: View,
+    run: runs.Run,
+    about: AboutRun,
+    choice: Choice,
+    ranks: int,
+    mask: Mask,
+    wanted: Logs,
+    bell: watch.Bell,
 ) -> int:
     """The number of lines that were chosen."""
     # whoever asks for torchrun's own lines, or for those with a certain text, wants all of them
@@ -99,6 +109,7 @@ def _to_screen(
         as_json=wanted.as_json,
         timestamps=wanted.timestamps,
         quiet=quiet,
+        all_of_it=about.command("logs", "--stream", "agent"),
         fold_ranks=ranks if wanted.fold else None,
     )
 

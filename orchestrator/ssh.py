@@ -47,6 +47,7 @@ class Dialer:
 
     `ask_passphrase` gets a prompt and gives the answer; None when there is no terminal. `config_file` replaces the
     user's and the system's ssh_config. `reaching` hears what the way to a host has come to; "" at its end.
+    `trust_command` is what a person types to accept host keys.
     """
 
     def __init__(
@@ -57,12 +58,13 @@ class Dialer:
         config_file: Path | None = None,
         agent_socket: str | None = os.environ.get("SSH_AUTH_SOCK"),
         reaching: Callable[[str, str], None] = lambda host, how: None,
+        trust_command: str = "ddp-orch trust",
     ) -> None:
         self._options = options
         self._reaching = reaching
         self._resolver = Resolver(config_file, agent_socket)
         self._keys = KeyRing(ask_passphrase)
-        self.host_keys = HostKeys(options.host_keys == "accept-new")
+        self.host_keys = HostKeys(options.host_keys == "accept-new", trust_command)
         self._jumps: dict[Target, _SharedJump] = {}
         self._slots: dict[Target, threading.Semaphore] = {}
         self._denied: dict[Target, ConnectFailure] = {}

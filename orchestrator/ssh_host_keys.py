@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import threading
 from pathlib import Path
 
-from orchestrator.known_hosts import KnownHosts, Verdict, append, fingerprint
+from orchestrator.known_hosts import Entry, KnownHosts, Verdict, append, fingerprint
 from orchestrator.ssh_config import Target
 from orchestrator.transport import ConnectFailure
 
@@ -13,8 +15,9 @@ from orchestrator.transport import ConnectFailure
 class HostKeys:
     """Host keys: what known_hosts says, and what is done about a key that it does not know."""
 
-    def __init__(self, accept_new: bool) -> None:
+    def __init__(self, accept_new: bool, trust_command: str) -> None:
         self._accept_new = accept_new
+        self._trust_command = trust_command
         self._files: dict[tuple[Path, ...], KnownHosts] = {}
         self._lock = threading.Lock()
 
@@ -30,7 +33,7 @@ class HostKeys:
             if verdict.status == "unknown" and self._accept_new and target.user_known_hosts:
                 self._add(target, key)
                 return
-        raise _untrusted(target, key, verdict)
+        raise _untrusted(target, key, verdict, self._trust_command)
 
     def judge(self, target: Target, key: bytes) -> Verdict:
         return self._known(target).judge(target.known_as, key)
@@ -41,7 +44,7 @@ class HostKeys:
         with self._lock:
             verdict = self._read(target).judge(target.known_as, key)
             if verdict.status in ("changed", "revoked"):
-                raise _untrusted(target, key, verdict)
+                raise _untrusted(target, key, verdict, self._trust_command)
             if not target.user_known_hosts:
                 reason = "ssh_config names no UserKnownHostsFile to write it to"
                 raise ConnectFailure(target.name, "host key", reason, "ssh-host-key-unknown", "mend ssh_config")
@@ -90,11 +93,11 @@ class Look:
         raise Seen(key)
 
 
-def _untrusted(target: Target, key: bytes, verdict: Verdict) -> ConnectFailure:
+def _untrusted(target: Target, key: bytes, verdict: Verdict, trust: str) -> ConnectFailure:
     print_ = fingerprint(key)
     where = verdict.entry.where if verdict.entry else ""
     name = target.known_as[0]
-    common = None
+    common, own = None, ""
     match verdict.status:
         case "changed":
             code = "ssh-host-key-changed"
@@ -103,12 +106,14 @@ def _untrusted(target: Target, key: bytes, verdict: Verdict) -> ConnectFailure:
                 f"THE HOST KEY HAS CHANGED: it shows {print_}, but {where} has {fingerprint(verdict.entry.key)}. "
                 "Somebody may be listening in, or the host was installed anew"
             )
-            fix = f"ask its administrator; only if the new key is right, run `ssh-keygen -R '{name}'` and accept it"
+            remove, remove_all = _how_to_remove(verdict.entry, name)
+            own = shlex.quote(name)
+            only_if = "ask its administrator; only if the new key is right, "
+            fix = f"{only_if}{remove}, then accept the new one by `{trust}`"
             common = (
-                "THE HOST KEY HAS CHANGED: it shows another one than known_hosts has. Somebody may be listening in, or "
-                "the host was installed anew",
-                "ask its administrator; `ddp-orch trust INVENTORY` shows the keys; only if the new one is right, "
-                "run `ssh-keygen -R HOST` and accept it",
+                f"THE HOST KEY HAS CHANGED: it shows another one than {verdict.entry.path} has. Somebody may be "
+                "listening in, or the host was installed anew",
+                f"{only_if}{remove_all}, then accept the new one by `{trust}`",
             )
         case "revoked":
             code, reason = "ssh-host-key-changed", f"its key {print_} is revoked by {where}"
@@ -120,8 +125,19 @@ def _untrusted(target: Target, key: bytes, verdict: Verdict) -> ConnectFailure:
             fix = f"host certificates are not supported: add its plain key, say by `ssh-keyscan {target.hostname}`"
         case _:
             code, reason = "ssh-host-key-unknown", f"its key {print_} is not in known_hosts (as {name})"
-            ways = f"by `ddp-orch trust INVENTORY`, once by `{target.command}`, or set ssh.host_keys: accept-new"
+            ways = f"by `{trust}`, once by `{target.command}`, or set ssh.host_keys: accept-new"
             fix = f"compare it, then accept it: {ways}"
-            ways = "by `ddp-orch trust INVENTORY`, which shows it, or set ssh.host_keys: accept-new"
+            ways = f"by `{trust}`, which shows it, or set ssh.host_keys: accept-new"
             common = ("its key is not in known_hosts", f"compare it, then accept it: {ways}")
-    return ConnectFailure(target.name, "host key", reason, code, fix, common)
+    return ConnectFailure(target.name, "host key", reason, code, fix, common, own)
+
+
+def _how_to_remove(entry: Entry, name: str) -> tuple[str, str]:
+    """Of one host, and of the HOSTS that failed alike."""
+    file = shlex.quote(str(entry.path))
+    if re.search(r"[*?!]", entry.hosts):  # ssh-keygen removes no pattern
+        return (f"delete line {entry.line} of {file}", f"delete their lines of {file}")
+    return (
+        f"run `ssh-keygen -f {file} -R {shlex.quote(name)}`",
+        f'run `for host in HOSTS; do ssh-keygen -f {file} -R "$host"; done`',
+    )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 from . import runs
 from .board import Seen, render
 from .console import Console, wants_colour
-from .context import chosen_inventory, mask_of, open_fleet, stderr_console, warn_of, warn_of_doubts
+from .context import inventory_of_run, mask_of, open_fleet, stderr_console, warn_of, warn_of_doubts
 from .errors import OrchError, UnreachableError
 from .fleet import Fleet
 from .hostnames import pick
@@ -72,20 +72,20 @@ class Watcher:
 
 def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
     console = stderr_console()
-    read = chosen_inventory(given, hosts)
+    read = inventory_of_run(given, hosts, wanted)
     mask = mask_of(read)
     with open_fleet(read) as fleet:
         listing = runs.find(fleet, read.hosts)
         warn_of(listing.failed, console)
         warn_of_doubts(listing, console)
         going_on = [run.run_id for run in listing.runs if run.unfinished]
-        run = runs.choose(listing, wanted if wanted is not None else next(iter(going_on[-1:]), None))
+        run = runs.choose(listing, wanted if wanted is not None else next(iter(going_on[-1:]), None), read.path)
         of_run = [host for host in read.hosts if host.name in run.parts or host.name in run.unheard]
         unheard = {host: node for node, host in enumerate(run.hosts) if host in run.unheard}
         watcher = Watcher(fleet, of_run, run.run_id, {**unheard, **run.nodes})
         try:
             if sys.stdout.isatty() and sys.stdin.isatty():
-                _Live(watcher, run, fleet, of_run, given, mask, console).show()
+                _Live(watcher, run, fleet, of_run, read.path, mask, console).show()
             else:
                 _once(watcher, run.run_id, mask)
         except KeyboardInterrupt:
@@ -121,7 +121,7 @@ class _Live:
         run: runs.Run,
         fleet: Fleet,
         hosts: Sequence[Host],
-        inventory: str | None,
+        inventory: str,
         mask: Mask,
         console: Console,
     ) -> None:

@@ -35,13 +35,20 @@ class ConnectFailure(UnreachableError):
 
     `code` is the label of the failure (`ssh-auth-denied`, ...), so that nobody tells failures apart by their text.
     `common` is (reason, fix) without what each host has of its own, such as its address: with it, hosts that failed
-    alike can be told of in one line.
+    alike can be told of in one line. `own` is what stands for this host where `common` has the word HOSTS.
     """
 
     def __init__(
-        self, host: str, phase: str, reason: str, code: str, fix: str, common: tuple[str, str] | None = None
+        self,
+        host: str,
+        phase: str,
+        reason: str,
+        code: str,
+        fix: str,
+        common: tuple[str, str] | None = None,
+        own: str = "",
     ) -> None:
-        self.host, self.phase, self.reason, self.code, self.fix = host, phase, reason, code, fix
+        self.host, self.phase, self.reason, self.code, self.fix, self.own = host, phase, reason, code, fix, own
         self.common = common or (reason, fix)
         super().__init__(f"{host}: {self._spelled(reason, fix)}")
 

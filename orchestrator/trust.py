@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from .advice import command
 from .console import Console
 from .context import chosen_inventory, make_dialer, make_progress, stderr_console
 from .errors import OrchError, UnreachableError
@@ -48,12 +49,12 @@ class Shown:
         return f"{status:7} {bits(self.key):4} {fingerprint(self.key)} {name} ({kind})"
 
 
-def trust(path: str, hosts: str | None, yes: bool) -> int:
+def trust(path: str | None, hosts: str | None, yes: bool) -> int:
     """Host by host from the outside in: a host behind a jump host can be asked only when that one is trusted."""
     console = stderr_console()
     read = chosen_inventory(path, hosts)
     progress = make_progress()
-    strict = replace(read.ssh, host_keys="strict")  # a key is accepted by a yes, and by nothing else
+    strict = replace(read, ssh=replace(read.ssh, host_keys="strict"))  # a key is accepted by a yes, and by nothing else
     dialer = make_dialer(strict, progress)
     remote = [host for host in read.hosts if not host.local]
     dialer.prepare(remote)
@@ -77,7 +78,7 @@ def trust(path: str, hosts: str | None, yes: bool) -> int:
     for line in folded(failed):
         console.error(line)
     if not failed:
-        console.note(f"all keys are trusted; next: ddp-orch check {path}")
+        console.note(f"all keys are trusted; next: {command('check', inventory=read.path)}")
     return UnreachableError.exit_code if failed else 0
 
 

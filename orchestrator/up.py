@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from . import history, inventory, launch, naming, plan, script, ship, watch
-from .console import Console
-from .context import open_fleet, stderr_console, whoami
+from . import advice, history, inventory, launch, naming, plan, script, ship, watch
+from .console import Console, all_but
+from .context import chosen_inventory, open_fleet, stderr_console, whoami
 from .errors import HeldError, UsageError
 from .fleet import Fleet
 from .inventory import Inventory
@@ -28,7 +28,7 @@ HELD_AGAIN = 10.0  # s between tries of `up --wait`
 class Up:
     """`up` as it was asked for."""
 
-    inventory: str
+    inventory: str | None
     script: tuple[str, ...]
     detach: bool
     dry_run: bool
@@ -42,10 +42,30 @@ class Up:
     tell_outputs: bool = True  # how to fetch what the run has written
     trainer_args: tuple[str, ...] = ()  # for the bundled trainer, after run.args; then run.script does not count
 
+    def command(self, inventory: str, *, without: Sequence[str] = (), name: str | None = None) -> str:
+        """What a person types to start the same again: without some hosts, or under another name.
+
+        `inventory`: the one that was taken. "" where it was not asked for by `up`.
+        """
+        if self.trainer_args:
+            return ""
+        hosts = (self.hosts or "") + (all_but(without) if without else "")
+        flags = {
+            "--detach": self.detach,
+            "--json": self.as_json,
+            "--skip-check": self.skip_check,
+            "--wait": self.wait,
+            "--debug": self.debug,
+        }
+        words = [flag for flag, given in flags.items() if given]
+        for option, value in (("--name", name or self.name), ("--hosts", hosts), *(("-e", pair) for pair in self.env)):
+            words += [option, value] if value else []
+        return advice.command("up", *words, *(("--", *self.script) if self.script else ()), inventory=inventory)
+
 
 def up(wanted: Up) -> int:
     console = stderr_console()
-    read = inventory.load(wanted.inventory)
+    read = chosen_inventory(wanted.inventory)
     if wanted.hosts is not None:
         read = inventory.select(read, wanted.hosts)
     if wanted.trainer_args:
@@ -65,22 +85,34 @@ def up(wanted: Up) -> int:
         skip_check=wanted.skip_check,
         step=_once(console.step),
         warn=_once(console.warning),
+        command_without=lambda hosts: wanted.command(read.path, without=hosts),
     )
     with open_fleet(read) as fleet:
         resolved = _launch(made, snapshot, fleet, around, wanted.wait, console)
+        about = advice.AboutRun(made.name, read.path)
         try:
             history.remember(read.path, run_id, made.name)
             if wanted.detach:
                 print(json.dumps({"run_id": run_id, "name": made.name}) if wanted.as_json else run_id, flush=True)
-                console.note(f"the run has started; follow it with: ddp-orch logs -f {run_id}")
+                console.note(f"the run has started; follow it with: {about.command('logs', '-f')}")
                 return 0
             console.step(f"run {run_id} has started")
             names = [host.name for host in read.hosts]
             mask = Mask(around.secrets.values())
-            printer = watch.Printer(names, mask, as_json=wanted.as_json)
-            return watch.attend(resolved, fleet, printer, mask, console, tell_outputs=wanted.tell_outputs)
+            printer = watch.Printer(
+                names, mask, as_json=wanted.as_json, all_of_it=about.command("logs", "--stream", "agent")
+            )
+            return watch.attend(
+                resolved,
+                fleet,
+                printer,
+                mask,
+                console,
+                resume=wanted.command(read.path, name=made.name),
+                tell_outputs=wanted.tell_outputs,
+            )
         except (BrokenPipeError, KeyboardInterrupt):
-            console.note(f"no longer watching; the run is on its hosts: ddp-orch logs -f {run_id}")
+            console.note(f"no longer watching; the run is on its hosts: {about.command('logs', '-f')}")
             raise
 
 

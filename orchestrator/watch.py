@@ -13,6 +13,7 @@ from typing import Any
 
 from . import claims, runs
 from . import logs as lines
+from .advice import AboutRun
 from .console import Console, fold, hush, wants_colour
 from .errors import Interrupted, OrchError, RunFailed, UnreachableError
 from .fleet import Fleet, folded
@@ -35,7 +36,8 @@ OUTCOMES = {
 class Printer:
     """Prints lines on stdout: tagged for people, or one JSON object each.
 
-    `quiet`: of torchrun's own tracebacks only the last line. `fold_ranks`: equal lines of so many ranks as one.
+    `quiet`: of torchrun's own tracebacks only the last line; the command `all_of_it` shows them. `fold_ranks`: equal
+    lines of so many ranks as one.
     """
 
     def __init__(
@@ -46,12 +48,13 @@ class Printer:
         as_json: bool,
         timestamps: bool = False,
         quiet: bool = True,
+        all_of_it: str,
         fold_ranks: int | None = None,
     ) -> None:
         painter = Painter(hosts, wants_colour(sys.stdout, os.environ), timestamps, mask)
         self._render = (lambda line: lines.to_json(line, mask)) if as_json else painter.paint
         self._paint_folded = painter.paint_folded
-        self._quieter = Quieter() if quiet and not as_json else None
+        self._quieter = Quieter(all_of_it) if quiet and not as_json else None
         self._folder = Folder(fold_ranks) if fold_ranks is not None else None
 
     def show(self, batch: Sequence[Line]) -> None:
@@ -98,9 +101,20 @@ class Bell:
 
 
 def attend(
-    resolved: Plan, fleet: Fleet, printer: Printer, mask: Mask, console: Console, *, tell_outputs: bool = True
+    resolved: Plan,
+    fleet: Fleet,
+    printer: Printer,
+    mask: Mask,
+    console: Console,
+    *,
+    resume: str,
+    tell_outputs: bool = True,
 ) -> int:
-    """Attached `up`: show the lines; Ctrl-C stops the run, a second one kills it, a third one only leaves."""
+    """Attached `up`: show the lines; Ctrl-C stops the run, a second one kills it, a third one only leaves.
+
+    `resume`: the command that starts a run which goes on with the outputs of this one.
+    """
+    about = AboutRun(resolved.name, resolved.inventory.path)
     hosts = [node.host for node in resolved.nodes]
     nodes = {host.name: node for node, host in enumerate(hosts)}
     ranks = claims.ranks_of_plan(resolved)
@@ -117,14 +131,15 @@ def attend(
         printer.close()
     bell.over()
     took = f" after {time.monotonic() - began:.1f} s"
-    code = conclude(resolved.run_id, nodes, view, console, took, tell_outputs=tell_outputs)
+    code = conclude(resolved.run_id, about, nodes, view, console, took, resume=resume, tell_outputs=tell_outputs)
     if code in (RunFailed.exit_code, OUTCOMES["lost"]):
-        _diagnose(resolved.run_id, hosts, nodes, view, fleet, mask, console)
+        _diagnose(resolved.run_id, about, hosts, nodes, view, fleet, mask, console)
     return code
 
 
 def _diagnose(
     run_id: str,
+    about: AboutRun,
     hosts: Sequence[Host],
     nodes: Mapping[str, int],
     view: View,
@@ -140,7 +155,7 @@ def _diagnose(
     except OrchError as error:
         console.warning(f"no diagnosis: {error}")
         return
-    diagnose_logs.print_end(found, mask, sys.stderr, run_id)
+    diagnose_logs.print_end(found, mask, sys.stderr, about)
 
 
 @contextlib.contextmanager
@@ -180,16 +195,25 @@ def _stopping_on_interrupt(run_id: str, hosts: Sequence[Host], fleet: Fleet, con
 
 
 def conclude(
-    run_id: str, nodes: Mapping[str, int], view: View, console: Console, took: str = "", *, tell_outputs: bool = True
+    run_id: str,
+    about: AboutRun,
+    nodes: Mapping[str, int],
+    view: View,
+    console: Console,
+    took: str = "",
+    *,
+    resume: str,
+    tell_outputs: bool = True,
 ) -> int:
-    """Say how the run ended; its exit code is the run's outcome. `nodes`: the node that each host is."""
+    """Say how the run ended; its exit code is the run's outcome. `nodes`: the node that each host is; `resume`: see
+    `attend`."""
     for line in folded(view.failed):
         console.warning(line)
     of_run = {host: run for host in nodes if (run := view.outcomes.get(host, {}).get("run"))}
     parts = list(of_run.values())
     verdict = claims.verdict_of(of_run, nodes)
     if verdict is None:
-        console.error(f"run {run_id}: no host tells how it ended; `ddp-orch ps --all` shows what is known")
+        console.error(f"run {run_id}: no host tells how it ended; `{about.of_all('ps', '--all')}` shows what is known")
         return UnreachableError.exit_code
     match verdict["state"]:
         case "succeeded":
@@ -197,7 +221,7 @@ def conclude(
         case "killed":
             console.note(f"run {run_id} was stopped by {verdict.get('stopped_by') or 'somebody'}")
         case "lost":
-            console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_without_head(verdict, parts[0])}")
+            console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_without_head(verdict, parts[0], resume)}")
         case _:
             console.error(f"run {run_id} failed: {_first_failure(verdict)}")
     beside = {host: found for host, outcome in view.outcomes.items() if (found := outcome.get("beside_code"))}
@@ -205,8 +229,8 @@ def conclude(
         console.warning(_files_beside_code(beside))
     if tell_outputs and (beside or any(part.get("outputs") for part in parts)):
         resumes = verdict["state"] != "succeeded" and any(part.get("outputs") for part in parts)
-        again = f"; a new run goes on with it: up --name {parts[0]['name']}" if resumes else ""
-        console.note(f"what it wrote is on its hosts; bring it here with: ddp-orch fetch {run_id}{again}")
+        again = f"; a new run goes on with it: {resume}" if resumes else ""
+        console.note(f"what it wrote is on its hosts; bring it here with: {about.command('fetch')}{again}")
     return OUTCOMES[verdict["state"]]
 
 
@@ -221,13 +245,13 @@ def _files_beside_code(having: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def _without_head(verdict: Mapping[str, Any], part: Mapping[str, Any]) -> str:
+def _without_head(verdict: Mapping[str, Any], part: Mapping[str, Any], resume: str) -> str:
     """How to go on when it is the head that was lost: with another, which is for a person to choose."""
     if (verdict.get("first_failure") or {}).get("node") != 0:
         return ""
     return (
         f"\n  to go on from the newest snapshot: take {part['hosts'][0]} out of the inventory, or give another `head` "
-        f"(such as {part['host']}), and start again with --name {part['name']}"
+        f"(such as {part['host']}), then: {resume}"
     )
 
 

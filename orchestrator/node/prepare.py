@@ -142,7 +142,7 @@ def _lock(path: str, what: str, taken: List[int], flags: int) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         who = os.pread(handle, 4096, 0).decode("utf-8", "replace")
-        end = "`ddp-orch kill %s` ends it" % who.split()[1] if who.startswith("run ") else "end that one"
+        end = "`ddp-orch kill INVENTORY %s` ends it" % who.split()[1] if who.startswith("run ") else "end that one"
         text = "%s is taken by %s; %s, or wait for it with --wait" % (what, who or "another run", end)
         raise Refused("held", text) from None
     return handle

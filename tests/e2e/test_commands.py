@@ -127,3 +127,24 @@ def test_ctrl_c_in_exec_shows_what_the_hosts_have_said_that_have_answered(lab2: 
         out, errors = running.communicate(timeout=20)
     assert out == "node-0: done\n" and running.returncode == 130
     assert errors.split("\n") == ["error: node-1: it had not answered by then", "", "error: interrupted", ""]
+
+
+def test_the_commands_that_up_prints_work_where_it_was_called(lab2: Lab) -> None:
+    folder = code(lab2)
+    other = lab2.inventory(hosts=[{"name": "node-0", "address": lab2.hosts[0].address}], run={"launcher": "direct"})
+    (folder / "inventory.yaml").write_text(other.read_text())
+    inventory = lab2.inventory(hosts=[{"name": "node-1", "address": lab2.hosts[1].address}], run={"launcher": "direct"})
+    inventory.rename(folder / "my big.yaml")
+    up = ["up", "my big.yaml", "-d", "--name", "nightly", "--", script(lab2, COUNTER), "1000", "0.1"]
+    try:
+        follow = ok(orch(lab2, *up)).stderr.rstrip("\n").rpartition(": ")[2]
+        assert follow == "ddp-orch logs -f nightly -i 'my big.yaml'"
+        looked = lab2.run(["bash", "-c", f"timeout -s INT 3 {follow}"], cwd=folder, timeout=60)
+        assert "rank 0 count 0" in looked.stdout
+        assert "ddp-orch kill nightly -i 'my big.yaml' ends it" in looked.stderr
+        assert "no unfinished run" in ok(orch(lab2, "ps")).stderr  # of ./inventory.yaml
+        ok(lab2.run(["bash", "-c", "ddp-orch kill nightly --grace 0"], cwd=folder, timeout=60))  # it is remembered
+    finally:
+        for name in ("inventory.yaml", "my big.yaml"):
+            (folder / name).unlink()
+    assert_clean(lab2)

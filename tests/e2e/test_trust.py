@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +115,30 @@ def test_a_host_that_is_not_reached_is_4_and_the_others_are_shown(tmp_path: Path
         result = trust(client, [entry(one, "gpu1"), dead], "--yes")
         assert result.returncode == 4 and "gpu2: connect" in result.stderr
         assert public(one.host_key) in client.known_hosts.read_text()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_commands_that_a_changed_key_is_told_with_work_as_they_are(tmp_path: Path, count: int) -> None:
+    client = Client(tmp_path / "client")
+    old = make_key(tmp_path / "old")
+    with sshd(tmp_path / "one", client.key) as one, sshd(tmp_path / "two", client.key) as two:
+        servers = (one, two)[:count]
+
+        client.trust(*(server.known_line(old) for server in servers))
+        hosts = [entry(server, f"gpu{number}") for number, server in enumerate(servers, 1)]
+        refused = trust(client, hosts, "--yes")
+        assert refused.returncode == 4 and refused.stderr.count("THE HOST KEY HAS CHANGED") == 1, refused.stderr
+        remove, accept = re.findall("`([^`]+)`", refused.stderr)
+        subprocess.run(["bash", "-c", remove], check=True, capture_output=True)
+        assert client.known_hosts.read_text() == ""
+        assert shlex.split(accept) == ["ddp-orch", "trust", str(client.config.with_name("inventory.yaml"))]
+        accepted = trust(client, hosts, "--yes")
+        assert accepted.returncode == 0, accepted.stderr
+
+
+def test_a_changed_key_of_a_pattern_is_told_by_its_line_as_ssh_keygen_removes_none(tmp_path: Path) -> None:
+    client = Client(tmp_path / "client")
+    with sshd(tmp_path / "one", client.key) as one:
+        client.trust("# mine\n", f"[127.0.0.*]:{one.port} {public(make_key(tmp_path / 'old'))}\n")
+        refused = trust(client, [entry(one, "gpu1")])
+    assert f"delete line 2 of {client.known_hosts}" in refused.stderr and "ssh-keygen" not in refused.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.slips import to_paste
+from orchestrator import slips
+from orchestrator.cli import cli
 
 ROOT = Path(__file__).parents[2]
 SMALL = "hosts: [lovelace]\nrun: {env: {CITY: Zürich}}\n"
@@ -28,7 +30,6 @@ def orch(folder: Path, *argv: str, **environment: str) -> subprocess.CompletedPr
     "argv",
     [
         ["nosuch"],
-        ["up"],
         ["up", "nosuch.yaml"],
         ["up", "inventory.yaml", "--name", "a/b", "--dry-run"],
         ["up", "inventory.yaml", "-e", "X", "--dry-run"],
@@ -42,6 +43,8 @@ def orch(folder: Path, *argv: str, **environment: str) -> subprocess.CompletedPr
         ["init"],
         ["init", "gpu1"],
         ["trust", "nosuch.yaml"],
+        ["up", "-i", "inventory.yaml", "inventory.yaml"],
+        ["exec", "-i", "inventory.yaml"],
     ],
     ids=" ".join,
 )
@@ -65,8 +68,8 @@ def test_the_shells_complete_commands(tmp_path: Path, shell: str) -> None:
 def test_the_shells_complete_runs_by_id_and_name(tmp_path: Path, shell: str) -> None:
     state = tmp_path / "state/ddp-orch"
     state.mkdir(parents=True)
-    runs = [["20261122-070000-abcd", "mnist"], ["20261121-070000-efgh", "20261121-070000-efgh"]]
-    (state / "newest.json").write_text(json.dumps({"inventory": "/x", "runs": runs}))
+    runs = [["20261122-070000-abcd", "mnist", "/x"], ["20261121-070000-efgh", "20261121-070000-efgh", "/x"]]
+    (state / "newest.json").write_text(json.dumps({"runs": runs}))
     for begun, expected in (("2026", ["20261122-070000-abcd", "20261121-070000-efgh"]), ("mn", ["mnist"]), ("x", [])):
         for command in ("logs", "kill", "fetch", "report", "diagnose", "top"):
             words = {"COMP_WORDS": f"ddp-orch {command} {begun}", "COMP_CWORD": begun if shell == "fish" else "2"}
@@ -177,19 +180,40 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
     ("argv", "hint"),
     [
         (["stop"], "you may want: ddp-orch kill"),
-        (["check", "-i", "x.yaml"], "comes first here, without -i: ddp-orch check"),
-        (["exec", "--", "hostname"], "ddp-orch exec inventory.yaml -- CMD"),
-        (["up"], "ddp-orch init HOST... writes one"),
-        (["up", "x.yaml", "train.py", "--lr", "1"], "ddp-orch up INVENTORY -- SCRIPT"),
+        (["attach", "my run"], "you may want: ddp-orch logs -f 'my run'"),
+        (["restart"], "you may want: ddp-orch up --name NAME -- SCRIPT ARGS..."),
+        (["-i", "x.yaml", "kill", "nightly"], "ddp-orch kill -i x.yaml nightly"),
+        (["kill", "nightly", "x.yaml"], "ddp-orch kill nightly -i x.yaml"),
+        (["logs", "inventory.yaml"], "ddp-orch logs -i inventory.yaml"),
+        (["exec", "hostname"], "ddp-orch exec -- hostname"),
+        (["exec", "inventory.yaml"], "ddp-orch exec inventory.yaml -- CMD ARGS..."),
+        (["exec", "inventory.yaml", "ls", "-l"], "ddp-orch exec inventory.yaml -- ls -l"),
+        (["exec", "-i", "x.yaml", "ls"], "ddp-orch exec -i x.yaml -- ls"),
+        (["up", "train.py", "0.1"], "ddp-orch up -- train.py 0.1"),
+        (["up", "-d", "train.py"], "ddp-orch up -d -- train.py"),
+        (["up", "-i", "x.yaml", "train.py"], "ddp-orch up -i x.yaml -- train.py"),
+        (["up", "x.yaml", "train.py", "--lr", "1"], "ddp-orch up x.yaml -- train.py --lr 1"),
+        (["up", "train.py", "-n", "2"], "ddp-orch up -- train.py -n 2"),
+        (["up", "-m", "my.module"], "ddp-orch up -- -m my.module"),
+        (["up", "x.yaml", "--lr", "1"], "ddp-orch up x.yaml -- --lr 1"),
+        (["up", "--dryrun"], "Did you mean '--dry-run'?"),
+        (["up", "--nnodes", "2"], "--hosts PATTERN"),
+        (["up", "--nproc_per_node=2"], "nproc_per_node"),
+        (["up", "-n", "2"], "run.nnodes"),
+        (["up", "--set", "run.grace=1"], "in the inventory"),
+        (["up", "--env-file", "x"], "-e K=V"),
+        (["check", "train.py"], "ddp-orch up -- train.py"),
         (["fetch", "*.pt"], "the RUN comes before it"),
     ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_likely_slip_is_told_how_it_is_meant(tmp_path: Path, argv: list[str], hint: str) -> None:
     done = orch(tmp_path, *argv)
     assert done.returncode == 2 and hint in done.stderr.replace("`", ""), done.stderr
 
 
-def test_advice_names_the_inventory_that_was_given() -> None:
-    advice = "accept it by `ddp-orch trust INVENTORY`"
-    assert to_paste(advice, ["up", "my lab.yaml", "--", "train.py"]) == "accept it by `ddp-orch trust 'my lab.yaml'`"
-    assert to_paste(advice, ["ps"]) == advice
+def test_every_slip_of_a_command_leads_to_one_that_is_here(tmp_path: Path) -> None:
+    for word, text in slips.ELSEWHERE.items():
+        assert word not in cli.commands
+        for name in re.findall(r"ddp-orch (\w+)", text):
+            assert name in cli.commands, text

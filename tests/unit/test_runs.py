@@ -51,21 +51,21 @@ LISTING = Listing(RUNS, {})
     ],
 )
 def test_a_run_is_chosen_by_id_name_or_prefix_and_else_it_is_the_newest(wanted: str | None, found: int) -> None:
-    assert choose(LISTING, wanted) is RUNS[found]
+    assert choose(LISTING, wanted, "inventory.yaml") is RUNS[found]
 
 
 def test_a_prefix_of_several_is_refused_with_all_of_them() -> None:
     with pytest.raises(UsageError, match="20260102-b1, 20260102-b2"):
-        choose(LISTING, "20260102")
+        choose(LISTING, "20260102", "inventory.yaml")
 
 
 @pytest.mark.parametrize("wanted", [None, "nosuch"])
 def test_a_run_that_is_not_there_is_a_mistake_but_not_when_a_host_could_not_be_asked(wanted: str | None) -> None:
     runs = () if wanted is None else RUNS
     with pytest.raises(UsageError):
-        choose(Listing(runs, {}), wanted)
+        choose(Listing(runs, {}), wanted, "inventory.yaml")
     with pytest.raises(UnreachableError, match="c could not be asked"):
-        choose(Listing(runs, {"c": UnreachableError("c: refused")}), wanted)
+        choose(Listing(runs, {"c": UnreachableError("c: refused")}), wanted, "inventory.yaml")
 
 
 def test_hosts_that_told_nothing_are_named() -> None:
@@ -103,11 +103,6 @@ def test_kill_has_the_keys_it_promises() -> None:
         ],
         "unreachable": ["b"],
     }
-
-
-def test_an_inventory_in_the_place_of_a_run_is_told_from_a_run() -> None:
-    with pytest.raises(UsageError, match=r"`-i inventory\.yaml`"):
-        choose(Listing((), {}), "inventory.yaml")
 
 
 def test_several_runs_of_a_host_are_stopped_at_once() -> None:

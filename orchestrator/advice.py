@@ -1,0 +1,71 @@
+"""The command lines that messages tell people to type: whole, quoted, with the inventory unless it is the default."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from .inventory import default_path
+from .naming import RUN_NAME
+
+POSITIONAL = frozenset(("bench", "check", "config", "exec", "prune", "ps", "setup", "trust", "up"))
+"""Commands that have INVENTORY as an argument; the others have -i."""
+
+
+def command(name: str, *words: str, inventory: str) -> str:
+    """`ddp-orch NAME WORDS...`, to be pasted where the program was called."""
+    path = _unless_default(inventory)
+    if name in POSITIONAL:
+        return shlex.join(["ddp-orch", name, *path, *words])
+    return shlex.join(["ddp-orch", name, *words, *(("-i", *path) if path else ())])
+
+
+def completed(text: str, inventory: str) -> str:
+    """Advice of modules that do not know how the program was called: `ddp-orch NAME INVENTORY ...`, made a command."""
+    return re.sub(r"ddp-orch (\w+) INVENTORY", lambda match: command(match[1], inventory=inventory), text)
+
+
+class Run(Protocol):
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class AboutRun:
+    """Makes the commands that concern one run."""
+
+    run: str
+    """As it is called on a command line."""
+    inventory: str
+
+    def command(self, name: str, *options: str) -> str:
+        return command(name, *options, self.run, inventory=self.inventory)
+
+    def of_all(self, name: str, *options: str) -> str:
+        """A command that names no run."""
+        return command(name, *options, inventory=self.inventory)
+
+
+def about(run: Run, runs: Iterable[Run], inventory: str) -> AboutRun:
+    """By the run's name, unless a newer one of these `runs` (the newest last) has it too."""
+    newest = [one.run_id for one in runs if one.name == run.name][-1:]
+    named = RUN_NAME.fullmatch(run.name) and newest in ([], [run.run_id])
+    return AboutRun(run.name if named else run.run_id, inventory)
+
+
+def _unless_default(path: str) -> tuple[str, ...]:
+    default = default_path(os.environ)
+    if default is not None and Path(default).resolve() == Path(path).resolve():
+        return ()
+    here = Path.cwd()
+    if Path(path).is_absolute() and Path(path).is_relative_to(here):
+        path = str(Path(path).relative_to(here))
+    return (path,)

@@ -1,0 +1,101 @@
+"""Commands in messages work where they are pasted: which inventory a command takes, and how it is named."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator import advice, history
+from orchestrator.context import chosen_inventory, inventory_of_run
+from orchestrator.errors import UsageError
+from orchestrator.up import Up
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two folders with inventories; the first is the current one."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("DDP_ORCH_INVENTORY", raising=False)
+    for folder, name in (("here", "inventory.yaml"), ("here", "my big.yaml"), ("there", "inventory.yaml")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).write_text(f"hosts: [{folder}-{name.removesuffix('.yaml').split()[-1]}]\n")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def head(of: object) -> str:
+    return of.head  # type: ignore[attr-defined,no-any-return]
+
+
+def test_the_inventory_is_named_where_the_default_is_another(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def logs(inventory: str) -> str:
+        return advice.command("logs", "-f", "nightly", inventory=inventory)
+
+    assert logs("inventory.yaml") == logs(str(here / "inventory.yaml")) == "ddp-orch logs -f nightly"
+    assert logs("my big.yaml") == logs(str(here / "my big.yaml")) == "ddp-orch logs -f nightly -i 'my big.yaml'"
+    assert logs("../there/inventory.yaml") == "ddp-orch logs -f nightly -i ../there/inventory.yaml"
+    assert logs(str(here.parent / "there/inventory.yaml")).split()[-1] == str(here.parent / "there/inventory.yaml")
+    assert advice.command("check", inventory="my big.yaml") == "ddp-orch check 'my big.yaml'"
+    monkeypatch.setenv("DDP_ORCH_INVENTORY", "my big.yaml")
+    assert logs("my big.yaml") == "ddp-orch logs -f nightly"
+    assert logs("inventory.yaml") == "ddp-orch logs -f nightly -i inventory.yaml"
+
+
+def test_what_names_a_run_takes_the_inventory_that_it_was_started_with(here: Path) -> None:
+    history.remember("my big.yaml", "20261122-070000-abcd", "nightly")
+    for run in ("20261122-070000-abcd", "nightly", "20261122", "abcd"):
+        assert head(inventory_of_run(None, None, run)) == "here-big"
+    assert head(inventory_of_run(None, None, None)) == head(inventory_of_run(None, None, "other")) == "here-inventory"
+    assert head(inventory_of_run("../there/inventory.yaml", None, "nightly")) == "there-inventory"
+    history.remember("inventory.yaml", "20261123-070000-ef01", "nightly")
+    history.remember("my big.yaml", "20261124-070000-ef02", "nightly")
+    assert head(inventory_of_run(None, None, "nightly")) == "here-inventory", "the default is one of its inventories"
+    (here / "my big.yaml").unlink()
+    assert head(inventory_of_run(None, None, "ef02")) == "here-inventory"
+
+
+def test_only_commands_about_a_run_take_the_newest_run_s_inventory(here: Path) -> None:
+    history.remember("my big.yaml", "20261122-070000-abcd", "nightly")
+    (here / "inventory.yaml").unlink()
+    assert head(inventory_of_run(None, None, None)) == "here-big"
+    with pytest.raises(UsageError, match="no inventory"):
+        chosen_inventory(None)
+
+
+@dataclass(frozen=True)
+class Run:
+    run_id: str
+    name: str
+
+
+def test_a_run_is_called_by_its_name_unless_that_means_another(here: Path) -> None:
+    old, new, other = Run("1", "nightly"), Run("2", "nightly"), Run("3", "3")
+    called = [advice.about(run, [old, new, other], "inventory.yaml").command("kill") for run in (old, new, other)]
+    assert called == ["ddp-orch kill 1", "ddp-orch kill nightly", "ddp-orch kill 3"]
+    hostile = Run("4", "x; reboot")
+    assert advice.about(hostile, [hostile], "inventory.yaml").command("kill") == "ddp-orch kill 4"
+
+
+def test_the_same_again_without_some_hosts_or_with_a_name(here: Path) -> None:
+    def again(hosts: str | None = None, script: tuple[str, ...] = (), env: tuple[str, ...] = (), **more: object) -> str:
+        flags = dict.fromkeys(("detach", "dry_run", "as_json", "skip_check", "wait", "debug"), False)
+        up = Up(inventory=None, script=script, name=None, hosts=hosts, env=env, **flags)  # type: ignore[arg-type]
+        return up.command("my big.yaml", **more)  # type: ignore[arg-type]
+
+    script = ("train.py", "--note", "two words")
+    assert again("gpu[1-4]", script, without=["gpu2"]) == (
+        "ddp-orch up 'my big.yaml' --hosts 'gpu[1-4]!gpu2' -- train.py --note 'two words'"
+    )
+    assert again(None, script, ("A=1 2",), name="nightly") == (
+        "ddp-orch up 'my big.yaml' --name nightly -e 'A=1 2' -- train.py --note 'two words'"
+    )
+    assert shlex.split(again()) == ["ddp-orch", "up", "my big.yaml"]
+
+
+def test_the_advice_of_modules_that_know_no_inventory_is_completed(here: Path) -> None:
+    text = "`ddp-orch setup INVENTORY` makes one; or ddp-orch kill INVENTORY --stale"
+    assert advice.completed(text, "inventory.yaml") == "`ddp-orch setup` makes one; or ddp-orch kill --stale"
+    assert advice.completed(text, "b.yaml") == "`ddp-orch setup b.yaml` makes one; or ddp-orch kill -i b.yaml --stale"
