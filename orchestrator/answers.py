@@ -8,6 +8,7 @@ made of. What is text by nature (a command line, a host's own words) is tamed wh
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,15 +19,19 @@ from .hostnames import NAME
 from .naming import RUN_ID, RUN_NAME
 
 Shape = Any
-"""A type; a pattern for a text; None; `[shape]`; `{key: shape}`, other keys allowed; `{"key?": shape}`, it
-may be missing; Each(shape), any keys; a tuple of shapes, one of them; a function that tells whether it is one."""
+"""A type; a range that an int is in; a pattern for a text; None; `[shape]`; `{key: shape}`, other keys allowed;
+`{"key?": shape}`, it may be missing; Each(shape); a tuple of shapes, one of them; a function that tells whether it is
+one. An int has at most 64 bits and a sign, and a float is finite: whoever computes with them need not look."""
+
+DEEPEST = 32  # levels of an answer: whoever goes through a deeper one runs out of stack
 
 
 @dataclass(frozen=True)
 class Each:
-    """A dict with keys of any text, and values of one shape."""
+    """A dict with values of one shape, and keys of any text or of a pattern."""
 
     shape: Shape
+    key: re.Pattern[str] | None = None
 
 
 def _is_address(value: Any) -> bool:
@@ -42,7 +47,33 @@ def _is_range(value: Any) -> bool:
 
 
 def _are_two_counts(value: Any) -> bool:
-    return isinstance(value, list) and [type(one) for one in value] == [int, int]
+    return _are_two_numbers(value) and all(isinstance(one, int) for one in value)
+
+
+def _are_two_numbers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(_wrong(one, _NUMBER, "") is None for one in value)
+
+
+def _are_used_and_all(value: Any) -> bool:
+    return _are_two_numbers(value) and value[1] > 0
+
+
+def _is_grace(value: Any) -> bool:
+    """Seconds, of which an inventory may ask for a day."""
+    return type(value) in (int, float) and 0 <= value <= 86_400
+
+
+def _is_figure(value: Any) -> bool:
+    """A loss may well be nan."""
+    return isinstance(value, float) or _wrong(value, int, "") is None
+
+
+def _is_file(value: Any) -> bool:
+    """Path, size, time."""
+    return (
+        isinstance(value, list)
+        and [_wrong(*one, "") for one in zip(value, (str, int, int), strict=False)] == [None] * 3
+    )
 
 
 def _is_port(value: Any) -> bool:
@@ -60,33 +91,47 @@ _STATE = re.compile(r"starting|running|restarting|stopping|succeeded|failed|kill
 _ENDED = re.compile(r"succeeded|failed|killed|lost")
 _STREAM = re.compile(r"[0-9]{1,7}\.(agent|run|[0-9]{1,7})\.(out|err)")
 _SIGNAL = (re.compile(r"SIG[A-Z0-9+]{1,12}"), int, None)
+_NUMBER = (float, int)
+# far above what any run has, and far below what is a burden to count
+_NODE, _RANK, _ATTEMPT, _NPROC = range(100_000), range(1_000_000), range(10_000_000), range(4097)
 
+_FAILURE = {
+    "at": _is_time,
+    "what": str,
+    "rank": (_RANK, None),
+    "exit_code?": (int, None),
+    "signal?": _SIGNAL,
+    "pid?": (int, None),
+    "said?": (str, None),
+}
 _VERDICT = {
     "state": _ENDED,
-    "first_failure?": ({"host": str, "what": str, "node": (int, None)}, None),  # of no node: all are silent
+    # of no node: all are silent
+    "first_failure?": ({**_FAILURE, "host": str, "node": (_NODE, None)}, None),
     "stopped_by?": (str, None),
 }
 RUN = {
     "run_id": RUN_ID,
     "name": RUN_NAME,
     "state": _STATE,
-    "attempt": int,
+    "attempt": _ATTEMPT,
     "started_at": _TIME,
     "ended_at": (_is_time, None),
     "by": str,
     "script": str,
-    "node": int,
+    "node": _NODE,
     "host": _HOST,
     "hosts": [_HOST],
-    "nprocs": [int],
-    "team": int,
-    "node_rank": (int, None),
-    "first_rank": (int, None),
-    "nproc": int,
-    "ranks": int,
+    "nprocs": [_NPROC],
+    "team": range(100_001),
+    "node_rank": (_NODE, None),
+    "first_rank": (_RANK, None),
+    "nproc": _NPROC,
+    "ranks": _RANK,
     "exit_code": (int, None),
     "signal": _SIGNAL,
     "pid": (int, None),
+    "grace": _is_grace,
     "verdict?": _VERDICT,
     "outputs?": bool,
 }
@@ -97,31 +142,45 @@ _ENDING = {
     "gpus_freed": [(int, str)],
     "remaining": [{**_PROCESS, "why": str}],
 }
-_NUMBER = (float, int)
 _UNFETCHED = {"unfetched": [RUN_ID], "unfetched_bytes": int}
 _PREPARED = {"beside": [RUN_ID], "resumes": bool, **_UNFETCHED}
 _MACHINE = {
     "cores": (int, None),
-    "cpu": [_NUMBER],
-    "memory": [_NUMBER],
-    "nics": [{"name": str, "received": _NUMBER, "sent": _NUMBER}],
-    "gpus": [{"busy": (*_NUMBER, None), "used": (*_NUMBER, None), "watts": (*_NUMBER, None)}],
-}
-_FAILURE = {
-    "at": _NUMBER,
-    "what": str,
-    "rank": (int, None),
-    "exit_code?": (int, None),
-    "signal?": _SIGNAL,
-    "said?": (str, None),
+    "cpu": _are_two_numbers,
+    "memory": _are_used_and_all,
+    "nics": [{"name": str, "received": _NUMBER, "sent": _NUMBER, "mbit": (*_NUMBER, None)}],
+    "gpus": [dict.fromkeys(("busy", "used", "total", "watts", "celsius"), (*_NUMBER, None))],
 }
 _SPEC = {
     "nodes": [{"host": _HOST}],
     "by": str,
     "python": str,
-    "env": dict,
+    "env": Each(str),
     "command": [str],
     "agent_argv": ([str], None),
+}
+# what `report` tells of; others are passed over
+_TOLD = "StartRequested|PortFound|StopRequested|Failed|Exited|Lost|Stalled"
+_EVENT = (
+    {"event": re.compile(rf"(?!({_TOLD})$)[A-Za-z]{{1,40}}"), "fields": dict},
+    {"event": re.compile("StartRequested|PortFound"), "fields": {"at": _is_time}},
+    {"event": re.compile("StopRequested"), "fields": {"at": _is_time, "by": str}},
+    {"event": re.compile("Failed"), "fields": {"at": _is_time, "node": _NODE, "failure": _FAILURE}},
+    {"event": re.compile("Exited"), "fields": {"at": _is_time, "node": _NODE, "attempt": _ATTEMPT, "ok": bool}},
+    {"event": re.compile("Lost"), "fields": {"at": _is_time, "node": _NODE}},
+    {"event": re.compile("Stalled"), "fields": {"at": _is_time, "quiet": _NUMBER}},
+)
+_DUMP = {
+    "rank": (_RANK, None),
+    "groups": [
+        {
+            "group": str,
+            "ranks": str,
+            "enqueued": int,
+            "completed": int,
+            "waits": ({**dict.fromkeys(("op", "sizes", "types", "state"), str), "seq": int, "frames": [str]}, None),
+        }
+    ],
 }
 _COUNT = (int, None)
 _WORDS = (str, None)
@@ -209,6 +268,7 @@ _DIALLED = {
     "stalled": bool,
     "bandwidth": (*_NUMBER, None),
 }
+_OFFSETS = Each(int, _STREAM)
 HELLO = {"codes": [str], "boot_id": str, "machine_id": str, "state_inode": [int], "state?": str, "passed_over?": [str]}
 ANSWERS: Mapping[str, Shape] = {
     "clock": {"clock": (float, int)},
@@ -221,31 +281,38 @@ ANSWERS: Mapping[str, Shape] = {
     ),
     "prune": {"runs": [str], "unused": int, "freed": int, "left": int, **_UNFETCHED},
     "list": {"runs": [RUN]},
-    "attach": {"run": (RUN, None), "beside_code?": ({"folder": str, "count": int, "files": [str]}, None)},
+    "attach": {
+        "run": (RUN, None),
+        "offsets?": _OFFSETS,
+        "cut?": [_STREAM],
+        "beside_code?": ({"folder": str, "count": int, "files": [str]}, None),
+    },
+    "outputs": {"files": [_is_file]},
     "sample": {
         **_MACHINE,
         "clock": _NUMBER,
         "run": (RUN, None),
-        "ranks": [{"rank": int, "last": str, "at": _NUMBER, "figures": dict}],
+        "ranks": [{"rank": _RANK, "last": str, "at": _NUMBER, "figures": Each(_is_figure)}],
     },
     "record": {
         "run": (RUN, None),
         "spec": (_SPEC, None),
-        "exit": ({"at": _NUMBER}, None),
-        "events": [{"event": str, "fields": dict}],
+        "exit": ({"at": _is_time}, None),
+        "events": [_EVENT],
         "samples": [{**_MACHINE, "at": _NUMBER}],
     },
     "evidence": {
         "failures": [_FAILURE],
-        "kernel": [{"at": _NUMBER, "text": str}],
+        "kernel": [{"at": _is_time, "text": str}],
         "oom_kills": int,
-        "dumps": [dict],
+        "dumps": [_DUMP],
     },
     "stop": _ENDING,
     "force": _ENDING,
     "stale": {**_ENDING, "memory_freed": [str], "holders": [{**_PROCESS, "what": str}]},
 }
 _PIECES = {"streams": [_STREAM], "parts": [[int]]}
+_LIVE = {"live": bool, "offsets": _OFFSETS}
 
 
 class Nonsense(Exception):
@@ -254,6 +321,8 @@ class Nonsense(Exception):
 
 def check(operation: str, answer: Any) -> None:
     """Raises Nonsense. Of operations without a shape nothing is known."""
+    if _is_too_deep(answer):
+        raise Nonsense(f"{operation}: nested too deeply")
     shape = ANSWERS.get(operation, dict)
     if (wrong := _wrong(answer, shape, operation)) is not None:
         raise Nonsense(wrong)
@@ -270,8 +339,8 @@ def check_data(operation: str, header: Mapping[str, Any], payload: bytes) -> Non
     if operation != "attach":
         return
     if "live" in header:
-        if not isinstance(header.get("offsets"), dict):
-            raise Nonsense("attach: live without offsets")
+        if (wrong := _wrong(header, _LIVE, "attach")) is not None:
+            raise Nonsense(wrong)
         return
     if (wrong := _wrong(header, _PIECES, "attach")) is not None:
         raise Nonsense(wrong)
@@ -280,6 +349,18 @@ def check_data(operation: str, header: Mapping[str, Any], payload: bytes) -> Non
         raise Nonsense("attach.parts: not [stream, offset, length, time]")
     if sum(part[2] for part in parts) != len(payload):
         raise Nonsense("attach.parts: not as long as what came")
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, (dict, list))
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+    return bool(level)
 
 
 def _wrong(value: Any, shape: Shape, where: str) -> str | None:
@@ -307,11 +388,16 @@ def _wrong(value: Any, shape: Shape, where: str) -> str | None:
                     return wrong
             return None
         case Each():
-            if not isinstance(value, dict):
+            if not isinstance(value, dict) or (shape.key and not all(map(shape.key.fullmatch, value))):
                 return where
             return next((bad for one in value.values() if (bad := _wrong(one, shape.shape, f"{where}.*"))), None)
+        case range():
+            return None if type(value) is int and value in shape else where
         case FunctionType():
             return None if shape(value) else where
         case _:
-            # True is an int to Python
-            return None if isinstance(value, shape) and (shape is bool or not isinstance(value, bool)) else where
+            if shape is int:
+                return None if type(value) is int and abs(value) <= 1 << 64 else where  # True is an int to Python
+            if shape is float:
+                return None if isinstance(value, float) and math.isfinite(value) else where
+            return None if isinstance(value, shape) else where

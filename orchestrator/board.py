@@ -83,7 +83,7 @@ class Seen:
             return None
         if of == "cpu":
             busy, whole = (new - old for new, old in zip(self.now["cpu"], self.before["cpu"], strict=True))
-            return float(busy / whole * self.now["cores"]) if whole > 0 else None
+            return float(busy / whole * self.now["cores"]) if whole > 0 and self.now["cores"] else None
         old = {nic["name"]: nic[of] for nic in self.before["nics"]}
         return float(sum(max(0, nic[of] - old.get(nic["name"], nic[of])) for nic in self.now["nics"]) / seconds)
 

@@ -66,7 +66,7 @@ def of_run(
     lines: list[Line] = []
     choice = Choice(follow=False, tail=tail)
     ranks = claims.ranks_of(here, nodes)
-    view = View(run_id, [hosts[host] for host in here], choice, fleet, lambda _: None, ranks=ranks)
+    view = View(run_id, [hosts[host] for host in here], choice, fleet, lambda _: None, ranks=ranks, kept=True)
     view.run(lines.extend)
     answers = {host: _by_one_clock(answer, view.ahead.get(host, 0.0)) for host, answer in gathered.done.items()}
     same_code = not any(hosts[host].workdir for host in here)

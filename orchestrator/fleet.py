@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from .console import fold_messages
@@ -29,7 +32,10 @@ N = TypeVar("N", bound=Named)
 EXEC_START_WINDOW = 30.0  # s for a host to start a command
 EXEC_STATUS_WINDOW = 5.0  # s for its exit status, once its output has ended
 CLOSE_WINDOW = 3.0  # s to say goodbye to all hosts
+LOOK_EVERY = 0.1  # s between two looks at what has come, where somebody wants to see it
 SILENT = Silent()
+UNEXPECTED_MOST = 300  # characters of an exception that are shown
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,21 +44,43 @@ class Results(Generic[T]):
 
     done: Mapping[str, T]
     failed: Mapping[str, OrchError]
+    late: frozenset[str] = frozenset()
+    """Hosts among the failed whose result nobody waited for any longer."""
+
+
+class Late(UnreachableError):
+    """A host whose result nobody waited for any longer."""
+
+
+def unexpected(host: str, error: BaseException) -> Refused:
+    """The failure of one host for an exception that nobody foresaw: it must not cost the results of the others."""
+    _log.info("%s: unexpected exception", host, exc_info=error)
+    source = error.__cause__ or error
+    last = traceback.extract_tb(source.__traceback__)[-1:]
+    where = "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in last)
+    what = " ".join(f"{type(source).__name__}: {source}".split())[:UNEXPECTED_MOST]
+    return Refused("bug", f"{host}: unexpected {what}{where}; please report this")
 
 
 def each(
-    hosts: Iterable[N], work: Callable[[N], T], parallel: int, progress: Silent = SILENT, doing: str = ""
+    hosts: Iterable[N],
+    work: Callable[[N], T],
+    parallel: int,
+    progress: Silent = SILENT,
+    doing: str = "",
+    *,
+    enough: Callable[[Results[T]], bool] | None = None,
 ) -> Results[T]:
-    """Run `work` for every host, at most `parallel` at a time. A bug in `work` is raised; an OrchError is a result.
+    """Run `work` for every host, at most `parallel` at a time. Any exception in `work` is that host's failure.
 
     `progress` shows what each host is at; `doing` names the work, until `work` itself says something else. An interrupt
-    comes through at once: nothing new is begun, and nobody waits for what has been.
+    comes through at once: nothing new is begun, and nobody waits for what has been. `enough` sees what has come, now
+    and then and at an interrupt; where it returns True, the hosts that have no result yet fail with `Late`.
     """
     hosts = list(hosts)
     waiting = deque(hosts)
     done: dict[str, T] = {}
     failed: dict[str, OrchError] = {}
-    bugs: list[BaseException] = []
 
     def worker() -> None:
         while True:
@@ -67,9 +95,21 @@ def each(
             except OrchError as error:
                 failed[host.name] = error
                 progress.ended(host.name, _reason(host.name, error))
-            except BaseException as error:  # noqa: BLE001  raised below, where somebody hears of it
-                bugs.append(error)
-                waiting.clear()
+            except BaseException as error:  # noqa: BLE001  answers of other people's machines lead here
+                failed[host.name] = unexpected(host.name, error)
+                progress.ended(host.name, _reason(host.name, failed[host.name]))
+
+    def results() -> Results[T]:
+        """What has come so far."""
+        came, lost = done.copy(), failed.copy()
+        late = [host.name for host in hosts if host.name not in came and host.name not in lost]
+        lost |= {name: Late(f"{name}: no answer yet") for name in late}
+        order = [host.name for host in hosts]
+        return Results(
+            {name: came[name] for name in order if name in came},
+            {name: lost[name] for name in order if name in lost},
+            frozenset(late),
+        )
 
     # daemons, not a ThreadPoolExecutor: Python would wait for its threads before it ends, and a host may hang
     threads = [threading.Thread(target=worker, name="fleet", daemon=True) for _ in range(min(parallel, len(hosts)))]
@@ -79,15 +119,17 @@ def each(
                 thread.start()
             for thread in threads:
                 while thread.is_alive():
-                    thread.join(progress.tick())
+                    pause = progress.tick()
+                    thread.join(pause if enough is None else min(LOOK_EVERY, pause or LOOK_EVERY))
+                    if enough is not None and enough(results()):
+                        return results()
+    except KeyboardInterrupt:
+        if enough is not None:
+            enough(results())
+        raise
     finally:
         waiting.clear()
-    if bugs:
-        raise bugs[0]
-    order = [host.name for host in hosts]
-    return Results(
-        {name: done[name] for name in order if name in done}, {name: failed[name] for name in order if name in failed}
-    )
+    return results()
 
 
 @dataclass(frozen=True)
@@ -175,13 +217,20 @@ class Fleet:
             session.close()
         return session
 
-    def each(self, hosts: Iterable[Host], work: Callable[[Host, Session], T], doing: str = "") -> Results[T]:
+    def each(
+        self,
+        hosts: Iterable[Host],
+        work: Callable[[Host, Session], T],
+        doing: str = "",
+        *,
+        enough: Callable[[Results[T]], bool] | None = None,
+    ) -> Results[T]:
         """Do `work` with the session of every host, opened if need be, all at the same time.
 
-        Progress is shown where `doing` names the work: while nobody else writes to the terminal.
+        Progress is shown where `doing` names the work: while nobody else writes to the terminal. `enough`: see `each`.
         """
         progress = self.progress if doing else SILENT
-        return each(hosts, lambda host: work(host, self.session(host)), self.parallel, progress, doing)
+        return each(hosts, lambda host: work(host, self.session(host)), self.parallel, progress, doing, enough=enough)
 
     def run(self, hosts: Iterable[Host], command: Callable[[Host], str], doing: str = "") -> Results[Output]:
         """Run a command line on every host over a bare channel: without the node program."""

@@ -44,6 +44,7 @@ def kill(
             stale=wanted is None and not named_only,
             ports=() if port == "auto" else (port,),
             force=forced,
+            run_grace=max((run.grace for run in chosen), default=0.0),
         )
         result = runs.kill(fleet, read.hosts, victims, grace=grace, by=whoami(), doing="ending")
     # what a host did not list was not ended there, even if it has answered by now

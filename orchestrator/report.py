@@ -19,6 +19,7 @@ from .inventory import Host
 from .logs import Line, Mask, presentable, rfc3339
 from .node.figures import NAMES
 from .node.figures import figures as figures_in
+from .session import Refused
 from .view import Choice, View, clock_ahead
 
 LAST_LINES = 40  # of the rank that failed first
@@ -122,8 +123,11 @@ def _by_node(run: runs.Run) -> list[str]:
 
 def _lines(fleet: Fleet, hosts: Sequence[Host], run: runs.Run, choice: Choice) -> list[Line]:
     found: list[Line] = []
-    warn = stderr_console().warning
-    View(run.run_id, hosts, choice, fleet, warn, ranks=claims.ranks_of(run.parts, run.nodes)).run(found.extend)
+    console = stderr_console()
+    ranks = claims.ranks_of(run.parts, run.nodes)
+    view = View(run.run_id, hosts, choice, fleet, console.warning, ranks=ranks, kept=True)
+    view.run(found.extend)
+    warn_of({host: error for host, error in view.failed.items() if isinstance(error, Refused)}, console)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ from . import claims
 from .advice import command
 from .console import fold
 from .errors import OrchError, UnreachableError, UsageError
-from .fleet import Fleet
+from .fleet import Fleet, each
 from .inventory import Host
 from .naming import RUN_ID, SUFFIX
 from .session import Session
@@ -68,6 +67,11 @@ class Run:
     @property
     def script(self) -> str:
         return str(self._first["script"])
+
+    @property
+    def grace(self) -> float:
+        """Seconds between TERM and KILL when it is stopped."""
+        return float(self._first["grace"])
 
     @property
     def ended_at(self) -> float | None:
@@ -255,6 +259,15 @@ class Victims:
     """Of whose holders to tell."""
     force: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Pids by host, whoever they belong to."""
+    run_grace: float = 0.0
+    """Seconds that the runs give their ranks to end where the kill names no other."""
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A run to stop."""
+
+    name: str
 
 
 def kill(
@@ -267,11 +280,16 @@ def kill(
     """
 
     def end(host: Host, session: Session) -> list[dict[str, Any]]:
-        def stop(run: str) -> dict[str, Any]:
-            return session.request("stop", {"run_id": run, "grace": grace, "by": by})
+        more = victims.run_grace if grace is None else grace
 
-        with ThreadPoolExecutor(STOPS_AT_ONCE) as pool:
-            answers = list(pool.map(stop, victims.runs))
+        def stop(run: _Named) -> dict[str, Any]:
+            return session.request("stop", {"run_id": run.name, "grace": grace, "by": by}, more=more)
+
+        # not a ThreadPoolExecutor: after an interrupt, Python would wait for a host that hangs
+        stopped = each(map(_Named, victims.runs), stop, STOPS_AT_ONCE)
+        for error in stopped.failed.values():
+            raise error
+        answers = list(stopped.done.values())
         if host.name in victims.force:
             answers.append(session.request("force", {"pids": list(victims.force[host.name])}))
         if victims.stale:

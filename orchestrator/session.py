@@ -6,7 +6,8 @@ import base64
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import answers
@@ -21,6 +22,27 @@ PING_EVERY = 5.0  # s
 DEAD_AFTER = 14.0  # s without a frame, though the relay answers every PING at once
 UPLOAD_DEAD_AFTER = 60.0  # s, the same during an upload: a PING waits behind some MiB on their way up a slow line
 BOOTSTRAP_WINDOW = 30.0  # s for the login shell and python to say anything
+
+ANSWER_LIMIT = 30.0
+"""Seconds for an answer to any operation that LIMITS does not name, although the host answers every PING."""
+
+LIMITS: Mapping[str, float] = {
+    # until the answer; each is above the sum of the limits that the node program has for its parts
+    "probe": 180.0,  # 60 s for `setup` and the python
+    "dial": 300.0,  # bandwidth and latency to every target
+    "prepare": 300.0,  # copies the code, removes old runs
+    "start": 120.0,
+    "abort": 60.0,
+    "force": 60.0,
+    "stale": 120.0,
+    "stop": 60.0,  # after the grace: the lease, the guard's record, the sweep
+    "prune": 120.0,
+    "unpack": 300.0,  # after the upload, which `Pipe.send` limits
+    # until the next DATA: the node program sends some every 15 s, however silent the run
+    "attach": 60.0,
+    "send": 60.0,
+}
+"""Seconds. A `stop` gets its grace in addition."""
 
 # Runs before anything of ours is on the host, by any Python: so its syntax is Python 2's too. It says whether the host
 # has the node program (by its hash), takes it from stdin if not, and becomes it. The program is unpacked, as Python
@@ -113,6 +135,20 @@ def _interpreter(python: str) -> tuple[str, ...]:
     return (python,) if python.startswith("/") else ("/usr/bin/env", "python3")
 
 
+Data = Callable[[dict[str, Any], bytes], None]
+
+
+@dataclass
+class _Request:
+    """A request whose answer has not come."""
+
+    operation: str
+    on_data: Data | None
+    heard: float
+    """When it was sent, or the last DATA was taken."""
+    results: queue.Queue[dict[str, Any] | None] = field(default_factory=queue.Queue)
+
+
 class Session:
     """A conversation with the relay on one host. Any thread may send requests; one thread of ours receives."""
 
@@ -124,10 +160,10 @@ class Session:
         rest = self._bootstrap(python, program, nonce.encode())
         self._sending = threading.Lock()
         self._numbers = 0
-        self._waiting: dict[
-            int, tuple[queue.Queue[dict[str, Any] | None], Callable[[dict[str, Any], bytes], None] | None, str]
-        ] = {}
+        self._waiting: dict[int, _Request] = {}
         self._hello: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._greeted = False
+        self._taking = False  # the reader is inside of an `on_data`
         self._lost: str | None = None
         self._refused: Refused | None = None
         self._bug: BaseException | None = None
@@ -138,7 +174,7 @@ class Session:
         try:
             hello = self._hello.get(timeout=BOOTSTRAP_WINDOW)
         except queue.Empty:
-            self._lost = f"the node program did not say hello within {BOOTSTRAP_WINDOW:.0f} s"
+            self._end(f"the node program did not say hello within {BOOTSTRAP_WINDOW:.0f} s")
             hello = None
         if hello is None:
             raise self._why()
@@ -211,6 +247,9 @@ class Session:
             self._end(self._receive(rest))
         except (OSError, SessionLost) as error:
             self._end(str(error) or type(error).__name__)
+        except Refused as error:
+            self._refused = error
+            self._end(str(error))
         except wire.WireError as error:
             self._end(f"it does not speak our protocol: {error}")
         except answers.Nonsense as error:
@@ -255,30 +294,39 @@ class Session:
 
     def _dispatch(self, frame: wire.Frame) -> None:
         if frame.kind == wire.HELLO:
+            if self._greeted:
+                raise answers.Nonsense("hello: sent twice")
             answers.check_hello(frame.header)
+            self._greeted = True
             self._hello.put(frame.header)
             return
         number = frame.header.get("id")
-        waiting = self._waiting.get(number) if isinstance(number, int) else None
-        if waiting is None:
+        if not isinstance(number, int) or (request := self._waiting.get(number)) is None:
             return
-        results, on_data, operation = waiting
         if frame.kind == wire.RESULT:
             result = frame.header.get("result")
             if not isinstance(result, dict):
-                raise answers.Nonsense(f"{operation}: no result")
+                raise answers.Nonsense(f"{request.operation}: no result")
             if "error" not in result:
-                answers.check(operation, result)
-            results.put(result)
-        elif frame.kind == wire.DATA and on_data is not None:
-            answers.check_data(operation, frame.header, frame.payload)
-            on_data(frame.header, frame.payload)
+                answers.check(request.operation, result)
+            self._waiting.pop(number, None)  # a second answer is to nothing that was asked
+            request.results.put(result)
+        elif frame.kind == wire.DATA and request.on_data is not None:
+            answers.check_data(request.operation, frame.header, frame.payload)
+            self._taking = True
+            try:
+                request.on_data(frame.header, frame.payload)
+            finally:
+                self._taking = False
+            request.heard = time.monotonic()
 
     def _end(self, why: str) -> None:
-        self._lost = why
+        """The session is over. The first reason is kept: closing the pipe gives the reader another one."""
+        if self._lost is None:
+            self._lost = why
         self._hello.put(None)
-        for results, *_ in list(self._waiting.values()):
-            results.put(None)
+        for request in list(self._waiting.values()):
+            request.results.put(None)
 
     def _send(self, frame: wire.Frame) -> None:
         with self._sending:
@@ -292,26 +340,28 @@ class Session:
         arguments: dict[str, Any],
         *,
         upload: Iterable[bytes] = (),
-        on_data: Callable[[dict[str, Any], bytes], None] | None = None,
+        on_data: Data | None = None,
+        more: float = 0.0,
     ) -> dict[str, Any]:
-        """Ask the relay and wait for its answer, for as long as the connection lives.
+        """Ask the relay and wait for its answer, within the operation's limit and `more` seconds.
 
-        `on_data(header, payload)` is called from the receiving thread. Raises SessionLost, or Refused with the node's
-        reason.
+        A host that exceeds the limit counts as silent, and its session ends. `on_data(header, payload)` is called from
+        the receiving thread. Raises SessionLost, or Refused with the node's reason.
         """
-        results: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        request = _Request(operation, on_data, time.monotonic())
         with self._sending:
             self._numbers += 1
             number = self._numbers
             self._uploads += operation == "unpack"
-        self._waiting[number] = (results, on_data, operation)
+        self._waiting[number] = request
         try:
             self._send(wire.Frame(wire.REQUEST, {"id": number, "op": operation, "args": arguments}))
             if operation == "unpack":
                 self._upload(number, upload)
+                request.heard = time.monotonic()
             if self._lost is not None:
-                results.put(None)  # it may have been lost before we were among those who are told
-            result = self._answer(results)
+                request.results.put(None)  # it may have been lost before we were among those who are told
+            result = self._answer(request, LIMITS.get(operation, ANSWER_LIMIT) + more)
         except OSError as error:
             raise SessionLost(f"{self.host}: {self._lost or error}") from error
         finally:
@@ -330,13 +380,20 @@ class Session:
                 self._send(wire.Frame(wire.DATA, {"id": number}, chunk[start : start + wire.MAX_PAYLOAD]))
         self._send(wire.Frame(wire.DATA, {"id": number}))
 
-    def _answer(self, results: queue.Queue[dict[str, Any] | None]) -> dict[str, Any] | None:
+    def _answer(self, request: _Request, limit: float) -> dict[str, Any] | None:
         while True:
+            left = request.heard + limit - time.monotonic()
+            if left <= 0:
+                self._end(f"no answer to `{request.operation}` within {limit:.0f} s")
+                self._pipe.close()  # ends the relay, and what it still works on
+                return None
             try:
-                return results.get(timeout=PING_EVERY)
+                return request.results.get(timeout=min(PING_EVERY, left))
             except queue.Empty:
                 # the reader does so too, but may be held up by whoever takes the data, such as a paused terminal
                 self._ping()
+            if self._taking:  # the answer may lie behind the data that is being taken: no fault of the host
+                request.heard = time.monotonic()
 
     def _why(self) -> Exception:
         """Why there is no answer. A bug is raised as what it is: a lost session would be opened again, for ever."""

@@ -18,7 +18,7 @@ from .board import Seen, render
 from .console import Console, wants_colour
 from .context import inventory_of_run, mask_of, open_fleet, stderr_console, warn_of, warn_of_doubts
 from .errors import OrchError, UnreachableError
-from .fleet import Fleet
+from .fleet import Fleet, unexpected
 from .hostnames import pick
 from .inventory import Host
 from .logs import Mask
@@ -39,33 +39,28 @@ class Watcher:
         self._run_id = run_id
         self._seen = {host.name: Seen(host.name, node=nodes.get(host.name)) for host in hosts}
         self._stopped = threading.Event()
-        self._bug: BaseException | None = None
         for host in hosts:
             threading.Thread(target=self._watch, args=(host,), name="top", daemon=True).start()
 
     def seen(self) -> list[Seen]:
-        """The newest of all hosts, in their order. A bug in one of the threads is raised here."""
-        if self._bug is not None:
-            raise self._bug
+        """The newest of all hosts, in their order."""
         return list(self._seen.values())
 
     def stop(self) -> None:
         self._stopped.set()
 
     def _watch(self, host: Host) -> None:
-        try:
-            while not self._stopped.is_set():
-                self._look(host)
-                self._stopped.wait(EVERY)
-        except BaseException as error:  # noqa: BLE001  raised in `seen`, where somebody hears of it
-            self._bug = error
+        while not self._stopped.is_set():
+            self._look(host)
+            self._stopped.wait(EVERY)
 
     def _look(self, host: Host) -> None:
         seen = self._seen[host.name]
         try:
             now = self._fleet.session(host).request("sample", {"run_id": self._run_id})
-        except OrchError as error:
-            self._seen[host.name] = replace(seen, trouble=str(error).removeprefix(f"{host.name}: "))
+        except Exception as error:  # noqa: BLE001  answers of other people's machines lead here
+            failure = error if isinstance(error, OrchError) else unexpected(host.name, error)
+            self._seen[host.name] = replace(seen, trouble=str(failure).removeprefix(f"{host.name}: "))
         else:
             self._seen[host.name] = Seen(host.name, now, before=seen.now, node=seen.node)
 
@@ -194,7 +189,8 @@ class _Live:
                 self._ask("that is not its id, nothing is killed; Enter comes back to the board")
             return
         self._console.note("stopping the run gracefully ...")
-        runs.kill(self._fleet, self._hosts, runs.Victims(runs=(self._run.run_id,)), grace=None, by="top")
+        victims = runs.Victims(runs=(self._run.run_id,), run_grace=self._run.grace)
+        runs.kill(self._fleet, self._hosts, victims, grace=None, by="top")
 
     @staticmethod
     def _ask(question: str) -> str:

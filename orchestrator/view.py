@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .answers import Nonsense
 from .claims import Ranks
 from .errors import OrchError, UnreachableError
-from .fleet import Fleet
+from .fleet import Fleet, unexpected
 from .inventory import Host
 from .logs import Line, LineAssembler, Merger
 from .session import Refused, Session
@@ -26,6 +27,10 @@ SHOW_EVERY = 0.05  # s
 QUEUE = 64  # frames, of at most 256 KiB each, that wait to be shown
 TAKE_MOST = 2 << 20  # bytes of them that become lines at a time
 HELD_MOST = 200_000  # lines of fast hosts that wait for those of slower ones, all hosts together
+STREAMS_MOST = 20_000  # of one host: two a rank and attempt
+# What a view whose lines are kept takes of all hosts together, and of each host at least
+KEPT_BYTES, KEPT_LINES = 128 << 20, 1_000_000
+KEPT_BYTES_LEAST, KEPT_LINES_LEAST = 16 << 20, 100_000
 AWAY_PATIENCE = 5.0  # s that a host which is away keeps us once the run is over elsewhere
 # s of silence until an unfinished line (a prompt, a progress bar) is shown; to a file or a pipe, where lines are to be
 # whole and a rank that waits for a busy host has no reason to look as if it had asked something, later
@@ -75,7 +80,10 @@ class View:
         warn: Callable[[str], None],
         on_terminal: bool = True,
         ranks: Ranks | None = None,
+        *,
+        kept: bool = False,
     ) -> None:
+        """`kept`: the lines are all kept in memory, so a host may send only so many."""
         self._run_id = run_id
         self._hosts = hosts
         self._choice = choice
@@ -84,6 +92,7 @@ class View:
         self._ranks = ranks
         self._warned: set[str] = set()  # of hosts that send lines of other hosts' ranks
         self._idle_show = IDLE_SHOW if on_terminal else IDLE_SHOW_ELSEWHERE
+        self._kept = kept
         self._events: queue.Queue[tuple[str, str, Any]] = queue.Queue(QUEUE)
         self._assemblers: dict[tuple[str, str], LineAssembler] = {}
         self._expected: dict[tuple[str, str], int] = {}  # the offset behind what a stream has been fed
@@ -107,10 +116,7 @@ class View:
         return self._ahead
 
     def run(self, show: Callable[[list[Line]], None]) -> None:
-        """Show lines until every source has ended; at least every SHOW_EVERY `show` is called, if with none.
-
-        A bug in one of the threads is raised here.
-        """
+        """Show lines until every source has ended; at least every SHOW_EVERY `show` is called, if with none."""
         self._compare_clocks()
         readers = [threading.Thread(target=self._read, args=(host,), daemon=True) for host in self._hosts]
         for reader in readers:
@@ -124,11 +130,9 @@ class View:
                             self._feed(host, value)
                         case "live":
                             self._merger.live(host)
-                        case "end":
+                        case _:  # "end"
                             self._merger.live(host)
                             open_sources.discard(host)
-                        case _:
-                            raise value
                 now = time.monotonic()
                 open_sources -= self._given_up(now)
                 self._show_unfinished(now)
@@ -237,25 +241,32 @@ class View:
     def _read(self, host: Host) -> None:
         try:
             self._follow(host)
-            self._put(host, "end")
-        except BaseException as error:  # noqa: BLE001  raised in `run`, which else would wait for ever
-            self._put(host, "bug", error)
+        except BaseException as error:  # noqa: BLE001  `run` would wait for this host for ever
+            self.failed[host.name] = unexpected(host.name, error)
+        self._put(host, "end")
 
     def _follow(self, host: Host) -> None:
         """Read until the end; again from where it broke off, as long as the run may go on."""
         offsets: dict[str, int] = {}
         wait = 0.5
         told = last = live = False
+        share = _Share(host.name, len(self._hosts))
 
         def on_data(header: dict[str, Any], payload: bytes) -> None:
             nonlocal live
-            if header.get("live"):
+            if "live" in header:
                 live = True
                 offsets.update(header["offsets"])
+            else:
+                for index, offset, length, _ in header["parts"]:
+                    offsets[header["streams"][index]] = offset + length
+            if len(offsets) > STREAMS_MOST:
+                raise Nonsense(f"attach: more than {STREAMS_MOST} streams")
+            if "live" in header:
                 self._put(host, "live")
                 return
-            for index, offset, length, _ in header["parts"]:
-                offsets[header["streams"][index]] = offset + length
+            if self._kept:
+                share.take(payload)
             self._came[host.name] += 1
             self._put(host, "data", (header, payload))
 
@@ -310,6 +321,22 @@ class View:
             "attempt": choice.attempt,
             "grep": choice.grep,
         }
+
+
+class _Share:
+    """What one host may send to a view whose lines are kept: `tail` and `grep` are only wishes."""
+
+    def __init__(self, host: str, hosts: int) -> None:
+        self._host = host
+        self._bytes = max(KEPT_BYTES_LEAST, KEPT_BYTES // hosts)
+        self._lines = max(KEPT_LINES_LEAST, KEPT_LINES // hosts)
+
+    def take(self, payload: bytes) -> None:
+        """Raises Refused."""
+        self._bytes -= len(payload)
+        self._lines -= payload.count(b"\n") + payload.count(b"\r")
+        if min(self._bytes, self._lines) < 0:
+            raise Refused("unknown", f"{self._host}: it sends more lines than can be kept; the later ones are left out")
 
 
 def _ns(at: float | None, ahead: float) -> int | None:

@@ -126,7 +126,8 @@ def attend(
         bell.heard(batch)
         printer.show(batch)
 
-    with _stopping_on_interrupt(resolved.run_id, hosts, fleet, console):
+    victims = runs.Victims(runs=(resolved.run_id,), run_grace=resolved.inventory.run.grace)
+    with _stopping_on_interrupt(victims, hosts, fleet, console):
         view.run(show)
         printer.close()
     bell.over()
@@ -159,13 +160,15 @@ def _diagnose(
 
 
 @contextlib.contextmanager
-def _stopping_on_interrupt(run_id: str, hosts: Sequence[Host], fleet: Fleet, console: Console) -> Iterator[None]:
+def _stopping_on_interrupt(
+    victims: runs.Victims, hosts: Sequence[Host], fleet: Fleet, console: Console
+) -> Iterator[None]:
     asked: list[threading.Thread] = []
     over = threading.Event()
 
     def stop(grace: float | None, note: str) -> None:
         console.note(note)
-        result = runs.kill(fleet, hosts, runs.Victims(runs=(run_id,)), grace=grace, by="Ctrl-C")
+        result = runs.kill(fleet, hosts, victims, grace=grace, by="Ctrl-C")
         if not over.is_set():  # else it is we who have closed the sessions
             for line in folded(result.failed):
                 console.warning(f"could not be told to stop: {line}")

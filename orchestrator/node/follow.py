@@ -17,6 +17,7 @@ POLL, POLL_IDLE, SLOWER = 0.02, 0.05, 1.3
 READ_AHEAD = 64 * 1024  # bytes of one stream
 MAX_PARTS = 4096  # in one frame: they are in its header, and a piece may be a single byte
 NICE = 10  # a search must not take the processor from the training
+ALIVE_EVERY = 15.0  # s without news until the controller hears that there is none: it gives up on silence
 FRAME_AFTER = 0.2  # s that a piece waits for others, when a search finds little
 
 Emit = Callable[[Dict[str, Any], bytes], None]
@@ -28,7 +29,8 @@ def follow(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     `arguments`: run_id; offsets {stream: offset} to go on from; follow; and, each null for all: tail (lines a stream),
     sources (such as ["0", "agent"]), stream (stdout, stderr or agent), attempt, since and until (ns since 1970), grep
     (a regular expression). An emitted header has streams (names) and parts [[index into streams, offset, length, time
-    in ns], ...]; one with `live` and `offsets` says that all there was up to these has been sent.
+    in ns], ...]; one with `live` and `offsets` says that all there was up to these has been sent. While nothing is
+    written, it is sent again every ALIVE_EVERY seconds, with no offsets.
     """
     folder = state.run_folder(arguments["run_id"])
     if not os.path.isdir(folder):
@@ -39,16 +41,21 @@ def follow(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
         return {"error": "python here cannot search for %r: %s" % (arguments["grep"], error), "code": "unknown"}
     pause = POLL
     live = False
+    sent = time.monotonic()
     while True:
         ended = not runs.guarded(folder)  # before reading: what was written last is read below
         if reading.send(emit):
             pause = POLL
+            sent = time.monotonic()
             continue
         if ended or not arguments["follow"]:
             break
         if not live:
             live = True
             emit({"live": True, "offsets": reading.offsets()}, b"")
+        elif time.monotonic() - sent > ALIVE_EVERY:
+            sent = time.monotonic()
+            emit({"live": True, "offsets": {}}, b"")
         # files cannot be waited for without inotify, which has no place in the standard library
         time.sleep(pause)
         pause = min(POLL_IDLE, pause * SLOWER)

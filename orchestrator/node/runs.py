@@ -56,6 +56,7 @@ def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "ranks": sum(node["nproc"] for node in spec["nodes"]),
         "inventory": spec["inventory"],
         "ports": spec["used_ports"],
+        "grace": spec["grace"],
     }
     if ended is not None:
         answer["state"] = ended["verdict"]["state"]

@@ -32,8 +32,11 @@ A_RUN = {
     "exit_code": None,
     "signal": None,
     "pid": 4711,
+    "grace": 30.0,
 }
 """As an honest host lists it."""
+
+HELLO = {"codes": [], "boot_id": "b", "machine_id": "m", "state_inode": [1, 2]}
 
 Answer = Callable[["Relay", dict[str, Any]], None]
 
@@ -48,7 +51,7 @@ class Relay:
         self.pings = 0
         self.closed = threading.Event()
         self._out.put(b"\nNONCE have\n")
-        self.say(wire.HELLO, {"codes": [], "boot_id": "b", "machine_id": "m", "state_inode": [1, 2]})
+        self.say(wire.HELLO, HELLO)
 
     def say(self, kind: int, header: dict[str, Any], payload: bytes = b"") -> None:
         self._out.put(wire.encode(wire.Frame(kind, header, payload)))

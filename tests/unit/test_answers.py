@@ -30,7 +30,7 @@ def refused(operation: str, answer: Any) -> str:
 
 
 def test_what_an_honest_host_lists_is_taken() -> None:
-    lost = {"host": "a", "what": "it fell silent", "node": 0, "rank": None}
+    lost = {"host": "a", "what": "it fell silent", "node": 0, "rank": None, "at": 1.0}
     for verdict in ({"state": "lost"}, {"state": "lost", "first_failure": lost, "stopped_by": None}):
         answers.check("list", {"runs": [A_RUN, {**A_RUN, "verdict": verdict, "signal": "SIGKILL", "exit_code": None}]})
         answers.check("attach", {"run": {**A_RUN, "verdict": verdict}, "ended": True, "offsets": {}, "cut": []})

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_relay import A_RUN, Answer, Dialer, Relay
+from fake_relay import A_RUN, HELLO, Answer, Dialer, Relay
+from lab.waiting import wait_until
 
 from orchestrator import session as sessions
+from orchestrator import view as views
 from orchestrator.fleet import Fleet, each
 from orchestrator.inventory import Host, parse
 from orchestrator.logs import Line
+from orchestrator.node import relay as relays
 from orchestrator.node import wire
-from orchestrator.session import Session, SessionLost
+from orchestrator.session import Refused, Session, SessionLost
 from orchestrator.ship import NodeProgram
 from orchestrator.view import Choice, View
 
@@ -96,6 +103,60 @@ def test_a_slow_taker_of_data_is_not_taken_for_a_silent_host() -> None:
     assert not one.lost
 
 
+# --- limits of time and memory
+
+
+def no_answer(relay: Relay, request: dict[str, Any]) -> None:
+    """As a relay whose thread is stuck in the kernel: the others go on, and PINGs are answered."""
+
+
+def test_a_host_that_answers_every_ping_but_no_request_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "ANSWER_LIMIT", 0.5)
+    one, relay = session(no_answer)
+    with pytest.raises(SessionLost, match="a: no answer to `list` within"):
+        one.request("list", {})
+    assert one.lost and relay.closed.is_set()  # which ends the relay and what it works on
+
+
+def test_an_answer_may_take_longer_by_what_the_asker_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "LIMITS", {"stop": 0.1})
+
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        wait_until(lambda: relay.pings >= 8, 10, "more time has passed than `stop` has by itself")
+        relay.result(request, {"killed": [], "ports_freed": [], "gpus_freed": [], "remaining": []})
+
+    one, _ = session(lambda relay, request: threading.Thread(target=answer, args=(relay, request)).start())
+    assert one.request("stop", {}, more=60.0)["killed"] == []
+
+
+def test_time_in_which_nobody_takes_the_data_is_not_the_host_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "ANSWER_LIMIT", 0.5)
+    resume = threading.Event()
+
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        relay.data(request, b"x")
+        relay.result(request, {})
+
+    one, relay = session(answer)
+    asked = threading.Thread(target=lambda: one.request("anything", {}, on_data=lambda *_: resume.wait(10) and None))
+    asked.start()
+    wait_until(lambda: relay.pings >= 20, 10, "more time has passed than an answer may take")
+    resume.set()
+    asked.join(10)
+    assert not one.lost
+
+
+def test_every_operation_with_a_limit_of_its_own_is_one_of_the_relay() -> None:
+    source = Path(relays.__file__).read_text()
+    assert all(f'"{operation}": ' in source for operation in sessions.LIMITS)
+
+
+def test_a_host_says_hello_once() -> None:
+    one, _ = session(lambda relay, request: relay.say(wire.HELLO, HELLO))
+    with pytest.raises(Refused, match="hello: sent twice"):
+        one.request("anything", {})
+
+
 # --- a fleet
 
 
@@ -113,14 +174,47 @@ def test_a_broken_session_is_opened_again_and_only_once_for_all_who_ask() -> Non
     one.close()
 
 
-def test_a_bug_on_one_host_is_raised() -> None:
+def test_any_exception_is_the_failure_of_its_host_and_says_where_it_came_from() -> None:
     def work(host: Host) -> str:
         if host.name == "b":
-            raise ZeroDivisionError
+            raise ZeroDivisionError("two\nlines")
         return host.name
 
-    with pytest.raises(ZeroDivisionError):
-        each(HOSTS, work, 1)
+    found = each(HOSTS, work, 1)
+    assert list(found.done) == ["a", "c"]
+    assert isinstance(found.failed["b"], Refused) and found.failed["b"].code == "bug"
+    assert re.fullmatch(
+        r"b: unexpected ZeroDivisionError: two lines at test_session\.py:\d+; please report this",
+        str(found.failed["b"]),
+    )
+
+
+def test_whoever_has_enough_waits_for_no_other_host() -> None:
+    hangs = threading.Event()
+
+    def work(host: Host) -> str:
+        if host.name == "b":
+            hangs.wait(10)
+        return host.name
+
+    found = each(HOSTS, work, 3, enough=lambda so_far: set(so_far.done) == {"a", "c"})
+    hangs.set()
+    assert list(found.done) == ["a", "c"] and found.late == {"b"}
+    assert str(found.failed["b"]) == "b: no answer yet"
+
+
+def test_an_interrupt_leaves_what_has_come() -> None:
+    seen: list[set[str]] = []
+
+    def work(host: Host) -> str:
+        if host.name == "b":
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait(10)
+        return host.name
+
+    with pytest.raises(KeyboardInterrupt):
+        each(HOSTS, work, 1, enough=lambda so_far: seen.append(set(so_far.done)) or False)
+    assert seen[-1] == {"a"}
 
 
 def test_what_is_done_for_each_host_stays_in_their_order() -> None:
@@ -162,7 +256,7 @@ def test_a_host_that_sends_nonsense_is_not_asked_again_and_the_others_are_shown(
     of.close()
 
 
-def test_a_bug_in_a_reader_ends_the_view(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_a_reader_is_the_failure_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(view: View, host: Host, kind: str, value: Any = None) -> None:
         if kind == "data":
             raise KeyError("parts")
@@ -171,9 +265,51 @@ def test_a_bug_in_a_reader_ends_the_view(monkeypatch: pytest.MonkeyPatch) -> Non
     put = View._put
     monkeypatch.setattr(View, "_put", broken)
     view, of, said = watch(Dialer(a=lambda relay, request: relay.data(request, b"x")), 1)
-    with pytest.raises(RuntimeError, match="a: the session's reader failed"):
-        view.run(lambda lines: None)
-    assert said == []
+    view.run(lambda lines: None)
+    assert said == [] and str(view.failed["a"]).startswith("a: unexpected KeyError: 'parts' at test_session.py:")
+    of.close()
+
+
+def test_a_host_that_sends_more_than_can_be_kept_is_read_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "KEPT_LINES", 0)
+    monkeypatch.setattr(views, "KEPT_LINES_LEAST", 1000)
+
+    def endless(relay: Relay, request: dict[str, Any]) -> None:
+        def send() -> None:
+            for offset in range(0, 1 << 40, 100):
+                if relay.closed.is_set():
+                    return
+                header = {"id": request["id"], "streams": ["1.0.out"], "parts": [[0, offset, 100, 1]]}
+                relay.say(wire.DATA, header, b"\n" * 100)
+
+        threading.Thread(target=send, daemon=True).start()
+
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        relay.data(request, b"fine\n")
+        relay.result(request, VERDICT)
+
+    kept: list[Line] = []
+    of = fleet(Dialer(a=endless, b=answer))
+    view = View("R", HOSTS[:2], Choice(follow=False), of, lambda _: None, kept=True)
+    view.run(kept.extend)
+    of.close()
+    assert len([line for line in kept if line.host == "a"]) == 1000 and [line.text for line in kept if line.text]
+    assert "more lines than can be kept" in str(view.failed["a"])
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_host_has_only_so_many_streams(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
+    monkeypatch.setattr(views, "STREAMS_MOST", 100)
+
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        names = [f"{attempt}.0.out" for attempt in range(101)]
+        parts = [[number, 0, 0, 1] for number in range(101)]
+        header = {"live": True, "offsets": dict.fromkeys(names, 1)} if live else {"streams": names, "parts": parts}
+        relay.say(wire.DATA, {"id": request["id"], **header})
+
+    view, of, _ = watch(Dialer(a=answer), 1)
+    view.run(lambda lines: None)
+    assert str(view.failed["a"]) == "a: its answer makes no sense: attach: more than 100 streams"
     of.close()
 
 
