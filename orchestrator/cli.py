@@ -371,7 +371,8 @@ def prune(inventory: str | None, hosts: str | None, force: bool) -> None:
 def exec_(inventory: str | None, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> None:
     """Run CMD (after --) on every host: equal output is shown once; ends with the worst exit code.
 
-    One word is handed to the login shell as it is; several are an argv, and arrive as such.
+    One word is handed to the login shell as it is; several are an argv, and arrive as such. Ctrl-C ends CMD on all
+    hosts. Of a host's output the first 16 MiB are kept.
     """
     from . import execute
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-from .console import Console, fold, fold_messages
+from .console import Console, fold, fold_messages, size
 from .context import chosen_inventory, open_fleet, stderr_console
 from .errors import Interrupted, OrchError
 from .fleet import Output, each, folded, reasons
@@ -30,13 +30,19 @@ def execute(given: str | None, command: tuple[str, ...], hosts: str | None, setu
         try:
             failed = dict(each(read.hosts, run, fleet.parallel, fleet.progress, "running").failed)
         except KeyboardInterrupt:  # one host that hangs must not cost what the others have said
-            names = [host.name for host in read.hosts if host.name not in done]
-            _tell(dict(done), dict.fromkeys(names, Interrupted("it had not answered by then")), console, as_json)
+            finished = dict(done)
+            left = fleet.end_commands()
+            stopped = {host.name: _interrupted(host.name, left) for host in read.hosts if host.name not in finished}
+            _tell(finished, stopped, console, as_json)
             raise
     done = {host.name: done[host.name] for host in read.hosts if host.name in done}
     _tell(done, failed, console, as_json)
     codes = [one.status for one in done.values()] + [error.exit_code for error in failed.values()]
     return max(codes, default=0)
+
+
+def _interrupted(host: str, left: frozenset[str]) -> Interrupted:
+    return Interrupted("interrupted; the command may still be running" if host in left else "interrupted")
 
 
 def _tell(done: Mapping[str, Output], failed: Mapping[str, OrchError], console: Console, as_json: bool) -> None:
@@ -49,6 +55,10 @@ def _tell(done: Mapping[str, Output], failed: Mapping[str, OrchError], console: 
         _print_folded({host: one.stderr for host, one in done.items()}, sys.stderr)
         for line in fold_messages({host: f"exit code {one.status}" for host, one in done.items() if one.status}):
             console.warning(line)
+    for line in fold_messages(
+        {host: f"{size(one.left_out)} of its output are left out" for host, one in done.items() if one.left_out}
+    ):
+        console.warning(line)
     for line in folded(failed):
         console.error(line)
 
@@ -64,7 +74,7 @@ def _exec_line(host: Host, command: tuple[str, ...], setup: bool) -> str:
     if not setup or not host.setup:
         return line
     script = " && ".join(f"{{ {one}\n}}" for one in host.setup)
-    return quote(["bash", "-lc", f"{script} && {line if len(command) == 1 else shlex.join(command)}"])
+    return quote(["bash", "-lc", f"{script} && {{ {line if len(command) == 1 else shlex.join(command)}\n}}"])
 
 
 def _print_folded(texts: Mapping[str, str], out: TextIO) -> None:

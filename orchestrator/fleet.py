@@ -8,7 +8,7 @@ import time
 import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -19,7 +19,7 @@ from .progress import Silent
 from .session import Refused, Session
 from .ship import NodeProgram
 from .ssh import Dialer
-from .transport import ConnectFailure
+from .transport import ConnectFailure, Pipe
 
 
 class Named(Protocol):
@@ -30,6 +30,7 @@ class Named(Protocol):
 T = TypeVar("T")
 N = TypeVar("N", bound=Named)
 EXEC_START_WINDOW = 30.0  # s for a host to start a command
+OUTPUT_MOST = 16 << 20  # bytes of a command's stdout that are kept
 EXEC_STATUS_WINDOW = 5.0  # s for its exit status, once its output has ended
 CLOSE_WINDOW = 3.0  # s to say goodbye to all hosts
 LOOK_EVERY = 0.1  # s between two looks at what has come, where somebody wants to see it
@@ -139,25 +140,32 @@ class Output:
     status: int
     stdout: str
     stderr: str
+    left_out: int = 0
+    """Bytes of stdout that came after the first OUTPUT_MOST."""
 
 
-def run(dialer: Dialer, host: Host, command: str) -> Output:
-    """Run a command line on one host, over a connection and a bare channel of its own. Raises UnreachableError."""
-    connection = dialer.connect(host)
-    try:
-        pipe = connection.open(command, EXEC_START_WINDOW)
-        pipe.close_write()
-        chunks = []
-        while data := pipe.recv(1 << 16, None):
-            chunks.append(data)
-        status = pipe.exit_status(EXEC_STATUS_WINDOW)
-        if status is None:
-            raise UnreachableError(
-                f"{host.name}: the connection was lost before the command had ended, or a signal ended it"
-            )
-        return Output(status, _text(b"".join(chunks)), _text(pipe.stderr()))
-    finally:
-        connection.close()
+@dataclass
+class _Command:
+    """A command line at work on a host, or about to be."""
+
+    name: str
+    """The host's."""
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    """Held while it is started, while it is ended, and while its connection is closed."""
+    pipe: Pipe | None = None
+
+
+def _output(name: str, pipe: Pipe) -> Output:
+    """Raises UnreachableError."""
+    kept = bytearray()
+    size = 0
+    while data := pipe.recv(1 << 16, None):
+        size += len(data)
+        kept += data[: OUTPUT_MOST - len(kept)]
+    status = pipe.exit_status(EXEC_STATUS_WINDOW)
+    if status is None:
+        raise UnreachableError(f"{name}: the connection was lost before the command had ended, or a signal ended it")
+    return Output(status, _text(bytes(kept)), _text(pipe.stderr()), size - len(kept))
 
 
 def _text(data: bytes) -> str:
@@ -177,6 +185,8 @@ class Fleet:
         self._opening: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         self._closed = False
+        self._commands: list[_Command] = []
+        self._interrupted = False
         self.parallel = parallel
         self.progress = progress
 
@@ -238,8 +248,38 @@ class Fleet:
         return each(hosts, lambda host: self.run_on(host, command(host)), self.parallel, progress, doing)
 
     def run_on(self, host: Host, command: str) -> Output:
-        """As `run`, on one host. Raises UnreachableError."""
-        return run(self._dialer, host, command)
+        """As `run`, on one host, over a connection of its own. Raises UnreachableError."""
+        connection = self._dialer.connect(host)
+        started = _Command(host.name)
+        try:
+            with started.busy:
+                with self._lock:
+                    if self._interrupted:
+                        raise UnreachableError(f"{host.name}: interrupted")
+                    self._commands.append(started)
+                started.pipe = pipe = connection.open(command, EXEC_START_WINDOW)
+            pipe.close_write()
+            return _output(host.name, pipe)
+        finally:
+            with started.busy:
+                connection.close()
+                started.pipe = None
+
+    def end_commands(self) -> frozenset[str]:
+        """End what `run_on` still runs, on all hosts at once, and let it start nothing more.
+
+        Returns the hosts where something may still run.
+        """
+
+        def end(command: _Command) -> bool:
+            with command.busy:
+                return command.pipe is None or command.pipe.end()
+
+        with self._lock:
+            self._interrupted = True
+            commands = list(self._commands)
+        ended = each(commands, end, self.parallel).done
+        return frozenset(command.name for command in commands if not ended.get(command.name))
 
     def close(self) -> None:
         with self._lock:

@@ -39,6 +39,8 @@ print(json.dumps({"executable": sys.executable, "python": list(sys.version_info[
                   "home": os.path.expanduser("~")}))
 """
 
+ANSWERED = {"executable", "python", "torch", "venv", "home"}
+
 # $1 python, $2 the venv, then what pip is to install. A venv that was cut off has no pip: it is made again.
 INSTALL = """
 set -e
@@ -163,8 +165,11 @@ def _look(host: Host, fleet: Fleet, python: str, lines: Sequence[str]) -> dict[s
     done = fleet.run_on(host, quote(argv))
     if done.status != 0:
         return None
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    try:
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError, RecursionError):
+        return None  # a wrapper that prints something else
+    return found if isinstance(found, dict) and found.keys() >= ANSWERED else None
 
 
 def _tell(hosts: Sequence[Host], ready: Mapping[str, Ready], console: Console) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import threading
 import time
@@ -25,6 +26,9 @@ STDERR_KEPT = 64 * 1024
 STALL_LIMIT = 60.0
 """Seconds that `Pipe.send` waits for the other end to take any byte at all before it gives the pipe up."""
 
+
+END_GRACE, END_WINDOW = 2.0, 1.0
+"""Seconds that `Pipe.end` gives a command after TERM, and after KILL."""
 
 STDERR_LAG = 1.0
 """Seconds that `Pipe.exit_status` gives the end of stderr, once the command has ended."""
@@ -89,6 +93,12 @@ class Pipe(Protocol):
 
         A command that waits for its stdout to be read must be received to its end first. A signal N that ended the
         command is 128 + N for a local one, and not known over SSH.
+        """
+
+    def end(self) -> bool:
+        """End the command and all of its process group: TERM, and KILL for what is left after `END_GRACE` seconds.
+
+        Returns whether nothing of it is left. Never raises.
         """
 
     def close(self) -> None:
@@ -210,6 +220,22 @@ class LocalPipe:
         # so that `stderr` is whole from now on; a child that the command left may keep it open
         self._drained.wait(min(STDERR_LAG, max(0.0, deadline - time.monotonic())))
         return status if status >= 0 else 128 - status
+
+    def end(self) -> bool:
+        group = self._process.pid
+        deadline = time.monotonic() + END_GRACE
+        try:
+            os.killpg(group, signal.SIGTERM)
+            while time.monotonic() < deadline:
+                time.sleep(0.02)
+                os.killpg(group, 0)
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        # not the group: where nobody reaps orphans, it has dead members for ever
+        return self.exit_status(END_WINDOW) is not None
 
     def close(self) -> None:
         if self._closed:

@@ -237,3 +237,47 @@ def test_new_keys_in_the_middle_of_a_transfer_harm_nothing(tmp_path: Path, clien
         assert hashlib.sha256(read_all(pipe)).digest() == hashlib.sha256(data).digest()
         sender.join()
         connection.close()
+
+
+def is_alive(pid: int) -> bool:
+    """A dead process stays on the list where nobody reaps orphans."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.fixture(params=["local", pytest.param("ssh", marks=needs_sshd)])
+def roomy(request: pytest.FixtureRequest, tmp_path: Path, client: Client) -> Iterator[Connection]:
+    """A connection with room for a second command."""
+    if request.param == "local":
+        yield LocalConnection()
+        return
+    with sshd(tmp_path / "roomy", client.key) as server:
+        client.trust(server.known_line())
+        connection = client.dialer().connect(host(server))
+        yield connection
+        connection.close()
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_command_is_ended_with_all_that_it_has_started(roomy: Connection, stubborn: bool) -> None:
+    trap = "trap '' TERM; " if stubborn else ""
+    pipe = roomy.open(f'sh -c "{trap}echo \\$\\$; exec sleep 1000" & echo $$; {trap}wait', 10)
+    said = b""
+    while said.count(b"\n") < 2:
+        said += pipe.recv(1000, 10)
+    assert pipe.end()
+    assert not any(map(is_alive, map(int, said.split())))
+    pipe.close()
+
+
+@needs_sshd
+def test_a_command_that_cannot_be_ended_is_not_said_to_have_been(client: Client, server: Sshd) -> None:
+    connection = client.dialer().connect(host(server))
+    pipe = connection.open("echo $$; sleep 1000", 10)
+    pid = int(pipe.recv(100, 10))
+    assert not pipe.end()  # its sshd allows one command at a time
+    assert is_alive(pid)
+    os.killpg(pid, signal.SIGKILL)
+    connection.close()

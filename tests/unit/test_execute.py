@@ -1,0 +1,62 @@
+"""`exec` on this machine, without SSH: what is run, what is kept of it, and what an interrupt ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab.waiting import wait_until
+
+from orchestrator import fleet as fleets
+from orchestrator.execute import execute
+
+SHOW = "from orchestrator.cli import main; main()"
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> str:
+    path = tmp_path / "inventory.yaml"
+    path.write_text("hosts: [{name: here, address: localhost, setup: ['test -e /nowhere']}]\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("command", ["echo one; echo two", "true && echo two\necho three", "true || echo two"])
+def test_nothing_of_a_command_is_run_after_a_setup_that_failed(
+    inventory: str, command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(inventory, (command,), None, setup=True, as_json=False) == 1
+    assert capfd.readouterr().out == ""
+
+
+def test_of_endless_output_only_the_beginning_is_kept(
+    inventory: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleets, "OUTPUT_MOST", 1000)
+    assert (
+        execute(inventory, ("head -c 5000000 /dev/zero | tr '\\0' x; exit 3",), None, setup=False, as_json=False) == 3
+    )
+    out, err = capfd.readouterr()
+    assert out == f"here: {'x' * 1000}\n"
+    assert "here: 5.0 MB of its output are left out" in err
+
+
+@pytest.fixture
+def running(inventory: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    command = f"echo begun; echo $$ > {tmp_path}/pid; sleep 1000"
+    argv = [sys.executable, "-c", SHOW, "exec", inventory, "--", command]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def test_ctrl_c_ends_the_command(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 20, "the command runs")
+    pid = int((tmp_path / "pid").read_text())
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=20)
+    assert running.returncode == 130 and "error: here: interrupted\n" in err
+    assert not Path(f"/proc/{pid}").exists()
