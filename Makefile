@@ -12,7 +12,7 @@ help:
 	@echo 'make test     the tests; ARGS="tests/unit -x" for some of them'
 	@echo 'make chaos    every fault that a run must survive or end well of: an hour and a half; needs root'
 	@echo 'make breakages  every fault that check knows or a launch may meet, made in a lab: about ten minutes'
-	@echo 'make fuzz     inventories, frames and log lines of any kind, 100,000 of each: half an hour or more; EXAMPLES=1000'
+	@echo 'make fuzz     inventories, frames and log lines of any kind, 100,000 of each, and 10,000 answers of hostile hosts: half an hour or more; EXAMPLES=1000'
 	@echo 'make lint     ruff and mypy'
 	@echo 'make clean    remove what these have made'
 
@@ -32,7 +32,7 @@ breakages: .venv/.complete
 	DDP_ORCH_ALL_BREAKAGES=1 .venv/bin/python -m pytest tests/e2e/test_check.py tests/e2e/test_broken_hosts.py $(ARGS)
 
 fuzz: .venv/.complete
-	DDP_ORCH_FUZZ=$(EXAMPLES) .venv/bin/python -m pytest tests/unit/test_fuzz.py --timeout 7200 --durations 3 $(ARGS)
+	DDP_ORCH_FUZZ=$(EXAMPLES) .venv/bin/python -m pytest tests/unit/test_fuzz.py tests/node/test_hostile_answers.py --timeout 7200 --durations 3 $(ARGS)
 
 lint: .venv/.complete
 	.venv/bin/python -m ruff check

@@ -18,6 +18,7 @@ from typing import Any
 from lab.waiting import wait_until
 
 from orchestrator import inventory, launchers, plan
+from orchestrator.naming import new_run_id
 from orchestrator.node import journal, processes, runs, state, sweep
 from orchestrator.session import Session
 from orchestrator.ship import node_program
@@ -140,7 +141,7 @@ class Runs:
                 f"spare: {str(number >= len(nproc) - spares).lower()}}}\n"
             )
         text += f"run: {{grace: {grace}, launcher: direct, {options}}}\n"
-        run_id = f"test-{secrets.token_hex(6)}"
+        run_id = new_run_id()
         wanted = plan.make(
             inventory.parse(text, "inventory.yaml"),
             run_id=run_id,

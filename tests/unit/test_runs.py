@@ -112,7 +112,7 @@ def test_several_runs_of_a_host_are_stopped_at_once() -> None:
     class Host:
         name = "a"
 
-        def request(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        def request(self, operation: str, arguments: dict[str, Any], more: float = 0.0) -> dict[str, Any]:
             together.wait()
             return {"killed": [{"pid": 7, "cmd": arguments["run_id"]}]}
 
