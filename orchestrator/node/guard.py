@@ -48,6 +48,7 @@ class Guard:
         # on the head, one for each of its addresses: "link" for the recorders, "rdzv" to keep the rendezvous port
         # until it is needed
         self._sockets = sockets
+        self._rdzv_port = 0  # of the attempt; 0 on other nodes than the head
         self._locks = list(locks)  # of GPUs: taken for as long as we live
         self._tree: Optional[Tree] = None
         self._tree_told = False
@@ -231,6 +232,7 @@ class Guard:
             return
         for listener in self._sockets.pop("rdzv", []):
             listener.close()
+        self._rdzv_port = order.master_port if order.node_rank == 0 else 0
         spec = self._spec
         output = state.output_folder(self._folder, spec)
         code = spec["cwd"]
@@ -298,8 +300,24 @@ class Guard:
         return [sys.executable, "-I", "-S", self._spec["program"]]
 
     def _failed(self, failure: Dict[str, Any]) -> None:
-        self._failures.append(dict(failure, attempt=self._tree.attempt if self._tree else 0))
+        attempt = self._tree.attempt if self._tree else 0
+        if not any(one["attempt"] == attempt for one in self._failures):
+            failure = dict(failure, what=failure["what"] + self._stolen_port())
+        self._failures.append(dict(failure, attempt=attempt))
         self._tell()
+
+    def _stolen_port(self) -> str:
+        """On the head: whether another user listens on the rendezvous port, which we must free before it is used."""
+        user = network.listening_user(self._rdzv_port) if self._rdzv_port else None
+        return (
+            ""
+            if user in (None, os.geteuid())
+            else "; port %d is held by another user (uid %d)"
+            % (
+                self._rdzv_port,
+                user,
+            )
+        )
 
     def _registrations(self) -> None:
         try:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import socket
 import struct
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 SIOCGIFCONF, SIOCGIFFLAGS = 0x8912, 0x8913
 ENTRY = 40  # sizeof(struct ifreq) where pointers have 64 bits
@@ -171,19 +171,29 @@ def bind_within(address: str, low: int, high: int, preferred: List[int]) -> sock
 
 def listeners(ports: List[int]) -> Dict[int, int]:
     """{port: inode} of the TCP sockets that listen on these ports."""
-    found: Dict[int, int] = {}
+    return {port: inode for port, _, inode in _listening() if port in ports}
+
+
+def listening_user(port: int) -> Optional[int]:
+    """The user id of whoever listens on this TCP port; None if nobody does."""
+    for found, user, _ in _listening():
+        if found == port:
+            return user
+    return None
+
+
+def _listening() -> Iterator[Tuple[int, int, int]]:
+    """(port, user id, inode) of each TCP socket that listens."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(table, encoding="ascii") as lines:
                 next(lines)
                 for line in lines:
                     fields = line.split()
-                    port = int(fields[1].rpartition(":")[2], 16)
-                    if fields[3] == "0A" and port in ports:
-                        found[port] = int(fields[9])
+                    if fields[3] == "0A":
+                        yield int(fields[1].rpartition(":")[2], 16), int(fields[7]), int(fields[9])
         except OSError:
             continue
-    return found
 
 
 def holder(inode: int) -> Optional[int]:

@@ -43,6 +43,43 @@ def verdict(run: Run, timeout: float = 30.0) -> dict[str, object]:
     return dict(first)
 
 
+# --- by a stranger
+
+SERVE = """
+import os, socket, time
+address = ("", int(os.environ["MASTER_PORT"]))
+while socket.socket().connect_ex(("127.0.0.1", address[1])):
+    time.sleep(0.01)  # the stranger is not there yet
+socket.create_server(address)
+"""
+TAKE = """
+import os, socket, sys, time
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+while True:
+    try:
+        listener = socket.create_server(("", int(sys.argv[1])))
+    except OSError:
+        continue
+    print("taken", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user is needed")
+def test_a_user_who_takes_the_rendezvous_port_is_named(runs: Runs) -> None:
+    run, start = runs.prepare(SERVE)
+    with subprocess.Popen([sys.executable, "-c", TAKE, str(start["master_port"])], stdout=subprocess.PIPE) as stranger:
+        try:
+            run.hosts[0].session.request("start", {"run_id": run.run_id, "start": start})
+            end = verdict(run)
+        finally:
+            stranger.kill()
+    assert end["state"] == "failed"
+    failure = end["first_failure"]
+    assert isinstance(failure, dict)
+    assert f"port {start['master_port']} is held by another user (uid 65534)" in failure["what"]
+
+
 # --- by itself
 
 
