@@ -216,7 +216,7 @@ def test_a_dead_link_is_found_and_the_logs_go_on_when_it_heals(lab2: Lab) -> Non
     cut_at = time.monotonic()
     said = follow.stderr.readline()
     assert "node-1" in said and "trying to reach it again" in said
-    assert time.monotonic() - cut_at <= 15
+    assert time.monotonic() - cut_at <= 40  # paramiko alone notices nothing for 120 s and more
     while not (lines[-1]["host"] == "node-0" and lines[-1]["text"].endswith(" 250")):
         lines.append(json.loads(follow.stdout.readline()))  # what node-0 prints does not wait for node-1
     lab2.hosts[1].heal()
