@@ -120,7 +120,7 @@ def _surroundings() -> launch.Surroundings:
         created_at=logs.rfc3339(time.time()),
         by="check --deep",
         secrets={},
-        run_key=secrets.token_hex(32),
+        run_key=secrets.token_bytes(32),
         skip_check=True,
         step=lambda _: None,
         warn=lambda _: None,

@@ -42,8 +42,8 @@ class Surroundings:
     by: str
     """user@machine of the controller."""
     secrets: Mapping[str, str]
-    run_key: str
-    """Hex of 32 random bytes: authenticates the run's link."""
+    run_key: bytes
+    """32 random bytes: authenticate the run's link."""
     skip_check: bool
     step: Callable[[str], None]
     """Says a phase to the person."""
@@ -194,18 +194,13 @@ def _prepare_and_start(
     """Two phases. Whoever is not started in the end is told to forget it."""
     head, *others = [node.host for node in resolved.nodes]
     numbers = {node.host.name: number for number, node in enumerate(resolved.nodes)}
-    notify = resolved.inventory.notify
-    private = {
-        "secrets": dict(around.secrets),
-        "key": around.run_key,
-        "notify": {"webhook": notify.webhook, "command": notify.command},  # an address may be as good as a password
-    }
     measured = bandwidths.recall(head, others)
     prefer = bandwidths.fastest(measured) if measured else None
     sessions: dict[str, Session] = {}  # a prepared guard obeys the very session that prepared it, and ends with it
 
     def prepare(host: Host, session: Session, of_head: dict[str, Any] | None) -> dict[str, Any]:
         spec = plan.spec(resolved, numbers[host.name], facts, created_at=around.created_at, by=around.by)
+        private = plan.private(resolved, numbers[host.name], run_key=around.run_key, secrets=around.secrets)
         sessions[host.name] = session
         answer = session.request("prepare", {"spec": spec, "private": private, "head": of_head, "prefer": prefer})
         if ("addresses" if of_head is None else "reachable") not in answer:

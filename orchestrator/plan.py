@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -244,6 +245,21 @@ def spec(
         "min_nodes": plan.min_nodes,
         "stall_timeout": run.stall_timeout,
         "keep": {"runs": run.keep.runs, "days": run.keep.days, "journal": run.keep.journal},
+    }
+
+
+def private(plan: Plan, number: int, *, run_key: bytes, secrets: Mapping[str, str]) -> dict[str, Any]:
+    """What a node's guard has to know and keeps in memory only.
+
+    `key`: the head has the run's own, any other node one that is good for its own link (orchestrator/node/link.py).
+    `notify`: an address may be as good as a password.
+    """
+    key = run_key if number == 0 else hmac.digest(run_key, number.to_bytes(4, "big"), "sha256")
+    notify = plan.inventory.notify
+    return {
+        "secrets": dict(secrets),
+        "key": key.hex(),
+        "notify": {"webhook": notify.webhook, "command": notify.command},
     }
 
 

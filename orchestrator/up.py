@@ -81,7 +81,7 @@ def up(wanted: Up) -> int:
         created_at=rfc3339(time.time()),
         by=whoami(),
         secrets=_secrets(read),
-        run_key=secrets.token_hex(32),
+        run_key=secrets.token_bytes(32),
         skip_check=wanted.skip_check,
         step=_once(console.step),
         warn=_once(console.warning),

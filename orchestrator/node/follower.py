@@ -1,9 +1,9 @@
 """The side of the link of all nodes but the head: brings orders, tells statuses, stops when the head is gone."""
 
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-from . import gang, notify
+from . import gang, messages, notify
 from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed, dial
 from .peers import TICK, Peers
 
@@ -15,7 +15,6 @@ REDIAL = 0.3  # s between tries to reach the head
 # s of silence after which the head is dialled anew as well: once a cut has healed, TCP waits as long again before it
 # tries. On a link that loses much the old connection may still be the first to be heard again.
 SILENT = LEASE / 2
-ORDERS: Dict[str, Callable[..., gang.Order]] = {one.__name__: one for one in (gang.Run, gang.Stop, gang.Wait, gang.End)}
 
 
 class Follower(Peers):
@@ -48,8 +47,9 @@ class Follower(Peers):
         was_ready = link.ready
         try:
             link.flush()
-            messages = link.receive()
-        except LinkClosed:
+            received = link.receive()
+            orders = [messages.order(message["order"]) for message in received if "order" in message]
+        except (LinkClosed, messages.Malformed):
             self._close(link)
             return
         if link.ready:
@@ -61,13 +61,10 @@ class Follower(Peers):
             if not self._joined:
                 self._joined = True
                 self._recorder.command({"do": "prepared", "ready": {}})
-        for message in messages:
-            if "order" in message:
-                kind, fields = message["order"]
-                order: gang.Order = ORDERS[kind](**fields)
-                if isinstance(order, gang.Run):
-                    self._node_rank = order.node_rank
-                self._recorder.obey(order)
+        for order in orders:
+            if isinstance(order, gang.Run):
+                self._node_rank = order.node_rank
+            self._recorder.obey(order)
 
     def _close(self, link: Optional[Link]) -> None:
         """The next one, if there is one, takes the place of the first."""

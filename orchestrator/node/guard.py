@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import gang, launch, network, processes, state
+from . import gang, launch, messages, network, processes, state
 from .child import RecorderChild
 from .tree import Tree, make_fifos
 
@@ -179,14 +179,18 @@ class Guard:
             pass  # it has gone already
 
     def _tell(self) -> None:
-        """Everything the recorder has to know, whole: it may have been born a moment ago."""
+        """Everything the recorder has to know, whole: it may have been born a moment ago.
+
+        Of failures those of this attempt, and not all where many ranks fail: a message that is too long for the channel
+        would be lost.
+        """
         tree = self._tree
+        attempt = tree.attempt if tree else 0
         status = {
-            "attempt": tree.attempt if tree else 0,
+            "attempt": attempt,
             "phase": "prepared" if tree is None else "running" if tree.outcome is None else "exited",
-            # without its lists: a message that is too long for the channel would be lost
             "outcome": {"ok": tree.outcome["ok"]} if tree and tree.outcome else None,
-            "failures": self._failures,
+            "failures": [one for one in self._failures if one["attempt"] == attempt][: messages.FAILURES],
             "start": self._start,
             "waiting": self._waiting is not None,
             "stop": self._stop,
@@ -351,7 +355,8 @@ class Guard:
             return
         if signal.SIGTERM in numbers:
             wish = state.read(self._path("stop.json")) or {}
-            self._stop_asked(str(wish.get("by", "SIGTERM from outside")), float(wish.get("grace", self._spec["grace"])))
+            by = messages.one_line(str(wish.get("by", "SIGTERM from outside")))
+            self._stop_asked(by, float(wish.get("grace", self._spec["grace"])))
 
     def _stop_asked(self, by: str, grace: float) -> None:
         if self._stop is None or grace < self._stop["grace"]:

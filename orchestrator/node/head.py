@@ -7,7 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-from . import gang, network, notify, state
+from . import gang, messages, network, notify, state
 from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed
 from .peers import TICK, Peers
 
@@ -91,7 +91,7 @@ class Head(Peers):
         was_ready = link.ready
         try:
             link.flush()
-            messages = link.receive()
+            received = link.receive()
         except LinkClosed:
             self._drop(link)
             return
@@ -108,11 +108,14 @@ class Head(Peers):
             self._step(gang.Joined(number, self._now()))
         if link.ready and link.node is not None:
             self._heard[link.node] = link.heard_at
-            for message in messages:
-                if "status" in message:
-                    self._told(link.node, message["status"])
-                if "silence" in message:
-                    self._silence[link.node] = message["silence"]
+            try:
+                for message in received:
+                    if "status" in message:
+                        self._told(link.node, messages.status(message["status"]))
+                    if "silence" in message:
+                        self._silence[link.node] = messages.silence(message["silence"])
+            except messages.Malformed:
+                self._drop(link)
 
     def _drop(self, link: Link) -> None:
         self._guests.pop(link.fileno(), None)
@@ -131,7 +134,7 @@ class Head(Peers):
             self._listeners = network.keep_only(self._listeners, status["start"]["link_addresses"])
         if status["start"] is not None and self._state.phase == "waiting":
             self._step(gang.StartRequested(status["start"]["master_addr"], status["start"]["master_port"], now))
-        self._told(0, status)
+        self._told(0, messages.status(status))
 
     def _told(self, number: int, status: Dict[str, Any]) -> None:
         """A node tells all it knows, every time; what is news becomes an event."""
@@ -142,9 +145,16 @@ class Head(Peers):
         if status["phase"] == "running":
             self._step(gang.Started(number, status["attempt"], now))
         for failure in status["failures"]:
+            if failure["rank"] not in self._ranks(number):  # a node reports its own ranks only
+                failure["rank"] = None
             self._step(gang.Failed(number, failure["attempt"], dict(failure, host=host, node=number), now))
         if status["phase"] == "exited":
             self._step(gang.Exited(number, status["attempt"], bool(status["outcome"]["ok"]), now))
+
+    def _ranks(self, number: int) -> range:
+        """A node's ranks in this attempt."""
+        node = self._state.nodes[number]
+        return range(node.first_rank, node.first_rank + node.nproc)
 
     def tick(self) -> None:
         now = time.monotonic()
@@ -180,7 +190,10 @@ class Head(Peers):
         silence = {number: self._silence[number] for number in self._state.team}
         quiet = min(one["quiet"] for one in silence.values())
         limit = self._spec["stall_timeout"]
-        frozen = {str(number): one["frozen"] for number, one in silence.items() if one["frozen"]}
+        frozen = {
+            str(number): [rank for rank in one["frozen"] if rank in self._ranks(number)]
+            for number, one in silence.items()
+        }
         if limit is not None and quiet > limit:
             self._step(gang.Stalled(self._state.attempt, quiet, frozen, self._now()))
         elif quiet < STALL_WARNING:

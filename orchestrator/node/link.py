@@ -1,11 +1,11 @@
 """The recorders' connection to the head's recorder on the cluster network: authenticated both ways, JSON objects.
 
-The key is made by the controller for one run and reaches each host over SSH. Handshake, then messages
-(docs/protocol.md):
+The controller makes a key for each run. The head has it; any other node has a key of its own, HMAC(run key, node
+number), so that none can speak for another. Handshake, then messages (docs/protocol.md):
 
     head -> node   nonce_h (32)
-    node -> head   nonce_n (32)  node number (u32)  HMAC(key, "node" nonce_h nonce_n number)
-    head -> node   HMAC(key, "head" nonce_h nonce_n)
+    node -> head   nonce_n (32)  node number (u32)  HMAC(key of the node, "node" nonce_h nonce_n number)
+    head -> node   HMAC(key of the node, "head" nonce_h nonce_n)
     both           length (u32)  JSON  HMAC(key of this direction, sequence number (u64) JSON)
 
 A message cannot be forged, replayed, reordered or reflected: each direction has its own key and counts.
@@ -38,11 +38,19 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
     return hmac.new(key, b"".join(parts), hashlib.sha256).digest()
 
 
+def node_key(run_key: bytes, node: int) -> bytes:
+    """The key of one node's link; the controller makes it as well (orchestrator/plan.py)."""
+    return _mac(run_key, _LENGTH.pack(node))
+
+
 class Link:
     """One end of a connection. Never blocks: `receive` when its descriptor is readable, `flush` when writable."""
 
     def __init__(self, connection: socket.socket, key: bytes, node: Optional[int]) -> None:
-        """`node`: our number, or None on the head, which learns the number of the other side."""
+        """`node`: our number; None on the head, which learns the number of the other side.
+
+        `key`: the node's own; on the head the run's.
+        """
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
@@ -115,9 +123,11 @@ class Link:
         if answer is None:
             return False
         self._peer_nonce, number, mac = answer[:32], answer[32:36], answer[36:]
+        claimed = int(_LENGTH.unpack(number)[0])
+        self._key = node_key(self._key, claimed)
         if not hmac.compare_digest(mac, _mac(self._key, b"node", self._nonce, self._peer_nonce, number)):
             raise LinkClosed("wrong key")
-        self.node = int(_LENGTH.unpack(number)[0])
+        self.node = claimed
         self._out += _mac(self._key, b"head", self._nonce, self._peer_nonce)
         self._agree(self._nonce + self._peer_nonce)
         self.flush()
@@ -159,7 +169,12 @@ class Link:
         if not hmac.compare_digest(mac, _mac(self._in_key, _COUNT.pack(self._received), body)):
             raise LinkClosed("a message that is not authentic")
         self._received += 1
-        message: Dict[str, Any] = json.loads(body)
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise LinkClosed("a message that is not JSON") from error
+        if not isinstance(message, dict):
+            raise LinkClosed("a message that is not an object")
         return message
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class Recorder:
         limit, streams = spec["keep"]["journal"], 2 * (spec["nproc"] + 1)
         self._segment = max(journal.SEGMENT_LEAST, min(journal.SEGMENT, limit // (4 * streams)))
         self._grown = self._segment  # bytes since the journal's size was looked at
-        self._said: List[str] = []  # the last line of each failure reported
+        self._said: List[str] = []  # the last line of each failure reported of this attempt
         self._orphan_until: Optional[float] = None
         self._poll = select.poll()
         self._peers: Peers = Head(self, listeners) if spec["node"] == 0 else Follower(self)
@@ -194,6 +194,7 @@ class Recorder:
         before, self._status = self._status["attempt"], json.loads(raw)
         if self._status["attempt"] != before:
             self._heard_ranks_at = time.monotonic()
+            self._said = []
         self._open_fifos()
         self._add_what_was_said()
         self._peers.status(self._status)
@@ -233,7 +234,7 @@ class Recorder:
             return
         try:
             self._guard.send(json.dumps(message).encode("ascii"))
-        except OSError:
+        except (BrokenPipeError, ConnectionResetError):  # anything else, such as a message too long, is a bug of ours
             self._orphaned()
 
     def obey(self, order: gang.Order) -> None:

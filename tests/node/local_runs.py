@@ -50,6 +50,7 @@ class Run:
     def __init__(self, run_id: str, hosts: Sequence[Host]) -> None:
         self.run_id = run_id
         self.hosts = hosts
+        self.key = secrets.token_bytes(32)
 
     def folder(self, node: int = 0) -> Path:
         (folder,) = self.hosts[node].state.glob(f"*/runs/{self.run_id}")
@@ -156,11 +157,11 @@ class Runs:
         facts = {node.host.name: {"gpus": []} for node in wanted.nodes}
         run = Run(run_id, hosts)
         self._started.append(run)
-        key = secrets.token_hex(32)
         at_head: dict[str, Any] | None = None
         for number, host in enumerate(hosts):
             spec = plan.spec(wanted, number, facts, created_at="2026-01-01T00:00:00Z", by="the test")
-            private = {"secrets": dict(secret or {}), "key": key, "notify": dict(notify or {})}
+            private = plan.private(wanted, number, run_key=run.key, secrets=dict(secret or {}))
+            private["notify"] = dict(notify or {})
             answer = host.session.request("prepare", {"spec": spec, "private": private, "head": at_head})
             at_head = at_head or answer
         assert at_head is not None

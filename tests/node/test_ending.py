@@ -17,6 +17,7 @@ from lab.waiting import wait_until
 from local_runs import Run, Runs
 
 from orchestrator.node import processes, state, stop
+from orchestrator.node.link import dial, node_key
 
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"
 
@@ -162,6 +163,26 @@ def test_the_same_failure_of_changing_ranks_and_hosts_is_not_tried_again_and_aga
     failure = ended["first_failure"]
     assert isinstance(failure, dict)
     assert failure["said"] == f"ValueError: no config in out/{run.run_id}"
+
+
+def test_a_failure_that_a_node_makes_up_without_end_ends_the_run_like_any_other(runs: Runs) -> None:
+    run = runs.start(WAIT, nproc=(1, 1))
+    ready(run, (0, "1.0.out"), (1, "1.1.out"))
+    spec = run.record("spec.json", 1)
+    assert spec is not None
+    failure = {"rank": 1, "exit_code": 1, "signal": None, "pid": 7, "attempt": 1, "at": time.time()}
+    failure["what"] = "x" * 900_000 + "\nddp-orch: attempt 7 on forged"
+    status = {"attempt": 1, "phase": "running", "failures": [failure], "outcome": None, "start": None, "stop": None}
+    node = dial(spec["link_address"], spec["link_port"], node_key(run.key, 1), 1)
+    node._socket.setblocking(True)
+    while not node.ready:
+        node.receive()
+    node.send({"status": status})
+    found = verdict(run)["first_failure"]
+    node.close()
+    assert isinstance(found, dict)
+    assert (found["host"], found["what"]) == ("host-1", "x" * 300)
+    assert "Traceback" not in (run.folder() / "guard.err").read_text()
 
 
 # --- by a wish

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import json
 import os
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 from lab.waiting import wait_until
 
-from orchestrator.node.link import MAX_MESSAGE, Link, LinkClosed, dial
+from orchestrator.node.link import MAX_MESSAGE, Link, LinkClosed, dial, node_key
 
-KEY = bytes(range(32))
+RUN_KEY = bytes(range(32))
+KEY = node_key(RUN_KEY, 1)
 GOLDEN = Path(__file__).parents[1] / "golden" / "wire" / "link.json"
 
 Tamper = Callable[[bytes], bytes]
@@ -35,10 +37,10 @@ def connected() -> tuple[socket.socket, socket.socket]:
 class Middle:
     """A head and a node, and somebody between them who sees and may change every byte."""
 
-    def __init__(self, head_key: bytes = KEY, node_key: bytes = KEY, number: int = 1) -> None:
+    def __init__(self, run_key: bytes = RUN_KEY, key: bytes = KEY, number: int = 1) -> None:
         at_head, self.to_head = connected()
         at_node, self.to_node = connected()
-        self.head, self.node = Link(at_head, head_key, None), Link(at_node, node_key, number)
+        self.head, self.node = Link(at_head, run_key, None), Link(at_node, key, number)
         self.said_by_head, self.said_by_node = b"", b""
 
     def carry(self, to_head: Tamper = bytes, to_node: Tamper = bytes) -> tuple[list[Any], list[Any]]:
@@ -139,8 +141,17 @@ def test_nothing_is_sent_before_the_other_side_is_known(middle: Middle) -> None:
     assert b"secret" not in available(middle.to_node) + available(middle.to_head)
 
 
-def test_a_node_with_a_wrong_key_is_refused() -> None:
-    middle = Middle(node_key=bytes(32))
+@pytest.mark.parametrize(
+    ("key", "number"),
+    [
+        pytest.param(bytes(32), 1, id="no key of this run"),
+        pytest.param(KEY, 2, id="in the name of another node"),
+        pytest.param(KEY, 0, id="in the name of the head"),
+        pytest.param(node_key(KEY, 2), 2, id="derived from a node's own key"),
+    ],
+)
+def test_a_node_with_a_wrong_key_is_refused(key: bytes, number: int) -> None:
+    middle = Middle(key=key, number=number)
     with pytest.raises(LinkClosed, match="wrong key"):
         middle.carry()
     assert not middle.head.ready
@@ -162,7 +173,7 @@ def test_a_false_head_learns_nothing_and_is_refused() -> None:
 def test_bytes_thrown_back_at_their_sender_are_refused() -> None:
     """Reflection: what the head says is no proof of a node, before the handshake and after."""
     at_head, other = connected()
-    head = Link(at_head, KEY, None)
+    head = Link(at_head, RUN_KEY, None)
     head.flush()
     nonce = wait_until(lambda: available(other), 5.0, "the head's nonce")
     other.sendall(nonce + (1).to_bytes(4, "big") + nonce)
@@ -185,7 +196,7 @@ def test_a_recorded_connection_is_refused_when_played_again(middle: Middle) -> N
     middle.node.send({"status": 1})
     middle.carry()
     at_head, attacker = connected()
-    head = Link(at_head, KEY, None)
+    head = Link(at_head, RUN_KEY, None)
     head.flush()
     attacker.sendall(middle.said_by_node)
     with pytest.raises(LinkClosed, match="wrong key"):
@@ -242,7 +253,7 @@ def test_ten_thousand_random_handshakes_and_messages_are_refused() -> None:
     chance = random.Random(5)
     at_head, other = connected()
     for _ in range(10_000):
-        head = Link(at_head, KEY, None)
+        head = Link(at_head, RUN_KEY, None)
         head._in += chance.randbytes(68)
         with pytest.raises(LinkClosed):
             head._shake_as_head()
@@ -265,6 +276,18 @@ def test_a_message_too_long_is_refused_before_it_is_kept(middle: Middle) -> None
         take(middle.head, 4)
 
 
+@pytest.mark.parametrize(
+    "text", [b"not json", b"[" * 100_000, b"[]", b"7", b'"status"', b"null", b"\xff\xfe", b"9" * 10_000]
+)
+def test_an_authentic_message_that_is_no_object_closes_the_link(middle: Middle, text: bytes) -> None:
+    middle.carry()
+    mac = hmac.digest(middle.head._in_key, bytes(8) + text, "sha256")
+    data = len(text).to_bytes(4, "big") + text + mac
+    middle.to_head.sendall(data)
+    with pytest.raises(LinkClosed, match="not"):
+        take(middle.head, len(data))
+
+
 def test_a_closed_connection_is_told(middle: Middle) -> None:
     middle.carry()
     middle.to_head.close()
@@ -285,7 +308,7 @@ def test_the_handshake_and_the_messages_have_their_golden_bytes(monkeypatch: pyt
     nonces = iter([bytes.fromhex(golden["nonce_head"]), bytes.fromhex(golden["nonce_node"])])
     monkeypatch.setattr(os, "urandom", lambda count: next(nonces))
     key = bytes.fromhex(golden["key"])
-    middle = Middle(key, key, golden["node"])
+    middle = Middle(key, node_key(key, golden["node"]), golden["node"])
     middle.carry()
     for message in golden["messages_of_head"]:
         middle.head.send(message)

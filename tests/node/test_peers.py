@@ -14,26 +14,34 @@ import pytest
 from orchestrator.node import follower as follower_module
 from orchestrator.node import head as head_module
 from orchestrator.node.follower import Follower
+from orchestrator.node.gang import Order, StartRequested
 from orchestrator.node.head import Head
-from orchestrator.node.link import Link
+from orchestrator.node.link import Link, node_key
 
-KEY = bytes(32)
+RUN_KEY = bytes(32)
+KEY = node_key(RUN_KEY, 1)
 LEASE = 0.05  # s
 
 
 class Recorder:
     """As much of one as its peers need."""
 
-    key = KEY
-    notify = None
-
-    def __init__(self, folder: Path, link_port: int = 0) -> None:
+    def __init__(self, folder: Path, key: bytes, link_port: int = 0) -> None:
         self.folder = str(folder)
+        self.key = key
+        self.notify: dict[str, Any] = {}
+        self.lines: list[str] = []
         self.reported = {"attempt": 1, "waiting": False, "stop": None}
         self.commands: list[str] = []
         nodes = [{"host": f"host-{number}", "nproc": 1} for number in range(2)]
         self.spec = {"nodes": nodes, "max_restarts": 0, "min_nodes": 2, "epoch": 0.0, "stall_timeout": None}
-        self.spec |= {"node": 1, "link_address": "127.0.0.1", "link_port": link_port}
+        self.spec |= {
+            "node": 1,
+            "link_address": "127.0.0.1",
+            "link_port": link_port,
+            "run_id": "a-run",
+            "name": "a-run",
+        }
 
     def silence(self) -> dict[str, Any]:
         return {"quiet": 0.0, "frozen": []}
@@ -42,9 +50,10 @@ class Recorder:
         self.commands.append(message["do"])
 
     def say(self, text: str) -> None:
-        """There is no journal."""
+        self.lines.append(text)
 
-    obey = say
+    def obey(self, order: Order) -> None:
+        """There is no guard."""
 
 
 @pytest.fixture
@@ -53,7 +62,7 @@ def met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Head,
     monkeypatch.setattr(head_module, "LEASE", LEASE)
     monkeypatch.setattr(head_module, "TICK", 0.0)
     listener = socket.create_server(("127.0.0.1", 0))
-    head = Head(Recorder(tmp_path), [listener])  # type: ignore[arg-type]
+    head = Head(Recorder(tmp_path, RUN_KEY), [listener])  # type: ignore[arg-type]
     node = Link(socket.create_connection(listener.getsockname()), KEY, 1)
     while not (node.ready and head._nodes):
         handles = [listener.fileno(), *(link.fileno() for link in head.links())]
@@ -96,15 +105,64 @@ def test_a_head_that_was_late_hears_what_has_come_before_it_calls_anybody_lost(m
     assert phase(head) == "joined"
 
 
+STATUS = {"attempt": 0, "phase": "prepared", "failures": [], "outcome": None, "start": None, "stop": None}
+
+
+def say(head: Head, node: Link, message: dict[str, Any]) -> None:
+    """Bring a message of the node to its head."""
+    node.send(message)
+    (link,) = head.links()
+    assert select.select([link.fileno()], [], [], 10.0)[0]
+    head.ready(link.fileno())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"status": {}},
+        {"status": None},
+        {"status": dict(STATUS, phase="asleep")},
+        {"status": dict(STATUS, phase="exited")},
+        {"status": dict(STATUS, attempt=True)},
+        {"status": dict(STATUS, stop={"by": "ann"})},
+        {"status": dict(STATUS, stop={"by": "ann", "grace": float("nan")})},
+        {"status": dict(STATUS, failures=[{"what": "no attempt"}])},
+        {"status": dict(STATUS, failures={})},
+        {"silence": 5},
+        {"silence": {"quiet": "long", "frozen": []}},
+        {"silence": {"quiet": 0.0, "frozen": ["one"]}},
+    ],
+)
+def test_a_message_that_no_honest_node_sends_closes_its_link(met: tuple[Head, Link], message: dict[str, Any]) -> None:
+    head, node = met
+    say(head, node, message)
+    assert not head.links()
+    head.tick()
+
+
+def test_a_node_speaks_for_itself_and_in_one_short_line(met: tuple[Head, Link]) -> None:
+    head, node = met
+    head._step(StartRequested("127.0.0.1", 29500, head._now()))
+    failure = {"rank": 0, "exit_code": 137, "signal": None, "pid": 7, "attempt": 1, "at": 1.0, "host": "host-0"}
+    failure.update(node=0, what="rank 0\nddp-orch: attempt 7 on forged" + "!" * 999, said="a\u2028b\r" * 999)
+    say(head, node, {"status": dict(STATUS, attempt=1, phase="running", failures=[failure])})
+    first = head._state.first_failure
+    assert first is not None
+    assert (first["host"], first["node"], first["rank"]) == ("host-1", 1, None)
+    assert len(first["what"]) == len(first["said"]) == 300
+    (line,) = [line for line in head._recorder.lines if "failure" in line]  # type: ignore[attr-defined]
+    assert len(line.splitlines()) == 1 and len(line) < 700
+
+
 @pytest.fixture
 def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Follower, Recorder, Link]]:
     """A node that has joined its head, and the head's link; a lease is short."""
     monkeypatch.setattr(follower_module, "LEASE", LEASE)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        recorder = Recorder(tmp_path, listener.getsockname()[1])
+        recorder = Recorder(tmp_path, KEY, listener.getsockname()[1])
         follower = Follower(recorder)  # type: ignore[arg-type]
         follower.tick()
-        head = Link(listener.accept()[0], KEY, None)
+        head = Link(listener.accept()[0], RUN_KEY, None)
     while not (head.ready and follower.links()[0].ready):
         head.flush()
         head.receive()
@@ -129,4 +187,15 @@ def test_a_node_that_was_late_hears_its_head_before_it_stops(joined: tuple[Follo
     (link,) = follower.links()
     assert select.select([link.fileno()], [], [], 10.0)[0]
     follower.tick()
+    assert recorder.commands == ["prepared"]
+
+
+@pytest.mark.parametrize("order", [5, [], ["Run"], ["Fly", {}], ["Stop", {"attempt": 1}], ["State", {}], [{}, {}]])
+def test_an_order_that_makes_no_sense_closes_the_link(joined: tuple[Follower, Recorder, Link], order: Any) -> None:
+    follower, recorder, head = joined
+    head.send({"order": order})
+    (link,) = follower.links()
+    assert select.select([link.fileno()], [], [], 10.0)[0]
+    follower.ready(link.fileno())
+    assert not follower.links()
     assert recorder.commands == ["prepared"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from lab.waiting import wait_until
 from local_runs import Run, Runs, local_runs
 
 from orchestrator.node import journal, processes
+from orchestrator.node.guard import Guard
 
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"
 
@@ -295,3 +298,20 @@ def test_a_journal_keeps_no_more_than_it_may_and_says_what_it_dropped(runs: Runs
     text = run.journal()["1.0.out"].decode()
     assert text.endswith("the last\n") and len(text) > 1 << 20
     assert "keep.journal (3 MiB): the oldest" in run.journal()["1.run.out"].decode()
+
+
+def test_what_a_guard_tells_fits_the_channel_however_often_ranks_have_failed(tmp_path: Path) -> None:
+    """A message too long for the channel would be lost, and the run would hang."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.settimeout(10)
+    spec = {"node": 0, "nodes": [{"host": "a", "nproc": 8, "spare": False}], "setup": [], "umask": 0, "program": ""}
+    guard = Guard(str(tmp_path), spec, {}, ours, {}, [])
+    guard._recorder._channel = ours
+    for attempt in range(1, 31):
+        guard._obey({"do": "stop", "attempt": attempt, "grace": 0.0, "why": "a test", "stacks": False})
+        for rank in range(100):
+            guard._failed({"rank": rank, "what": f"rank {rank}: {'x' * 100}", "at": 1.0})
+            told = json.loads(theirs.recv(1 << 20))
+    assert (told["attempt"], told["failures"][0]["rank"]) == (30, 0)
+    ours.close()
+    theirs.close()

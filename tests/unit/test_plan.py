@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator import inventory, plan
+from orchestrator.node.link import node_key
 from orchestrator.plan import Code, Plan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plan"
@@ -45,6 +46,16 @@ def test_node_ranks_follow_the_inventory_with_the_head_moved_first() -> None:
 
 def test_no_more_nodes_than_wanted_take_part() -> None:
     assert names(made("hosts: [a, b, c]\nhead: b\nrun: {nnodes: 2}")) == ["b", "a"]
+
+
+# --- what only guards know
+
+
+def test_the_run_key_goes_to_the_head_and_every_other_node_gets_one_of_its_own() -> None:
+    run_key, of = bytes(range(32)), made("hosts: [a, b, c]")
+    keys = [bytes.fromhex(plan.private(of, number, run_key=run_key, secrets={})["key"]) for number in range(3)]
+    assert keys == [run_key, node_key(run_key, 1), node_key(run_key, 2)]
+    assert len(set(keys)) == 3
 
 
 # --- ranks and GPUs

@@ -1,0 +1,108 @@
+"""What recorders tell each other over the link: checked, and cut to size, before anything depends on it. Pure.
+
+A link proves which node speaks, not that its host is honest. A message that an honest recorder never sends raises
+Malformed.
+"""
+
+from typing import Any, Callable, Dict, List, Optional
+
+from . import gang
+
+TEXT = 300  # characters: such texts end up in our lines of the log, in records and notifications
+FAILURES = 64  # of one attempt; the first is what counts
+FROZEN = 1024  # ranks
+LARGEST = 1 << 53  # of a number: what JSON carries exactly
+PHASES = ("prepared", "running", "exited")
+ORDERS: Dict[str, Callable[..., gang.Order]] = {one.__name__: one for one in (gang.Run, gang.Stop, gang.Wait, gang.End)}
+
+
+class Malformed(Exception):
+    """An honest recorder never sends this."""
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())[:TEXT]
+
+
+def status(message: Any) -> Dict[str, Any]:
+    """A node's status (docs/protocol.md): the part that the gang needs."""
+    message = _object(message)
+    stop, outcome = message.get("stop"), message.get("outcome")
+    if message.get("phase") not in PHASES:
+        raise Malformed("phase")
+    if outcome is None and message["phase"] == "exited":
+        raise Malformed("outcome")
+    return {
+        "attempt": _integer(message.get("attempt")),
+        "phase": message["phase"],
+        "outcome": None if outcome is None else {"ok": _object(outcome).get("ok") is True},
+        "failures": [_failure(one) for one in _list(message.get("failures"))[:FAILURES]],
+        "stop": None if stop is None else {"by": _text(_object(stop).get("by")), "grace": _number(stop.get("grace"))},
+    }
+
+
+def silence(message: Any) -> Dict[str, Any]:
+    """For how long the ranks of a node have been silent, and which of them a signal has stopped."""
+    message = _object(message)
+    return {
+        "quiet": _number(message.get("quiet")),
+        "frozen": [_integer(rank) for rank in _list(message.get("frozen"))[:FROZEN]],
+    }
+
+
+def order(message: Any) -> gang.Order:
+    """The head's order to a node."""
+    try:
+        kind, fields = message
+        return ORDERS[kind](**fields)
+    except (ValueError, KeyError, TypeError) as error:
+        raise Malformed("order") from error
+
+
+def _failure(message: Any) -> Dict[str, Any]:
+    message = _object(message)
+    return {
+        "rank": _optional(_integer, message.get("rank")),
+        "exit_code": _optional(_integer, message.get("exit_code")),
+        "signal": _optional(_text, message.get("signal")),
+        "pid": _optional(_integer, message.get("pid")),
+        "what": _text(message.get("what")),
+        "said": _text(message.get("said", "")),
+        "gone": message.get("gone") is True,
+        "attempt": _integer(message.get("attempt")),
+        "at": _number(message.get("at")),
+    }
+
+
+def _optional(check: Callable[[Any], Any], value: Any) -> Optional[Any]:
+    return None if value is None else check(value)
+
+
+def _object(value: Any) -> Dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Malformed("not an object")
+    return value
+
+
+def _list(value: Any) -> List[Any]:
+    if not isinstance(value, list):
+        raise Malformed("not a list")
+    return value
+
+
+def _integer(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST:
+        raise Malformed("not a number")
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not (0 <= value <= LARGEST):
+        raise Malformed("not a number")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Malformed("not a text")
+    return one_line(value)
