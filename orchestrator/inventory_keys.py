@@ -314,11 +314,11 @@ _RUN = _section(
 
 _NOTIFY = _section(
     "notify",
-    "who hears of ends and restarts, from the head itself",
+    "the head reports ends and restarts; another host, its loss",
     Key(
         "webhook", maybe(like("an http or https address", r"https?://[^\s\x00]+")), None, "posted to, as Slack wants it"
     ),
-    Key("command", maybe(_some_text), None, "run on the head by sh, with JSON on stdin"),
+    Key("command", maybe(_some_text), None, "run by sh, with JSON on stdin"),
     Key("bell", truth, False, "rings the terminal that follows the run: `up`, `logs -f`"),
 )
 

@@ -252,15 +252,21 @@ def private(plan: Plan, number: int, *, run_key: bytes, secrets: Mapping[str, st
     """What a node's guard has to know and keeps in memory only.
 
     `key`: the head has the run's own, any other node one that is good for its own link (orchestrator/node/link.py).
-    `notify`: an address may be as good as a password.
+    `notify`: an address may be as good as a password, so only the head gets it and who may have to report its loss.
     """
     key = run_key if number == 0 else hmac.digest(run_key, number.to_bytes(4, "big"), "sha256")
-    notify = plan.inventory.notify
+    notify = plan.inventory.notify if _may_notify(plan, number) else None
     return {
         "secrets": dict(secrets),
         "key": key.hex(),
-        "notify": {"webhook": notify.webhook, "command": notify.command},
+        "notify": {"webhook": notify.webhook, "command": notify.command} if notify else {},
     }
+
+
+def _may_notify(plan: Plan, number: int) -> bool:
+    """The head, and every node that may be the second of an attempt: it notifies when the head is lost."""
+    fewer = max(0, len(plan.team) - plan.min_nodes)  # nodes before it that the run may go on without
+    return plan.nodes[number].host.spare or number <= 1 + fewer
 
 
 # --- for people

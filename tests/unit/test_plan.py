@@ -58,6 +58,23 @@ def test_the_run_key_goes_to_the_head_and_every_other_node_gets_one_of_its_own()
     assert len(set(keys)) == 3
 
 
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("hosts: [a, b, c, d]", [0, 1]),
+        ("hosts: [a]", [0]),
+        ("hosts: [a, b, c, d, {name: s, spare: true}]", [0, 1, 4]),
+        ("hosts: [a, b, c, d]\nrun: {nnodes: '3:4'}", [0, 1, 2]),
+        ("hosts: [a, b, c, d]\nrun: {nnodes: '1:4'}", [0, 1, 2, 3]),
+    ],
+)
+def test_the_webhook_goes_to_the_head_and_to_those_that_may_report_its_loss(text: str, numbers: list[int]) -> None:
+    of = made(text + "\nnotify: {webhook: 'https://hooks.example.org/secret'}")
+    told = [plan.private(of, number, run_key=bytes(32), secrets={})["notify"] for number in range(len(of.nodes))]
+    assert [number for number, notify in enumerate(told) if notify.get("webhook")] == numbers
+    assert all("secret" not in str(notify) for number, notify in enumerate(told) if number not in numbers)
+
+
 # --- ranks and GPUs
 
 
