@@ -252,8 +252,9 @@ def order_of(state: State, number: int) -> Optional[Order]:
             master_port=state.master_port,
         )
     if state.phase == "stopping" and state.attempt > 0:
-        stalled = bool((state.first_failure or {}).get("stalled"))
-        return Stop(state.attempt, state.stop_grace, _why(state), stalled)
+        # stacks take some seconds, and who has asked for a stop does not wait for them
+        stacks = bool((state.first_failure or {}).get("stalled")) and state.stopped_by is None
+        return Stop(state.attempt, state.stop_grace, _why(state), stacks)
     return None
 
 

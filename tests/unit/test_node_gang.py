@@ -505,6 +505,15 @@ def test_a_stall_names_the_stopped_rank_and_asks_for_stacks() -> None:
     assert ended(state, 2001.0).phase == "restarting"
 
 
+def test_a_stop_request_does_not_wait_for_the_stacks_of_a_stalled_attempt() -> None:
+    stalled, _ = gang.step(at_work(NODES, max_restarts=1), gang.Stalled(1, 61.5, {}, 2000.0))
+    state, actions = gang.step(stalled, gang.StopRequested("ann", 30.0, 2001.0))
+    orders = [action.order for action in actions]
+    assert len(orders) == 3 and all(isinstance(order, Stop) and not order.stacks for order in orders)
+    verdict = ended(state, 2002.0).verdict
+    assert verdict and verdict["state"] == "killed"
+
+
 def test_a_stall_of_an_earlier_attempt_or_of_a_run_that_is_stopping_is_no_news() -> None:
     state = at_work(NODES, max_restarts=1)
     assert gang.step(state, gang.Stalled(0, 61.5, {}, 2000.0)) == (state, ())
