@@ -106,7 +106,7 @@ def owner(pid: int) -> Optional[int]:
 
 
 def marks() -> Dict[Process, str]:
-    """Every process whose environment carries our mark, with its run id. Only this user's can be read."""
+    """Every process of this user whose environment carries our mark, with its run id. (Root could read all.)"""
     found = {}
     prefix = MARK.encode() + b"="
     for pid in _pids():
@@ -117,7 +117,7 @@ def marks() -> Dict[Process, str]:
                 environment = file.read()
         except OSError:
             continue
-        if process is None or prefix not in environment:
+        if process is None or prefix not in environment or owner(pid) != os.geteuid():
             continue
         for entry in environment.split(b"\0"):
             if entry.startswith(prefix):

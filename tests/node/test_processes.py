@@ -196,3 +196,17 @@ def test_a_child_dies_with_its_parent_also_when_that_was_quicker() -> None:
     os.waitpid(parent, 0)
     with os.fdopen(reader, "rb") as answer:
         assert answer.read() == b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which can read everybody's environment")
+def test_a_marked_process_of_another_user_is_not_of_a_run() -> None:
+    marked = {processes.MARK: "20200101-000000-dead"}
+    both = [subprocess.Popen(["sleep", "300"], env=marked, user=user) for user in (NOBODY, 0)]
+    try:
+        wait_until(lambda: all(processes.command(one.pid).startswith("sleep") for one in both), 10, "both sleep")
+        found = {process.pid for process in processes.marks()}
+        assert both[0].pid not in found and both[1].pid in found
+    finally:
+        for one in both:
+            one.kill()
+            one.wait()
