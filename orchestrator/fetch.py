@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,14 +20,18 @@ from .console import Console, fold_messages
 from .console import size as console_size
 from .context import inventory_of_run, open_fleet, stderr_console, warn_of, warn_of_doubts, warn_of_unheard
 from .errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
-from .fleet import Fleet, Results, folded
+from .fleet import Fleet, Results, folded, worst
 from .inventory import Host, Inventory
 from .naming import RUN_NAME
 from .session import Session
 from .ship import make_results_folder
 
 GROWTH = 1024 * 1024
-"""Bytes by which a file may have grown since it was listed; more is for the next time."""
+"""Bytes that the files of a host may have grown by since they were listed, beyond twice their size; more is for the
+next time."""
+
+LARGEST = 1 << 63
+"""Bytes, and ns since 1970, that no file has."""
 
 BATCH = 1000  # files asked for at once
 
@@ -78,6 +82,8 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
     with open_fleet(read) as fleet:
         what = _outputs_of(fleet, read, wanted, console)
         folder = Path(output or what.folder)
+        if output is None and folder.is_symlink():
+            raise UsageError(f"{folder} is a link, and the hosts chose its name; give -o DIR")
         of_run = [host for host in read.hosts if host.name in what.hosts]
         asked = what.asked(pattern=pattern or "")
         listed = fleet.each(of_run, lambda _, session: _list(session, asked))
@@ -86,9 +92,11 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
         }
         count, size = _totals(missing)
         same = sum(len(found.files) for found in listed.done.values()) - count
-        if pattern and not count and not same and not listed.failed:
+        refused = _refused(folder, missing)
+        missing = {host: files for host, files in missing.items() if host not in refused}
+        count, size = _totals(missing)
+        if pattern and not count and not same and not listed.failed and not refused:
             raise UsageError(f"no output of {what.run} matches {pattern!r}")
-        _check_space(folder, size)
         same_note = f"; {same} unchanged" if same else ""
         console.step(f"{count} {'file' if count == 1 else 'files'} to fetch, {console_size(size)}{same_note}")
 
@@ -96,13 +104,20 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
             _make(folder)
 
         def bring(host: Host, session: Session) -> list[str]:
-            return _bring(session, what, folder / host.name, missing[host.name])
+            files = missing[host.name]
+            whole = sum(one.size for one in files)
+
+            def show(done: int) -> None:
+                fleet.progress.come(host.name, f"{console_size(done)} of {console_size(whole)}")
+
+            return _bring(session, what, folder / host.name, files, show)
 
         brought = fleet.each([host for host in of_run if missing.get(host.name)], bring, "fetching")
         if not pattern:
-            whole = [host for host in of_run if host.name in listed.done and not _is_partial(host.name, brought)]
+            arrived = listed.done.keys() - refused.keys()
+            whole = [host for host in of_run if host.name in arrived and not _is_partial(host.name, brought)]
             fleet.each(whole, lambda host, session: _confirm(session, what, listed.done[host.name]))
-    if not count and not same and not listed.failed:
+    if not count and not same and not listed.failed and not refused:
         console.note(
             f"run {what.run} wrote no file to $DDP_ORCH_OUTPUT_DIR or beside its code, which is where `fetch` looks"
         )
@@ -110,14 +125,16 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
         console.note(f"outputs of {what.run} are in {folder}")
     if what.goes_on:
         console.note(f"run {what.run} goes on; what it writes from here on comes by fetching again")
-    failed: dict[str, OrchError] = {**listed.failed, **brought.failed}
+    failed: dict[str, OrchError] = {**listed.failed, **refused, **brought.failed}
     for line in folded(failed):
         console.error(line)
     problems = {host: "; ".join(said) for host, said in brought.done.items() if said}
     for line in fold_messages(problems):
         console.warning(line)
-    if failed or what.incomplete:
+    if what.incomplete:
         return UnreachableError.exit_code
+    if failed:
+        return worst(failed.values(), "").exit_code
     return RunFailed.exit_code if problems else 0
 
 
@@ -171,9 +188,12 @@ def _confirm(session: Session, what: Outputs, listed: Listed) -> None:
 def checked(answer: Mapping[str, Any]) -> list[Remote]:
     """The files of a listing. Raises UnreachableError where it is not what an honest host would say."""
     found = {}
-    for entry in answer.get("files", ()):
+    files = answer.get("files")
+    if not isinstance(files, list):
+        raise UnreachableError("its listing makes no sense")
+    for entry in files:
         match entry:
-            case [str(path), int(size), int(mtime)] if size >= 0:
+            case [str(path), int(size), int(mtime)] if 0 <= size < LARGEST and abs(mtime) < LARGEST:
                 found[path] = Remote(path, size, mtime)
             case _:
                 raise UnreachableError("its listing makes no sense")
@@ -201,13 +221,27 @@ def is_here(folder: Path, remote: Remote) -> bool:
     return (found.st_size, found.st_mtime_ns) == (remote.size, remote.mtime)
 
 
+class Room:
+    """The bytes that a host may send for these files, all together."""
+
+    def __init__(self, files: Iterable[Remote]) -> None:
+        self.taken = 0
+        self._most = 2 * sum(one.size for one in files) + GROWTH
+
+    def take(self, count: int) -> bool:
+        """Whether there was room."""
+        self.taken += count
+        return self.taken <= self._most
+
+
 class Receiver:
     """Takes the parts of files as they come, one file at a time. Never raises: what goes wrong is in `problems`."""
 
-    def __init__(self, folder: Path, files: list[Remote]) -> None:
+    def __init__(self, folder: Path, files: list[Remote], room: Room) -> None:
         self.problems: list[str] = []
         self._folder = folder
         self._files = files
+        self._room = room
         self._next = 0
         self._out: BinaryIO | None = None
         self._left = 0
@@ -251,7 +285,7 @@ class Receiver:
             self._out = os.fdopen(handle, "wb")
             self._left = 2 * remote.size + GROWTH
         self._left -= len(payload)
-        if self._left < 0:
+        if self._left < 0 or not self._room.take(len(payload)):
             raise ValueError("it has grown much since it was listed; fetch it again")
         self._out.write(payload)
 
@@ -275,15 +309,23 @@ def _make_folders(folder: Path, path: str) -> None:
         folder.mkdir(exist_ok=True)
 
 
-def _bring(session: Session, what: Outputs, folder: Path, files: list[Remote]) -> list[str]:
-    """Fetch files of one host; gives what went wrong with single ones."""
+def _bring(
+    session: Session, what: Outputs, folder: Path, files: list[Remote], show: Callable[[int], None]
+) -> list[str]:
+    """Fetch files of one host; gives what went wrong with single ones. `show`: told the bytes that have come."""
     problems: list[str] = []
+    room = Room(files)
     for start in range(0, len(files), BATCH):
         batch = files[start : start + BATCH]
-        receiver = Receiver(folder, batch)
+        receiver = Receiver(folder, batch, room)
+
+        def take(header: dict[str, Any], payload: bytes, receiver: Receiver = receiver) -> None:
+            receiver.take(header, payload)
+            show(room.taken)
+
         arguments = what.asked(paths=[one.path for one in batch])
         try:
-            session.request("send", arguments, on_data=receiver.take)
+            session.request("send", arguments, on_data=take)
         finally:
             receiver.give_up()
         problems += receiver.problems
@@ -304,12 +346,20 @@ def _default_folder(run: runs.Run) -> str:
     return name
 
 
-def _check_space(folder: Path, size: int) -> None:
+def _refused(folder: Path, files: Mapping[str, list[Remote]]) -> dict[str, FindingsError]:
+    """Hosts whose files cannot be taken: the largest shares, where the disk does not take all, and links."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
-    if size > free:
-        raise FindingsError(
-            f"{place}: {size / 1e6:.0f} MB to fetch, and only {free / 1e6:.0f} MB are free; give -o DIR"
-        )
+    refused = {}
+    sizes = {host: sum(one.size for one in of_host) for host, of_host in files.items()}
+    for host, size in sorted(sizes.items(), key=lambda item: item[1]):
+        if (folder / host).is_symlink():
+            refused[host] = FindingsError(f"{host}: {folder / host} is a link here, and nothing is written through it")
+        elif size > free:
+            room = f"{console_size(size)} to fetch, and only {console_size(free)} are free in {place}"
+            refused[host] = FindingsError(f"{host}: {room}; give -o DIR")
+        else:
+            free -= size
+    return refused

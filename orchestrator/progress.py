@@ -44,6 +44,8 @@ class Row:
     seconds: float
     """For how long it has been in this phase."""
     failure: str = ""
+    come: str = ""
+    """How far its work has come, such as `3.1 MB of 20.0 MB`."""
 
 
 class Silent:
@@ -53,6 +55,9 @@ class Silent:
 
     def at(self, host: str, doing: str) -> None:
         """The host has come to this part of its work."""
+
+    def come(self, host: str, how_far: str) -> None:
+        """How far the host has come with it."""
 
     def reaching(self, host: str, how: str) -> None:
         """Its work waits for a connection, in this phase; `""`: no longer."""
@@ -82,6 +87,7 @@ class Progress(Silent):
         self._clock = clock
         self._doing: dict[str, str] = {}
         self._reaching: dict[str, str] = {}
+        self._come: dict[str, str] = {}
         self._since: dict[str, float] = {}
         self._failures: dict[str, str] = {}
         self._began = 0.0
@@ -94,6 +100,9 @@ class Progress(Silent):
         if self._doing.get(host, DONE) not in (DONE, FAILED):
             self._since[host] = self._clock()
             self._doing[host] = doing
+
+    def come(self, host: str, how_far: str) -> None:
+        self._come[host] = how_far
 
     def reaching(self, host: str, how: str) -> None:
         if host in self._reaching:
@@ -108,6 +117,7 @@ class Progress(Silent):
     def of(self, hosts: Sequence[str]) -> Iterator[None]:
         self._began = self._clock()
         self._reaching = dict.fromkeys(hosts, "")
+        self._come = {}
         self._since = dict.fromkeys(hosts, self._began)
         self._failures = {}
         self._doing = dict.fromkeys(hosts, WAITING)
@@ -146,7 +156,7 @@ class Progress(Silent):
         return [
             Row(host, doing, 0.0, self._failures.get(host, ""))
             if doing in (DONE, FAILED)
-            else Row(host, self._reaching[host] or doing, now - self._since[host])
+            else Row(host, self._reaching[host] or doing, now - self._since[host], come=self._come.get(host, ""))
             for host, doing in self._doing.items()
         ]
 
@@ -197,7 +207,7 @@ def table(rows: Sequence[Row], seconds: float, height: int) -> Any:
 
 
 def _alone(row: Row) -> tuple[str, ...]:
-    return row.host, row.phase, _seconds(row), _one_line(row.failure)
+    return row.host, row.phase, _seconds(row), _one_line(row.failure) or row.come
 
 
 def _together(rows: Sequence[Row], room: int) -> list[tuple[str, ...]]:

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator import fetch
 from orchestrator.errors import UnreachableError
-from orchestrator.fetch import Receiver, Remote
+from orchestrator.fetch import Receiver, Remote, Room
 from orchestrator.node import outputs, state
 
 
@@ -36,7 +36,7 @@ def listed(pattern: str = "") -> list[Remote]:
 
 
 def bring(folder: Path, files: list[Remote]) -> Receiver:
-    receiver = Receiver(folder, files)
+    receiver = Receiver(folder, files, Room(files))
     outputs.send({"run_id": "run-1", "paths": [one.path for one in files]}, receiver.take)
     return receiver
 
@@ -102,7 +102,8 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     (here / "logs").symlink_to(elsewhere)
     (elsewhere / "mine").write_text("mine")
     (here / "file").symlink_to(elsewhere / "mine")
-    receiver = Receiver(here, [Remote("logs/x", 1, 1), Remote("file", 1, 1)])
+    files = [Remote("logs/x", 1, 1), Remote("file", 1, 1)]
+    receiver = Receiver(here, files, Room(files))
     receiver.take({"file": 0, "end": True, "mtime": 1}, b"x")
     receiver.take({"file": 1, "end": True, "mtime": 1}, b"y")
     assert len(receiver.problems) == 1 and "is a link here" in receiver.problems[0]
@@ -121,7 +122,8 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_not_whole_leaves_nothing(tmp_path: Path, frames: list[tuple[dict[str, Any], bytes]]) -> None:
-    receiver = Receiver(tmp_path / "here", [Remote("x", 1, 1)])
+    files = [Remote("x", 1, 1)]
+    receiver = Receiver(tmp_path / "here", files, Room(files))
     for header, payload in frames:
         receiver.take(header, payload)
     receiver.give_up()
@@ -135,3 +137,33 @@ def test_a_file_that_has_gone_does_not_keep_the_others(out: Path, tmp_path: Path
     receiver = bring(tmp_path / "here", files)
     assert [one.split(":")[0] for one in receiver.problems] == ["empty"]
     assert sorted(tree(tmp_path / "here")) == ["big.pt", "logs/a.json", "logs/deep/b.json"]
+
+
+def test_many_files_together_grow_no_more_than_one(tmp_path: Path) -> None:
+    files = [Remote(f"{number}", 0, 1) for number in range(20)]
+    receiver = Receiver(tmp_path, files, Room(files))
+    for number in range(20):
+        receiver.take({"file": number}, bytes(fetch.GROWTH // 4))
+        receiver.take({"file": number, "end": True, "mtime": 1}, b"")
+    assert sum(map(len, tree(tmp_path).values())) <= fetch.GROWTH
+    assert sorted(tree(tmp_path)) == ["0", "1", "2", "3"] and len(receiver.problems) == 16
+
+
+@pytest.mark.parametrize(
+    "files",
+    [7, None, [["a", 10**400, 1]], [["a", 1, 10**400]], [["a", -1, 1]], [["a", "1", 1]], [[]], [7], ["abc"]],
+)
+def test_a_listing_that_no_host_could_have_is_refused(files: Any) -> None:
+    with pytest.raises(UnreachableError, match="makes no sense"):
+        fetch.checked({"files": files})
+
+
+def test_a_host_whose_files_find_no_room_stops_no_other(tmp_path: Path) -> None:
+    files = {"evil": [Remote("a", 10**15, 1)], "good": [Remote("a", 7, 1)]}
+    assert list(fetch._refused(tmp_path / "new", files)) == ["evil"]
+
+
+def test_nothing_is_written_through_a_link_in_the_place_of_a_hosts_folder(tmp_path: Path) -> None:
+    (tmp_path / "evil").symlink_to(tmp_path)
+    (refused,) = fetch._refused(tmp_path, {"evil": [Remote("a", 7, 1)], "good": [Remote("a", 7, 1)]}).values()
+    assert str(refused) == f"evil: {tmp_path / 'evil'} is a link here, and nothing is written through it"
