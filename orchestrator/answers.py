@@ -85,6 +85,10 @@ def _is_time(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value < 253402300800
 
 
+def _is_member(value: Any) -> bool:
+    return isinstance(value, list) and [type(one) for one in value] == [int, int, str]
+
+
 _HOST = re.compile(NAME)
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,18}(Z|[+-][0-9]{2}:[0-9]{2})")
 _STATE = re.compile(r"starting|running|restarting|stopping|succeeded|failed|killed|lost")
@@ -134,6 +138,7 @@ RUN = {
     "grace": _is_grace,
     "verdict?": _VERDICT,
     "outputs?": bool,
+    "members?": [_is_member],
 }
 _PROCESS = {"pid": (int, None), "owner": str, "cmd": str}
 _ENDING = {

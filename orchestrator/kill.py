@@ -33,7 +33,7 @@ def kill(
     forced = _forced(force, [host.name for host in read.hosts])
     named_only = bool(forced) and not (stale or everything or wanted is not None)
     with open_fleet(read) as fleet:
-        listing = runs.find(fleet, read.hosts)
+        listing = runs.find(fleet, read.hosts, members=True)
         warn_of_doubts(listing, console)
         chosen = [] if named_only else _to_kill(listing, wanted, read.path, stale=stale, everything=everything)
         for run in chosen:
@@ -41,6 +41,7 @@ def kill(
         port = read.run.rdzv.port
         victims = runs.Victims(
             runs=tuple(run.run_id for run in chosen),
+            members={run.run_id: {host: part.get("members", ()) for host, part in run.parts.items()} for run in chosen},
             stale=wanted is None and not named_only,
             ports=() if port == "auto" else (port,),
             force=forced,
@@ -104,10 +105,12 @@ def _tell_kill(result: runs.Killed, chosen: Sequence[runs.Run], inventory: str, 
     what = ", ".join(run.run_id for run in chosen)
     count = len(result.killed)
     if count or chosen:
-        where = fold({one["host"] for one in result.killed})
-        processes = f"{count} {'process' if count == 1 else 'processes'}"
+        hosts = len({one["host"] for one in result.killed})
+        where = f" on {hosts} {'host' if hosts == 1 else 'hosts'}" if hosts else ""
+        proof = "" if result.remaining or result.failed else "; verified: none left"
         if count or any(run.unfinished or run.broken for run in chosen):
-            console.note(f"ended {what or 'leftovers'}: {processes}{' on ' + where if where else ''}")
+            processes = f"{count} {'process' if count == 1 else 'processes'}"
+            console.note(f"stopped {what or 'leftovers'}: {processes}{where}{proof}")
         else:
             console.note(f"run {what} was over ({chosen[0].state}); nothing of it was left")
     else:

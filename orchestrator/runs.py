@@ -125,11 +125,12 @@ class Listing:
         return tuple(host for host in run.unheard if host not in self.answered)
 
 
-def find(fleet: Fleet, hosts: Sequence[Host]) -> Listing:
+def find(fleet: Fleet, hosts: Sequence[Host], *, members: bool = False) -> Listing:
+    """`members`: each part of an unfinished run has its processes in `members`, too."""
     fleet.prepare(hosts)
 
     def ask(_: Host, session: Session) -> tuple[list[dict[str, Any]], str]:
-        return session.request("list", {})["runs"], "; ".join(session.hello.get("passed_over", ()))
+        return session.request("list", {"members": members})["runs"], "; ".join(session.hello.get("passed_over", ()))
 
     answers = fleet.each(hosts, ask, "looking for runs")
     passed_over = {host: why for host, (_, why) in answers.done.items() if why}
@@ -253,6 +254,8 @@ class Victims:
     """What a kill shall end."""
 
     runs: tuple[str, ...] = ()
+    members: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
+    """What was seen of these runs: run id -> host -> its processes as `find` lists them."""
     stale: bool = False
     """Everything that runs which are over have left."""
     ports: tuple[int, ...] = ()
@@ -283,7 +286,9 @@ def kill(
         more = victims.run_grace if grace is None else grace
 
         def stop(run: _Named) -> dict[str, Any]:
-            return session.request("stop", {"run_id": run.name, "grace": grace, "by": by}, more=more)
+            members = victims.members.get(run.name, {}).get(host.name, ())
+            asked = {"run_id": run.name, "grace": grace, "by": by, "members": members}
+            return session.request("stop", asked, more=more)
 
         # not a ThreadPoolExecutor: after an interrupt, Python would wait for a host that hangs
         stopped = each(map(_Named, victims.runs), stop, STOPS_AT_ONCE)

@@ -6,6 +6,7 @@ import os
 from typing import Any, Dict, List, Optional
 
 from . import processes, state
+from .sweep import belonging
 
 SCRIPT_MOST = 200  # characters
 
@@ -115,8 +116,17 @@ def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    runs = [found for run_id, folder in state.runs() for found in [describe(run_id, folder)] if found is not None]
-    return {"runs": runs}
+    """`arguments`: members (optional): whether to list the processes of runs that have a guard."""
+    found = []
+    for run_id, folder in state.runs():
+        run = describe(run_id, folder)
+        if run is not None:
+            if arguments.get("members") and guarded(folder):
+                run["members"] = [
+                    [one.pid, one.started, processes.command(one.pid)] for one in belonging(run_id, folder)
+                ]
+            found.append(run)
+    return {"runs": found}
 
 
 def guard_of(folder: str) -> Optional[processes.Process]:

@@ -18,11 +18,14 @@ REPORT_WINDOW = 5.0  # s beyond the grace and the lease for a guard to write its
 def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """End one run: ask its guard, wait for it, sweep what is left, verify.
 
-    `arguments`: run_id; grace (s; null: the run's own); by.
+    `arguments`: run_id; grace (s; null: the run's own); by; members (optional): the run's processes when the caller
+    looked for them, [pid, start time, command] each. Those that ended since are part of the proof.
     """
     run_id = arguments["run_id"]
     folder = state.run_folder(run_id)
-    before = {one: processes.command(one.pid) for one in belonging(run_id, folder)} if os.path.isdir(folder) else {}
+    before = {processes.Process(pid, started): command for pid, started, command in arguments.get("members", ())}
+    if os.path.isdir(folder):
+        before.update((one, processes.command(one.pid)) for one in belonging(run_id, folder))
     held = ports_of(folder)
     guard = runs.guard_of(folder) if os.path.isdir(folder) else None
     if guard is not None:
@@ -51,7 +54,7 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "known": os.path.isdir(folder),
         "killed": [{"pid": pid, "cmd": command} for pid, command in sorted(killed.items())],
         "ports_freed": [port for port in held if port not in network.listeners(held)],
-        "gpus_freed": _gpus_of(folder) if guard is not None else [],
+        "gpus_freed": _gpus_of(folder) if guard is not None or arguments.get("members") else [],
         "remaining": [dict(one, owner=owner(os.geteuid()), why="does not die: stuck in the kernel") for one in left],
         "run": runs.describe(run_id, folder) if os.path.isdir(folder) else None,
     }

@@ -81,7 +81,8 @@ def test_another_run_and_other_peoples_look_alikes_survive(lab2: Lab) -> None:
     victim = begun.stdout.strip()
     assert f"node-[0-1]: run {other} goes on there too, on the same CPUs" in begun.stderr
     wait_for_state(lab2, inventory, victim, "running")
-    ok(orch(lab2, "kill", victim, "-i", inventory, "--grace", "1"))
+    killed = ok(orch(lab2, "kill", victim, "-i", inventory, "--grace", "1"))
+    assert f"stopped {victim}: 2 processes on 2 hosts; verified: none left" in killed.stderr
     again = ok(orch(lab2, "kill", victim, "-i", inventory))
     assert f"run {victim} was over (killed); nothing of it was left" in again.stderr
     assert all(process.poll() is None for process in bystanders)
@@ -90,7 +91,7 @@ def test_another_run_and_other_peoples_look_alikes_survive(lab2: Lab) -> None:
     assert not lab2.marked(victim)
     third = start(lab2, inventory, "--", name, "1000", "0.1")
     newest = ok(orch(lab2, "kill", "-i", inventory, "--grace", "1"))
-    assert f"ended {third}" in newest.stderr and f"of your runs {other} goes on" in newest.stderr
+    assert f"stopped {third}" in newest.stderr and f"of your runs {other} goes on" in newest.stderr
     ok(orch(lab2, "kill", "--all", "-i", inventory, "--grace", "1"))
     for process in bystanders:
         process.kill()

@@ -96,8 +96,14 @@ class Run:
         assert None not in records, f"a host has no exit record: {records}"
         return [record for record in records if record is not None]
 
-    def stop(self, node: int = 0, grace: float | None = None) -> dict[str, Any]:
-        return self.hosts[node].session.request("stop", {"run_id": self.run_id, "grace": grace, "by": "the test"})
+    def stop(self, node: int = 0, grace: float | None = None, **more: Any) -> dict[str, Any]:
+        asked = {"run_id": self.run_id, "grace": grace, "by": "the test", **more}
+        return self.hosts[node].session.request("stop", asked)
+
+    def listed(self, node: int = 0) -> dict[str, Any]:
+        """As `kill` asks for it."""
+        found = self.hosts[node].session.request("list", {"members": True})["runs"]
+        return next(dict(run) for run in found if run["run_id"] == self.run_id)
 
 
 class Runs:

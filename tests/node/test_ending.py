@@ -375,3 +375,15 @@ def test_force_never_ends_the_session_that_carries_it_out(runs: Runs) -> None:
     relay = int(host.session.hello["pid"])
     answer = host.session.request("force", {"pids": [relay, os.getpid(), 1]})
     assert answer["killed"] == [] and len(answer["remaining"]) == 3
+
+
+def test_what_ended_between_the_look_and_the_stop_is_part_of_the_proof(runs: Runs) -> None:
+    run = runs.start(WAIT, nproc=(2, 2))
+    ready(run, (0, "1.0.out"), (0, "1.1.out"), (1, "1.2.out"), (1, "1.3.out"))
+    before = [run.listed(node)["members"] for node in (0, 1)]
+    assert [len(members) for members in before] == [4, 4]  # both play their hosts on one machine
+    run.stop(0, grace=0.0, members=before[0])
+    run.wait_over()  # the other host has ended its ranks, as the gang told it, before anybody asks it to
+    late = run.stop(1, grace=0.0, members=before[1])
+    assert {one["pid"] for one in late["killed"]} == {pid for pid, _, _ in before[1]} and not late["remaining"]
+    assert run.stop(1, grace=0.0)["killed"] == [] and "members" not in run.listed(1)
