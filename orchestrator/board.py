@@ -63,9 +63,9 @@ class Seen:
         return () if self.now is None else self.now["ranks"]
 
     def figure(self, name: str) -> float | None:
-        """Of the host's ranks the one that is least far, has the highest loss, takes the longest."""
-        known = [rank["figures"][name] for rank in self.ranks if name in rank["figures"]]
-        return None if not known else _extremes(known)[name != "step"]
+        """Of the host's ranks the slowest one: the least step and rate, the longest step time; the highest loss."""
+        known = _losses(self.ranks) if name == "loss" else _figures(self.ranks, name)
+        return None if not known else _extremes(known)[name not in ("step", "rate")]
 
     def quiet(self) -> float | None:
         """Seconds since any rank of the host has printed a line, where that is long. (Often only one speaks.)"""
@@ -183,15 +183,18 @@ def _title(run_id: str, seen: Sequence[Seen]) -> Text:
 
 def _training(seen: Sequence[Seen]) -> Text:
     ranks = [(one, rank) for one in seen for rank in one.ranks]
-    figures: dict[str, list[float]] = {}
-    for _, rank in ranks:
-        for name, value in rank["figures"].items():
-            figures.setdefault(name, []).append(value)
+    every = [rank for _, rank in ranks]
     words = {}
     for name, form in (("step", "step {}"), ("loss", "loss {}"), ("step_time", "{} s/step"), ("rate", "{}/s")):
-        if name in figures:
-            low, high = map(_number, _extremes(figures[name]))
+        known = _losses(every) if name == "loss" else _figures(every, name)
+        if known:
+            low, high = map(_number, _extremes(known))
             words[name] = form.format(low if low == high else f"{low}..{high}")
+    rates = _figures(every, "rate")
+    if len(rates) > 1:
+        # equal rates may be the one of all ranks, which each prints
+        same = min(rates) == max(rates)
+        words["rate"] += f" on each of {len(rates)} ranks" if same else f", {_number(sum(rates))}/s in total"
     timed = sorted(
         (rank["figures"]["step_time"], rank["rank"], one.host) for one, rank in ranks if "step_time" in rank["figures"]
     )
@@ -284,6 +287,17 @@ def _last_word(seen: Sequence[Seen], mask: Mask) -> Text:
     if newest is None or not newest[2]["last"]:
         return Text("")
     return Text(presentable(f"{newest[1]}:{newest[2]['rank']} | {newest[2]['last']}", False, mask), style="dim")
+
+
+def _figures(ranks: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [rank["figures"][name] for rank in ranks if name in rank["figures"]]
+
+
+def _losses(ranks: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Those of the ranks that are farthest, as losses of different steps differ; and those that are no number."""
+    farthest = max(_figures(ranks, "step"), default=None)
+    figures = [rank["figures"] for rank in ranks if "loss" in rank["figures"]]
+    return [one["loss"] for one in figures if one.get("step") == farthest or one["loss"] != one["loss"]]
 
 
 def _extremes(values: Sequence[float]) -> tuple[float, float]:

@@ -79,7 +79,8 @@ def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
         unheard = {host: node for node, host in enumerate(run.hosts) if host in run.unheard}
         watcher = Watcher(fleet, of_run, run.run_id, {**unheard, **run.nodes})
         try:
-            if sys.stdout.isatty() and sys.stdin.isatty():
+            # rich draws no board on a dumb terminal
+            if sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb":
                 _Live(watcher, run, fleet, of_run, read.path, mask, console).show()
             else:
                 _once(watcher, run.run_id, mask)

@@ -37,6 +37,32 @@ def test_top_shows_every_host_with_its_ranks_figures_and_last_line(lab2: Lab) ->
     assert_clean(lab2, run_id)
 
 
+def test_on_a_dumb_terminal_top_is_one_table(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    ok(orch(lab2, "up", inventory, "--name", "mine", "--", script(lab2, "print('step:1')")))
+    ours, theirs = pty.openpty()
+    env = {"TERM": "dumb", "COLUMNS": "120"}
+    process = lab2.popen(["ddp-orch", "top", "-i", str(inventory)], stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    printed = b""
+    try:
+        while piece := _read(ours):
+            printed += piece
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert b"(mine)" in printed and b"node-1" in printed and b"\x1b" not in printed
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # nobody has its other side open
+        return b""
+
+
 def _on_a_terminal(lab: Lab, inventory: object, run_id: str) -> None:
     ours, theirs = pty.openpty()
     screen = pyte.Screen(80, 24)

@@ -179,3 +179,52 @@ def test_how_long_a_rank_has_been_silent_is_told_where_it_is_long() -> None:
     seen[1].now["ranks"][0]["at"] -= 3600
     seen[1].now["ranks"][1]["at"] -= 3600
     assert any(" 61m " in line for line in shown(seen))
+
+
+def test_the_rate_of_a_host_is_that_of_its_slowest_rank_and_all_have_a_total() -> None:
+    seen = hosts(2)
+    rates = iter((256.0, 196.9, 256.0, 256.0))
+    for one in seen:
+        assert one.now is not None
+        for rank in one.now["ranks"]:
+            rank["figures"]["rate"] = next(rates)
+    assert "196.9..256/s, 964.9/s in total" in shown(seen)[1]
+    header, *rows = [line for line in shown(seen) if line.startswith(("HOST", "gpu-"))]
+    column = header.split().index("RATE/S")
+    assert [row.split()[column] for row in rows[:2]] == ["196.9", "256"]
+    for one in seen:
+        assert one.now is not None
+        for rank in one.now["ranks"]:
+            rank["figures"]["rate"] = 256.0
+    assert "256/s on each of 4 ranks" in shown(seen)[1]
+    for one in seen:
+        assert one.now is not None
+        one.now["ranks"] = one.now["ranks"][: 1 if one.host == "gpu-00" else 0]
+    assert "256/s" in shown(seen)[1].split()
+
+
+def test_only_losses_of_one_step_are_compared() -> None:
+    seen = hosts(2)
+    for number, one in enumerate(seen):
+        assert one.now is not None
+        for rank in one.now["ranks"]:
+            rank["figures"].update(step=40 + 16 * number, loss=1.885 - 0.1 * number + 0.001 * rank["rank"])
+    assert "step 40..56  loss 1.787..1.788" in shown(seen)[1]
+
+
+def test_only_the_host_that_failed_first_is_called_failed() -> None:
+    verdict = {"state": "failed", "first_failure": {"host": "gpu-01", "node": 1, "what": "rank 2: exit code 1"}}
+    seen = [replace(one, now=sample(n, 2.0, state="failed", verdict=verdict)) for n, one in enumerate(hosts(3))]
+    lines = shown(seen)
+    assert "failed" in lines[0]
+    rows = [line for line in lines if line.startswith("gpu-")]
+    assert [row.split()[2] for row in rows[:3]] == ["stopped", "failed", "stopped"]
+
+
+def test_a_host_that_is_not_the_head_does_not_tell_the_state_of_the_run() -> None:
+    seen = hosts(2)
+    lie = {"node": -1, "state": "succeeded", "verdict": {"state": "succeeded"}, "name": "owned"}
+    seen[1] = replace(seen[1], now=sample(1, 2.0, **lie))
+    assert "running" in shown(seen)[0] and "nightly" in shown(seen)[0]
+    seen[1] = replace(seen[1], node=None)
+    assert "nightly" in shown(seen[::-1])[0]
