@@ -312,6 +312,18 @@ ANSWERS: Mapping[str, Shape] = {
         "oom_kills": int,
         "dumps": [_DUMP],
     },
+    "python": {"executable": str, "python": [int], "torch": _WORDS, "venv": bool, "home": str},  # of `setup`
+    "deep": (  # the lines of a deep check's ranks
+        {
+            "what": re.compile("all_reduce"),
+            "rank": int,
+            "backend": str,
+            "bytes": int,
+            "seconds": _NUMBER,
+            "right": bool,
+        },
+        {"what": re.compile("product"), "rank": int, "device": str, "tflops": _NUMBER},
+    ),
     "stop": _ENDING,
     "force": _ENDING,
     "stale": {**_ENDING, "memory_freed": [str], "holders": [{**_PROCESS, "what": str}]},

@@ -38,6 +38,7 @@ from .fleet import Fleet, worst
 from .mesh import Network
 from .plan import Plan
 from .ssh_config import by_hand
+from .terminal import tame
 
 WRAP: dict[str, Any] = {
     "initial_indent": "  ",
@@ -97,7 +98,8 @@ def check(given: str | None, hosts: str | None, level: Level, as_json: bool) -> 
     if as_json:
         print(json.dumps(_as_dict(findings, chosen, network, result), indent=2))
     else:
-        sys.stdout.write(_render(made, findings, chosen, network, facts, result))
+        text = _render(made, findings, chosen, network, facts, result)
+        sys.stdout.write(tame(text, wants_colour(sys.stdout, os.environ)))
     if probed.failed:
         return worst(probed.failed.values(), "").exit_code
     return FindingsError.exit_code if any(finding.severity == "error" for finding in findings) else 0

@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 
 from . import checks_gpus, checks_network, checks_python
-from .findings import Finding, Findings, Severity, say
+from .findings import Finding, Findings, Severity, say, shell_word
 from .plan import Node, Plan
 from .transport import ConnectFailure
 
@@ -106,7 +106,7 @@ def _disks(node: Node, fact: Facts, found: Findings) -> None:
             continue  # of one disk it is said once
         least = STATE_LEAST if what == "state" else 0
         seen = f"df {disk['path']}: {disk['free'] // MIB} MiB of {disk['total'] // MIB} MiB free"
-        fix = f"free some space: du -xsh {disk['path']}/* | sort -h"
+        fix = f"free some space: du -xsh {shell_word(disk['path'])}/* | sort -h"
         if disk["free"] < DISK_LOW:
             severity: Severity = "error" if disk["free"] < least else "warning"
             message = f"the disk of {disk['path']} is nearly full: {disk['free'] // MIB} MiB left"
@@ -160,7 +160,7 @@ def _leftovers(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
         found.add("warning", "orphan-workers", name, message, fix, seen)
     for lock in fact["stale_locks"]:
         message = f"{lock} was left by a build that was interrupted; every process will wait for it"
-        found.add("warning", "jit-extension-lock", name, message, f"rm {lock}", f"ls {lock}")
+        found.add("warning", "jit-extension-lock", name, message, f"rm {shell_word(lock)}", f"ls {lock}")
 
 
 def _same_machine(nodes: list[Node], hellos: Mapping[str, Facts], found: Findings) -> None:

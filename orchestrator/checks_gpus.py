@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .findings import Findings, Severity
+from .findings import Findings, Severity, shell_word
 from .plan import Node, Plan
 
 Facts = Mapping[str, Any]
@@ -177,7 +177,7 @@ def _torch(name: str, fact: Facts, found: Findings) -> None:
         return
     if built_for is None:
         message = f"torch {torch} is built without CUDA, and the host has GPUs"
-        fix = f"{fact['python']['executable']} -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
+        fix = f"{shell_word(fact['python']['executable'])} -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
         found.add("error", "no-gpu-visible", name, message, fix, "python -c 'import torch; print(torch.version.cuda)'")
     elif serves and int(built_for.split(".")[0]) > int(serves.split(".")[0]):
         message = f"driver {fact['nvidia']['driver']} serves CUDA {serves} at most, and torch is built for {built_for}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
-from .findings import Finding, Findings
+from .findings import Finding, Findings, shell_word
 from .mesh import Network, Pair
 from .plan import Plan
 
@@ -15,6 +16,9 @@ SLOW = 100e6 / 8  # bytes a second: below this any training waits for its networ
 SLOWER = 4  # times less than the others' median
 LATENCY_HIGH, LATENCY_TIMES = 0.005, 10  # s; times the others' median
 REFUSED = ("refused", "No route", "unreachable", "prohibited")
+
+NFT_CHAIN = re.compile(r"nft ([A-Za-z0-9_.-]+( [A-Za-z0-9_.-]+){2})")
+"""A chain that admits packets, as the facts of a host name it: family, table, chain."""
 
 
 def judge(plan: Plan, network: Network, facts: Mapping[str, Facts]) -> tuple[Finding, ...]:
@@ -168,7 +172,9 @@ def _open(fact: Facts, addresses: list[str], ports: str, host: str) -> str:
             f"-p tcp --dport {ports.replace('-', ':')} -j ACCEPT"
             for one in addresses
         )
-    chains = [one[len("nft ") :] for one in fact["firewalls"] if one.startswith("nft ")] or ["inet filter input"]
+    # a host names its chains; what is no name goes into no command
+    known = [match[1] for one in fact["firewalls"] if (match := NFT_CHAIN.fullmatch(one))]
+    chains = known or ["inet filter input"]
     family = "ip6" if any(":" in one for one in addresses) else "ip"
     rule = f"{family} saddr {{ {', '.join(addresses)} }} tcp dport {ports} accept"
     return "\n".join(f"{where} nft \"'insert rule {chain} {rule}'\"" for chain in chains)
@@ -191,7 +197,7 @@ def _large_packets(network: Network, facts: Mapping[str, Facts], found: Findings
         message = f"large packets (MTU {mtu}) are lost on the way, small ones are not"
         fix = (
             f"the same MTU on all hosts and switches; until then: ssh {host} sudo ip link set "
-            f"{network.interfaces[host]} mtu 1400"
+            f"{shell_word(network.interfaces[host])} mtu 1400"
         )
         ping = f"ping -M do -s {(mtu or 1500) - 28} {network.addresses[other]}"
         seen = f"192 KiB from {peer.source} to {peer.target}: no answer; see {ping}"
@@ -235,7 +241,7 @@ def _speed(plan: Plan, network: Network, facts: Mapping[str, Facts], found: Find
 def _which_network(plan: Plan, network: Network, facts: Mapping[str, Facts], host: str) -> tuple[str, str]:
     """Which network was measured of those that there are, and what to do when it is slow."""
     interface = network.interfaces[host]
-    fix = f"`ethtool {interface}` there shows speed, duplex and errors; then check cable and switch port"
+    fix = f"`ethtool {shell_word(interface)}` there shows speed, duplex and errors; then check cable and switch port"
     if network.subnets:
         return f"{interface}, the fastest of {len(network.subnets)} that all hosts share", fix
     head = plan.nodes[0].host

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import posixpath
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from .findings import Findings
 from .plan import Node, Plan
+from .terminal import one_line
 
 Facts = Mapping[str, Any]
 
@@ -42,7 +44,7 @@ def _names(node: Node, fact: Facts, several: bool, found: Findings) -> None:
     if answer is None or answer["seconds"] is None:
         return
     seen = f"getent hosts {own}: {answer['error'] or ', '.join(answer['found'])}"
-    fix = f"echo '{_own_address(node, fact)} {own}' | sudo tee -a /etc/hosts"
+    fix = f"echo {shlex.quote(one_line(f'{_own_address(node, fact)} {own}'))} | sudo tee -a /etc/hosts"
     if answer["error"]:
         message = f"its own name, {own}, does not resolve there; ours need it not, but other programs may"
         found.add("warning", "hostname-unresolvable", name, message, fix, seen)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .findings import Findings, Severity
+from .findings import Findings, Severity, shell_word
 from .plan import Node, Plan
 
 Facts = Mapping[str, Any]
@@ -29,7 +29,8 @@ def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Find
         if len(nccl) > 1:
             spelled = " and ".join(f"{one.replace('_', '-')} {python['packages'][one]}" for one in nccl)
             # which of them torch asks for says its version
-            fix = f"{python['executable']} -m pip uninstall {' or '.join(one.replace('_', '-') for one in nccl)}"
+            either = " or ".join(shell_word(one.replace("_", "-")) for one in nccl)
+            fix = f"{shell_word(python['executable'])} -m pip uninstall {either}"
             found.add("warning", "nccl-library-conflict", name, f"has two NCCL libraries: {spelled}", fix, "pip list")
     head = plan.nodes[0].host.name
     _versions(pythons, head, found)
@@ -44,14 +45,15 @@ def _torch(node: Node, python: Facts, found: Findings) -> None:
     name, executable = node.host.name, python["executable"]
     if python["torch"] is None:
         ways = "name a python that has it as `python` in the inventory"
-        fix = f"`ddp-orch setup INVENTORY` makes one that has; or {ways}, or {executable} -m pip install torch"
+        install = f"{shell_word(executable)} -m pip install torch"
+        fix = f"`ddp-orch setup INVENTORY` makes one that has; or {ways}, or {install}"
         message = f"{executable} has no torch"
         found.add("error", "missing-module-on-host", name, message, fix, f"{executable} -c 'import torch'")
         return
     release = _release(python["torch"])
     if release and release < TORCH_LEAST:
         message = f"torch {python['torch']} is older than {'.'.join(map(str, TORCH_LEAST))}, the oldest that is tried"
-        fix = f"{executable} -m pip install --upgrade torch"
+        fix = f"{shell_word(executable)} -m pip install --upgrade torch"
         found.add("warning", "torch-too-old", name, message, fix, f"{python['path']}/version.py")
 
 
@@ -67,7 +69,8 @@ def _versions(pythons: Mapping[str, Facts], head: str, found: Findings) -> None:
     releases = {_release(version) for version in torches.values()}
     severity: Severity = "error" if len(releases) > 1 else "warning"
     usual = max(torches.values(), key=list(torches.values()).count, default="")
-    fix = f"the same torch everywhere: pip install torch=={usual.partition('+')[0]}"
+    release = shell_word(f"torch=={usual.partition('+')[0]}")
+    fix = f"the same torch everywhere: pip install {release}"
     found.differ(severity, "torch-version-mismatch", "torch", torches, head, fix, "pip show torch")
     if len(set(torches.values())) == 1:  # else all that follows differs too
         for key, what in (("nvidia_nccl", "NCCL"), ("nvidia_cudnn", "cuDNN")):
@@ -76,7 +79,7 @@ def _versions(pythons: Mapping[str, Facts], head: str, found: Findings) -> None:
                 for name, python in pythons.items()
             }
             known = {name: version for name, version in versions.items() if version}
-            fix = f"the same {what} everywhere: pip install --force-reinstall torch=={usual.partition('+')[0]}"
+            fix = f"the same {what} everywhere: pip install --force-reinstall {release}"
             severity = "error" if what == "NCCL" else "warning"
             found.differ(severity, "torch-version-mismatch", what, known, head, fix, f"pip list | grep {what.lower()}")
     versions = {name: ".".join(map(str, python["python"][:2])) for name, python in pythons.items()}
@@ -102,5 +105,5 @@ def _scripts(plan: Plan, pythons: Mapping[str, Facts], head: str, homeless: set[
             continue  # said already
         code = "script-import-error" if len(absent) == len(scripts) else "missing-module-on-host"
         message = f"the script imports {module}, which is not installed there"
-        fix = f"pip install {module} into that environment, or name the right one by `python` or `setup`"
+        fix = f"pip install {shell_word(module)} into that environment, or name the right one by `python` or `setup`"
         found.add("error", code, absent, message, fix, f"python -c 'import {module}'")

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from . import claims, launch, plan, runs, ship
+from . import answers, claims, launch, plan, runs, ship
 from .errors import OrchError
 from .findings import Finding, Findings
 from .fleet import Fleet
@@ -60,8 +60,8 @@ def _watch(resolved: Plan, fleet: Fleet, around: Surroundings) -> Result:
     def take(batch: list[Line]) -> None:
         for line in batch:
             _, marker, text = line.text.partition(MARKER)
-            if marker:
-                figures.append({"host": line.host, **json.loads(text)})
+            if marker and (figure := _figure(text)) is not None:
+                figures.append({"host": line.host, **figure})
             elif line.stream == "stderr":
                 others.append((line.host, line.text))
 
@@ -82,6 +82,16 @@ def _watch(resolved: Plan, fleet: Fleet, around: Surroundings) -> Result:
     failed_on = (str(first["host"]),) if first.get("host") else everybody
     last = tuple(text for host, text in others if host in failed_on)[-5:]
     return Result(tuple(figures), str(first.get("what") or "no host tells why"), failed_on, last)
+
+
+def _figure(text: str) -> dict[str, Any] | None:
+    """A line of the payload; None where a host made it up."""
+    try:
+        figure: dict[str, Any] = json.loads(text)
+        answers.check("deep", figure)
+    except (ValueError, RecursionError, answers.Nonsense):
+        return None
+    return figure
 
 
 def judge(result: Result) -> tuple[Finding, ...]:

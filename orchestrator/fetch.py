@@ -25,6 +25,7 @@ from .inventory import Host, Inventory
 from .naming import RUN_NAME
 from .session import Session
 from .ship import make_results_folder
+from .terminal import one_line
 
 GROWTH = 1024 * 1024
 """Bytes that the files of a host may have grown by since they were listed, beyond twice their size; more is for the
@@ -128,7 +129,7 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
     failed: dict[str, OrchError] = {**listed.failed, **refused, **brought.failed}
     for line in folded(failed):
         console.error(line)
-    problems = {host: "; ".join(said) for host, said in brought.done.items() if said}
+    problems = {host: one_line("; ".join(said)) for host, said in brought.done.items() if said}
     for line in fold_messages(problems):
         console.warning(line)
     if what.incomplete:

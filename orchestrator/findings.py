@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .console import fold
+from .terminal import one_line
+
+_PLAIN = re.compile(r"[A-Za-z0-9._/:@+-]+")
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -47,7 +52,10 @@ class Findings:
     """{(severity, code, message): {host: (fix, evidence)}}"""
 
     def add(self, severity: Severity, code: str, hosts: str | Iterable[str], message: str, fix: str, seen: str) -> None:
-        """`seen`: the evidence, a command or file and what it said."""
+        """`seen`: the evidence, a command or file and what it said. What hosts say goes into `message` and `seen`; into
+        `fix`, which is there to be copied, by `shell_word` only.
+        """
+        message, seen = one_line(message), one_line(seen)
         places = self._found.setdefault((severity, code, message), {})
         for host in [hosts] if isinstance(hosts, str) else hosts:
             places.setdefault(host, (fix, seen))
@@ -66,6 +74,11 @@ class Findings:
             for (severity, code, message), places in self._found.items()
         ]
         return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
+
+
+def shell_word(text: str) -> str:
+    """What a host said, as one word of a shell's command."""
+    return text if _PLAIN.fullmatch(text) else shlex.quote(one_line(text))
 
 
 def outliers_of(what: str, values: Mapping[str, str], head: str) -> list[tuple[list[str], str]]:

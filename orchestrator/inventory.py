@@ -12,6 +12,7 @@ from .errors import InventoryError, UsageError
 from .hostnames import jump_hosts, nearest, pick
 from .inventory_keys import FILE, HostEntry
 from .inventory_values import Reading, describe, shown
+from .terminal import tame
 from .yamlsource import Map, Scalar, YamlProblem, compose
 
 DEFAULT = "inventory.yaml"
@@ -292,9 +293,10 @@ def render(inventory: Inventory) -> str:
             return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
     Dumper.add_representer(str, Dumper.represent_text)
-    return yaml.dump(
+    text = yaml.dump(
         as_dict(inventory), Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=1 << 20
     )
+    return tame(text, colour=False)  # what is not printable is in double quotes, where \\u202e is YAML
 
 
 def select(inventory: Inventory, pattern: str) -> Inventory:

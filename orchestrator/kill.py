@@ -13,6 +13,7 @@ from .context import inventory_of_run, open_fleet, stderr_console, warn_of_doubt
 from .errors import UnreachableError, UsageError
 from .fleet import folded
 from .hostnames import nearest
+from .terminal import one_line
 
 
 def kill(
@@ -93,12 +94,14 @@ def _tell_kill(result: runs.Killed, chosen: Sequence[runs.Run], inventory: str, 
     for line in folded(result.failed):
         console.error(line)
     for one in result.remaining:
-        console.error(f"{one['host']}: pid {one['pid']} ({one['cmd']}) of {one['owner']} is still there: {one['why']}")
+        said = f"pid {one['pid']} ({one['cmd']}) of {one['owner']} is still there: {one['why']}"
+        console.error(f"{one['host']}: {one_line(said)}")
     for one in result.holders:
         pid = f"pid {one['pid']} ({one['cmd'][:80]})" if one["pid"] else "a process"
         force = command("kill", "--force", f"{one['host']}:{one['pid']}", inventory=inventory)
         end = f"; to end it: {force}" if one["pid"] else ""
-        console.warning(f"{one['host']}: {one['what']} is held by {pid} of {one['owner']}, which is not ours{end}")
+        held = one_line(f"{one['what']} is held by {pid} of {one['owner']}, which is not ours")
+        console.warning(f"{one['host']}: {held}{end}")
     if result.memory_freed:
         where = fold({one["host"] for one in result.memory_freed})
         console.note(f"removed {len(result.memory_freed)} files that killed ranks had left in shared memory on {where}")

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import inventory
+from . import answers, inventory
 from .console import Console, fold
 from .context import chosen_inventory, open_fleet, stderr_console
 from .errors import FindingsError, UsageError
 from .fleet import Fleet, each, folded, worst
 from .inventory import Host
 from .ssh import quote
+from .terminal import one_line
 from .transport import ConnectFailure
 
 VENV = ".local/share/ddp-orch/venv"  # below the home
@@ -39,7 +40,6 @@ print(json.dumps({"executable": sys.executable, "python": list(sys.version_info[
                   "home": os.path.expanduser("~")}))
 """
 
-ANSWERED = {"executable", "python", "torch", "venv", "home"}
 
 # $1 python, $2 the venv, then what pip is to install. A venv that was cut off has no pip: it is made again.
 INSTALL = """
@@ -167,9 +167,10 @@ def _look(host: Host, fleet: Fleet, python: str, lines: Sequence[str]) -> dict[s
         return None
     try:
         found = json.loads(done.stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError, RecursionError):
+        answers.check("python", found)
+    except (IndexError, ValueError, RecursionError, answers.Nonsense):
         return None  # a wrapper that prints something else
-    return found if isinstance(found, dict) and found.keys() >= ANSWERED else None
+    return dict(found)
 
 
 def _tell(hosts: Sequence[Host], ready: Mapping[str, Ready], console: Console) -> None:
@@ -178,8 +179,10 @@ def _tell(hosts: Sequence[Host], ready: Mapping[str, Ready], console: Console) -
     for name, one in ready.items():
         same.setdefault(one, []).append(name)
     for one, names in same.items():
-        console.note(f"{fold(names)}: torch {one.torch} {one.done}, {one.python}")
+        console.note(one_line(f"{fold(names)}: torch {one.torch} {one.done}, {one.python}"))
     pythons = {host.name: host.python for host in hosts}
     changed = {name: one.python for name, one in ready.items() if VENV in one.python and pythons[name] != one.python}
     for python in dict.fromkeys(changed.values()):
-        print(f"python: {python}   # in the inventory, for {fold(name for name in changed if changed[name] == python)}")
+        named = fold(name for name in changed if changed[name] == python)
+        plain = re.fullmatch(r"/[A-Za-z0-9._/@+-]+", python)
+        print(f"python: {python if plain else json.dumps(one_line(python))}   # in the inventory, for {named}")

@@ -15,6 +15,7 @@ from .errors import OrchError, UnreachableError
 from .node import wire
 from .ship import NodeProgram
 from .ssh import quote
+from .terminal import one_line
 from .transport import Connection
 
 NOISE_LIMIT = 64 * 1024  # bytes a login shell may print before the marker
@@ -371,7 +372,7 @@ class Session:
         if result is None:
             raise self._why()
         if "error" in result:
-            raise Refused(str(result.get("code", "unknown")), f"{self.host}: {result['error']}")
+            raise Refused(str(result.get("code", "unknown")), f"{self.host}: {one_line(str(result['error']))}")
         return result
 
     def _upload(self, number: int, chunks: Iterable[bytes]) -> None:

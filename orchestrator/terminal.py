@@ -18,7 +18,7 @@ _STRING = r"[^\x00-\x1f\x7f-\x9f]{0,4096} (?: \x07 | \x1b\\ | \x9c )?"
 # inside of itself, so each character is looked at a few times at most, however sequences are nested or left unfinished.
 _UNSAFE = re.compile(
     rf"""
-    [\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]
+    [\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]
     (?:
       (?<=\x1b) \[ (?P<style> [0-9;]* ) m            # SGR: colour and style
     | (?<=\x1b) \[ [0-?]* [ -/]* [@-~]?             # CSI: cursor, modes, erasing, questions to the terminal
@@ -45,6 +45,11 @@ def tame(text: str, colour: bool) -> str:
     return "\n".join([_coloured(line) for line in text.split("\n")])
 
 
+def one_line(text: str) -> str:
+    """`text` tamed and without colour, its line ends and tabs as spaces: what a host says cannot pose as our lines."""
+    return tame(text, colour=False).replace("\n", " ").replace("\t", " ")
+
+
 def _coloured(line: str) -> str:
     line = _UNSAFE.sub(_with_colour, line)
     return line if "\x1b" not in line or line.endswith(RESET) else line + RESET
@@ -52,7 +57,7 @@ def _coloured(line: str) -> str:
 
 def _without_colour(match: re.Match[str]) -> str:
     first = match[0][0]
-    return f"\\u{ord(first):04x}" if first >= "\u2000" else ""
+    return f"\\u{ord(first):04x}" if first > "\x9f" else ""
 
 
 def _with_colour(match: re.Match[str]) -> str:

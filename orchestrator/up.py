@@ -19,6 +19,7 @@ from .inventory import Inventory
 from .inventory_values import env_name, shown
 from .logs import Mask, rfc3339
 from .plan import Plan
+from .terminal import tame
 
 LARGEST = 3  # entries of the code that are named when it is large
 HELD_AGAIN = 10.0  # s between tries of `up --wait`
@@ -75,7 +76,8 @@ def up(wanted: Up) -> int:
     for warning in snapshot.warnings if snapshot else ():
         console.warning(warning)
     if wanted.dry_run:
-        sys.stdout.write(json.dumps(plan.as_dict(made), indent=2) + "\n" if wanted.as_json else plan.as_text(made))
+        text = json.dumps(plan.as_dict(made), indent=2) + "\n" if wanted.as_json else plan.as_text(made)
+        sys.stdout.write(tame(text, colour=False))
         return 0
     around = launch.Surroundings(
         created_at=rfc3339(time.time()),

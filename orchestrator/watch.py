@@ -22,6 +22,7 @@ from .inventory import Host
 from .logs import Line, Mask, Painter
 from .plan import Plan
 from .quieter import Quieter
+from .terminal import one_line
 from .view import Choice, View
 
 STOP_WINDOW = 10.0  # s for all hosts to hear that the run is to stop, when nobody waits for its end
@@ -222,7 +223,7 @@ def conclude(
         case "succeeded":
             console.note(f"run {run_id} succeeded{took}")
         case "killed":
-            console.note(f"run {run_id} was stopped by {verdict.get('stopped_by') or 'somebody'}")
+            console.note(f"run {run_id} was stopped by {one_line(verdict.get('stopped_by') or 'somebody')}")
         case "lost":
             console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_without_head(verdict, parts[0], resume)}")
         case _:
@@ -263,4 +264,4 @@ def _first_failure(verdict: Mapping[str, Any]) -> str:
     if not first:
         return "reason unknown"
     last = "" if first.get("stalled") else " (the first to end; what came later is its consequence)"
-    return f"{first['host']}: {first['what']}{last}"
+    return f"{one_line(first['host'])}: {one_line(first['what'])}{last}"

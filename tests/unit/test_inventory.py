@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -148,3 +149,10 @@ def test_neither_yaml_nor_ranges_are_imported_before_they_are_needed() -> None:
         "inventory.parse('hosts: [\"a[1-2]\"]', 'x'); assert 'ClusterShell' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_config_prints_nothing_that_turns_the_reading_direction_and_parses_to_the_same() -> None:
+    read = inventory.parse('hosts: [a]\nrun: {env: {A: "x\u202e\u2066y\\e]0;P\\a"}}', "inventory.yaml")
+    text = inventory.render(read)
+    assert not re.search("[\u202e\u2066\x1b\x07]", text)
+    assert inventory.parse(text, "inventory.yaml").run.env == read.run.env == {"A": "x\u202e\u2066y\x1b]0;P\x07"}

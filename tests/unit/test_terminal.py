@@ -117,6 +117,7 @@ def test_taming_what_is_tame_changes_nothing(text: str, colour: bool) -> None:
         ("a\x1b[", "a"),
         ("a\x1b\x1b[31mb", "ab"),
         ("abc\u202edef\u2066", "abc\\u202edef\\u2066"),
+        ("a\u200eb\u200fc\u061cd", "a\\u200eb\\u200fc\\u061cd"),
         ("one\u2028line\u2029", "one\\u2028line\\u2029"),  # Python's splitlines would make three of it
         ("byte \udcff", "byte \\udcff"),
         ("[/bold] [red]x[/] \\[x]", "[/bold] [red]x[/] \\[x]"),

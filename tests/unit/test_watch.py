@@ -1,0 +1,51 @@
+"""How a run ended, as its hosts tell it: in one line, with the run's own exit code."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from fake_relay import A_RUN, Dialer
+
+from orchestrator.advice import AboutRun
+from orchestrator.console import Console
+from orchestrator.fleet import Fleet
+from orchestrator.inventory import parse
+from orchestrator.ship import NodeProgram
+from orchestrator.view import Choice, View
+from orchestrator.watch import conclude
+
+HOSTS = parse("hosts: [a, b]", "inventory.yaml").hosts
+NODES = {"a": 0, "b": 1}
+SUCCEEDED = {"state": "succeeded", "first_failure": None, "stopped_by": None}
+FAILED = {"state": "failed", "first_failure": {"host": "a", "node": 0, "what": "rank 0: exit code 3"}}
+
+
+def concluded(nodes: dict[str, int] = NODES, **verdicts: dict[str, Any]) -> tuple[int, list[str]]:
+    """The exit code, and the lines that are said."""
+    fleet = Fleet(Dialer(), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    view = View(A_RUN["run_id"], HOSTS, Choice(follow=True), fleet, lambda _: None)
+    for host, verdict in verdicts.items():
+        view.outcomes[host] = {"run": {**A_RUN, "node": -1 if host == "b" else 0, "host": host, "verdict": verdict}}
+    stream = io.StringIO()
+    about, console = AboutRun("mine", "inventory.yaml"), Console(stream, colour=False)
+    code = conclude(A_RUN["run_id"], about, nodes, view, console, resume="")
+    return code, stream.getvalue().splitlines()
+
+
+def test_the_outcome_is_that_of_the_head_whatever_another_host_claims() -> None:
+    assert concluded(a=FAILED, b=SUCCEEDED)[0] == 1
+    assert concluded(a=SUCCEEDED, b=FAILED)[0] == 0
+    code, lines = concluded(b=SUCCEEDED)
+    assert code == 4 and "no host tells how it ended" in lines[0]
+    assert concluded({"a": 0}, b=FAILED)[0] == 4  # b contradicts another host
+
+
+@pytest.mark.parametrize("key", ["host", "what"])
+def test_a_hosts_words_make_no_lines_of_ours(key: str) -> None:
+    hostile = {**FAILED, "first_failure": {"host": "a", "node": 0, "what": "x", key: "y\nerror: EVIL\r\x1b[2J"}}
+    assert not any(line.startswith("error: EVIL") for line in concluded(a=hostile)[1])
+    killed = {"state": "killed", "first_failure": None, "stopped_by": "ann\nerror: EVIL"}
+    code, lines = concluded(a=killed)
+    assert code == 130 and lines[0].endswith("was stopped by ann error: EVIL")
