@@ -313,6 +313,13 @@ ANSWERS: Mapping[str, Shape] = {
         "dumps": [_DUMP],
     },
     "python": {"executable": str, "python": [int], "torch": _WORDS, "venv": bool, "home": str},  # of `setup`
+    "bench": {  # the trainer's line
+        "world_size": int,
+        "batch_size": int,
+        "limit": re.compile(r"[a-z]{1,20}"),
+        "samples_per_second": {"together": _NUMBER},
+        "seconds_per_step": {"together": _NUMBER, "compute": _NUMBER, "data": _NUMBER, "allreduce": _NUMBER},
+    },
     "deep": (  # the lines of a deep check's ranks
         {
             "what": re.compile("all_reduce"),

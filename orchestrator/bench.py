@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import plan, up
+from . import answers, plan, up
 from .console import Console, wants_colour
 from .context import chosen_inventory
-from .errors import RunFailed, UsageError
+from .errors import Interrupted, RunFailed, UsageError
+from .logs import Line
 
+STATUS_EVERY = 1.0  # s
 BATCH = 128  # samples a step of a host, if nobody says otherwise
 
 
@@ -50,18 +52,24 @@ def bench(wanted: Bench) -> int:
     read = chosen_inventory(wanted.inventory)
     names = [host.name for host in plan.order(read) if not host.spare]
     measured: list[tuple[int, dict[str, Any]]] = []
-    for count in host_counts(wanted.counts, len(names)):
-        batch = (wanted.batch_per_host or BATCH) * (1 if wanted.fixed else count)
-        console.step(f"{count} of {len(names)} hosts, {batch} samples a step: about a minute")
-        args = (*wanted.trainer_args, f"--batch-size={batch}", "--bench")
-        measured.append((count, _measured(read.path, names[:count], args)))
+    try:
+        for count in host_counts(wanted.counts, len(names)):
+            batch = (wanted.batch_per_host or BATCH) * (1 if wanted.fixed else count)
+            console.step(f"{count} of {len(names)} hosts, {batch} samples a step: about a minute")
+            args = (*wanted.trainer_args, f"--batch-size={batch}", "--bench")
+            measured.append((count, _measured(read.path, names[:count], args, console)))
+    except (KeyboardInterrupt, Interrupted):
+        if measured:
+            _print(scaling(measured), wanted.as_json)
+        raise Interrupted("interrupted") from None
     points = scaling(measured)
-    if wanted.as_json:
-        print(json.dumps([asdict(point) for point in points], indent=2))
-    else:
-        print(table(points))
+    _print(points, wanted.as_json)
     _draw(points, Path(wanted.plot), console)
     return 0
+
+
+def _print(points: list[Point], as_json: bool) -> None:
+    print(json.dumps([asdict(point) for point in points], indent=2) if as_json else table(points))
 
 
 def host_counts(given: str | None, most: int) -> list[int]:
@@ -109,8 +117,29 @@ def table(points: list[Point]) -> str:
     return "\n".join(lines)
 
 
-def _measured(path: str, names: list[str], args: tuple[str, ...]) -> dict[str, Any]:
-    """The JSON of the trainer's line `bench {...}` in a run on these hosts."""
+class Collector:
+    """In the place of a printer: keeps the lines, and shows on a terminal how long the run takes and its last line."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.texts: list[str] = []
+        self._console = console
+        self._clock = clock
+        self._began = self._shown = clock()
+
+    def show(self, batch: Sequence[Line]) -> None:
+        self.texts += [line.text for line in batch]
+        now = self._clock()
+        if now - self._shown >= STATUS_EVERY:
+            self._shown = now
+            last = self.texts[-1] if self.texts else "starting"
+            self._console.status(f"{now - self._began:.0f} s  {last}")
+
+    def close(self) -> None:
+        self._console.status("")
+
+
+def _measured(path: str, names: list[str], args: tuple[str, ...], console: Console) -> dict[str, Any]:
+    """The JSON of the trainer's line `bench {...}` in a run on these hosts. Raises RunFailed, Interrupted."""
     wanted = up.Up(
         inventory=path,
         script=(),
@@ -126,13 +155,22 @@ def _measured(path: str, names: list[str], args: tuple[str, ...]) -> dict[str, A
         tell_outputs=False,
         trainer_args=args,
     )
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        code = up.up(wanted)
-    texts = [str(json.loads(line)["text"]) for line in output.getvalue().splitlines()]
+    collector = Collector(console)
+    try:
+        code = up.up(wanted, collector)
+    finally:
+        collector.close()
+    if code == Interrupted.exit_code:
+        raise Interrupted("interrupted")
+    texts = collector.texts
     found = [text.removeprefix("bench ") for text in texts if text.startswith("bench {")]
     if code or not found:
         raise RunFailed("\n".join(["the benchmark did not come to its end; its last lines:", *texts[-10:]]))
-    result: dict[str, Any] = json.loads(found[-1])
+    try:
+        result: dict[str, Any] = json.loads(found[-1])
+        answers.check("bench", result)
+    except (ValueError, RecursionError, answers.Nonsense) as error:
+        raise RunFailed(f"the benchmark's result makes no sense: {error}") from error
     return result
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from typing import TextIO
 
-from .terminal import RESET, tame
+from .terminal import RESET, one_line, tame
 
 _BOLD_RED, _YELLOW, _DIM = "\x1b[1;31m", "\x1b[33m", "\x1b[2m"
 
@@ -21,6 +22,7 @@ class Console:
     def __init__(self, stream: TextIO, colour: bool) -> None:
         self._stream = stream
         self._colour = colour
+        self._has_status = False
 
     def error(self, message: str) -> None:
         self._say("error: ", message, _BOLD_RED)
@@ -35,6 +37,13 @@ class Console:
         """One phase done or begun: `prepared 8 hosts in 1.2 s`. A line of its own, also in a pipe."""
         self._say("- ", message, _DIM)
 
+    def status(self, message: str) -> None:
+        """Shown on a terminal in the place of the last status, until something else is said; `""`: no longer."""
+        if self._stream.isatty() and os.environ.get("TERM") != "dumb":
+            width = shutil.get_terminal_size().columns - 1
+            self._write(f"\r\x1b[K{one_line(message)[:width]}\r")
+            self._has_status = bool(message)
+
     def ring(self) -> None:
         """The terminal's bell; nothing in a pipe or a file."""
         if self._stream.isatty():
@@ -44,7 +53,9 @@ class Console:
         message = tame(message, colour=False)
         if self._colour and style:
             label = f"{style}{label}{RESET}"
-        self._write(f"{label}{message}\n")
+        before = "\r\x1b[K" if self._has_status else ""
+        self._has_status = False
+        self._write(f"{before}{label}{message}\n")
 
     def _write(self, text: str) -> None:
         try:

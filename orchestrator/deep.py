@@ -62,14 +62,20 @@ def _watch(resolved: Plan, fleet: Fleet, around: Surroundings) -> Result:
             _, marker, text = line.text.partition(MARKER)
             if marker and (figure := _figure(text)) is not None:
                 figures.append({"host": line.host, **figure})
+                progress.at(line.host, figure["what"].replace("_", " "))
             elif line.stream == "stderr":
                 others.append((line.host, line.text))
+        progress.tick()
 
     hosts = [node.host for node in resolved.nodes]
+    progress = fleet.progress
     ranks = claims.ranks_of_plan(resolved)
     view = View(resolved.run_id, hosts, Choice(follow=True), fleet, around.warn, ranks=ranks)
     try:
-        view.run(take)
+        with progress.of([host.name for host in hosts]):
+            for host in hosts:
+                progress.at(host.name, "importing torch")
+            view.run(take)
     except KeyboardInterrupt:
         runs.kill(fleet, hosts, runs.Victims(runs=(resolved.run_id,)), grace=0.0, by="Ctrl-C")
         raise

@@ -64,7 +64,8 @@ class Up:
         return advice.command("up", *words, *(("--", *self.script) if self.script else ()), inventory=inventory)
 
 
-def up(wanted: Up) -> int:
+def up(wanted: Up, printer: watch.LinePrinter | None = None) -> int:
+    """`printer`: takes the lines of an attached run; None: they are printed."""
     console = stderr_console()
     read = chosen_inventory(wanted.inventory)
     if wanted.hosts is not None:
@@ -101,13 +102,13 @@ def up(wanted: Up) -> int:
             console.step(f"run {run_id} has started")
             names = [host.name for host in read.hosts]
             mask = Mask(around.secrets.values())
-            printer = watch.Printer(
+            shown = printer or watch.Printer(
                 names, mask, as_json=wanted.as_json, all_of_it=about.command("logs", "--stream", "agent")
             )
             return watch.attend(
                 resolved,
                 fleet,
-                printer,
+                shown,
                 mask,
                 console,
                 resume=wanted.command(read.path, name=made.name),

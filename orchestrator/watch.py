@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from . import claims, runs
 from . import logs as lines
@@ -32,6 +32,14 @@ OUTCOMES = {
     "lost": UnreachableError.exit_code,
     "killed": Interrupted.exit_code,
 }
+
+
+class LinePrinter(Protocol):
+    """Takes the lines of a run as they come."""
+
+    def show(self, batch: Sequence[Line]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Printer:
@@ -104,7 +112,7 @@ class Bell:
 def attend(
     resolved: Plan,
     fleet: Fleet,
-    printer: Printer,
+    printer: LinePrinter,
     mask: Mask,
     console: Console,
     *,

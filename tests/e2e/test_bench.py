@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 
 import pytest
 from lab.lab import Lab
+from lab.waiting import wait_until
 
-from .driver import assert_clean, ok, orch
+from .driver import assert_clean, guards, ok, orch
 
 
 @pytest.mark.slow
@@ -20,4 +23,17 @@ def test_bench_measures_one_host_and_two(lab2: Lab) -> None:
     assert [(point["hosts"], point["ranks"], point["batch_size"]) for point in (one, two)] == [(1, 1, 64), (2, 2, 128)]
     assert one["efficiency"] == 1 and two["samples_per_second"] > 0
     assert plot.read_bytes().startswith(b"\x89PNG")
+    assert_clean(lab2)
+
+
+@pytest.mark.slow
+def test_interrupted_it_ends_its_run_and_says_no_more(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "args": ["--epochs=1"]})
+    argv = ["ddp-orch", "bench", str(inventory), "--counts=2", "--", "--bench-seconds=60"]
+    process = lab2.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: len(guards(lab2)) == 4 and lab2.marked(), 60, "the run has begun")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and out == "" and err.endswith("error: interrupted\n"), err
+    assert "Traceback" not in err and "last lines" not in err
     assert_clean(lab2)

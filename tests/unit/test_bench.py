@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.bench import _draw, host_counts, scaling, table
+from orchestrator import up
+from orchestrator.bench import Bench, Collector, _draw, _measured, bench, host_counts, scaling, table
 from orchestrator.console import Console
-from orchestrator.errors import UsageError
+from orchestrator.errors import Interrupted, RunFailed, UsageError
+from orchestrator.logs import Line
 
 
 def figures(ranks: int, speed: float, limit: str) -> dict[str, Any]:
@@ -49,6 +53,58 @@ def test_the_table_has_a_line_for_each_number_of_hosts() -> None:
     ]  # fmt: skip
     assert lines[4].split()[4:6] == ["75.0", "%"] and lines[4].endswith("allreduce")
     assert max(map(len, lines)) <= 80
+
+
+def test_what_was_measured_is_shown_when_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "inventory.yaml").write_text("hosts: [a, b]")
+    wanted = Bench(
+        inventory=str(tmp_path / "inventory.yaml"),
+        counts=None,
+        batch_per_host=None,
+        fixed=False,
+        plot="",
+        as_json=False,
+        trainer_args=(),
+    )
+
+    def runs(asked: up.Up, printer: Collector) -> int:
+        if asked.hosts == "a,b":
+            return Interrupted.exit_code  # of a run that Ctrl-C has stopped
+        printer.show([Line(1.0, "a", 0, "stdout", 1, f"bench {json.dumps(figures(1, 1000.0, 'data'))}")])
+        return 0
+
+    monkeypatch.setattr(up, "up", runs)
+    with pytest.raises(Interrupted):
+        bench(wanted)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["1"]
+
+
+def test_a_result_that_no_trainer_prints_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def runs(_: up.Up, printer: Collector) -> int:
+        printer.show([Line(1.0, "a", 0, "stdout", 1, 'bench {"world_size": "1"}')])
+        return 0
+
+    monkeypatch.setattr(up, "up", runs)
+    with pytest.raises(RunFailed, match=r"makes no sense: bench\.world_size"):
+        _measured("inventory.yaml", ["a"], (), Console(io.StringIO(), False))
+
+
+def test_on_a_terminal_its_run_is_seen_to_go_on() -> None:
+    class Statuses(Console):
+        def status(self, message: str) -> None:
+            said.append(message)
+
+    said: list[str] = []
+    now = iter((0.0, 0.05, 1.0, 1.5, 2.1))
+    collector = Collector(Statuses(io.StringIO(), False), lambda: next(now))
+    collector.show([])
+    collector.show([])
+    collector.show([Line(1.0, "a", 0, "stdout", 1, "step:1")])
+    collector.show([])
+    collector.close()
+    assert said == ["1 s  starting", "2 s  step:1", ""] and collector.texts == ["step:1"]
 
 
 def test_the_plot_is_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

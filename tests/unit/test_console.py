@@ -27,6 +27,17 @@ def test_messages_are_plain_lines_in_a_pipe() -> None:
     )
 
 
+def test_a_status_is_for_terminals_and_makes_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    pipe, terminal = io.StringIO(), Terminal()
+    for stream in (pipe, terminal):
+        console = Console(stream, colour=False)
+        console.status("3 s\nstep 1 \x1b[2J")
+        console.note("done")
+    assert pipe.getvalue() == "done\n"
+    assert terminal.getvalue() == "\r\x1b[K3 s step 1 \r\r\x1b[Kdone\n"
+
+
 def test_only_the_label_is_coloured() -> None:
     stream = io.StringIO()
     Console(stream, colour=True).error("no")
