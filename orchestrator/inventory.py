@@ -20,6 +20,7 @@ STDIN = "-"
 MAX_BYTES = 4 << 20
 SAME_NAME = 0.8  # alike by so much, a name is another spelling of one
 MAX_PROBLEMS = 100
+MAX_VALUES = 200_000  # items of lists and mappings of all hosts together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +196,7 @@ class _Placed:
 def _hosts(entries: tuple[HostEntry, ...], defaults: Mapping[str, Any], reading: Reading) -> list[_Placed]:
     placed: list[_Placed] = []
     first: dict[str, int] = {}
+    size = 0
     for entry in entries:
         values = dict(entry.values)
         keys = {}
@@ -204,6 +206,11 @@ def _hosts(entries: tuple[HostEntry, ...], defaults: Mapping[str, Any], reading:
                 keys[name], values[name] = f"defaults.{name}", defaults[name]
         values["env"] = {**defaults["env"], **entry.values["env"]}
         names = values.pop("name")
+        size += len(names) * sum(len(value) for value in values.values() if isinstance(value, (Mapping, tuple)))
+        if size > MAX_VALUES:  # counted before each host gets its own: some 40 KB of YAML would fill any memory
+            message = f"the hosts have more than {MAX_VALUES:,} variables, setup lines and other items in all; "
+            reading.wrong(entry.mark, entry.key, message + "`run.env` holds variables of all hosts once")
+            return placed
         for name in ("address", "cluster_address"):
             if len(names) > 1 and values[name] is not None:
                 message = f"one address for the {len(names)} hosts of a range"

@@ -156,3 +156,11 @@ def test_config_prints_nothing_that_turns_the_reading_direction_and_parses_to_th
     text = inventory.render(read)
     assert not re.search("[\u202e\u2066\x1b\x07]", text)
     assert inventory.parse(text, "inventory.yaml").run.env == read.run.env == {"A": "x\u202e\u2066y\x1b]0;P\x07"}
+
+
+@pytest.mark.parametrize("what", ["env: {%s}", "setup: [%s]"])
+def test_what_all_hosts_have_together_is_counted_before_it_is_made(what: str) -> None:
+    items = ", ".join(f"V{number}: x" if "env" in what else f"line{number}" for number in range(2000))
+    with pytest.raises(InventoryError, match=r"hosts\[0\]: the hosts have more than 200,000 variables"):
+        inventory.parse(f"hosts: ['gpu[1-10000]']\ndefaults: {{{what % items}}}", "inventory.yaml")
+    assert len(inventory.parse(f"hosts: ['gpu[1-100]']\ndefaults: {{{what % items}}}", "inventory.yaml").hosts) == 100

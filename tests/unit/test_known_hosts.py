@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import stat
 import subprocess
 import threading
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.known_hosts import KnownHosts, append, fingerprint, lookup_names
+from orchestrator.known_hosts import KnownHosts, _is_like, append, fingerprint, lookup_names
 
 
 def make_key(seed: str, kind: str = "ssh-ed25519") -> bytes:
@@ -216,3 +217,14 @@ def test_no_file_makes_the_reader_fail(tmp_path_factory: pytest.TempPathFactory,
     path = tmp_path_factory.mktemp("fuzz") / "known_hosts"
     path.write_bytes(data + b"\n" + line("gpu1").encode())
     assert status(KnownHosts.read([path]), "gpu1") in ("known", "revoked")
+
+
+@given(st.text("ab.", max_size=8), st.text("ab.*?", max_size=8))
+def test_a_pattern_means_what_its_regular_expression_would(name: str, pattern: str) -> None:
+    expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    assert _is_like(name, pattern) == bool(re.fullmatch(expression, name))
+
+
+def test_a_pattern_of_many_stars_is_judged_at_once() -> None:
+    assert not _is_like("a" * 200 + "b", "*a" * 40)
+    assert _is_like("a" * 200, "*a" * 40)
