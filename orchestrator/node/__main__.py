@@ -23,6 +23,10 @@ def main(arguments: List[str]) -> int:
         from .stacks import main as stacks
 
         return stacks(arguments[1:])
+    if verb == "dumps":
+        from .flight import main as dumps
+
+        return dumps(arguments[1:])
     sys.stderr.write("ddp-orch's node program: it is started by ddp-orch, not by hand\n")
     return 2
 

@@ -2,7 +2,6 @@
 
 import glob
 import os
-import pickle
 import re
 import time
 from typing import Any, Dict, List
@@ -62,12 +61,12 @@ def _oom_kills() -> int:
 
 def _dumps(environment: Dict[str, str], since: float) -> List[Dict[str, Any]]:
     wanted = [environment.get(name) for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")]
-    found = []
+    found: List[str] = []
     for prefix in [prefix for prefix in wanted if prefix] or DUMPS:
         for path in sorted(glob.glob(glob.escape(os.path.expanduser(prefix)) + "*"))[:MOST_DUMPS]:
             try:
                 if os.stat(path).st_mtime >= since:
-                    found.append(flight.summary(path))
-            except (OSError, ValueError, pickle.UnpicklingError):
+                    found.append(path)
+            except OSError:
                 continue
-    return found
+    return flight.summaries(found)

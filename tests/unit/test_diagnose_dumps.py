@@ -99,3 +99,30 @@ def test_a_link_in_the_place_of_a_dump_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "nccl_trace_rank_0").symlink_to(tmp_path / "secret_1")
     with pytest.raises(OSError, match="symbolic"):
         flight.summary(str(tmp_path / "nccl_trace_rank_0"))
+
+
+def test_dumps_are_summarised_by_a_process_of_its_own(tmp_path: Path) -> None:
+    told = [dump(tmp_path, 0, [entry(8, "started")]), dump(tmp_path, 1, [entry(7)])]
+    (tmp_path / "nccl_trace_rank_2").write_bytes(b"no pickle")
+    assert flight.summaries([str(path) for path in sorted(tmp_path.iterdir())]) == told
+    assert flight.summaries([]) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_dump_of_somebody_else_is_not_read(tmp_path: Path) -> None:
+    dump(tmp_path, 0, [entry(8)])
+    path = tmp_path / "nccl_trace_rank_0"
+    os.chown(path, 65534, 65534)
+    with pytest.raises(ValueError, match="not a file of ours"):
+        flight.summary(str(path))
+
+
+def test_a_dump_that_unfolds_to_more_than_any_memory_is_cut_short_or_passed_over(tmp_path: Path) -> None:
+    nested: list[Any] = []
+    for _ in range(14):
+        nested = [nested] * 100
+    small = dump(tmp_path, 0, [entry(8, "started", input_sizes=nested, profiling_name=nested, frames=[nested] * 5)])
+    assert len(str(small)) < 2000
+    # 48 MiB that are lists of 56 bytes each
+    (tmp_path / "nccl_trace_rank_1").write_bytes(b"\x80\x02" + b"]" * (48 << 20) + b".")
+    assert flight.summaries([str(tmp_path / "nccl_trace_rank_1"), str(tmp_path / "nccl_trace_rank_0")]) == [small]
