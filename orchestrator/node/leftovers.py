@@ -47,7 +47,10 @@ def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
 def ports_of(folder: str) -> List[int]:
     """Ports that processes of the run listen on now, among those it was given."""
     spec = state.read(os.path.join(folder, "spec.json")) or {}
-    return sorted(network.listeners([int(port) for port in spec.get("used_ports", [])]))
+    try:
+        return sorted(network.listeners([int(port) for port in spec.get("used_ports", [])]))
+    except state.DAMAGED:
+        return []
 
 
 def owner(uid: int) -> str:

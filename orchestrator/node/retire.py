@@ -78,7 +78,7 @@ def _over(home: str) -> List[Tuple[float, str]]:
         record = state.read(os.path.join(folder, "exit.json"))
         at: Optional[float] = None
         if record is not None:
-            at = float(record.get("at", 0))
+            at = float(record["at"]) if isinstance(record.get("at"), (int, float)) else 0.0
         elif not runs.guarded(folder):
             last = max(_mtime(path) for path in [folder] + [os.path.join(folder, name) for name in os.listdir(folder)])
             at = last if time.time() - last > UNFINISHED_AGE else None

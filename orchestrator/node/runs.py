@@ -27,7 +27,14 @@ def guarded(folder: str) -> bool:
 
 
 def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
-    """A run as `ps` shows it; None when there is no whole record of it (its preparation was cut off)."""
+    """A run as `ps` shows it; None when there is no whole record of it: its preparation was cut off, or damage."""
+    try:
+        return _describe(run_id, folder)
+    except state.DAMAGED:
+        return None
+
+
+def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     lives = guarded(folder)  # before the records: a guard that ends in between has written them
     spec = state.read(os.path.join(folder, "spec.json"))
     now = state.read(os.path.join(folder, "state.json"))
@@ -57,7 +64,7 @@ def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "ranks": sum(node["nproc"] for node in spec["nodes"]),
         "inventory": spec["inventory"],
         "ports": spec["used_ports"],
-        "grace": spec["grace"],
+        "grace": spec.get("grace", 30.0),
     }
     if ended is not None:
         answer["state"] = ended["verdict"]["state"]
@@ -132,7 +139,10 @@ def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
 def guard_of(folder: str) -> Optional[processes.Process]:
     """The guard's identity when it lives in this boot."""
     now = state.read(os.path.join(folder, "state.json"))
-    if now is None or now["boot_id"] != state.boot_id() or now["guard"] is None:
+    try:
+        if now is None or now["boot_id"] != state.boot_id() or now["guard"] is None:
+            return None
+        guard = processes.Process(*map(int, now["guard"]))
+        return guard if processes.alive(guard) else None
+    except state.DAMAGED:
         return None
-    guard = processes.Process(*now["guard"])
-    return guard if processes.alive(guard) else None

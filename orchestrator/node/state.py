@@ -29,6 +29,10 @@ LOCAL_FILESYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs
 _HOST_IDS: Dict[str, str] = {}  # by state folder: a process keeps its folder, whatever becomes of the hostname
 
 
+DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+"""What a record of a wrong shape leads to where it is used: it was damaged, or another version wrote it."""
+
+
 class StateError(Exception):
     """The state folder cannot be used; the text says why and how to mend it."""
 
@@ -324,7 +328,7 @@ def read(path: str) -> Optional[Dict[str, Any]]:
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

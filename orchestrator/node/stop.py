@@ -12,6 +12,7 @@ from .sweep import belonging, sweep
 from .tree import LOOK_SHARE
 
 LOOK_EVERY = 0.05  # s between looks at the guard; at all processes, which is dear on a large host, LOOK_SHARE says when
+GRACE = 30.0  # s, of a run whose record does not tell
 REPORT_WINDOW = 5.0  # s beyond the grace and the lease for a guard to write its record
 
 
@@ -30,7 +31,9 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
     guard = runs.guard_of(folder) if os.path.isdir(folder) else None
     if guard is not None:
         spec = state.read(os.path.join(folder, "spec.json")) or {}
-        grace = float(arguments["grace"] if arguments["grace"] is not None else spec.get("grace", 30.0))
+        known = spec.get("grace")
+        own = float(known) if isinstance(known, (int, float)) else GRACE
+        grace = own if arguments["grace"] is None else float(arguments["grace"])
         state.write(os.path.join(folder, "stop.json"), {"by": arguments["by"], "grace": grace, "at": time.time()})
         processes.send(guard, signal.SIGTERM)
         deadline = time.monotonic() + grace + LEASE + REPORT_WINDOW
@@ -47,9 +50,8 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
             processes.send(guard, signal.SIGKILL)
     left = sweep(run_id, folder)
     killed = {one.pid: command for one, command in before.items() if not processes.alive(one)}
-    outcome = (state.read(os.path.join(folder, "exit.json")) or {}).get("outcome")
-    if guard is not None and outcome:
-        killed.update((one["pid"], one["cmd"]) for one in outcome["ended"])
+    if guard is not None:
+        killed.update(_ended(folder))
     return {
         "known": os.path.isdir(folder),
         "killed": [{"pid": pid, "cmd": command} for pid, command in sorted(killed.items())],
@@ -60,7 +62,19 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
+def _ended(folder: str) -> Dict[int, str]:
+    """What the guard has ended by itself: commands by pid."""
+    outcome = (state.read(os.path.join(folder, "exit.json")) or {}).get("outcome")
+    try:
+        return {one["pid"]: one["cmd"] for one in outcome["ended"]} if outcome else {}
+    except state.DAMAGED:
+        return {}
+
+
 def _gpus_of(folder: str) -> List[int]:
     """GPUs whose lock the run's guard held."""
     spec = state.read(os.path.join(folder, "spec.json")) or {}
-    return [int(number) for number in spec.get("gpu_ids", [])]
+    try:
+        return [int(number) for number in spec.get("gpu_ids", [])]
+    except state.DAMAGED:
+        return []

@@ -28,5 +28,8 @@ def belonging(run_id: str, folder: str) -> List[processes.Process]:
     found = {process for process, mark in processes.marks().items() if mark == run_id}
     record = state.read(os.path.join(folder, "procs.json")) or {}
     if record.get("boot_id") == state.boot_id():
-        found.update(processes.Process(*one) for one in record.get("processes", []))
+        try:
+            found.update([processes.Process(*map(int, one)) for one in record.get("processes", [])])
+        except state.DAMAGED:
+            pass  # the mark finds nearly all of them
     return [process for process in found if processes.alive(process)]

@@ -1,0 +1,66 @@
+"""Records of runs that are damaged, or of another version: what is whole is shown all the same, and can be ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.node import runs, state, stop
+from orchestrator.node.leftovers import stale
+from orchestrator.node.retire import retire
+
+WHOLE, DAMAGED = "20260101-000000-0001", "20260101-000000-0002"
+SPEC = {
+    "name": "mine", "created_at": "2026-01-01T00:00:00Z", "by": "ann@laptop", "command": ["python", "train.py"],
+    "node": 0, "host": "a", "nodes": [{"host": "a", "nproc": 1, "spare": False}], "nproc": 1, "inventory": "i.yaml",
+    "used_ports": [], "grace": 30.0, "gpu_ids": [],
+}  # fmt: skip
+RECORDS: dict[str, dict[str, Any]] = {
+    "spec.json": SPEC,
+    "state.json": {
+        "failures": [], "attempt": 1, "guard": [1, 1], "boot_id": state.boot_id(), "node_rank": 0, "first_rank": 0,
+        "phase": "running",
+    },
+    "exit.json": {"at": 1.0, "failures": [], "verdict": {"state": "succeeded"}, "outcome": {"ok": True, "ended": []}},
+    "procs.json": {"boot_id": state.boot_id(), "processes": []},
+}  # fmt: skip
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the second of two runs."""
+    monkeypatch.setenv("DDP_ORCH_STATE_DIR", str(tmp_path / "state"))
+    for run_id in (WHOLE, DAMAGED):
+        folder = Path(state.run_folder(run_id))
+        folder.mkdir()
+        for name, record in RECORDS.items():
+            state.write(str(folder / name), record)
+    return folder
+
+
+def damages(record: dict[str, Any]) -> list[str]:
+    wrong = (None, [7], {})
+    return [
+        "",
+        "{}",
+        "[]",
+        "[" * 100_000,
+        *(json.dumps({**record, key: one}) for key in record for one in wrong),
+        *(json.dumps({name: one for name, one in record.items() if name != key}) for key in record),
+    ]
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_damaged_record_hides_no_other_run_and_keeps_its_own_from_no_end(damaged: Path, name: str) -> None:
+    for text in damages(RECORDS[name]):
+        (damaged / name).write_text(text)
+        listed = [run["run_id"] for run in runs.listing({})["runs"]]
+        assert WHOLE in listed, text[:200]
+        runs.record({"run_id": DAMAGED})
+        assert stop.end_run({"run_id": DAMAGED, "grace": None, "by": "the test"})["remaining"] == [], text[:200]
+        assert stale({"ports": []})["remaining"] == [], text[:200]
+        retire({"runs": 10, "days": 10**6}, str(damaged.parent))
+        assert damaged.exists()
