@@ -257,6 +257,7 @@ _FACTS = {
     "orphans": [{"pid": int, "run_id": str, "command": str}],
     "stale_locks": [str],
     "paths": Each(_WORDS),
+    "hung": [str],
     "dns": [str],
     "gpus": [_GPU],
     "nvidia": {"driver": _WORDS, "cuda": _PYTHON["cuda"], "error": _WORDS, "xids": [str]},

@@ -54,6 +54,7 @@ def judge(plan: Plan, facts: Mapping[str, Facts], hellos: Mapping[str, Facts]) -
         fact = facts[node.host.name]
         _state_folder(node, hellos[node.host.name], found)
         _folders(node, fact, found)
+        _hung(node, fact, found)
         _disks(node, fact, found)
         _limits(node, fact, found)
         _leftovers(plan, node, fact, found)
@@ -96,6 +97,13 @@ def _folders(node: Node, fact: Facts, found: Findings) -> None:
         fix = f"mount it there (ls -d {workdir}), or leave workdir out to have the code sent"
         message = f"workdir {workdir} is not a folder there"
         found.add("error", "remote-workdir-missing", node.host.name, message, fix, f"ls -d {workdir}: not a folder")
+
+
+def _hung(node: Node, fact: Facts, found: Findings) -> None:
+    for path in fact["hung"]:
+        message = f"{path} does not answer: the server of its file system may be gone"
+        fix = "bring its server back, or unmount it; `df` without arguments shows which mount hangs"
+        found.add("error", "filesystem-hung", node.host.name, message, fix, f"stat {path}: no answer")
 
 
 def _disks(node: Node, fact: Facts, found: Findings) -> None:

@@ -5,12 +5,14 @@ import os
 import shutil
 import socket
 import time
-from typing import Any, Dict, List, Optional
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional
 
 from . import names, network, processes, runs, state
-from .ask import output_of
+from .ask import answers_of, output_of
 
 NFT_WINDOW = 3.0  # s
+FILES_WINDOW = 5.0  # s for all questions to file systems: that of a dead server never answers
 STALE_LOCK = 300.0  # s after which the lock of a build of an extension counts as left behind
 
 
@@ -37,10 +39,29 @@ def space(path: str) -> Optional[Dict[str, Any]]:
     }
 
 
-def disks() -> Dict[str, Any]:
-    home = os.path.expanduser("~")
-    found = {"state": space(state.base()), "home": space(home), "tmp": space("/tmp"), "shm": space("/dev/shm")}
-    return {name: one for name, one in found.items() if one is not None}
+def files(paths: List[str], workdir: Optional[str]) -> Dict[str, Any]:
+    """What file systems tell: disks, paths (why each cannot be read), whether workdir is a folder, stale_locks.
+
+    `hung`: the paths that have not answered within FILES_WINDOW; they are in none of the others.
+    """
+    places = {"state": state.base(), "home": os.path.expanduser("~"), "tmp": "/tmp", "shm": "/dev/shm"}
+    questions: Dict[str, Callable[[], Any]] = {"stale_locks": stale_locks}
+    questions.update({"disk " + name: partial(space, path) for name, path in places.items()})
+    questions.update({"path " + path: partial(unreadable, path) for path in paths})
+    if workdir is not None:
+        questions["workdir"] = partial(os.path.isdir, workdir)
+    answers = answers_of(questions, FILES_WINDOW)
+    where = {"stale_locks": _extensions(), "workdir": str(workdir)}
+    where.update({"disk " + name: path for name, path in places.items()})
+    where.update({"path " + path: path for path in paths})
+    disks = {name: answers.get("disk " + name) for name in places}
+    return {
+        "disks": {name: one for name, one in disks.items() if one is not None},
+        "paths": {path: answers.get("path " + path) for path in paths},
+        "workdir": answers.get("workdir", True) if workdir is not None else None,
+        "stale_locks": answers.get("stale_locks", []),
+        "hung": sorted({where[name] for name in questions if name not in answers}),
+    }
 
 
 def rdma(root: str = "/sys/class/infiniband") -> List[Dict[str, str]]:
@@ -145,7 +166,7 @@ def orphans() -> List[Dict[str, Any]]:
 
 def stale_locks() -> List[str]:
     """Locks of builds of torch extensions: whoever finds one waits for it without a word."""
-    root = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.expanduser("~/.cache/torch_extensions")
+    root = _extensions()
     found = []
     for path in glob.glob(root + "/*/lock") + glob.glob(root + "/*/*/lock"):
         try:
@@ -156,26 +177,25 @@ def stale_locks() -> List[str]:
     return sorted(found)
 
 
-def paths(wanted: List[str]) -> Dict[str, Optional[str]]:
-    """Whether each can be read: null, or why not."""
-    found: Dict[str, Optional[str]] = {}
-    for path in wanted:
-        if not os.path.exists(path):
-            found[path] = "No such file or directory"
-        else:
-            found[path] = None if os.access(path, os.R_OK) else "Permission denied"
-    return found
+def _extensions() -> str:
+    return os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.expanduser("~/.cache/torch_extensions")
+
+
+def unreadable(path: str) -> Optional[str]:
+    """Why it cannot be read."""
+    if not os.path.exists(path):
+        return "No such file or directory"
+    return None if os.access(path, os.R_OK) else "Permission denied"
 
 
 def gather(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """All of them. `arguments`: ports (a list), paths, names and addresses to look up."""
+    """All of them. `arguments`: ports (a list), paths, workdir, names and addresses to look up."""
     own = socket.gethostname()
     return {
         "hostname": own,
         "memory": memory(_read("/proc/meminfo")),
         "cgroup_memory": _number(_read("/sys/fs/cgroup/memory.max")),
         "cgroup_pids": _number(_read("/sys/fs/cgroup/pids.max")),
-        "disks": disks(),
         "interfaces": interfaces(),
         "rdma": rdma(),
         "firewalls": firewalls(),
@@ -183,9 +203,8 @@ def gather(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "first_port": _number(_read("/proc/sys/net/ipv4/ip_unprivileged_port_start")) or 1024,
         "listeners": listeners(arguments["ports"]),
         "orphans": orphans(),
-        "stale_locks": stale_locks(),
-        "paths": paths(arguments["paths"]),
         "dns": names.servers(_read("/etc/resolv.conf")),
+        **files(arguments["paths"], arguments["workdir"]),
     }
 
 

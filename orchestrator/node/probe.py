@@ -12,8 +12,10 @@ import time
 from typing import Any, Callable, Dict, List
 
 from . import facts, gpus, job, names, state
+from .ask import answers_of
 
 PYTHON_WINDOW = 60.0  # s for `setup` and the python to answer: module systems and network file systems can be slow
+USER_WINDOW = 5.0  # s for a directory service
 MARKER = "ddp-orch-facts:"
 
 
@@ -50,12 +52,11 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "machine": os.uname().machine,
         "kernel": os.uname().release,
         "libc": _libc(),
-        "user": _user(),
+        "user": answers_of({"user": _user}, USER_WINDOW).get("user", str(os.geteuid())),
         "uid": os.geteuid(),
         "cores": len(os.sched_getaffinity(0)),
         "host_id": state.host_id(),
         "clock": time.time(),
-        "workdir": os.path.isdir(arguments["workdir"]) if arguments["workdir"] else None,
         "gpus": nvidia.pop("gpus"),
         "nvidia": nvidia,
         "python": answers["python"],

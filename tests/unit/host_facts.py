@@ -67,6 +67,7 @@ def facts(**changed: Any) -> dict[str, Any]:
         "memory": {"total": 64 * GB, "available": 60 * GB},
         "cgroup_memory": None,
         "cgroup_pids": None,
+        "hung": [],
         "disks": {
             "state": disk("/home/ann/.local"),
             "home": disk("/home/ann"),

@@ -60,6 +60,11 @@ def test_a_python_without_torch_is_an_error() -> None:
     assert "/usr/bin/python3" in finding.message
 
 
+def test_a_file_system_that_does_not_answer_is_an_error() -> None:
+    hung = {"hung": ["/data", "/home/ann"]}
+    assert brief(found("hosts: [a, b]", {"b": hung})) == [("error", "filesystem-hung", ("b",))] * 2
+
+
 def test_a_workdir_must_be_a_folder() -> None:
     text = "hosts: [{name: a, workdir: /shared}]"
     assert brief(found(text, {"a": {"workdir": False}})) == [("error", "remote-workdir-missing", ("a",))]

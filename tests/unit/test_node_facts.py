@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +214,43 @@ def test_modules_in_the_folder_of_the_login_are_not_imported(tmp_path: Path, pro
         done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, pass_fds=[question.fileno()])
     assert (done.returncode, done.stderr) == (0, "")
     assert "executable" in done.stdout
+
+
+# --- file systems whose server is gone
+
+FUSE, DETACH = "/dev/fuse", 2
+
+
+@pytest.fixture
+def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A mounted folder that never answers; where none can be mounted, one that is never answered for."""
+    folder = tmp_path / "hung"
+    folder.mkdir()
+    libc = ctypes.CDLL(None)
+    server = os.open(FUSE, os.O_RDWR) if os.geteuid() == 0 and os.path.exists(FUSE) else None
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+    if server is not None and libc.mount(b"hung", bytes(folder), b"fuse", 0, options) == 0:
+        yield folder
+        os.close(server)
+        libc.umount2(bytes(folder), DETACH)
+        return
+    closed = threading.Event()
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: exists(path) if path != str(folder) else closed.wait(60))
+    monkeypatch.setattr(os.path, "isdir", lambda path: closed.wait(60))
+    yield folder
+    closed.set()
+
+
+def test_a_file_system_that_does_not_answer_is_named_and_the_rest_is_told(
+    hung: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDP_ORCH_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(hung))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr(facts, "FILES_WINDOW", 1.0)
+    found = facts.files([str(hung), "/nowhere"], str(hung))
+    assert found["hung"] == [str(hung)]
+    assert found["paths"] == {str(hung): None, "/nowhere": "No such file or directory"}
+    assert found["workdir"] is True  # nothing is said of it twice
+    assert set(found["disks"]) == {"state", "tmp", "shm"}
