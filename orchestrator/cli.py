@@ -351,6 +351,7 @@ def fetch(run: str | None, pattern: str | None, output: str | None, inventory: s
 @cli.command(short_help="remove old runs from the hosts")
 @inventory
 @HOSTS
+@click.option("--force", is_flag=True, help="Also runs with files that were not fetched.")
 def prune(inventory: str | None, hosts: str | None, force: bool) -> None:
     """Remove from the hosts at once what run.keep does not keep: runs that are over, and code that none has used since.
 
