@@ -79,9 +79,23 @@ else:
     say("error no private folder for state: " + "; ".join(tried) + "; make one of them yours alone (chown, chmod 700)")
     sys.exit(0)
 path = os.path.join(base, "node-" + SHA[:16])
-if os.path.isdir(path):
-    say("have")
-else:
+sys.path.insert(0, path)
+def load():
+    # a power loss, a full disk or a cleaner of old files may have damaged it since it was written
+    package = os.path.join(path, "node")
+    try:
+        sizes = [os.path.getsize(os.path.join(package, name)) for name in os.listdir(package) if name.endswith(".py")]
+        if sum(sizes) != SOURCES:
+            return None
+        from node import relay
+        from node.__main__ import main
+        return main
+    except Exception:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "node"]:
+            del sys.modules[name]
+        return None
+main = load()
+if main is None:
     say("need")
     data = b""
     while len(data) < SIZE:
@@ -92,21 +106,39 @@ else:
     if hashlib.sha256(data).hexdigest() != SHA:
         say("error the node program was damaged on its way")
         sys.exit(0)
-    import io, shutil, zipfile
+    import importlib, io, shutil, zipfile
+    def sync(path):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
     aside = "%s.%s.new" % (path, NONCE)  # hosts that share a home may share a process number too
+    damaged = "%s.%s.old" % (path, NONCE)
+    failed = None
     mask = os.umask(0o077)
     try:
         zipfile.ZipFile(io.BytesIO(data)).extractall(aside)
-        os.rename(aside, path)
+        for folder, _, names in os.walk(aside):  # on the disk before it gets its name, which promises that it is whole
+            for name in names + ["."]:
+                sync(os.path.join(folder, name))
+        importlib.invalidate_caches()
+        main = load()  # another session may have been quicker
+        if main is None:
+            if os.path.lexists(path):
+                os.rename(path, damaged)
+            os.rename(aside, path)
+            sync(base)
     except OSError as error:
-        shutil.rmtree(aside, True)
-        if not os.path.isdir(path):
-            say("error the node program cannot be written to %s: %s; free some space there" % (base, error.strerror))
-            sys.exit(0)
+        failed = error
     os.umask(mask)
-    say("have")
-sys.path.insert(0, path)
-from node.__main__ import main
+    shutil.rmtree(aside, True)
+    shutil.rmtree(damaged, True)
+    importlib.invalidate_caches()
+    main = main or load()
+    if main is None:
+        say("error the node program cannot be %s: %s; free some space there"
+            % (("written to " + base, failed.strerror) if failed else ("read from " + path, "it is damaged")))
+        sys.exit(0)
+say("have")
 sys.exit(main(["serve", path]))
 """
 
@@ -125,7 +157,7 @@ class Refused(OrchError):
 
 def bootstrap_command(python: str, program: NodeProgram, nonce: str) -> str:
     """The one command line we run on a host: understood alike by sh, bash, zsh, fish and csh."""
-    head = f"NONCE, SHA, SIZE = {nonce!r}, {program.sha256!r}, {len(program.data)}\n"
+    head = f"NONCE, SHA, SIZE, SOURCES = {nonce!r}, {program.sha256!r}, {len(program.data)}, {program.sources}\n"
     encoded = base64.b64encode((head + STUB).encode()).decode()
     code = f'import base64;exec(base64.b64decode("{encoded}"))'
     return f"exec {quote([*_interpreter(python), '-I', '-S', '-c'])} '{code}'"

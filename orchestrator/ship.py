@@ -56,6 +56,7 @@ Sync = Literal["auto", "none"] | tuple[str, ...]
 class NodeProgram:
     sha256: str
     data: bytes  # a zip that Python runs as it is
+    sources: int = 0  # bytes of its modules, unpacked
 
 
 def node_program() -> NodeProgram:
@@ -71,7 +72,7 @@ def node_program() -> NodeProgram:
             info.external_attr = (stat.S_IFREG | 0o644) << 16
             archive.writestr(info, source)
     data = buffer.getvalue()
-    return NodeProgram(hashlib.sha256(data).hexdigest(), data)
+    return NodeProgram(hashlib.sha256(data).hexdigest(), data, sum(map(len, sources.values())))
 
 
 # --- the user's code

@@ -1,0 +1,105 @@
+"""The start of a session on a host: the node program is there and whole, or it is sent."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.session import STUB, bootstrap_command
+from orchestrator.ship import node_program
+
+PROGRAM = node_program()
+MARKER = b"n0nce "
+
+
+def said(state: Path) -> list[str]:
+    """What the stub says at the start of a session, ended when the relay has said hello."""
+    command = bootstrap_command(sys.executable, PROGRAM, "n0nce")
+    with subprocess.Popen(
+        ["/bin/sh", "-c", command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"DDP_ORCH_STATE_DIR": str(state), "PATH": "/usr/bin:/bin"},
+    ) as process:
+        assert process.stdin and process.stdout
+        words = []
+        for line in process.stdout:
+            if line.startswith(MARKER):
+                words.append(line[len(MARKER) :].decode().strip())
+                if words[-1] != "need":
+                    break
+                process.stdin.write(PROGRAM.data)
+                process.stdin.flush()
+        if words[-1] == "have":
+            assert process.stdout.read(4)  # a frame
+        process.stdin.close()
+    return words
+
+
+def test_the_node_program_is_sent_once(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert said(state) == ["need", "have"]
+    assert said(state) == ["have"]
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def zeroed(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("relay.py", emptied),
+        ("relay.py", zeroed),
+        ("relay.py", Path.unlink),
+        ("guard.py", emptied),
+        ("__init__.py", zeroed),
+    ],
+)
+def test_a_node_program_that_was_damaged_is_sent_again(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    state = tmp_path / "state"
+    said(state)
+    (folder,) = state.glob("node-*")
+    shutil.rmtree(folder / "node" / "__pycache__", ignore_errors=True)
+    damage(folder / "node" / name)
+    assert said(state) == ["need", "have"]
+    assert said(state) == ["have"]
+    assert list(state.glob("node-*")) == [folder]
+
+
+WATCHED = """
+import os, sys
+synced, fsync, rename = set(), os.fsync, os.rename
+def watched_fsync(handle):
+    synced.add(os.readlink("/proc/self/fd/%d" % handle))
+    fsync(handle)
+def watched_rename(source, target):
+    held = {os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names} | {source}
+    sys.stderr.write("%d files, not on the disk: %s\\n" % (len(held), sorted(held - synced)))
+    rename(source, target)
+os.fsync, os.rename = watched_fsync, watched_rename
+"""
+
+
+def test_the_node_program_is_on_the_disk_before_it_has_its_name(tmp_path: Path) -> None:
+    head = f"NONCE, SHA, SIZE, SOURCES = 'n0nce', {PROGRAM.sha256!r}, {len(PROGRAM.data)}, {PROGRAM.sources}\n"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", head + WATCHED + STUB],
+        input=PROGRAM.data,
+        env={"DDP_ORCH_STATE_DIR": str(tmp_path / "state")},
+        capture_output=True,
+        timeout=60,
+    )
+    count, _, missing = done.stderr.decode().splitlines()[0].partition(" files, not on the disk: ")
+    assert int(count) > 40 and missing == "[]"
