@@ -19,6 +19,7 @@ from typing import BinaryIO, Iterable, List, NamedTuple
 
 MAX_BYTES = 200 * 1000 * 1000
 MAX_FILES = 20_000
+MAX_NAME = 64 * 1024  # bytes; Linux takes paths of 4096
 LEFTOVER_AGE = 3600.0  # seconds; no transfer takes that long between two files
 SYNC_THREADS = 16
 
@@ -107,7 +108,9 @@ def _extract(stream: BinaryIO, root: bytes) -> List[Entry]:
     links: List[Entry] = []
     size = 0
     try:
-        with tarfile.open(fileobj=stream, mode="r|*", encoding="utf-8", errors="surrogateescape") as archive:
+        with tarfile.open(
+            fileobj=stream, mode="r|*", tarinfo=_Member, encoding="utf-8", errors="surrogateescape"
+        ) as archive:
             for member in archive:
                 path = _checked_path(member)
                 size += member.size
@@ -115,10 +118,8 @@ def _extract(stream: BinaryIO, root: bytes) -> List[Entry]:
                     raise UnpackError("more than %d bytes or %d files" % (MAX_BYTES, MAX_FILES))
                 if member.issym():
                     links.append(Entry(path, LINK, _encoded(member.linkname)))
-                elif member.isreg():
-                    entries.append(_write_file(archive, member, path, root))
                 else:
-                    raise UnpackError("neither a file nor a symbolic link: %r" % path)
+                    entries.append(_write_file(archive, member, path, root))
         _make_links(links, root)
     # beside its own, tarfile raises these for hostile headers; all of them mean the same
     except (tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError, RecursionError) as error:
@@ -126,6 +127,20 @@ def _extract(stream: BinaryIO, root: bytes) -> List[Entry]:
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise UnpackError("two entries want one path: %s" % error) from error
     return entries + links
+
+
+class _Member(tarfile.TarInfo):
+    """A header, refused as soon as it is read: tarfile would keep what follows some of them in memory, however long."""
+
+    @classmethod
+    def frombuf(cls, buf, encoding, errors):  # type: ignore[no-untyped-def]  # its types are private to typeshed
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
+            if not 0 <= member.size <= MAX_NAME:
+                raise UnpackError("a name of more than %d bytes" % MAX_NAME)
+        elif member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.SYMTYPE):
+            raise UnpackError("neither a file nor a symbolic link: %r" % member.name)
+        return member
 
 
 def _checked_path(member: tarfile.TarInfo) -> bytes:

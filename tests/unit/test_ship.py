@@ -843,6 +843,20 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE],
+)
+def test_a_header_that_would_fill_the_memory_is_refused_at_once(tmp_path: Path, kind: bytes) -> None:
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = kind, 3 << 30
+    stream = io.BytesIO(info.tobuf() + bytes(5_000_000))
+    with pytest.raises(unpack.UnpackError, match=r"more than 65536 bytes|neither a file nor"):
+        unpack.unpack(stream, "0" * 64, str(tmp_path))
+    assert stream.tell() < 1_000_000
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("sha256", ["", "../x", "0" * 63, "0" * 64 + "\n", "G" * 64])
 def test_a_name_that_is_no_hash_is_refused(sha256: str, tmp_path: Path) -> None:
     with pytest.raises(unpack.UnpackError, match="not a SHA-256"):
