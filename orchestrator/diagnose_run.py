@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import advice, claims, diagnose_logs
+from . import advice, claims, diagnose_logs, kept_back
 from .context import find_run, inventory_of_run, mask_of, open_fleet, stderr_console
 from .diagnose import Diagnosis, Known, diagnose
 from .diagnosis.exits import Exit
@@ -70,7 +70,8 @@ def of_run(
     view.run(lines.extend)
     answers = {host: _by_one_clock(answer, view.ahead.get(host, 0.0)) for host, answer in gathered.done.items()}
     same_code = not any(hosts[host].workdir for host in here)
-    return judge(lines, verdict, answers, claims.newest_ranks(here, nodes), same_code=same_code)
+    found = judge(lines, verdict, answers, claims.newest_ranks(here, nodes), same_code=same_code)
+    return kept_back.explain(found, run_id) if same_code else found
 
 
 def _by_one_clock(answer: Mapping[str, Any], ahead: float) -> dict[str, Any]:

@@ -17,11 +17,13 @@ MOST = 200  # runs remembered
 
 @dataclass(frozen=True)
 class Started:
-    """A run, and the absolute path of the inventory that it was started with."""
+    """A run, the absolute path of the inventory that it was started with, and the folder of its code."""
 
     run_id: str
     name: str
     inventory: str
+    code: str = ""
+    """Where the run starts, in the code as it is here; empty if none was sent."""
 
 
 def _file() -> Path:
@@ -29,13 +31,13 @@ def _file() -> Path:
     return Path(state).expanduser() / "ddp-orch" / "newest.json"
 
 
-def remember(inventory: str, run_id: str, name: str) -> None:
+def remember(inventory: str, run_id: str, name: str, code: str = "") -> None:
     """Never fails: a full disk or a read-only home must not end a run that has started."""
     file = _file()
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(file):
-            runs = [Started(run_id, name, str(Path(inventory).resolve())), *newest()][:MOST]
+            runs = [Started(run_id, name, str(Path(inventory).resolve()), code), *newest()][:MOST]
             aside = file.with_suffix(".new")
             aside.unlink(missing_ok=True)
             aside.touch(mode=0o600)
@@ -60,9 +62,15 @@ def newest() -> list[Started]:
     found = []
     for run in runs if isinstance(runs, list) else ():
         match run:
+            case [str(run_id), str(name), str(inventory), str(code)]:
+                found.append(Started(run_id, name, inventory, code))
             case [str(run_id), str(name), str(inventory)]:
                 found.append(Started(run_id, name, inventory))
     return found
+
+
+def started(run_id: str) -> Started | None:
+    return next((run for run in newest() if run.run_id == run_id), None)
 
 
 def inventories_of(run: str) -> list[str]:

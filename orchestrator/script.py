@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 
@@ -48,11 +49,25 @@ def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship
             f"{read.path}: run.sync: none, but {others} has no workdir in which {script} could be; "
             "set workdir, or sync: auto"
         )
+    snapshot = replace(snapshot, warnings=(*snapshot.warnings, *_kept_back(args, snapshot, beside)))
     if in_place and not module and Path(script).is_absolute():
         raise UsageError(f"{script}: some hosts have a workdir and some do not: give the script relative to it")
     if module or in_place:
         return ("-u", script, *args), snapshot
     return ("-u", os.path.relpath(snapshot.script, snapshot.workdir), *args), snapshot
+
+
+def _kept_back(args: Sequence[str], snapshot: ship.Snapshot, sync_base: Path) -> Iterator[str]:
+    """A sentence for each argument that names a file which is on this machine and not in the snapshot."""
+    folder = snapshot.root / snapshot.workdir
+    sent = {entry.path for entry in snapshot.files}
+    sent |= {str(parent) for path in sent for parent in Path(path).parents}
+    for word in args:
+        path = word.partition("=")[2] if word.startswith("-") else word
+        if os.path.relpath(folder / path, snapshot.root) not in sent and (
+            why := ship.why_not_sent(folder, path, sync_base)
+        ):
+            yield why
 
 
 def _check_trainer_flags(args: Sequence[str], where: str, inventory: str) -> None:

@@ -189,10 +189,10 @@ def snapshot(script: Path, sync: Sync, base: Path, sync_base: Path | None = None
     )
 
 
-def why_not_sent(folder: Path, path: str) -> str | None:
+def why_not_sent(folder: Path, path: str, sync_base: Path) -> str | None:
     """Why a file that exists here is no part of the code, and what sends it; None if it is missing, or no rule says so.
 
-    `folder`: where the run starts; `path` is relative to it.
+    `folder`: where the run starts; `path` is relative to it, paths in run.sync to `sync_base`.
     """
     full = Path(os.path.normpath(folder / path))
     top = next((parent for parent in (folder, *folder.parents) if git.has_repository(parent)), folder)
@@ -205,7 +205,8 @@ def why_not_sent(folder: Path, path: str) -> str | None:
         why = f"line {rule.line} of {_shown(rule.file)} ({_shown(rule.pattern)}) excludes it"
     else:
         return None
-    return f"{_shown(path)} exists here but is not sent: {why}. Add it to run.sync: [auto, {_shown(path)}]"
+    named = _shown(os.path.relpath(full, sync_base))
+    return f"{_shown(path)} exists on this machine but is not sent: {why}. Add it to run.sync: [auto, {named}]"
 
 
 def _top(script: Path, base: Path, beside: Path) -> Path:

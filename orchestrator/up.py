@@ -94,7 +94,7 @@ def up(wanted: Up, printer: watch.LinePrinter | None = None) -> int:
         resolved = _launch(made, snapshot, fleet, around, wanted.wait, console)
         about = advice.AboutRun(made.name, read.path)
         try:
-            history.remember(read.path, run_id, made.name)
+            history.remember(read.path, run_id, made.name, _code_folder(snapshot))
             if wanted.detach:
                 print(json.dumps({"run_id": run_id, "name": made.name}) if wanted.as_json else run_id, flush=True)
                 console.note(f"the run has started; follow it with: {about.command('logs', '-f')}")
@@ -175,6 +175,10 @@ def _plan(read: Inventory, wanted: Up, run_id: str) -> tuple[Plan, ship.Snapshot
         debug=wanted.debug,
     )
     return made, snapshot
+
+
+def _code_folder(snapshot: ship.Snapshot | None) -> str:
+    return "" if snapshot is None else str(snapshot.root / snapshot.workdir)
 
 
 def _env(read: Inventory, pairs: Sequence[str]) -> dict[str, str]:

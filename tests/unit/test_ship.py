@@ -254,7 +254,7 @@ def test_the_file_system_monitor_of_a_repository_is_not_run(project: Path, tmp_p
         git(repository, "init")
         git(repository, "config", "core.fsmonitor", str(program))
     assert paths(take(project / "train.py")) == [".gitignore", "data/x.py", "train.py"]
-    assert ship.why_not_sent(project, "x.bin") is not None
+    assert why(project, "x.bin")
     assert not (tmp_path / "ran").exists()
 
 
@@ -908,23 +908,28 @@ def test_what_gitignore_excludes_is_known(project: Path) -> None:
     assert take(project / "train.py").excluded == ()
 
 
+def why(folder: Path, path: str) -> str:
+    return ship.why_not_sent(folder, path, folder) or ""
+
+
 def test_why_a_file_that_exists_is_not_sent(project: Path) -> None:
     for name in ("data/set/train.bin", "data/set/prepare.py", "data/.env"):
         put(project / name)
     put(project / ".gitignore", "# large\n*.bin\n")
     put(project / "data" / ".gitignore", "set/train*\n")
     for top in (project, project / "data"):
-        assert ship.why_not_sent(top, os.path.relpath(project / "data/set/prepare.py", top)) is None
-    said = ship.why_not_sent(project, "data/set/train.bin")
-    assert said is not None and "line 1 of data/.gitignore (set/train*)" in said
-    assert said.endswith("run.sync: [auto, data/set/train.bin]")
+        assert why(top, os.path.relpath(project / "data/set/prepare.py", top)) == ""
+    said = why(project, "data/set/train.bin")
+    assert said.startswith("data/set/train.bin exists on this machine but is not sent: line 1 of data/.gitignore (set/")
+    assert said.endswith("Add it to run.sync: [auto, data/set/train.bin]")
+    assert "[auto, ../data/set/train.bin]" in (ship.why_not_sent(project, "data/set/train.bin", project / "conf") or "")
     git(project, "init")
-    assert ship.why_not_sent(project, "data/set/train.bin") == said
-    assert "line 1 of data/.gitignore" in (ship.why_not_sent(project / "data" / "set", "train.bin") or "")
+    assert why(project, "data/set/train.bin") == said
+    assert "line 1 of data/.gitignore" in why(project / "data" / "set", "train.bin")
     put(project / "x.bin")
-    assert "line 2 of .gitignore (*.bin)" in (ship.why_not_sent(project, "./x.bin") or "")
+    assert "line 2 of .gitignore (*.bin)" in why(project, "./x.bin")
     git(project, "add", "-f", "x.bin")
-    assert ship.why_not_sent(project, "x.bin") is None  # tracked: it is sent
-    assert "credential" in (ship.why_not_sent(project, "data/.env") or "")
+    assert why(project, "x.bin") == ""  # tracked: it is sent
+    assert "credential" in why(project, "data/.env")
     for path in ("missing.bin", "../outside.bin", "/etc/passwd", ".", ""):
-        assert ship.why_not_sent(project, path) is None
+        assert why(project, path) == ""

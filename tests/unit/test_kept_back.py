@@ -1,0 +1,89 @@
+"""A file that a run missed, and that is on this machine, kept back from the code."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import history, inventory, kept_back, script
+from orchestrator.diagnose import Diagnosis, Finding
+
+RUN = "20261122-070000-abcd"
+MISSING = Finding(
+    severity="error",
+    code="dataset-missing",
+    hosts=("a",),
+    rank=0,
+    at=None,
+    confidence="medium",
+    message="The data or model path does not exist.",
+    evidence=("FileNotFoundError: [Errno 2] No such file or directory: 'data/set/train.bin'",),
+    fix="Correct the path, mount it or download first.",
+)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its data is kept back by .gitignore; a run was started from it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path.resolve() / "project"
+    for name in ("data/set/train.bin", "data/set/prepare.py", "conf/inventory.yaml", "train.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("hosts: [a]\n")
+    (folder / ".gitignore").write_text("# large\n*.bin\n")
+    history.remember(str(folder / "conf" / "inventory.yaml"), RUN, "mine", str(folder))
+    return folder
+
+
+def explained(finding: Finding, run_id: str = RUN) -> Finding:
+    (found,) = kept_back.explain(Diagnosis((finding,), ()), run_id).findings
+    return found
+
+
+def test_the_diagnosis_names_the_rule_and_what_sends_the_file(project: Path) -> None:
+    found = explained(MISSING)
+    assert found.fix == (
+        "data/set/train.bin exists on this machine but is not sent: line 2 of .gitignore (*.bin) excludes it. "
+        "Add it to run.sync: [auto, ../data/set/train.bin]"
+    )
+    assert found.confidence == "high"
+
+
+@pytest.mark.parametrize("folder", [".", "data"])
+def test_a_path_into_the_runs_copy_of_the_code_is_understood(project: Path, folder: str) -> None:
+    subprocess.run(("git", "init", "--quiet"), cwd=project, check=True)
+    history.remember(str(project / "conf" / "inventory.yaml"), "other", "mine", str(project / folder))
+    path = "/home/ann/.local/state/ddp-orch/267b3fc0a54e/runs/other/code/data/set/train.bin"
+    finding = replace(MISSING, evidence=(f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'",))
+    assert "line 2 of .gitignore (*.bin)" in explained(finding, "other").fix
+
+
+def test_other_findings_stay_as_they_are(project: Path) -> None:
+    sent = replace(MISSING, evidence=("No such file or directory: 'data/set/prepare.py'",))
+    elsewhere = replace(MISSING, evidence=("No such file or directory: '/data/imagenet'", "it's no path: '\0'"))
+    for finding in (sent, elsewhere, replace(MISSING, code="script-exception")):
+        assert explained(finding) == finding
+    assert explained(MISSING, "20261122-070000-0000") == MISSING  # not started here
+    history.remember("inventory.yaml", "without-code", "mine")
+    assert explained(MISSING, "without-code") == MISSING
+
+
+def test_arguments_that_name_files_which_are_kept_back_are_warned_of(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    path = project / "conf" / "inventory.yaml"
+
+    def warnings(*args: str) -> tuple[str, ...]:
+        _, snapshot = script.find(inventory.load(path), ("train.py", *args))
+        assert snapshot is not None
+        return snapshot.warnings
+
+    (warning,) = warnings("--data", "data/set/train.bin", "--config", "data/set", "--out=new", "--lr", "0.1", "bin")
+    assert "line 2 of .gitignore (*.bin) excludes it" in warning and "[auto, ../data/set/train.bin]" in warning
+    assert warnings("--data=data/set/train.bin") == (warning,)
+    path.write_text("hosts: [a]\nrun: {sync: [auto, ../data/set/train.bin]}\n")
+    assert warnings("--data", "data/set/train.bin") == ()
