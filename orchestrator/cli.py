@@ -180,12 +180,15 @@ def check(inventory: str | None, quick: bool, deep: bool, hosts: str | None, as_
 @inventory
 @click.option("--torch", metavar="VERSION", help="The torch to have everywhere; default: what the head has or gets.")
 @click.option("--index-url", metavar="URL", help="Where pip finds it, such as https://download.pytorch.org/whl/cu126.")
+@click.option("--wheels", metavar="DIR", help="Install from this folder of wheels on every host, without an index.")
 @HOSTS
-def setup(inventory: str | None, torch: str | None, index_url: str | None, hosts: str | None) -> None:
+def setup(
+    inventory: str | None, torch: str | None, index_url: str | None, wheels: str | None, hosts: str | None
+) -> None:
     """Make hosts ready without root: where torch is missing, a venv with the same one on each."""
     from . import prepare_hosts
 
-    sys.exit(prepare_hosts.setup(inventory, hosts, prepare_hosts.Wanted(torch, index_url)))
+    sys.exit(prepare_hosts.setup(inventory, hosts, prepare_hosts.Wanted(torch, index_url, wheels)))
 
 
 @cli.command(cls=CommandWithArgs, short_help="train")

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,25 @@ python=$1; venv=$2; shift 2
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input "$@"
 """
 
+# Runs a command while it holds the lock of a venv: workers may share a home that the head does not have.
+LOCKED = """
+import fcntl, os, sys
+path = sys.argv[1] + ".lock"
+os.makedirs(os.path.dirname(path), exist_ok=True)
+lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+try: fcntl.flock(lock, fcntl.LOCK_EX)
+except OSError: pass  # a file system without locks
+os.set_inheritable(lock, True)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+# In what pip says when it does not get to the package index.
+UNREACHED = re.compile(
+    r"Temporary failure in name resolution|Name or service not known|No address associated with hostname"
+    r"|Connection refused|Network is unreachable|No route to host|CERTIFICATE_VERIFY_FAILED"
+    r"|Tunnel connection failed: \d+ [\w -]+|(?:[Rr]ead |[Cc]onnection |connect )timed out"
+)
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -57,6 +76,8 @@ class Wanted:
     torch: str | None
     """A version; None: what the head gets or has."""
     index_url: str | None
+    wheels: str | None = None
+    """A folder on every host, taken instead of an index."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +96,10 @@ def setup(given: str | None, hosts: str | None, wanted: Wanted) -> int:
         raise UsageError(
             f"--index-url {wanted.index_url!r}: wants an address such as https://download.pytorch.org/whl/cpu"
         )
+    if wanted.wheels is not None and not wanted.wheels.startswith("/"):
+        raise UsageError(f"--wheels {wanted.wheels!r}: expected the absolute path of a folder on the hosts")
+    if wanted.wheels is not None and wanted.index_url is not None:
+        raise UsageError("--wheels and --index-url exclude each other")
     console = stderr_console()
     read = chosen_inventory(given)
     if hosts is not None:
@@ -88,7 +113,7 @@ def setup(given: str | None, hosts: str | None, wanted: Wanted) -> int:
         ready, failed = dict(first.done), dict(first.failed)
         if not failed:
             # after the head: the rest get what it has, and a home that it shares with them is ready by then
-            same = Wanted(ready[read.head].torch, wanted.index_url)
+            same = replace(wanted, torch=ready[read.head].torch)
             rest = each(others, lambda host: _ready(host, fleet, same), fleet.parallel, fleet.progress, LOOKING)
             ready |= rest.done
             failed |= rest.failed
@@ -142,15 +167,32 @@ def _ready(host: Host, fleet: Fleet, wanted: Wanted) -> Ready:
         return Ready(before["executable"], before["torch"], "kept")
     what = f"torch=={wanted.torch}" if wanted.torch else "torch"
     fleet.progress.at(host.name, f"installing {what}")
-    index = ["--index-url", wanted.index_url] if wanted.index_url else []
-    argv = ["sh", "-c", INSTALL, "ddp-orch-setup", base["executable"], venv, what, *index]
-    done = fleet.run_on(host, quote(argv))
+    source = ["--index-url", wanted.index_url] if wanted.index_url else []
+    if wanted.wheels:
+        source = ["--no-index", "--find-links", wanted.wheels]
+    argv = ["sh", "-c", INSTALL, "ddp-orch-setup", base["executable"], venv, what, *source]
+    done = fleet.run_on(host, quote(locked(base["executable"], venv, argv)))
     after = _look(host, fleet, f"{venv}/bin/python", ()) if done.status == 0 else None
     if after is None or not after["torch"]:
-        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        said = [line for line in lines if "ERROR" in line] or lines  # pip's last words may be a notice
-        raise FindingsError(f"{host.name}: installing {what}: {said[-1] if said else f'exit code {done.status}'}")
+        raise FindingsError(f"{host.name}: installing {what}: {why_not_installed(what, done.stderr, done.status)}")
     return Ready(after["executable"], after["torch"], "installed")
+
+
+def locked(python: str, venv: str, argv: Sequence[str]) -> list[str]:
+    """`argv`, run by nobody else who shares `venv` at the same time."""
+    return [python, "-I", "-c", LOCKED, venv, *argv]
+
+
+def why_not_installed(what: str, stderr: str, status: int | None) -> str:
+    if unreached := UNREACHED.search(stderr):
+        return (
+            f"the host does not reach the package index: {unreached[0]}. Name an index that it reaches "
+            "(--index-url URL), or a folder of wheels on every host (--wheels DIR), "
+            f"which `pip download {what} -d DIR` fills"
+        )
+    lines = [line for line in stderr.strip().splitlines() if line.strip()]
+    said = [line for line in lines if "ERROR" in line] or lines  # pip's last words may be a notice
+    return said[-1] if said else f"exit code {status}"
 
 
 def _public(version: str) -> str:

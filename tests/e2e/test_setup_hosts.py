@@ -95,6 +95,19 @@ def test_where_only_a_password_works_it_is_asked_for_once_and_the_key_installed(
     assert "kept" in again.stderr
 
 
+def test_hosts_without_internet_are_told_so_and_install_from_a_folder_of_wheels(lab2: Lab) -> None:
+    inventory = lab2.inventory(defaults={"user": "ann", "python": BARE})
+    result = ok(orch(lab2, "setup", inventory, timeout=200), 3)
+    assert "node-0: installing torch: the host does not reach the package index: " in result.stderr
+    assert "--index-url URL" in result.stderr and "--wheels DIR" in result.stderr
+    for host in lab2.hosts:
+        folder = host.home / "wheels"
+        folder.mkdir()
+        wheel("2.9.0", folder)
+    result = ok(orch(lab2, "setup", inventory, "--wheels", "/home/ann/wheels", timeout=200))
+    assert "node-[0-1]: torch 2.9.0 installed" in result.stderr
+
+
 def test_a_host_that_has_the_torch_is_left_alone(lab2: Lab) -> None:
     result = ok(orch(lab2, "setup", lab2.inventory()))
     assert "kept" in result.stderr and result.stdout == ""
