@@ -58,6 +58,8 @@ class Report:
 
 
 def report(wanted: str | None, given: str | None, hosts: str | None, output: str | None, as_json: bool) -> int:
+    if output and Path(output).suffix.lower() not in ("", ".htm", ".html"):
+        raise UsageError(f"-o {output}: a report is an HTML page, with a JSON file beside it; give -o FILE.html")
     console = stderr_console()
     read = inventory_of_run(given, hosts, wanted)
     mask = mask_of(read)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -37,6 +38,8 @@ def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship
     module = script == "-m"
     if module and not args:
         raise UsageError("-m: wants a module after it")
+    if not module:
+        _check_suffix(script)
     hosts = plan.order(read)
     in_place = [host for host in hosts if host.workdir]
     if len(in_place) == len(hosts):
@@ -55,6 +58,21 @@ def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship
     if module or in_place:
         return ("-u", script, *args), snapshot
     return ("-u", os.path.relpath(snapshot.script, snapshot.workdir), *args), snapshot
+
+
+def _check_suffix(script: str) -> None:
+    """Raises UsageError for a file that Python would read as something else, such as a notebook as a dictionary."""
+    match Path(script).suffix.lower():
+        case ".ipynb":
+            raise UsageError(
+                f"{script} is a notebook, not a Python script. "
+                f"Convert it: jupyter nbconvert --to script {shlex.quote(script)}"
+            )
+        case ".sh" | ".bash" | ".zsh":
+            raise UsageError(
+                f"{script} is a shell script, not Python. Give the Python script that it starts; "
+                "what it prepares belongs in `setup` and `env` of the inventory"
+            )
 
 
 def _kept_back(args: Sequence[str], snapshot: ship.Snapshot, sync_base: Path) -> Iterator[str]:

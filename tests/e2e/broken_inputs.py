@@ -80,6 +80,13 @@ up("flag-of-the-trainer-unknown", "--", "--epoch", "3")
 up("flag-of-the-trainer-wrong", "--", "--batch-size=0")
 up("flags-of-the-inventory-wrong", files={"inventory.yaml": TWO + "run: {args: [--data=mnist]}\n"})
 up("script-is-a-folder", "--", ".")
+up("script-is-a-notebook", "--", "train.ipynb", files={"train.ipynb": "{}"})
+up("script-is-of-the-shell", "--", "run.sh", files={"run.sh": "python train.py\n"})
+up(
+    "script-of-the-inventory-is-of-the-shell",
+    files={"inventory.yaml": TWO + "run: {script: run.sh}\n", "run.sh": ":\n"},
+)
+case("report-into-a-pdf", "report", "-o", "x.pdf")
 up("script-is-an-empty-word", "--", "")
 up("script-of-the-inventory-missing", files={"inventory.yaml": TWO + "run: {script: src/train.py}\n"})
 up("script-is-a-dangling-link", "--", "link.py", make=lambda here: (here / "link.py").symlink_to("nothing.py"))
