@@ -55,7 +55,8 @@ def bench(wanted: Bench) -> int:
     try:
         for count in host_counts(wanted.counts, len(names)):
             batch = (wanted.batch_per_host or BATCH) * (1 if wanted.fixed else count)
-            console.step(f"{count} of {len(names)} hosts, {batch} samples a step: about a minute")
+            hosts = f"{count} of {len(names)} hosts" if len(names) > 1 else "1 host"
+            console.step(f"{hosts}, {batch} samples a step: about a minute")
             args = (*wanted.trainer_args, f"--batch-size={batch}", "--bench")
             measured.append((count, _measured(read.path, names[:count], args, console)))
     except (KeyboardInterrupt, Interrupted):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
 from .errors import UsageError
@@ -17,10 +18,29 @@ USER = r"[A-Za-z_][A-Za-z0-9_.-]{0,31}\$?"
 def check(name: str) -> str:
     """The name itself. Raises ValueError with what is wrong with it."""
     if not re.fullmatch(NAME, name):
-        raise ValueError("a host is letters, digits and . _ : % -, beginning with a letter or a digit, 254 at most")
+        raise ValueError(
+            f"{quoted(name)}{_culprit(name)}: a host is letters, digits and . _ : % -, beginning with a letter or a "
+            "digit, 254 at most"
+        )
     if re.fullmatch(r"[^:]+:[0-9]+", name):  # no IPv6 address has a single colon
         raise ValueError("a port does not go into the name; write {name: NAME, port: NUMBER}")
     return name
+
+
+def quoted(text: str) -> str:
+    """Fit for a message: short, on one line, and with nothing in it that a terminal obeys."""
+    return ascii(text[:40]) if text.isascii() or not text.isprintable() else f"'{text[:40]}'"
+
+
+def _culprit(name: str) -> str:
+    """What is wrong with a name, where it is easily overlooked."""
+    if " - " in name:
+        return " (is the `-` of the next line indented less or more than the first?)"
+    if odd := next((char for char in name if not char.isascii()), None):
+        return f" has U+{ord(odd):04X} {unicodedata.name(odd, '')}".rstrip()
+    if name and (odd := next((char for char in name if not re.fullmatch(r"[A-Za-z0-9._:%-]", char)), None)):
+        return f" has {odd!a}"
+    return ""
 
 
 def jump_hosts(proxy_jump: str) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -145,6 +147,9 @@ def parse(text: str, path: str) -> Inventory:
     try:
         root = compose(text)
     except YamlProblem as exc:
+        if names := _hosts_of_ini(text):
+            message = f"an INI file, as of Ansible; an inventory is YAML: ddp-orch init {shlex.join(names)} -o new.yaml"
+            raise InventoryError(f"{path}: {shown(message, 500)}") from exc
         raise InventoryError(f"{path}:{exc.mark.line + 1}: {shown(exc.message, 500)}") from exc
     if not isinstance(root, Map):
         found = "the file is empty" if isinstance(root, Scalar) and root.null else f"found {describe(root)}"
@@ -172,6 +177,21 @@ def parse(text: str, path: str) -> Inventory:
     if reading.problems:
         raise InventoryError(_report(path, reading))
     return inventory
+
+
+def _hosts_of_ini(text: str) -> list[str]:
+    """The hosts of an inventory of Ansible in its INI form; none where the text is something else."""
+    names: dict[str, None] = {}
+    of_hosts = False
+    for line in text.splitlines():
+        words = line.split("#")[0].split(";")[0].split()
+        if section := re.fullmatch(r"\[([\w.-]+)(:\w+)?\]", " ".join(words)):
+            of_hosts = section[2] is None
+        elif words and of_hosts:
+            names[words[0].replace(":", "-") if "[" in words[0] else words[0]] = None
+        elif words and not names:
+            return []  # before any section
+    return list(names)
 
 
 def _report(path: str, reading: Reading) -> str:
@@ -236,7 +256,7 @@ def _judge_fleet(inventory: Inventory, hosts: list[_Placed], reading: Reading) -
         reading.wrong(reading.marks[key], key, message)
     working = sum(not placed.host.spare for placed in hosts)
     if inventory.run.nnodes != "auto" and inventory.run.nnodes[0] > working:
-        message = f"{inventory.run.nnodes[0]} nodes, but only {working} hosts that are no spares"
+        message = f"{inventory.run.nnodes[0]} nodes, but {_hosts_but_spares(working)}"
         reading.wrong(reading.marks["run.nnodes"], "run.nnodes", message)
     for placed in hosts:
         host = placed.host
@@ -246,6 +266,10 @@ def _judge_fleet(inventory: Inventory, hosts: list[_Placed], reading: Reading) -
             message = f"{host.nproc_per_node} ranks on {gpus} GPUs of {host.name}; NCCL refuses two on one GPU"
             reading.wrong(reading.marks[key], key, message)
     _judge_jumps(hosts, reading)
+
+
+def _hosts_but_spares(count: int) -> str:
+    return "only 1 host is not a spare" if count == 1 else f"only {count} hosts are not spares"
 
 
 def _judge_jumps(hosts: list[_Placed], reading: Reading) -> None:
@@ -317,5 +341,6 @@ def select(inventory: Inventory, pattern: str) -> Inventory:
     if not working:
         raise UsageError(f"--hosts {pattern}: only spares are left")
     if inventory.run.nnodes != "auto" and inventory.run.nnodes[0] > len(working):
-        raise UsageError(f"--hosts {pattern}: leaves {len(working)} hosts, and run.nnodes is {inventory.run.nnodes[0]}")
+        left = "1 host" if len(working) == 1 else f"{len(working)} hosts"
+        raise UsageError(f"--hosts {pattern}: leaves {left}, and run.nnodes is {inventory.run.nnodes[0]}")
     return replace(inventory, hosts=hosts, head=inventory.head if inventory.head in working else working[0])

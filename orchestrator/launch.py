@@ -135,7 +135,7 @@ def _without(wanted: Plan, probed: Results[Any], around: Surroundings) -> Plan:
     """The plan without the hosts that cannot be reached, where it has spares or may do with fewer."""
     left = plan.without(wanted, probed.failed)
     if left is None or not all(isinstance(error, UnreachableError) for error in probed.failed.values()):
-        headline = f"{len(probed.failed)} of {len(wanted.nodes)} hosts cannot take part; nothing was started"
+        headline = _cannot_take_part(probed, wanted)
         _stop_on(probed, headline, wanted, _how_to_do_without(wanted, probed, around))
         raise AssertionError("_stop_on raises")
     for line in folded(probed.failed):
@@ -162,6 +162,11 @@ def _how_to_do_without(wanted: Plan, probed: Results[Any], around: Surroundings)
         return ""
     command = around.command_without(down)
     return f"to start without: {command}" if command else ""
+
+
+def _cannot_take_part(results: Results[Any], wanted: Plan) -> str:
+    hosts = f"{len(results.failed)} of {len(wanted.nodes)} hosts" if len(wanted.nodes) > 1 else "the host"
+    return f"{hosts} cannot take part; nothing was started"
 
 
 def _stop_on(results: Results[Any], headline: str, wanted: Plan, hint: str = "") -> None:
@@ -217,8 +222,7 @@ def _prepare_and_start(
         _stop_on(first, "the head cannot take part; nothing was started", resolved)
         at_head = first.done[head.name]
         rest = fleet.each(others, lambda host, session: prepare(host, session, at_head), "preparing")
-        headline = f"{len(rest.failed)} of {len(resolved.nodes)} hosts cannot take part; nothing was started"
-        _stop_on(rest, headline, resolved)
+        _stop_on(rest, _cannot_take_part(rest, resolved), resolved)
         prepared = {**first.done, **rest.done}
         _say_beside(prepared, resolved, around)
         _say_unfetched(prepared, around)

@@ -6,6 +6,7 @@ RecursionError in deep nesting and forgets the lines. So only its parser's event
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -80,15 +81,38 @@ def _syntax(text: str, exc: Any) -> YamlProblem:
     mark, began = exc.problem_mark, exc.context_mark
     if text[mark.index : mark.index + 1] == "\t":
         return YamlProblem(Mark(mark.line, mark.column), "a tab: YAML wants spaces, or quotes around a text with a tab")
+    if hosts := _range_in_brackets(text, mark.index):
+        message = f'a range in a list in brackets needs quotes: ["{hosts}"], or a line of its own: - {hosts}'
+        return YamlProblem(Mark(mark.line, mark.column), message)
+    opening = _OPENINGS.get(str(exc.context))
+    if began is not None and opening and (mark.index >= len(text.rstrip()) or mark.line > began.line):
+        # noticed only later, often at the end of the file: the line to look at is the one it began on
+        what, end = opening
+        return YamlProblem(
+            Mark(began.line, began.column), f"the {what} that begins here is not closed: {end} is missing"
+        )
     message = f"cannot be read as YAML: {exc.problem}"
-    if began is not None and mark.index >= len(text.rstrip()):
-        # an unclosed quote or bracket is noticed at the end of the file: the line to look at is the one it began on
-        return YamlProblem(Mark(began.line, began.column), f"{message} ({exc.context} that begins here)")
     if began is not None:
         message += f" ({exc.context} that begins on line {began.line + 1})"
     if not text[text.rfind("\n", 0, mark.index) + 1 : mark.index].strip():
         message += "; is this line indented like its neighbours?"
     return YamlProblem(Mark(mark.line, mark.column), message)
+
+
+_OPENINGS = {
+    "while parsing a flow sequence": ("list", "]"),
+    "while parsing a flow node": ("list or mapping", "] or }"),
+    "while parsing a flow mapping": ("mapping", "}"),
+    "while scanning a quoted scalar": ("text", "its last quote"),
+}
+"""What PyYAML was at: what people call it, and what is missing at its end."""
+
+
+def _range_in_brackets(text: str, index: int) -> str | None:
+    """`gpu[01-16]`, where PyYAML has stumbled over the bracket of its range inside of `[gpu[01-16]]`."""
+    start = re.search(r"[A-Za-z0-9._-]+$", text[:index][-256:])
+    rest = re.match(r"\[[0-9,/-]+\]([A-Za-z0-9._-]|\[[0-9,/-]+\])*", text[index : index + 256])
+    return start[0] + rest[0] if start and rest else None
 
 
 @dataclass

@@ -96,7 +96,7 @@ def test_the_first_selected_host_is_the_head_when_the_head_is_not() -> None:
 
 
 def test_selecting_fewer_hosts_than_nnodes_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--hosts gpu1: leaves 1 hosts, and run\.nnodes is 2"):
+    with pytest.raises(UsageError, match=r"--hosts gpu1: leaves 1 host, and run\.nnodes is 2"):
         inventory.select(of("{hosts: ['gpu[1-4]'], run: {nnodes: 2}}"), "gpu1")
 
 
