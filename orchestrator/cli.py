@@ -114,7 +114,7 @@ class Grace(click.FloatRange):
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="ddp-orch")
+@click.version_option(__version__, "-V", "--version", prog_name="ddp-orch")
 def cli() -> None:
     """Launch PyTorch distributed training on many machines over plain SSH.
 
@@ -410,6 +410,23 @@ def demo() -> None:
     from . import demo as demonstration
 
     sys.exit(demonstration.main())
+
+
+@cli.command("help", short_help="show the help of a command")
+@click.argument("name", required=False, metavar="[COMMAND]")
+@click.pass_context
+def help_(context: click.Context, name: str | None) -> None:
+    """Show the help of COMMAND, or the list of commands."""
+    program = context.find_root()
+    command = cli if name is None else cli.resolve_command(program, [name])[1]
+    assert command is not None  # else resolve_command has raised
+    click.echo(command.get_help(program if name is None else click.Context(command, program, info_name=name)))
+
+
+@cli.command(short_help="show the version")
+def version() -> None:
+    """Show the version of ddp-orch."""
+    click.echo(f"ddp-orch, version {__version__}")
 
 
 def main() -> None:

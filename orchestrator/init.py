@@ -21,6 +21,7 @@ from .errors import InventoryError, UsageError
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(\[[0-9,-]+\][A-Za-z0-9._-]*)*")
 WORDS = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}  # what YAML would take for something else
 MAX_INCLUDES = 16
+FORGES = {"github.com", "gist.github.com", "ssh.github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "git.sr.ht"}
 
 TEXT = """\
 # The hosts of a training run. Every other key has a default; all of them:
@@ -117,25 +118,33 @@ def pick(answer: str, known: Sequence[str]) -> list[str]:
 
 
 def configured_hosts(config: Path) -> list[str]:
-    """The names in the `Host` lines of an ssh_config and what it includes, without patterns."""
+    """The names in the `Host` lines of an ssh_config and what it includes, without patterns and servers of git."""
     names: dict[str, None] = {}
+    forges: set[str] = set()
     files = [config]
     for number, file in enumerate(files):  # grows while it is read
         try:
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             continue
+        block: list[str] = []  # the names that the lines are about
         for line in lines:
-            found = re.fullmatch(r"\s*(host|include)(?:\s+|\s*=\s*)(.*?)\s*", line, re.IGNORECASE)
+            found = re.fullmatch(r"\s*(host|hostname|user|include)(?:\s+|\s*=\s*)(.*?)\s*", line, re.IGNORECASE)
             if found is None:
                 continue
             words = [quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|([^"\s]+)', found[2])]
-            if found[1].lower() == "host":
-                names.update((word, None) for word in words if not re.search(r"[*?!#]", word))
-            elif number < MAX_INCLUDES:
-                # relative ones are looked for in ~/.ssh, as by ssh
-                files += [Path(one) for word in words for one in _included(word)]
-    return list(names)
+            match found[1].lower():
+                case "host":
+                    block = [word for word in words if not re.search(r"[*?!#]", word)]
+                    names.update(dict.fromkeys(block))
+                case "hostname":
+                    forges.update(block if FORGES.intersection(words) else ())
+                case "user":
+                    forges.update(block if words == ["git"] else ())
+                case _ if number < MAX_INCLUDES:
+                    # relative ones are looked for in ~/.ssh, as by ssh
+                    files += [Path(one) for word in words for one in _included(word)]
+    return [name for name in names if name not in FORGES | forges]
 
 
 def _included(word: str) -> list[str]:

@@ -70,6 +70,8 @@ def _forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, 
     found: dict[str, tuple[int, ...]] = {}
     for pair in pairs:
         host, colon, pid = pair.rpartition(":")
+        if colon and pid in ("0", "1"):
+            raise UsageError(f"--force {pair!r}: pid {pid} is the system's own, and is never ended")
         if not colon or not pid.isascii() or not pid.isdigit() or int(pid) < 2:
             raise UsageError(f"--force {pair!r}: wants HOST:PID, such as {hosts[0]}:4711")
         if host not in hosts:

@@ -152,10 +152,15 @@ class _Live:
             while True:
                 width, height = shutil.get_terminal_size()
                 seen = [one for one in self._watcher.seen() if one.host in self._shown()]
-                live.update(render(self._run.run_id, seen, width, height, self._mask, KEYS), refresh=True)
+                live.update(render(self._run.run_id, seen, width, height, self._mask, self._footer()), refresh=True)
                 key = pressed(EVERY)
                 if key and key in "qlfk":
                     return key
+
+    def _footer(self) -> str:
+        if not self._pattern:
+            return KEYS
+        return f"only {self._pattern}: {len(self._shown())} of {len(self._hosts)} hosts   {KEYS}"
 
     def _shown(self) -> set[str]:
         names = [host.name for host in self._hosts]
@@ -175,7 +180,7 @@ class _Live:
         self._ask("Enter comes back to the board")
 
     def _filter(self) -> None:
-        self._pattern = self._ask("only these hosts, such as gpu-[01-04]; nothing: all")
+        self._pattern = self._ask("only these hosts, such as gpu[01-04]; nothing: all")
         try:
             self._shown()
         except OrchError as error:

@@ -100,6 +100,9 @@ def up(wanted: Up, printer: watch.LinePrinter | None = None) -> int:
                 console.note(f"the run has started; follow it with: {about.command('logs', '-f')}")
                 return 0
             console.step(f"run {run_id} has started")
+            if sys.stdout.isatty():
+                follow = about.command("logs", "-f")
+                console.note(f"closing this terminal does not stop the run, Ctrl-C does; to see it again: {follow}")
             names = [host.name for host in read.hosts]
             mask = Mask(around.secrets.values())
             shown = printer or watch.Printer(

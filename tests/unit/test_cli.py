@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import slips
+from orchestrator import __version__, slips
 from orchestrator.cli import cli
 
 ROOT = Path(__file__).parents[2]
@@ -210,6 +210,14 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
 def test_a_likely_slip_is_told_how_it_is_meant(tmp_path: Path, argv: list[str], hint: str) -> None:
     done = orch(tmp_path, *argv)
     assert done.returncode == 2 and hint in done.stderr.replace("`", ""), done.stderr
+
+
+def test_help_and_version_are_found_where_they_are_looked_for(tmp_path: Path) -> None:
+    versions = {orch(tmp_path, *argv).stdout for argv in (["-V"], ["--version"], ["version"])}
+    assert versions == {f"ddp-orch, version {__version__}\n"}
+    assert orch(tmp_path, "help", "up").stdout == orch(tmp_path, "up", "--help").stdout
+    assert orch(tmp_path, "help").stdout == orch(tmp_path, "--help").stdout
+    assert "Did you mean 'up'" in orch(tmp_path, "help", "upp").stderr
 
 
 def test_every_slip_of_a_command_leads_to_one_that_is_here(tmp_path: Path) -> None:

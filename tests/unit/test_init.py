@@ -61,6 +61,9 @@ def test_hosts_are_found_in_ssh_config_and_what_it_includes(tmp_path: Path) -> N
     )
     assert init.configured_hosts(config) == ["gpu1", "gpu2", "hopper", "cray"]
     assert init.configured_hosts(tmp_path / "nosuch") == []
+    forges = "Host github.com work\nHost forge\n  User git\nHost hub\n  HostName github.com\n"
+    config.write_text(f"{forges}Host gpu1\n  User ann\n")
+    assert init.configured_hosts(config) == ["work", "gpu1"], "servers of git train nothing"
     config.write_text(f"Include {config}\nHost a\n")
     assert init.configured_hosts(config) == ["a"]
 
