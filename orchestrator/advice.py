@@ -26,8 +26,12 @@ def command(name: str, *words: str, inventory: str) -> str:
 
 
 def completed(text: str, inventory: str) -> str:
-    """Advice of modules that do not know how the program was called: `ddp-orch NAME INVENTORY ...`, made a command."""
-    return re.sub(r"ddp-orch (\w+) INVENTORY", lambda match: command(match[1], inventory=inventory), text)
+    """Advice of modules that do not know how the program was called: `ddp-orch NAME [--FLAG] INVENTORY`, made whole."""
+
+    def whole(match: re.Match[str]) -> str:
+        return command(match[1], *match[2].split(), inventory=inventory)
+
+    return re.sub(r"ddp-orch (\w+)((?: --\w+)*) INVENTORY", whole, text)
 
 
 class Run(Protocol):

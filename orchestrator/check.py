@@ -173,7 +173,7 @@ def _finding(finding: Finding, severity: str, width: int) -> str:
     """Fixes and evidence are never wrapped: they are there to be copied."""
     lines = [f"{severity}  {fold(finding.hosts)}  [{finding.code}]"]
     lines += textwrap.wrap(finding.message, width, **WRAP)
-    lines += [f"  seen: {seen}" for seen in finding.evidence]
+    lines += [f"  {seen}" if seen.startswith("try: ") else f"  seen: {seen}" for seen in finding.evidence]
     fixes = finding.fix.splitlines()
     lines += [f"  {'fix: ' if not number else '     '} {line}" for number, line in enumerate(fixes)]
     return "\n".join(lines) + "\n"
@@ -184,7 +184,7 @@ def _chosen(made: Plan, chosen: tuple[Choice, ...], network: Network | None, fac
     lines = ["chosen:"]
     if network is not None and network.head in network.addresses:
         lines.append(f"  address of the head       {network.addresses[network.head]}  ({network.head}, rank 0)")
-        lines.append(f"  network                   {_network(network)}")
+        lines.append(f"  network                   {_network(made, network)}")
     port = made.inventory.run.rdzv.port
     low, high = made.inventory.run.ports
     lines.append(f"  rendezvous port           {f'a free one in {low}-{high}' if port == 'auto' else port}")
@@ -200,10 +200,11 @@ def _chosen(made: Plan, chosen: tuple[Choice, ...], network: Network | None, fac
     return lines
 
 
-def _network(network: Network) -> str:
-    """The interfaces, and the speed of each network that the hosts share."""
+def _network(made: Plan, network: Network) -> str:
+    """The interfaces, of the inventory where it names one, and the speed of each network that the hosts share."""
     by_name: dict[str, list[str]] = {}
-    for host, interface in network.interfaces.items():
+    named = {node.host.name: node.host.interface for node in made.nodes if node.host.interface != "auto"}
+    for host, interface in {**network.interfaces, **named}.items():
         by_name.setdefault(interface, []).append(host)
     one_name = len(by_name) == 1
     shown = "; ".join(name if one_name else f"{name} on {fold(hosts)}" for name, hosts in by_name.items())

@@ -6,7 +6,8 @@ checks_network, and checks_mesh for what was tried between hosts.
 
 from __future__ import annotations
 
-from collections import Counter
+import posixpath
+import shlex
 from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
@@ -14,7 +15,7 @@ from statistics import median
 from . import checks_gpus, checks_network, checks_python
 from .findings import Finding, Findings, Severity, say, shell_word
 from .plan import Node, Plan
-from .transport import ConnectFailure
+from .transport import ConnectFailure, with_hosts
 
 __all__ = ["Facts", "Finding", "judge", "say", "unreached"]
 
@@ -70,15 +71,20 @@ def judge(plan: Plan, facts: Mapping[str, Facts], hellos: Mapping[str, Facts]) -
 def unreached(failures: Mapping[str, Exception]) -> tuple[Finding, ...]:
     """Hosts that could not be asked."""
     found = Findings()
-    alike = Counter(failure.alike for failure in failures.values() if isinstance(failure, ConnectFailure))
+    alike: dict[str, list[Exception]] = {}
+    for failure in failures.values():
+        if isinstance(failure, ConnectFailure):
+            alike.setdefault(failure.alike, []).append(failure)
     for host, failure in failures.items():
         code = str(getattr(failure, "code", "unknown"))
         if isinstance(failure, ConnectFailure):
-            reason, fix = failure.common if alike[failure.alike] > 1 else (failure.reason, failure.fix)
-            found.add("error", code, host, f"{failure.phase}: {reason}", fix, f"to be tried by hand: ssh {host}")
+            reason, fix = failure.reason, failure.fix
+            if len(alike[failure.alike]) > 1:
+                reason, fix = failure.common[0], with_hosts(failure.common[1], alike[failure.alike])
+            found.add("error", code, host, f"{failure.phase}: {reason}", fix, f"try: ssh {host}")
         else:
             said = str(failure).removeprefix(f"{host}: ")
-            found.add("error", code, host, said, "", f"to be tried by hand: ssh {host}")
+            found.add("error", code, host, said, "", f"try: ssh {host}")
     return found.all()
 
 
@@ -114,7 +120,8 @@ def _disks(node: Node, fact: Facts, found: Findings) -> None:
             continue  # of one disk it is said once
         least = STATE_LEAST if what == "state" else 0
         seen = f"df {disk['path']}: {disk['free'] // MIB} MiB of {disk['total'] // MIB} MiB free"
-        fix = f"free some space: du -xsh {shell_word(disk['path'])}/* | sort -h"
+        look = shlex.quote(f"du -xsh {shell_word(disk['path'])}/* | sort -h")
+        fix = f"remove old runs: ddp-orch prune INVENTORY; what takes the space: ddp-orch exec INVENTORY -- {look}"
         if disk["free"] < DISK_LOW:
             severity: Severity = "error" if disk["free"] < least else "warning"
             message = f"the disk of {disk['path']} is nearly full: {disk['free'] // MIB} MiB left"
@@ -164,7 +171,7 @@ def _leftovers(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
         pids = ", ".join(str(one["pid"]) for one in fact["orphans"][:5])
         message = "processes of a run that is over are still there"
         seen = f"{fact['orphans'][0]['run_id']}: pid {pids}: {fact['orphans'][0]['command']}"
-        fix = "ddp-orch kill INVENTORY --stale"
+        fix = "ddp-orch kill --stale INVENTORY"
         found.add("warning", "orphan-workers", name, message, fix, seen)
     for lock in fact["stale_locks"]:
         message = f"{lock} was left by a build that was interrupted; every process will wait for it"
@@ -257,5 +264,6 @@ def _paths(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Fin
             if why == "Permission denied":
                 code = "file-permission-denied"
             if len(absent) < len(nodes) or any(word in option.lower() for word in INPUTS):
-                fix = f"bring it there, or mount it: ssh {host} ls -ld {path}" if len(absent) == 1 else f"ls -ld {path}"
+                look = f"ssh {next(iter(absent))} ls -ld {shlex.quote(posixpath.dirname(path))}"
+                fix = f"copy or mount it there, or correct {option or 'the path'}; what is there: {look}"
                 found.add("warning", code, host, f"{what}: {why}", fix, f"ls -d {path}: {why}")

@@ -178,7 +178,7 @@ def _torch(name: str, fact: Facts, found: Findings) -> None:
     if built_for is None:
         message = f"torch {torch} is built without CUDA, and the host has GPUs"
         fix = f"{shell_word(fact['python']['executable'])} -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
-        found.add("error", "no-gpu-visible", name, message, fix, "python -c 'import torch; print(torch.version.cuda)'")
+        found.add("error", "no-gpu-visible", name, message, fix, 'python -c "import torch; print(torch.version.cuda)"')
     elif serves and int(built_for.split(".")[0]) > int(serves.split(".")[0]):
         message = f"driver {fact['nvidia']['driver']} serves CUDA {serves} at most, and torch is built for {built_for}"
         fix = f"a newer driver, or a torch for CUDA {serves.split('.')[0]}"

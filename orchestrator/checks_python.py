@@ -48,13 +48,13 @@ def _torch(node: Node, python: Facts, found: Findings) -> None:
         install = f"{shell_word(executable)} -m pip install torch"
         fix = f"`ddp-orch setup INVENTORY` makes one that has; or {ways}, or {install}"
         message = f"{executable} has no torch"
-        found.add("error", "missing-module-on-host", name, message, fix, f"{executable} -c 'import torch'")
+        found.add("error", "missing-module-on-host", name, message, fix, f'{shell_word(executable)} -c "import torch"')
         return
     release = _release(python["torch"])
     if release and release < TORCH_LEAST:
         message = f"torch {python['torch']} is older than {'.'.join(map(str, TORCH_LEAST))}, the oldest that is tried"
         fix = f"{shell_word(executable)} -m pip install --upgrade torch"
-        found.add("warning", "torch-too-old", name, message, fix, f"{python['path']}/version.py")
+        found.add("warning", "torch-too-old", name, message, fix, f"{python['path']}/version.py: {python['torch']}")
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -106,4 +106,4 @@ def _scripts(plan: Plan, pythons: Mapping[str, Facts], head: str, homeless: set[
         code = "script-import-error" if len(absent) == len(scripts) else "missing-module-on-host"
         message = f"the script imports {module}, which is not installed there"
         fix = f"pip install {shell_word(module)} into that environment, or name the right one by `python` or `setup`"
-        found.add("error", code, absent, message, fix, f"python -c 'import {module}'")
+        found.add("error", code, absent, message, fix, f'python -c "import {module}"')

@@ -104,7 +104,7 @@ def judge(result: Result) -> tuple[Finding, ...]:
     """Errors first."""
     found = Findings()
     if result.failure:
-        seen = " | ".join(result.last_lines)
+        seen = f"its last lines: {' | '.join(result.last_lines)}"
         message = f"a real run failed there: {result.failure}"
         fix = "start it by hand to see all of it: ddp-orch up INVENTORY --debug"
         found.add("error", "deep-run-failed", result.failed_on, message, fix, seen)

@@ -28,7 +28,7 @@ class Finding:
     fix: str
     """What to type or to change, one thing a line; never done by us."""
     evidence: tuple[str, ...] = ()
-    """What was asked, and what the answer was."""
+    """What was asked, and what the answer was; `try: COMMAND` where the answer is for a person to see."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -52,8 +52,9 @@ class Findings:
     """{(severity, code, message): {host: (fix, evidence)}}"""
 
     def add(self, severity: Severity, code: str, hosts: str | Iterable[str], message: str, fix: str, seen: str) -> None:
-        """`seen`: the evidence, a command or file and what it said. What hosts say goes into `message` and `seen`; into
-        `fix`, which is there to be copied, by `shell_word` only.
+        """`seen`: the evidence, a command or file and what it said, `df /tmp: 3 MiB`; a command alone is shown as one
+        to be tried. What hosts say goes into `message` and `seen`; into `fix`, which is there to be copied, by
+        `shell_word` only.
         """
         message, seen = one_line(message), one_line(seen)
         places = self._found.setdefault((severity, code, message), {})
@@ -109,7 +110,13 @@ def _evidence(places: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
     for host, (_, seen) in places.items():
         if seen:
             first.setdefault(seen, host)
-    return tuple(f"{host}: {seen}" for seen, host in first.items())
+    return tuple(_shown(seen, host) for seen, host in first.items())
+
+
+def _shown(seen: str, host: str) -> str:
+    if seen.startswith("try: "):
+        return seen
+    return f"{host}: {seen}" if ": " in seen else f"try: ssh {host} {shlex.quote(seen)}"
 
 
 def say(finding: Finding) -> str:

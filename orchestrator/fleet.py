@@ -19,7 +19,7 @@ from .progress import Silent
 from .session import Refused, Session
 from .ship import NodeProgram
 from .ssh import Dialer
-from .transport import ConnectFailure, Pipe
+from .transport import ConnectFailure, Pipe, with_hosts
 
 
 class Named(Protocol):
@@ -312,11 +312,6 @@ def folded(failed: Mapping[str, OrchError]) -> list[str]:
         if len({said[name] for name in names}) > 1:
             said.update(dict.fromkeys(names, with_hosts(text, (failed[name] for name in names))))
     return fold_messages(said)
-
-
-def with_hosts(text: str, failures: Iterable[Exception]) -> str:
-    """What hosts that failed alike are told, with each by name in the place of HOSTS."""
-    return text.replace("HOSTS", " ".join(sorted({str(getattr(failure, "own", "")) for failure in failures})))
 
 
 def worst(failed: Iterable[OrchError], text: str) -> OrchError:

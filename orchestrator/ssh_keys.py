@@ -9,6 +9,7 @@ import base64
 import binascii
 import copy
 import os
+import shlex
 import socket
 import stat
 import struct
@@ -240,7 +241,9 @@ class KeyRing:
             if file.key or file.skipped:
                 return file.skipped
             if file.locked:
-                return Skipped(file.path, "has a pass phrase and is not in an agent; run `ssh-add` for it")
+                return Skipped(
+                    file.path, f"has a pass phrase and is not in an agent; run `ssh-add {shlex.quote(str(file.path))}`"
+                )
             try:
                 file.key = _read_private_key(file.path, None)
             except (OSError, ValueError) as error:
@@ -248,12 +251,14 @@ class KeyRing:
             return file.skipped
 
     def _unlock(self, file: _File, ask: Callable[[str], str]) -> None:
+        prompt = f"Pass phrase for {file.path}: "
         for _ in range(ATTEMPTS):
             try:
-                file.key = _read_private_key(file.path, ask(f"Pass phrase for {file.path}: "))
+                file.key = _read_private_key(file.path, ask(prompt))
                 return
             except (OSError, ValueError) as error:
                 reason = str(error)
+                prompt = f"That does not unlock it. Pass phrase for {file.path}: "
         file.skipped = Skipped(file.path, f"cannot be unlocked: {reason}")
 
 
@@ -282,7 +287,9 @@ def _look_at(path: Path) -> _File:
     if file.public and next(_strings(file.public), b"").startswith(b"sk-"):
         file.skipped = Skipped(path, _SECURITY_KEY)
     elif mode.st_uid == os.getuid() and stat.S_IMODE(mode.st_mode) & 0o077:
-        reason = f"is readable by others (mode {stat.S_IMODE(mode.st_mode):04o}); run `chmod 600` on it"
+        reason = (
+            f"is readable by others (mode {stat.S_IMODE(mode.st_mode):04o}); run `chmod 600 {shlex.quote(str(path))}`"
+        )
         file.skipped = Skipped(path, reason, "ssh-key-permissions")
     return file
 

@@ -297,8 +297,8 @@ class _KeysOnly:
             return ConnectFailure(self._target.name, "login", reason, code, fix)
         ways = "logs in without a question; in the inventory, `user` names whom to log in as, `identity_file` the key"
         fix = f"check that `{self._target.command}` {ways}"
-        common = (reason, f"check that `ssh HOST` {ways}")
-        return ConnectFailure(self._target.name, "login", reason, code, fix, common)
+        common = (reason, f"check that `FIRST` {ways}")
+        return ConnectFailure(self._target.name, "login", reason, code, fix, common, self._target.command)
 
 
 def _exec(channel: paramiko.Channel, command: bytes, deadline: float) -> None:

@@ -15,6 +15,7 @@ import subprocess
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -39,7 +40,8 @@ class ConnectFailure(UnreachableError):
 
     `code` is the label of the failure (`ssh-auth-denied`, ...), so that nobody tells failures apart by their text.
     `common` is (reason, fix) without what each host has of its own, such as its address: with it, hosts that failed
-    alike can be told of in one line. `own` is what stands for this host where `common` has the word HOSTS.
+    alike can be told of in one line. `own` is what stands for this host where `common` has the word HOSTS,
+    or FIRST for one of them.
     """
 
     def __init__(
@@ -63,6 +65,12 @@ class ConnectFailure(UnreachableError):
 
     def _spelled(self, reason: str, fix: str) -> str:
         return f"{self.phase}: {reason}; {fix}" if fix else f"{self.phase}: {reason}"
+
+
+def with_hosts(text: str, failures: Iterable[Exception]) -> str:
+    """What hosts that failed alike are told: with all of them in the place of HOSTS, with one in that of FIRST."""
+    own = list(dict.fromkeys(failure.own for failure in failures if isinstance(failure, ConnectFailure)))
+    return text.replace("HOSTS", " ".join(own)).replace("FIRST", own[0]) if own else text
 
 
 class Pipe(Protocol):

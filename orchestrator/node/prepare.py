@@ -114,9 +114,9 @@ def _check_space(folder: str) -> None:
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
     if free < FREE_SPACE:
-        raise Refused(
-            "disk-full", "%s has only %d MiB left; free some, or set DDP_ORCH_STATE_DIR" % (folder, free >> 20)
-        )
+        way = "remove old runs with `ddp-orch prune INVENTORY`"
+        text = "%s has only %d MiB left; free some, %s, or set DDP_ORCH_STATE_DIR" % (folder, free >> 20, way)
+        raise Refused("disk-full", text)
 
 
 def _take(spec: Dict[str, Any], taken: List[int]) -> None:

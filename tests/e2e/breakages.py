@@ -177,7 +177,7 @@ def name_that_is_not_there(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, address="no-such-host.invalid")}
 
 
-@case("ssh-key-permissions", guilty=(0, 1, 2), exit_code=4, says="run `chmod 600`")
+@case("ssh-key-permissions", guilty=(0, 1, 2), exit_code=4, says="run `chmod 600 /")
 def key_that_others_may_read(lab: Lab) -> Iterator[Overrides]:
     key = lab.controller_home / ".ssh/id_ed25519"
     key.chmod(0o644)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import stat
@@ -266,15 +267,31 @@ def test_a_locked_key_without_a_terminal_is_an_error_before_anything_is_sent(
     dialer.prepare([target])
     said = failure(dialer, target)
     assert said.code == "ssh-auth-denied"
-    assert str(key) in said.reason and "pass phrase" in said.reason and "ssh-add" in said.reason
+    assert str(key) in said.reason and "pass phrase" in said.reason and f"`ssh-add {key}`" in said.reason
     assert "Connection from" not in server.log()
+
+
+def test_a_key_that_others_can_read_is_told_with_the_command_that_closes_it(
+    server: Sshd, client: Client, tmp_path: Path
+) -> None:
+    key = make_key(tmp_path / "my open key")
+    key.chmod(0o644)
+    client.trust(server.known_line())
+    (server.directory / "authorized_keys").write_text(public(key) + "\n")
+    said = failure(client.dialer(), host(server, identity_file=str(key)))
+    assert said.code == "ssh-key-permissions"
+    command = re.findall("`([^`]+)`", said.reason)[0]
+    subprocess.run(["bash", "-c", command], check=True)
+    assert works(client.dialer(), host(server, identity_file=str(key)))
 
 
 def test_a_wrong_pass_phrase_is_said_and_no_host_is_tried_with_it(server: Sshd, client: Client, tmp_path: Path) -> None:
     key = make_key(tmp_path / "locked", passphrase="open sesame")
     target = host(server, identity_file=str(key))
-    dialer = client.dialer(ask=lambda prompt: "wrong")
+    prompts: list[str] = []
+    dialer = client.dialer(ask=lambda prompt: prompts.append(prompt) or "wrong")
     dialer.prepare([target])
+    assert ["does not unlock it" in prompt for prompt in prompts] == [False, True, True]
     assert "cannot be unlocked" in failure(dialer, target).reason
     assert "Connection from" not in server.log()
 

@@ -96,6 +96,6 @@ def test_the_same_again_without_some_hosts_or_with_a_name(here: Path) -> None:
 
 
 def test_the_advice_of_modules_that_know_no_inventory_is_completed(here: Path) -> None:
-    text = "`ddp-orch setup INVENTORY` makes one; or ddp-orch kill INVENTORY --stale"
+    text = "`ddp-orch setup INVENTORY` makes one; or ddp-orch kill --stale INVENTORY"
     assert advice.completed(text, "inventory.yaml") == "`ddp-orch setup` makes one; or ddp-orch kill --stale"
-    assert advice.completed(text, "b.yaml") == "`ddp-orch setup b.yaml` makes one; or ddp-orch kill -i b.yaml --stale"
+    assert advice.completed(text, "b.yaml") == "`ddp-orch setup b.yaml` makes one; or ddp-orch kill --stale -i b.yaml"

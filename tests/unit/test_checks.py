@@ -15,15 +15,19 @@ from orchestrator import inventory, plan
 from orchestrator.checks import Finding, judge, unreached
 from orchestrator.errors import OrchError
 from orchestrator.findings import Findings, outliers_of
+from orchestrator.fleet import folded
 from orchestrator.transport import ConnectFailure
 
 
 def found(
-    text: str, changed: dict[str, dict[str, Any]] | None = None, hellos: dict[str, dict[str, Any]] | None = None
+    text: str,
+    changed: dict[str, dict[str, Any]] | None = None,
+    hellos: dict[str, dict[str, Any]] | None = None,
+    arguments: tuple[str, ...] = (),
 ) -> list[Finding]:
     """What is found where every host is fine but for what is given."""
     read = inventory.parse(text, "inventory.yaml")
-    made = plan.make(read, run_id="R", name="R", command=("-u", "train.py"), code=None, env={}, debug=False)
+    made = plan.make(read, run_id="R", name="R", command=("-u", "train.py", *arguments), code=None, env={}, debug=False)
     names = [host.name for host in read.hosts]
     fine = facts()
     identities = [
@@ -134,6 +138,13 @@ def test_evidence_is_kept_once_for_all_hosts_that_gave_it() -> None:
     assert (one.hosts, one.evidence) == (("a", "b", "d"), ("a: ls: no", "d: ls: never"))
 
 
+def test_a_command_without_what_it_said_is_not_evidence_but_to_be_tried() -> None:
+    findings = Findings()
+    findings.add("error", "c", "a", "m", "f", 'python -c "import torch"')
+    (one,) = findings.all()
+    assert one.evidence == ("try: ssh a 'python -c \"import torch\"'",)
+
+
 # --- hosts that were not reached
 
 
@@ -145,6 +156,31 @@ def test_hosts_that_cannot_be_reached_are_findings_with_the_label_of_their_failu
     (finding,) = unreached(failures)
     assert brief([finding]) == [("error", "ssh-auth-denied", ("a", "b"))]
     assert finding.fix == "ssh-copy-id a"
+
+
+def test_hosts_that_failed_alike_are_named_in_the_commands_of_the_fix() -> None:
+    failures = {
+        name: ConnectFailure(name, "login", f"{name}: no", "x", "", ("no", "try `FIRST`; all: `HOSTS`"), f"own-{name}")
+        for name in ("a", "b")
+    }
+    (finding,) = unreached(failures)
+    assert (finding.message, finding.fix) == ("login: no", "try `own-a`; all: `own-a own-b`")
+    assert finding.evidence == ("try: ssh a", "try: ssh b")
+    assert folded(failures) == ["a,b: login: no; try `own-a`; all: `own-a own-b` (2 hosts)"]
+
+
+# --- paths among the arguments
+
+
+def test_a_missing_data_folder_and_a_full_disk_have_commands_for_their_host() -> None:
+    missing = {name: {"paths": {"/data/my set": "No such file or directory"}} for name in "ab"}
+    (finding,) = found("hosts: [a, b]", missing, arguments=("--data", "/data/my set"))
+    assert finding.fix == ("copy or mount it there, or correct --data; what is there: ssh a ls -ld /data")
+    (full,) = found("hosts: [a]", {"a": {"disks": {"state": {**disk("/state"), "free": 10 << 20}}}})
+    assert full.fix == (
+        "remove old runs: ddp-orch prune INVENTORY; "
+        "what takes the space: ddp-orch exec INVENTORY -- 'du -xsh /state/* | sort -h'"
+    )
 
 
 # --- clocks
