@@ -14,6 +14,7 @@ from . import claims
 from .console import fold
 from .folding import ranges
 from .logs import Mask, presentable
+from .terminal import one_line
 
 FINE = ("running", "succeeded")
 GRAVE = ("failed", "lost", "no answer", "no such run")
@@ -228,7 +229,7 @@ def _table(seen: Sequence[Seen], width: int, mask: Mask) -> Table:
         cells = [Text(row.get(column.title, "-")) for column in useful]
         cells[[column.title for column in useful].index("STATE")].stylize(STYLES.get(row["STATE"], ""))
         if left >= LAST_LINE_LEAST:
-            cells.append(Text(presentable(_last(one), False, mask)))
+            cells.append(Text(_shown(_last(one), mask)))
         table.add_row(*cells)
     return table
 
@@ -280,13 +281,13 @@ def _last_word(seen: Sequence[Seen], mask: Mask) -> Text:
     if first:
         said = f" ({first['said']})" if first.get("said") else ""
         text = f"first failure: {first['host']}: {first['what']}{said}"
-        return Text(presentable(text, False, mask), style="bold red")
+        return Text(_shown(text, mask), style="bold red")
     newest = max(
         ((rank["at"], one.host, rank) for one in seen for rank in one.ranks), key=lambda found: found[0], default=None
     )
     if newest is None or not newest[2]["last"]:
         return Text("")
-    return Text(presentable(f"{newest[1]}:{newest[2]['rank']} | {newest[2]['last']}", False, mask), style="dim")
+    return Text(_shown(f"{newest[1]}:{newest[2]['rank']} | {newest[2]['last']}", mask), style="dim")
 
 
 def _figures(ranks: Sequence[Mapping[str, Any]], name: str) -> list[float]:
@@ -298,6 +299,10 @@ def _losses(ranks: Sequence[Mapping[str, Any]]) -> list[float]:
     farthest = max(_figures(ranks, "step"), default=None)
     figures = [rank["figures"] for rank in ranks if "loss" in rank["figures"]]
     return [one["loss"] for one in figures if one.get("step") == farthest or one["loss"] != one["loss"]]
+
+
+def _shown(text: str, mask: Mask) -> str:
+    return one_line(presentable(text, False, mask))
 
 
 def _extremes(values: Sequence[float]) -> tuple[float, float]:

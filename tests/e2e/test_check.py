@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -62,13 +64,32 @@ def test_of_healthy_hosts_no_check_says_anything(lab3: Lab) -> None:
 
 def test_a_deep_check_runs_collectives_and_finds_nothing_on_healthy_hosts(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
-    result = json.loads(ok(orch(lab2, "check", inventory, "--deep", "--json", timeout=200)).stdout)
+    ours, theirs = pty.openpty()
+    env = {"TERM": "xterm", "COLUMNS": "100", "LINES": "24"}
+    argv = ["ddp-orch", "check", str(inventory), "--deep", "--json"]
+    process = lab2.popen(argv, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, env=env, text=True)
+    os.close(theirs)
+    shown = []
+    reader = threading.Thread(target=lambda: shown.extend(iter(lambda: _read(ours), b"")))
+    reader.start()
+    out, _ = process.communicate(timeout=200)
+    reader.join(20)
+    os.close(ours)
+    assert process.returncode == 0 and b"importing torch" in b"".join(shown)  # it takes long, and is seen to go on
+    result = json.loads(out)
     assert alarms(result["findings"]) == []
     measured = result["measured"]
     assert {(one["host"], one["rank"]) for one in measured} == {("node-0", 0), ("node-1", 1)}
     reduces = [one for one in measured if one["what"] == "all_reduce"]
     assert {one["bytes"] for one in reduces} == {1 << 12, 1 << 20, 1 << 24} and all(one["right"] for one in reduces)
     assert all(one["tflops"] > 0 for one in measured if one["what"] == "product")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # nobody has its other side open
+        return b""
 
 
 def test_up_refuses_what_a_check_would_find_and_starts_it_all_the_same_if_told_to(lab2: Lab) -> None:

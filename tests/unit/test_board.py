@@ -126,6 +126,17 @@ def test_lines_are_masked_and_tamed() -> None:
     assert "token ***" in text and "\x1b" not in text and "correct" not in text
 
 
+def test_no_host_makes_more_lines_than_its_own() -> None:
+    seen = hosts(3)
+    assert seen[0].now is not None
+    seen[0].now["ranks"][0].update(at=1001.0, last="x\ngpu-09 running")
+    seen[1] = replace(seen[1], trouble="no answer\ngpu-09 running")
+    assert len(shown(seen)) == len(shown(hosts(3)))
+    first = {"host": "gpu-00", "node": 0, "what": "x\ngpu-09 running"}
+    seen[0] = replace(seen[0], now=sample(0, 2.0, state="failed", verdict={"state": "failed", "first_failure": first}))
+    assert len(shown(seen)) == len(shown(hosts(3)))
+
+
 def test_one_host_is_not_called_hosts() -> None:
     assert "1 host, 2 ranks" in shown(hosts(1))[0] and "2 hosts, 4 ranks" in shown(hosts(2))[0]
 

@@ -56,6 +56,19 @@ def test_few_hosts_have_a_row_each() -> None:
     ]
 
 
+def test_how_far_a_hosts_work_has_come_stands_beside_it() -> None:
+    shown = Progress(Console(io.StringIO(), False), io.StringIO(), live=True, clock=lambda: 0.0)
+    with shown.of(["a", "b"]):
+        shown.at("a", "fetching")
+        shown.come("a", "3.1 MB of 20.0 MB")
+        assert drawn(shown.rows(2.0))[2:] == [
+            "a     fetching      2.0  3.1 MB of 20.0 MB",
+            "b     waiting",
+        ]
+    with shown.of(["a"]):
+        assert shown.rows(0.0)[0].come == ""  # that was of other work
+
+
 @pytest.mark.parametrize("count", [64, 250])
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (40, 10)])
 def test_of_many_hosts_the_slow_and_the_failed_ones_are_named(count: int, width: int, height: int) -> None:
