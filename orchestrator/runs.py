@@ -162,19 +162,22 @@ def _join(run_id: str, of_run: claims.Claims) -> Run:
 
 def _doubts(judged: Mapping[str, claims.Claims]) -> tuple[str, ...]:
     strangers: dict[str, list[str]] = {}
+    disputed: dict[frozenset[str], list[str]] = {}
     for run_id, of_run in judged.items():
         for host in of_run.strangers:
             strangers.setdefault(host, []).append(run_id)
-    said = [
-        f"{host}: ignored what it says of {_some(run_ids)}: other hosts, or its own name, contradict it"
-        for host, run_ids in sorted(strangers.items())
-    ]
-    said += [
-        f"{fold(of_run.disputed)}: they contradict each other about run {run_id}, and neither is believed"
-        for run_id, of_run in judged.items()
-        if of_run.disputed
-    ]
-    return tuple(said)
+        if of_run.disputed:
+            disputed.setdefault(of_run.disputed, []).append(run_id)
+    return (
+        *(
+            f"{host}: ignored what it says of {_some(run_ids)}: other hosts, or its own name, contradict it"
+            for host, run_ids in sorted(strangers.items())
+        ),
+        *(
+            f"{fold(hosts)}: they contradict each other about {_some(run_ids)}, and neither is believed"
+            for hosts, run_ids in disputed.items()
+        ),
+    )
 
 
 def _some(run_ids: Sequence[str]) -> str:

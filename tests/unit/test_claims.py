@@ -123,6 +123,14 @@ def test_a_run_whose_hosts_contradict_each_other_has_no_outcome() -> None:
     assert [(run.state, run.broken) for run in going_on.runs] == [("running", False)]
 
 
+def test_a_host_that_lies_about_many_runs_is_named_once() -> None:
+    def many(**more: Any) -> list[dict[str, Any]]:
+        return [part(0, **more, run_id=f"20260101-00000{number}-abcd") for number in range(3)]
+
+    found = listing(good1=many(hosts=["good1"]), evil=many(hosts=["evil"]))
+    assert len(found.doubts) == 1 and "about run 20260101-000000-abcd and 2 more" in found.doubts[0]
+
+
 def test_the_head_tells_how_a_run_ended_and_nobody_else_that_it_succeeded() -> None:
     nodes = {"a": 0, "b": 1}
     failed, lost, succeeded = ({"verdict": {"state": state}} for state in ("failed", "lost", "succeeded"))
