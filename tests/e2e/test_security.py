@@ -173,7 +173,7 @@ def describe(run_id, folder):
 """
 
 
-@pytest.mark.parametrize("node", [-1, 0, 1])
+@pytest.mark.parametrize("node", [0, 1])
 def test_no_host_but_the_head_tells_how_a_run_ended(lab2: Lab, node: int) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
     ok(orch(lab2, "up", inventory, "--", script(lab2, "print('hi')")))
@@ -196,31 +196,17 @@ def test_a_host_that_is_in_no_run_ends_none(lab2: Lab) -> None:
     hosts = [{"name": host.name, "address": host.address} for host in lab2.hosts]
     one = lab2.inventory(hosts=hosts[:1], run={"launcher": "direct"})
     run_id = start(lab2, one, "--", script(lab2, COUNTER), "1000", "0.1")
-    part = next(run for run in runs(lab2, one).values())
     wait_for_state(lab2, one, run_id, "running")
     both = lab2.inventory(hosts=hosts[::-1], run={"launcher": "direct"})
     ok(orch(lab2, "ps", "-i", both))
     (program,) = lab2.hosts[1].home.glob(".local/state/ddp-orch/node-*")
-    lie = {
-        **{key: part[key] for key in ("run_id", "name", "started_at")},
-        "state": "succeeded",
-        "attempt": 1,
-        "node": 0,
-        "host": "node-0",
-        "hosts": ["node-0"],
-        "nprocs": [1],
-        "team": 1,
-        "node_rank": 0,
-        "first_rank": 0,
-        "nproc": 1,
-        "ranks": 1,
-        "exit_code": 0,
-        "signal": None,
-        "pid": None,
-        "ended_at": None,
-        "by": "ann@laptop",
-        "script": "train.py",
-    }
+    listing = (
+        "import json, sys; sys.path.insert(0, sys.argv[1])\nfrom node import runs; print(json.dumps(runs.listing({})))"
+    )
+    at = f"/home/ann/.local/state/ddp-orch/{program.name}"
+    listed = lab2.hosts[0].run([lab2.python, "-c", listing, at], "ann", check=True).stdout
+    (honest,) = json.loads(listed)["runs"]
+    lie = {**honest, "state": "succeeded", "exit_code": 0}
     runs_py = program / "node/runs.py"
     runs_py.write_text(f"{runs_py.read_text()}\nlisting = lambda _: {{'runs': [{lie!r}]}}\n")
     for argv in (("ps",), ("kill", "--stale")):
