@@ -5,10 +5,12 @@ libc's memmem for a text that every match must hold, else the expression over th
 looked at as a line.
 """
 
+import contextlib
 import ctypes
 import os
 import re
 import signal
+import threading
 from typing import Iterator, List, Tuple
 
 from .journal import Piece, Reader, Segment, Times
@@ -140,6 +142,25 @@ class Query:
             position = self._buffer.find(b"\n", match.start(), size) + 1 or size
 
 
+_searches = 0
+_counting = threading.Lock()
+
+
+@contextlib.contextmanager
+def cpu_limit() -> Iterator[None]:
+    """While a chunk is searched. A process has one such timer, and may search in several threads."""
+    global _searches
+    with _counting:
+        _searches += 1
+        signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT)
+    try:
+        yield
+    finally:
+        with _counting:
+            _searches -= 1
+            signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT if _searches else 0)
+
+
 class Searcher(Reader):
     """As a Reader, but what it reads are the lines with a hit. An empty piece says how far it has searched.
 
@@ -171,11 +192,10 @@ class Searcher(Reader):
             end = size
         if not end:
             return []
-        signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT)
-        found = [
-            Piece(start + begin, self._times.at(parts, start + stop - 1), query.take(begin, stop))
-            for begin, stop in query.hits(end)
-        ]
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        with cpu_limit():
+            found = [
+                Piece(start + begin, self._times.at(parts, start + stop - 1), query.take(begin, stop))
+                for begin, stop in query.hits(end)
+            ]
         self.offset = start + end
         return [*found, Piece(self.offset, self._times.at(parts, self.offset - 1), b"")]

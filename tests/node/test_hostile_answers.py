@@ -174,7 +174,7 @@ COMMANDS = (
 
 def run(folder: Path, command: str) -> int:
     """Its exit code."""
-    inventory = str(folder / "inventory.yaml")
+    inventory = str(folder / "job/inventory.yaml")
     argv = [*command.split(), *([inventory] if command in ("prune", "check") else ["-i", inventory])]
     if command in ("fetch", "report"):
         argv += ["-o", str(folder / f"{secrets.token_hex(4)}{'.html' if command == 'report' else ''}")]
@@ -185,9 +185,11 @@ def run(folder: Path, command: str) -> int:
 def recorded(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     """What two hosts with a run that has failed say to every command."""
     runs.start(SCRIPT, nproc=(1, 1)).wait_over()
-    (tmp_path / "inventory.yaml").write_text(f"hosts: [{HONEST}, {HOSTILE}]\nrun: {{script: train.py}}\n")
-    (tmp_path / "train.py").write_text("print('hi')\n")
-    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("home", "job"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "job/inventory.yaml").write_text(f"hosts: [{HONEST}, {HOSTILE}]\nrun: {{script: train.py}}\n")
+    (tmp_path / "job/train.py").write_text("print('hi')\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(top, "EVERY", 0.01)
     answers: Answers = defaultdict(list)
     monkeypatch.setattr(context, "make_dialer", lambda *_: Recorder(tmp_path, answers))

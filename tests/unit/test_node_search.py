@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,14 @@ def test_that_text_is_in_every_match(pattern: str, data: st.DataObject) -> None:
     match = compiled.search(text)
     if match is not None:
         assert literal(pattern).decode() in match[0]
+
+
+def test_a_search_that_ends_leaves_the_limit_of_another_one() -> None:
+    with search.cpu_limit():
+        with search.cpu_limit():
+            pass
+        assert signal.getitimer(signal.ITIMER_PROF)[0] > 0
+    assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
 
 
 # --- where lines begin
