@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import shlex
@@ -21,6 +22,9 @@ from .inventory import Inventory
 from .logs import Mask
 from .progress import Progress, Silent
 from .ssh import Dialer
+
+LOOK_PATIENCE = 5.0
+"""Seconds that a command which only looks waits for a host to accept a connection."""
 
 
 def stderr_console() -> Console:
@@ -80,7 +84,7 @@ def mask_of(read: Inventory) -> Mask:
     return Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
 
 
-def make_dialer(of: Inventory, progress: Silent) -> Dialer:
+def make_dialer(of: Inventory, progress: Silent, patience: float = math.inf) -> Dialer:
     config = os.environ.get("DDP_ORCH_SSH_CONFIG")
     return Dialer(
         of.ssh,
@@ -88,13 +92,15 @@ def make_dialer(of: Inventory, progress: Silent) -> Dialer:
         config_file=Path(config) if config else None,
         reaching=progress.reaching,
         trust_command=advice.command("trust", inventory=of.path),
+        patience=patience,
     )
 
 
 @contextlib.contextmanager
-def open_fleet(of: Inventory) -> Iterator[Fleet]:
+def open_fleet(of: Inventory, *, looking: bool = False) -> Iterator[Fleet]:
+    """`looking`: for a command that only looks, and waits less for a host that is silent."""
     progress = make_progress()
-    dialer = make_dialer(of, progress)
+    dialer = make_dialer(of, progress, LOOK_PATIENCE if looking else math.inf)
     fleet = Fleet(dialer, ship.node_program(), of.ssh.parallel, lambda: secrets.token_hex(12), progress)
     try:
         yield fleet

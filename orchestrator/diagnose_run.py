@@ -26,7 +26,7 @@ def show(wanted: str | None, given: str | None, hosts: str | None, as_json: bool
     """The command. Exit code 4 where a host was not reached."""
     console = stderr_console()
     read = inventory_of_run(given, hosts, wanted)
-    with open_fleet(read) as fleet:
+    with open_fleet(read, looking=True) as fleet:
         listing, run = find_run(fleet, read, wanted, console)
         mask = mask_of(read)
         found = of_run(run.run_id, run.parts, run.nodes, {host.name: host for host in read.hosts}, fleet)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from . import runs
 from .advice import command
@@ -34,7 +35,9 @@ def kill(
     forced = _forced(force, [host.name for host in read.hosts])
     named_only = bool(forced) and not (stale or everything or wanted is not None)
     with open_fleet(read) as fleet:
-        listing = runs.find(fleet, read.hosts, members=True)
+        # a run that is named is stopped on the other hosts while one of them is silent
+        enough = None if wanted is None else partial(runs.is_known, wanted, read.path)
+        listing = runs.find(fleet, read.hosts, enough, members=True)
         warn_of_doubts(listing, console)
         chosen = [] if named_only else _to_kill(listing, wanted, read.path, stale=stale, everything=everything)
         for run in chosen:
@@ -50,7 +53,8 @@ def kill(
         )
         result = runs.kill(fleet, read.hosts, victims, grace=grace, by=whoami(), doing="ending")
     # what a host did not list was not ended there, even if it has answered by now
-    result = replace(result, failed={**listing.failed, **result.failed})
+    unlisted = {host: error for host, error in listing.failed.items() if host not in listing.late}
+    result = replace(result, failed={**unlisted, **result.failed})
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     _tell_kill(result, chosen, read.path, console)

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 
 from . import runs
 from .advice import command
-from .console import fold
+from .console import Console, fold
 from .context import inventory_of_run, open_fleet, stderr_console, warn_of_missing
 from .errors import UnreachableError, UsageError
+from .fleet import Fleet
+from .inventory import Host
 from .logs import parse_time
 from .terminal import tame
 
@@ -22,8 +24,8 @@ IN_A_PIPE = 1000  # columns: nothing is cut
 def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) -> int:
     console = stderr_console()
     read = inventory_of_run(given, hosts, None)
-    with open_fleet(read) as fleet:
-        listing = runs.find(fleet, read.hosts)
+    with open_fleet(read, looking=True) as fleet:
+        listing = _find(fleet, read.hosts, everything, as_json, console)
     warn_of_missing(listing, console)
     shown = [run for run in listing.runs if everything or run.unfinished]
     if as_json:
@@ -38,6 +40,31 @@ def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) ->
             + (f"; {over} that {'is' if over == 1 else 'are'} over: {every}" if over else " on these hosts")
         )
     return UnreachableError.exit_code if listing.failed else 0
+
+
+def _find(fleet: Fleet, hosts: Sequence[Host], everything: bool, as_json: bool, console: Console) -> runs.Listing:
+    """On a terminal, what has come is shown while other hosts are silent; elsewhere, when it is interrupted."""
+    on_terminal = sys.stdout.isatty() and not as_json
+    so_far: list[runs.Listing] = []
+
+    def show() -> None:
+        shown = [run for run in so_far[-1].runs if everything or run.unfinished] if so_far else []
+        if shown:
+            console.note(f"no answer yet from {fold(so_far[-1].late)}; the others have:")
+            _print(so_far[-1], shown, time.time())
+
+    def look(listing: runs.Listing) -> bool:
+        so_far.append(listing)
+        if on_terminal and listing.late and len(so_far) == 1:
+            show()
+        return False
+
+    try:
+        return runs.find(fleet, hosts, look, "" if on_terminal else "looking for runs")
+    except KeyboardInterrupt:
+        if not on_terminal and not as_json:
+            show()
+        raise
 
 
 def _print(listing: runs.Listing, shown: Sequence[runs.Run], now: float) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,12 +11,13 @@ from . import claims
 from .advice import command
 from .console import fold
 from .errors import OrchError, UnreachableError, UsageError
-from .fleet import Fleet, each
+from .fleet import Fleet, Results, each
 from .inventory import Host
 from .naming import RUN_ID, SUFFIX
 from .session import Session
 
 STOPS_AT_ONCE = 16  # runs of one host; each may take its whole grace
+PATIENCE = 2.0  # s for all hosts to answer, before what has come may be enough
 UNFINISHED = ("starting", "running", "restarting", "stopping")
 
 
@@ -115,6 +117,8 @@ class Listing:
     """The newest last."""
     failed: Mapping[str, OrchError]
     answered: frozenset[str] = frozenset()
+    late: frozenset[str] = frozenset()
+    """Hosts among the failed that nobody has waited for."""
     passed_over: Mapping[str, str] = field(default_factory=dict)
     """Why a host's records in its usual state folder could not be read."""
     doubts: tuple[str, ...] = ()
@@ -125,14 +129,31 @@ class Listing:
         return tuple(host for host in run.unheard if host not in self.answered)
 
 
-def find(fleet: Fleet, hosts: Sequence[Host], *, members: bool = False) -> Listing:
-    """`members`: each part of an unfinished run has its processes in `members`, too."""
+def find(
+    fleet: Fleet,
+    hosts: Sequence[Host],
+    enough: Callable[[Listing], bool] | None = None,
+    doing: str = "looking for runs",
+    *,
+    members: bool = False,
+) -> Listing:
+    """What all hosts know. `enough` sees what has come after PATIENCE seconds, now and then and at an interrupt; where
+    it returns True, the other hosts are not waited for. `members`: each part of an unfinished run has its processes in
+    `members`, too.
+    """
     fleet.prepare(hosts)
+    began = time.monotonic()
+
+    def is_enough(answers: Results[tuple[list[dict[str, Any]], str]]) -> bool:
+        return enough is not None and time.monotonic() - began > PATIENCE and enough(_listing(answers))
 
     def ask(_: Host, session: Session) -> tuple[list[dict[str, Any]], str]:
         return session.request("list", {"members": members})["runs"], "; ".join(session.hello.get("passed_over", ()))
 
-    answers = fleet.each(hosts, ask, "looking for runs")
+    return _listing(fleet.each(hosts, ask, doing, enough=is_enough if enough else None))
+
+
+def _listing(answers: Results[tuple[list[dict[str, Any]], str]]) -> Listing:
     passed_over = {host: why for host, (_, why) in answers.done.items() if why}
     parts: dict[str, dict[str, dict[str, Any]]] = {}
     for host, (found, _) in answers.done.items():
@@ -143,7 +164,7 @@ def find(fleet: Fleet, hosts: Sequence[Host], *, members: bool = False) -> Listi
         (_join(run_id, of_run) for run_id, of_run in judged.items() if of_run.parts),
         key=lambda run: (run.started_at, run.run_id),
     )
-    return Listing(tuple(runs), answers.failed, frozenset(answers.done), passed_over, _doubts(judged))
+    return Listing(tuple(runs), answers.failed, frozenset(answers.done), answers.late, passed_over, _doubts(judged))
 
 
 def _join(run_id: str, of_run: claims.Claims) -> Run:
@@ -214,6 +235,17 @@ def choose(listing: Listing, wanted: str | None, inventory: str) -> Run:
         found = ", ".join(run.run_id for run in prefixed)
         raise UsageError(f"{wanted!r} names several runs: {found}; give more of it")
     return prefixed[0]
+
+
+def is_known(wanted: str | None, inventory: str, listing: Listing) -> bool:
+    """Whether the run is known for sure: a host that has not answered may have a newer one, of that name too."""
+    if wanted is None:
+        return any(run.unfinished for run in listing.runs)
+    try:
+        run = choose(listing, wanted, inventory)
+    except OrchError:
+        return False
+    return run.run_id == wanted or run.unfinished
 
 
 def _missing(listing: Listing, message: str) -> OrchError:

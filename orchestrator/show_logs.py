@@ -54,7 +54,7 @@ def logs(wanted: Logs) -> int:
     choice = _choice(wanted, time.time())
     read = inventory_of_run(wanted.inventory, wanted.hosts, wanted.run)
     hosts = {host.name: host for host in (read if wanted.host is None else part_of(read, wanted.host, "--host")).hosts}
-    with open_fleet(read) as fleet:
+    with open_fleet(read, looking=True) as fleet:
         listing, run = find_run(fleet, read, wanted.run, console)
         about = advice.about(run, listing.runs, read.path)
         if choice.ranks is not None and min(choice.ranks) >= run.ranks:

@@ -9,6 +9,7 @@ longer. Never asks a question during a login, never tries a rejected key again, 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import re
@@ -46,7 +47,8 @@ class Dialer:
     """Connects to hosts, from many threads at once. Shares what hosts share: jump hosts, key files, known_hosts.
 
     `ask_passphrase` gets a prompt and gives the answer; None when there is no terminal. `config_file` replaces the
-    user's and the system's ssh_config. `reaching` hears what the way to a host has come to; "" at its end.
+    user's and the system's ssh_config. `reaching` hears what the way to a host has come to; "" at its end. `patience`:
+    seconds for a host to accept the TCP connection, of the `connect_timeout` for the whole login.
     `trust_command` is what a person types to accept host keys.
     """
 
@@ -59,9 +61,11 @@ class Dialer:
         agent_socket: str | None = os.environ.get("SSH_AUTH_SOCK"),
         reaching: Callable[[str, str], None] = lambda host, how: None,
         trust_command: str = "ddp-orch trust",
+        patience: float = math.inf,
     ) -> None:
         self._options = options
         self._reaching = reaching
+        self._patience = patience
         self._resolver = Resolver(config_file, agent_socket)
         self._keys = KeyRing(ask_passphrase)
         self.host_keys = HostKeys(options.host_keys == "accept-new", trust_command)
@@ -151,7 +155,7 @@ class Dialer:
         while True:
             try:
                 self._reaching(target.name, "connecting")
-                link = jump or dial(target, deadline)
+                link = jump or dial(target, min(deadline, time.monotonic() + self._patience))
                 self._reaching(target.name, "logging in")
                 with IMPORTING:  # after dialling: the hosts get to work meanwhile
                     from orchestrator.ssh_session import login

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from . import runs
@@ -69,8 +70,9 @@ def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
     console = stderr_console()
     read = inventory_of_run(given, hosts, wanted)
     mask = mask_of(read)
-    with open_fleet(read) as fleet:
-        listing = runs.find(fleet, read.hosts)
+    with open_fleet(read, looking=True) as fleet:
+        # the board shows who has not answered
+        listing = runs.find(fleet, read.hosts, partial(runs.is_known, wanted, read.path))
         warn_of(listing.failed, console)
         warn_of_doubts(listing, console)
         going_on = [run.run_id for run in listing.runs if run.unfinished]

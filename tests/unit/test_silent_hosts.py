@@ -1,0 +1,94 @@
+"""One host is silent: the commands show what the others have, and end what is to be ended there."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_relay import A_RUN, Dialer, Relay
+
+from orchestrator import context, kill, ps, runs
+from orchestrator import session as sessions
+from orchestrator.inventory import parse
+from orchestrator.ssh import ConnectFailure
+from orchestrator.ssh import Dialer as SshDialer
+
+HOSTS = parse("hosts: [a]", "inventory.yaml")
+RUN = str(A_RUN["run_id"])
+NOTHING: dict[str, Any] = {"killed": [], "ports_freed": [], "gpus_freed": [], "remaining": []}
+
+
+class TwoHosts(Dialer):
+    """Host a knows a run; host b answers PINGs only."""
+
+    def __init__(self) -> None:
+        super().__init__(a=self.answer, b=lambda relay, request: None)
+        self.stopped: list[str] = []
+
+    def answer(self, relay: Relay, request: dict[str, Any]) -> None:
+        if request["op"] == "list":
+            relay.result(request, {"runs": [A_RUN]})
+        elif request["op"] == "stop":
+            self.stopped.append(request["args"]["run_id"])
+            relay.result(request, NOTHING)
+
+    def prepare(self, hosts: Any) -> None: ...
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> str:
+    (tmp_path / "inventory.yaml").write_text("hosts: [a, b]\n")
+    return str(tmp_path / "inventory.yaml")
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> TwoHosts:
+    dialer = TwoHosts()
+    monkeypatch.setattr(context, "make_dialer", lambda *_: dialer)
+    monkeypatch.setattr(context, "secrets", SimpleNamespace(token_hex=lambda _: "NONCE"))
+    monkeypatch.setattr(sessions, "PING_EVERY", 0.1)
+    monkeypatch.setattr(runs, "PATIENCE", 0.1)
+    return dialer
+
+
+def test_a_run_that_is_named_is_stopped_before_a_silent_host_has_answered(
+    hosts: TwoHosts, inventory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sessions, "ANSWER_LIMIT", 1000.0)  # the listing of b takes longer than any test
+    monkeypatch.setattr(sessions, "LIMITS", {"stop": 1.0})
+    options: dict[str, Any] = {"stale": False, "everything": False, "force": [], "as_json": False}
+    assert kill.kill(RUN, inventory, None, grace=0.0, **options) == 4
+    assert hosts.stopped == [RUN]
+    assert "b: no answer to `stop` within 1 s" in capsys.readouterr().err
+
+
+def test_ps_on_a_terminal_shows_what_there_is_while_a_host_is_silent(
+    hosts: TwoHosts, inventory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sessions, "ANSWER_LIMIT", 2.0)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert ps.ps(inventory, None, False, False) == 4
+    out, err = capsys.readouterr()
+    assert out.count(RUN) == 2  # at once, and in the end
+    assert "no answer yet from b; the others have:" in err and "b: no answer to `list` within 2 s" in err
+
+
+def test_a_host_that_accepts_no_connection_is_waited_for_as_long_as_the_command_likes() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        port = listener.getsockname()[1]
+        fills = [socket.socket() for _ in range(4)]
+        for one in fills:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+        dialer = SshDialer(replace(HOSTS.ssh, connect_timeout=1000.0), config_file=Path("/dev/null"), patience=0.5)
+        began = time.monotonic()
+        with pytest.raises(ConnectFailure) as caught:
+            dialer.connect(replace(HOSTS.hosts[0], address="127.0.0.1", port=port))
+        assert caught.value.code == "ssh-unreachable" and time.monotonic() - began < 500
+        for one in fills:
+            one.close()
