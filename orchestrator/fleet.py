@@ -282,6 +282,9 @@ class Fleet:
         return frozenset(command.name for command in commands if not ended.get(command.name))
 
     def close(self) -> None:
+        """Close all sessions, and end what `run_on` still runs."""
+        if any(command.pipe is not None for command in self._commands):
+            self.end_commands()
         with self._lock:
             self._closed = True
             sessions = list(self._sessions.values())

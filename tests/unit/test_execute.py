@@ -5,14 +5,20 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from lab.waiting import wait_until
 
 from orchestrator import fleet as fleets
 from orchestrator.execute import execute
+from orchestrator.inventory import parse
+from orchestrator.ship import NodeProgram
+from orchestrator.transport import LocalConnection
 
 SHOW = "from orchestrator.cli import main; main()"
 
@@ -60,3 +66,16 @@ def test_ctrl_c_ends_the_command(running: subprocess.Popen[str], tmp_path: Path)
     _, err = running.communicate(timeout=20)
     assert running.returncode == 130 and "error: here: interrupted\n" in err
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_fleet_that_is_closed_ends_its_commands(tmp_path: Path) -> None:
+    host = parse("hosts: [{name: here, address: localhost}]", "inventory.yaml").hosts[0]
+    dialer: Any = SimpleNamespace(connect=lambda _: LocalConnection(), close=lambda: None)
+    fleet = fleets.Fleet(dialer, NodeProgram("", b""), 1, lambda: "")
+    command = f"echo $$ > {tmp_path}/pid; sleep 1000"
+    running = threading.Thread(target=lambda: fleets.each([host], lambda _: fleet.run_on(host, command), 1))
+    running.start()
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 20, "the command runs")
+    fleet.close()
+    assert not Path(f"/proc/{int((tmp_path / 'pid').read_text())}").exists()
+    running.join(20)
