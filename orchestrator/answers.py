@@ -107,6 +107,7 @@ _FAILURE = {
     "signal?": _SIGNAL,
     "pid?": (int, None),
     "said?": (str, None),
+    "attempt?": _ATTEMPT,
 }
 _VERDICT = {
     "state": _ENDED,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .diagnosis import causes, refine, scene, signs, stacks, sureness, verdict
+from .diagnosis import causes, own, refine, scene, signs, stacks, sureness, verdict
 from .diagnosis.causes import Knowledge
 from .diagnosis.exits import Exit
 from .diagnosis.hangs import Confidence
@@ -55,10 +55,16 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     """The first cause first; then what else may be one. Empty: no failure is to be seen."""
     consequences: tuple[Finding, ...]
+    earlier: tuple[tuple[int, Finding], ...] = ()
+    """Attempts that failed before, and why; the run was started again."""
 
     def as_dict(self) -> dict[str, Any]:
+        earlier = [
+            replace(finding, severity="warning", message=f"Attempt {attempt} failed: {finding.message}")
+            for attempt, finding in self.earlier
+        ]
         return {
-            "findings": [finding.as_dict() for finding in self.findings],
+            "findings": [finding.as_dict() for finding in (*self.findings, *earlier)],
             "consequences": [finding.as_dict() for finding in self.consequences],
         }
 
@@ -89,11 +95,14 @@ def diagnose(lines: Sequence[Said], known: Known | None = None) -> Diagnosis:
     """`known`: where the run is ours and has failed; else only the logs tell whether it has."""
     knowledge = causes.load()
     told = known or Known()
+    *before, last = own.by_attempt(lines) if known is None else [lines]
+    lines, ours = own.cut(last)
     lines, shown = stacks.cut(lines, with_py_spy=told.stalled)
     seen = scene.make(lines, told.exits, told.hosts, told.ranks)
     suspects, secondary = signs.find(seen, knowledge)
     suspects = refine.refine(suspects, seen)
-    suspects = refine.with_known(suspects, seen, told.oom_hosts, told.lost, told.stopped_by, told.failed_at)
+    suspects = refine.with_known(suspects, seen, told.oom_hosts, told.stopped_by, told.failed_at)
+    suspects += refine.lost_host(seen, told.lost, told.failed_at, own.lost(ours))
     if shown:  # what came after it we have done ourselves
         begun = shown[0].line
         suspects = [one for one in suspects if one.line.number < begun.number and (one.line.at or 0) < (begun.at or 1)]
@@ -101,6 +110,8 @@ def diagnose(lines: Sequence[Said], known: Known | None = None) -> Diagnosis:
     if told.same_code:
         suspects = refine.in_sent_code(suspects)
     trouble = known is not None or verdict.failed(seen, suspects, secondary)
+    if not trouble and before:
+        return diagnose([line for attempt in before for line in attempt])
     if not trouble:
         noise = [one for one in suspects if one.code == "exit-barrier-noise"]
         return Diagnosis(tuple(_finding(one, seen, knowledge, "note") for one in noise[:1]), ())

@@ -22,6 +22,7 @@ from .logs import Mask, presentable, rfc3339
 MOST = 64 << 20  # bytes of one log that are read: half from its beginning, half from its end
 WIDTH = 100  # the most columns
 MOST_SHOWN = 12  # lines
+MOST_EARLIER = 2  # attempts before the last
 
 
 def of_logs(paths: Sequence[str]) -> Diagnosis:
@@ -47,7 +48,7 @@ def show(found: Diagnosis, as_json: bool, mask: Mask | None = None, about: About
     found = _masked(found, mask or Mask())
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
-    elif not found.findings:
+    elif not found.findings and not found.earlier:
         print("no failure is to be seen")
     else:
         print("\n".join(as_text(found, _columns(), _more(found, about))))
@@ -55,9 +56,10 @@ def show(found: Diagnosis, as_json: bool, mask: Mask | None = None, about: About
 
 
 def _more(found: Diagnosis, about: AboutRun | None) -> str:
-    if about is None or not found.findings:
+    shown = [*found.findings, *(finding for _, finding in reversed(found.earlier))]
+    if about is None or not shown:
         return ""
-    rank = found.findings[0].rank
+    rank = shown[0].rank
     only = () if rank is None else ("--rank", str(rank))
     return f"  all that it said: {about.command('logs', *only)}"
 
@@ -67,7 +69,8 @@ def _masked(found: Diagnosis, mask: Mask) -> Diagnosis:
         evidence = tuple(presentable(text, False, mask) for text in one.evidence)
         return replace(one, message=presentable(one.message, False, mask), evidence=evidence)
 
-    return Diagnosis(tuple(map(hide, found.findings)), tuple(map(hide, found.consequences)))
+    earlier = tuple((attempt, hide(finding)) for attempt, finding in found.earlier)
+    return Diagnosis(tuple(map(hide, found.findings)), tuple(map(hide, found.consequences)), earlier)
 
 
 def print_end(found: Diagnosis, mask: Mask, out: TextIO, about: AboutRun) -> None:
@@ -83,14 +86,17 @@ def _columns() -> int:
 
 def as_text(found: Diagnosis, columns: int = WIDTH, where: str = "") -> list[str]:
     """At most 12 lines for people. `where`: the line that tells where there is more."""
-    if not found.findings:
+    earlier = [(f"attempt {attempt} failed", finding) for attempt, finding in reversed(found.earlier)]
+    causes = [("first cause", finding) for finding in found.findings[:1]] + earlier
+    if not causes:
         return []
-    first = found.findings[0]
-    lines = [_head("first cause", first)]
+    word, first = causes[0]
+    lines = [_head(word, first)]
     lines += textwrap.wrap(first.message, columns, initial_indent="  ", subsequent_indent="  ")[:2]
     fix = textwrap.wrap(first.fix, columns, initial_indent="  fix: ", subsequent_indent="       ")[:2]
     after = [where] if where else []
     after += [_head("perhaps also", one) for one in found.findings[1:2]]
+    after += [_head(*one) for one in causes[1 : 1 + MOST_EARLIER]]
     after += _of_consequences(found.consequences)
     room = MOST_SHOWN - len(lines) - len(fix) - len(after)
     lines += [f"  | {_cut(text, columns - 4)}" for text in first.evidence[-room:]]

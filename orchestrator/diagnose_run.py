@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from . import advice, claims, diagnose_logs, kept_back
 from .context import find_run, inventory_of_run, mask_of, open_fleet, stderr_console
-from .diagnose import Diagnosis, Known, diagnose
+from .diagnose import Diagnosis, Finding, Known, diagnose
 from .diagnosis.exits import Exit
 from .diagnosis.transcript import Said, origin
 from .errors import UnreachableError
@@ -19,6 +20,7 @@ from .session import Session
 from .view import Choice, View
 
 LINES = 100_000  # that are asked for, of all streams together
+MOST_ATTEMPTS = 10  # before the last
 LINES_A_STREAM = 200, 4000  # the fewest and the most: the last of each, as a failure is at the end
 
 
@@ -32,7 +34,7 @@ def show(wanted: str | None, given: str | None, hosts: str | None, as_json: bool
         found = of_run(run.run_id, run.parts, run.nodes, {host.name: host for host in read.hosts}, fleet)
     about = advice.about(run, listing.runs, read.path)
     diagnose_logs.show(found, as_json, mask, about)
-    if not as_json and not found.findings:
+    if not as_json and (run.unfinished or not found.findings):
         hang = (
             f"; if it hangs: {about.command('top')} shows who is silent, and run.stall_timeout ends it with the "
             "stacks of all ranks"
@@ -53,7 +55,12 @@ def of_run(
     """
     here = {host: parts[host] for host in nodes if host in parts and host in hosts}
     verdict = claims.verdict_of(here, nodes)
-    if verdict is None or verdict["state"] == "succeeded":
+    first = min(here, key=lambda host: nodes[host], default=None)  # the head, where it has answered
+    attempt = here[first]["attempt"] if first is not None else 0
+    between = first is not None and here[first]["state"] == "restarting"
+    if verdict is not None and verdict["state"] == "succeeded":
+        return Diagnosis((), ())
+    if verdict is None and attempt < 2 and not between:
         return Diagnosis((), ())
 
     def ask(_: Host, session: Session) -> dict[str, Any]:
@@ -70,8 +77,14 @@ def of_run(
     view.run(lines.extend)
     answers = {host: _by_one_clock(answer, view.ahead.get(host, 0.0)) for host, answer in gathered.done.items()}
     same_code = not any(hosts[host].workdir for host in here)
-    found = judge(lines, verdict, answers, claims.newest_ranks(here, nodes), same_code=same_code)
-    return kept_back.explain(found, run_id) if same_code else found
+    found = Diagnosis((), ())
+    if verdict is not None:
+        newest = claims.newest_ranks(here, nodes)
+        found = judge(lines, verdict, answers, newest, attempt=attempt, same_code=same_code)
+        found = kept_back.explain(found, run_id) if same_code else found
+    over = attempt if verdict is None and between else attempt - 1
+    failed = sorted({line.attempt for line in lines if line.attempt <= over})[-MOST_ATTEMPTS:]
+    return replace(found, earlier=tuple((one, judge_earlier(lines, answers, one, same_code)) for one in failed))
 
 
 def _by_one_clock(answer: Mapping[str, Any], ahead: float) -> dict[str, Any]:
@@ -86,42 +99,78 @@ def judge(
     gathered: Mapping[str, Mapping[str, Any]],
     ranks: Mapping[int, str],
     *,
+    attempt: int | None = None,
     same_code: bool = False,
 ) -> Diagnosis:
-    """`gathered`: what the hosts answered to `evidence`. `same_code`: it was sent to all of them."""
-    told = [
-        Said(0, one.host, one.host, one.rank, one.at, one.text, None, one.stream == "agent", one.attempt, one.stream)
-        for one in lines
-    ]
-    for host, answer in gathered.items():
-        told += [Said(0, host, host, None, one["at"], one["text"], None, True) for one in answer["kernel"]]
-    told.sort(key=lambda line: line.at or 0.0)
-    said = [origin(line, number) for number, line in enumerate(told)]
+    """Why the run ended: by what its last attempt shows.
+
+    `gathered`: what the hosts answered to `evidence`. `same_code`: it was sent to all of them.
+    """
+    last = attempt or max((line.attempt for line in lines), default=1)
     first = verdict.get("first_failure")
-    failures = [(host, failure) for host, answer in gathered.items() for failure in answer["failures"]]
+    failures = _failures(gathered, last)
     if first and not any(failure["at"] == first["at"] for _, failure in failures):
         failures.append((first["host"], first))
-    exits = [
-        exit_of(host, failure)
-        for host, failure in failures
-        if failure.get("exit_code") is not None or failure.get("signal")
-    ]
-    oom = tuple(host for host, answer in gathered.items() if answer["oom_kills"])
-    dumps = [dump for answer in gathered.values() for dump in answer["dumps"]]
     by = verdict.get("stopped_by") if verdict["state"] == "killed" else None
     known = Known(
-        exits=exits,
+        exits=_exits(failures),
         hosts=tuple(gathered),
         ranks=ranks,
-        oom_hosts=oom,
-        dumps=dumps,
+        oom_hosts=tuple(host for host, answer in gathered.items() if answer["oom_kills"]),
+        dumps=[dump for answer in gathered.values() for dump in answer["dumps"]],
         lost=first["host"] if first and first.get("lost") else None,
         stopped_by=by,
         failed_at=min((failure["at"] for _, failure in failures), default=None),
         stalled=bool(first and first.get("stalled")),
         same_code=same_code,
     )
-    return diagnose(said, known)
+    return diagnose(_said(lines, gathered, last), known)
+
+
+def judge_earlier(
+    lines: Sequence[Line], gathered: Mapping[str, Mapping[str, Any]], attempt: int, same_code: bool
+) -> Finding:
+    """Why an attempt failed after which the run was started again."""
+    failures = _failures(gathered, attempt)
+    failed_at = min((failure["at"] for _, failure in failures), default=None)
+    known = Known(exits=_exits(failures), failed_at=failed_at, same_code=same_code)
+    return diagnose(_said(lines, gathered, attempt), known).findings[0]
+
+
+def _failures(gathered: Mapping[str, Mapping[str, Any]], attempt: int) -> list[tuple[str, Mapping[str, Any]]]:
+    return [
+        (host, failure)
+        for host, answer in gathered.items()
+        for failure in answer["failures"]
+        if failure.get("attempt", attempt) == attempt
+    ]
+
+
+def _exits(failures: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Exit]:
+    return [
+        exit_of(host, failure)
+        for host, failure in failures
+        if failure.get("exit_code") is not None or failure.get("signal")
+    ]
+
+
+def _said(lines: Sequence[Line], gathered: Mapping[str, Mapping[str, Any]], attempt: int) -> list[Said]:
+    """What was said in an attempt, and what the kernels said meanwhile."""
+    told = [
+        Said(0, one.host, one.host, one.rank, one.at, one.text, None, one.stream == "agent", one.attempt, one.stream)
+        for one in lines
+        if one.attempt == attempt
+    ]
+    begun = min((line.at for line in lines if line.attempt == attempt), default=0.0) if attempt > 1 else 0.0
+    ended = min((line.at for line in lines if line.attempt > attempt), default=float("inf"))
+    for host, answer in gathered.items():
+        told += [
+            Said(0, host, host, None, one["at"], one["text"], None, True, attempt)
+            for one in answer["kernel"]
+            if begun <= one["at"] < ended
+        ]
+    told.sort(key=lambda line: line.at or 0.0)
+    return [origin(line, number) for number, line in enumerate(told)]
 
 
 def exit_of(host: str, failure: Mapping[str, Any]) -> Exit:

@@ -59,14 +59,10 @@ def _passed_over(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
     return [replace(one, hint=True, confidence="low") if passed(one) else one for one in suspects]
 
 
-LOST_HOST = "host lost"  # in our recorder's words
-
-
 def with_known(
     suspects: list[Suspect],
     seen: Scene,
     oom_hosts: Sequence[str],
-    lost: str | None,
     stopped_by: str | None,
     failed_at: float | None,
 ) -> list[Suspect]:
@@ -74,15 +70,6 @@ def with_known(
     if failed_at is not None:  # what we have sent ourselves is no cause
         sent = ("sigterm-preempted", "user-interrupt", "sighup-session-closed")
         suspects = [one for one in suspects if one.code not in sent or (one.line.at or 0.0) < failed_at]
-    if lost is not None:
-        # our own word of it comes from the head, which is not the one lost
-        suspects = [replace(one, host=lost) if _ours(one, LOST_HOST) else one for one in suspects]
-        told = [
-            line for line in seen.lines if line.agent and line.text.startswith("ddp-orch: ") and LOST_HOST in line.text
-        ]
-        last = [line for line in seen.lines if line.host == lost]
-        line = next(iter(told[:1] + last[-1:]), Said(0, lost, lost, None, failed_at, ""))
-        suspects = [*suspects, Suspect("host-lost", 93, line, None, lost, "high", "nothing was heard of it any more")]
     if stopped_by is not None:
         line = Said(len(seen.lines), "", None, None, None, f"stopped by {stopped_by}")
         suspects = [*suspects, Suspect("user-interrupt", 93, line, None, None, "high", line.text)]
@@ -96,8 +83,14 @@ def with_known(
     ]
 
 
-def _ours(one: Suspect, word: str) -> bool:
-    return one.line.agent and one.line.text.startswith("ddp-orch: ") and word in one.line.text
+def lost_host(seen: Scene, known: str | None, failed_at: float | None, told: tuple[str, Said] | None) -> list[Suspect]:
+    """`known`: the host that the gang lost; `told`: what a log without a gang says of that."""
+    host = known or (told[0] if told else None)
+    if host is None:
+        return []
+    last = [line for line in seen.lines if line.host == host]
+    line = told[1] if told else last[-1] if last else Said(0, host, host, None, failed_at, "")
+    return [Suspect("host-lost", 93, line, None, host, "high", "nothing was heard of it any more")]
 
 
 def _map(suspects: list[Suspect], code: str, change: Callable[[Suspect], Suspect]) -> list[Suspect]:

@@ -43,7 +43,7 @@ TAGS = tuple(
         r"\[(?:\d+,)?(?P<rank>\d+)\]<(?:stdout|stderr|stddiag)>: ?",  # mpirun --tag-output
         r"\((?:[\w.]+ )?pid=\d+(?:, ip=(?P<host>[\w.:]+))?\) ?",  # Ray
         r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\](?: |$)",  # kubectl logs --prefix
-        r"(?P<host>[A-Za-z][\w.-]*):(?:(?P<rank>\d+)|(?P<agent>agent)) *[|!](?: |$)",  # ddp-orch logs
+        r"(?P<host>[A-Za-z][\w.-]*|\d+(?:\.\d+){3}):(?:(?P<rank>\d+)|(?P<agent>agent)) *[|!](?: |$)",  # ddp-orch logs
         r"(?P<host>[A-Za-z][\w.-]*) *\|(?: |$)",  # docker compose
         r"\[(?:rank|RANK|Rank) ?(?P<rank>\d+)\] ?:? ?",
         r"<(?:rank )?(?P<rank>\d+)>: ?",

@@ -6,8 +6,9 @@ import json
 
 import pytest
 from lab.lab import Lab
+from lab.waiting import wait_until
 
-from .driver import assert_clean, ok, orch, script
+from .driver import assert_clean, lines_of, ok, orch, script, start
 
 RAISES = """
 import os, time
@@ -44,3 +45,30 @@ def test_a_run_that_succeeded_has_no_findings(lab2: Lab) -> None:
         "findings": [],
         "consequences": [],
     }
+
+
+AGAIN = """
+import os, time
+if os.environ["DDP_ORCH_ATTEMPT"] == "1" and os.environ["RANK"] == "1":
+    {}["missing"]
+print("attempt", os.environ["DDP_ORCH_ATTEMPT"], flush=True)
+time.sleep(300)
+"""
+
+
+def test_of_a_run_that_was_started_again_the_failed_attempt_is_named(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "max_restarts": 1})
+    run_id = start(lab2, inventory, "--", script(lab2, AGAIN))
+    wait_until(lambda: any(line["text"] == "attempt 2" for line in lines_of(lab2, inventory, run_id)), 60, "attempt 2")
+    shown = ok(orch(lab2, "diagnose", "-i", inventory))
+    assert shown.stdout.startswith("attempt 1 failed: script-exception, node-1, rank 1")
+    assert f"run {run_id} is running" in shown.stderr
+    (told,) = json.loads(ok(orch(lab2, "diagnose", "-i", inventory, "--json")).stdout)["findings"]
+    assert (told["severity"], told["code"], told["hosts"], told["rank"]) == (
+        "warning",
+        "script-exception",
+        ["node-1"],
+        1,
+    )
+    ok(orch(lab2, "kill", "-i", inventory, run_id, "--grace", "0"))
+    assert_clean(lab2)

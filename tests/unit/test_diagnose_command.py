@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator import diagnose_run
-from orchestrator.diagnose import Diagnosis, Finding
+from orchestrator.diagnose import Diagnosis, Finding, diagnose
 from orchestrator.diagnose_logs import as_text, of_logs
+from orchestrator.diagnosis import own as diagnosis_own
+from orchestrator.diagnosis import transcript
+from orchestrator.diagnosis.transcript import Said
 from orchestrator.logs import Line
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "diagnose"
@@ -139,6 +142,75 @@ def test_a_host_of_which_nothing_was_heard_is_lost() -> None:
     verdict = {**VERDICT, "state": "lost", "first_failure": lost}
     first = diagnose_run.judge(said, verdict, {"a": answer()}, {0: "a", 1: "b"}).findings[0]
     assert (first.code, first.hosts) == ("host-lost", ("b",))  # and not a, which tells of it
+
+
+RAISED = ["Traceback (most recent call last):", '  File "/w/train.py", line 7, in <module>', "ValueError: 1 channel"]
+HEALED = Line(50.0, "a", None, "agent", 1, "ddp-orch: first failure, seen late: b: host lost; it went silent first")
+
+
+def raised(at: float, attempt: int, text: str = RAISED[-1]) -> list[Line]:
+    return [Line(at, "c", 1, "stderr", attempt, line) for line in [*RAISED[:-1], text]]
+
+
+def of_rank_1(at: float, attempt: int) -> dict[str, object]:
+    what = {"what": "rank 1: exit code 1", "said": "ValueError: 1 channel", "exit_code": 1, "signal": None}
+    return {"rank": 1, "pid": 7, "at": at, "attempt": attempt, **what}
+
+
+def test_a_loss_that_a_restart_overcame_is_not_the_cause_of_a_later_failure() -> None:
+    begun = Line(60.0, "a", None, "agent", 2, "ddp-orch: attempt 2 on a, c, rendezvous at 10.0.0.1:20001")
+    lines = [HEALED, begun, *raised(70.0, 2)]
+    verdict = {**VERDICT, "first_failure": {**of_rank_1(70.1, 2), "host": "c", "node": 2}}
+    answers = {"a": answer(), "c": answer(of_rank_1(70.1, 2))}
+    found = diagnose_run.judge(lines, verdict, answers, {0: "a", 1: "c"}, attempt=2)
+    assert [(one.code, one.hosts, one.rank) for one in found.findings] == [("script-exception", ("c",), 1)]
+    plain = "".join(f"{one.host}:{'agent' if one.rank is None else 1} | {one.text}\n" for one in lines)
+    (first,) = diagnose(transcript.read([("run.log", plain)])).findings
+    assert (first.code, first.hosts, first.rank) == ("script-exception", ("c",), 1)
+
+
+def test_our_own_line_about_a_failure_is_no_evidence_on_the_head() -> None:
+    text = "ModuleNotFoundError: No module named 'datasets'"
+    own = f"ddp-orch: first failure: c: rank 1: exit code 1 ({text}); stopping all nodes"
+    lines = [*raised(70.0, 1, text), Line(70.2, "a", None, "agent", 1, own), Line(69.0, "a", 0, "stdout", 1, "step 1")]
+    verdict = {**VERDICT, "first_failure": {**of_rank_1(70.1, 1), "host": "c", "node": 1}}
+    answers = {"a": answer(), "c": answer(of_rank_1(70.1, 1))}
+    first = diagnose_run.judge(lines, verdict, answers, {0: "a", 1: "c"}).findings[0]
+    assert (first.code, first.hosts, first.rank) == ("missing-module-on-host", ("c",), 1)
+
+
+@pytest.mark.parametrize("own", ["cannot start python3: No such file", "setup line 1 failed with status 127"])
+def test_what_a_job_says_that_cannot_start_is_evidence_although_our_program_reports_it(own: str) -> None:
+    lines = [Line(70.0, "a", None, "agent", 1, f"ddp-orch: {own}")]
+    lines += [Line(71.0, "a", None, "agent", 1, "ddp-orch: first failure: a: torchrun: FAILED; stopping all nodes")]
+    found = diagnose_run.judge(lines, VERDICT, {"a": answer()}, {0: "a"}).findings[0]
+    assert not any("first failure" in text for text in found.evidence)
+    assert len(diagnosis_own.cut([Said(0, "a", "a", None, 1.0, lines[0].text, agent=True)])[0]) == 1
+
+
+def test_the_hosts_of_our_own_logs_may_be_addresses() -> None:
+    text = "10.77.0.3:4 ! ValueError: 1 channel\n10.77.0.1:agent | ddp-orch: first failure: 10.77.0.3: rank 4\n"
+    one, other = transcript.read([("run.log", text)])
+    assert (one.host, one.rank, one.text) == ("10.77.0.3", 4, "ValueError: 1 channel")
+    assert (other.host, other.agent) == ("10.77.0.1", True)
+
+
+def test_of_a_run_that_was_started_again_the_failed_attempts_are_named() -> None:
+    follows = Line(59.0, "a", None, "agent", 1, "ddp-orch: attempt 2 on a, c, rendezvous at 10.0.0.1:20001")
+    lines = [HEALED, follows, Line(60.0, "a", 0, "stdout", 2, "step 1 loss 2"), *raised(70.0, 2)]
+    answers = {"a": answer(), "c": answer(of_rank_1(70.1, 2))}
+    first, second = (diagnose_run.judge_earlier(lines, answers, attempt, True) for attempt in (1, 2))
+    assert (first.code, first.hosts) == ("host-lost", ("b",))
+    assert (second.code, second.hosts, second.rank) == ("script-exception", ("c",), 1)
+    found = Diagnosis((), (), ((1, first), (2, second)))
+    text = as_text(found)
+    assert text[0].startswith("attempt 2 failed: script-exception, c, rank 1")
+    assert any(line.startswith("attempt 1 failed: host-lost, b") for line in text)
+    told = found.as_dict()["findings"]
+    assert [(one["severity"], one["code"]) for one in told] == [
+        ("warning", "host-lost"),
+        ("warning", "script-exception"),
+    ]
 
 
 def test_who_stopped_a_run_is_its_end_and_what_that_made_of_the_ranks_is_not() -> None:
