@@ -310,6 +310,7 @@ ANSWERS: Mapping[str, Shape] = {
     },
     "evidence": {
         "failures": [_FAILURE],
+        "finished?": [{"rank": _RANK, "attempt": _ATTEMPT, "at": _is_time}],
         "kernel": [{"at": _is_time, "text": str}],
         "oom_kills": int,
         "dumps": [_DUMP],

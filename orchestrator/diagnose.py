@@ -85,6 +85,8 @@ class Known:
     stopped_by: str | None = None
     """Who ended the run, where it was not a failure."""
     failed_at: float | None = None
+    finished: Mapping[int, float] | None = None
+    """When ranks ended with 0."""
     stalled: bool = False
     """No rank had printed for too long: the hosts have shown the stacks of all ranks, and ended them."""
     same_code: bool = False
@@ -102,6 +104,7 @@ def diagnose(lines: Sequence[Said], known: Known | None = None) -> Diagnosis:
     suspects, secondary = signs.find(seen, knowledge)
     suspects = refine.refine(suspects, seen)
     suspects = refine.with_known(suspects, seen, told.oom_hosts, told.stopped_by, told.failed_at)
+    suspects += refine.ended_early(suspects, seen, told.finished or {}, told.failed_at)
     suspects += refine.lost_host(seen, told.lost, told.failed_at, own.lost(ours))
     if shown:  # what came after it we have done ourselves
         begun = shown[0].line

@@ -89,7 +89,8 @@ def of_run(
 
 def _by_one_clock(answer: Mapping[str, Any], ahead: float) -> dict[str, Any]:
     """The view's lines have the clock of the first host; so shall what the hosts know."""
-    shifted = {key: [{**one, "at": one["at"] - ahead} for one in answer[key]] for key in ("failures", "kernel")}
+    keys = ("failures", "kernel", "finished")
+    shifted = {key: [{**one, "at": one["at"] - ahead} for one in answer.get(key, ())] for key in keys}
     return {**answer, **shifted}
 
 
@@ -121,6 +122,12 @@ def judge(
         lost=first["host"] if first and first.get("lost") else None,
         stopped_by=by,
         failed_at=min((failure["at"] for _, failure in failures), default=None),
+        finished={
+            one["rank"]: one["at"]
+            for answer in gathered.values()
+            for one in answer.get("finished", ())
+            if one["attempt"] == last
+        },
         stalled=bool(first and first.get("stalled")),
         same_code=same_code,
     )

@@ -83,6 +83,23 @@ def with_known(
     ]
 
 
+def ended_early(
+    suspects: Sequence[Suspect], seen: Scene, finished: Mapping[int, float], failed_at: float | None
+) -> list[Suspect]:
+    """Ranks that had ended with 0 when another lost its peer: they had fewer batches, or left by themselves."""
+    early = sorted(rank for rank, at in finished.items() if failed_at is not None and at < failed_at)
+    lost = [
+        one
+        for one in seen.raised
+        if not one.agent and one.line.rank not in finished and any(PEER_GONE.search(text) for text in one.lines)
+    ]
+    if not early or not lost or any(one.level >= ENDING and not one.hint for one in suspects):
+        return []
+    line = lost[0].line
+    why = f"rank {', '.join(map(str, early))} had ended with exit code 0, and was still waited for"
+    return [Suspect("uneven-inputs", ENDING + 5, line, line.rank, seen.host(line), "medium", why, raised=lost[0])]
+
+
 def lost_host(seen: Scene, known: str | None, failed_at: float | None, told: tuple[str, Said] | None) -> list[Suspect]:
     """`known`: the host that the gang lost; `told`: what a log without a gang says of that."""
     host = known or (told[0] if told else None)

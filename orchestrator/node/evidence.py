@@ -22,13 +22,15 @@ SLACK = 5.0  # s before the record of a run that still count as its time
 def gather(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """`arguments`: run_id. A part that cannot be had is empty: most hosts keep the kernel's log from plain users."""
     folder = state.run_folder(arguments["run_id"])
-    now = state.read(os.path.join(folder, "exit.json")) or state.read(os.path.join(folder, "state.json"))
+    ended = state.read(os.path.join(folder, "exit.json"))
+    now = ended or state.read(os.path.join(folder, "state.json"))
     spec = state.read(os.path.join(folder, "spec.json"))
     if now is None or spec is None:
         return {"error": "no such run here", "code": "no-such-run"}
     since = os.stat(os.path.join(folder, "spec.json")).st_mtime - SLACK
     return {
         "failures": now["failures"],
+        "finished": ((ended or {}).get("outcome") or {}).get("finished", []),
         "kernel": _kernel(since),
         "oom_kills": _oom_kills(),
         "dumps": _dumps(dict(os.environ, **spec.get("env", {})), since),

@@ -88,6 +88,7 @@ class Tree:
         self._statuses: Dict[str, int] = {}
         self._ranks: Dict[int, Tuple[processes.Process, int]] = {}  # pidfd -> (process, rank)
         self._ended: Dict[processes.Process, str] = {}
+        self._finished: List[Dict[str, Any]] = []  # ranks that ended with 0 by themselves
         self._kill_at: Optional[float] = None
         self._killed_at: Optional[float] = None
         self._alone_since: Optional[float] = None
@@ -157,8 +158,13 @@ class Tree:
         found = processes.stat(process.pid)
         if found is None or found.process != process or found.state not in "ZX":
             return  # reaped before we looked: torchrun's own status will tell
-        if found.exit_status:
-            self._failed(rank, found.exit_status, process.pid)
+        self._rank_done(rank, found.exit_status, process.pid)
+
+    def _rank_done(self, rank: int, status: int, pid: int) -> None:
+        if status:
+            self._failed(rank, status, pid)
+        elif self.stopping is None:
+            self._finished.append({"rank": rank, "attempt": self.attempt, "at": time.time()})
 
     def root_ended(self, pid: int, status: int) -> bool:
         """True when the pid was one of ours."""
@@ -168,8 +174,10 @@ class Tree:
         for handle in [handle for handle in self._ranks if select.select([handle], [], [], 0)[0]]:
             self.rank_ended(handle)
         self._statuses[label] = status
-        if status:
-            self._failed(None if label == "agent" else self._first_rank + int(label), status, pid)
+        if label != "agent":
+            self._rank_done(self._first_rank + int(label), status, pid)
+        elif status:
+            self._failed(None, status, pid)
         return True
 
     def direct(self, first_rank: int) -> None:
@@ -272,4 +280,5 @@ class Tree:
         by_itself = self.stopping in (None, "its ranks have ended")
         ok = by_itself and bool(self._statuses) and not any(self._statuses.values()) and not self._roots
         self.outcome = {"ok": ok, "statuses": self._statuses, "stopped": self.stopping, "unkillable": self.unkillable}
+        self.outcome["finished"] = self._finished
         self.outcome["ended"] = [{"pid": one.pid, "cmd": command} for one, command in sorted(self._ended.items())]

@@ -125,6 +125,31 @@ def test_a_failed_rank_is_named_and_all_nodes_stop(runs: Runs, torchrun: bool) -
     assert abs(failure["at"] - time.time()) < 60
 
 
+LEAVES_EARLY = """
+import os, pathlib, sys, time
+left = pathlib.Path({path!r})
+if os.environ["RANK"] == "1":
+    left.write_text("pid %d" % os.getpid())
+    sys.exit()
+while not (left.exists() and left.read_text()):
+    time.sleep(0.01)
+while os.path.exists(left.read_text().replace("pid ", "/proc/")):  # until its agent has seen its end too
+    time.sleep(0.01)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_rank_that_ended_well_before_another_failed_is_on_record(runs: Runs, tmp_path: Path, torchrun: bool) -> None:
+    run = runs.start(LEAVES_EARLY.format(path=str(tmp_path / "left")), nproc=(1, 1), torchrun=torchrun)
+    failure = verdict(run)["first_failure"]
+    told = run.hosts[1].session.request("evidence", {"run_id": run.run_id})
+    assert isinstance(failure, dict)
+    assert (failure["rank"], failure["exit_code"]) == (0, 3)
+    assert [(one["rank"], one["attempt"]) for one in told["finished"]] == [(1, 1)]
+    assert told["finished"][0]["at"] < failure["at"]
+
+
 def test_a_rank_that_was_killed_is_told_from_one_that_exited(runs: Runs) -> None:
     run = runs.start("import os; os.kill(os.getpid(), 9)", torchrun=True)
     failure = verdict(run)["first_failure"]

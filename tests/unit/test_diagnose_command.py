@@ -213,6 +213,20 @@ def test_of_a_run_that_was_started_again_the_failed_attempts_are_named() -> None
     ]
 
 
+def test_a_rank_that_ended_with_0_before_the_others_failed_was_still_waited_for() -> None:
+    """Under torchrun the others lose the store of its agent too, which is no cause."""
+    gone = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [x]:1"
+    store = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has"
+    lines = [Line(69.0, "b", 1, "stdout", 1, "step 20"), Line(71.0, "b", None, "agent", 1, store)]
+    lines += [one._replace(host="a", rank=0) for one in raised(70.0, 1, gone)]
+    failed = {**of_rank_1(70.1, 1), "rank": 0, "host": "a", "node": 0}
+    answers = {"a": answer(failed), "b": {**answer(), "finished": [{"rank": 1, "attempt": 1, "at": 69.5}]}}
+    judged = diagnose_run.judge(lines, {**VERDICT, "first_failure": failed}, answers, {0: "a", 1: "b"})
+    first = judged.findings[0]
+    assert (first.code, first.hosts, first.rank) == ("uneven-inputs", ("a",), 0)
+    assert "rank 1 had ended with exit code 0" in first.message
+
+
 def test_who_stopped_a_run_is_its_end_and_what_that_made_of_the_ranks_is_not() -> None:
     code, _, rank = judged({"state": "killed", "stopped_by": "Ctrl-C", "first_failure": None}, a=answer(), b=answer())
     assert (code, rank) == ("user-interrupt", None)
