@@ -222,6 +222,7 @@ _PYTHON = {
     "torch": _WORDS,
     "cuda": (re.compile(r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}"), None),
     "path?": _WORDS,
+    "build_locks?": _WORDS,
     "packages": Each(str),
     "limits": Each(_COUNT),
     "script": (_SCRIPT, None),

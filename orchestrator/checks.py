@@ -173,6 +173,8 @@ def _leftovers(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
         seen = f"{fact['orphans'][0]['run_id']}: pid {pids}: {fact['orphans'][0]['command']}"
         fix = "ddp-orch kill --stale INVENTORY"
         found.add("warning", "orphan-workers", name, message, fix, seen)
+    if fact["python"].get("build_locks") == "kernel":
+        return  # its torch takes a lock file that nobody holds
     for lock in fact["stale_locks"]:
         message = f"{lock} was left by a build that was interrupted; every process will wait for it"
         found.add("warning", "jit-extension-lock", name, message, f"rm {shell_word(lock)}", f"ls {lock}")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PACKAGES = re.compile(r"(nvidia_nccl_cu\d+|nvidia_cudnn_cu\d+|torchvision|numpy)-([^-]+)\.dist-info$")
 SETTINGS = re.compile(r"(NCCL_|GLOO_|TORCH_|OMP_|CUDA_|LD_LIBRARY_PATH$|LD_PRELOAD$|PYTHONPATH$|RES_OPTIONS$)")
 LIBRARIES = {"net_plugin": re.compile(r"libnccl-net[\w-]*\.so$"), "libfabric": re.compile(r"libfabric\.so\.\d+$")}
+FILE_LOCK = re.compile(r"\bFileBaton\(")  # a lock that holds for as long as its file exists
 LOADER_CACHE = "/etc/ld.so.cache"  # the paths in it end with a NUL
 
 
@@ -40,6 +41,18 @@ def torch_versions() -> Dict[str, Optional[str]]:
         match = re.search(r"^%s\b[^=\n]*= *['\"]([^'\"]+)['\"]" % name, text, re.M)
         found[key] = match.group(1) if match else None
     return dict(found, torch=found["torch"] or "unknown")
+
+
+def build_locks(torch: Optional[str]) -> Optional[str]:
+    """How builds of torch extensions exclude each other: `file`, or, since torch 2.15 or so, `kernel`: by flock.
+
+    A lock of the kernel ends with the process that holds it; its file stays after every build and stops nobody.
+    """
+    try:
+        with open(os.path.join(torch or "", "utils", "cpp_extension.py"), encoding="utf-8") as file:
+            return "file" if FILE_LOCK.search(file.read()) else "kernel"
+    except OSError:
+        return None
 
 
 def packages() -> Dict[str, str]:
@@ -148,7 +161,8 @@ def main() -> None:
         "settings": {name: value for name, value in os.environ.items() if SETTINGS.match(name)},
     }
     found.update(libraries(LIBRARIES))
-    found.update(torch_versions())
+    torch = torch_versions()
+    found.update(torch, build_locks=build_locks(torch["path"]))
     print("\n%s%s" % (question["marker"], json.dumps(found)))
 
 

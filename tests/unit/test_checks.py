@@ -253,6 +253,14 @@ def test_rdma_on_some_hosts_only_is_found() -> None:
     assert "2 hosts have active RDMA InfiniBand, c has none" in findings[0].message
 
 
+def test_a_lock_file_of_a_build_stops_nobody_where_torch_locks_by_the_kernel() -> None:
+    left = {"stale_locks": ["/home/ann/.cache/torch_extensions/py311_cpu/ext/lock"]}
+    kinds = {kind: {**left, "python": {**PYTHON, "build_locks": kind}} for kind in ("kernel", "file", None)}
+    assert found("hosts: [a]", {"a": kinds["kernel"]}) == []
+    for kind in ("file", None):
+        assert brief(found("hosts: [a]", {"a": kinds[kind]})) == [("warning", "jit-extension-lock", ("a",))]
+
+
 def test_rdma_needs_memory_that_may_be_locked() -> None:
     python = {**PYTHON, "limits": {"nofile": 65536, "nproc": None, "memlock": 65536}}
     assert brief(found("hosts: [a]", {"a": {"rdma": [PORT], "python": python}})) == [

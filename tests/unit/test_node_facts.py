@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import os
 import subprocess
@@ -100,6 +101,32 @@ def ask_inside(tmp_path: Path, script: dict[str, Any] | None, **env: str) -> dic
         )
     found: dict[str, Any] = json.loads(done.stdout.rpartition("FACTS:")[2])
     return found
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("    baton = FileBaton(os.path.join(build_directory, 'lock'))\n", "file"),
+        ("from .file_baton import FileBaton\n    with FileLock(os.path.join(build_directory, 'lock')):\n", "kernel"),
+        (None, None),
+    ],
+)
+def test_how_builds_of_extensions_exclude_each_other_is_read_from_torch(
+    tmp_path: Path, code: str | None, kind: str | None
+) -> None:
+    utils = tmp_path / "site" / "torch" / "utils"
+    utils.mkdir(parents=True)
+    (utils.parent / "__init__.py").touch()
+    if code is not None:
+        (utils / "cpp_extension.py").write_text(code)
+    assert ask_inside(tmp_path, None, PYTHONPATH=str(tmp_path / "site"))["build_locks"] == kind
+
+
+def test_the_torch_of_this_environment_says_how_its_builds_exclude_each_other() -> None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("needs torch")
+    assert inside.build_locks(spec.submodule_search_locations[0]) in ("file", "kernel")
 
 
 def test_versions_are_read_from_files_and_torch_is_not_imported(tmp_path: Path) -> None:
