@@ -166,12 +166,7 @@ def mismatch(waiting: Sequence[Wait], lines: Sequence[Said]) -> Hang | None:
     if len(known) < 2 or len(groups) > 1:
         return None
     if len({wait.seq for wait in known}) > 1:
-        wait = min(known, key=lambda wait: wait.seq or 0)
-        others = [one for one in known if one.operation != wait.operation]
-        if wait.operation not in TOGETHER or not others:
-            return None  # one of them may only be slower
-        what = f"{wait.operation} number {wait.seq} against {others[0].operation} number {others[0].seq}"
-        return Hang("collective-mismatch", "low", wait.rank, wait.host, wait.line, what)
+        return _out_of_step(known)
     kinds = Counter(
         (wait.operation, wait.numel if wait.operation in ("ALLREDUCE", "BROADCAST") else None) for wait in known
     )
@@ -180,17 +175,41 @@ def mismatch(waiting: Sequence[Wait], lines: Sequence[Said]) -> Hang | None:
     rarest = min(kinds, key=lambda kind: kinds[kind])
     odd = [wait for wait in known if (wait.operation, wait.numel if rarest[1] is not None else None) == rarest]
     wait = odd[0] if len(odd) < len(known) else known[0]
-    training = [one for one in known if one.operation in TRAINS or (one.numel or 0) > 1]
-    ended = [one for one in known if one.operation in BARRIERS or one.operation == "BARRIER" or one.numel == 1]
     what = " against ".join(sorted({f"{one.operation}{f' of {one.numel}' if one.numel else ''}" for one in known}))
-    if training and ended:
-        if [one.rank for one in ended] == [0] and _saved(lines, min(one.line.number for one in known)):
-            why = f"{what}, after it had saved"
-            return Hang("barrier-deadlock", "medium", 0, ended[0].host, ended[0].line, why)
-        said = own_lines(lines, [one.rank for one in ended], wait.line.number)
-        certain: Confidence = "high" if any(FINISHED.search(line.text) for line in said) else "medium"
-        return Hang("uneven-inputs", certain, ended[0].rank, ended[0].host, ended[0].line, what)
+    ended = [one for one in known if _is_barrier(one)]
+    others = [one for one in known if one not in ended]
+    if ended and any(one.operation in TRAINS or (one.numel or 0) > 1 for one in others):
+        return _barrier_against_training(ended, what, lines)
+    if [one.rank for one in ended] == [0] and len(others) > 1:  # as `if rank == 0: barrier()` does
+        return Hang("barrier-deadlock", "medium", 0, ended[0].host, ended[0].line, what)
     return Hang("collective-mismatch", "medium", wait.rank, wait.host, wait.line, what)
+
+
+def _is_barrier(wait: Wait) -> bool:
+    return wait.operation in BARRIERS or wait.operation == "BARRIER" or wait.numel == 1
+
+
+def _out_of_step(known: Sequence[Wait]) -> Hang | None:
+    """Ranks whose collectives have different numbers."""
+    wait = min(known, key=lambda wait: wait.seq or 0)
+    others = [one for one in known if one.operation != wait.operation]
+    if wait.operation not in TOGETHER or not others:
+        return None  # one of them may only be slower
+    what = f"{wait.operation} number {wait.seq} against {others[0].operation} number {others[0].seq}"
+    return Hang("collective-mismatch", "low", wait.rank, wait.host, wait.line, what)
+
+
+def _barrier_against_training(ended: Sequence[Wait], what: str, lines: Sequence[Said]) -> Hang:
+    """Ranks in a barrier while others train: they have no more batches, or they alone call it."""
+    first = ended[0]
+    alone = [one.rank for one in ended] == [0]
+    if alone and _saved(lines, first.line.number):
+        return Hang("barrier-deadlock", "medium", 0, first.host, first.line, f"{what}, after it had saved")
+    said = own_lines(lines, [one.rank for one in ended], first.line.number)
+    finished = any(FINISHED.search(line.text) for line in said)
+    if alone and not finished:
+        return Hang("barrier-deadlock", "medium", 0, first.host, first.line, f"{what}, and nothing told of an end")
+    return Hang("uneven-inputs", "high" if finished else "medium", first.rank, first.host, first.line, what)
 
 
 def _elsewhere(waiting: Sequence[Wait], raised: Sequence[Raised], lines: Sequence[Said]) -> Hang | None:
@@ -276,7 +295,7 @@ def _absent(
     late = [line for line in own if line.number < first.number and (line.at is None or line.at >= begun)]
     tail = own[-3:] if own else []
     others = f"rank {rank} is missing among those that waited"
-    work = _work(lines, first)
+    work = _at_work(own[-12:]) or _work(lines, first) if len(absent) == 1 else None
     if any(SLOW.search(line.text) for line in tail):
         return Hang("straggler", "medium", rank, host, tail[-1], others)
     if work is not None and (rank == 0 or not own or in_barrier):
@@ -291,8 +310,14 @@ def _absent(
     return Hang(*_fallback(waiting), rank, host, first, others)
 
 
+def _at_work(said: Sequence[Said]) -> Said | None:
+    """The last of at least two lines of work."""
+    found = [line for line in said if WORKS.search(line.text)]
+    return found[-1] if len(found) >= 2 else None
+
+
 def _work(lines: Sequence[Said], first: Said) -> Said | None:
-    """The last of at least two lines of work just before and after the first time-out, by no rank that waited."""
+    """The same in a log without ranks: just before and after the first time-out, by no rank that waited."""
     said = [
         line
         for line in lines
@@ -301,8 +326,7 @@ def _work(lines: Sequence[Said], first: Said) -> Said | None:
     ]
     before = [line for line in said if line.number < first.number][-12:]
     after = [line for line in said if first.number <= line.number <= first.number + 30]
-    found = [line for line in (*before, *after) if WORKS.search(line.text)]
-    return found[-1] if len(found) >= 2 else None
+    return _at_work([*before, *after])
 
 
 def _large(waiting: Sequence[Wait], lines: Sequence[Said], ranks: Mapping[int, str | None]) -> Hang | None:

@@ -680,6 +680,29 @@ CASES = {
         dist.barrier()
         dist.destroy_process_group()
         """, options="--max-restarts 1 --master-port {port}"),
+    "barrier-by-one-in-training": Case("barrier-deadlock", 0, """
+        start()
+        net = DDP(nn.Linear(8, 2))
+        train(net, 3)
+        if RANK == 0: dist.barrier()
+        train(net, 30, first=3)
+        """),
+    "barrier-by-one-among-reductions": Case("barrier-deadlock", 0, """
+        start()
+        for step in range(3): dist.all_reduce(torch.ones(2))
+        if RANK == 0: dist.barrier()
+        for step in range(3): dist.all_reduce(torch.ones(2))
+        """),
+    "rank1-downloads": Case("rank0-work-exceeds-timeout", 1, """
+        start()
+        train(DDP(nn.Linear(8, 2)), 3)
+        if RANK == 1:
+            for part in range(14):
+                print(f"rank {RANK}: downloading shard {part} of 14", flush=True)
+                time.sleep(1)
+        dist.barrier()
+        dist.destroy_process_group()
+        """),
     "stopped": Case("process-stopped|gloo-recv-timeout", 1, """
         start()
         train(DDP(nn.Linear(8, 2)), 3)

@@ -227,6 +227,31 @@ def test_a_rank_that_ended_with_0_before_the_others_failed_was_still_waited_for(
     assert "rank 1 had ended with exit code 0" in first.message
 
 
+def waited(rank: int, host: str) -> list[Line]:
+    texts = ["Traceback (most recent call last):", '  File "/w/train.py", line 9, in <module>', "    dist.barrier()"]
+    texts += [
+        '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 5356, in barrier',
+        "    work.wait()",
+    ]
+    texts += ["RuntimeError: [/p/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation"]
+    return [Line(70.0, host, rank, "stderr", 1, text) for text in texts]
+
+
+def test_one_rank_at_work_on_another_host_keeps_all_others_in_the_barrier() -> None:
+    lines = [Line(60.0 + part, "b", 1, "stdout", 1, f"downloading part {part}/14") for part in range(9)]
+    lines += [*waited(0, "a"), *waited(2, "c")]
+    ranks = {0: "a", 1: "b", 2: "c"}
+    first = diagnose_run.judge(lines, VERDICT, {host: answer() for host in "abc"}, ranks).findings[0]
+    assert (first.code, first.hosts, first.rank) == ("rank0-work-exceeds-timeout", ("b",), 1)
+
+
+def test_several_ranks_at_work_are_not_one_that_keeps_the_others_waiting() -> None:
+    lines = [Line(60.0 + step, "a", rank, "stdout", 1, f"loading batch {step}") for step in range(9) for rank in (1, 2)]
+    said = [*lines, *waited(0, "a"), *waited(3, "a")]
+    first = diagnose_run.judge(said, VERDICT, {"a": answer()}, dict.fromkeys(range(4), "a")).findings[0]
+    assert first.code != "rank0-work-exceeds-timeout"
+
+
 def test_who_stopped_a_run_is_its_end_and_what_that_made_of_the_ranks_is_not() -> None:
     code, _, rank = judged({"state": "killed", "stopped_by": "Ctrl-C", "first_failure": None}, a=answer(), b=answer())
     assert (code, rank) == ("user-interrupt", None)
