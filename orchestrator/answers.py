@@ -316,6 +316,7 @@ ANSWERS: Mapping[str, Shape] = {
         "oom_kills": int,
         "dumps": [_DUMP],
     },
+    "paths": {"paths": Each(_WORDS)},
     "python": {"executable": str, "python": [int], "torch": _WORDS, "venv": bool, "home": str},  # of `setup`
     "bench": {  # the trainer's line
         "world_size": int,

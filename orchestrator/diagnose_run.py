@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from . import advice, claims, diagnose_logs, kept_back
+from . import advice, claims, diagnose_logs, kept_back, missing
 from .context import find_run, inventory_of_run, mask_of, open_fleet, stderr_console
 from .diagnose import Diagnosis, Finding, Known, diagnose
 from .diagnosis.exits import Exit
@@ -81,10 +81,28 @@ def of_run(
     if verdict is not None:
         newest = claims.newest_ranks(here, nodes)
         found = judge(lines, verdict, answers, newest, attempt=attempt, same_code=same_code)
+        found = replace(found, findings=_look_for_files(run_id, found.findings, [hosts[host] for host in here], fleet))
         found = kept_back.explain(found, run_id) if same_code else found
     over = attempt if verdict is None and between else attempt - 1
     failed = sorted({line.attempt for line in lines if line.attempt <= over})[-MOST_ATTEMPTS:]
     return replace(found, earlier=tuple((one, judge_earlier(lines, answers, one, same_code)) for one in failed))
+
+
+def _look_for_files(
+    run_id: str, findings: tuple[Finding, ...], hosts: Sequence[Host], fleet: Fleet
+) -> tuple[Finding, ...]:
+    """Where the first cause is a missing file, ask every host whether it has it."""
+    path = missing.path_of(findings[0]) if findings else None
+    if path is None:
+        return findings
+
+    def ask(_: Host, session: Session) -> str | None:
+        found: str | None = session.request("paths", {"run_id": run_id, "paths": [path]})["paths"][path]
+        return found
+
+    answers = fleet.each(hosts, ask, f"looking for {path}").done
+    first = missing.judge(findings[0], path, answers, [host.name for host in hosts])
+    return (first, *(one for one in findings[1:] if one.code != first.code))
 
 
 def _by_one_clock(answer: Mapping[str, Any], ahead: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 import time
 from typing import Any, Dict, List
 
-from . import flight, state
+from . import facts, flight, state
 from .ask import output_of
 
 KERNEL_WINDOW = 5.0  # s for dmesg
@@ -36,6 +36,16 @@ def gather(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "dumps": _dumps(dict(os.environ, **spec.get("env", {})), since),
         "clock": time.time(),
     }
+
+
+def paths(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """`arguments`: run_id, paths. Whether each can be read here: null, or why not. Relative ones are the run's."""
+    spec = state.read(os.path.join(state.run_folder(arguments["run_id"]), "spec.json"))
+    if spec is None:
+        return {"error": "no such run here", "code": "no-such-run"}
+    full = {path: os.path.join(spec["cwd"], path) for path in arguments["paths"]}
+    found = facts.paths(list(full.values()))
+    return {"paths": {path: found[full[path]] for path in full}}
 
 
 def _kernel(since: float) -> List[Dict[str, Any]]:

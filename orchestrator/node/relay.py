@@ -29,6 +29,7 @@ OPERATIONS = {
     "record": ("runs", "record"),
     "list": ("runs", "listing"),
     "evidence": ("evidence", "gather"),
+    "paths": ("evidence", "paths"),
     "stop": ("stop", "end_run"),
     "stale": ("leftovers", "stale"),
     "force": ("leftovers", "force"),

@@ -72,3 +72,25 @@ def test_of_a_run_that_was_started_again_the_failed_attempt_is_named(lab2: Lab) 
     )
     ok(orch(lab2, "kill", "-i", inventory, run_id, "--grace", "0"))
     assert_clean(lab2)
+
+
+OPENS = """
+import os, time
+if os.environ["RANK"] == "1":
+    if not os.path.exists({path!r}):
+        raise FileNotFoundError("Unable to find '{path}'")
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize(("on_the_other", "code"), [(True, "file-missing-on-host"), (False, "dataset-missing")])
+def test_of_a_missing_file_all_hosts_are_asked_whether_they_have_it(lab2: Lab, on_the_other: bool, code: str) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    if on_the_other:
+        lab2.hosts[0].sh("mkdir -p /home/ann/data && touch /home/ann/data/x.bin", check=True)
+    up = ok(orch(lab2, "up", inventory, "--", script(lab2, OPENS.format(path="/home/ann/data/x.bin"))), code=1)
+    assert f"first cause: {code}, node-1, rank 1" in up.stderr
+    assert "(high confidence)" in up.stderr
+    where = "exists on node-0, not on node-1" if on_the_other else "exists on no host"
+    assert where in " ".join(up.stderr.split())
+    assert_clean(lab2)

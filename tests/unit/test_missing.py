@@ -1,0 +1,53 @@
+"""A missing file: what the error names, and what the hosts answer when they are asked for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator import missing
+from orchestrator.diagnose import Finding
+
+GONE = "No such file or directory"
+HOSTS = ("a", "b", "c")
+
+
+def finding(text: str, code: str = "dataset-missing") -> Finding:
+    frame = 'File "/home/ann/code/train.py", line 3, in <module>'
+    return Finding("error", code, ("b",), 1, None, "medium", "It may be missing.", (frame, text), "Look.")
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/x.bin'", "/data/x.bin"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'data/my set/x.bin'", "data/my set/x.bin"),
+        ("RuntimeError: Unable to find /data/imagenet/train", "/data/imagenet/train"),
+        ("OSError: Unable to open file (name = '/m/e_1.v1.h5', errno = 2)", "/m/e_1.v1.h5"),
+        ("ValueError: no data", None),
+        ("urllib.error.URLError: <urlopen error> https://x.org/data/train.tar", None),
+        ("ConnectionError: Couldn't reach 'https://huggingface.co/datasets/x/resolve/main/x.py'", None),
+    ],
+)
+def test_the_path_is_taken_from_the_error_and_not_from_its_frames(text: str, path: str | None) -> None:
+    assert missing.path_of(finding(text)) == path
+
+
+def test_of_another_cause_no_file_is_looked_for() -> None:
+    assert missing.path_of(finding("KeyError: '/data/x'", "script-exception")) is None
+
+
+def test_a_file_that_some_hosts_have_is_missing_on_the_others() -> None:
+    found = missing.judge(finding("..."), "/data/x", {"a": None, "b": GONE, "c": GONE}, HOSTS)
+    assert (found.code, found.hosts, found.confidence) == ("file-missing-on-host", ("b", "c"), "high")
+    assert "/data/x exists on a, not on [b-c]" in found.message or "exists on a, not on b,c" in found.message
+
+
+def test_a_file_that_no_host_has_was_never_there() -> None:
+    found = missing.judge(finding("...", "file-missing-on-host"), "/data/x", dict.fromkeys(HOSTS, GONE), HOSTS)
+    assert (found.code, found.confidence, found.rank) == ("dataset-missing", "high", 1)
+    assert "/data/x exists on no host" in found.message
+
+
+@pytest.mark.parametrize("answers", [{"a": GONE, "b": GONE}, dict.fromkeys(HOSTS), {"a": "Permission denied"}])
+def test_where_the_hosts_do_not_settle_it_the_diagnosis_stays(answers: dict[str, str | None]) -> None:
+    assert missing.judge(finding("..."), "/data/x", answers, HOSTS) == finding("...")
