@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from .hangs import FINISHED, PEER_GONE, Confidence, own_lines
 from .scene import STEPS, Scene
-from .signs import ENDING, FALLBACK, Suspect
+from .signs import ENDING, FALLBACK, SPECIFIC, Suspect
 from .transcript import Said
 
 GIB = {"GiB": 1.0, "MiB": 1 / 1024, "GB": 1.0, "MB": 1 / 1024, "KiB": 1 / 1048576, "bytes": 1 / 1073741824}
@@ -28,6 +28,7 @@ def refine(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
         _passed_over,
         _device_ordinals,
         _memory,
+        _loopback,
         _connects,
         _kills,
         _terminated,
@@ -226,6 +227,23 @@ def _connects(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
         )
     line = lines[0]
     return [*suspects, Suspect(code, 28, line, line.rank, seen.host(line), certain, why)]
+
+
+UNRESOLVED = "Unable to resolve hostname to a (local) address"
+REACHED = re.compile(r"by peer \[(?:::ffff:)?127\.")  # there was a connection by such an address
+
+
+def _loopback(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
+    """Ranks of several hosts, or one that could not resolve its own name, that dial 127.x: it is their address."""
+    if (len(seen.hosts) < 2 and UNRESOLVED not in seen.text) or REACHED.search(seen.text):
+        return suspects
+    why = "a host resolves its own name to 127.x"
+    return [
+        replace(one, level=67, confidence="medium", why=why)
+        if one.code == "gloo-loopback-address" and not one.hint and one.level < SPECIFIC
+        else one
+        for one in suspects
+    ]
 
 
 def _kills(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
@@ -460,7 +478,10 @@ def _beyond_any_host(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
 
     def judge(one: Suspect) -> Suspect:
         match = re.search(r"tried to allocate (\d+) bytes", one.line.text)
-        return replace(one, code="script-exception") if match and int(match[1]) > MOST_MEMORY else one
+        if match is None or int(match[1]) <= MOST_MEMORY:
+            return one
+        why = f"it asked for {int(match[1]) >> 40} TiB of main memory, more than any host has: some size is wrong"
+        return replace(one, code="script-exception", why=why)
 
     return _map(suspects, "host-oom-killed", judge)
 

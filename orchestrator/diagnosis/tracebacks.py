@@ -26,13 +26,11 @@ SPAWNED = re.compile(
 )  # mp.spawn: its index is the rank
 GROUPED = re.compile(r"^\s*\|(?: |$)")  # an ExceptionGroup's own lines and those of its parts
 THREAD = re.compile(r"^Exception in thread \S+|^Process \S*Process-[\d:]+:")  # may end a part, and not the rank
-KIND = (
-    r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Closed|Failure|Failed|Mismatch|NotFound)\w*"
-)
+KIND = r"(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Closed|Failure|Failed|Mismatch|NotFound)\w*"
 RAISED = re.compile(rf"(?P<indent> {{0,8}})(?P<kind>{KIND}|(?:\w+\.)+[A-Z]\w+|OSError|NanLoss\w*)(?P<text>: .*|:?)$")
 # after frames; of Python's own some are not capitalised: socket.gaierror, zlib.error
 ANYTHING = re.compile(
-    r"(?P<indent> {0,2})(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w+|(?:\w+\.)+(?:\w*error|timeout))(?P<text>: .*|:?)$"
+    r"(?P<indent> {0,2})(?P<kind>(?:[A-Za-z_]\w*\.)*_?[A-Z]\w+|(?:\w+\.)+(?:\w*error|timeout))(?P<text>: .*|:?)$"
 )
 DURING = re.compile(r"During handling of the above exception")
 CHAINED = re.compile(DURING.pattern + r"|The above exception was the direct cause")
