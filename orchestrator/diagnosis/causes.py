@@ -30,6 +30,7 @@ class Signature:
     confidence: Literal["high", "medium"] = "high"
     late: bool = False  # only after steps of training
     within: re.Pattern[str] | None = None  # of an exception: must be among the last places of its traceback
+    outside: re.Pattern[str] | None = None  # of an exception: must be nowhere in its traceback
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def _cause(read: dict[str, Any]) -> Cause:
                 confidence=item.get("confidence", "high"),
                 late=item.get("late", False),
                 within=re.compile(item["within"]) if "within" in item else None,
+                outside=re.compile(item["outside"]) if "outside" in item else None,
             )
         )
     return Cause(read["code"], read["meaning"], read["fix"], tuple(signatures), exits)

@@ -190,8 +190,14 @@ def _of_exception(raised: Raised, seen: Scene, knowledge: Knowledge) -> Iterator
         yield replace(suspect, level=min(suspect.level, ENDING + 1), hint=True, confidence="low") if caught else suspect
 
 
+LAST_PLACES = 3
+
+
 def _raised_there(signature: Signature, raised: Raised) -> bool:
-    return signature.within is None or any(map(signature.within.search, raised.frames[-6:]))
+    places = [frame for frame in raised.frames if frame.startswith('File "')]
+    if signature.outside is not None and any(map(signature.outside.search, places)):
+        return False
+    return signature.within is None or any(map(signature.within.search, places[-LAST_PLACES:]))
 
 
 BROKEN = re.compile(r"EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|FileNotFoundError")
