@@ -19,7 +19,7 @@ from .logs import rfc3339
 
 FIRST_TIME = 1e9  # s: a time before had no year
 EVIDENCE_LINES = 6
-EVIDENCE_WIDTH = 300
+EVIDENCE_WIDTH = 600
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,13 @@ def _evidence(one: Suspect) -> tuple[str, ...]:
         texts += [text for text in one.raised.lines[:EVIDENCE_LINES] if text.strip()]
     if one.line.text not in texts:
         texts += one.line.text.splitlines()
-    return tuple(text[:EVIDENCE_WIDTH] for text in texts[:EVIDENCE_LINES])
+    return tuple(shortened(text, EVIDENCE_WIDTH) for text in texts[:EVIDENCE_LINES])
+
+
+def shortened(text: str, most: int) -> str:
+    """Its beginning and its end: what a long message is about is often at its end."""
+    half = (most - 5) // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
 def _before(silent: Exit, first: Suspect) -> bool:

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from .advice import AboutRun
 from .console import fold
-from .diagnose import FIRST_TIME, Diagnosis, Finding, diagnose
+from .diagnose import FIRST_TIME, Diagnosis, Finding, diagnose, shortened
 from .diagnosis import transcript
 from .errors import UsageError
 from .logs import Mask, presentable, rfc3339
@@ -23,6 +23,7 @@ MOST = 64 << 20  # bytes of one log that are read: half from its beginning, half
 WIDTH = 100  # the most columns
 MOST_SHOWN = 12  # lines
 MOST_EARLIER = 2  # attempts before the last
+MOST_WRAPPED = 4  # lines of one message
 
 
 def of_logs(paths: Sequence[str]) -> Diagnosis:
@@ -99,8 +100,19 @@ def as_text(found: Diagnosis, columns: int = WIDTH, where: str = "") -> list[str
     after += [_head(*one) for one in causes[1 : 1 + MOST_EARLIER]]
     after += _of_consequences(found.consequences)
     room = MOST_SHOWN - len(lines) - len(fix) - len(after)
-    lines += [f"  | {_cut(text, columns - 4)}" for text in first.evidence[-room:]]
-    return lines + fix + after
+    return lines + _evidence(first.evidence, columns, room) + fix + after
+
+
+def _evidence(texts: Sequence[str], columns: int, room: int) -> list[str]:
+    """The place, and the message whole where there is room for it."""
+    shown: list[str] = []
+    for text in texts:
+        if text.startswith('File "'):
+            shown.append(f"  | {_cut(text, columns - 4)}")
+        else:
+            text = shortened(text, min(MOST_WRAPPED, max(1, room - len(shown))) * (columns - 16))
+            shown += textwrap.wrap(text, columns, initial_indent="  | ", subsequent_indent="  |   ")
+    return shown[:room]
 
 
 def _cut(text: str, most: int) -> str:

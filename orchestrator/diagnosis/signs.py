@@ -55,13 +55,17 @@ def find(seen: Scene, knowledge: Knowledge) -> tuple[list[Suspect], list[Suspect
     primary: list[Suspect] = []
     secondary: list[Suspect] = []
     covered: set[int] = set()  # lines that belong to an exception
+    quoted: set[int] = set()  # lines of source code in its traceback
     for raised in seen.raised:
         covered |= set(range(raised.line.number, raised.line.number + raised.text.count("\n") + 1))
+        quoted |= {number for one in (*raised.chain, raised) for number in one.code}
         found = list(_of_exception(raised, seen, knowledge))
         primary += found
         if not found or all(one.level < SPECIFIC for one in found):
             secondary.append(suspect_of("consequence", 0, raised.line, seen, raised=raised))
     for line in _troubled(seen, knowledge):
+        if line.number in quoted:
+            continue
         for code, signature in _matches(line.text, "line", knowledge):
             if line.number in covered and any(one.code == code and one.line.number == line.number for one in primary):
                 continue

@@ -26,7 +26,10 @@ SPAWNED = re.compile(
 )  # mp.spawn: its index is the rank
 GROUPED = re.compile(r"^\s*\|(?: |$)")  # an ExceptionGroup's own lines and those of its parts
 THREAD = re.compile(r"^Exception in thread \S+|^Process \S*Process-[\d:]+:")  # may end a part, and not the rank
-KIND = r"(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Closed|Failure|Failed|Mismatch|NotFound)\w*"
+KIND = (
+    r"(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*"
+    r"(?:Error|Exception|Interrupt|Exit|Timeout|Closed|Failure|Failed|Mismatch|NotFound)\w*"
+)
 RAISED = re.compile(rf"(?P<indent> {{0,8}})(?P<kind>{KIND}|(?:\w+\.)+[A-Z]\w+|OSError|NanLoss\w*)(?P<text>: .*|:?)$")
 # after frames; of Python's own some are not capitalised: socket.gaierror, zlib.error
 ANYTHING = re.compile(
@@ -60,6 +63,7 @@ class Raised:
     during: bool = False  # raised while others of its chain were handled, so perhaps of another reason
     ignored: bool = False  # the interpreter says itself that it goes on
     thread: bool = False  # of a thread or a child: the rank may outlive it
+    code: tuple[int, ...] = ()  # the numbers of the lines that show source code: they quote, and report nothing
 
     @property
     def own_words(self) -> bool:
@@ -104,6 +108,7 @@ def find(lines: Sequence[Said]) -> tuple[Raised, ...]:
 def _of_stream(lines: list[Said]) -> list[Raised]:
     found: list[Raised] = []
     frames: list[str] = []
+    code: list[int] = []
     inside = False
     chained = original = during = ignored = thread = False
     spawned: re.Match[str] | None = None
@@ -116,7 +121,7 @@ def _of_stream(lines: list[Said]) -> list[Raised]:
             before_it = lines[position - 2].text if position > 1 else ""
             original = PASSED_ON.search(line.text) is not None or PASSED_ON.search(before_it) is not None
             spawned = SPAWNED.search(before_it)
-            inside, frames = True, []
+            inside, frames, code = True, [], []
             continue
         if CHAINED.search(line.text):
             chained, during = True, DURING.search(line.text) is not None
@@ -132,12 +137,14 @@ def _of_stream(lines: list[Said]) -> list[Raised]:
             cut_off = cut_off and line.text.startswith(" ")
             if (inside or cut_off) and (line.text.startswith(" ") or 'File "' in line.text):
                 frames.append(line.text.strip())
+                if not frames[-1].startswith('File "'):
+                    code.append(line.number)
             continue
         text, position = _message(lines, position, match)
         agent = line.agent or _of_agent(frames, match["kind"])
         if spawned and line.rank is None:
             line = replace(line, rank=int(spawned["rank"]))
-        raised = Raised(line, match["kind"], text, tuple(frames), (), agent, during, ignored, thread)
+        raised = Raised(line, match["kind"], text, tuple(frames), (), agent, during, ignored, thread, tuple(code))
         if found and (chained or original) and inside:
             before = found.pop()
             # a data loader shows the worker's exception after its own; else the first of a chain comes first
@@ -150,7 +157,7 @@ def _of_stream(lines: list[Said]) -> list[Raised]:
         found.append(raised)
         inside = chained = original = during = ignored = thread = cut_off = False
         spawned = None
-        frames = []
+        frames, code = [], []
     return found
 
 

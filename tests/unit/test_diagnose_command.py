@@ -73,9 +73,34 @@ def test_people_see_at_most_twelve_lines_of_the_terminals_width(folder: Path, co
 def test_of_a_frame_with_a_long_path_the_file_and_the_line_number_are_shown() -> None:
     frame = f'File "/home/ann/{"deep/" * 30}code/train.py", line 16, in <module>'
     found = Finding("error", "script-exception", ("a",), 0, None, "high", "It failed.", (frame, "x" * 99), "Mend it.")
-    _, _, shown, cut, _ = as_text(Diagnosis((found,), ()), 80)
+    _, _, shown, *message, _ = as_text(Diagnosis((found,), ()), 80)
     assert shown.startswith('  | File "...') and shown.endswith('/deep/code/train.py", line 16, in <module>')
-    assert (len(shown), len(cut)) == (80, 80)
+    assert (len(shown), len(message[0])) == (80, 80)
+    assert "".join(line[4:].strip() for line in message) == "x" * 99
+
+
+def test_the_evidence_is_the_exception_and_not_the_line_that_raises_it() -> None:
+    raises = '    raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB" + why())'
+    text = ["Traceback (most recent call last):", '  File "/home/ann/train.py", line 9, in <module>', raises]
+    text += ["RuntimeError: CUDA out of memory. Tried to allocate 20.00 GiB (GPU 0)"]
+    first = diagnose(transcript.read([("train.log", "\n".join(text))])).findings[0]
+    assert first.code == "cuda-oom"
+    assert first.evidence == ('File "/home/ann/train.py", line 9, in <module>', text[-1])
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_a_message_is_shown_to_its_point(columns: int) -> None:
+    text = (
+        "RuntimeError: setStorage: sizes [3, 4], strides [4, 1], storage offset 0, and itemsize 4 requiring a storage "
+    )
+    text += "size of 48 are out of bounds for storage of size 4: the product (1 * 1) does not equal 12"
+    found = Finding("error", "shape-mismatch", ("a",), 0, None, "high", "It failed.", (text, text + " " * 9), "Fix it.")
+    shown = [line for line in as_text(Diagnosis((found,), ()), columns) if line.startswith("  |")]
+    assert "does not equal 12" in " ".join(" ".join(shown).replace("|", " ").split())
+    assert all(len(line) <= columns for line in shown)
+    longer = Finding("error", "unknown", (), None, None, "low", "It failed.", ("x " * 900 + "the point",), "Fix it.")
+    shown = as_text(Diagnosis((longer,), ()), columns)
+    assert len(shown) <= 12 and any("the point" in line for line in shown)
 
 
 # --- of a run
