@@ -145,7 +145,7 @@ def _of_stream(lines: list[Said]) -> list[Raised]:
         if spawned and line.rank is None:
             line = replace(line, rank=int(spawned["rank"]))
         raised = Raised(line, match["kind"], text, tuple(frames), (), agent, during, ignored, thread, tuple(code))
-        if found and (chained or original) and inside:
+        if found and (chained or (original and inside)):  # one that was never raised here has no traceback
             before = found.pop()
             # a data loader shows the worker's exception after its own; else the first of a chain comes first
             raised = (
