@@ -181,6 +181,12 @@ def _of_exception(raised: Raised, seen: Scene, knowledge: Knowledge) -> Iterator
         if any(one.level >= SPECIFIC for one in found):
             break
     if not any(one.level >= SPECIFIC for one in found):
+        if raised.agent and REFUSAL.search(raised.kind) and not _of_peers(raised, knowledge):
+            why = "the launcher itself refuses to start"
+            yield suspect_of(
+                "script-bad-argument", SPECIFIC, raised.line, seen, raised=raised, confidence="medium", why=why
+            )
+            return
         if raised.agent or _of_peers(raised, knowledge):
             yield from found
             return
@@ -204,6 +210,8 @@ def _raised_there(signature: Signature, raised: Raised) -> bool:
     return signature.within is None or any(map(signature.within.search, places[-LAST_PLACES:]))
 
 
+# of a launcher: what it raises of its own settings; of its workers and of others it has kinds of its own
+REFUSAL = re.compile(r"^(?:ValueError|TypeError|KeyError|AssertionError|NotImplementedError)$")
 BROKEN = re.compile(r"EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|FileNotFoundError")
 
 

@@ -277,6 +277,15 @@ def test_several_ranks_at_work_are_not_one_that_keeps_the_others_waiting() -> No
     assert first.code != "rank0-work-exceeds-timeout"
 
 
+def test_a_launcher_within_a_rank_that_fails_by_itself_is_the_cause() -> None:
+    text = (GOLDEN / "launcher-refuses-config-1" / "train.log").read_text()
+    lines = [Line(70.0, "b", 1, "stderr", 1, line) for line in text.splitlines()]
+    failed = {**of_rank_1(70.1, 1), "host": "b", "node": 1}
+    answers = {"a": answer(), "b": answer(of_rank_1(70.1, 1))}
+    first = diagnose_run.judge(lines, {**VERDICT, "first_failure": failed}, answers, {0: "a", 1: "b"}).findings[0]
+    assert (first.code, first.hosts, first.rank) == ("script-bad-argument", ("b",), 1)
+
+
 def test_who_stopped_a_run_is_its_end_and_what_that_made_of_the_ranks_is_not() -> None:
     code, _, rank = judged({"state": "killed", "stopped_by": "Ctrl-C", "first_failure": None}, a=answer(), b=answer())
     assert (code, rank) == ("user-interrupt", None)
