@@ -302,6 +302,8 @@ SAVED = re.compile(
 SHARED = re.compile(r"/(?:nfs|shared|share|mnt/nfs|lustre|gpfs|scratch|fsx|efs|beegfs|weka|cephfs)\w*/")
 
 
+REMOVES = re.compile(r"\b(?:os\.(?:remove|unlink|rename|replace|rmdir)|shutil\.(?:rmtree|move)|\w+\.unlink)\(")
+LAST_FRAME = 3  # lines, with Python's marks under the code
 PATH = re.compile(r"['\"](/?[\w./ -]+)['\"]")
 
 
@@ -332,6 +334,9 @@ def _files(suspects: list[Suspect], seen: Scene) -> list[Suspect]:
         match = PATH.search(one.line.text)
         if match is None or one.raised is None:
             return one
+        if any(REMOVES.search(frame) for frame in one.raised.frames[-LAST_FRAME:]):
+            why = "it removes or renames a file that another rank has removed or renamed at the same time"
+            return replace(one, code="shared-fs-lag", confidence="medium", why=why)
         name = match[1].rsplit("/", 1)[-1]
         wrote = [
             line

@@ -50,7 +50,10 @@ TAGS = tuple(
     )
 )
 SRUN = re.compile(r"\s*(?P<rank>\d+): ?")
-PDSH = re.compile(r"(?P<host>(?!\w*(?:Error|Exception|Warning|INFO|DEBUG|ERROR|WARN))[A-Za-z][\w.-]*):(?: (?!error)|$)")
+PDSH = re.compile(
+    r"(?P<host>(?!\w*(?:Error|Exception|Warning|INFO|DEBUG|ERROR|WARN))[A-Za-z][\w.-]*|\d+(?:\.\d+){3})"
+    r":(?: (?!error)|$)"
+)
 
 GLUED = re.compile(r"(?<=[st]\])(?=\[(?:rank\d+\]:|[EWIF][ \d]))")  # a progress bar ends without a newline
 QUOTED = re.compile(r"^ {0,3}(?:>|#|//) ?")

@@ -1,5 +1,5 @@
 """The diagnosis of logs: of real failures (tests/golden/diagnose: log files and expected.json a case), and of texts
-written after public reports of what cannot be produced on a machine without GPUs (worded.txt)."""
+written after public reports of what cannot be produced on a machine without GPUs (worded.txt, reported.txt)."""
 
 from __future__ import annotations
 
@@ -36,21 +36,58 @@ def test_the_first_cause_of_a_real_failure_is_named(folder: Path) -> None:
         assert found[0].rank == expected["rank"]
 
 
-def worded() -> list[tuple[str, list[tuple[str, str]]]]:
-    """Blocks `@@@ CODE[|CODE]`, of one log each, or of several behind `--- NAME`."""
+Block = tuple[str, str, list[tuple[str, str]]]
+"""The right answers, where the report is (or nothing), and the logs."""
+
+
+def blocks(name: str) -> list[Block]:
+    """Blocks `@@@ CODE[|CODE] [PROJECT#NUMBER]`, of one log each, or of several behind `--- NAME`."""
     found = []
-    for block in re.split(r"^@@@ (?!@)", (GOLDEN / "worded.txt").read_text(encoding="utf-8"), flags=re.M)[1:]:
+    for block in re.split(r"^@@@ (?!@)", (GOLDEN / name).read_text(encoding="utf-8"), flags=re.M)[1:]:
         head, _, body = block.partition("\n")
+        code, _, report = head.strip().partition(" ")
         parts = re.split(r"^--- (\S+)\n", body, flags=re.M)
         logs = list(zip(parts[1::2], parts[2::2], strict=True)) if parts[1:] else [("train.log", body)]
-        found.append((head.strip(), logs))
+        found.append((code, report, logs))
     return found
 
 
-@pytest.mark.parametrize(("code", "logs"), worded(), ids=lambda value: value if isinstance(value, str) else "")
-def test_the_first_cause_is_named_in_the_words_of_other_launchers(code: str, logs: list[tuple[str, str]]) -> None:
+def first_code(logs: list[tuple[str, str]]) -> str:
     findings = diagnose(transcript.read(logs)).findings
-    assert (findings[0].code if findings else "none") in code.split("|"), findings
+    return findings[0].code if findings else "none"
+
+
+@pytest.mark.parametrize(
+    ("code", "logs"),
+    [(code, logs) for code, _, logs in blocks("worded.txt")],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_first_cause_is_named_in_the_words_of_other_launchers(code: str, logs: list[tuple[str, str]]) -> None:
+    assert first_code(logs) in code.split("|")
+
+
+# reports whose cause, as the thread found it, the log alone does not give us yet
+MISREAD = {
+    "EleutherAI/bergson#444": "barrier-deadlock",
+    "IGNF/myria3d#123": "collective-timeout",
+    "alan-turing-institute/autocast#386": "collective-timeout",
+    "NVIDIA/nccl-tests#14": "ipv6-unusable",
+    "deepspeedai/Megatron-DeepSpeed#356": "dataset-missing",
+    "NVlabs/nvdiffrast#190": "none",
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "report", "logs"), blocks("reported.txt"), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_the_first_cause_of_a_public_report_is_the_one_that_its_thread_found(
+    code: str, report: str, logs: list[tuple[str, str]]
+) -> None:
+    if report in MISREAD:  # once it is right, take it out of the list
+        assert first_code(logs) == MISREAD[report]
+        assert MISREAD[report] not in code.split("|")
+    else:
+        assert first_code(logs) in code.split("|")
 
 
 def test_every_cause_says_what_it_means_and_how_to_mend_it() -> None:
