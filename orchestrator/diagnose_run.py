@@ -142,9 +142,9 @@ def judge(
         failed_at=min((failure["at"] for _, failure in failures), default=None),
         finished={
             one["rank"]: one["at"]
-            for answer in gathered.values()
+            for host, answer in gathered.items()
             for one in answer.get("finished", ())
-            if one["attempt"] == last
+            if one["attempt"] == last and ranks.get(one["rank"]) == host
         },
         stalled=bool(first and first.get("stalled")),
         same_code=same_code,
