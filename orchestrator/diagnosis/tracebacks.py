@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .transcript import Said
 
@@ -105,60 +105,102 @@ def find(lines: Sequence[Said]) -> tuple[Raised, ...]:
     return tuple(sorted(found, key=lambda raised: raised.line.number))
 
 
+@dataclass
+class _Pending:
+    """What the lines before an exception say of it."""
+
+    inside: bool = False  # a traceback has begun
+    chained: bool = False
+    original: bool = False  # the exception before it only passes it on
+    during: bool = False
+    ignored: bool = False
+    thread: bool = False
+    spawned: int | None = None  # the rank, where mp.spawn tells it
+    frames: list[str] = field(default_factory=list)
+    code: list[int] = field(default_factory=list)
+
+    def begin(self, line: Said, before: str) -> None:
+        """A traceback begins."""
+        spawned = SPAWNED.search(before)
+        self.inside, self.frames, self.code = True, [], []
+        self.original = PASSED_ON.search(line.text) is not None or PASSED_ON.search(before) is not None
+        self.spawned = int(spawned["rank"]) if spawned else None
+
+    def announces(self, text: str) -> bool:
+        """Whether a line only tells how the next exception is related to the last one."""
+        if CHAINED.search(text):
+            self.chained, self.during = True, DURING.search(text) is not None
+            return True
+        ignored, thread = IGNORED.search(text) is not None, THREAD.search(text) is not None
+        if self.inside or not (ignored or thread):
+            return False
+        self.ignored, self.thread = ignored, thread
+        return True
+
+    def add(self, line: Said) -> None:
+        """A line of the traceback."""
+        text = line.text.strip()
+        self.frames.append(text)
+        if not text.startswith('File "'):
+            self.code.append(line.number)
+
+    def join(self, raised: Raised, found: list[Raised]) -> Raised:
+        """With the chain before it. One that was never raised here has no traceback of its own."""
+        if not found or not (self.chained or (self.original and self.inside)):
+            return raised
+        before = found.pop()
+        # a data loader shows the worker's exception after its own; else the first of a chain comes first
+        joined = (
+            replace(before, chain=(raised, *before.chain), line=_of_rank(before.line, raised.line.rank))
+            if self.original
+            else replace(raised, chain=(*before.chain, replace(before, chain=())))
+        )
+        return replace(joined, thread=joined.thread or before.thread, ignored=before.ignored)
+
+
 def _of_stream(lines: list[Said]) -> list[Raised]:
     found: list[Raised] = []
-    frames: list[str] = []
-    code: list[int] = []
-    inside = False
-    chained = original = during = ignored = thread = False
-    spawned: re.Match[str] | None = None
+    pending = _Pending()
     position = 0
     cut_off = lines[0].text.startswith(" ")  # the log may begin in the midst of a traceback
     while position < len(lines):
         line = _ungrouped(lines[position])
+        before = lines[position - 1].text if position > 0 else ""
         position += 1
         if START.search(line.text):
-            before_it = lines[position - 2].text if position > 1 else ""
-            original = PASSED_ON.search(line.text) is not None or PASSED_ON.search(before_it) is not None
-            spawned = SPAWNED.search(before_it)
-            inside, frames, code = True, [], []
+            pending.begin(line, before)
             continue
-        if CHAINED.search(line.text):
-            chained, during = True, DURING.search(line.text) is not None
+        if pending.announces(line.text):
             continue
-        if not inside and (IGNORED.search(line.text) or THREAD.search(line.text)):
-            ignored, thread = IGNORED.search(line.text) is not None, THREAD.search(line.text) is not None
+        if pending.inside and (boxed := BOXED.match(line.text)):
+            pending.frames.append(f'File "{boxed["path"]}", line {boxed["line"]}, in {boxed["name"]}')
             continue
-        if inside and (boxed := BOXED.match(line.text)):
-            frames.append(f'File "{boxed["path"]}", line {boxed["line"]}, in {boxed["name"]}')
-            continue
-        match = RAISED.match(line.text) or (ANYTHING.match(line.text) if inside and frames else None)
-        if not match or (match["indent"] and not inside and not cut_off) or not _plausible(match, inside):
+        match = RAISED.match(line.text) or (ANYTHING.match(line.text) if pending.inside and pending.frames else None)
+        indented = match is not None and match["indent"] and not pending.inside and not cut_off
+        if match is None or indented or not _plausible(match, pending.inside):
             cut_off = cut_off and line.text.startswith(" ")
-            if (inside or cut_off) and (line.text.startswith(" ") or 'File "' in line.text):
-                frames.append(line.text.strip())
-                if not frames[-1].startswith('File "'):
-                    code.append(line.number)
+            if (pending.inside or cut_off) and (line.text.startswith(" ") or 'File "' in line.text):
+                pending.add(line)
             continue
         text, position = _message(lines, position, match)
-        agent = line.agent or _of_agent(frames, match["kind"])
-        if spawned and line.rank is None:
-            line = replace(line, rank=int(spawned["rank"]))
-        raised = Raised(line, match["kind"], text, tuple(frames), (), agent, during, ignored, thread, tuple(code))
-        if found and (chained or (original and inside)):  # one that was never raised here has no traceback
-            before = found.pop()
-            # a data loader shows the worker's exception after its own; else the first of a chain comes first
-            raised = (
-                replace(before, chain=(raised, *before.chain), line=_of_rank(before.line, raised.line.rank))
-                if original
-                else replace(raised, chain=(*before.chain, replace(before, chain=())))
-            )
-            raised = replace(raised, thread=raised.thread or before.thread, ignored=before.ignored)
-        found.append(raised)
-        inside = chained = original = during = ignored = thread = cut_off = False
-        spawned = None
-        frames, code = [], []
+        found.append(pending.join(_raised(line, match["kind"], text, pending), found))
+        pending, cut_off = _Pending(), False
     return found
+
+
+def _raised(line: Said, kind: str, text: str, pending: _Pending) -> Raised:
+    agent = line.agent or _of_agent(pending.frames, kind)
+    return Raised(
+        _of_rank(line, pending.spawned),
+        kind,
+        text,
+        tuple(pending.frames),
+        agent=agent,
+        during=pending.during,
+        ignored=pending.ignored,
+        thread=pending.thread,
+        code=tuple(pending.code),
+    )
 
 
 def _of_rank(line: Said, rank: int | None) -> Said:

@@ -16,6 +16,7 @@ COMPLAINTS = re.compile(
 )
 FATAL = re.compile(r"(?i)^\W*(?:\w+: |\[\w+\] ?)?(?:fatal|critical|error|panic|aborted)\b(?! ?=)")
 LOSS = re.compile(r"(?i)(?<![a-z])loss\S*[\s=:'\"]+\(?(?:(?P<lost>-?(?:nan|inf)\b)|-?\d)")
+SAID_BY_OTHERS = 18  # level from which what others say of a failure is a sign of one
 LAST_WORDS = 12  # lines at the end of all; a failure is there, if it is anywhere
 BROKEN_OFF = 4  # lines at the end; a traceback that begins there is not told to its end
 
@@ -26,28 +27,39 @@ def failed(seen: Scene, suspects: Sequence[Suspect], secondary: Sequence[Suspect
 
 
 def _in_trouble(seen: Scene, suspects: Sequence[Suspect], secondary: Sequence[Suspect]) -> bool:
-    if any(one.level >= ENDING and not one.hint for one in suspects):
+    if _has_ended(seen, suspects):
         return True
-    losses = [found for line in seen.lines[-LAST_WORDS:] if (found := LOSS.search(line.text))]
-    if len(losses) > 1 and all(one["lost"] for one in losses[-2:]):
-        return True  # it may well go on to its end, in vain
-    if any(one.code != 0 and one.line is not None for one in seen.exits):
-        return True
-    if any("exit_barrier" not in "".join(one.frames) and not seen.goes_on(one) for one in seen.raised):
-        return True
-    if any("Traceback (most recent" in line.text for line in seen.lines[-BROKEN_OFF:]):
-        return True
-    healthy = any(one.code == "exit-barrier-noise" for one in suspects)
-    if healthy:
+    if any(one.code == "exit-barrier-noise" for one in suspects):
         return False
-    if any(one.level >= 18 and not one.hint for one in suspects):
+    if any(one.level >= SAID_BY_OTHERS and not one.hint for one in suspects):
         return True
-    if any(COMPLAINTS.search(line.text) for line in seen.lines):
-        return True
+    return any(COMPLAINTS.search(line.text) for line in seen.lines) or _last_words_are_bad(seen, secondary)
+
+
+def _has_ended(seen: Scene, suspects: Sequence[Suspect]) -> bool:
+    """Whether anything ended badly, or goes on in vain."""
+    return (
+        any(one.level >= ENDING and not one.hint for one in suspects)
+        or _loss_is_lost(seen)
+        or any(one.code != 0 and one.line is not None for one in seen.exits)
+        or any("exit_barrier" not in "".join(one.frames) and not seen.goes_on(one) for one in seen.raised)
+        or any("Traceback (most recent" in line.text for line in seen.lines[-BROKEN_OFF:])
+    )
+
+
+def _loss_is_lost(seen: Scene) -> bool:
+    """The last losses are no numbers: it may well go on to its end, in vain."""
+    losses = [found for line in seen.lines[-LAST_WORDS:] if (found := LOSS.search(line.text))]
+    return len(losses) > 1 and all(one["lost"] for one in losses[-2:])
+
+
+def _last_words_are_bad(seen: Scene, secondary: Sequence[Suspect]) -> bool:
+    """The log ends with an error, and not with steps of training or the word of an end."""
     last = seen.lines[-LAST_WORDS:]
-    went_well = any(STEPS.search(line.text) or FINISHED.search(line.text) for line in last)
+    if any(STEPS.search(line.text) or FINISHED.search(line.text) for line in last):
+        return False
     blames = {one.line.number for one in secondary if one.raised is None or not seen.goes_on(one.raised)}
-    return not went_well and any(FATAL.search(line.text) or line.number in blames for line in last)
+    return any(FATAL.search(line.text) or line.number in blames for line in last)
 
 
 WELL = re.compile(r"(?i)\b(?:finish(?:ed)?|complet(?:ed?|ion)|done|success(?:ful(?:ly)?)?|succeeded)\b")
