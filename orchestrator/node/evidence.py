@@ -1,13 +1,14 @@
 """What a host knows of a failure beyond the output: exits, kills for want of memory, the kernel's log, dumps."""
 
+import functools
 import glob
 import os
 import re
 import time
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 from . import facts, flight, state
-from .ask import output_of
+from .ask import answers_of, output_of
 
 KERNEL_WINDOW = 5.0  # s for dmesg
 KERNEL = re.compile(
@@ -43,9 +44,11 @@ def paths(arguments: Dict[str, Any]) -> Dict[str, Any]:
     spec = state.read(os.path.join(state.run_folder(arguments["run_id"]), "spec.json"))
     if spec is None:
         return {"error": "no such run here", "code": "no-such-run"}
-    full = {path: os.path.join(spec["cwd"], path) for path in arguments["paths"]}
-    found = facts.paths(list(full.values()))
-    return {"paths": {path: found[full[path]] for path in full}}
+    questions: Dict[str, Callable[[], Any]] = {
+        path: functools.partial(facts.unreadable, os.path.join(spec["cwd"], path)) for path in arguments["paths"]
+    }
+    answers = answers_of(questions, facts.FILES_WINDOW)
+    return {"paths": {path: answers.get(path, "its file system does not answer") for path in questions}}
 
 
 def _kernel(since: float) -> List[Dict[str, Any]]:
