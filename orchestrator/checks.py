@@ -14,7 +14,7 @@ from statistics import median
 
 from . import checks_gpus, checks_network, checks_python
 from .findings import Finding, Findings, Severity, say, shell_word
-from .plan import Node, Plan
+from .plan import Node, Plan, arguments
 from .transport import ConnectFailure, with_hosts
 
 __all__ = ["Facts", "Finding", "judge", "say", "unreached"]
@@ -56,6 +56,7 @@ def judge(plan: Plan, facts: Mapping[str, Facts], hellos: Mapping[str, Facts]) -
         _state_folder(node, hellos[node.host.name], found)
         _folders(node, fact, found)
         _hung(node, fact, found)
+        _shared_output(plan, node, fact, found)
         _disks(node, fact, found)
         _limits(node, fact, found)
         _leftovers(plan, node, fact, found)
@@ -110,6 +111,15 @@ def _hung(node: Node, fact: Facts, found: Findings) -> None:
         message = f"{path} does not answer: the server of its file system may be gone"
         fix = "bring its server back, or unmount it; `df` without arguments shows which mount hangs"
         found.add("error", "filesystem-hung", node.host.name, message, fix, f"stat {path}: no answer")
+
+
+def _shared_output(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
+    output = plan.inventory.run.output
+    why = fact["paths"].get(output) if output else None
+    if why:
+        fix = f"mount it there, or make it (ls -ld {output}); run.output is a folder on a disk that all hosts share"
+        message = f"run.output {output}: {why}"
+        found.add("error", "shared-output-missing", node.host.name, message, fix, f"ls -d {output}: {why}")
 
 
 def _disks(node: Node, fact: Facts, found: Findings) -> None:
@@ -236,9 +246,11 @@ def _duration(seconds: float) -> str:
 
 def path_arguments(plan: Plan) -> dict[str, str]:
     """{absolute path among the script's arguments: the option before it}."""
-    _, _, script, *arguments = plan.nodes[0].command  # python, -u, the script or -m and a module
+    of_nodes = [node.command[arguments(node.command[1:]) + 1 :] for node in plan.nodes]
     found = {}
-    for before, word in pairwise(("", *(arguments[1:] if script == "-m" else arguments))):
+    for before, word in pairwise(("", *of_nodes[0])):
+        if not all(word in words for words in of_nodes):
+            continue  # it holds the name of the host
         option, equals, value = word.partition("=")
         if word.startswith("-") and equals and value.startswith("/"):
             found[value] = option

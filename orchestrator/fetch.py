@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,6 +34,8 @@ next time."""
 LARGEST = 1 << 63
 """Bytes, and ns since 1970, that no file has."""
 
+SHARED = "shared"
+"""The folder, beside those of the hosts, for outputs on a disk that they share."""
 BATCH = 1000  # files asked for at once
 
 
@@ -47,12 +49,24 @@ class Remote:
 
 
 @dataclass(frozen=True)
+class Source:
+    """What is brought from a host to one folder here: `output` and `code`, or one of the two."""
+
+    folder: Path
+    parts: tuple[str, ...] = ("output", "code")
+
+
+@dataclass(frozen=True)
 class Listed:
     """What a host has of a run."""
 
+    source: Source
     files: list[Remote]
     written: str | None
     """Stands for the state of the files beside the code."""
+
+    def missing(self) -> Listed:
+        return replace(self, files=[one for one in self.files if not is_here(self.source.folder, one)])
 
 
 @dataclass(frozen=True)
@@ -68,6 +82,14 @@ class Outputs:
     incomplete: bool
     """A host that could not be asked may have some, too."""
     goes_on: bool = False
+    reader: str | None = None
+    """Where the outputs are on a disk that the hosts share: the one that is asked for them."""
+
+    def sources(self, host: str, folder: Path) -> list[Source]:
+        if self.reader is None:
+            return [Source(folder / host)]
+        shared = [Source(folder / SHARED, ("output",))] if host == self.reader else []
+        return [*shared, Source(folder / host, ("code",))]
 
     def asked(self, **more: Any) -> dict[str, Any]:
         return {**self.key, **more}
@@ -87,14 +109,12 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
             raise UsageError(f"{folder} is a link, and the hosts chose its name; give -o DIR")
         of_run = [host for host in read.hosts if host.name in what.hosts]
         asked = what.asked(pattern=pattern or "")
-        listed = fleet.each(of_run, lambda _, session: _list(session, asked))
-        missing = {
-            host: [one for one in found.files if not is_here(folder / host, one)] for host, found in listed.done.items()
-        }
+        listed = fleet.each(of_run, lambda host, session: _list(session, asked, what.sources(host.name, folder)))
+        missing = {host: [found.missing() for found in of_host] for host, of_host in listed.done.items()}
         count, size = _totals(missing)
-        same = sum(len(found.files) for found in listed.done.values()) - count
+        same = _totals(listed.done)[0] - count
         refused = _refused(folder, missing)
-        missing = {host: files for host, files in missing.items() if host not in refused}
+        missing = {host: of_host for host, of_host in missing.items() if host not in refused}
         count, size = _totals(missing)
         if pattern and not count and not same and not listed.failed and not refused:
             raise UsageError(f"no output of {what.run} matches {pattern!r}")
@@ -105,15 +125,20 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
             _make(folder)
 
         def bring(host: Host, session: Session) -> list[str]:
-            files = missing[host.name]
-            whole = sum(one.size for one in files)
+            whole = sum(map(_bytes, missing[host.name]))
+            come = 0
+            problems = []
+            for found in missing[host.name]:
 
-            def show(done: int) -> None:
-                fleet.progress.come(host.name, f"{console_size(done)} of {console_size(whole)}")
+                def show(done: int, before: int = come) -> None:
+                    fleet.progress.come(host.name, f"{console_size(before + done)} of {console_size(whole)}")
 
-            return _bring(session, what, folder / host.name, files, show)
+                problems += _bring(session, what, found, show)
+                come += _bytes(found)
+            return problems
 
-        brought = fleet.each([host for host in of_run if missing.get(host.name)], bring, "fetching")
+        having = [host for host in of_run if any(found.files for found in missing.get(host.name, ()))]
+        brought = fleet.each(having, bring, "fetching")
         if not pattern:
             arrived = listed.done.keys() - refused.keys()
             whole = [host for host in of_run if host.name in arrived and not _is_partial(host.name, brought)]
@@ -158,21 +183,25 @@ def _outputs_of(fleet: Fleet, read: Inventory, wanted: str | None, console: Cons
         if wanted is None or not RUN_NAME.fullmatch(wanted):
             raise
         asked = {"name": wanted, "pattern": ""}
-        listed = fleet.each(read.hosts, lambda _, session: _list(session, asked))
-        having = frozenset(host for host, found in listed.done.items() if found.files)
+        listed = fleet.each(read.hosts, lambda _, session: _list(session, asked, [Source(Path())]))
+        having = frozenset(host for host, (found,) in listed.done.items() if found.files)
         if not having:
             raise
         return Outputs(wanted, wanted, having, {"name": wanted}, incomplete)
     warn_of_unheard(run, listing, console)
-    return Outputs(
-        run.run_id, _default_folder(run), frozenset(run.parts), {"run_id": run.run_id}, incomplete, run.unfinished
-    )
+    first = next(iter(run.nodes or run.parts))
+    reader = first if run.parts[first].get("shared_output") else None
+    hosts, key = frozenset(run.parts), {"run_id": run.run_id}
+    return Outputs(run.run_id, _default_folder(run), hosts, key, incomplete, run.unfinished, reader)
 
 
-def _list(session: Session, asked: Mapping[str, Any]) -> Listed:
-    answer = session.request("outputs", dict(asked))
-    written = answer.get("written")
-    return Listed(checked(answer), written if isinstance(written, str) else None)
+def _list(session: Session, asked: Mapping[str, Any], sources: list[Source]) -> list[Listed]:
+    found = []
+    for source in sources:
+        answer = session.request("outputs", {**asked, "parts": list(source.parts)})
+        written = answer.get("written")
+        found.append(Listed(source, checked(answer), written if isinstance(written, str) else None))
+    return found
 
 
 def _is_partial(host: str, brought: Results[list[str]]) -> bool:
@@ -180,10 +209,11 @@ def _is_partial(host: str, brought: Results[list[str]]) -> bool:
     return host in brought.failed or bool(brought.done.get(host))
 
 
-def _confirm(session: Session, what: Outputs, listed: Listed) -> None:
+def _confirm(session: Session, what: Outputs, listed: list[Listed]) -> None:
     """Tell a host that we have all it listed: from then on it may remove the run's record."""
-    if listed.written is not None:
-        session.request("fetched", what.asked(written=listed.written))
+    for found in listed:
+        if found.written is not None and "code" in found.source.parts:
+            session.request("fetched", what.asked(written=found.written))
 
 
 def checked(answer: Mapping[str, Any]) -> list[Remote]:
@@ -310,10 +340,9 @@ def _make_folders(folder: Path, path: str) -> None:
         folder.mkdir(exist_ok=True)
 
 
-def _bring(
-    session: Session, what: Outputs, folder: Path, files: list[Remote], show: Callable[[int], None]
-) -> list[str]:
+def _bring(session: Session, what: Outputs, listed: Listed, show: Callable[[int], None]) -> list[str]:
     """Fetch files of one host; gives what went wrong with single ones. `show`: told the bytes that have come."""
+    folder, files = listed.source.folder, listed.files
     problems: list[str] = []
     room = Room(files)
     for start in range(0, len(files), BATCH):
@@ -334,10 +363,14 @@ def _bring(
     return problems
 
 
-def _totals(files: Mapping[str, list[Remote]]) -> tuple[int, int]:
-    """How many, and their bytes."""
-    every = [one for found in files.values() for one in found]
-    return len(every), sum(one.size for one in every)
+def _totals(listed: Mapping[str, list[Listed]]) -> tuple[int, int]:
+    """How many files, and their bytes."""
+    every = [found for of_host in listed.values() for found in of_host]
+    return sum(len(found.files) for found in every), sum(map(_bytes, every))
+
+
+def _bytes(listed: Listed) -> int:
+    return sum(one.size for one in listed.files)
 
 
 def _default_folder(run: runs.Run) -> str:
@@ -347,17 +380,18 @@ def _default_folder(run: runs.Run) -> str:
     return name
 
 
-def _refused(folder: Path, files: Mapping[str, list[Remote]]) -> dict[str, FindingsError]:
+def _refused(folder: Path, listed: Mapping[str, list[Listed]]) -> dict[str, FindingsError]:
     """Hosts whose files cannot be taken: the largest shares, where the disk does not take all, and links."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
     refused = {}
-    sizes = {host: sum(one.size for one in of_host) for host, of_host in files.items()}
+    sizes = {host: sum(map(_bytes, of_host)) for host, of_host in listed.items()}
     for host, size in sorted(sizes.items(), key=lambda item: item[1]):
-        if (folder / host).is_symlink():
-            refused[host] = FindingsError(f"{host}: {folder / host} is a link here, and nothing is written through it")
+        links = [found.source.folder for found in listed[host] if found.source.folder.is_symlink()]
+        if links:
+            refused[host] = FindingsError(f"{host}: {links[0]} is a link here, and nothing is written through it")
         elif size > free:
             room = f"{console_size(size)} to fetch, and only {console_size(free)} are free in {place}"
             refused[host] = FindingsError(f"{host}: {room}; give -o DIR")

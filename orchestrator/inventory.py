@@ -82,6 +82,7 @@ class RunOptions:
     nnodes: Literal["auto"] | tuple[int, int]  # (least, most)
     env: Mapping[str, str]
     secrets: tuple[str, ...]  # names only
+    output: str | None  # on a disk that all hosts share; None: a folder on each host
     rdzv: Rendezvous
     ports: tuple[int, int]  # both included
     sync: Literal["auto", "none"] | tuple[str, ...]

@@ -86,7 +86,8 @@ class Kind:
 
 def describe(node: Node) -> str:
     if isinstance(node, Map):
-        return "a mapping"
+        names = [key.text for key, _ in node.items if isinstance(key, Scalar)]
+        return f'a mapping; quote it: "{{{names[0]}}}"' if names in (["output"], ["run"], ["host"]) else "a mapping"
     if isinstance(node, Sequence):
         return "a list" if node.items else "an empty list"
     if node.null:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,13 @@ MAX_WORD = 128 * 1024 - 1
 MAX_WORDS = 1024 * 1024
 """Bytes of all of them. Linux takes a quarter of the stack's limit, 2 MiB as a rule, and the login brings its own."""
 SHOWN = 4  # names of what is not sent
+_PLACE = re.compile(r"(?<!\$)(?<!\$\{)(?:\{\{(run|host)\}\}|\{(run|host)\})")
+"""What the user's arguments and variables may hold: `{{run}}` is a literal `{run}`, and `${run}` is OmegaConf's.
+
+`{output}` is the same, and filled in on each host (node/launch.py).
+"""
+_SHELL_NAMES = {"DDP_ORCH_OUTPUT_DIR": "{output}", "DDP_ORCH_RUN_NAME": "{run}"}
+_SHELL_VARIABLE = re.compile(r"\$(?:(DDP_ORCH_[A-Z_]+)|\{(DDP_ORCH_[A-Z_]+)\})")
 AUTO_PLACES = {
     "master_addr": "auto",
     "master_port": "auto",
@@ -125,8 +133,8 @@ def make(
             host=host,
             nproc=_nproc(host),
             gpu_ids=_gpu_ids(host),
-            command=(host.python, *command),
-            env={**extra, **host.env, **env},
+            command=(host.python, *_fill_in_arguments(command, name, host.name)),
+            env={key: _fill_in(value, name, host.name) for key, value in {**extra, **host.env, **env}.items()},
         )
         for host in order(inventory)
     )
@@ -134,6 +142,34 @@ def make(
         check_size(node.env, node.command)
     launcher = launchers.choose(inventory.run.launcher, inventory.run.rdzv.backend)
     return Plan(run_id, name, nodes, launcher, code, inventory, inventory.run.secrets)
+
+
+def arguments(command: Sequence[str]) -> int:
+    """Where the script's own arguments begin in `-u SCRIPT ...` or `-u -m MODULE ...`."""
+    return 3 if command[1] in ("-m", "-c") else 2
+
+
+def _fill_in_arguments(command: tuple[str, ...], run: str, host: str) -> tuple[str, ...]:
+    begin = arguments(command)
+    return (*command[:begin], *(_fill_in(word, run, host) for word in command[begin:]))
+
+
+def _fill_in(text: str, run: str, host: str) -> str:
+    values = {"run": run, "host": host}
+    return _PLACE.sub(lambda found: f"{{{found[1]}}}" if found[1] else values[found[2]], text)
+
+
+def shell_variables(plan: Plan) -> tuple[str, ...]:
+    """Of each argument or variable that names one of our variables as a shell would expand it: how to write it."""
+    found = {}
+    for node in plan.nodes:
+        words = {f"the argument {shlex.quote(word)}": word for word in node.command[arguments(node.command[1:]) + 1 :]}
+        variables = {f"env {name}={shlex.quote(value)}": value for name, value in node.env.items()}
+        for what, text in {**words, **variables}.items():
+            right = _SHELL_VARIABLE.sub(lambda one: _SHELL_NAMES.get(one[1] or one[2], one[0]), text)
+            if right != text:
+                found[what] = f"{what} is not expanded, as no shell reads it; write {shlex.quote(right)}"
+    return tuple(found.values())
 
 
 def check_size(env: Mapping[str, str], command: Sequence[str] = ()) -> None:
@@ -220,6 +256,7 @@ def spec(
     return {
         "run_id": plan.run_id,
         "name": plan.name,
+        "shared_output": f"{run.output.rstrip('/')}/{plan.name}" if run.output else None,
         "created_at": created_at,
         "by": by,
         "inventory": plan.inventory.path,

@@ -48,7 +48,7 @@ def question(plan: Plan, node: Node, script: dict[str, Any] | None) -> dict[str,
         "script": script,
         "gpus": "none" if host.gpus == "none" else "auto",
         "ports": [] if port == "auto" else [port],
-        "paths": sorted(checks.path_arguments(plan)),
+        "paths": sorted({*checks.path_arguments(plan), *filter(None, [plan.inventory.run.output])}),
         "names": [],
         # of one peer the reverse look-up: torch makes one for each, and what matters is whether it is answered
         "addresses": [address for address in _addresses(plan.nodes[0]) if node is not plan.nodes[0]],

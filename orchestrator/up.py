@@ -74,7 +74,7 @@ def up(wanted: Up, printer: watch.LinePrinter | None = None) -> int:
         read = replace(read, run=replace(read.run, script=None, args=(*read.run.args, *wanted.trainer_args)))
     run_id = naming.new_run_id()
     made, snapshot = _plan(read, wanted, run_id)
-    for warning in snapshot.warnings if snapshot else ():
+    for warning in (*plan.shell_variables(made), *(snapshot.warnings if snapshot else ())):
         console.warning(warning)
     if wanted.dry_run:
         text = json.dumps(plan.as_dict(made), indent=2) + "\n" if wanted.as_json else plan.as_text(made)

@@ -242,7 +242,9 @@ def conclude(
     if tell_outputs and (beside or any(part.get("outputs") for part in parts)):
         resumes = verdict["state"] != "succeeded" and any(part.get("outputs") for part in parts)
         again = f"; a new run goes on with it: {resume}" if resumes else ""
-        console.note(f"what it wrote is on its hosts; bring it here with: {about.command('fetch')}{again}")
+        shared = next((path for part in parts if (path := part.get("shared_output"))), None)
+        place = f"in {shared} on its hosts" if shared else "on its hosts"
+        console.note(f"what it wrote is {place}; bring it here with: {about.command('fetch')}{again}")
     return OUTCOMES[verdict["state"]]
 
 

@@ -243,7 +243,8 @@ class Guard:
         paths = launch.Paths(self._folder, self._path("fifo"), self._path("log"), code, output)
         tree = self._new_tree(order.attempt)
         try:
-            os.makedirs(output, 0o700, exist_ok=True)
+            if not spec.get("shared_output"):  # that was made, and a shared disk may hang by now
+                os.makedirs(output, 0o700, exist_ok=True)
             jobs, rank = launch.jobs(spec, self._private["secrets"], order, paths, self._program())
             state.replace(self._path("rank.json"), rank)
             ranks = range(order.first_rank, order.first_rank + spec["nproc"])

@@ -1,10 +1,12 @@
 """An attempt on this node as jobs: argv and environment of each process the guard starts. Only reads interfaces.
 
 The spec holds the launcher as data (orchestrator/launchers.py makes it): argv and environment with `{name}` places for
-what is known only when an attempt begins. The user's own words are never part of a template.
+what is known only when an attempt begins. The user's own words are never part of a template; in the script's arguments
+and in variables only `{output}` is filled in.
 """
 
 import os
+import re
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from . import gang, network, processes
@@ -12,6 +14,10 @@ from . import gang, network, processes
 # No question to a name server; /etc/hosts is read. torchrun is given addresses only, and yet looks up its own name and
 # those of all who connect, one after the other: with a server that does not answer, a second for each.
 AGENT_RESOLVER = "attempts:0"
+
+
+# `{{output}}` is a literal `{output}`, and `${output}` is OmegaConf's (as in plan.py)
+OUTPUT = re.compile(r"(?<!\$)(?<!\$\{)(\{\{output\}\}|\{output\})")
 
 
 class Paths(NamedTuple):
@@ -60,7 +66,7 @@ def jobs(
     """The jobs of an attempt, and what rank-exec shall read from its file (no secret in it: it is inherited)."""
     fill = places(spec, order, paths)
     environment = {name: value.format_map(fill) for name, value in spec["auto_env"].items()}
-    environment.update(spec["env"])
+    environment.update({name: _fill_in(value, paths.output) for name, value in spec["env"].items()})
     environment.update(secrets)
     environment.update(
         {
@@ -70,8 +76,8 @@ def jobs(
             "DDP_ORCH_OUTPUT_DIR": paths.output,
         }
     )
-    rank = {
-        "argv": spec["command"],
+    rank: Dict[str, Any] = {
+        "argv": _command(spec["command"], paths.output),
         "cwd": paths.cwd,
         "first_rank": order.first_rank,
         "stdout": os.path.join(paths.fifo, "%d.*.out" % order.attempt),  # *: the rank
@@ -99,6 +105,16 @@ def jobs(
         }
         return [Job("agent", agent)], rank
     return [_direct(spec, order, rank, environment, local_rank) for local_rank in range(spec["nproc"])], rank
+
+
+def _command(words: List[str], output: str) -> List[str]:
+    """python, -u, the script or -m and a module; then its arguments."""
+    begin = 4 if words[2:3] in (["-m"], ["-c"]) else 3
+    return words[:begin] + [_fill_in(word, output) for word in words[begin:]]
+
+
+def _fill_in(text: str, output: str) -> str:
+    return OUTPUT.sub(lambda found: output if found.group() == "{output}" else "{output}", text)
 
 
 def _direct(

@@ -25,14 +25,15 @@ Emit = Callable[[Dict[str, Any], bytes], None]
 def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """The regular files that match: `files`, each [path, size, mtime in ns]; `links` are the links left out.
 
-    `arguments`: run_id or name, pattern. `written`: a digest of the files beside the code, for `fetched`.
+    `arguments`: run_id or name, pattern, parts ("output", "code", or both). `written`: a digest of the files beside
+    the code, for `fetched`.
     """
     output, code = _roots(arguments)
     pattern = [part for part in arguments["pattern"].split("/") if part not in ("", ".")]
     files: List[List[Any]] = []
     links = 0
     size = 0
-    for path, full in _all(output, code):
+    for path, full in _all(output, code, arguments["parts"]):
         if not matches(path.split("/"), pattern):
             continue
         try:
@@ -174,11 +175,12 @@ def _roots(arguments: Dict[str, Any]) -> Tuple[str, Optional[Code]]:
     return next(filter(os.path.isdir, folders), folders[0]), None
 
 
-def _all(output: str, code: Optional[Code]) -> Iterator[Tuple[str, str]]:
+def _all(output: str, code: Optional[Code], parts: Sequence[str]) -> Iterator[Tuple[str, str]]:
     """(path as it is listed, path here) of all that is no folder."""
-    for path in _walk(output, ""):
-        yield path, os.path.join(output, path)
-    for path in sorted(_written(code)) if code else ():
+    for path in _walk(output, "") if "output" in parts else ():
+        if path != state.OUTPUT_LOCK:
+            yield path, os.path.join(output, path)
+    for path in sorted(_written(code)) if code and "code" in parts else ():
         yield _shown_below(output) + "/" + path, os.path.join(code[0] if code else "", path)
 
 

@@ -1,5 +1,6 @@
 """`prepare`: everything that can fail about a launch on this host is tried, then a guard waits, uncommitted."""
 
+import errno
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ from .follower import JOIN_WINDOW
 from .wire import Refused
 
 REACH_WINDOW = 4.0  # s to reach the head's two ports from here
+SHARED_WINDOW = 10.0  # s until what the head has written to a shared disk is seen by the other hosts
 FREE_SPACE = 64 * 1024 * 1024  # bytes that the state folder must have left
 
 
@@ -25,7 +27,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     kept = retire.retire(spec["keep"], program)
     beside = [] if spec["gpu_ids"] else sorted(run_id for run_id, kept in state.runs() if runs.guarded(kept))
     folder = _make_folder(spec)
-    resumes = runs.not_empty(state.output_folder(folder, spec))
+    resumes = (spec["node"] == 0 or not spec["shared_output"]) and runs.not_empty(state.output_folder(folder, spec))
     sockets: Dict[str, List[socket.socket]] = {}
     locks: List[int] = []
     try:
@@ -34,6 +36,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         state.keep_space(folder)
         spec["cwd"] = _working_folder(spec, folder)
         _take(spec, locks)
+        _share_output(spec, locks)
         if spec["node"] == 0:
             sockets, answer = _open_ports(spec, arguments.get("prefer"))
         else:
@@ -127,8 +130,46 @@ def _take(spec: Dict[str, Any], taken: List[int]) -> None:
             _lock(os.path.join(home, "locks", name), what, taken, os.O_RDWR)
         handle = _lock(os.path.join(state.folder("locks"), name), what, taken, os.O_RDWR | os.O_CREAT)
         os.ftruncate(handle, 0)
-        text = "run %s (%s), started %s" % (spec["run_id"], spec["name"], time.strftime("%Y-%m-%d %H:%M:%S %z"))
-        os.pwrite(handle, text.encode("utf-8", "replace"), 0)
+        os.pwrite(handle, _holder(spec), 0)
+
+
+def _share_output(spec: Dict[str, Any], taken: List[int]) -> None:
+    """Make the output folder on a shared disk and lock it; on the other hosts, see that it is the same folder there."""
+    output = spec["shared_output"]
+    if not output:
+        return
+    lock = os.path.join(output, state.OUTPUT_LOCK)
+    if spec["node"] == 0:
+        if not os.path.isdir(os.path.dirname(output)):
+            raise Refused("shared-output-missing", "run.output %s is not a folder here" % os.path.dirname(output))
+        try:
+            os.makedirs(output, 0o700, exist_ok=True)
+            handle = _lock(lock, "the output folder %s" % output, taken, os.O_RDWR | os.O_CREAT)
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, _holder(spec), 0)
+            os.fsync(handle)  # the others read it by another way than this host's memory
+        except OSError as error:
+            raise Refused("shared-output-missing", "run.output: %s: %s" % (output, error.strerror)) from error
+        return
+    deadline = time.monotonic() + SHARED_WINDOW
+    while not _content(lock).startswith(b"run %s (" % spec["run_id"].encode("ascii")):
+        if time.monotonic() > deadline:
+            what = "run.output: %s is not the folder that the head sees; mount the same disk on all hosts" % output
+            raise Refused("shared-output-missing", what)
+        time.sleep(0.2)
+
+
+def _holder(spec: Dict[str, Any]) -> bytes:
+    started = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    return ("run %s (%s), started %s" % (spec["run_id"], spec["name"], started)).encode("utf-8", "replace")
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4096)
+    except OSError:
+        return b""
 
 
 def _lock(path: str, what: str, taken: List[int], flags: int) -> int:
@@ -140,7 +181,9 @@ def _lock(path: str, what: str, taken: List[int], flags: int) -> int:
     taken.append(handle)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            return handle  # a shared disk without locks; the name of the run is locked on every host
         who = os.pread(handle, 4096, 0).decode("utf-8", "replace")
         end = "`ddp-orch kill INVENTORY %s` ends it" % who.split()[1] if who.startswith("run ") else "end that one"
         text = "%s is taken by %s; %s, or wait for it with --wait" % (what, who or "another run", end)

@@ -17,6 +17,7 @@ import socket
 import stat
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
+OUTPUT_LOCK = ".ddp-orch.lock"  # in an output folder on a shared disk: held by the head of the run that uses it
 RESERVE = 64 * 1024  # bytes
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{3,60}\Z")
 SHARED_FILESYSTEMS = {
@@ -265,8 +266,8 @@ def home_of(run_folder: str) -> str:
 
 
 def output_folder(run_folder: str, spec: Dict[str, Any]) -> str:
-    """$DDP_ORCH_OUTPUT_DIR of a run on this host."""
-    return os.path.join(home_of(run_folder), "out", spec["name"])
+    """$DDP_ORCH_OUTPUT_DIR of a run on this host: a folder here, or one on a disk that the hosts share."""
+    return spec.get("shared_output") or os.path.join(home_of(run_folder), "out", spec["name"])
 
 
 def write(path: str, value: Dict[str, Any]) -> None:

@@ -72,6 +72,28 @@ def test_files_beside_the_code_are_fetched_and_kept_until_then(tmp_path: Path) -
     assert again.returncode == 0 and [path.name for path in (tmp_path / "third/me/code").iterdir()] == ["model.pt"]
 
 
+def test_outputs_on_a_shared_disk_resume_and_are_fetched_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN + "\nimport sys; (pathlib.Path(sys.argv[1]) / 'argument').touch()")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "inventory.yaml").write_text(
+        f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n"
+        f"run: {{launcher: direct, sync: [train.py], output: {tmp_path / 'disk'}, args: ['{{output}}']}}\n"
+    )
+    for _ in range(2):
+        command = ["up", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py"]
+        done = orch(tmp_path, *command, "{output}", "$DDP_ORCH_OUTPUT_DIR/x")
+        assert done.returncode == 0, done.stderr
+    assert "is not expanded, as no shell reads it; write '{output}/x'" in done.stderr
+    assert "the output folder of mine has files already" in done.stderr
+    assert f"what it wrote is in {tmp_path}/disk/mine on its hosts" in done.stderr
+    assert orch(tmp_path, "fetch").returncode == 0
+    files = sorted(
+        str(path.relative_to(tmp_path / "mine")) for path in (tmp_path / "mine").rglob("*") if path.is_file()
+    )
+    assert files == [".gitignore", "shared/argument", "shared/count", "shared/logs/0.json", "shared/logs/1.json"]
+    assert "0 files to fetch, 0 bytes; 4 unchanged" in orch(tmp_path, "fetch").stderr
+
+
 def test_a_run_that_wrote_nothing_is_said_to_have_no_outputs(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "inventory.yaml").write_text(

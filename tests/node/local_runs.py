@@ -134,6 +134,7 @@ class Runs:
         spares: int = 0,
         options: str = "",
         notify: Mapping[str, str] | None = None,
+        name: str | None = None,
     ) -> tuple[Run, dict[str, Any]]:
         """Prepare a run of `python -u -c CODE ARGUMENTS` everywhere; also returns what its start needs.
 
@@ -152,7 +153,7 @@ class Runs:
         wanted = plan.make(
             inventory.parse(text, "inventory.yaml"),
             run_id=run_id,
-            name=run_id,
+            name=name or run_id,
             command=("-u", "-c", code, *arguments),
             code=None,
             env=dict(env or {}),

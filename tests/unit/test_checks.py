@@ -12,7 +12,7 @@ import pytest
 from host_facts import GPU, PYTHON, disk, facts, with_gpus
 
 from orchestrator import inventory, plan
-from orchestrator.checks import Finding, judge, unreached
+from orchestrator.checks import Finding, judge, path_arguments, unreached
 from orchestrator.errors import OrchError
 from orchestrator.findings import Findings, outliers_of
 from orchestrator.fleet import folded
@@ -73,6 +73,20 @@ def test_a_workdir_must_be_a_folder() -> None:
     text = "hosts: [{name: a, workdir: /shared}]"
     assert brief(found(text, {"a": {"workdir": False}})) == [("error", "remote-workdir-missing", ("a",))]
     assert found(text, {"a": {"workdir": True}}) == []
+
+
+def test_a_shared_output_folder_must_be_everywhere() -> None:
+    text = "hosts: [a, b]\nrun: {output: /shared}"
+    (finding,) = found(text, {"b": {"paths": {"/shared": "No such file or directory"}}})
+    assert brief([finding]) == [("error", "shared-output-missing", ("b",))]
+    assert found(text) == []
+
+
+def test_a_path_with_the_name_of_a_host_is_looked_for_nowhere() -> None:
+    read = inventory.parse("hosts: [a, b]", "inventory.yaml")
+    command = ("-u", "train.py", "--data", "/data/{host}", "--root=/data")
+    made = plan.make(read, run_id="R", name="R", command=command, code=None, env={}, debug=False)
+    assert path_arguments(made) == {"/data": "--root"}
 
 
 def test_a_state_folder_that_is_passed_over_is_a_warning() -> None:

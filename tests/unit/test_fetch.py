@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator import fetch
 from orchestrator.errors import UnreachableError
-from orchestrator.fetch import Receiver, Remote, Room
+from orchestrator.fetch import Listed, Receiver, Remote, Room, Source
 from orchestrator.node import outputs, state
 
 
@@ -32,7 +32,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def listed(pattern: str = "") -> list[Remote]:
-    return fetch.checked(outputs.listing({"run_id": "run-1", "pattern": pattern}))
+    return fetch.checked(outputs.listing({"run_id": "run-1", "pattern": pattern, "parts": ["output", "code"]}))
 
 
 def bring(folder: Path, files: list[Remote]) -> Receiver:
@@ -159,11 +159,15 @@ def test_a_listing_that_no_host_could_have_is_refused(files: Any) -> None:
 
 
 def test_a_host_whose_files_find_no_room_stops_no_other(tmp_path: Path) -> None:
-    files = {"evil": [Remote("a", 10**15, 1)], "good": [Remote("a", 7, 1)]}
-    assert list(fetch._refused(tmp_path / "new", files)) == ["evil"]
+    evil, good = (
+        Listed(Source(tmp_path / "new" / host), [Remote("a", size, 1)], None)
+        for host, size in (("evil", 10**15), ("good", 7))
+    )
+    assert list(fetch._refused(tmp_path / "new", {"evil": [evil], "good": [good]})) == ["evil"]
 
 
 def test_nothing_is_written_through_a_link_in_the_place_of_a_hosts_folder(tmp_path: Path) -> None:
     (tmp_path / "evil").symlink_to(tmp_path)
-    (refused,) = fetch._refused(tmp_path, {"evil": [Remote("a", 7, 1)], "good": [Remote("a", 7, 1)]}).values()
+    evil, good = (Listed(Source(tmp_path / host), [Remote("a", 7, 1)], None) for host in ("evil", "good"))
+    (refused,) = fetch._refused(tmp_path, {"evil": [evil], "good": [good]}).values()
     assert str(refused) == f"evil: {tmp_path / 'evil'} is a link here, and nothing is written through it"

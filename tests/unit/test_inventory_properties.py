@@ -163,6 +163,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
             nnodes=draw(st.just("auto") | st.just((nodes, nodes))),
             env=env,
             secrets=tuple(name for name in draw(st.lists(VARIABLES, max_size=3, unique=True)) if name not in taken),
+            output=draw(st.none() | PATHS),
             rdzv=Rendezvous(
                 backend=draw(st.sampled_from(["static", "c10d"])), port=draw(st.just("auto") | st.integers(1024, 65535))
             ),

@@ -124,13 +124,16 @@ def test_a_run_whose_files_beside_the_code_were_not_fetched_stays(program: Path,
     assert (answer["runs"], answer["unfetched"], answer["left"]) == (["clean-run"], ["wrote-run"], 1)
     assert answer["unfetched_bytes"] > 100_000
 
-    listed = outputs.listing({"run_id": "wrote-run", "pattern": ""})
+    listed = outputs.listing({"run_id": "wrote-run", "pattern": "", "parts": ["output", "code"]})
     assert [one[0] for one in listed["files"]] == [f"code/{path}"]
     outputs.fetched({"run_id": "wrote-run", "written": listed["written"]})
     (wrote / "code" / "train.py").write_text("changed since it was listed")
     assert retire(KEEP, str(program))["unfetched"] == ["wrote-run"]
     outputs.fetched(
-        {"run_id": "wrote-run", "written": outputs.listing({"run_id": "wrote-run", "pattern": ""})["written"]}
+        {
+            "run_id": "wrote-run",
+            "written": outputs.listing({"run_id": "wrote-run", "pattern": "", "parts": ["output", "code"]})["written"],
+        }
     )
     assert retire(KEEP, str(program))["runs"] == ["wrote-run"]
 
@@ -154,7 +157,7 @@ def test_the_code_that_a_kept_run_is_compared_with_stays_too(program: Path) -> N
 def test_a_file_that_was_only_touched_is_not_a_result(program: Path) -> None:
     touched = code_run("touched-run", 30)
     os.utime(touched / "code" / "train.py")
-    assert outputs.listing({"run_id": "touched-run", "pattern": ""})["files"] == []
+    assert outputs.listing({"run_id": "touched-run", "pattern": "", "parts": ["output", "code"]})["files"] == []
 
 
 def test_old_runs_of_a_host_that_is_gone_are_removed_from_a_local_disk(

@@ -220,3 +220,54 @@ def test_fewer_hosts_will_do_down_to_the_least_number_but_not_without_the_head()
     assert left(elastic, "b", "c") is None
     assert left(elastic, "a") is None
     assert left("hosts: [a, b, c]", "b") is None
+
+
+# --- what is filled in
+
+
+@pytest.mark.parametrize(
+    ("word", "filled"),
+    [
+        ("{run}", "lab"),
+        ("--log={host}.log", "--log=b.log"),
+        ("{output}/{run}/{host}", "{output}/lab/b"),
+        ("{{run}} {{host}} {{output}}", "{run} {host} {{output}}"),
+        ('{"run": {"host": [1, {}]}, "n": "{}"}', '{"run": {"host": [1, {}]}, "n": "{}"}'),
+        (
+            "${run}/${{host}} ${oc.env:HOME} {RUN} {rank} { run }",
+            "${run}/${{host}} ${oc.env:HOME} {RUN} {rank} { run }",
+        ),
+        ("{run:03d} {0} {", "{run:03d} {0} {"),
+    ],
+)
+def test_the_run_and_the_host_are_filled_in_and_nothing_else_in_braces(word: str, filled: str) -> None:
+    read = inventory.parse("hosts: [a, b]\nrun: {env: {MINE: '{host}'}}", "inventory.yaml")
+    command = ("-u", "{run}.py", word)
+    of = plan.make(read, run_id="R", name="lab", command=command, code=None, env={"WORD": word}, debug=False)
+    assert of.nodes[1].command == ("python3", "-u", "{run}.py", filled)
+    assert (of.nodes[1].env["WORD"], of.nodes[0].env["MINE"]) == (filled, "a")
+
+
+@pytest.mark.parametrize(
+    ("word", "right"),
+    [
+        ("--out=$DDP_ORCH_OUTPUT_DIR/out", "--out={output}/out"),
+        ("${DDP_ORCH_OUTPUT_DIR}", "{output}"),
+        ("$DDP_ORCH_RUN_NAME", "{run}"),
+        ("$DDP_ORCH_ATTEMPT", None),
+        ("${oc.env:DDP_ORCH_OUTPUT_DIR}", None),
+        ("{output}", None),
+    ],
+)
+def test_a_variable_that_no_shell_expands_is_said_with_the_right_spelling(word: str, right: str | None) -> None:
+    read = inventory.parse("hosts: [a, b]", "inventory.yaml")
+    for command, env in (("-u", "-m", "lab", word), {}), (("-u", "train.py"), {"WANDB_DIR": word}):
+        of = plan.make(read, run_id="R", name="lab", command=command, code=None, env=env, debug=False)
+        said = plan.shell_variables(of)
+        assert [one.rpartition("; write ")[2].strip("'") for one in said] == ([right] if right else [])
+
+
+def test_outputs_on_a_shared_disk_have_a_folder_of_the_run() -> None:
+    for text, output in (("hosts: [a]", None), ("hosts: [a]\nrun: {output: /shared/runs/}", "/shared/runs/lab")):
+        resolved = plan.resolve(made(text), {"a": facts()})
+        assert plan.spec(resolved, 0, {"a": facts()}, created_at="now", by="ann")["shared_output"] == output
