@@ -288,7 +288,9 @@ ANSWERS: Mapping[str, Shape] = {
         {**_PREPARED, "addresses": [_is_address], "rdzv_port": _is_port, "link_port": (_is_port, None)},  # head
         {**_PREPARED, "reachable": [_is_address], "interface": _WORDS},
     ),
-    "prune": {"runs": [str], "unused": int, "freed": int, "left": int, **_UNFETCHED},
+    "prune": {"runs": [str], "unused": int, "freed": int, "left": int, "outputs": [RUN_NAME], **_UNFETCHED},
+    "output_folders": {"folders": [{"name": RUN_NAME, "bytes": int, "age": _is_time, "in_use": bool}]},
+    "remove_outputs": {"removed": [RUN_NAME], "freed": int},
     "list": {"runs": [RUN]},
     "attach": {
         "run": (RUN, None),

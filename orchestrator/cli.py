@@ -355,7 +355,12 @@ def fetch(run: str | None, pattern: str | None, output: str | None, inventory: s
 @inventory
 @HOSTS
 @click.option("--force", is_flag=True, help="Also runs with files that were not fetched.")
-def prune(inventory: str | None, hosts: str | None, force: bool) -> None:
+@click.option("--outputs", is_flag=True, help="Instead: outputs of runs without a name, after a question.")
+@click.option("--run", "named", multiple=True, metavar="RUN", help="With --outputs: of this run, by its name or id.")
+@click.option("--yes", is_flag=True, help="With --outputs: delete without a question.")
+def prune(
+    inventory: str | None, hosts: str | None, force: bool, outputs: bool, named: tuple[str, ...], yes: bool
+) -> None:
     """Remove from the hosts at once what run.keep does not keep: runs that are over, and code that none has used since.
 
     Runs that go on and the outputs of all runs are not touched. A run that wrote files outside $DDP_ORCH_OUTPUT_DIR is
@@ -363,6 +368,12 @@ def prune(inventory: str | None, hosts: str | None, force: bool) -> None:
     """
     from . import prune as pruning
 
+    if outputs and force:
+        raise UsageError("--force is for records of runs; --outputs deletes outputs")
+    if (named or yes) and not outputs:
+        raise UsageError("--run and --yes go with --outputs")
+    if outputs:
+        sys.exit(pruning.prune_outputs(inventory, hosts, named, yes=yes))
     sys.exit(pruning.prune(inventory, hosts, force=force))
 
 

@@ -71,7 +71,12 @@ class Keep:
 
     runs: int
     days: int
+    outputs: Literal["all"] | int  # days; of runs without a name
     journal: int  # bytes
+
+    def on_hosts(self) -> dict[str, Any]:
+        """As hosts are told."""
+        return {"runs": self.runs, "days": self.days, "outputs": None if self.outputs == "all" else self.outputs}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -273,6 +273,12 @@ _KEEP = _section(
     "what stays on the hosts of runs that are over; `prune` does it at once",
     Key("runs", whole(1, 1_000_000), 10, "the newest ones"),
     Key("days", whole(1, 36_500), 14, "and no older than this"),
+    Key(
+        "outputs",
+        word_or("all", whole(1, 36_500)),
+        "all",
+        "of runs without a name: all | those written to in so many days",
+    ),
     Key("journal", size, 2 << 30, "recorded output of a run on a host, at most"),
 )
 

@@ -225,7 +225,7 @@ def _prepare_and_start(
         _stop_on(rest, _cannot_take_part(rest, resolved), resolved)
         prepared = {**first.done, **rest.done}
         _say_beside(prepared, resolved, around)
-        _say_unfetched(prepared, around)
+        _say_unfetched(prepared, resolved.inventory.path, around)
         if resumed := [host for host, answer in prepared.items() if answer["resumes"]]:
             around.step(
                 f"{fold(resumed)}: the output folder of {resolved.name} has files already; the run goes on there"
@@ -274,8 +274,9 @@ def _say_beside(answers: Mapping[str, Mapping[str, Any]], resolved: Plan, around
         around.warn(f"{fold(hosts)}: run {run_id} goes on there too, on the same CPUs; to end it: {kill}")
 
 
-def _say_unfetched(answers: Mapping[str, Mapping[str, Any]], around: Surroundings) -> None:
-    for line in fold_messages({host: said for host, answer in answers.items() if (said := unfetched(answer))}):
+def _say_unfetched(answers: Mapping[str, Mapping[str, Any]], inventory: str, around: Surroundings) -> None:
+    kept = {host: unfetched(answer, inventory) for host, answer in answers.items()}
+    for line in fold_messages({host: said for host, said in kept.items() if said}):
         around.warn(line)
 
 

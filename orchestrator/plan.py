@@ -281,7 +281,7 @@ def spec(
         "max_restarts": run.max_restarts,
         "min_nodes": plan.min_nodes,
         "stall_timeout": run.stall_timeout,
-        "keep": {"runs": run.keep.runs, "days": run.keep.days, "journal": run.keep.journal},
+        "keep": {**run.keep.on_hosts(), "journal": run.keep.journal},
     }
 
 

@@ -38,6 +38,9 @@ LIMITS: Mapping[str, float] = {
     "stale": 120.0,
     "stop": 60.0,  # after the grace: the lease, the guard's record, the sweep
     "prune": 120.0,
+    "outputs": 120.0,  # looks at every file
+    "output_folders": 120.0,
+    "remove_outputs": 600.0,  # of millions of files, on a slow disk
     "unpack": 300.0,  # after the upload, which `Pipe.send` limits
     # until the next DATA: the node program sends some every 15 s, however silent the run
     "attach": 60.0,

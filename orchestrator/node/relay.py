@@ -35,6 +35,8 @@ OPERATIONS = {
     "force": ("leftovers", "force"),
     "outputs": ("outputs", "listing"),
     "fetched": ("outputs", "fetched"),
+    "output_folders": ("output_folders", "listing"),
+    "remove_outputs": ("output_folders", "remove"),
 }
 
 

@@ -1,7 +1,7 @@
 """What is kept on a host of runs that are over, and what is removed: `run.keep`, at every launch and by `prune`.
 
-Never touched: runs whose guard lives, what they need, and the output folders of all runs. A run that wrote files beside
-its code is kept until they were fetched.
+Never touched: runs whose guard lives, what they need, and output folders, but for those of runs without a name where
+`keep.outputs` says so. A run that wrote files beside its code is kept until they were fetched.
 """
 
 import glob
@@ -11,7 +11,7 @@ import shutil
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from . import outputs, runs, state
+from . import output_folders, outputs, runs, state
 
 BRIEF = 60.0  # s
 UNFINISHED_AGE = 3600.0  # s; a run that is being prepared has no guard yet, and nothing takes that long
@@ -45,10 +45,14 @@ def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str,
     unused = [path for path in snapshots + programs if os.path.basename(path) not in needed and _mtime(path) < oldest]
     freed += sum(map(_remove, unused))
     freed += sum(_remove(home) for home in strangers if _is_empty(home))
+    of_outputs: Dict[str, Any] = (
+        output_folders.retire(keep["outputs"]) if keep.get("outputs") else {"removed": [], "freed": 0}
+    )
     return {
         "runs": sorted(map(os.path.basename, gone)),
         "unused": len(unused),
-        "freed": freed,
+        "outputs": of_outputs["removed"],
+        "freed": freed + of_outputs["freed"],
         "left": len(over) - sum(folder in gone for _, folder in over),
         "unfetched": sorted(map(os.path.basename, unfetched)),
         "unfetched_bytes": sum(map(_size, unfetched)),

@@ -132,6 +132,28 @@ def test_a_name_resumes_in_its_folder_which_is_fetched_and_outlives_its_runs(tmp
     assert output.read_text() == "2"
 
 
+def test_outputs_are_deleted_when_that_is_asked_for_and_agreed_to(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    hosts = f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n"
+    (tmp_path / "inventory.yaml").write_text(hosts + "run: {launcher: direct, sync: [train.py]}\n")
+    for name in (["--name", "mine"], []):
+        assert orch(tmp_path, "up", "inventory.yaml", *name, "--skip-check", "--", "train.py").returncode == 0
+
+    def kept() -> list[str]:
+        return sorted(path.parent.name for path in (tmp_path / "state").glob("*/out/*/count"))
+
+    unnamed, _ = kept()
+    asked = orch(tmp_path, "prune", "inventory.yaml", "--outputs")
+    assert asked.returncode == 2 and "nothing was deleted; give --yes" in asked.stderr, asked.stderr
+    assert asked.stdout.splitlines()[1].startswith(f"{unnamed}  me ") and len(kept()) == 2
+    done = orch(tmp_path, "prune", "inventory.yaml", "--outputs", "--yes")
+    assert done.returncode == 0 and "deleted 1 output folder, " in done.stderr, done.stderr
+    assert kept() == ["mine"]
+    assert orch(tmp_path, "prune", "inventory.yaml", "--outputs", "--run", "nobody").returncode == 2
+    assert orch(tmp_path, "prune", "inventory.yaml", "--outputs", "--run", "mine", "--yes").returncode == 0
+    assert kept() == []
+
+
 def test_what_is_brought_here_does_not_travel_with_the_code_of_the_next_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "inventory.yaml").write_text(
@@ -187,4 +209,4 @@ def test_of_a_run_that_goes_on_fetch_says_so(tmp_path: Path) -> None:
         assert orch(tmp_path, "kill", "--all", "--grace", "1").returncode == 0
     assert "goes on" not in orch(tmp_path, "fetch", "mine").stderr
     over = orch(tmp_path, "logs", "-f", "mine")
-    assert over.returncode == 130 and "a new run goes on with it: up --name mine" in over.stderr
+    assert over.returncode == 130 and "a new run goes on with it: ddp-orch up --name mine" in over.stderr

@@ -52,7 +52,7 @@ def test_the_newest_runs_stay_and_what_is_freed_is_said(program: Path) -> None:
     assert [one.exists() for one in runs] == [True, True, False, False]
     assert (answer["runs"], answer["left"]) == (["run-2", "run-3"], 2)
     assert answer["freed"] >= 200_000
-    nothing = {"runs": [], "unused": 0, "freed": 0, "left": 2, "unfetched": [], "unfetched_bytes": 0}
+    nothing = {"runs": [], "outputs": [], "unused": 0, "freed": 0, "left": 2, "unfetched": [], "unfetched_bytes": 0}
     assert retire(KEEP, str(program)) == nothing
 
 
