@@ -140,6 +140,7 @@ RUN = {
     "verdict?": _VERDICT,
     "outputs?": bool,
     "members?": [_is_member],
+    "secrets?": [re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")],
     "shared_output?": (re.compile(r"/[^\x00-\x1f]{0,4095}"), None),
 }
 _PROCESS = {"pid": (int, None), "owner": str, "cmd": str}

@@ -19,7 +19,7 @@ from .errors import InventoryError, OrchError, UsageError
 from .fleet import Fleet, folded
 from .hostnames import pick
 from .inventory import Inventory
-from .logs import Mask
+from .logs import SHORTEST_SECRET, Mask
 from .progress import Progress, Silent
 from .ssh import Dialer
 
@@ -79,9 +79,28 @@ def part_of(read: Inventory, pattern: str, option: str = "--hosts") -> Inventory
     return replace(read, hosts=tuple(host for host in read.hosts if host.name in names))
 
 
-def mask_of(read: Inventory) -> Mask:
-    """Hides the secrets of the inventory's runs, as far as we are given them."""
-    return Mask(value for name in read.run.secrets if (value := os.environ.get(name)))
+def mask_of(read: Inventory, run: runs.Run, console: Console) -> Mask:
+    """Hides the secrets of a run and of the inventory that this environment has; warns of those that are not hidden."""
+    of_run = {name for part in run.parts.values() for name in part.get("secrets", read.run.secrets)}
+    for line in not_hidden(run.run_id, of_run):
+        console.warning(line)
+    return Mask(value for name in {*of_run, *read.run.secrets} if (value := os.environ.get(name)))
+
+
+def not_hidden(run_id: str, secret: Iterable[str]) -> list[str]:
+    """What to say of secrets, by their names, that no mask hides in this environment."""
+    values = {name: os.environ.get(name) for name in sorted(secret)}
+    missing = [name for name, value in values.items() if value is None]
+    short = [name for name, value in values.items() if value and len(value) < SHORTEST_SECRET]
+    said = []
+    if missing:
+        said.append(
+            f"run {run_id} has secrets that are not hidden here: {', '.join(missing)} not set in this environment. "
+            "Set the value that the run was started with to hide it in output"
+        )
+    if short:
+        said.append(f"{', '.join(short)}: values of fewer than {SHORTEST_SECRET} characters are not hidden in output")
+    return said
 
 
 def make_dialer(of: Inventory, progress: Silent, patience: float = math.inf) -> Dialer:

@@ -30,7 +30,7 @@ def show(wanted: str | None, given: str | None, hosts: str | None, as_json: bool
     read = inventory_of_run(given, hosts, wanted)
     with open_fleet(read, looking=True) as fleet:
         listing, run = find_run(fleet, read, wanted, console)
-        mask = mask_of(read)
+        mask = mask_of(read, run, console)
         found = of_run(run.run_id, run.parts, run.nodes, {host.name: host for host in read.hosts}, fleet)
     about = advice.about(run, listing.runs, read.path)
     diagnose_logs.show(found, as_json, mask, about)

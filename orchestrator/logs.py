@@ -20,6 +20,7 @@ from typing import NamedTuple
 from .errors import UsageError
 from .terminal import RESET, tame
 
+SHORTEST_SECRET = 8  # characters
 LINE_LIMIT = 64 * 1024  # characters; a longer line is shown in parts
 _WORD_LIMIT = 4 * 1024  # how far before the limit a space is looked for, to cut there and not inside a word
 REWRITE_INTERVAL = 0.5  # seconds between two shown states of a progress bar
@@ -148,15 +149,15 @@ def _parts(text: str) -> list[str]:
 class Mask:
     """Hides secrets in text that is about to be shown.
 
-    Values of fewer than 8 characters are not hidden: they would be found by chance in too many places. Of a value with
-    several lines each line is. Found are also the ways a value is commonly written: in base64 (also inside of something
-    longer, as in `Authorization: Basic`), URL-encoded, and escaped as in JSON or `repr`.
+    Values of fewer than SHORTEST_SECRET characters are not hidden: they would be found by chance in too many places. Of
+    a value with several lines each line is. Found are also the ways a value is commonly written: in base64 (also inside
+    of something longer, as in `Authorization: Basic`), URL-encoded, and escaped as in JSON or `repr`.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         forms = {form for value in values for part in (value, *value.splitlines()) for form in _forms(part)}
         # the longest first: where one form is the beginning of another, no rest may be left
-        known = sorted((form for form in forms if len(form) >= 8), key=lambda form: (-len(form), form))
+        known = sorted((form for form in forms if len(form) >= SHORTEST_SECRET), key=lambda form: (-len(form), form))
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 
     def __bool__(self) -> bool:
@@ -167,7 +168,7 @@ class Mask:
 
 
 def _forms(value: str) -> Iterable[str]:
-    if len(value) < 8:
+    if len(value) < SHORTEST_SECRET:
         return
     from base64 import b64encode
     from urllib.parse import quote, quote_plus

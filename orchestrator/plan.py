@@ -249,7 +249,7 @@ def without(plan: Plan, names: Collection[str]) -> Plan | None:
 def spec(
     plan: Plan, number: int, facts: Mapping[str, Mapping[str, Any]], *, created_at: str, by: str
 ) -> dict[str, Any]:
-    """What a node's guard has to know, without secrets (orchestrator/node/guard.py reads it)."""
+    """What a node's guard has to know, of secrets the names only (orchestrator/node/guard.py reads it)."""
     node = plan.nodes[number]
     run = plan.inventory.run
     detected = [gpu["index"] for gpu in facts[node.host.name]["gpus"]]
@@ -271,6 +271,7 @@ def spec(
         "agent_argv": list(plan.launcher.agent),
         "auto_env": node.auto_env,
         "env": dict(node.env),
+        "secrets": list(plan.secrets),
         "nproc": node.nproc,
         "gpu_ids": detected if node.gpu_ids == "auto" else list(node.gpu_ids),
         "cluster_address": node.host.cluster_address,

@@ -62,9 +62,9 @@ def report(wanted: str | None, given: str | None, hosts: str | None, output: str
         raise UsageError(f"-o {output}: a report is an HTML page, with a JSON file beside it; give -o FILE.html")
     console = stderr_console()
     read = inventory_of_run(given, hosts, wanted)
-    mask = mask_of(read)
     with open_fleet(read, looking=True) as fleet:
         listing, run = find_run(fleet, read, wanted, console)
+        mask = mask_of(read, run, console)
         of_run = [host for host in read.hosts if host.name in run.parts]
         asked = {"run_id": run.run_id}
         answers = fleet.each(of_run, lambda _, session: session.request("record", asked), "reading its record")

@@ -67,7 +67,7 @@ def logs(wanted: Logs) -> int:
             choice = _choice(wanted, time.time() + next(iter(ahead.values()), 0.0))
         ranks_of = claims.ranks_of(run.parts, run.nodes)
         view = View(run.run_id, asked, choice, fleet, console.warning, sys.stdout.isatty(), ranks_of)
-        mask = mask_of(read)
+        mask = mask_of(read, run, console)
         here = sum(run.parts[host.name]["nproc"] for host in asked)
         bell = watch.Bell(read.notify.bell and wanted.follow, console)
         ranks = len(choice.ranks) if choice.ranks else min(run.ranks, here)

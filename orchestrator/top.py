@@ -69,7 +69,6 @@ class Watcher:
 def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
     console = stderr_console()
     read = inventory_of_run(given, hosts, wanted)
-    mask = mask_of(read)
     with open_fleet(read, looking=True) as fleet:
         # the board shows who has not answered
         listing = runs.find(fleet, read.hosts, partial(runs.is_known, wanted, read.path))
@@ -77,6 +76,7 @@ def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
         warn_of_doubts(listing, console)
         going_on = [run.run_id for run in listing.runs if run.unfinished]
         run = runs.choose(listing, wanted if wanted is not None else next(iter(going_on[-1:]), None), read.path)
+        mask = mask_of(read, run, console)
         of_run = [host for host in read.hosts if host.name in run.parts or host.name in run.unheard]
         unheard = {host: node for node, host in enumerate(run.hosts) if host in run.unheard}
         watcher = Watcher(fleet, of_run, run.run_id, {**unheard, **run.nodes})

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from . import advice, history, inventory, launch, naming, plan, script, ship, watch
 from .console import Console, all_but
-from .context import chosen_inventory, open_fleet, stderr_console, whoami
+from .context import chosen_inventory, not_hidden, open_fleet, stderr_console, whoami
 from .errors import HeldError, UsageError
 from .fleet import Fleet
 from .inventory import Inventory
@@ -80,10 +80,13 @@ def up(wanted: Up, printer: watch.LinePrinter | None = None) -> int:
         text = json.dumps(plan.as_dict(made), indent=2) + "\n" if wanted.as_json else plan.as_text(made)
         sys.stdout.write(tame(text, colour=False))
         return 0
+    secrets_of_run = _secrets(read)
+    for warning in not_hidden(run_id, secrets_of_run):
+        console.warning(warning)
     around = launch.Surroundings(
         created_at=rfc3339(time.time()),
         by=whoami(),
-        secrets=_secrets(read),
+        secrets=secrets_of_run,
         run_key=secrets.token_bytes(32),
         skip_check=wanted.skip_check,
         step=_once(console.step),

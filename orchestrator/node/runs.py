@@ -66,6 +66,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "ports": spec["used_ports"],
         "grace": spec.get("grace", 30.0),
         "shared_output": spec.get("shared_output"),
+        "secrets": spec.get("secrets", []),  # names
     }
     if ended is not None:
         answer["state"] = ended["verdict"]["state"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 from lab.waiting import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
+from .local import orch
 
 TRAIN = """
 import os, pathlib
@@ -21,21 +19,6 @@ number = int(count.read_text()) if count.exists() else 0
 count.write_text(str(number + 1))
 (out / "logs" / f"{number}.json").write_text("{}")
 """
-
-
-def orch(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    home = folder.with_name(f"{folder.name}-home")
-    home.mkdir(exist_ok=True)
-    environment = {
-        "PYTHONPATH": str(ROOT),
-        "DDP_ORCH_STATE_DIR": str(folder / "state"),
-        "HOME": str(home),
-        "XDG_STATE_HOME": str(folder),
-    }
-    command = [sys.executable, "-m", "orchestrator.cli", *argv]
-    return subprocess.run(
-        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 def test_files_beside_the_code_are_fetched_and_kept_until_then(tmp_path: Path) -> None:
