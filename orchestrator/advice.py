@@ -13,7 +13,7 @@ from typing import Protocol
 from .inventory import default_path
 from .naming import RUN_NAME
 
-POSITIONAL = frozenset(("bench", "check", "config", "exec", "prune", "ps", "setup", "trust", "up"))
+POSITIONAL = frozenset(("bench", "check", "config", "exec", "notify", "prune", "ps", "setup", "trust", "up"))
 """Commands that have INVENTORY as an argument; the others have -i."""
 
 

@@ -140,6 +140,7 @@ RUN = {
     "verdict?": _VERDICT,
     "outputs?": bool,
     "members?": [_is_member],
+    "not_notified?": Each(str),
     "secrets?": [re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")],
     "shared_output?": (re.compile(r"/[^\x00-\x1f]{0,4095}"), None),
 }
@@ -267,6 +268,7 @@ _FACTS = {
     "nvidia": {"driver": _WORDS, "cuda": _PYTHON["cuda"], "error": _WORDS, "xids": [str]},
     "python": (_PYTHON, {"error": str, "code": str}),
     "names": _NAMES,
+    "notify?": Each(str),
 }
 _DIALLED = {
     "host": _HOST,
@@ -291,6 +293,7 @@ ANSWERS: Mapping[str, Shape] = {
     ),
     "prune": {"runs": [str], "unused": int, "freed": int, "left": int, "outputs": [RUN_NAME], **_UNFETCHED},
     "output_folders": {"folders": [{"name": RUN_NAME, "bytes": int, "age": _is_time, "in_use": bool}]},
+    "notify": {"problems": Each(str)},
     "remove_outputs": {"removed": [RUN_NAME], "freed": int},
     "list": {"runs": [RUN]},
     "attach": {

@@ -60,6 +60,7 @@ def judge(plan: Plan, facts: Mapping[str, Facts], hellos: Mapping[str, Facts]) -
         _disks(node, fact, found)
         _limits(node, fact, found)
         _leftovers(plan, node, fact, found)
+        _notify(plan, node, fact, found)
     _same_machine(nodes, hellos, found)
     _shared_home(nodes, facts, hellos, found)
     _clocks(nodes, facts, found)
@@ -188,6 +189,16 @@ def _leftovers(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
     for lock in fact["stale_locks"]:
         message = f"{lock} was left by a build that was interrupted; every process will wait for it"
         found.add("warning", "jit-extension-lock", name, message, f"rm {shell_word(lock)}", f"ls {lock}")
+
+
+def _notify(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
+    for what, why in fact.get("notify", {}).items():
+        fix = {
+            "webhook": "let this host reach it, or set https_proxy in its environment",
+            "command": "install it there, or give its path",
+        }.get(what, "")
+        fix += "\nddp-orch notify INVENTORY --test"
+        found.add("warning", "notify-failed", node.host.name, f"notify.{what} would fail: {why}", fix, why)
 
 
 def _same_machine(nodes: list[Node], hellos: Mapping[str, Facts], found: Findings) -> None:

@@ -377,6 +377,16 @@ def prune(
     sys.exit(pruning.prune(inventory, hosts, force=force))
 
 
+@cli.command(short_help="try the notifications")
+@inventory
+@click.option("--test", is_flag=True, required=True, help="Send a message now.")
+def notify(inventory: str | None, test: bool) -> None:
+    """Have the head send a message to notify.webhook and notify.command, as at the end of a run."""
+    from . import notify as notifications
+
+    sys.exit(notifications.test(inventory))
+
+
 @cli.command("exec", cls=CommandWithArgs, short_help="a command on every host, equal output folded")
 @inventory
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+import shlex
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from . import checks
+from .inventory import Notify
 from .plan import Node, Plan
 from .session import Session
 from .ship import Snapshot
@@ -49,10 +53,32 @@ def question(plan: Plan, node: Node, script: dict[str, Any] | None) -> dict[str,
         "gpus": "none" if host.gpus == "none" else "auto",
         "ports": [] if port == "auto" else [port],
         "paths": sorted({*checks.path_arguments(plan), *filter(None, [plan.inventory.run.output])}),
+        "notify": _notify(plan.inventory.notify) if node is plan.nodes[0] else None,
         "names": [],
         # of one peer the reverse look-up: torch makes one for each, and what matters is whether it is answered
         "addresses": [address for address in _addresses(plan.nodes[0]) if node is not plan.nodes[0]],
     }
+
+
+def _notify(notify: Notify) -> dict[str, Any] | None:
+    """What the head is to look for. The path of a webhook may be a secret, and stays here."""
+    place = urlsplit(notify.webhook) if notify.webhook else None
+    webhook = None
+    if place is not None and place.hostname:
+        port = place.port or {"http": 80, "https": 443}[place.scheme]
+        webhook = {"scheme": place.scheme, "host": place.hostname, "port": port}
+    program = _program(notify.command) if notify.command else None
+    return {"webhook": webhook, "program": program} if webhook or program else None
+
+
+def _program(command: str) -> str | None:
+    """What a shell would run first; None where that takes a shell to know."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return None
+    word = next((word for word in words if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", word)), "")
+    return word if re.fullmatch(r"[A-Za-z0-9_./~+][A-Za-z0-9_./~+@:,-]*", word) else None
 
 
 def _addresses(head: Node) -> list[str]:

@@ -32,6 +32,10 @@ def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) ->
         print(json.dumps([run.as_dict() for run in shown], indent=2))
     elif shown:
         _print(listing, shown, time.time())
+        for run in shown:
+            for host, part in run.parts.items():
+                for what, why in part.get("not_notified", {}).items():
+                    console.warning(f"run {run.run_id}: {host}: notify.{what} failed: {why}")
     else:
         over = len(listing.runs)
         every = command("ps", "--all", inventory=read.path)

@@ -40,6 +40,7 @@ LIMITS: Mapping[str, float] = {
     "prune": 120.0,
     "outputs": 120.0,  # looks at every file
     "output_folders": 120.0,
+    "notify": 90.0,  # 10 s of the webhook, 60 s of the command
     "remove_outputs": 600.0,  # of millions of files, on a slow disk
     "unpack": 300.0,  # after the upload, which `Pipe.send` limits
     # until the next DATA: the node program sends some every 15 s, however silent the run

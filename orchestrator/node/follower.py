@@ -144,4 +144,5 @@ class Follower(Peers):
         """One of those that are left tells, the first after the head; they have no links to agree by (ADR 0004)."""
         here = self._spec["nodes"][self._spec["node"]]["host"]
         said = dict(failure, what="head lost, as %s says" % here)
-        notify.tell(self._recorder.notify, notify.message(self._spec, "lost", attempt, said))
+        message = notify.message(self._spec, "lost", attempt, said)
+        notify.tell(self._recorder.notify, message, self._recorder.folder)

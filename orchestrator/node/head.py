@@ -278,7 +278,8 @@ class Head(Peers):
             self._notify(after.verdict["state"], after.verdict["first_failure"])
 
     def _notify(self, label: str, failure: Optional[Dict[str, Any]]) -> None:
-        notify.tell(self._recorder.notify, notify.message(self._spec, label, self._state.attempt, failure))
+        message = notify.message(self._spec, label, self._state.attempt, failure)
+        notify.tell(self._recorder.notify, message, self._recorder.folder)
 
 
 def _what_follows(after: gang.State) -> str:

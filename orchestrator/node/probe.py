@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List
 
-from . import facts, gpus, job, names, state
+from . import facts, gpus, job, names, notify, state
 from .ask import answers_of
 
 PYTHON_WINDOW = 60.0  # s for `setup` and the python to answer: module systems and network file systems can be slow
@@ -20,7 +20,9 @@ MARKER = "ddp-orch-facts:"
 
 
 def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """`arguments`: setup, python, env, workdir, script, gpus ("none" spares the question), ports, paths, names."""
+    """`arguments`: setup, python, env, workdir, script, gpus ("none" spares the question), ports, paths, names, and
+    notify (of the head).
+    """
     answers: Dict[str, Any] = {}
     bugs: List[BaseException] = []
 
@@ -35,6 +37,8 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "python": lambda: _python(arguments),
         "names": lambda: names.look([own] + arguments["names"], arguments["addresses"]),
     }
+    if arguments["notify"]:
+        questions["notify"] = lambda: notify.look(arguments["notify"])
     if arguments["gpus"] != "none":
         questions["nvidia"] = gpus.look
     threads = [threading.Thread(target=ask, args=item, daemon=True) for item in questions.items()]
@@ -61,6 +65,7 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "nvidia": nvidia,
         "python": answers["python"],
         "names": answers["names"],
+        "notify": answers.get("notify", {}),
     }
 
 

@@ -35,6 +35,7 @@ OPERATIONS = {
     "force": ("leftovers", "force"),
     "outputs": ("outputs", "listing"),
     "fetched": ("outputs", "fetched"),
+    "notify": ("notify", "test"),
     "output_folders": ("output_folders", "listing"),
     "remove_outputs": ("output_folders", "remove"),
 }

@@ -67,6 +67,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "grace": spec.get("grace", 30.0),
         "shared_output": spec.get("shared_output"),
         "secrets": spec.get("secrets", []),  # names
+        "not_notified": (state.read(os.path.join(folder, "notify.json")) or {}).get("problems", {}),
     }
     if ended is not None:
         answer["state"] = ended["verdict"]["state"]

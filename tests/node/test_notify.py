@@ -101,10 +101,56 @@ def test_a_run_does_not_wait_for_a_command_that_hangs(runs: Runs, tmp_path: Path
     os.kill(int(begun.read_text()), signal.SIGKILL)  # still there, though the run is over
 
 
+def test_what_could_not_be_sent_is_in_the_log_and_in_the_listing(runs: Runs) -> None:
+    wanted = {"webhook": "http://127.0.0.1:9/services/secret", "command": "exit 3"}
+    run = runs.start("pass", notify=wanted)
+    run.wait_over()
+    said = b"ddp-orch: notify.command failed: exit status 3\nddp-orch: notify.webhook failed: Connection refused\n"
+    wait_until(lambda: run.journal().get("1.run.err") == said, 60.0, "the log says what failed")
+    (known,) = run.hosts[0].session.request("list", {})["runs"]
+    assert known["not_notified"] == {"command": "exit status 3", "webhook": "Connection refused"}
+    assert "secret" not in (run.folder() / "guard.err").read_text()
+
+
+def test_a_later_success_ends_the_complaint(runs: Runs, webhook: Webhook, tmp_path: Path) -> None:
+    (tmp_path / "notify.json").write_text('{"problems": {"webhook": "Connection refused"}}')
+    said = {"text": "hello", "attempt": 2}
+    notify.tell({"webhook": webhook.address}, said, str(tmp_path))
+    wait_until(lambda: not (tmp_path / "notify.json").exists(), 30.0, "it is forgotten")
+    assert webhook.posted == [{"text": "hello"}]
+
+
+def test_what_would_fail_is_found_without_sending_anything(webhook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("http_proxy", raising=False)
+    port = int(webhook.address.split(":")[2].partition("/")[0])
+    place = {"scheme": "http", "host": "127.0.0.1", "port": port}
+    assert notify.look({"webhook": place, "program": "cat"}) == {}
+    assert notify.look({"webhook": None, "program": "nosuchcmd"}) == {"command": "nosuchcmd: not found"}
+    refused = notify.look({"webhook": {**place, "port": 9}, "program": None})
+    assert refused == {"webhook": "no connection to 127.0.0.1:9: Connection refused"}
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+    elsewhere = {"scheme": "http", "host": "webhook.invalid", "port": 80}
+    assert notify.look({"webhook": elsewhere, "program": None}) == {}
+    assert webhook.posted == []
+
+
+def test_a_message_can_be_sent_at_once(runs: Runs, webhook: Webhook, tmp_path: Path) -> None:
+    session = runs.hosts(1)[0].session
+    said = {"text": "a test", "state": "test"}
+    heard = tmp_path / "heard"
+    wanted = {"webhook": webhook.address, "command": f"cat > {heard}"}
+    assert session.request("notify", {"wanted": wanted, "said": said}) == {"problems": {}}
+    assert webhook.posted == [{"text": "a test"}] and json.loads(heard.read_text()) == said
+    webhook.status = 404
+    problems = session.request("notify", {"wanted": {"webhook": webhook.address, "command": None}, "said": said})
+    assert problems == {"problems": {"webhook": "the server answered 404"}}
+    assert len(webhook.posted) == 2  # once each
+
+
 def test_a_webhook_that_refuses_is_asked_again(webhook: Webhook, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     monkeypatch.setattr(notify, "PAUSE", 0.0)
     webhook.status = 500
-    notify.post(webhook.address, {"text": "hello"})
+    assert notify.post(webhook.address, {"text": "hello"}) == "the server answered 500"
     assert len(webhook.posted) == notify.TRIES
     assert "secret" not in capfd.readouterr().err
 

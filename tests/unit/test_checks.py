@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from host_facts import GPU, PYTHON, disk, facts, with_gpus
 
-from orchestrator import inventory, plan
+from orchestrator import inventory, plan, preflight
 from orchestrator.checks import Finding, judge, path_arguments, unreached
 from orchestrator.errors import OrchError
 from orchestrator.findings import Findings, outliers_of
@@ -73,6 +73,33 @@ def test_a_workdir_must_be_a_folder() -> None:
     text = "hosts: [{name: a, workdir: /shared}]"
     assert brief(found(text, {"a": {"workdir": False}})) == [("error", "remote-workdir-missing", ("a",))]
     assert found(text, {"a": {"workdir": True}}) == []
+
+
+@pytest.mark.parametrize(
+    ("notify", "asked"),
+    [
+        ("", None),
+        ("notify: {bell: true}", None),
+        (
+            "notify: {webhook: 'https://hooks.example.org/secret'}",
+            {"webhook": {"scheme": "https", "host": "hooks.example.org", "port": 443}, "program": None},
+        ),
+        ("notify: {command: 'A=b ~/bin/tell --x | cat'}", {"webhook": None, "program": "~/bin/tell"}),
+        ("notify: {command: '(cd /x; ./y)'}", None),
+        ('notify: {command: "it\'s"}', None),
+    ],
+)
+def test_the_head_is_asked_whether_it_could_notify(notify: str, asked: object) -> None:
+    read = inventory.parse(f"hosts: [a, b]\n{notify}", "inventory.yaml")
+    made = plan.make(read, run_id="R", name="R", command=("-u", "x.py"), code=None, env={}, debug=False)
+    assert [preflight.question(made, node, None)["notify"] for node in made.nodes] == [asked, None]
+
+
+def test_a_notification_that_would_fail_is_a_warning() -> None:
+    (finding,) = found("hosts: [a, b]", {"a": {"notify": {"webhook": "no connection to h:443: No route to host"}}})
+    assert brief([finding]) == [("warning", "notify-failed", ("a",))]
+    assert "notify.webhook would fail: no connection to h:443" in finding.message
+    assert "ddp-orch notify INVENTORY --test" in finding.fix
 
 
 def test_a_shared_output_folder_must_be_everywhere() -> None:

@@ -1,0 +1,35 @@
+"""Notifications that cannot be sent are reported before a run, after it, and on request. The host is this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from lab.waiting import wait_until
+
+from .local import orch
+
+
+def test_a_notification_that_fails_is_reported_before_and_after_a_run_and_on_request(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    heard = tmp_path / "heard"
+    hosts = f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\nrun: {{launcher: direct}}\n"
+    (tmp_path / "good.yaml").write_text(f"{hosts}notify: {{command: 'cat > {heard}'}}\n")
+    (tmp_path / "bad.yaml").write_text(f"{hosts}notify: {{webhook: 'http://127.0.0.1:9/x', command: nosuchcmd --x}}\n")
+
+    done = orch(tmp_path, "notify", "good.yaml", "--test")
+    assert done.returncode == 0 and "me: notify.command has taken a message" in done.stderr, done.stderr
+    assert json.loads(heard.read_text())["state"] == "test"
+    failed = orch(tmp_path, "notify", "bad.yaml", "--test")
+    assert failed.returncode == 3, failed.stderr
+    assert "me: notify.webhook failed: Connection refused" in failed.stderr
+    assert "me: notify.command failed: exit status 127" in failed.stderr
+
+    up = orch(tmp_path, "up", "bad.yaml", "--skip-check", "--", "train.py")
+    assert up.returncode == 0, up.stderr
+    assert "notify.webhook would fail: no connection to 127.0.0.1:9: Connection refused" in up.stderr
+    assert "notify.command would fail: nosuchcmd: not found" in up.stderr
+    said = "notify.webhook failed: Connection refused"
+    wait_until(lambda: said in orch(tmp_path, "ps", "bad.yaml", "--all").stderr, 90, "ps says so")
+    assert f"ddp-orch: {said}" in orch(tmp_path, "logs", "-i", "bad.yaml").stdout
