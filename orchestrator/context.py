@@ -8,6 +8,7 @@ import os
 import secrets
 import shlex
 import socket
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -64,13 +65,55 @@ def _load(given: str | None, default: str | None, hosts: str | None) -> Inventor
             "no inventory: give -i FILE, set DDP_ORCH_INVENTORY, or go to a folder with an inventory.yaml; "
             "`ddp-orch init HOST...` writes one"
         )
+    named = given is None and os.environ.get("DDP_ORCH_INVENTORY") == path
+    if given is None and not named:
+        _check_found(path)
     try:
         read = inventory.load(path)
     except InventoryError as error:
-        named = given is None and os.environ.get("DDP_ORCH_INVENTORY") == path
         source = "\n(named by DDP_ORCH_INVENTORY)" if named else ""
         raise InventoryError(f"{error}{source}") from error
     return read if hosts is None else part_of(read, hosts)
+
+
+def _check_found(path: str) -> None:
+    """Raises InventoryError where somebody else may have written an inventory that nobody has named."""
+    try:
+        found = [Path(path).lstat(), Path(path).stat()]
+    except OSError:
+        return  # `load` says so
+    strangers = {one.st_uid for one in found} - {os.geteuid(), 0}
+    if strangers:
+        why = f"it belongs to {_user(strangers.pop())}"
+    elif found[1].st_mode & stat.S_IWOTH or (found[1].st_mode & stat.S_IWGRP and not _is_own_group(found[1].st_gid)):
+        why = f"others may write to it (mode {stat.S_IMODE(found[1].st_mode):o})"
+    else:
+        return
+    raise InventoryError(
+        f"{path}: {why}. An inventory can run programs as you, so one that was not named must be yours alone. "
+        f"If you trust it, name it: -i {shlex.quote(path)}"
+    )
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _is_own_group(gid: int) -> bool:
+    """Whether it is the group that many systems give each user, with a umask that lets it write."""
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
 def part_of(read: Inventory, pattern: str, option: str = "--hosts") -> Inventory:
