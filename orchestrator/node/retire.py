@@ -44,7 +44,7 @@ def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str,
     programs = [os.path.join(base, name) for name in os.listdir(base) if name.startswith("node-")]
     unused = [path for path in snapshots + programs if os.path.basename(path) not in needed and _mtime(path) < oldest]
     freed += sum(map(_remove, unused))
-    freed += sum(_remove(home) for home in strangers if _is_empty(home))
+    freed += sum(_remove(home) for home in strangers if _is_empty(home) and _last_used(home) < oldest)
     of_outputs: Dict[str, Any] = (
         output_folders.retire(keep["outputs"]) if keep.get("outputs") else {"removed": [], "freed": 0}
     )
@@ -67,6 +67,11 @@ def _strangers() -> Iterator[str]:
     for name in os.listdir(base):
         if HOST_ID.match(name) and name != state.host_id():
             yield os.path.join(base, name)
+
+
+def _last_used(home: str) -> float:
+    """When a session of that host was last there; it may be one that shares this disk."""
+    return max(_mtime(path) for path in [home, *glob.glob(os.path.join(home, "*"))])
 
 
 def _is_empty(home: str) -> bool:

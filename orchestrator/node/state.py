@@ -156,11 +156,13 @@ def host_id() -> str:
         folder = os.path.join(here, name)
         os.makedirs(folder, 0o700, exist_ok=True)
         path = os.path.join(folder, "host.json")
-        if read(path) != record:
-            try:
+        try:
+            if read(path) == record:
+                os.utime(path)  # in use: see retire.py
+            else:
                 replace(path, record)
-            except OSError:
-                pass  # a full disk; the next session writes it
+        except OSError:
+            pass  # a full disk; the next session writes it
         _HOST_IDS[here] = name
     return _HOST_IDS[here]
 

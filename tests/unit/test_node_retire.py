@@ -178,4 +178,7 @@ def test_old_runs_of_a_host_that_is_gone_are_removed_from_a_local_disk(
     assert not young.exists() and output.exists()
     shutil.rmtree(gone / "out")
     retire(KEEP, str(program))
+    assert gone.exists()  # a host that shares this disk may be about to use it
+    age(gone, 15)
+    retire(KEEP, str(program))
     assert not gone.exists()
