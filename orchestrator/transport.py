@@ -163,6 +163,15 @@ class LocalConnection:
             pipe.close()
 
 
+def _home() -> Path:
+    """As sshd has it: `/` for a user whose home does not exist."""
+    try:
+        home = Path.home()
+    except RuntimeError:  # an unknown user without HOME
+        return Path("/")
+    return home if home.is_dir() else Path("/")
+
+
 class LocalPipe:
     """A `Pipe` to a process of this machine."""
 
@@ -174,7 +183,7 @@ class LocalPipe:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            cwd=Path.home(),
+            cwd=_home(),
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
