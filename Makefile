@@ -5,11 +5,12 @@ PYTHON ?= python3
 EXAMPLES ?= 100000
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test chaos breakages fuzz lint clean
+.PHONY: help demo test test-all chaos breakages fuzz lint clean
 
 help:
 	@echo 'make demo     train on two hosts of this machine, over real SSH: what ddp-orch does, in a minute'
-	@echo 'make test     the tests; ARGS="tests/unit -x" for some of them'
+	@echo 'make test     the core of the tests, in about ten minutes; ARGS="tests/unit -x" for some of them'
+	@echo 'make test-all all tests, as in CI: half an hour'
 	@echo 'make chaos    every fault that a run must survive or end well of: an hour and a half; needs root'
 	@echo 'make breakages  every fault that check knows or a launch may meet, made in a lab: about ten minutes'
 	@echo 'make fuzz     inventories, frames and log lines of any kind, 100,000 of each, and 10,000 answers of hostile hosts: half an hour or more; EXAMPLES=1000'
@@ -20,6 +21,9 @@ demo: .venv/.complete
 	@.venv/bin/python -m orchestrator.cli demo
 
 test: .venv/.complete
+	.venv/bin/python -m pytest -m "not slow" $(ARGS)
+
+test-all: .venv/.complete
 	.venv/bin/python -m pytest $(ARGS)
 
 chaos: .venv/.complete

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Generator
+from pathlib import Path
 
 import lab
 import pytest
@@ -17,16 +18,28 @@ from lab.fixtures import NAMES, lab2, lab3, lab4, make_lab, shared_labs
 
 __all__ = ["lab2", "lab3", "lab4", "make_lab", "shared_labs"]
 
+HERE = Path(__file__).parent
 IN_CI = os.environ.get("CI") == "true"
 FUZZ = int(os.environ.get("DDP_ORCH_FUZZ", "0"))  # examples
 MARKERS = (
     "lab: needs root, Linux namespaces and sshd (given to tests that use a lab fixture)",
     "gpu: needs an NVIDIA GPU; CI may leave it out",
     "torchvision: needs a torchvision that fits the installed torch, which the small CPU build has not",
-    "slow: takes more than ten seconds",
+    "slow: part of `make test-all`, and left out by `make test`",
     "short: in tests/chaos, part of its short form, which runs by default",
 )
-
+# with these the suite takes twice as long, and one who has just cloned the project waits for the rest only
+SLOW = (
+    "chaos/",
+    "e2e/test_broken_hosts.py",
+    "e2e/test_check.py",
+    "e2e/test_demo.py",
+    "e2e/test_report_page.py",
+    "e2e/test_security.py",
+    "e2e/test_setup_hosts.py",
+    "e2e/test_trainer",
+    "e2e/test_values.py",
+)
 
 # a slow machine is no failure; CI tries the same examples every time, a developer's machine looks for new ones
 hypothesis.register_profile("ddp-orch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,6 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if str(item.path.relative_to(HERE)).startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
         if NAMES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.lab)
 
