@@ -6,6 +6,7 @@ import collections
 import functools
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
@@ -50,6 +51,8 @@ hypothesis.load_profile("fuzz" if FUZZ else "ci" if IN_CI else "ddp-orch")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; programs inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
 
