@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
+from pathlib import Path
 
 from lab.lab import Lab
 from lab.waiting import wait_until
@@ -148,4 +150,25 @@ def test_the_commands_that_up_prints_work_where_it_was_called(lab2: Lab) -> None
     finally:
         for name in ("inventory.yaml", "my big.yaml"):
             (folder / name).unlink()
+    assert_clean(lab2)
+
+
+def test_the_readme_shows_what_up_prints(lab2: Lab) -> None:
+    text = 'import os\nif os.environ["LOCAL_RANK"] == "0": print("step 1 loss 2.31")\n'
+    hosts = [
+        {"name": name, "address": host.address} for name, host in zip(("lovelace", "hopper"), lab2.hosts, strict=True)
+    ]
+    defaults = {"user": "ann", "python": lab2.python, "nproc_per_node": 8}
+    inventory = lab2.inventory(hosts=hosts, defaults=defaults, run={"launcher": "direct"})
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    shown = readme.partition("$ ddp-orch up -- train.py --lr 0.1\n")[2].partition("```")[0]
+
+    def plain(output: str) -> set[str]:
+        """Lines without what is another time another one."""
+        output = re.sub(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}", "RUN", output)
+        output = re.sub(r"(?m)^- code: .*", "- code: FILES", output)
+        return {re.sub(r"[0-9.]+( s$|:[0-9]+$| port [0-9]+)", "N", line) for line in output.splitlines()}
+
+    done = ok(orch(lab2, "up", inventory, "--", script(lab2, text), "--lr", "0.1"))
+    assert plain(shown) - {"..."} <= plain(done.stdout + done.stderr)
     assert_clean(lab2)
