@@ -21,7 +21,9 @@ class History:
         self._path = os.path.join(folder, NAME)
         known = read(folder)
         self._count = len(known)
-        self._every = EVERY if self._count < 2 else max(EVERY, known[-1]["at"] - known[-2]["at"])
+        gaps = sorted(known[number]["at"] - known[number - 1]["at"] for number in range(1, self._count))
+        # the median: a gap is longer while no recorder runs, and shorter when one is restarted at once
+        self._every = max(EVERY, gaps[len(gaps) // 2]) if gaps else EVERY
 
     def start(self) -> None:
         """In a thread of its own: a driver may take seconds to answer, or never do, and the journal must not wait."""

@@ -39,3 +39,11 @@ def test_what_was_cut_short_is_passed_over_and_a_full_disk_is_no_error(tmp_path:
     assert [one["at"] for one in history.read(str(tmp_path))] == [1, 2]
     History(str(tmp_path / "nowhere")).take()
     assert history.read(str(tmp_path / "nowhere")) == []
+
+
+@pytest.mark.parametrize("gap", [3600.0, 0.1])
+def test_the_interval_is_kept_over_a_time_without_a_recorder(tmp_path: Path, gap: float) -> None:
+    times = [20.0 * number for number in range(10)]
+    times.append(times[-1] + gap)
+    (tmp_path / NAME).write_text("".join(f'{{"at": {at}}}\n' for at in times))
+    assert History(str(tmp_path))._every == 20.0
