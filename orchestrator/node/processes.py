@@ -26,6 +26,7 @@ class Process(NamedTuple):
 class Stat(NamedTuple):
     process: Process
     parent: int
+    group: int  # the process group's id: its leader's pid
     state: str  # R S D Z T ...
     exit_status: int  # as wait() gives it; only a zombie's means something
 
@@ -54,7 +55,7 @@ def stat(pid: int) -> Optional[Stat]:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return Stat(Process(pid, int(fields[19])), int(fields[1]), fields[0].decode(), int(fields[49]))
+    return Stat(Process(pid, int(fields[19])), int(fields[1]), int(fields[2]), fields[0].decode(), int(fields[49]))
 
 
 def identify(pid: int) -> Optional[Process]:
@@ -150,19 +151,24 @@ def frozen(members: Iterable[List[int]]) -> List[int]:
 
 def descendants(root: int) -> Set[Process]:
     """Everything below `root`, zombies left out. A subreaper's descendants include what double-forked away."""
+    return {found.process for found in below(root)}
+
+
+def below(root: int) -> List[Stat]:
+    """The same, with what the kernel says about each."""
     children: Dict[int, List[Stat]] = {}
     for pid in _pids():
         found = stat(pid)
         if found is not None:
             children.setdefault(found.parent, []).append(found)
-    below: Set[Process] = set()
+    family: List[Stat] = []
     waiting = [root]
     while waiting:
         for child in children.get(waiting.pop(), ()):
             waiting.append(child.process.pid)
             if child.state not in "ZX":
-                below.add(child.process)
-    return below
+                family.append(child)
+    return family
 
 
 def pidfd(process: Process) -> Optional[int]:

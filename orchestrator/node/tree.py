@@ -89,6 +89,8 @@ class Tree:
         self._ranks: Dict[int, Tuple[processes.Process, int]] = {}  # pidfd -> (process, rank)
         self._ended: Dict[processes.Process, str] = {}
         self._finished: List[Dict[str, Any]] = []  # ranks that ended with 0 by themselves
+        self._asked: Set[processes.Process] = set()  # those that had their SIGTERM
+        self._asked_groups: Set[int] = set()
         self._kill_at: Optional[float] = None
         self._killed_at: Optional[float] = None
         self._alone_since: Optional[float] = None
@@ -208,8 +210,11 @@ class Tree:
     # ending
 
     def members(self) -> Set[processes.Process]:
+        return {found.process for found in self._look()}
+
+    def _look(self) -> List[processes.Stat]:
         spare = self._spare_pid()
-        return {process for process in processes.descendants(os.getpid()) if process.pid != spare}
+        return [found for found in processes.below(os.getpid()) if found.process.pid != spare]
 
     def stop(self, grace: float, why: str) -> None:
         """TERM now, KILL after `grace` seconds. A later call may shorten the grace, never lengthen it."""
@@ -219,12 +224,44 @@ class Tree:
             return
         self.stopping = why
         self._kill_at = kill_at
-        members = self.members()
+        look = self._look()
+        members = {found.process for found in look}
         self._note(members)
-        roots = [process for process in members if process.pid in self._roots]
         processes.send_all(members, signal.SIGCONT)
-        # torchrun hands the signal on to its ranks; sent to them as well, their handler would run twice
-        processes.send_all(roots or members, signal.SIGTERM)
+        self._ask_roots()
+        self._asked = {found.process for found in look if found.group in self._asked_groups}
+        self._ask_orphans(look)
+
+    def _ask_roots(self) -> None:
+        """SIGTERM to the group of each rank: it may be a wrapper that hands no signal on.
+
+        torchrun does this itself. If the ranks had it from us as well, their handlers would run twice.
+        """
+        for pid, label in self._roots.items():  # none is reaped: the pids are still theirs
+            if label == "agent":
+                self._asked_groups.update(process.pid for process, _ in self._ranks.values())
+                os.kill(pid, signal.SIGTERM)
+                continue
+            self._asked_groups.add(pid)
+            try:
+                os.killpg(pid, signal.SIGTERM)
+            except ProcessLookupError:  # it was forked a moment ago and leads no group yet
+                os.kill(pid, signal.SIGTERM)
+
+    def _ask_orphans(self, look: List[processes.Stat]) -> None:
+        """SIGTERM, once, to processes that have outlived their root: nobody else hands it to them."""
+        parents = {found.process.pid: found.parent for found in look}
+        asked = {process.pid for process in self._asked}
+        for found in look:
+            above = found.process.pid
+            while above in parents and above not in self._roots:
+                above = parents[above]
+            if above in self._roots or found.process in self._asked:
+                continue
+            # what they start from now on belongs to their way of ending
+            if found.group not in self._asked_groups and found.parent not in asked:
+                processes.send(found.process, signal.SIGTERM)
+            self._asked.add(found.process)
 
     def tick(self) -> float:
         """Do what is due. Returns the seconds until it has to be asked again."""
@@ -233,7 +270,8 @@ class Tree:
         if self._roots and self.stopping is None:
             return 60.0  # the descriptors and SIGCHLD wake us
         now = time.monotonic()
-        members = self.members()
+        family = self._look()
+        members = {found.process for found in family}
         # twice: a look at /proc is no snapshot, and what forks and dies while we look may be missed by one
         if not self._roots and not members and not self.members():
             self._finish()
@@ -245,6 +283,7 @@ class Tree:
             return 0.02
         if self._barrier(members, now) or now >= (self._kill_at or 0):
             return self._kill(members, now)
+        self._ask_orphans(family)
         # where there are thousands of processes to look at, less often: this may take minutes
         return min(max(0.05, look * LOOK_SHARE), max(0.005, (self._kill_at or now) - now))
 

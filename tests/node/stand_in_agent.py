@@ -2,8 +2,8 @@
 
     stand_in_agent.py NPROC NODE_RANK COMMAND...        (as many ranks on every node)
 
-On SIGTERM it hands the signal on and waits for its ranks, as torchrun does. In its exit barrier it ignores SIGTERM:
-with BARRIER=1 in the environment it stays there when its ranks have ended.
+On SIGTERM it hands the signal on to the groups of its ranks and waits for them, as torchrun does. In its exit barrier it
+ignores SIGTERM: with BARRIER=1 in the environment it stays there when its ranks have ended.
 """
 
 import os
@@ -27,7 +27,7 @@ for local_rank in range(nproc):
 def stop(*_: object) -> None:
     for rank in ranks:
         if rank.poll() is None:
-            rank.terminate()
+            os.killpg(rank.pid, signal.SIGTERM)
 
 
 signal.signal(signal.SIGTERM, stop)

@@ -230,6 +230,40 @@ def test_on_a_stop_a_rank_has_its_grace_to_save_what_it_has(runs: Runs, torchrun
     assert run.journal()["1.0.out"] == b"ready\nsaved\n"
 
 
+INNER = """
+import os, signal, sys, time
+if sys.argv[1] == "session":
+    os.setsid()
+def save(*_):
+    os.write(1, b"saving\\n")
+    time.sleep(0.5)
+    os.write(1, b"saved\\n")
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(300)
+"""
+PYTHON_WRAPPER = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', sys.argv[1], sys.argv[2]]))"
+SHELL_WRAPPER = (
+    "import os, sys; os.execv('/bin/sh', ['sh', '-c', '\"$@\"; exit $?', 'sh', sys.executable, '-c', *sys.argv[1:]])"
+)
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+@pytest.mark.parametrize("wrapper", [PYTHON_WRAPPER, SHELL_WRAPPER], ids=["python", "shell"])
+@pytest.mark.parametrize("where", ["group", "session"])
+def test_what_a_wrapper_has_started_has_one_sigterm_and_its_grace(
+    runs: Runs, wrapper: str, where: str, torchrun: bool
+) -> None:
+    run = runs.start(wrapper, INNER, where, torchrun=torchrun, grace=20)
+    ready(run, (0, "1.0.out"))
+    asked_at = time.monotonic()
+    run.stop()
+    assert time.monotonic() - asked_at < 15.0, "it ended by SIGKILL, after all of its grace"
+    assert verdict(run)["state"] == "killed"
+    assert run.journal()["1.0.out"] == b"ready\nsaving\nsaved\n"
+
+
 STUBBORN = """
 import os, signal, sys, time
 for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
