@@ -1,6 +1,7 @@
 """Fork the guard off the relay that prepares a run: it owes nothing to the SSH session, and outlives it."""
 
 import os
+import resource
 import socket
 import sys
 from typing import Any, Dict, List
@@ -34,7 +35,11 @@ def daemonise(
         )
         processes.set_name("ddp-guard")
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
-        guard = Guard(folder, dict(spec, umask=umask), private, theirs, sockets, locks)
+        # a rank takes 12 of guard and recorder, and 1024 are little for a host with many
+        descriptors, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        spec = dict(spec, umask=umask, descriptors=descriptors)
+        guard = Guard(folder, spec, private, theirs, sockets, locks)
         guard.hold()
         guard.run()
         guard.close()

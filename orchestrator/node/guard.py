@@ -53,7 +53,7 @@ class Guard:
         self._tree: Optional[Tree] = None
         self._tree_told = False
         self._tree_due = 0.0
-        self._keepers: List[int] = []
+        self._keepers: Dict[int, Dict[str, int]] = {}  # attempt -> path of a FIFO -> the descriptor that keeps it
         self._failures: List[Dict[str, Any]] = []
         self._start: Optional[Dict[str, Any]] = None
         self._stop: Optional[Dict[str, Any]] = None
@@ -162,7 +162,9 @@ class Guard:
     # the recorder
 
     def _start_recorder(self) -> None:
-        closed = self._keepers + self._locks + [self._register] + [one.fileno() for one in self._own_sockets()]
+        keepers = [keeper for of_attempt in self._keepers.values() for keeper in of_attempt.values()]
+        pidfds = self._tree.descriptors() if self._tree else []
+        closed = keepers + pidfds + self._locks + [self._register] + [one.fileno() for one in self._own_sockets()]
         if self._recorder.start(self._folder, self._spec, self._private, self._sockets.get("link", []), closed):
             self._tell()
 
@@ -219,6 +221,8 @@ class Guard:
             self._end = message["verdict"]
             if self._tree is not None and self._tree.outcome is None:
                 self._tree.stop(gang.FAILURE_GRACE, "the run is over")
+        elif message["do"] == "drained":
+            self._close_fifos(message["attempt"])
         elif message["do"] == "prepared":
             self._answer({"ready": message["ready"]})
         elif message["do"] == "cannot":
@@ -249,7 +253,7 @@ class Guard:
             state.replace(self._path("rank.json"), rank)
             ranks = range(order.first_rank, order.first_rank + spec["nproc"])
             sources = [str(rank) for rank in ranks] + (["agent"] if spec["agent_argv"] else [])
-            self._keepers += make_fifos(paths.fifo, order.attempt, sources)
+            self._keepers[order.attempt] = make_fifos(paths.fifo, order.attempt, sources)
             if not spec["agent_argv"]:
                 tree.direct(order.first_rank)
             self._tree, self._tree_told = tree, False
@@ -270,6 +274,13 @@ class Guard:
         self._record_at = time.monotonic() + 0.2
         self._place = {"node_rank": order.node_rank, "first_rank": order.first_rank}
         self._write_state()
+
+    def _close_fifos(self, attempt: int) -> None:
+        """The recorder has all that the processes of attempts before this one have written, and these are gone."""
+        for old in [old for old in self._keepers if old < attempt]:
+            for path, keeper in self._keepers.pop(old).items():
+                os.unlink(path)
+                os.close(keeper)
 
     def _stop_attempt(self, grace: float, why: str, with_stacks: bool) -> None:
         """`with_stacks`: they can only be had from ranks that still run, so their end waits for that."""
@@ -298,8 +309,9 @@ class Guard:
         return self._start is not None or self._tree is not None or self._waiting is not None
 
     def _new_tree(self, attempt: int) -> Tree:
-        setup, umask = self._spec["setup"], self._spec["umask"]
-        return Tree(attempt, setup, self._program(), lambda: self._recorder.pid, self._failed, umask)
+        spec = self._spec
+        recorder = lambda: self._recorder.pid  # noqa: E731
+        return Tree(attempt, spec["setup"], self._program(), recorder, self._failed, spec["umask"], spec["descriptors"])
 
     def _program(self) -> List[str]:
         return [sys.executable, "-I", "-S", self._spec["program"]]

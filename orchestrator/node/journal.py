@@ -143,14 +143,16 @@ class Writer:
     segment that follows begins as much later.
     """
 
-    def __init__(self, folder: str, stream: Stream, segment: Optional[int] = None) -> None:
-        """`segment`: bytes after which a new one is begun."""
+    def __init__(
+        self, folder: str, stream: Stream, segment: Optional[int] = None, known: Optional[List[Segment]] = None
+    ) -> None:
+        """`segment`: bytes after which a new one is begun. `known`: the stream's, where they have been looked up."""
         self._folder = folder
         self.stream = stream
         self._segment = segment or SEGMENT
         self._file = self._index = -1
         self.dropped = 0
-        known = segments(folder).get(stream)
+        known = segments(folder).get(stream) if known is None else known
         self._start = self._end = known[-1].start if known else 0  # of the open segment; of the stream
         self._gap = not self._open(self._end)  # the stream's end is not the open segment's: it can take no more
 

@@ -82,8 +82,8 @@ class Recorder:
             "drain": False,
         }
         self._fifos: Dict[int, journal.Writer] = {}
-        self._opened: Dict[journal.Stream, int] = {}
-        self._own: Dict[int, journal.Writer] = {}
+        self._drained = 0  # all attempts before this one: their FIFOs are done with
+        self._own: Optional[journal.Writer] = None
         self._finished = False
         self._heard_ranks_at = time.monotonic()
         # complete segments are all that can be dropped: they must be small against the journal that may be kept
@@ -132,16 +132,40 @@ class Recorder:
     # the journal
 
     def _open_fifos(self) -> None:
-        folder = os.path.join(self.folder, "fifo")
-        for name in sorted(os.listdir(folder)):
-            parts = name.split(".")
-            if len(parts) != 3:
-                continue
-            stream = journal.Stream(int(parts[0]), parts[1], parts[2])
-            if stream not in self._opened:
-                handle = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                self._opened[stream] = handle
-                self._fifos[handle] = journal.Writer(os.path.join(self.folder, "log"), stream, self._segment)
+        folder, log = os.path.join(self.folder, "fifo"), os.path.join(self.folder, "log")
+        opened = {writer.stream for writer in self._fifos.values()}
+        names = [name.split(".") for name in os.listdir(folder) if name.count(".") == 2]
+        new = {journal.Stream(int(attempt), source, channel) for attempt, source, channel in names} - opened
+        known = journal.segments(log) if new else {}
+        for stream in sorted(new):
+            if stream.attempt < self._drained:
+                continue  # the guard is about to remove it
+            try:
+                handle = os.open(os.path.join(folder, str(stream)), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # removed since: our predecessor had told the guard that it is drained
+            self._fifos[handle] = journal.Writer(log, stream, self._segment, known.get(stream, []))
+
+    def _close_old_fifos(self) -> None:
+        """The processes of earlier attempts are gone, so what their FIFOs hold is the last."""
+        attempt = self._status["attempt"]
+        old = [handle for handle, writer in self._fifos.items() if writer.stream.attempt < attempt]
+        for handle in old:
+            self._finish(handle)
+        if old:
+            self._drained = attempt
+            self.command({"do": "drained", "attempt": attempt})
+
+    def _finish(self, handle: int) -> None:
+        """Take what is left in a FIFO that nobody writes any more, and close it."""
+        writer = self._fifos[handle]
+        while writer.pump(handle):
+            pass
+        if writer.dropped:
+            self.say("%d bytes of output were dropped: the disk was full" % writer.dropped)
+        writer.close()
+        os.close(handle)
+        del self._fifos[handle]
 
     def _pump(self, handle: int, events: int) -> int:
         moved = 0
@@ -153,7 +177,7 @@ class Recorder:
                     self._heard_ranks_at = time.monotonic()
             else:
                 if events & select.POLLHUP:  # the guard, which keeps it open, is dead, and all is read
-                    self._fifos.pop(handle).close()
+                    self._finish(handle)
                 break
         return moved
 
@@ -168,17 +192,16 @@ class Recorder:
     def say(self, text: str) -> None:
         """A line of our own in the journal."""
         attempt = max(1, int(self._status["attempt"]))
-        if attempt not in self._own:
-            self._own[attempt] = journal.Writer(os.path.join(self.folder, "log"), journal.Stream(attempt, "run", "out"))
-        self._own[attempt].append(("ddp-orch: " + text + "\n").encode("utf-8", "backslashreplace"))
+        if self._own is None or self._own.stream.attempt != attempt:
+            if self._own is not None:
+                self._own.close()
+            self._own = journal.Writer(os.path.join(self.folder, "log"), journal.Stream(attempt, "run", "out"))
+        self._own.append(("ddp-orch: " + text + "\n").encode("utf-8", "backslashreplace"))
 
     def _drain(self) -> None:
         """The run is over and its processes are gone: what the FIFOs still hold is the last."""
-        for handle, writer in self._fifos.items():
-            while writer.pump(handle):
-                pass
-            if writer.dropped:
-                self.say("%d bytes of output were dropped: the disk was full" % writer.dropped)
+        for handle in list(self._fifos):
+            self._finish(handle)
         self._finished = True
 
     # the guard
@@ -197,6 +220,7 @@ class Recorder:
             self._said = []
         self._open_fifos()
         self._add_what_was_said()
+        self._close_old_fifos()
         self._peers.status(self._status)
 
     def _add_what_was_said(self) -> None:
@@ -293,9 +317,8 @@ class Recorder:
         self._peers.status(self._status)
 
     def _end_orphaned(self, verdict: Dict[str, Any]) -> None:
-        for handle, writer in self._fifos.items():
-            while writer.pump(handle):
-                pass
+        for handle in list(self._fifos):
+            self._finish(handle)
         state.write_last(
             self.folder,
             {

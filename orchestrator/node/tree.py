@@ -8,6 +8,7 @@ zombie's exit status.
 import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import tempfile
@@ -36,9 +37,9 @@ def describe(status: int) -> Tuple[Optional[int], Optional[str]]:
     return os.WEXITSTATUS(status), None
 
 
-def make_fifos(folder: str, attempt: int, sources: List[str]) -> List[int]:
-    """The FIFOs of an attempt. The descriptors returned keep the bytes in them alive whoever else dies."""
-    keepers = []
+def make_fifos(folder: str, attempt: int, sources: List[str]) -> Dict[str, int]:
+    """The FIFOs of an attempt, by path. The descriptors returned keep the bytes in them alive whoever else dies."""
+    keepers = {}
     for source in sources:
         for channel in ("out", "err"):
             path = os.path.join(folder, "%d.%s.%s" % (attempt, source, channel))
@@ -48,7 +49,7 @@ def make_fifos(folder: str, attempt: int, sources: List[str]) -> List[int]:
                 fcntl.fcntl(keeper, F_SETPIPE_SZ, PIPE_SIZE)
             except OSError:
                 pass  # the user's share of pipe memory is used up: 64 KiB will do
-            keepers.append(keeper)
+            keepers[path] = keeper
     return keepers
 
 
@@ -74,7 +75,9 @@ class Tree:
         spare_pid: Callable[[], int],
         report: Callable[[Dict[str, Any]], None],
         umask: int,
+        descriptors: int,
     ) -> None:
+        """`umask`, `descriptors` (the soft limit of open files): what the processes get in place of the guard's own."""
         self.attempt = attempt
         self.outcome: Optional[Dict[str, Any]] = None
         self.unkillable: List[Dict[str, Any]] = []
@@ -84,6 +87,7 @@ class Tree:
         self._spare_pid = spare_pid  # the recorder's pid: our child, but not of the tree
         self._report = report
         self._umask = umask
+        self._descriptors = descriptors
         self._roots: Dict[int, str] = {}
         self._statuses: Dict[str, int] = {}
         self._ranks: Dict[int, Tuple[processes.Process, int]] = {}  # pidfd -> (process, rank)
@@ -115,6 +119,8 @@ class Tree:
         if pid == 0:
             os.setsid()
             os.umask(self._umask)
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self._descriptors, hard))
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGPIPE, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
@@ -173,7 +179,10 @@ class Tree:
         label = self._roots.pop(pid, None)
         if label is None:
             return False
-        for handle in [handle for handle in self._ranks if select.select([handle], [], [], 0)[0]]:
+        ended = select.poll()  # not select(): a descriptor may be above its 1024
+        for handle in self._ranks:
+            ended.register(handle, select.POLLIN)
+        for handle, _ in ended.poll(0):
             self.rank_ended(handle)
         self._statuses[label] = status
         if label != "agent":

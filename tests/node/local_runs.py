@@ -6,10 +6,13 @@ Every host has a state folder of its own, is reached through a `LocalConnection`
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import os
 import secrets
 import signal
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,23 +24,42 @@ from orchestrator import inventory, launchers, plan
 from orchestrator.naming import new_run_id
 from orchestrator.node import journal, processes, runs, state, sweep
 from orchestrator.session import Session
-from orchestrator.ship import node_program
+from orchestrator.ship import NodeProgram, node_program
 from orchestrator.transport import LocalConnection
 
 AGENT = (str(Path(__file__).with_name("stand_in_agent.py")), "{nproc}", "{node_rank}")
 
 
+def impatient_program() -> NodeProgram:
+    """The node program without the pause before a restart, and which restarts after any failure."""
+    changes = {
+        b"\nBACKOFF, BACKOFF_MOST = 1.0, 30.0 ": b"\nBACKOFF, BACKOFF_MOST = 0.0, 00.0 ",
+        b"\nAT_START = 30.0": b"\nAT_START = 00.0",
+    }
+    program = node_program()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(program.data)) as archive, zipfile.ZipFile(buffer, "w") as changed:
+        for name in archive.namelist():
+            source = archive.read(name)
+            for old, new in changes.items() if name == "node/gang.py" else ():
+                assert old in source and len(old) == len(new)
+                source = source.replace(old, new)
+            changed.writestr(name, source)
+    return NodeProgram(hashlib.sha256(buffer.getvalue()).hexdigest(), buffer.getvalue(), program.sources)
+
+
 class Host:
-    def __init__(self, folder: Path, python: str) -> None:
+    def __init__(self, folder: Path, python: str, program: NodeProgram) -> None:
         self.state = folder
         self.python = python
+        self.program = program
         self.session = self.connect()
 
     def connect(self) -> Session:
         before = os.environ.get("DDP_ORCH_STATE_DIR")
         os.environ["DDP_ORCH_STATE_DIR"] = str(self.state)
         try:
-            return Session(self.state.name, LocalConnection(), self.python, node_program(), secrets.token_hex(16))
+            return Session(self.state.name, LocalConnection(), self.python, self.program, secrets.token_hex(16))
         finally:
             del os.environ["DDP_ORCH_STATE_DIR"]
             if before is not None:
@@ -109,15 +131,16 @@ class Run:
 class Runs:
     """Starts runs, and afterwards ends whatever is left of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: NodeProgram | None = None) -> None:
         self._folder = folder
+        self._program = program or node_program()
         self._hosts: list[Host] = []
         self._started: list[Run] = []
 
     def hosts(self, count: int, python: str = sys.executable) -> list[Host]:
         """The first `count` hosts, made if need be."""
         while len(self._hosts) < count:
-            self._hosts.append(Host(self._folder / f"host-{len(self._hosts)}", python))
+            self._hosts.append(Host(self._folder / f"host-{len(self._hosts)}", python, self._program))
         return self._hosts[:count]
 
     def prepare(
@@ -203,8 +226,8 @@ def _end(run_id: str, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def local_runs(folder: Path) -> Iterator[Runs]:
-    found = Runs(folder)
+def local_runs(folder: Path, program: NodeProgram | None = None) -> Iterator[Runs]:
+    found = Runs(folder, program)
     try:
         yield found
     finally:

@@ -2,8 +2,9 @@
 
     stand_in_agent.py NPROC NODE_RANK COMMAND...        (as many ranks on every node)
 
-On SIGTERM it hands the signal on to the groups of its ranks and waits for them, as torchrun does. In its exit barrier it
-ignores SIGTERM: with BARRIER=1 in the environment it stays there when its ranks have ended.
+On SIGTERM it hands the signal on to the groups of its ranks and waits for them, as torchrun does; so it does when one
+has failed. In its exit barrier it ignores SIGTERM: with BARRIER=1 in the environment it stays there when its ranks have
+ended.
 """
 
 import os
@@ -31,8 +32,12 @@ def stop(*_: object) -> None:
 
 
 signal.signal(signal.SIGTERM, stop)
-while any(rank.poll() is None for rank in ranks):
+while not any(rank.poll() for rank in ranks) and any(rank.poll() is None for rank in ranks):
     time.sleep(0.1)  # torchrun looks at its ranks as often, and tells nobody until all have been stopped
+if any(rank.poll() for rank in ranks):
+    stop()
+for rank in ranks:
+    rank.wait()
 if os.environ.get("BARRIER"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(300)

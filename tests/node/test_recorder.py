@@ -304,7 +304,8 @@ def test_what_a_guard_tells_fits_the_channel_however_often_ranks_have_failed(tmp
     """A message too long for the channel would be lost, and the run would hang."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.settimeout(10)
-    spec = {"node": 0, "nodes": [{"host": "a", "nproc": 8, "spare": False}], "setup": [], "umask": 0, "program": ""}
+    spec = {"node": 0, "nodes": [{"host": "a", "nproc": 8, "spare": False}], "setup": [], "program": ""}
+    spec.update(umask=0, descriptors=1024)
     guard = Guard(str(tmp_path), spec, {}, ours, {}, [])
     guard._recorder._channel = ours
     for attempt in range(1, 31):
