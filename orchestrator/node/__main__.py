@@ -1,4 +1,4 @@
-"""The node program's verbs. `serve` is what a controller starts over SSH; the others are started by a guard."""
+"""The node program's verbs. A controller starts `serve` over SSH, which starts `guard`, which starts the others."""
 
 import sys
 from typing import List
@@ -11,6 +11,18 @@ def main(arguments: List[str]) -> int:
         from .relay import serve
 
         return serve(arguments[1])
+    if verb == "guard":
+        from .daemon import main as guard
+
+        return guard()
+    if verb == "recorder":
+        from .recorder import main as recorder
+
+        recorder()
+    if verb == "notify":
+        from .notify import main as notify
+
+        return notify()
     if verb == "rank-exec":
         from .job import rank_exec
 

@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Any, Dict, List, Optional
 
-from . import recorder
+from .job import in_memory
 
 BACKOFF = 0.5  # s, when a recorder died within a second of its start, or could not be started
 LONGEST = 1 << 20  # bytes of a message
@@ -25,29 +25,33 @@ class RecorderChild:
 
     def start(
         self,
+        argv: List[str],
         folder: str,
         spec: Dict[str, Any],
         private: Dict[str, Any],
         listeners: List[socket.socket],
-        closed: List[int],
     ) -> bool:
-        """`closed`: our descriptors that it shall not have. False: there is no process to be had now."""
+        """`argv`: of its interpreter. False: there is no process to be had now."""
         self.due = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        guard = os.getpid()
+        inherited = [theirs.fileno()] + [one.fileno() for one in listeners]
+        given = {"folder": folder, "spec": spec, "private": private, "guard_pid": os.getpid(), "sockets": inherited}
+        stdin = -1
         try:
-            pid = os.fork()
-        except OSError:  # the ranks have used up the user's processes
+            stdin = in_memory(json.dumps(given).encode("ascii"))
+            for handle in inherited:
+                os.set_inheritable(handle, True)
+            pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, stdin, 0)])
+        except OSError:  # the ranks have used up the user's processes, or the memory
             ours.close()
-            theirs.close()
             self.due = time.monotonic() + BACKOFF
             return False
-        if pid == 0:
-            ours.close()
-            for handle in closed:
-                os.close(handle)
-            recorder.main(folder, spec, private, theirs, listeners, guard)
-        theirs.close()
+        finally:
+            for one in listeners:
+                one.set_inheritable(False)
+            theirs.close()
+            if stdin >= 0:
+                os.close(stdin)
         ours.setblocking(False)
         self._close()
         self.pid, self._started, self._channel = pid, time.monotonic(), ours

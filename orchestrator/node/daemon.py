@@ -1,68 +1,90 @@
-"""Fork the guard off the relay that prepares a run: it owes nothing to the SSH session, and outlives it."""
+"""Start the guard of a run: an interpreter of its own, which owes nothing to the SSH session and outlives it.
 
+Not a fork of the relay: that has threads, and a lock that one of them holds would be held in the guard for ever.
+"""
+
+import json
 import os
 import resource
 import socket
+import subprocess
 import sys
 from typing import Any, Dict, List
 
-from . import processes
-from .guard import Guard
+from . import processes, wire
 
 
-def daemonise(
+def start(
     folder: str,
     spec: Dict[str, Any],
     private: Dict[str, Any],
     sockets: Dict[str, List[socket.socket]],
     locks: List[int],
 ) -> socket.socket:
-    """Fork a guard that owes nothing to the SSH session. Returns the relay's end of its control channel."""
+    """Start a guard, which has copies of `sockets` and `locks`. Returns the relay's end of its control channel."""
     ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child:
-        theirs.close()
-        os.waitpid(child, 0)
-        return ours
-    try:
-        ours.close()
-        os.setsid()
-        if os.fork():
-            os._exit(0)
-        umask = os.umask(0o077)  # ours; what the ranks write is as open as the user's login makes it
-        _detach(
-            folder, [theirs.fileno()] + [one.fileno() for listeners in sockets.values() for one in listeners] + locks
+    handles = {name: [one.fileno() for one in listeners] for name, listeners in sockets.items()}
+    inherited = [theirs.fileno(), *(handle for some in handles.values() for handle in some), *locks]
+    given = {
+        "folder": folder,
+        "spec": spec,
+        "private": private,
+        "inherited": inherited,
+        "control": theirs.fileno(),
+        "sockets": handles,
+        "locks": locks,
+    }
+    errors = os.path.join(folder, "guard.err")
+    with theirs, open(errors, "ab", opener=_private) as log:
+        child = subprocess.Popen(
+            processes.own_program(spec["program"], "guard", spec["run_id"]),
+            stdin=subprocess.PIPE,  # the secrets: in no argv, environment or file
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            start_new_session=True,
+            pass_fds=inherited,
         )
-        processes.set_name("ddp-guard")
-        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
-        # a rank takes 12 of guard and recorder, and 1024 are little for a host with many
-        descriptors, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        spec = dict(spec, umask=umask, descriptors=descriptors)
-        guard = Guard(folder, spec, private, theirs, sockets, locks)
-        guard.hold()
-        guard.run()
-        guard.close()
-        os._exit(0)
-    except BaseException:  # noqa: BLE001  the last resort: the fork of a relay must never return into its code
-        import traceback
-
-        traceback.print_exc()  # stderr is guard.err by now
-        sys.stderr.flush()
-        os._exit(70)
+        child.communicate(json.dumps(given).encode("ascii"))
+    if child.returncode:
+        ours.close()
+        with open(errors, encoding="utf-8", errors="replace") as log:
+            said = log.read().strip().splitlines()
+        raise wire.Refused("unknown", "the guard did not start: %s" % (said[-1] if said else "it said nothing"))
+    return ours
 
 
-def _detach(folder: str, needed: List[int]) -> None:
-    os.chdir(folder)
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def main() -> int:
+    """Verb `guard RUN`: become the guard, given all it needs on stdin and by inherited descriptors. RUN is for `ps`."""
+    from .guard import Guard  # the relay has no use for it
+
+    given = json.load(sys.stdin)
+    if os.fork():
+        return 0  # the relay waits for this, and the guard is nobody's child
     null = os.open(os.devnull, os.O_RDWR)
-    errors = os.open(os.path.join(folder, "guard.err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(null, 0)
-    os.dup2(errors, 1)
-    os.dup2(errors, 2)
-    keep = {0, 1, 2} | set(needed)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in keep:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # the descriptor of this listing itself
+    os.close(null)
+    umask = os.umask(0o077)  # ours; what the ranks write is as open as the user's login makes it
+    # a rank takes 12 of guard and recorder, and 1024 are little for a host with many
+    descriptors, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    for handle in given["inherited"]:
+        os.set_inheritable(handle, False)
+    processes.set_name("ddp-guard")
+    processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+    guard = Guard(
+        given["folder"],
+        dict(given["spec"], umask=umask, descriptors=descriptors),
+        given["private"],
+        socket.socket(fileno=given["control"]),
+        {name: [socket.socket(fileno=one) for one in handles] for name, handles in given["sockets"].items()},
+        given["locks"],
+    )
+    guard.hold()
+    guard.run()
+    guard.close()
+    return 0

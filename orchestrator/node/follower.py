@@ -145,4 +145,4 @@ class Follower(Peers):
         here = self._spec["nodes"][self._spec["node"]]["host"]
         said = dict(failure, what="head lost, as %s says" % here)
         message = notify.message(self._spec, "lost", attempt, said)
-        notify.tell(self._recorder.notify, message, self._recorder.folder)
+        notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)

@@ -1,6 +1,6 @@
 """The guard: one process a run and host that owns the run's process tree and ends it exactly. Never blocks.
 
-It is forked by a relay at `prepare`, outlives the SSH session, starts the recorder and restarts it when it dies, keeps
+It is started by a relay at `prepare`, outlives the SSH session, starts the recorder and restarts it when it dies, keeps
 the FIFOs, obeys the orders that the recorder brings from the gang, and writes the exit record. SIGTERM stops the run on
 this host (the wish, with its grace, is in stop.json). It holds an exclusive lock on run.lock for as long as it lives:
 that lock, not a pid in a file, is the proof that a run has its guard.
@@ -15,7 +15,6 @@ import select
 import shutil
 import signal
 import socket
-import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -85,7 +84,7 @@ class Guard:
         self._register_buffer = b""
         self._write_state()
         self._start_recorder()
-        for one in self._own_sockets():
+        for one in ([] if self._control is None else [self._control]) + self._sockets.get("rdzv", []):
             one.setblocking(False)
         while not self._finished:
             self._turn(wakeup)
@@ -162,16 +161,9 @@ class Guard:
     # the recorder
 
     def _start_recorder(self) -> None:
-        keepers = [keeper for of_attempt in self._keepers.values() for keeper in of_attempt.values()]
-        pidfds = self._tree.descriptors() if self._tree else []
-        closed = keepers + pidfds + self._locks + [self._register] + [one.fileno() for one in self._own_sockets()]
-        if self._recorder.start(self._folder, self._spec, self._private, self._sockets.get("link", []), closed):
+        argv = processes.own_program(self._spec["program"], "recorder", self._spec["run_id"])
+        if self._recorder.start(argv, self._folder, self._spec, self._private, self._sockets.get("link", [])):
             self._tell()
-
-    def _own_sockets(self) -> List[socket.socket]:
-        """Those that the recorder must not have."""
-        control = [] if self._control is None else [self._control]
-        return control + self._sockets.get("rdzv", [])
 
     def _knocked(self, listener: socket.socket) -> None:
         """Another node tries whether it can reach the rendezvous port. Let in and let go, or the queue would fill."""
@@ -314,7 +306,7 @@ class Guard:
         return Tree(attempt, spec["setup"], self._program(), recorder, self._failed, spec["umask"], spec["descriptors"])
 
     def _program(self) -> List[str]:
-        return [sys.executable, "-I", "-S", self._spec["program"]]
+        return processes.own_program(self._spec["program"])
 
     def _failed(self, failure: Dict[str, Any]) -> None:
         attempt = self._tree.attempt if self._tree else 0

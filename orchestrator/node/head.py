@@ -279,7 +279,7 @@ class Head(Peers):
 
     def _notify(self, label: str, failure: Optional[Dict[str, Any]]) -> None:
         message = notify.message(self._spec, label, self._state.attempt, failure)
-        notify.tell(self._recorder.notify, message, self._recorder.folder)
+        notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
 
 
 def _what_follows(after: gang.State) -> str:

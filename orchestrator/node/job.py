@@ -10,6 +10,7 @@ shell.
 import json
 import os
 import sys
+import tempfile
 from typing import Any, Dict, List
 
 from . import processes
@@ -74,6 +75,19 @@ def through_setup(setup: List[str], argv: List[str]) -> List[str]:
     checked = "{ %s\n} || { echo '" + SETUP_SAYS + " %d failed with status '$? >&2; exit %d; }"
     lines = [checked % (line, number, SETUP_FAILED) for number, line in enumerate(setup, 1)]
     return ["bash", "-lc", "\n".join(lines) + '\nexec "$@"', "ddp-orch-setup"] + argv
+
+
+def in_memory(data: bytes) -> int:
+    """A descriptor to read `data` from that no file system keeps."""
+    if hasattr(os, "memfd_create"):
+        handle = os.memfd_create("job")
+    else:  # a Python built for old systems, as conda's are
+        with tempfile.TemporaryFile(dir="/dev/shm") as file:
+            handle = os.dup(file.fileno())
+    with os.fdopen(os.dup(handle), "wb") as file:
+        file.write(data)
+    os.lseek(handle, 0, os.SEEK_SET)
+    return handle
 
 
 def job_exec(arguments: List[str]) -> None:

@@ -11,10 +11,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from typing import Any, Dict, NoReturn, Optional
+from typing import Any, Dict, Optional
 
 from . import journal, processes, state
+from .job import in_memory
 
 TRIES = 3
 PAUSE = 5.0  # s between tries
@@ -43,47 +45,31 @@ def message(spec: Dict[str, Any], state: str, attempt: int, first_failure: Optio
     }
 
 
-def tell(wanted: Dict[str, Any], said: Dict[str, Any], folder: str) -> None:
-    """Start a child that does it, and come back at once. `wanted`: webhook and command, each text or null.
+def tell(program: str, wanted: Dict[str, Any], said: Dict[str, Any], folder: str) -> None:
+    """Start a process that does it, and come back at once. `wanted`: webhook and command, each text or null.
 
-    What goes wrong is in the log of the run, whose folder this is, and in its RECORD.
+    What goes wrong is in the log of the run, whose folder this is, and in its RECORD. Not a fork: the recorder has
+    threads, and its links and FIFOs must not stay open through it.
     """
     if not wanted.get("webhook") and not wanted.get("command"):
         return
     try:
-        pid = os.fork()
+        given = in_memory(json.dumps({"wanted": wanted, "said": said, "folder": folder}).encode("ascii"))
+        try:
+            child = subprocess.Popen(processes.own_program(program, "notify"), stdin=given, start_new_session=True)
+        finally:
+            os.close(given)
     except OSError:
         return  # the ranks have used up the user's processes
-    if pid == 0:
-        _child(wanted, said, folder)
-    os.waitpid(pid, 0)
+    threading.Thread(target=child.wait, name="notify", daemon=True).start()  # or it would stay as a zombie
 
 
-def _child(wanted: Dict[str, Any], said: Dict[str, Any], folder: str) -> NoReturn:
-    code = 70
-    try:
-        if os.fork() == 0:  # nobody waits for us
-            os.setsid()
-            processes.set_name("ddp-notify")
-            _close_all()
-            _record(folder, said["attempt"], send(wanted, said))
-        code = 0
-    except BaseException:  # noqa: BLE001  the last resort: a fork must never return into the recorder's code
-        import traceback
-
-        traceback.print_exc()
-        sys.stderr.flush()
-    os._exit(code)
-
-
-def _close_all() -> None:
-    """The recorder's links and FIFOs must not stay open through us."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # the listing's own
+def main() -> int:
+    """Verb `notify`: what to tell, and whom, is on stdin. It may outlive the recorder."""
+    processes.set_name("ddp-notify")
+    given = json.load(sys.stdin)
+    _record(given["folder"], given["said"]["attempt"], send(given["wanted"], given["said"]))
+    return 0
 
 
 def send(wanted: Dict[str, Any], said: Dict[str, Any], tries: int = TRIES) -> Dict[str, str]:

@@ -21,7 +21,7 @@ FREE_SPACE = 64 * 1024 * 1024  # bytes that the state folder must have left
 
 
 def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dict[str, Any]]:
-    """Fork a guard for this run. Returns the control channel to it, and what the controller has to know."""
+    """Start a guard for this run. Returns the control channel to it, and what the controller has to know."""
     spec: Dict[str, Any] = arguments["spec"]
     private: Dict[str, Any] = arguments["private"]
     kept = retire.retire(spec["keep"], program)
@@ -44,7 +44,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
             spec.update(link_address=answer["reachable"][0], link_port=arguments["head"]["link_port"])
         spec["used_ports"] = [port for port in (answer.get("link_port"), answer.get("rdzv_port")) if port]
         state.write(os.path.join(folder, "spec.json"), spec)
-        control = daemon.daemonise(folder, spec, private, sockets, locks)
+        control = daemon.start(folder, spec, private, sockets, locks)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

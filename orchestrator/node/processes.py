@@ -8,6 +8,7 @@ import ctypes
 import errno
 import os
 import signal
+import sys
 from typing import Dict, Iterable, List, NamedTuple, Optional, Set
 
 MARK = "DDP_ORCH_RUN_ID"
@@ -39,6 +40,11 @@ def prctl(option: int, value: int) -> None:
 def set_name(name: str) -> None:
     """What `ps` and `top` show (15 bytes)."""
     _libc.prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
+
+
+def own_program(program: str, *verb: str) -> List[str]:
+    """The argv of a process of ours: the node program's path says to whoever reads `ps` what it is."""
+    return [sys.executable, "-I", "-S", program, *verb]
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
@@ -154,8 +160,8 @@ def descendants(root: int) -> Set[Process]:
     return {found.process for found in below(root)}
 
 
-def below(root: int) -> List[Stat]:
-    """The same, with what the kernel says about each."""
+def below(root: int, without: int = -1) -> List[Stat]:
+    """The same, with what the kernel says about each; not the process `without`, nor what is below it."""
     children: Dict[int, List[Stat]] = {}
     for pid in _pids():
         found = stat(pid)
@@ -165,6 +171,8 @@ def below(root: int) -> List[Stat]:
     waiting = [root]
     while waiting:
         for child in children.get(waiting.pop(), ()):
+            if child.process.pid == without:
+                continue
             waiting.append(child.process.pid)
             if child.state not in "ZX":
                 family.append(child)

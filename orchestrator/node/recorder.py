@@ -8,7 +8,6 @@ nodes join again.
 import json
 import os
 import select
-import signal
 import socket
 import sys
 import time
@@ -29,29 +28,19 @@ LOOK_CLOSER_AFTER = 5.0  # s of silence until we look whether ranks are stopped
 DYING_WINDOW = 5.0  # s from the end of a guard's channel to the end of the guard
 
 
-def main(
-    folder: str,
-    spec: Dict[str, Any],
-    private: Dict[str, Any],
-    guard: socket.socket,
-    listeners: List[socket.socket],
-    guard_pid: int,
-) -> NoReturn:
-    """Runs in a fresh child of the guard; never returns."""
-    try:
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        processes.set_name("ddp-recorder")
-        history.History(folder).start()
-        Recorder(folder, spec, private, guard, listeners, guard_pid).run()
-        os._exit(0)
-    except BaseException:  # noqa: BLE001  the last resort: the fork of a relay must never return into its code
-        import traceback
-
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(70)
+def main() -> NoReturn:
+    """Verb `recorder RUN`: started by the guard, with all it needs on stdin and by inherited descriptors."""
+    given = json.load(sys.stdin)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.close(null)
+    processes.set_name("ddp-recorder")
+    guard, *listeners = [socket.socket(fileno=handle) for handle in given["sockets"]]
+    for one in (guard, *listeners):
+        one.set_inheritable(False)
+    history.History(given["folder"]).start()
+    Recorder(given["folder"], given["spec"], given["private"], guard, listeners, given["guard_pid"]).run()
+    os._exit(0)  # whatever the thread of the history waits for
 
 
 class Recorder:

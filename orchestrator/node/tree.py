@@ -11,7 +11,6 @@ import os
 import resource
 import select
 import signal
-import tempfile
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
@@ -53,19 +52,6 @@ def make_fifos(folder: str, attempt: int, sources: List[str]) -> Dict[str, int]:
     return keepers
 
 
-def _in_memory(data: bytes) -> int:
-    """A descriptor to read `data` from that no file system keeps."""
-    if hasattr(os, "memfd_create"):
-        handle = os.memfd_create("job")
-    else:  # a Python built for old systems, as conda's are
-        with tempfile.TemporaryFile(dir="/dev/shm") as file:
-            handle = os.dup(file.fileno())
-    with os.fdopen(os.dup(handle), "wb") as file:
-        file.write(data)
-    os.lseek(handle, 0, os.SEEK_SET)
-    return handle
-
-
 class Tree:
     def __init__(
         self,
@@ -84,7 +70,7 @@ class Tree:
         self.stopping: Optional[str] = None
         self._setup = setup
         self._program = program
-        self._spare_pid = spare_pid  # the recorder's pid: our child, but not of the tree
+        self._spare_pid = spare_pid  # the recorder's pid: our child, but neither it nor what it starts is of the tree
         self._report = report
         self._umask = umask
         self._descriptors = descriptors
@@ -110,7 +96,7 @@ class Tree:
     def _spawn(self, description: Dict[str, Any]) -> int:
         descriptor = -1
         if self._setup:
-            descriptor = _in_memory(json.dumps(description).encode("ascii"))  # it holds the secrets
+            descriptor = job.in_memory(json.dumps(description).encode("ascii"))  # it holds the secrets
             argv = job.through_setup(self._setup, self._program + ["job-exec", str(descriptor)])
             mark = {processes.MARK: description["env"][processes.MARK]}
             description = dict(description, argv=argv, env=mark)  # the rest is applied after setup
@@ -222,8 +208,7 @@ class Tree:
         return {found.process for found in self._look()}
 
     def _look(self) -> List[processes.Stat]:
-        spare = self._spare_pid()
-        return [found for found in processes.below(os.getpid()) if found.process.pid != spare]
+        return processes.below(os.getpid(), without=self._spare_pid())
 
     def stop(self, grace: float, why: str) -> None:
         """TERM now, KILL after `grace` seconds. A later call may shorten the grace, never lengthen it."""

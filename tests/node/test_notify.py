@@ -113,9 +113,10 @@ def test_what_could_not_be_sent_is_in_the_log_and_in_the_listing(runs: Runs) -> 
 
 
 def test_a_later_success_ends_the_complaint(runs: Runs, webhook: Webhook, tmp_path: Path) -> None:
+    (program,) = runs.hosts(1)[0].state.glob("node-*")
     (tmp_path / "notify.json").write_text('{"problems": {"webhook": "Connection refused"}}')
     said = {"text": "hello", "attempt": 2}
-    notify.tell({"webhook": webhook.address}, said, str(tmp_path))
+    notify.tell(str(program), {"webhook": webhook.address}, said, str(tmp_path))
     wait_until(lambda: not (tmp_path / "notify.json").exists(), 30.0, "it is forgotten")
     assert webhook.posted == [{"text": "hello"}]
 
@@ -162,3 +163,16 @@ def test_restarts_and_stops_are_told_in_words() -> None:
     assert again["text"] == "ddp-orch: run nightly (R) is started again: attempt 2 has failed: gpu-0: rank 1: SIGKILL"
     assert "token" not in json.dumps(again)
     assert notify.message(spec, "killed", 1, None)["text"] == "ddp-orch: run nightly (R) has been stopped"
+
+
+def test_a_command_that_takes_its_time_is_not_ended_with_the_next_attempt(runs: Runs, tmp_path: Path) -> None:
+    code = "import os, sys; sys.exit(3 if os.environ['DDP_ORCH_ATTEMPT'] == '1' else 0)"
+    command = (
+        f"cat > {tmp_path}/$$; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; mv {tmp_path}/$$ {tmp_path}/told-$$"
+    )
+    run = runs.start(code, notify={"command": command}, options="max_restarts: 1")
+    assert run.wait_over()[0]["verdict"]["state"] == "succeeded"
+    (tmp_path / "go").touch()
+    wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 10.0, "both commands have come to their end")
+    states = {json.loads(path.read_text())["state"] for path in tmp_path.glob("told-*")}
+    assert states == {"restarting", "succeeded"}

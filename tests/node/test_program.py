@@ -123,6 +123,18 @@ def test_a_secret_is_in_no_argv_and_in_no_file(runs: Runs, torchrun: bool) -> No
     run.stop(grace=0.5)
 
 
+def test_ps_shows_what_our_processes_are(runs: Runs) -> None:
+    run = runs.start(WAIT)
+    run.wait_for("ready", "1.0.out")
+    recorder = run.recorder()
+    assert recorder is not None
+    shown = [processes.command(pid) for pid in (run.hosts[0].session.hello["pid"], run.guard().pid, recorder.pid)]
+    (program,) = run.hosts[0].state.glob("node-*")
+    ours = f"{sys.executable} -I -S {program}"
+    assert shown == [f"{ours} serve {program}", f"{ours} guard {run.run_id}", f"{ours} recorder {run.run_id}"]
+    run.stop(grace=0.0)
+
+
 def test_a_setup_line_that_fails_is_named_and_nothing_is_started(runs: Runs) -> None:
     run = runs.start("print('ready')", setup=["true", "false"])
     (record,) = run.wait_over()
