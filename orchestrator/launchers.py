@@ -6,6 +6,7 @@ rdzv_id is_host log_dir threads (orchestrator/node/launch.py). The user's own wo
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,6 +57,25 @@ TORCHRUN_C10D = Launcher(
 
 DIRECT = Launcher("direct", ())
 
+_TORCHRUN_MODULE = ("-m", "torch.distributed.run")
+_WITH_SHUTDOWN_TIMEOUT = (2, 13)  # torch that reads TORCH_ELASTIC_SHUTDOWN_TIMEOUT
+
+# What `-m torch.distributed.run` does, with that variable for older torch: after SIGTERM it would kill its ranks in
+# 30 s. Stopping torchrun and signalling the ranks ourselves is no way round: on the head it serves the store that a
+# snapshot of all ranks may need. No braces in here: it is a template.
+_OLDER_TORCHRUN = """
+import os
+from torch.distributed.elastic.multiprocessing.api import PContext
+from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.run import main
+
+close, patience = PContext.close, int(os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+if not hasattr(LaunchConfig, "shutdown_timeout"):
+    # without a signal it ends the ranks that are left after a failure: that stays as it is
+    PContext.close = lambda self, signal=None, timeout=30: close(self, signal, patience if signal else timeout)
+main()
+"""
+
 ENVIRONMENT = {
     # CUDA's own order is by speed; so GPU 2 of `gpus`, of a finding and of a lock is that of nvidia-smi
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -66,9 +86,20 @@ ENVIRONMENT = {
     "PYTHONFAULTHANDLER": "1",
     # an unreachable DNS server cost a launch 25 to 74 s, mostly in reverse look-ups of peers; with this, 3
     "RES_OPTIONS": "timeout:1 attempts:1",
+    # after SIGTERM torchrun would kill its ranks in 30 s; it is the guard that does so, after the grace of each stop
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "86400",
 }
 
 DEBUG_ENVIRONMENT = {"NCCL_DEBUG": "INFO", "TORCH_CPP_LOG_LEVEL": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+
+
+def agent_argv(launcher: Launcher, torch: str | None) -> tuple[str, ...]:
+    """`launcher.agent` for a host with this version of torch; None: unknown."""
+    version = re.match(r"(\d+)\.(\d+)", torch or "")
+    new = version is None or (int(version[1]), int(version[2])) >= _WITH_SHUTDOWN_TIMEOUT
+    if new or launcher.agent[:2] != _TORCHRUN_MODULE:
+        return launcher.agent
+    return ("-c", _OLDER_TORCHRUN, *launcher.agent[2:])
 
 
 def choose(launcher: Literal["torchrun", "direct"], backend: Literal["static", "c10d"]) -> Launcher:

@@ -253,6 +253,7 @@ def spec(
     node = plan.nodes[number]
     run = plan.inventory.run
     detected = [gpu["index"] for gpu in facts[node.host.name]["gpus"]]
+    torch = facts[node.host.name].get("python", {}).get("torch")
     return {
         "run_id": plan.run_id,
         "name": plan.name,
@@ -268,7 +269,7 @@ def spec(
         "workdir": node.host.workdir,
         "code": None if node.host.workdir or plan.code is None else {"sha256": plan.code.sha256, "cwd": plan.code.cwd},
         "command": list(node.command),
-        "agent_argv": list(plan.launcher.agent),
+        "agent_argv": list(launchers.agent_argv(plan.launcher, torch)),
         "auto_env": node.auto_env,
         "env": dict(node.env),
         "secrets": list(plan.secrets),

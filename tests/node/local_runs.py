@@ -149,6 +149,7 @@ class Runs:
         *arguments: str,
         nproc: Sequence[int] = (1,),
         torchrun: bool = False,
+        torch: str | None = None,
         grace: float = 10.0,
         env: Mapping[str, str] | None = None,
         secret: Mapping[str, str] | None = None,
@@ -161,6 +162,7 @@ class Runs:
     ) -> tuple[Run, dict[str, Any]]:
         """Prepare a run of `python -u -c CODE ARGUMENTS` everywhere; also returns what its start needs.
 
+        `torchrun`: by the stand-in for it, or, where `torch` is the version that `python` has, by the real one.
         `spares`: so many hosts, the last ones, are spares. `options`: more keys of `run`.
         """
         hosts = self.hosts(len(nproc), python)
@@ -183,8 +185,9 @@ class Runs:
             debug=False,
         )
         if torchrun:
-            wanted = replace(wanted, launcher=launchers.Launcher("torchrun", AGENT))
-        facts = {node.host.name: {"gpus": []} for node in wanted.nodes}
+            agent = launchers.TORCHRUN_STATIC if torch else launchers.Launcher("torchrun", AGENT)
+            wanted = replace(wanted, launcher=agent)
+        facts = {node.host.name: {"gpus": [], "python": {"torch": torch}} for node in wanted.nodes}
         run = Run(run_id, hosts)
         self._started.append(run)
         at_head: dict[str, Any] | None = None

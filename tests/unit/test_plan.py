@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import inventory, plan
+from orchestrator import inventory, launchers, plan
 from orchestrator.node.link import node_key
 from orchestrator.plan import Code, Plan
 
@@ -153,6 +153,21 @@ def test_static_rendezvous_gives_ranks_by_place() -> None:
     assert agent[:3] == ["python3", "-m", "torch.distributed.run"]
     assert {"--rdzv-backend=static", "--node-rank=1", "--nnodes=2", "--max-restarts=0"} < set(agent)
     assert not [word for word in agent if word.startswith("--rdzv-endpoint")]
+
+
+@pytest.mark.parametrize(
+    ("torch", "by_module"),
+    [("2.4.1+cu121", False), ("2.12.0", False), ("2.13.0+cpu", True), ("3.0", True), ("unknown", True), (None, True)],
+)
+def test_torch_that_has_no_shutdown_timeout_is_given_one(torch: str | None, by_module: bool) -> None:
+    known = {"a": {**facts(), "python": {"torch": torch}}}
+    spec = plan.spec(plan.resolve(made("hosts: [a]"), known), 0, known, created_at="", by="")
+    command, text, *arguments = spec["agent_argv"]
+    assert spec["auto_env"]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "86400"
+    assert arguments == list(launchers.TORCHRUN_STATIC.agent[2:])
+    assert (command, text) == ("-m", "torch.distributed.run") if by_module else command == "-c"
+    if not by_module:
+        compile(text.format_map({}), "-c", "exec")
 
 
 def test_c10d_says_who_hosts_the_store() -> None:
