@@ -84,6 +84,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "{threads}",
     # the stacks of all threads on a crash, and of a run that hangs (run.stall_timeout)
     "PYTHONFAULTHANDLER": "1",
+    # the rank has its own -u; this is for the Pythons that it starts
+    "PYTHONUNBUFFERED": "1",
     # an unreachable DNS server cost a launch 25 to 74 s, mostly in reverse look-ups of peers; with this, 3
     "RES_OPTIONS": "timeout:1 attempts:1",
     # after SIGTERM torchrun would kill its ranks in 30 s; it is the guard that does so, after the grace of each stop

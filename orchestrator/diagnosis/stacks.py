@@ -15,7 +15,8 @@ from .dumps import Judged
 from .transcript import Said
 
 HEADER = re.compile(
-    r"ddp-orch: rank (?P<rank>\d+), (?P<how>pid \d+, state (?P<state>\w+).*): (?:its stacks follow|no st)"
+    r"ddp-orch: rank (?P<rank>\d+), (?P<how>(?P<child>child )?pid \d+, state (?P<state>\w+).*): "
+    r"(?:its stacks follow|no st)"
 )
 PY_SPY = re.compile(r"Process (?P<pid>\d+): ")
 THREAD = re.compile(r'(?P<main>Current thread 0x|Thread .*: "MainThread")|Thread ')
@@ -25,6 +26,10 @@ FRAME = re.compile(
 )
 REST = re.compile(
     r"Fatal Python error: Aborted|Current thread's C stack|  Binary file |Extension modules: |  \.\.\.|Python v|$"
+)
+# a process that only waits for those that it has started
+LAUNCHER = re.compile(
+    r"\btorch/multiprocessing/spawn\.py$|\bsubprocess\.py$|\bmultiprocessing/(?:popen_\w+|process)\.py$"
 )
 INSTALLED = re.compile(
     r"(?:site|dist)-packages|/lib/python\d|<frozen|^torch/|^(?:threading|queue|selectors|socket)\.py$"
@@ -45,6 +50,12 @@ class Stack:
     frames: list[tuple[str, str, str]] = field(default_factory=list)
     """(file, line, function)"""
     in_main: bool = False
+    child: bool = False
+    """It is of a process that the rank has started."""
+
+    @property
+    def waits_for_children(self) -> bool:
+        return not self.frames or any(LAUNCHER.search(file) for file, _, _ in self.frames)
 
     @property
     def operation(self) -> str | None:
@@ -78,7 +89,7 @@ def cut(lines: Sequence[Said], *, with_py_spy: bool = False) -> tuple[list[Said]
         stack = open_.get(line.rank) if line.rank is not None else None
         header = HEADER.match(line.text)
         if header:
-            stack = Stack(int(header["rank"]), line, header["state"], header["how"])
+            stack = Stack(int(header["rank"]), line, header["state"], header["how"], child=header["child"] is not None)
         elif with_py_spy and line.rank is not None and line.stream == "stderr" and PY_SPY.match(line.text):
             stack = Stack(line.rank, line)
         elif stack is None or line.stream != stack.line.stream or not _is_part(line.text):
@@ -92,7 +103,20 @@ def cut(lines: Sequence[Said], *, with_py_spy: bool = False) -> tuple[list[Said]
         open_[stack.rank] = stack
         found.append(stack)
     first = min((stack.line.attempt for stack in found), default=1)
-    return left, list({stack.rank: stack for stack in found if stack.line.attempt == first}.values())
+    by_rank: dict[int, list[Stack]] = {}
+    for stack in found:
+        if stack.line.attempt == first:
+            by_rank.setdefault(stack.rank, []).append(stack)
+    return left, [_telling(family) for family in by_rank.values()]
+
+
+def _telling(family: Sequence[Stack]) -> Stack:
+    """The rank's own stack, or that of its child that trains, where the rank is only its launcher."""
+    own, *children = sorted(family, key=lambda stack: stack.child)  # py-spy shows the rank itself first
+    if own.operation is not None or not own.waits_for_children:
+        return own
+    of_children = [stack for stack in children if stack.frames]
+    return next((stack for stack in of_children if stack.operation is not None), (of_children or [own])[0])
 
 
 def _is_part(text: str) -> bool:

@@ -109,6 +109,25 @@ def test_ranks_that_hang_show_their_stacks_and_are_started_again(runs: Runs) -> 
     assert "first failure: all hosts: no rank printed a line for " in run.journal()["1.run.out"].decode()
 
 
+CHILD_HANGS = """
+import subprocess, sys
+child = "import threading\\ndef waits_in_a_child(): threading.Event().wait()\\nprint('begun')\\nwaits_in_a_child()"
+def waits_for_its_child():
+    subprocess.call([sys.executable, "-c", child])
+waits_for_its_child()
+"""
+
+
+def test_the_child_of_a_rank_that_hangs_shows_its_stacks_too_and_is_not_buffered(runs: Runs) -> None:
+    run = runs.start(CHILD_HANGS, nproc=(2,), options="stall_timeout: 3")
+    for rank in (0, 1):
+        run.wait_for("begun", f"1.{rank}.out")
+    run.wait_over(60.0)
+    for rank in (0, 1):
+        shown = run.journal()[f"1.{rank}.err"].decode()
+        assert shown.index("in waits_in_a_child") < shown.index("in waits_for_its_child")
+
+
 def test_a_rank_that_a_signal_has_stopped_is_named_as_the_reason(runs: Runs) -> None:
     run = runs.start(HANG, nproc=(1, 2), options="stall_timeout: 8")
     run.wait_for("begun", "1.2.out", 1)

@@ -13,8 +13,8 @@ def said(rank: int, text: str, number: int = 0) -> list[Said]:
     ]
 
 
-def dump(rank: int, state: str, *frames: str) -> list[Said]:
-    header = f"ddp-orch: rank {rank}, pid 9, state {state}, waits in futex: its stacks follow"
+def dump(rank: int, state: str, *frames: str, child: str = "") -> list[Said]:
+    header = f"ddp-orch: rank {rank}, {child}pid 9, state {state}, waits in futex: its stacks follow"
     rest = ["Fatal Python error: Aborted", "", "Current thread 0x00007f (most recent call first):", *frames, ""]
     return said(rank, "\n".join([header, *rest, "Extension modules: numpy (total: 1)"]), 100 * rank)
 
@@ -71,6 +71,25 @@ def test_where_most_wait_at_one_line_for_a_result_the_one_elsewhere_keeps_them_w
     found = judged(dump(0, "S", item), dump(1, "S", AT.format(8), item), dump(2, "S", item))
     assert (found.code, found.rank) == ("rank0-work-exceeds-timeout", 1)
     assert found.evidence[:2] == ("rank 1: train.py line 8 in main", "rank 0: train.py line 30 in step")
+
+
+JOIN = '  File "/venv/lib/python3.11/site-packages/torch/multiprocessing/spawn.py", line 150 in join'
+LOADS = '  File "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 281 in _worker_loop'
+
+
+def test_a_rank_that_only_waits_for_its_children_is_where_they_are() -> None:
+    training = [dump(rank, "S", BACKWARD, AT.format(9), child="child ") for rank in range(2)]
+    waiting = [dump(rank, "S", JOIN, AT.format(30)) for rank in range(2)]
+    found = judged(*training, *waiting)
+    assert (found.code, found.evidence[0]) == ("collective-timeout", "rank 0: train.py line 9 in main, in backward")
+    wrapper = "ddp-orch: rank 0, pid 9, state S: no stacks: no py-spy here, and it does not catch SIGABRT"
+    assert judged(training[0], said(0, wrapper), training[1], waiting[1]) == found
+
+
+def test_what_loads_data_for_a_rank_is_not_taken_for_it() -> None:
+    loaders = [dump(rank, "S", LOADS, child="child ") for rank in range(2)]
+    found = judged(*loaders, dump(0, "S", BACKWARD, AT.format(9)), dump(1, "S", AT.format(8)))
+    assert (found.code, found.rank) == ("rank0-work-exceeds-timeout", 1)
 
 
 def test_py_spy_is_read_too_and_only_its_main_thread() -> None:
