@@ -59,7 +59,6 @@ def say(text):
 if sys.version_info < (3, 8):
     say("old " + sys.version.split()[0])
     sys.exit(0)
-import hashlib
 uid = os.geteuid()
 tried = []
 wanted = [os.environ.get("DDP_ORCH_STATE_DIR"), os.path.expanduser("~/.local/state/ddp-orch")]
@@ -83,23 +82,23 @@ else:
     say("error no private folder for state: " + "; ".join(tried) + "; make one of them yours alone (chown, chmod 700)")
     sys.exit(0)
 path = os.path.join(base, "node-" + SHA[:16])
-sys.path.insert(0, path)
-def load():
+def whole():
     # a power loss, a full disk or a cleaner of old files may have damaged it since it was written
     package = os.path.join(path, "node")
+    size = 0
     try:
-        sizes = [os.path.getsize(os.path.join(package, name)) for name in os.listdir(package) if name.endswith(".py")]
-        if sum(sizes) != SOURCES or not os.path.isfile(os.path.join(path, "__main__.py")):
-            return None
-        from node import relay
-        from node.__main__ import main
-        return main
-    except Exception:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "node"]:
-            del sys.modules[name]
-        return None
-main = load()
-if main is None:
+        for name in os.listdir(package):
+            if name.endswith(".py"):
+                with open(os.path.join(package, name), "rb") as source:
+                    text = source.read()
+                if b"\\0" in text:
+                    return False
+                size += len(text)
+        return size == SOURCES and os.path.isfile(os.path.join(path, "__main__.py"))
+    except OSError:
+        return False
+if not whole():
+    import hashlib
     say("need")
     data = b""
     while len(data) < SIZE:
@@ -110,7 +109,7 @@ if main is None:
     if hashlib.sha256(data).hexdigest() != SHA:
         say("error the node program was damaged on its way")
         sys.exit(0)
-    import importlib, io, shutil, zipfile
+    import io, shutil, zipfile
     def sync(path):
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
@@ -124,9 +123,7 @@ if main is None:
         for folder, _, names in os.walk(aside):  # on the disk before it gets its name, which promises that it is whole
             for name in names + ["."]:
                 sync(os.path.join(folder, name))
-        importlib.invalidate_caches()
-        main = load()  # another session may have been quicker
-        if main is None:
+        if not whole():  # another session may have been quicker
             if os.path.lexists(path):
                 os.rename(path, damaged)
             os.rename(aside, path)
@@ -136,9 +133,7 @@ if main is None:
     os.umask(mask)
     shutil.rmtree(aside, True)
     shutil.rmtree(damaged, True)
-    importlib.invalidate_caches()
-    main = main or load()
-    if main is None:
+    if not whole():
         say("error the node program cannot be %s: %s; free some space there"
             % (("written to " + base, failed.strerror) if failed else ("read from " + path, "it is damaged")))
         sys.exit(0)
