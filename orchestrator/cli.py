@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import io
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -379,11 +380,14 @@ def prune(
 
 @cli.command(short_help="try the notifications")
 @inventory
-@click.option("--test", is_flag=True, required=True, help="Send a message now.")
+@click.option("--test", is_flag=True, help="Send a message now.")
 def notify(inventory: str | None, test: bool) -> None:
     """Have the head send a message to notify.webhook and notify.command, as at the end of a run."""
     from . import notify as notifications
 
+    if not test:
+        words = ("notify", *(() if inventory is None else (inventory,)), "--test")
+        raise UsageError(f"to send a message now: {shlex.join(['ddp-orch', *words])}")
     sys.exit(notifications.test(inventory))
 
 

@@ -1,14 +1,18 @@
-"""What people type who mean something else, and the command that they mean. Pure."""
+"""What people type who mean something else, and the command that they mean. Looks only whether a file exists."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 import click
 
 ALIKE = 0.75  # of 1: an option that is less alike is another program's
+PYTHON = re.compile(r"(.*/)?(python[0-9.]*|torchrun|deepspeed)")
+"""Programs that start a script elsewhere; `up` starts its own launcher."""
 ARGV = "ddp_orch.argv"  # the key in a context's `meta` of all words of the command line
 
 # how neighbours of this program call what is here; {} stands for the words that follow
@@ -77,16 +81,16 @@ def hint(error: click.ClickException) -> str | None:
     if isinstance(error, click.NoSuchOption):
         return _unknown_option(error, str(context.info_name), argv)
     extra = error.message.partition("unexpected extra argument (")[2].rstrip(").")
-    if extra.endswith((".yaml", ".yml")) and extra in argv:
-        place = argv.index(extra)
+    if is_yaml(extra) and extra in argv:
+        place = _place(context, argv, extra)
         return f"an inventory is given with -i here: {_line([*argv[:place], '-i', *argv[place:]])}"
     return None
 
 
 def _unknown_option(error: click.NoSuchOption, command: str, argv: Sequence[str]) -> str | None:
     option = error.option_name
-    if option in ("-i", "--inventory") and len(argv) > 2 and argv[0] == option:
-        return f"-i belongs after the command: {_line([argv[2], *argv[:2], *argv[3:]])}"
+    if isinstance(error.ctx and error.ctx.command, click.Group):
+        return _options_first(error, argv)
     if command not in ("up", "exec", "bench"):
         return None
     place = next((number for number, word in enumerate(argv) if number and word.startswith(option)), len(argv))
@@ -99,19 +103,38 @@ def _unknown_option(error: click.NoSuchOption, command: str, argv: Sequence[str]
     if near:
         return None
     place = place if start is None else start
+    if command == "up" and place > 1 and PYTHON.fullmatch(argv[place - 1]) and error.ctx is not None:
+        place -= argv[place - 2] not in _options_with_value(error.ctx)
     return _after_dashes(command, argv[:place], argv[place:])
+
+
+def _options_first(error: click.NoSuchOption, argv: Sequence[str]) -> str | None:
+    """Options of a command that were given before it."""
+    assert error.ctx is not None and isinstance(error.ctx.command, click.Group)
+    commands = error.ctx.command.commands
+    place = next((number for number, word in enumerate(argv) if word in commands), None)
+    if place is None:
+        return None
+    own = {option for param in commands[argv[place]].params for option in param.opts}
+    names = {word.partition("=")[0] for word in argv[:place] if word.startswith("-")}
+    if not names <= own:
+        return None
+    return f"options come after the command: {_line([argv[place], *argv[:place], *argv[place + 1 :]])}"
 
 
 def _after_dashes(command: str, own: Sequence[str], others: Sequence[str]) -> str:
     what = {"up": "the script and its flags", "exec": "the command and its flags"}.get(command, "the trainer's flags")
+    own = [word for word in own if word != "--"]
     words = [word for word in others if word != "--"]
-    return f"{what} come after `--`: {_line([*(word for word in own if word != '--'), '--', *words])}"
+    if command == "up" and words and PYTHON.fullmatch(words[0]):
+        words = words[1:]
+    return f"{what} come after `--`: {_line([*own, '--', *words])}"
 
 
 def _first_of_script(argv: Sequence[str]) -> int | None:
     """Where the user's script or command begins, in the words before an option of its own."""
     if argv and argv[0] == "exec":
-        inventories = [number for number, word in enumerate(argv) if word.endswith((".yaml", ".yml"))]
+        inventories = [number for number, word in enumerate(argv) if is_yaml(word)]
         start = inventories[-1] + 1 if inventories else 1
         return start if start < len(argv) else None
     return next((number for number, word in enumerate(argv) if word.endswith(".py") or word == "-m"), None)
@@ -122,26 +145,54 @@ def misplaced(context: click.Context, option: str | None) -> str | None:
     command, argv = str(context.info_name), context.meta.get(ARGV, ())
     run = context.params.get("run") or ""
     run = run if isinstance(run, str) else str(run[0])
-    if run.endswith((".yaml", ".yml")) and not context.params.get("inventory") and not context.params.get("log"):
-        return f"{run} is an inventory, and no run: {_line([command, '-i', *argv[1:]])}"
+    if is_yaml(run) and Path(run).is_file() and not context.params.get("inventory") and not context.params.get("log"):
+        place = _place(context, argv, run)
+        return f"{run} is an inventory, not a run: {_line([*argv[:place], '-i', *argv[place:]])}"
     word = context.params.get("inventory")
     if word is None or option is word:
         return None
-    script = word.endswith(".py")
-    if command in ("up", "exec") and (script or (option is not None and not word.endswith((".yaml", ".yml")))):
-        words = [word, *(context.params.get("script") or context.params.get("command") or ())]
-        own = list(argv)
+    if command in ("up", "exec") and _is_of_script(context, command, word, option):
+        end = argv.index("--") if "--" in argv else len(argv)
+        own, words = list(argv[:end]), [word, *(context.params.get("script") or context.params.get("command") or ())]
         for one in words:
-            own.remove(one)
-        return _after_dashes(command, own, words)
-    if script:
+            del own[_place(context, own, one)]
+        return _after_dashes(command, own, [*words, *argv[end:]])
+    if word.endswith(".py"):
         return f"{word} is a script, and no inventory; to train with it: {_line(['up', '--', word])}"
     return None if option is None else f"the inventory is given twice: {option} and {word}"
 
 
+def is_yaml(word: str) -> bool:
+    return word.endswith((".yaml", ".yml"))
+
+
+def _is_of_script(context: click.Context, command: str, word: str, option: str | None) -> bool:
+    """Whether the first word is no inventory but begins the script or the command."""
+    if word.endswith(".py") or (option is not None and not is_yaml(word)):
+        return True
+    if is_yaml(word) or word == "-" or Path(word).exists():
+        return False
+    if command == "up":
+        return PYTHON.fullmatch(word) is not None
+    return bool(context.params.get("command"))
+
+
+def _place(context: click.Context, argv: Sequence[str], argument: str) -> int:
+    """Where this argument is in the words of a command; an option may have the same word for its value."""
+    with_value = _options_with_value(context)
+    return next(
+        number for number, word in enumerate(argv) if number and word == argument and argv[number - 1] not in with_value
+    )
+
+
+def _options_with_value(context: click.Context) -> set[str]:
+    options = [param for param in context.command.params if isinstance(param, click.Option) and not param.is_flag]
+    return {name for option in options for name in option.opts}
+
+
 def no_command(inventory: str | None) -> str:
     """What is said to `exec` without a command."""
-    if inventory is None or inventory.endswith((".yaml", ".yml")):
+    if inventory is None or is_yaml(inventory):
         given = () if inventory is None else (inventory,)
         return f"no command is given: {_line(['exec', *given, '--'])} CMD ARGS..."
     return f"the command comes after `--`: {_line(['exec', '--', inventory])}"

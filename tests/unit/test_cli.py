@@ -185,6 +185,23 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
         (["-i", "x.yaml", "kill", "nightly"], "ddp-orch kill -i x.yaml nightly"),
         (["kill", "nightly", "x.yaml"], "ddp-orch kill nightly -i x.yaml"),
         (["logs", "inventory.yaml"], "ddp-orch logs -i inventory.yaml"),
+        (["logs", "-f", "inventory.yaml"], "ddp-orch logs -f -i inventory.yaml"),
+        (["kill", "--grace", "5", "inventory.yaml"], "ddp-orch kill --grace 5 -i inventory.yaml"),
+        (["logs", "-o", "inventory.yaml", "inventory.yaml"], "logs -o inventory.yaml -i inventory.yaml"),
+        (["diagnose", "--hosts", "me", "inventory.yaml"], "ddp-orch diagnose --hosts me -i inventory.yaml"),
+        (["--json", "ps"], "ddp-orch ps --json"),
+        (["--inventory=x.yaml", "ps", "--all"], "ddp-orch ps --inventory=x.yaml --all"),
+        (["-i", "x.yaml", "--hosts", "me", "top", "nightly"], "ddp-orch top -i x.yaml --hosts me nightly"),
+        (["exec", "echo", "hi"], "ddp-orch exec -- echo hi"),
+        (["exec", "exec", "--hosts", "me", "exec", "ls"], "ddp-orch exec --hosts me -- exec exec ls"),
+        (["up", "--name", "train.py", "train.py"], "ddp-orch up --name train.py -- train.py"),
+        (["up", "train.py", "--", "--lr", "1"], "ddp-orch up -- train.py --lr 1"),
+        (["up", "python", "hello.py"], "ddp-orch up -- hello.py"),
+        (["up", "python3.11", "hello.py", "--lr", "1"], "ddp-orch up -- hello.py --lr 1"),
+        (["up", "-d", "python", "-m", "pkg"], "ddp-orch up -d -- -m pkg"),
+        (["up", "--name", "python", "hello.py", "--lr", "1"], "ddp-orch up --name python -- hello.py --lr 1"),
+        (["up", "torchrun", "hello.py"], "ddp-orch up -- hello.py"),
+        (["up", "-i", "x.yaml", "torchrun", "hello.py"], "ddp-orch up -i x.yaml -- hello.py"),
         (["exec", "hostname"], "ddp-orch exec -- hostname"),
         (["exec", "inventory.yaml"], "ddp-orch exec inventory.yaml -- CMD ARGS..."),
         (["exec", "inventory.yaml", "ls", "-l"], "ddp-orch exec inventory.yaml -- ls -l"),
@@ -204,12 +221,21 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
         (["up", "--env-file", "x"], "-e K=V"),
         (["check", "train.py"], "ddp-orch up -- train.py"),
         (["fetch", "*.pt"], "the RUN comes before it"),
+        (["notify"], "ddp-orch notify --test"),
+        (["notify", "-i", "x.yaml"], "ddp-orch notify x.yaml --test"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_likely_slip_is_told_how_it_is_meant(tmp_path: Path, argv: list[str], hint: str) -> None:
     done = orch(tmp_path, *argv)
     assert done.returncode == 2 and hint in done.stderr.replace("`", ""), done.stderr
+
+
+def test_a_run_may_have_a_name_like_that_of_a_file(tmp_path: Path) -> None:
+    """What is no file is looked for among the runs; here no host can be asked."""
+    (tmp_path / "ssh").write_text("Host *\n  HostName 127.0.0.1\n  Port 1\n")
+    done = orch(tmp_path, "logs", "-f", "nightly.yaml", DDP_ORCH_SSH_CONFIG=str(tmp_path / "ssh"))
+    assert done.returncode == 4 and "no run 'nightly.yaml' on these hosts" in done.stderr, done.stderr
 
 
 def test_help_and_version_are_found_where_they_are_looked_for(tmp_path: Path) -> None:
