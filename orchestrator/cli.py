@@ -87,6 +87,9 @@ class Program(click.Group):
 
     def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
         context.meta[slips.ARGV] = tuple(argv)
+        if not argv and not context.resilient_parsing:
+            click.echo(context.get_help(), err=True)
+            sys.exit(UsageError.exit_code)
         return super().parse_args(context, argv)
 
     def resolve_command(

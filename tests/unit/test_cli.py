@@ -238,6 +238,11 @@ def test_a_run_may_have_a_name_like_that_of_a_file(tmp_path: Path) -> None:
     assert done.returncode == 4 and "no run 'nightly.yaml' on these hosts" in done.stderr, done.stderr
 
 
+def test_the_help_is_shown_where_no_command_is_given(tmp_path: Path) -> None:
+    done = orch(tmp_path)
+    assert (done.returncode, done.stderr) == (2, orch(tmp_path, "--help").stdout)
+
+
 def test_help_and_version_are_found_where_they_are_looked_for(tmp_path: Path) -> None:
     versions = {orch(tmp_path, *argv).stdout for argv in (["-V"], ["--version"], ["version"])}
     assert versions == {f"ddp-orch, version {__version__}\n"}
