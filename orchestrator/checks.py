@@ -116,9 +116,8 @@ def _hung(node: Node, fact: Facts, found: Findings) -> None:
 
 def _shared_output(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
     output = plan.inventory.run.output
-    why = fact["paths"].get(output) if output else None
-    if why:
-        fix = f"mount it there, or make it (ls -ld {output}); run.output is a folder on a disk that all hosts share"
+    if output and (why := fact["paths"].get(output)):
+        fix = f"mount it there, or create it: mkdir -p {shell_word(output)}; all hosts share the disk of run.output"
         message = f"run.output {output}: {why}"
         found.add("error", "shared-output-missing", node.host.name, message, fix, f"ls -d {output}: {why}")
 
