@@ -10,19 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from .inventory import default_path
+from .inventory import STDIN, default_path
 from .naming import RUN_NAME
 
 POSITIONAL = frozenset(("bench", "check", "config", "exec", "notify", "prune", "ps", "setup", "trust", "up"))
 """Commands that have INVENTORY as an argument; the others have -i."""
 
+AGAIN = "< INVENTORY"
+"""At the end of a command line that reads the inventory from stdin."""
+
 
 def command(name: str, *words: str, inventory: str) -> str:
-    """`ddp-orch NAME WORDS...`, to be pasted where the program was called."""
+    """`ddp-orch NAME WORDS...`, to be pasted where the program was called.
+
+    An inventory that came on stdin is to be given there again: `< INVENTORY`.
+    """
     path = _unless_default(inventory)
-    if name in POSITIONAL:
-        return shlex.join(["ddp-orch", name, *path, *words])
-    return shlex.join(["ddp-orch", name, *words, *(("-i", *path) if path else ())])
+    given = path if name in POSITIONAL else (("-i", *path) if path else ())
+    line = shlex.join(["ddp-orch", name, *((*given, *words) if name in POSITIONAL else (*words, *given))])
+    return f"{line} {AGAIN}" if inventory == STDIN else line
 
 
 def completed(text: str, inventory: str) -> str:

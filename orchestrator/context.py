@@ -205,18 +205,21 @@ def warn_of_missing(listing: runs.Listing, console: Console) -> None:
     ):
         console.warning(line)
     warn_of_doubts(listing, console)
-    if listing.failed and listing.runs:
-        console.note(f"to ask the others only: {_again_without(listing.failed, sys.argv[1:])}")
+    if listing.failed and listing.runs and (again := again_without(listing.failed, sys.argv[1:])):
+        console.note(f"to ask the others only: {again}")
 
 
-def _again_without(hosts: Iterable[str], argv: Sequence[str]) -> str:
-    """The command line that was given, without these hosts."""
+def again_without(hosts: Iterable[str], argv: Sequence[str]) -> str:
+    """The command line that was given, without these hosts; "" where --host names those whose lines are wanted."""
+    if any(word.partition("=")[0] == "--host" for word in argv):
+        return ""
     words = [word for word in argv for word in (word.split("=", 1) if word.startswith("--hosts=") else [word])]
     if "--hosts" in words:
         words[words.index("--hosts") + 1] += all_but(hosts)
     else:
         words[1:1] = ["--hosts", all_but(hosts)]
-    return shlex.join(["ddp-orch", *words])
+    line = shlex.join(["ddp-orch", *words])
+    return f"{line} {advice.AGAIN}" if {"-", "-i-", "--inventory=-"} & set(argv) else line
 
 
 def warn_of_unheard(run: runs.Run, listing: runs.Listing, console: Console) -> None:

@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 from . import advice, bandwidths, checks, choices, plan, preflight, runs
 from .advice import completed
 from .checks import Finding, say
-from .console import fold, fold_messages, size
+from .console import all_but, fold, fold_messages, size
 from .errors import FindingsError, HeldError, UnreachableError, UsageError
 from .fleet import Fleet, Results, each, folded, worst
-from .inventory import Host
+from .inventory import Host, select
 from .plan import Code, Plan
 from .progress import Silent
 from .prune import unfetched
@@ -139,7 +139,7 @@ def _without(wanted: Plan, probed: Results[Any], around: Surroundings) -> Plan:
         _stop_on(probed, headline, wanted, _how_to_do_without(wanted, probed, around))
         raise AssertionError("_stop_on raises")
     for line in folded(probed.failed):
-        around.warn(f"{line}; going on without")
+        around.warn(f"starting without {line}")
     return left
 
 
@@ -159,6 +159,10 @@ def _how_to_do_without(wanted: Plan, probed: Results[Any], around: Surroundings)
     """For hosts that are down; what another host refuses for is to be mended."""
     down = [name for name, error in probed.failed.items() if isinstance(error, UnreachableError)]
     if len(down) < len(probed.failed) or len(down) == len(wanted.nodes):
+        return ""
+    try:
+        select(wanted.inventory, all_but(down))
+    except UsageError:  # run.nnodes asks for more hosts than are left, or only spares are
         return ""
     command = around.command_without(down)
     return f"to start without: {command}" if command else ""

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import advice, history
-from orchestrator.context import chosen_inventory, inventory_of_run
-from orchestrator.errors import UsageError
+from orchestrator import advice, history, inventory, launch, plan
+from orchestrator.context import again_without, chosen_inventory, inventory_of_run
+from orchestrator.diagnosis import causes
+from orchestrator.errors import UnreachableError, UsageError
+from orchestrator.fleet import Results
 from orchestrator.up import Up
 
 
@@ -99,3 +101,49 @@ def test_the_advice_of_modules_that_know_no_inventory_is_completed(here: Path) -
     text = "`ddp-orch setup INVENTORY` makes one; or ddp-orch kill --stale INVENTORY"
     assert advice.completed(text, "inventory.yaml") == "`ddp-orch setup` makes one; or ddp-orch kill --stale"
     assert advice.completed(text, "b.yaml") == "`ddp-orch setup b.yaml` makes one; or ddp-orch kill --stale -i b.yaml"
+
+
+def test_an_inventory_from_stdin_is_to_be_given_there_again(here: Path) -> None:
+    assert advice.command("logs", "-f", "nightly", inventory="-") == "ddp-orch logs -f nightly -i - < INVENTORY"
+    assert advice.command("up", "--", "train.py", inventory="-") == "ddp-orch up - -- train.py < INVENTORY"
+    assert again_without(["gpu2"], ["ps", "-"]) == "ddp-orch ps --hosts '!gpu2' - < INVENTORY"
+
+
+def test_the_others_are_asked_by_hosts_unless_the_lines_of_some_are_wanted() -> None:
+    assert again_without(["b"], ["logs", "-f"]) == "ddp-orch logs --hosts '!b' -f"
+    assert again_without(["b"], ["logs", "--hosts=a,b"]) == "ddp-orch logs --hosts 'a,b!b'"
+    assert again_without(["b"], ["logs", "--host", "b"]) == again_without(["b"], ["logs", "--host=b"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "down", "possible"),
+    [
+        ("hosts: [a, b, c]", ["b"], True),
+        ("hosts: [a, b, c]", ["a"], True),
+        ("hosts: [a, b]", ["a", "b"], False),
+        ("hosts: [a, b, c]\nrun: {nnodes: 3}", ["b"], False),
+        ("hosts: [a, b, c]\nrun: {nnodes: 2}", ["a"], True),
+        ("hosts: [a, {name: b, spare: true}]", ["a"], False),
+    ],
+)
+def test_a_start_without_hosts_is_offered_only_where_up_accepts_it(text: str, down: list[str], possible: bool) -> None:
+    of = plan.make(
+        inventory.parse(text, "i.yaml"), run_id="R", name="R", command=("-u", "x.py"), code=None, env={}, debug=False
+    )
+    around = launch.Surroundings(
+        created_at="",
+        by="",
+        secrets={},
+        run_key=b"",
+        skip_check=False,
+        step=print,
+        warn=print,
+        command_without=lambda hosts: f"without {' '.join(hosts)}",
+    )
+    unreachable = Results({}, {name: UnreachableError(f"{name}: no route to host") for name in down})
+    expected = f"to start without: without {' '.join(down)}" if possible else ""
+    assert launch._how_to_do_without(of, unreachable, around) == expected
+
+
+def test_the_fixes_of_a_diagnosis_have_no_placeholder_for_the_inventory() -> None:
+    assert [cause.code for cause in causes.load().causes.values() if "INVENTORY" in cause.fix] == []
