@@ -358,17 +358,17 @@ def fetch(run: str | None, pattern: str | None, output: str | None, inventory: s
 @cli.command(short_help="remove old runs from the hosts")
 @inventory
 @HOSTS
-@click.option("--force", is_flag=True, help="Also runs with files that were not fetched.")
-@click.option("--outputs", is_flag=True, help="Instead: outputs of runs without a name, after a question.")
-@click.option("--run", "named", multiple=True, metavar="RUN", help="With --outputs: of this run, by its name or id.")
-@click.option("--yes", is_flag=True, help="With --outputs: delete without a question.")
+@click.option("--force", is_flag=True, help="Remove also runs with files that were not fetched.")
+@click.option("--outputs", is_flag=True, help="Delete outputs instead: those of runs without a name, after a question.")
+@click.option("--run", "named", multiple=True, metavar="RUN", help="Delete the outputs of this run, by its name or id.")
+@click.option("--yes", is_flag=True, help="Delete outputs without a question.")
 def prune(
     inventory: str | None, hosts: str | None, force: bool, outputs: bool, named: tuple[str, ...], yes: bool
 ) -> None:
     """Remove from the hosts at once what run.keep does not keep: runs that are over, and code that none has used since.
 
-    Runs that go on and the outputs of all runs are not touched. A run that wrote files outside $DDP_ORCH_OUTPUT_DIR is
-    kept until `fetch` has brought them.
+    Running runs are not touched. Outputs are kept unless --outputs is given, or run.keep.outputs limits their age.
+    A run that wrote files outside $DDP_ORCH_OUTPUT_DIR is kept until `fetch` has brought them.
     """
     from . import prune as pruning
 

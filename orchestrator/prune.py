@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import advice
+from . import advice, runs
 from .console import fold_messages, size
 from .context import chosen_inventory, open_fleet, stderr_console
 from .errors import UnreachableError, UsageError
 from .fleet import folded
-from .naming import RUN_ID
+from .naming import RUN_ID, SUFFIX
 
 SHOWN = 3  # runs named of many
 
@@ -93,8 +93,12 @@ def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], 
         ]
         for line in folded(listed.failed):
             console.error(line)
-        if unknown := sorted(set(named) - {folder.name for folder in folders}):
-            raise UsageError(f"no host has outputs of {', '.join(unknown)}; they have the run's name, or its id")
+        if shared := read.run.output:
+            console.note(f"outputs in run.output ({shared}) are not touched")
+        names_of_folders = {folder.name for folder in folders}
+        if set(named) - names_of_folders:
+            known = runs.find(fleet, read.hosts).runs
+            named = {folder_of(one, names_of_folders, known) for one in named}
         chosen, kept = choose(folders, named, read.path)
         for line in kept:
             console.note(line)
@@ -127,6 +131,30 @@ def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], 
     count = sum(len(set(answer["removed"]) & set(names[host])) for host, answer in removed.done.items())
     console.note(f"deleted {count} output {'folder' if count == 1 else 'folders'}, {size(freed)} freed")
     return UnreachableError.exit_code if listed.failed or removed.failed else 0
+
+
+def folder_of(wanted: str, folders: Collection[str], known: Iterable[runs.Run]) -> str:
+    """The output folder of the run with this name or id, or of the only one whose id begins or ends so.
+
+    A folder outlives the record of its run. Raises UsageError.
+    """
+    if wanted in folders:
+        return wanted
+    of_id = {run.run_id: run for run in known}
+    ids = {*of_id, *filter(RUN_ID.fullmatch, folders)}
+    matches = [run.run_id for run in of_id.values() if wanted in (run.name, run.run_id)][-1:] or sorted(
+        one for one in ids if wanted and (one.startswith(wanted) or (len(wanted) >= SUFFIX and one.endswith(wanted)))
+    )
+    if len(matches) > 1:
+        raise UsageError(f"--run {wanted!r} names several runs: {', '.join(matches)}; give more of it")
+    run = of_id.get(matches[0]) if matches else None
+    shared = next((path for part in run.parts.values() if (path := part.get("shared_output"))), None) if run else None
+    if shared:
+        raise UsageError(f"the outputs of run {matches[0]} are in {shared} (run.output), which prune does not touch")
+    folder = run.name if run else matches[0] if matches else wanted
+    if folder not in folders:
+        raise UsageError(f"--run {wanted}: no host has outputs of it")
+    return folder
 
 
 def choose(folders: Iterable[Folder], named: Collection[str], inventory: str) -> tuple[list[Folder], list[str]]:

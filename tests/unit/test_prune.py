@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from orchestrator.prune import Folder, choose, table
+import pytest
+
+from orchestrator.errors import UsageError
+from orchestrator.prune import Folder, choose, folder_of, table
+from orchestrator.runs import Run
 
 OLD, NEW, RUNNING = "20260101-120000-abcd", "20260102-120000-abcd", "20260103-120000-abcd"
 FOLDERS = [
@@ -33,3 +37,29 @@ def test_the_table_has_run_host_size_and_age() -> None:
     assert lines[0].split() == ["RUN", "HOST", "SIZE", "LAST", "WRITTEN"]
     assert lines[1].split() == [OLD, "b", "3.0", "MB", "41", "days", "ago"]
     assert lines[3].endswith("just now")
+
+
+def run(run_id: str, name: str | None = None, shared: str | None = None) -> Run:
+    return Run(run_id, name or run_id, "succeeded", 1, "", {"a": {"shared_output": shared}})
+
+
+def test_outputs_are_found_by_the_id_of_their_run_or_a_part_of_it() -> None:
+    folders = {"mine", OLD, RUNNING}
+    known = [run(NEW, "mine"), run(RUNNING)]
+    assert folder_of("mine", folders, known) == folder_of(NEW, folders, known) == "mine"
+    assert folder_of("20260102", folders, known) == "mine"
+    assert folder_of("20260101", folders, known) == folder_of(OLD, folders, []) == OLD  # its record is gone
+    with pytest.raises(UsageError, match=f"several runs: {OLD}, {NEW}, {RUNNING}; give more"):
+        folder_of("abcd", folders, known)
+    for unknown in ("other", "", "2025"):
+        with pytest.raises(UsageError, match="no host has outputs"):
+            folder_of(unknown, folders, known)
+
+
+def test_outputs_on_a_shared_disk_are_named_and_not_deleted() -> None:
+    known = [run(NEW, "mine", "/shared/mine")]
+    for wanted in (NEW, "2026"):
+        with pytest.raises(UsageError, match=r"are in /shared/mine \(run.output\), which prune does not touch"):
+            folder_of(wanted, {"mine"}, known)
+    with pytest.raises(UsageError, match="/shared/mine"):
+        folder_of("mine", set(), known)
