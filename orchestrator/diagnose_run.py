@@ -21,6 +21,7 @@ from .view import Choice, View
 
 LINES = 100_000  # that are asked for, of all streams together
 MOST_ATTEMPTS = 10  # before the last
+ENDED = {"succeeded": "has succeeded", "failed": "failed", "killed": "was stopped", "lost": "was lost"}
 LINES_A_STREAM = 200, 4000  # the fewest and the most: the last of each, as a failure is at the end
 
 
@@ -39,7 +40,7 @@ def show(wanted: str | None, given: str | None, hosts: str | None, as_json: bool
             f"; if it hangs: {about.command('top')} shows who is silent, and run.stall_timeout ends it with the "
             "stacks of all ranks"
         )
-        console.note(f"run {run.run_id} is {run.state}" + (hang if run.unfinished else ""))
+        console.note(f"run {run.run_id} {ENDED.get(run.state, f'is {run.state}')}" + (hang if run.unfinished else ""))
     return UnreachableError.exit_code if listing.failed else 0
 
 
@@ -58,9 +59,8 @@ def of_run(
     first = min(here, key=lambda host: nodes[host], default=None)  # the head, where it has answered
     attempt = here[first]["attempt"] if first is not None else 0
     between = first is not None and here[first]["state"] == "restarting"
-    if verdict is not None and verdict["state"] == "succeeded":
-        return Diagnosis((), ())
-    if verdict is None and attempt < 2 and not between:
+    failed = verdict is not None and verdict["state"] != "succeeded"
+    if not failed and attempt < 2 and not between:
         return Diagnosis((), ())
 
     def ask(_: Host, session: Session) -> dict[str, Any]:
@@ -78,14 +78,14 @@ def of_run(
     answers = {host: _by_one_clock(answer, view.ahead.get(host, 0.0)) for host, answer in gathered.done.items()}
     same_code = not any(hosts[host].workdir for host in here)
     found = Diagnosis((), ())
-    if verdict is not None:
+    if verdict is not None and failed:
         newest = claims.newest_ranks(here, nodes)
         found = judge(lines, verdict, answers, newest, attempt=attempt, same_code=same_code)
         found = replace(found, findings=_look_for_files(run_id, found.findings, [hosts[host] for host in here], fleet))
         found = kept_back.explain(found, run_id) if same_code else found
     over = attempt if verdict is None and between else attempt - 1
-    failed = sorted({line.attempt for line in lines if line.attempt <= over})[-MOST_ATTEMPTS:]
-    return replace(found, earlier=tuple((one, judge_earlier(lines, answers, one, same_code)) for one in failed))
+    before = sorted({line.attempt for line in lines if line.attempt <= over})[-MOST_ATTEMPTS:]
+    return replace(found, earlier=tuple((one, judge_earlier(lines, answers, one, same_code)) for one in before))
 
 
 def _look_for_files(

@@ -28,3 +28,22 @@ def test_a_failed_run_with_an_idle_spare_is_diagnosed() -> None:
     found = diagnose_run.of_run(FAILED["run_id"], {"a": FAILED, "b": spare}, {"a": 0, "b": 1}, HOSTS, fleet)
     fleet.close()
     assert [(finding.hosts, finding.rank) for finding in found.findings] == [(("a",), 0)]
+
+
+def test_earlier_attempts_of_a_run_that_succeeded_are_diagnosed() -> None:
+    succeeded = {**A_RUN, "state": "succeeded", "attempt": 2, "nprocs": [1], "team": 1, "ranks": 1, "hosts": ["a"]}
+    succeeded["verdict"] = {"state": "succeeded", "first_failure": None, "stopped_by": None}
+
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        if request["op"] == "evidence":
+            failures = [{**FAILURE, "attempt": 1}]
+            relay.result(request, {"failures": failures, "kernel": [], "oom_kills": 0, "dumps": []})
+        else:
+            relay.data(request, b"ValueError: the number is 7\n")
+            relay.result(request, {"run": None})
+
+    fleet = Fleet(Dialer(a=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    found = diagnose_run.of_run(succeeded["run_id"], {"a": succeeded}, {"a": 0}, HOSTS, fleet)
+    fleet.close()
+    assert found.findings == ()
+    assert [(attempt, finding.rank) for attempt, finding in found.earlier] == [(1, 0)]
