@@ -100,8 +100,10 @@ def _tell_kill(result: runs.Killed, chosen: Sequence[runs.Run], inventory: str, 
     for line in folded(result.failed):
         console.error(line)
     for one in result.remaining:
-        said = f"pid {one['pid']} ({one['cmd']}) of {one['owner']} is still there: {one['why']}"
-        console.error(f"{one['host']}: {one_line(said)}")
+        process = f"pid {one['pid']}"
+        if one["owner"]:  # else no process has this pid
+            process += f" ({one['cmd']}) of {one['owner']} is still there"
+        console.error(f"{one['host']}: {one_line(process + ': ' + one['why'])}")
     for one in result.holders:
         pid = f"pid {one['pid']} ({one['cmd'][:80]})" if one["pid"] else "a process"
         force = command("kill", "--force", f"{one['host']}:{one['pid']}", inventory=inventory)
@@ -122,5 +124,5 @@ def _tell_kill(result: runs.Killed, chosen: Sequence[runs.Run], inventory: str, 
             console.note(f"stopped {what or 'leftovers'}: {processes}{where}{proof}")
         else:
             console.note(f"run {what} was over ({chosen[0].state}); nothing of it was left")
-    else:
+    elif not result.remaining:
         console.note("nothing to end")

@@ -1,11 +1,16 @@
-"""What `kill --force` takes for a process."""
+"""What `kill --force` takes for a process, and what it says of one that does not exist."""
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
+from orchestrator.console import Console
 from orchestrator.errors import UsageError
-from orchestrator.kill import _forced
+from orchestrator.kill import _forced, _tell_kill
+from orchestrator.node import leftovers
+from orchestrator.runs import Killed
 
 HOSTS = ["gpu-01", "gpu-02", "::1"]
 
@@ -27,3 +32,11 @@ def test_anything_else_is_refused_with_an_example(wrong: str) -> None:
 def test_a_host_that_is_not_in_the_inventory_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean gpu-01"):
         _forced(["gpu-1:811"], HOSTS)
+
+
+def test_a_process_that_does_not_exist_is_not_still_there() -> None:
+    (nobody,) = leftovers.force({"pids": [99_999_999]})["remaining"]
+    out = io.StringIO()
+    killed = Killed(None, (), (), (), ({**nobody, "host": "gpu-01"},), (), (), {})
+    _tell_kill(killed, [], "inventory.yaml", Console(out, False))
+    assert out.getvalue() == "error: gpu-01: pid 99999999: there is no such process\n"
