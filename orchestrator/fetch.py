@@ -117,7 +117,10 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
         missing = {host: of_host for host, of_host in missing.items() if host not in refused}
         count, size = _totals(missing)
         if pattern and not count and not same and not listed.failed and not refused:
-            raise UsageError(f"no output of {what.run} matches {pattern!r}")
+            hint = ""
+            if _matches(fleet, of_run, what, f"code/{pattern}"):
+                hint = f"; files that the run wrote to relative paths are in code/: 'code/{pattern}'"
+            raise UsageError(f"no output of {what.run} matches {pattern!r}{hint}")
         same_note = f"; {same} unchanged" if same else ""
         console.step(f"{count} {'file' if count == 1 else 'files'} to fetch, {console_size(size)}{same_note}")
 
@@ -202,6 +205,12 @@ def _list(session: Session, asked: Mapping[str, Any], sources: list[Source]) -> 
         written = answer.get("written")
         found.append(Listed(source, checked(answer), written if isinstance(written, str) else None))
     return found
+
+
+def _matches(fleet: Fleet, hosts: Iterable[Host], what: Outputs, pattern: str) -> bool:
+    asked = what.asked(pattern=pattern)
+    listed = fleet.each(hosts, lambda host, session: _list(session, asked, what.sources(host.name, Path())))
+    return _totals(listed.done)[0] > 0
 
 
 def _is_partial(host: str, brought: Results[list[str]]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -51,6 +52,8 @@ def test_files_beside_the_code_are_fetched_and_kept_until_then(tmp_path: Path) -
     assert not where.exists()
     forced = orch(tmp_path, "prune", "inventory.yaml", "--force").stderr
     assert "removed 1 run, " in forced and "kept longer" not in forced, forced
+    missed = orch(tmp_path, "fetch", "third", "*.pt")
+    assert missed.returncode == 2 and "are in code/: 'code/*.pt'" in missed.stderr, missed.stderr
     again = orch(tmp_path, "fetch", "third", "code/*.pt")
     assert again.returncode == 0 and [path.name for path in (tmp_path / "third/me/code").iterdir()] == ["model.pt"]
 
@@ -73,6 +76,8 @@ def test_outputs_on_a_shared_disk_resume_and_are_fetched_once(tmp_path: Path) ->
     files = sorted(
         str(path.relative_to(tmp_path / "mine")) for path in (tmp_path / "mine").rglob("*") if path.is_file()
     )
+    named = orch(tmp_path, "prune", "inventory.yaml", "--outputs", "--run", "mine")
+    assert named.returncode == 2 and f"are in {tmp_path}/disk/mine (run.output)" in named.stderr, named.stderr
     assert files == [".gitignore", "shared/argument", "shared/count", "shared/logs/0.json", "shared/logs/1.json"]
     assert "0 files to fetch, 0 bytes; 4 unchanged" in orch(tmp_path, "fetch").stderr
 
@@ -133,7 +138,10 @@ def test_outputs_are_deleted_when_that_is_asked_for_and_agreed_to(tmp_path: Path
     assert done.returncode == 0 and "deleted 1 output folder, " in done.stderr, done.stderr
     assert kept() == ["mine"]
     assert orch(tmp_path, "prune", "inventory.yaml", "--outputs", "--run", "nobody").returncode == 2
-    assert orch(tmp_path, "prune", "inventory.yaml", "--outputs", "--run", "mine", "--yes").returncode == 0
+    mine = next(
+        run["run_id"] for run in json.loads(orch(tmp_path, "ps", "--all", "--json").stdout) if run["name"] == "mine"
+    )
+    assert orch(tmp_path, "prune", "inventory.yaml", "--outputs", "--run", mine, "--yes").returncode == 0
     assert kept() == []
 
 
