@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import answers, plan, up
+from . import answers, plan, script, up
 from .console import Console, wants_colour
 from .context import chosen_inventory
 from .errors import Interrupted, RunFailed, UsageError
@@ -50,6 +50,8 @@ class Point:
 def bench(wanted: Bench) -> int:
     console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
     read = chosen_inventory(wanted.inventory)
+    if wanted.trainer_args:  # `up` would name run.args for them
+        script.check_trainer_flags((*read.run.args, *wanted.trainer_args), "what follows --", read.path)
     names = [host.name for host in plan.order(read) if not host.spare]
     measured: list[tuple[int, dict[str, Any]]] = []
     try:

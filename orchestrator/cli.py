@@ -41,6 +41,15 @@ HOSTS = click.option(
 
 def inventory(function: F) -> F:
     """INVENTORY, or `-i FILE`: `Command` makes one parameter of the two."""
+    return _inventory(function, "$DDP_ORCH_INVENTORY, or ./inventory.yaml")
+
+
+def inventory_of_any_run(function: F) -> F:
+    """As `inventory`, for a command that without one takes the newest run's."""
+    return _inventory(function, "$DDP_ORCH_INVENTORY, ./inventory.yaml, or the newest run's")
+
+
+def _inventory(function: F, default: str) -> F:
     argument = click.argument("inventory", required=False, type=click.Path(), metavar="[INVENTORY]")
     option = click.option(
         "-i",
@@ -48,7 +57,7 @@ def inventory(function: F) -> F:
         "inventory_option",
         type=click.Path(),
         metavar="FILE",
-        help="The inventory, as INVENTORY; default $DDP_ORCH_INVENTORY, or ./inventory.yaml.",
+        help=f"The inventory, as INVENTORY; default {default}.",
     )
     return argument(option(function))
 
@@ -249,7 +258,7 @@ def logs(**options: Any) -> None:
 
 
 @cli.command(short_help="runs on these hosts, wherever they were started from")
-@inventory
+@inventory_of_any_run
 @HOSTS
 @click.option("--all", "everything", is_flag=True, help="Also the runs that are over.")
 @JSON

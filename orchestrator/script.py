@@ -28,7 +28,7 @@ def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship
     given = () if flags else given
     if not given and read.run.script is None:
         trainer_args = (*read.run.args, *flags)
-        _check_trainer_flags(trainer_args, "what follows --" if flags else f"{read.path}: run.args", read.path)
+        check_trainer_flags(trainer_args, "what follows --" if flags else f"{read.path}: run.args", read.path)
         snapshot = ship.snapshot(TRAINER / "__main__.py", (str(TRAINER),), TRAINER.parent)
         # the bundled trainer runs from its own snapshot: a user's trainer.py or workdir does it no harm
         return ("-u", "-m", "trainer", *trainer_args), snapshot
@@ -88,7 +88,7 @@ def _kept_back(args: Sequence[str], snapshot: ship.Snapshot, sync_base: Path) ->
             yield why
 
 
-def _check_trainer_flags(args: Sequence[str], where: str, inventory: str) -> None:
+def check_trainer_flags(args: Sequence[str], where: str, inventory: str) -> None:
     """Raises UsageError for what the trainer would refuse on every host.
 
     Its parser is found by its path: a user's own `trainer` may come before it.

@@ -133,6 +133,11 @@ def completions(shell: str, said: str) -> list[str]:
     return [line.partition(",")[2].partition("\t")[0] for line in said.splitlines()]
 
 
+def test_a_command_that_takes_the_newest_run_s_inventory_says_so(tmp_path: Path) -> None:
+    assert "newest run's" in " ".join(orch(tmp_path, "ps", "--help").stdout.split())
+    assert "newest run's" not in " ".join(orch(tmp_path, "check", "--help").stdout.split())
+
+
 def test_a_locale_without_the_character_ends_no_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     result = orch(tmp_path, "up", "--dry-run", "inventory.yaml", "--", "train.py", PYTHONIOENCODING="ascii")
@@ -221,6 +226,7 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
         (["up", "--env-file", "x"], "-e K=V"),
         (["check", "train.py"], "ddp-orch up -- train.py"),
         (["fetch", "*.pt"], "the RUN comes before it"),
+        (["bench", "--", "--epochs", "x"], "error: what follows --: the bundled trainer: argument --epochs"),
         (["notify"], "ddp-orch notify --test"),
         (["notify", "-i", "x.yaml"], "ddp-orch notify x.yaml --test"),
     ],
