@@ -277,7 +277,7 @@ _KEEP = _section(
         "outputs",
         word_or("all", whole(1, 36_500)),
         "all",
-        "of runs without a name: all | those written to in so many days",
+        "of runs without a name, fetched or not: all | those written to in so many days",
     ),
     Key("journal", size, 2 << 30, "recorded output of a run on a host, at most"),
 )

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import time
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Set, Tuple
 
 from . import runs, state
 
@@ -14,8 +14,7 @@ GENERATED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")  # the name of a run 
 
 def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """`folders`: each name, bytes, age (s since something in it was written), in_use (by a run that is not over)."""
-    specs = [state.read(os.path.join(folder, "spec.json")) for _, folder in state.runs() if runs.guarded(folder)]
-    used = {spec["name"] for spec in specs if spec is not None}
+    used = _used()
     found = []
     for name, folder in _folders():
         size, written = _measure(folder)
@@ -27,8 +26,9 @@ def remove(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Remove folders. `arguments`: names. `removed` are names, `freed` bytes; what is in use is left."""
     removed: List[str] = []
     freed = 0
+    names = set(arguments["names"]) - _used()
     for name, folder in list(_folders()):
-        if name in arguments["names"] and (size := _remove(name, folder)) >= 0:
+        if name in names and (size := _remove(name, folder)) >= 0:
             removed.append(name)
             freed += size
     return {"removed": sorted(set(removed)), "freed": freed}
@@ -39,6 +39,12 @@ def retire(days: float) -> Dict[str, Any]:
     oldest = time.time() - days * 86400
     old = [name for name, folder in _folders() if GENERATED.match(name) and _measure(folder)[1] < oldest]
     return remove({"names": old})
+
+
+def _used() -> Set[str]:
+    """Names of the runs that are not over."""
+    specs = [state.read(os.path.join(folder, "spec.json")) for _, folder in state.runs() if runs.guarded(folder)]
+    return {spec["name"] for spec in specs if spec is not None}
 
 
 def _folders() -> Iterator[Tuple[str, str]]:
@@ -64,32 +70,30 @@ def _measure(folder: str) -> Tuple[int, float]:
     return size, written
 
 
-def _locks(name: str) -> Iterator[int]:
-    """Descriptors of the locks of a run's name: see prepare.py. The caller closes them."""
-    for home in state.homes():
-        try:
-            yield os.open(os.path.join(home, "locks", "name-%s" % name), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            pass  # no run had that name since
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
 def _remove(name: str, folder: str) -> int:
     """The bytes freed, -1 where it is still there. Meanwhile no run of that name can begin."""
-    locks = list(_locks(name))
+    locks: List[int] = []
     try:
-        if not all(map(_try_lock, locks)):
-            return -1
+        _lock(name, locks)
         size = _measure(folder)[0]
         shutil.rmtree(folder, ignore_errors=True)
         return -1 if os.path.lexists(folder) else size
+    except OSError:
+        return -1  # a run has the lock, or nobody can: the disk is full or without locks
     finally:
         for lock in locks:
             os.close(lock)
+
+
+def _lock(name: str, taken: List[int]) -> None:
+    """Take the locks of a run's name as prepare.py does. Raises OSError."""
+    state.folder("locks")
+    for number, home in enumerate(state.homes()):
+        create = 0 if number else os.O_CREAT
+        try:
+            path = os.path.join(home, "locks", "name-%s" % name)
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | create, 0o600)
+        except FileNotFoundError:
+            continue  # no run had that name there
+        taken.append(handle)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

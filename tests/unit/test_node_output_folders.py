@@ -60,3 +60,22 @@ def test_old_outputs_of_runs_without_a_name_can_be_retired() -> None:
     old, young, named = folder(UNNAMED, 31), folder("20260101-120000-beef", 29), folder("mine", 99)
     assert output_folders.retire(30)["removed"] == [UNNAMED]
     assert (old.exists(), young.exists(), named.exists()) == (False, True, True)
+
+
+def test_outputs_of_a_run_whose_guard_lives_are_not_retired() -> None:
+    old = folder(UNNAMED, 31)
+    run = Path(state.run_folder(UNNAMED))
+    run.mkdir()
+    state.write(str(run / "spec.json"), {"name": UNNAMED})
+    with (run / "run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert output_folders.retire(30)["removed"] == []
+    assert old.exists()
+    assert output_folders.retire(30)["removed"] == [UNNAMED]
+
+
+def test_outputs_are_kept_where_no_lock_can_be_had() -> None:
+    old = folder(UNNAMED, 31)
+    (Path(state.folder("locks")) / f"name-{UNNAMED}").mkdir()  # cannot be opened for writing
+    assert output_folders.retire(30)["removed"] == []
+    assert old.exists()
