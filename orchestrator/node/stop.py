@@ -34,7 +34,10 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         known = spec.get("grace")
         own = float(known) if isinstance(known, (int, float)) else GRACE
         grace = own if arguments["grace"] is None else float(arguments["grace"])
-        state.write(os.path.join(folder, "stop.json"), {"by": arguments["by"], "grace": grace, "at": time.time()})
+        try:
+            state.write(os.path.join(folder, "stop.json"), {"by": arguments["by"], "grace": grace, "at": time.time()})
+        except OSError:  # a full disk: the guard stops the run all the same, with the run's own grace
+            grace = max(grace, own)
         processes.send(guard, signal.SIGTERM)
         deadline = time.monotonic() + grace + LEASE + REPORT_WINDOW
         look_at = time.monotonic()

@@ -259,6 +259,22 @@ def test_a_full_disk_neither_stops_nor_fails_the_ranks_and_gaps_tell_what_was_lo
         assert (run.folder() / "guard.err").read_text() == ""
 
 
+def fill(disk: Path) -> None:
+    with (disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_run_is_stopped_when_the_disk_is_full(small_disk: Path) -> None:
+    with local_runs(small_disk) as runs:
+        run = runs.start(WAIT)
+        run.wait_for("ready", "1.0.out")
+        fill(small_disk)
+        assert run.stop(grace=1.0)["remaining"] == []
+        (record,) = run.wait_over()
+        assert record["verdict"]["state"] == "killed"
+
+
 # --- what it costs
 
 
