@@ -1,5 +1,6 @@
 """`prepare`: everything that can fail about a launch on this host is tried, then a guard waits, uncommitted."""
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -58,15 +59,22 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         answer.update(ready=ask(control, None, "ready"), beside=beside, resumes=resumes)
         answer.update(unfetched=kept["unfetched"], unfetched_bytes=kept["unfetched_bytes"])
     except Refused:
-        control.sendall(b'{"do": "abort"}\n')
+        abort(control)
         raise
     return control, answer
 
 
 def ask(control: socket.socket, message: Optional[Dict[str, Any]], wanted: str) -> Dict[str, Any]:
     """Say something to a guard and wait for its answer of one kind."""
-    if message is not None:
-        control.sendall(json.dumps(message).encode("ascii") + b"\n")
+    try:
+        if message is not None:
+            control.sendall(json.dumps(message).encode("ascii") + b"\n")
+        return _receive(control, wanted)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise Refused("unknown", "the guard has ended; see guard.err in the run's folder") from error
+
+
+def _receive(control: socket.socket, wanted: str) -> Dict[str, Any]:
     buffer = b""
     deadline = time.monotonic() + JOIN_WINDOW + 10
     while True:
@@ -74,7 +82,7 @@ def ask(control: socket.socket, message: Optional[Dict[str, Any]], wanted: str) 
             raise Refused("unknown", "the guard did not answer in time")
         data = control.recv(65536)
         if not data:
-            raise Refused("unknown", "the guard ended while it was being prepared; see guard.err in the run's folder")
+            raise ConnectionResetError
         buffer += data
         *lines, buffer = buffer.split(b"\n")
         for line in lines:
@@ -83,6 +91,12 @@ def ask(control: socket.socket, message: Optional[Dict[str, Any]], wanted: str) 
                 raise Refused(answer["code"], answer["error"])
             if wanted in answer:
                 return dict(answer[wanted])
+
+
+def abort(control: socket.socket) -> None:
+    """Ask a guard that was not started to end. It may have ended already."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        control.sendall(b'{"do": "abort"}\n')
 
 
 def _make_folder(spec: Dict[str, Any]) -> str:

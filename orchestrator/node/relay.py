@@ -5,6 +5,7 @@ main thread reads frames and answers PING. A controller that has been silent for
 ends.
 """
 
+import contextlib
 import importlib
 import os
 import queue
@@ -104,8 +105,6 @@ class Relay:
             result = self._do(request["op"], request["args"], number)
         except (state.StateError, wire.Refused) as error:
             result = {"error": str(error), "code": getattr(error, "code", "unknown")}
-        except BrokenPipeError:
-            return  # the controller has gone
         except Exception:  # noqa: BLE001  a bug of ours: the controller shall show it, not wait for an answer
             import traceback
 
@@ -160,11 +159,14 @@ class Relay:
         return prepare.ask(self._controls[arguments["run_id"]], {"do": "start", "start": arguments["start"]}, "started")
 
     def _abort(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import prepare
+
         control = self._controls.pop(arguments["run_id"], None)
         if control is not None:
-            control.sendall(b'{"do": "abort"}\n')
-            while control.recv(4096):  # closed when the guard has gone
-                pass
+            prepare.abort(control)
+            with contextlib.suppress(ConnectionResetError):
+                while control.recv(4096):  # closed when the guard has gone
+                    pass
         return {}
 
     def _send_outputs(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -225,6 +226,20 @@ def test_many_knocks_at_the_rendezvous_port_do_not_close_it(runs: Runs) -> None:
     for _ in range(600):
         socket.create_connection(("127.0.0.1", start["master_port"]), 2.0).close()
     run.hosts[0].session.request("abort", {"run_id": run.run_id})
+
+
+def test_the_controller_has_an_answer_when_the_guard_is_killed_before_the_start(runs: Runs) -> None:
+    for operation in ("start", "abort"):
+        run, start = runs.prepare(WAIT)
+        guard = run.guard()
+        processes.send(guard, signal.SIGKILL)
+        wait_until(lambda guard=guard: not processes.alive(guard), 5.0, "the killed guard is gone")
+        session = run.hosts[0].session
+        if operation == "start":
+            with pytest.raises(Refused, match=r"the guard has ended; see guard\.err"):
+                session.request("start", {"run_id": run.run_id, "start": start})
+        else:
+            assert session.request("abort", {"run_id": run.run_id}) == {}
 
 
 # --- attach
