@@ -6,7 +6,6 @@ this host (the wish, with its grace, is in stop.json). It holds an exclusive loc
 that lock, not a pid in a file, is the proof that a run has its guard.
 """
 
-import errno
 import fcntl
 import functools
 import json
@@ -476,7 +475,7 @@ class Guard:
                 },
             )
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in state.FULL:
                 raise
 
     def _path(self, *names: str) -> str:

@@ -9,6 +9,7 @@ BASE/                     0700, owned by us, on a local disk
     out/<run name>/       what the run writes: $DDP_ORCH_OUTPUT_DIR
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 OUTPUT_LOCK = ".ddp-orch.lock"  # in an output folder on a shared disk: held by the head of the run that uses it
 RESERVE = 64 * 1024  # bytes
+FULL = (errno.ENOSPC, errno.EDQUOT)
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{3,60}\Z")
 SHARED_FILESYSTEMS = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "ceph", "beegfs", "9p", "afs", "fuse.sshfs", "glusterfs",
@@ -286,12 +288,21 @@ def replace(path: str, value: Dict[str, Any]) -> None:
 
 
 def write_last(folder: str, record: Dict[str, Any]) -> None:
-    """Write a run's exit.json, in the space that was kept for it. Raises OSError."""
+    """Write a run's exit.json, in the space that was kept for it. Raises OSError.
+
+    Where that is too little, the list of the processes that were ended is left out.
+    """
     try:
         os.unlink(os.path.join(folder, "reserve"))
     except FileNotFoundError:
         pass  # another has begun to write it, and was killed
-    write(os.path.join(folder, "exit.json"), record)
+    path = os.path.join(folder, "exit.json")
+    try:
+        write(path, record)
+    except OSError as error:
+        if error.errno not in FULL or not record["outcome"]:
+            raise
+        write(path, dict(record, outcome=dict(record["outcome"], ended=[])))
 
 
 def keep_space(folder: str) -> None:

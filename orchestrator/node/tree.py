@@ -22,6 +22,7 @@ PIPE_SIZE = 1024 * 1024  # what ranks can write while the recorder is being rest
 BARRIER_PATIENCE = 3.0  # s that torchrun may outlive its ranks when we stop it: in its exit barrier it ignores SIGTERM
 UNKILLABLE_AFTER = 10.0  # s after KILL until a process counts as unkillable (stuck in the kernel)
 LEFTOVER_GRACE = 5.0  # s for what a rank left behind when it ended well
+COMMAND_MOST = 200  # characters of a command in the records
 LOOK_SHARE = 20  # looking for processes while they end may cost a 20th of a core
 
 
@@ -304,7 +305,7 @@ class Tree:
     def _note(self, members: Set[processes.Process]) -> None:
         """Whom we end: `kill` shows them as its proof."""
         for one in members - set(self._ended):
-            self._ended[one] = processes.command(one.pid)
+            self._ended[one] = processes.command(one.pid)[:COMMAND_MOST]
 
     def _finish(self) -> None:
         for handle in self._ranks:

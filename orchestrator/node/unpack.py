@@ -4,7 +4,6 @@ The folder a snapshot ends in is named by the hash of its manifest, so a folder 
 the archive is trusted: it writes nowhere else, and only files, folders and links that stay inside come of it.
 """
 
-import errno
 import hashlib
 import os
 import re
@@ -16,6 +15,8 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, Iterable, List, NamedTuple
+
+from .state import FULL
 
 MAX_BYTES = 200 * 1000 * 1000
 MAX_FILES = 20_000
@@ -74,7 +75,7 @@ def unpack(stream: BinaryIO, sha256: str, parent: str) -> str:
             _remove_leftovers(parent)
             _unpack(stream, sha256, parent, target)
     except OSError as error:
-        full = "; free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        full = "; free some space there" if error.errno in FULL else ""
         raise UnpackError("the code cannot be written to %s: %s%s" % (parent, error.strerror or error, full)) from error
     return target
 

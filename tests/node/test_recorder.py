@@ -19,8 +19,9 @@ import pytest
 from lab.waiting import wait_until
 from local_runs import Run, Runs, local_runs
 
-from orchestrator.node import journal, processes
+from orchestrator.node import journal, processes, state
 from orchestrator.node.guard import Guard
+from orchestrator.node.tree import COMMAND_MOST
 
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"
 
@@ -273,6 +274,23 @@ def test_a_run_is_stopped_when_the_disk_is_full(small_disk: Path) -> None:
         assert run.stop(grace=1.0)["remaining"] == []
         (record,) = run.wait_over()
         assert record["verdict"]["state"] == "killed"
+
+
+def test_how_a_run_ended_is_recorded_also_where_the_list_of_its_processes_does_not_fit(small_disk: Path) -> None:
+    state.keep_space(str(small_disk))
+    fill(small_disk)
+    ended = [{"pid": pid, "cmd": "x" * 200} for pid in range(state.RESERVE // 200)]
+    record = {"verdict": {"state": "killed"}, "outcome": {"ok": False, "ended": ended}}
+    state.write_last(str(small_disk), record)
+    assert state.read(str(small_disk / "exit.json")) == {**record, "outcome": {"ok": False, "ended": []}}
+
+
+def test_a_long_command_is_cut_in_the_record(runs: Runs) -> None:
+    run = runs.start(WAIT, "x" * 3000)
+    run.wait_for("ready", "1.0.out")
+    run.stop(grace=1.0)
+    (record,) = run.wait_over()
+    assert [len(one["cmd"]) for one in record["outcome"]["ended"]] == [COMMAND_MOST]
 
 
 # --- what it costs
