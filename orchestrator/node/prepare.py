@@ -121,19 +121,35 @@ def _working_folder(spec: Dict[str, Any], folder: str) -> str:
     os.utime(snapshot)  # in use: see retire.py
     # the run works in a copy: what it writes beside its code must not change the code of the next run
     code = os.path.join(folder, "code")
-    shutil.copytree(snapshot, code, symlinks=True)
+    try:
+        shutil.copytree(snapshot, code, symlinks=True, copy_function=_copy)
+    except shutil.Error as error:
+        _, path, why = error.args[0][0]
+        raise Refused("unknown", "cannot copy the code to %s: %s" % (path, why)) from error
     cwd = os.path.normpath(os.path.join(code, spec["code"]["cwd"]))
     os.makedirs(cwd, exist_ok=True)
     return cwd
+
+
+def _copy(source: str, target: str) -> None:
+    try:
+        shutil.copy2(source, target)
+    except OSError as error:
+        if error.errno in state.FULL:  # copytree would go on with the next file, and keep of this error its text only
+            raise _disk_full("there is no space for a copy of the code in %s" % os.path.dirname(target)) from error
+        raise
 
 
 def _check_space(folder: str) -> None:
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
     if free < FREE_SPACE:
-        way = "remove old runs with `ddp-orch prune INVENTORY`"
-        text = "%s has only %d MiB left; free some, %s, or set DDP_ORCH_STATE_DIR" % (folder, free >> 20, way)
-        raise Refused("disk-full", text)
+        raise _disk_full("%s has only %d MiB left" % (folder, free >> 20))
+
+
+def _disk_full(what: str) -> Refused:
+    way = "free some, remove old runs with `ddp-orch prune INVENTORY`, or set DDP_ORCH_STATE_DIR"
+    return Refused("disk-full", "%s; %s" % (what, way))
 
 
 def _take(spec: Dict[str, Any], taken: List[int]) -> None:

@@ -105,10 +105,13 @@ class Relay:
             result = self._do(request["op"], request["args"], number)
         except (state.StateError, wire.Refused) as error:
             result = {"error": str(error), "code": getattr(error, "code", "unknown")}
-        except Exception:  # noqa: BLE001  a bug of ours: the controller shall show it, not wait for an answer
+        except Exception as error:  # noqa: BLE001  a bug of ours: the controller shall show it, not wait for an answer
             import traceback
 
             result = {"error": "a bug in the node program:\n" + traceback.format_exc(), "code": "bug"}
+            if isinstance(error, OSError) and error.errno in state.FULL:
+                what = "%s: %s" % (error.filename or "state folder", error.strerror)
+                result = {"error": "%s; free some space, or set DDP_ORCH_STATE_DIR" % what, "code": "disk-full"}
         try:
             self.send(wire.Frame(wire.RESULT, {"id": number, "result": result}))
         except OSError:

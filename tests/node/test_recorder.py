@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from local_runs import Run, Runs, local_runs
 from orchestrator.node import journal, processes, state
 from orchestrator.node.guard import Guard
 from orchestrator.node.tree import COMMAND_MOST
+from orchestrator.session import Refused
 
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"
 
@@ -274,6 +276,44 @@ def test_a_run_is_stopped_when_the_disk_is_full(small_disk: Path) -> None:
         assert run.stop(grace=1.0)["remaining"] == []
         (record,) = run.wait_over()
         assert record["verdict"]["state"] == "killed"
+
+
+def test_a_disk_without_room_for_a_folder_is_no_bug_of_the_node_program(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    disk = tmp_path / "small"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m,nr_inodes=200", "tmpfs", disk], check=True)
+    try:
+        with local_runs(disk) as runs:
+            run, _ = runs.prepare(WAIT)
+            spec = {**(run.record("spec.json") or {}), "run_id": "another-run", "name": "another-run"}
+            with contextlib.suppress(OSError):
+                for number in range(200):
+                    (disk / str(number)).touch()
+            question = {"spec": spec, "private": {"secrets": {}, "key": "00" * 32, "notify": {}}, "head": None}
+            with pytest.raises(Refused, match="No space left on device; free some") as refused:
+                run.hosts[0].session.request("prepare", question)
+            assert refused.value.code == "disk-full"
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_code_that_does_not_fit_the_disk_is_refused_and_leaves_nothing(small_disk: Path) -> None:
+    with local_runs(small_disk) as runs:
+        run, _ = runs.prepare(WAIT)
+        digest = "a" * 64
+        folder = run.folder().parents[1] / "code" / digest / "data"
+        folder.mkdir(parents=True)
+        with (folder / "large").open("wb") as file:
+            file.truncate(100 << 20)  # it takes no space here, but its copy does
+        other = {"run_id": "another-run", "name": "another-run", "workdir": None}
+        spec = {**(run.record("spec.json") or {}), **other, "code": {"sha256": digest, "cwd": "."}}
+        private = {"secrets": {}, "key": "00" * 32, "notify": {}}
+        with pytest.raises(Refused, match="no space for a copy of the code") as refused:
+            run.hosts[0].session.request("prepare", {"spec": spec, "private": private, "head": None})
+        assert refused.value.code == "disk-full"
+        assert [path.name for path in run.folder().parent.iterdir()] == [run.run_id]
 
 
 def test_how_a_run_ended_is_recorded_also_where_the_list_of_its_processes_does_not_fit(small_disk: Path) -> None:
