@@ -16,6 +16,7 @@ import os
 import re
 import socket
 import stat
+import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 OUTPUT_LOCK = ".ddp-orch.lock"  # in an output folder on a shared disk: held by the head of the run that uses it
@@ -28,6 +29,8 @@ SHARED_FILESYSTEMS = {
 }  # fmt: skip
 # A disk with one of these is mounted by one machine at a time.
 LOCAL_FILESYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "tmpfs", "overlay"}
+
+UNUSED_AFTER = 3600.0  # s since the last session of a host until another container may have its folder
 
 _HOST_IDS: Dict[str, str] = {}  # by state folder: a process keeps its folder, whatever becomes of the hostname
 
@@ -209,9 +212,18 @@ def _find_host(base: str, here: Dict[str, Any]) -> Optional[str]:
         return min(running)  # renamed since it was booted
     if filesystem(base) not in LOCAL_FILESYSTEMS:
         return None
-    # renamed and booted, or a container in the place of another; where that one still works, its folder is its own
-    free = [one for one in known if not _works(os.path.join(base, one))]
+    # renamed and booted, or a container in the place of another, which may still be there
+    free = [
+        one
+        for one, record in known.items()
+        if (record.get("boot_id") != here["boot_id"] or _is_unused(os.path.join(base, one)))
+        and not _works(os.path.join(base, one))
+    ]
     return max(free, key=lambda one: os.stat(os.path.join(base, one, "host.json")).st_mtime, default=None)
+
+
+def _is_unused(folder: str) -> bool:
+    return time.time() - os.stat(os.path.join(folder, "host.json")).st_mtime > UNUSED_AFTER
 
 
 def _works(folder: str) -> bool:

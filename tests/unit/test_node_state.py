@@ -7,6 +7,7 @@ import fcntl
 import os
 import socket
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -155,9 +156,22 @@ def test_a_renamed_host_finds_its_runs_at_once_and_after_a_reboot(machine: Machi
     assert machine.be("node-c", "machine-1", "boot-2", namespace=2) == before
 
 
-def test_a_container_with_a_new_hostname_finds_the_runs_of_the_one_before(machine: Machine) -> None:
+def test_a_container_with_a_new_hostname_finds_the_runs_of_the_one_before(base: Path, machine: Machine) -> None:
     before = machine.be("3f2a", "", "boot-1", namespace=1)
+    long_ago = time.time() - state.UNUSED_AFTER - 60
+    os.utime(base / before / "host.json", (long_ago, long_ago))
     assert machine.be("9c1d", "", "boot-1", namespace=2) == before
+    assert machine.be("77e0", "", "boot-2", namespace=1) == before
+
+
+def test_containers_that_share_a_disk_have_folders_of_their_own(machine: Machine) -> None:
+    one = machine.be("3f2a", "", "boot-1", namespace=1)
+    other = machine.be("9c1d", "", "boot-1", namespace=2)
+    assert one != other
+    assert [machine.be("3f2a", "", "boot-1", namespace=1), machine.be("9c1d", "", "boot-1", namespace=2)] == [
+        one,
+        other,
+    ]
 
 
 def test_a_container_beside_one_that_runs_something_has_a_folder_of_its_own(base: Path, machine: Machine) -> None:
