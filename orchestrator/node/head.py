@@ -212,11 +212,9 @@ class Head(Peers):
         fixed = self._spec["rdzv_port"]
         tries = random.sample(range(low, high + 1), min(64, high + 1 - low)) if fixed == "auto" else [fixed]
         try:
-            listener = network.bind_within(self._state.master_addr, low, high, tries)
+            port = network.free_for_torch(tries)[0]
         except OSError:
             return  # all are taken at the moment; the next tick tries again
-        port = listener.getsockname()[1]
-        listener.close()
         self._step(gang.PortFound(port, self._now()))
 
     def _send(self, link: Link, message: Dict[str, Any]) -> None:

@@ -125,7 +125,7 @@ def listen_on(addresses: List[str], ports: List[int]) -> List[socket.socket]:
         try:
             for address in addresses:
                 try:
-                    bound.append(bind_within(address, port, port, [port]))
+                    bound.append(_listen(address, port))
                 except OSError as error:
                     last = error
                     if error.errno != errno.EADDRNOTAVAIL:
@@ -152,21 +152,39 @@ def keep_only(listeners: List[socket.socket], addresses: List[str]) -> List[sock
     return [one for one in listeners if one.fileno() >= 0]
 
 
-def bind_within(address: str, low: int, high: int, preferred: List[int]) -> socket.socket:
-    """A listening socket on `address`, its port the first of `preferred` that is free. OSError if none is."""
+def free_for_torch(ports: List[int]) -> List[int]:
+    """Those of `ports` that torch's store can listen on. OSError if there are none.
+
+    It listens on all addresses, whatever the rendezvous address is: on `::`, which includes IPv4, or on 0.0.0.0.
+    """
+    free = []
+    last: OSError = OSError("no port")
+    for port in ports:
+        for address in ("::", "0.0.0.0"):  # noqa: S104  to find out only
+            try:
+                _listen(address, port).close()
+                free.append(port)
+                break
+            except OSError as error:
+                last = error
+    if not free:
+        raise last
+    return free
+
+
+def _listen(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    last: OSError = OSError("no port in %d-%d" % (low, high))
-    for port in preferred:
-        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((address, port))
-            listener.listen(128)
-            return listener
-        except OSError as error:
-            listener.close()
-            last = error
-    raise last
+        if address == "::":
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((address, port))
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def listeners(ports: List[int]) -> Dict[int, int]:

@@ -250,7 +250,7 @@ def _open_ports(spec: Dict[str, Any], prefer: Optional[str]) -> Tuple[Dict[str, 
             sockets["link"] = network.listen_on(addresses, tries)
             addresses = [one.getsockname()[0] for one in sockets["link"]]
         wanted = tries if spec["rdzv_port"] == "auto" else [spec["rdzv_port"]]
-        sockets["rdzv"] = network.listen_on(addresses, wanted)
+        sockets["rdzv"] = network.listen_on(addresses, network.free_for_torch(wanted))
     except OSError as error:
         for one in sockets.get("link", []):
             one.close()

@@ -228,6 +228,14 @@ def test_many_knocks_at_the_rendezvous_port_do_not_close_it(runs: Runs) -> None:
     run.hosts[0].session.request("abort", {"run_id": run.run_id})
 
 
+def test_a_rendezvous_port_that_another_program_has_on_another_address_is_refused(runs: Runs) -> None:
+    """torch listens on all addresses, whichever the ranks connect to."""
+    with socket.create_server(("127.0.0.2", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        with pytest.raises(Refused, match=f"rendezvous port {port}: held by pid {os.getpid()}"):
+            runs.prepare(WAIT, nproc=(1, 1), options=f"rdzv: {{port: {port}}}")
+
+
 def test_the_controller_has_an_answer_when_the_guard_is_killed_before_the_start(runs: Runs) -> None:
     for operation in ("start", "abort"):
         run, start = runs.prepare(WAIT)
