@@ -158,7 +158,7 @@ def force(arguments: Dict[str, Any]) -> Dict[str, Any]:
         elif _end(process):
             killed.append({"pid": pid, "cmd": who["cmd"]})
         else:
-            why = "only its owner or root may end it" if processes.owner(pid) != os.geteuid() else "does not die"
+            why = "does not die" if _may_end(process) else "only its owner or root may end it"
             remaining.append(dict(who, why=why))
     return {"killed": killed, "ports_freed": [], "gpus_freed": [], "remaining": remaining}
 
@@ -168,9 +168,13 @@ def _end(process: processes.Process) -> bool:
         processes.send(process, number)
         deadline = time.monotonic() + window
         while processes.alive(process):
-            if time.monotonic() > deadline or processes.owner(process.pid) not in (os.geteuid(), None):
+            if time.monotonic() > deadline or not _may_end(process):
                 break
             time.sleep(0.02)
         else:
             return True
     return False
+
+
+def _may_end(process: processes.Process) -> bool:
+    return os.geteuid() == 0 or processes.owner(process.pid) in (os.geteuid(), None)

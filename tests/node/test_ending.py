@@ -16,7 +16,7 @@ import pytest
 from lab.waiting import wait_until
 from local_runs import Run, Runs
 
-from orchestrator.node import processes, state, stop
+from orchestrator.node import leftovers, processes, state, stop
 from orchestrator.node.link import dial, node_key
 
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"
@@ -427,6 +427,17 @@ def test_a_stranger_on_a_wanted_port_is_named_and_ended_only_when_named_back(
     assert [one["pid"] for one in answer["killed"]] == [stranger.pid]
     assert [one["why"] for one in answer["remaining"]] == ["there is no such process"]
     assert stranger.wait(5) == -signal.SIGTERM
+
+
+def test_root_ends_a_process_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may end it")
+    monkeypatch.setattr(leftovers, "FORCE_GRACE", 0.2)
+    deaf = ["sh", "-c", "trap '' TERM; echo ready; exec sleep 300"]
+    with subprocess.Popen(deaf, stdout=subprocess.PIPE, user=65534) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        answer = leftovers.force({"pids": [process.pid]})
+        assert ([one["pid"] for one in answer["killed"]], answer["remaining"]) == ([process.pid], [])
 
 
 def test_force_never_ends_the_session_that_carries_it_out(runs: Runs) -> None:
