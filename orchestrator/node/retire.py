@@ -33,7 +33,8 @@ def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str,
         due += [folder for number, (at, folder) in enumerate(alike) if number >= keep["runs"] or at < oldest]
     strangers = list(_strangers())
     due += [folder for home in strangers for at, folder in _over(home) if at < oldest]
-    unfetched = [] if force else [folder for folder in due if outputs.unfetched(folder)]
+    can_be_fetched = [] if force else [folder for folder in due if state.LISTED.match(os.path.basename(folder))]
+    unfetched = [folder for folder in can_be_fetched if outputs.unfetched(folder)]
     gone = [folder for folder in due if folder not in unfetched]
     freed = sum(map(_remove, gone))
     os.utime(program)  # in use

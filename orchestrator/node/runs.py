@@ -130,6 +130,8 @@ def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """`arguments`: members (optional): whether to list the processes of runs that have a guard."""
     found = []
     for run_id, folder in state.runs():
+        if not state.LISTED.match(run_id):
+            continue
         run = describe(run_id, folder)
         if run is not None:
             if arguments.get("members") and guarded(folder):

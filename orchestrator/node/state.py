@@ -23,6 +23,8 @@ OUTPUT_LOCK = ".ddp-orch.lock"  # in an output folder on a shared disk: held by 
 RESERVE = 64 * 1024  # bytes
 FULL = (errno.ENOSPC, errno.EDQUOT)
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{3,60}\Z")
+# Of runs that are reported: a controller takes an answer with another id for damaged. Older versions made others.
+LISTED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")
 SHARED_FILESYSTEMS = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "ceph", "beegfs", "9p", "afs", "fuse.sshfs", "glusterfs",
     "fuse.glusterfs", "pvfs2", "orangefs", "panfs", "wekafs", "fuse.juicefs",

@@ -14,6 +14,7 @@ from orchestrator.node import outputs, state
 from orchestrator.node.retire import retire
 
 DAY = 86400.0
+WROTE = "20260101-000000-0001"
 KEEP = {"runs": 2, "days": 14}
 
 
@@ -115,35 +116,42 @@ def code_run(run_id: str, days: float) -> Path:
 
 @pytest.mark.parametrize("path", ["out/model.pt", "lib/data.py"])
 def test_a_run_whose_files_beside_the_code_were_not_fetched_stays(program: Path, path: str) -> None:
-    clean, wrote = code_run("clean-run", 30), code_run("wrote-run", 30)
+    clean, wrote = code_run("clean-run", 30), code_run(WROTE, 30)
     (wrote / "code" / "out").mkdir()
     (wrote / "code" / path).write_text("new")
     (wrote / "code" / "lib" / "data.pyc").write_text("not a result")
     answer = retire(KEEP, str(program))
     assert not clean.exists() and wrote.exists()
-    assert (answer["runs"], answer["unfetched"], answer["left"]) == (["clean-run"], ["wrote-run"], 1)
+    assert (answer["runs"], answer["unfetched"], answer["left"]) == (["clean-run"], [WROTE], 1)
     assert answer["unfetched_bytes"] > 100_000
 
-    listed = outputs.listing({"run_id": "wrote-run", "pattern": "", "parts": ["output", "code"]})
+    listed = outputs.listing({"run_id": WROTE, "pattern": "", "parts": ["output", "code"]})
     assert [one[0] for one in listed["files"]] == [f"code/{path}"]
-    outputs.fetched({"run_id": "wrote-run", "written": listed["written"]})
+    outputs.fetched({"run_id": WROTE, "written": listed["written"]})
     (wrote / "code" / "train.py").write_text("changed since it was listed")
-    assert retire(KEEP, str(program))["unfetched"] == ["wrote-run"]
+    assert retire(KEEP, str(program))["unfetched"] == [WROTE]
     outputs.fetched(
         {
-            "run_id": "wrote-run",
-            "written": outputs.listing({"run_id": "wrote-run", "pattern": "", "parts": ["output", "code"]})["written"],
+            "run_id": WROTE,
+            "written": outputs.listing({"run_id": WROTE, "pattern": "", "parts": ["output", "code"]})["written"],
         }
     )
-    assert retire(KEEP, str(program))["runs"] == ["wrote-run"]
+    assert retire(KEEP, str(program))["runs"] == [WROTE]
 
 
 def test_what_was_not_fetched_goes_when_it_is_forced(program: Path) -> None:
-    wrote = code_run("wrote-run", 30)
+    wrote = code_run(WROTE, 30)
     (wrote / "code" / "model.pt").touch()
-    assert retire(KEEP, str(program))["unfetched"] == ["wrote-run"]
+    assert retire(KEEP, str(program))["unfetched"] == [WROTE]
     answer = retire(KEEP, str(program), force=True)
-    assert (answer["runs"], answer["unfetched"]) == (["wrote-run"], []) and not wrote.exists()
+    assert (answer["runs"], answer["unfetched"]) == ([WROTE], []) and not wrote.exists()
+
+
+def test_a_run_of_an_older_version_that_no_command_shows_is_removed(program: Path) -> None:
+    made = code_run("check-0a1b2c3d", 30)
+    (made / "code" / "model.pt").touch()
+    answer = retire(KEEP, str(program))
+    assert (answer["runs"], answer["unfetched"]) == (["check-0a1b2c3d"], []) and not made.exists()
 
 
 def test_the_code_that_a_kept_run_is_compared_with_stays_too(program: Path) -> None:

@@ -41,6 +41,11 @@ def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def test_a_run_whose_id_no_controller_takes_hides_no_other_run(damaged: Path) -> None:
+    damaged.rename(damaged.with_name("check-0a1b2c3d"))
+    assert [run["run_id"] for run in runs.listing({})["runs"]] == [WHOLE]
+
+
 def damages(record: dict[str, Any]) -> list[str]:
     wrong = (None, [7], {})
     return [
