@@ -369,8 +369,14 @@ def fetch(run: str | None, pattern: str | None, output: str | None, inventory: s
 @HOSTS
 @click.option("--force", is_flag=True, help="Remove also runs with files that were not fetched.")
 @click.option("--outputs", is_flag=True, help="Delete outputs instead: those of runs without a name, after a question.")
-@click.option("--run", "named", multiple=True, metavar="RUN", help="Delete the outputs of this run, by its name or id.")
-@click.option("--yes", is_flag=True, help="Delete outputs without a question.")
+@click.option(
+    "--run",
+    "named",
+    multiple=True,
+    metavar="RUN",
+    help="Delete only the outputs of this run (with --outputs), by its name or id.",
+)
+@click.option("--yes", is_flag=True, help="Skip the question of --outputs.")
 def prune(
     inventory: str | None, hosts: str | None, force: bool, outputs: bool, named: tuple[str, ...], yes: bool
 ) -> None:

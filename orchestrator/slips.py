@@ -119,6 +119,7 @@ def _options_first(error: click.NoSuchOption, argv: Sequence[str]) -> str | None
     names = {word.partition("=")[0] for word in argv[:place] if word.startswith("-")}
     if not names <= own:
         return None
+    error.possibilities = []  # type: ignore[misc]
     return f"options come after the command: {_line([argv[place], *argv[:place], *argv[place + 1 :]])}"
 
 

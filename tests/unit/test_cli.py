@@ -194,7 +194,7 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
         (["kill", "--grace", "5", "inventory.yaml"], "ddp-orch kill --grace 5 -i inventory.yaml"),
         (["logs", "-o", "inventory.yaml", "inventory.yaml"], "logs -o inventory.yaml -i inventory.yaml"),
         (["diagnose", "--hosts", "me", "inventory.yaml"], "ddp-orch diagnose --hosts me -i inventory.yaml"),
-        (["--json", "ps"], "ddp-orch ps --json"),
+        (["--json", "ps"], "No such option '--json'; options come after the command: ddp-orch ps --json"),
         (["--inventory=x.yaml", "ps", "--all"], "ddp-orch ps --inventory=x.yaml --all"),
         (["-i", "x.yaml", "--hosts", "me", "top", "nightly"], "ddp-orch top -i x.yaml --hosts me nightly"),
         (["exec", "echo", "hi"], "ddp-orch exec -- echo hi"),
