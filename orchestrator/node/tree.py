@@ -102,7 +102,13 @@ class Tree:
             mark = {processes.MARK: description["env"][processes.MARK]}
             description = dict(description, argv=argv, env=mark)  # the rest is applied after setup
         guard = os.getpid()
-        pid = os.fork()
+        # a SIGTERM to the child must not reach the guard by the wakeup descriptor that both have for a moment
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = os.fork()
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            raise
         if pid == 0:
             os.setsid()
             os.umask(self._umask)
@@ -111,9 +117,11 @@ class Tree:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGPIPE, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if descriptor >= 0:
                 os.set_inheritable(descriptor, True)
             job.become(description, guard)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if descriptor >= 0:
             os.close(descriptor)
         return pid
