@@ -27,7 +27,10 @@ class History:
 
     def start(self) -> None:
         """In a thread of its own: a driver may take seconds to answer, or never do, and the journal must not wait."""
-        threading.Thread(target=self._run, name="history", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="history", daemon=True).start()
+        except RuntimeError:
+            pass  # the ranks have used up the user's processes; nothing depends on it
 
     def _run(self) -> None:
         while True:

@@ -59,9 +59,9 @@ def tell(program: str, wanted: Dict[str, Any], said: Dict[str, Any], folder: str
             child = subprocess.Popen(processes.own_program(program, "notify"), stdin=given, start_new_session=True)
         finally:
             os.close(given)
-    except OSError:
-        return  # the ranks have used up the user's processes
-    threading.Thread(target=child.wait, name="notify", daemon=True).start()  # or it would stay as a zombie
+        threading.Thread(target=child.wait, name="notify", daemon=True).start()  # or it would stay as a zombie
+    except (OSError, RuntimeError):
+        pass  # the ranks have used up the user's processes
 
 
 def main() -> int:

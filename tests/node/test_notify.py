@@ -17,6 +17,7 @@ from lab.waiting import wait_until
 from local_runs import Runs
 
 from orchestrator.node import notify, processes
+from orchestrator.ship import node_program
 
 
 class Webhook:
@@ -154,6 +155,18 @@ def test_a_webhook_that_refuses_is_asked_again(webhook: Webhook, monkeypatch: py
     assert notify.post(webhook.address, {"text": "hello"}) == "the server answered 500"
     assert len(webhook.posted) == notify.TRIES
     assert "secret" not in capfd.readouterr().err
+
+
+def test_a_recorder_that_can_start_no_thread_tells_all_the_same(tmp_path: Path) -> None:
+    program = tmp_path / "node.pyz"
+    program.write_bytes(node_program().data)
+    said = {"text": "a text", "attempt": 1}
+    threading.stack_size(1 << 46)  # more than there are addresses: no thread can be started
+    try:
+        notify.tell(str(program), {"command": f"touch {tmp_path}/told"}, said, str(tmp_path))
+    finally:
+        threading.stack_size(0)
+    wait_until((tmp_path / "told").exists, 10.0, "the command runs")
 
 
 def test_restarts_and_stops_are_told_in_words() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,14 @@ def test_the_interval_is_kept_over_a_time_without_a_recorder(tmp_path: Path, gap
     times.append(times[-1] + gap)
     (tmp_path / NAME).write_text("".join(f'{{"at": {at}}}\n' for at in times))
     assert History(str(tmp_path))._every == 20.0
+
+
+def test_a_host_without_room_for_one_more_thread_has_no_samples_and_a_recorder(
+    tmp_path: Path,
+) -> None:
+    threading.stack_size(1 << 46)  # more than there are addresses: no thread can be started
+    try:
+        History(str(tmp_path)).start()
+    finally:
+        threading.stack_size(0)
+    assert history.read(str(tmp_path)) == []
