@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any, Dict, List, NoReturn, Optional
 
-from . import gang, history, journal, processes, state
+from . import gang, history, journal, messages, processes, state
 from .follower import Follower
 from .head import Head
 from .link import LEASE
@@ -299,7 +299,7 @@ class Recorder:
         self._status = dict(
             self._status,
             phase="exited",
-            failures=self._status["failures"] + [failure],
+            failures=self._status["failures"][: messages.FAILURES - 1] + [failure],  # the gang reads no more
             outcome={"ok": False, "stopped": None, "statuses": {}, "unkillable": left, "ended": []},
         )
         self.say("the guard was killed; its processes have been ended")

@@ -20,8 +20,9 @@ import pytest
 from lab.waiting import wait_until
 from local_runs import Run, Runs, local_runs
 
-from orchestrator.node import journal, processes, state
+from orchestrator.node import journal, messages, processes, state
 from orchestrator.node.guard import Guard
+from orchestrator.node.recorder import Recorder
 from orchestrator.node.tree import COMMAND_MOST
 from orchestrator.session import Refused
 
@@ -372,6 +373,20 @@ def test_a_journal_keeps_no_more_than_it_may_and_says_what_it_dropped(runs: Runs
     text = run.journal()["1.0.out"].decode()
     assert text.endswith("the last\n") and len(text) > 1 << 20
     assert "keep.journal (3 MiB): the oldest" in run.journal()["1.run.out"].decode()
+
+
+def test_the_end_of_a_guard_is_told_however_many_of_its_ranks_had_failed(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    spec = {"node": 1, "nproc": 100, "run_id": "a-run", "keep": {"journal": 1 << 20}, "cwd": str(tmp_path)}
+    private = {"key": "00" * 32, "notify": {}, "secrets": {}}
+    ours, theirs = socket.socketpair()
+    recorder = Recorder(str(tmp_path), spec, private, ours, [], guard_pid=0)
+    failure = {"rank": 0, "what": "rank 0: exit code 1", "attempt": 1, "at": 1.0}
+    recorder._status.update(attempt=1, failures=[failure] * messages.FAILURES)
+    theirs.close()
+    recorder._hear_guard()
+    failures = messages.status(recorder.reported)["failures"]
+    assert [one["gone"] for one in failures] == [False] * (messages.FAILURES - 1) + [True]
 
 
 def test_what_a_guard_tells_fits_the_channel_however_often_ranks_have_failed(tmp_path: Path) -> None:
