@@ -343,6 +343,7 @@ ANSWERS: Mapping[str, Shape] = {
         },
         {"what": re.compile("product"), "rank": int, "device": str, "tflops": _NUMBER},
     ),
+    "abort": {"stopped_by": _WORDS},
     "stop": _ENDING,
     "force": _ENDING,
     "stale": {**_ENDING, "memory_freed": [str], "holders": [{**_PROCESS, "what": str}]},

@@ -17,7 +17,7 @@ from . import advice, bandwidths, checks, choices, plan, preflight, runs
 from .advice import completed
 from .checks import Finding, say
 from .console import all_but, fold, fold_messages, size
-from .errors import FindingsError, HeldError, UnreachableError, UsageError
+from .errors import FindingsError, HeldError, Interrupted, OrchError, UnreachableError, UsageError
 from .fleet import Fleet, Results, each, folded, worst
 from .inventory import Host, select
 from .plan import Code, Plan
@@ -216,10 +216,13 @@ def _prepare_and_start(
             raise Refused("unknown", f"{host.name}: its answer makes no sense: prepare: not what was asked for")
         return answer
 
-    def abort(host: Host) -> None:
+    def abort(host: Host) -> str | None:
+        """Who has stopped the run on this host in the meantime."""
         session = sessions.get(host.name)
-        if session is not None and not session.lost:
-            session.request("abort", {"run_id": resolved.run_id})
+        if session is None or session.lost:
+            return None
+        by: str | None = session.request("abort", {"run_id": resolved.run_id})["stopped_by"]
+        return by
 
     try:
         first = fleet.each([head], lambda host, session: prepare(host, session, None), "preparing")
@@ -248,8 +251,11 @@ def _prepare_and_start(
         if not measured:
             _say_unmeasured(at_head["addresses"], reachable, facts[head.name], around)
         _check_alive(sessions)
-    except BaseException:
-        each([head, *others], abort, fleet.parallel)
+    except BaseException as error:
+        aborted = each([head, *others], abort, fleet.parallel)
+        by = next((by for by in aborted.done.values() if by), None)
+        if by is not None and isinstance(error, OrchError):  # what went wrong is the consequence of that
+            raise Interrupted(f"run {resolved.run_id} was stopped by {by} before it had started") from error
         raise
     try:
         sessions[head.name].request("start", {"run_id": resolved.run_id, "start": start})

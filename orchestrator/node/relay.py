@@ -164,13 +164,15 @@ class Relay:
     def _abort(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import prepare
 
+        # somebody else may have stopped the run while it was being prepared
+        wish = state.read(os.path.join(state.run_folder(arguments["run_id"]), "stop.json")) or {}
         control = self._controls.pop(arguments["run_id"], None)
         if control is not None:
             prepare.abort(control)
             with contextlib.suppress(ConnectionResetError):
                 while control.recv(4096):  # closed when the guard has gone
                     pass
-        return {}
+        return {"stopped_by": wish.get("by")}
 
     def _send_outputs(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import outputs

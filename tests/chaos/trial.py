@@ -195,10 +195,11 @@ def _is_worker(argv: tuple[str, ...]) -> bool:
 
 
 def ours(host: Host, name: str) -> int | None:
-    """`ddp-guard` or `ddp-recorder` of the one run on this host."""
+    """`ddp-guard` or `ddp-recorder` of the one run on this host. One that is dead and not reaped yet is none."""
     for comm in (host.root / "proc").glob("[0-9]*/comm"):
         try:
-            if comm.read_text().startswith(name[:15]):
+            state = comm.with_name("stat").read_text().rpartition(")")[2].split()[0]
+            if comm.read_text().startswith(name[:15]) and state != "Z":
                 return int(comm.parent.name)
         except OSError:
             continue
