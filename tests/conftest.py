@@ -28,6 +28,7 @@ MARKERS = (
     "torchvision: needs a torchvision that fits the installed torch, which the small CPU build has not",
     "slow: part of `make test-all`, and left out by `make test`",
     "short: in tests/chaos, part of its short form, which runs by default",
+    "full: outside of tests/chaos, part of `make chaos` (CHAOS=full) alone",
 )
 # with these the suite takes twice as long, and one who has just cloned the project waits for the rest only
 SLOW = (
@@ -57,7 +58,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if item.get_closest_marker("full") and os.environ.get("CHAOS") != "full"]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         if str(item.path.relative_to(HERE)).startswith(SLOW):
             item.add_marker(pytest.mark.slow)

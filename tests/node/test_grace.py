@@ -28,7 +28,7 @@ while True:
 """
 
 
-@pytest.mark.skipif(os.environ.get("CHAOS") != "full", reason="takes more than a minute; make chaos does it")
+@pytest.mark.full
 @pytest.mark.parametrize("python", PYTHONS)
 def test_a_rank_has_all_of_the_grace_whatever_torchrun_would_give_it(runs: Runs, python: str) -> None:
     torch = subprocess.run([python, "-c", VERSION], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
