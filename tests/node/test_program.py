@@ -247,7 +247,14 @@ def test_the_controller_has_an_answer_when_the_guard_is_killed_before_the_start(
             with pytest.raises(Refused, match=r"the guard has ended; see guard\.err"):
                 session.request("start", {"run_id": run.run_id, "start": start})
         else:
-            assert session.request("abort", {"run_id": run.run_id}) == {}
+            assert session.request("abort", {"run_id": run.run_id}) == {"stopped_by": None}
+
+
+def test_a_controller_that_gives_up_is_told_who_stopped_the_run(runs: Runs) -> None:
+    run, _ = runs.prepare(WAIT)
+    run.stop(grace=0.0)
+    answer = run.hosts[0].session.request("abort", {"run_id": run.run_id})
+    assert answer == {"stopped_by": "the test"}
 
 
 # --- attach
