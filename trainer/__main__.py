@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from trainer.config import ConfigError, parse, refuse
-from trainer.place import find
+from trainer.config import Config, ConfigError, parse, refuse
+from trainer.place import Place, find
 
 
 def main() -> None:
@@ -17,11 +17,12 @@ def main() -> None:
         config = parse(sys.argv[1:])
     except ConfigError as error:
         refuse(error, speaks)  # the flags of all ranks are the same
-    from trainer.train import train
+    from torch.distributed.elastic.multiprocessing.errors import record
 
     code: object = 0
     try:
-        train(config, place)
+        # Under torchrun, a rank that fails leaves its traceback for torchrun's summary.
+        record(start)(config, place)
     except SystemExit as end:  # of all ranks at once, after one has said why
         code = end.code
     # All is done and saved, or said. The usual way out lets gloo's threads race with the end of the libraries they use:
@@ -29,6 +30,17 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else 1)
+
+
+def start(config: Config, place: Place) -> None:
+    if config.bench:
+        from trainer.bench import bench as work
+    else:
+        from trainer.train import run as work
+    from trainer.world import joined
+
+    with joined(config.device, place) as world:
+        work(config, world)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.config import Config, ConfigError
-from trainer.data import Batch, Data, normalised
+from trainer.samples import Batch, Data, normalised
 from trainer.sampling import Piece, seed_of
 
 MEAN = (123.7, 116.3, 103.5)  # of ImageNet, by channel

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config import ConfigError
-from trainer.data import Data
 from trainer.gpt import GPT, SIZES
+from trainer.samples import Data
 
 
 def build(name: str, data: Data, context: int) -> nn.Module:

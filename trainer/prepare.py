@@ -13,9 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer import snapshot
 from trainer.config import Config, ConfigError, spelled
-from trainer.data import Data, load
+from trainer.data import load
 from trainer.models import build, checkpoint_blocks
 from trainer.parallel import distributed
+from trainer.samples import Data
 from trainer.sampling import Sampling
 from trainer.world import World
 

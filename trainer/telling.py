@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import Config
-from trainer.data import Data
+from trainer.samples import Data
 from trainer.timing import GradientWait, Watch, peak_flops
 from trainer.tracking import Tracker
 from trainer.world import World, print_line

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import Config, ConfigError
-from trainer.data import VOCABULARY, Batch, Data
+from trainer.samples import VOCABULARY, Batch, Data
 from trainer.sampling import Piece
 
 

@@ -17,32 +17,19 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import cross_entropy
 
 from trainer import snapshot
 from trainer.config import Config
-from trainer.data import Batch, Split
 from trainer.parallel import agree_on_buffers, average
-from trainer.place import Place
 from trainer.prepare import Training, highest_rate, make_folder, prepare
 from trainer.requests import SAVE, STOP, Requests
+from trainer.samples import Batch, Split
 from trainer.sampling import everything, seed_of
 from trainer.telling import Teller
 from trainer.timing import flops_of
 from trainer.tracking import Tracker
-from trainer.world import World, joined
-
-
-@record  # under torchrun, a rank that fails leaves its traceback for torchrun's summary
-def train(config: Config, place: Place) -> None:
-    with joined(config.device, place) as world:
-        if config.bench:
-            from trainer.bench import bench
-
-            bench(config, world)
-        else:
-            run(config, world)
+from trainer.world import World
 
 
 def run(config: Config, world: World) -> None:

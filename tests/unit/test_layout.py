@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -108,6 +109,16 @@ def test_the_controller_shares_little_with_the_node_program() -> None:
 def test_trainer_and_orchestrator_do_not_know_each_other() -> None:
     assert importers("orchestrator", TRAINER) == set()
     assert importers("trainer", CONTROLLER + NODE) == set()
+
+
+def test_no_two_modules_of_the_trainer_import_each_other() -> None:
+    """Directly or through others, at the top of a file or in a function."""
+    graph = {
+        f"trainer.{path.stem}": {name for name in imports(path) if name.startswith("trainer.") and is_module(name)}
+        for path in TRAINER
+    }
+    assert graph["trainer.__main__"]
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which shows the circle
 
 
 # --- the controller

@@ -16,10 +16,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from trainer import snapshot  # noqa: E402
 from trainer.config import Config, ConfigError, parse  # noqa: E402
-from trainer.data import Data, Held, load, moved  # noqa: E402
+from trainer.data import load  # noqa: E402
 from trainer.models import build, checkpoint_blocks  # noqa: E402
 from trainer.place import Place  # noqa: E402
 from trainer.prepare import highest_rate, with_momentum  # noqa: E402
+from trainer.samples import Data, Held, moved  # noqa: E402
 from trainer.sampling import Sampling  # noqa: E402
 from trainer.timing import flops_of, peak_of  # noqa: E402
 from trainer.train import evaluate, learning_rate  # noqa: E402
