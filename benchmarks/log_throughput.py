@@ -27,7 +27,7 @@ from orchestrator.fleet import Fleet
 from orchestrator.inventory import Host, parse
 from orchestrator.logs import Mask, Merger
 from orchestrator.node import follow, journal, state
-from orchestrator.ship import node_program
+from orchestrator.node_program import node_program
 from orchestrator.transport import LocalConnection
 from orchestrator.view import Choice, View
 from orchestrator.watch import Printer

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import advice, history, inventory, runs, ship
+from . import advice, history, inventory, runs
 from .console import Console, all_but, fold, fold_messages, wants_colour
 from .errors import InventoryError, OrchError, UsageError
 from .fleet import Fleet, folded
 from .hostnames import pick
 from .inventory import Inventory
 from .logs import SHORTEST_SECRET, Mask
+from .node_program import node_program
 from .progress import Progress, Silent
 from .ssh import Dialer
 
@@ -163,7 +164,7 @@ def open_fleet(of: Inventory, *, looking: bool = False) -> Iterator[Fleet]:
     """`looking`: for a command that only looks, and waits less for a host that is silent."""
     progress = make_progress()
     dialer = make_dialer(of, progress, LOOK_PATIENCE if looking else math.inf)
-    fleet = Fleet(dialer, ship.node_program(), of.ssh.parallel, lambda: secrets.token_hex(12), progress)
+    fleet = Fleet(dialer, node_program(), of.ssh.parallel, lambda: secrets.token_hex(12), progress)
     try:
         yield fleet
     finally:

@@ -15,9 +15,9 @@ from typing import Generic, Protocol, TypeVar
 from .console import fold_messages
 from .errors import FindingsError, HeldError, OrchError, UnreachableError
 from .inventory import Host
+from .node_program import NodeProgram
 from .progress import Silent
 from .session import Refused, Session
-from .ship import NodeProgram
 from .ssh import Dialer
 from .transport import ConnectFailure, Pipe, with_hosts
 

@@ -13,7 +13,7 @@ from typing import Any
 from . import answers
 from .errors import OrchError, UnreachableError
 from .node import wire
-from .ship import NodeProgram
+from .node_program import NodeProgram
 from .ssh import quote
 from .terminal import one_line
 from .transport import Connection
@@ -84,16 +84,16 @@ else:
 path = os.path.join(base, "node-" + SHA[:16])
 def whole():
     # a power loss, a full disk or a cleaner of old files may have damaged it since it was written
-    package = os.path.join(path, "node")
     size = 0
     try:
-        for name in os.listdir(package):
-            if name.endswith(".py"):
-                with open(os.path.join(package, name), "rb") as source:
-                    text = source.read()
-                if b"\\0" in text:
-                    return False
-                size += len(text)
+        for folder, _, names in os.walk(os.path.join(path, "node")):
+            for name in names:
+                if name.endswith(".py"):
+                    with open(os.path.join(folder, name), "rb") as source:
+                        text = source.read()
+                    if b"\\0" in text:
+                        return False
+                    size += len(text)
         return size == SOURCES and os.path.isfile(os.path.join(path, "__main__.py"))
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""What is sent to the hosts: the node program and a snapshot of the user's code, each named by the hash of its content.
+"""A snapshot of the user's code, named by the hash of its content.
 
 Reads files and asks git which ones belong to the code. Sends nothing itself.
 """
@@ -13,7 +13,6 @@ import os
 import re
 import stat
 import tarfile
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -29,7 +28,6 @@ _INSTEAD = (
     "add what is not code to .gitignore, or name what the script needs in run.sync: [paths], "
     "or use workdir: on a disk that all hosts share"
 )
-_MAIN = b"import sys\n\nfrom node.__main__ import main\n\nraise SystemExit(main(sys.argv[1:]))\n"
 
 _RESULTS = b"# made by ddp-orch: results of a run\n*\n"  # the .gitignore of a folder that results were brought to
 _REPORT = re.compile(RUN_ID.pattern + r"\.(html|json)")  # as `report` calls what it writes
@@ -47,35 +45,6 @@ _CREDENTIAL = re.compile(
 
 AUTO = "auto"  # in run.sync, alone or as one of the paths
 Sync = Literal["auto", "none"] | tuple[str, ...]
-
-
-# --- the node program
-
-
-@dataclass(frozen=True)
-class NodeProgram:
-    sha256: str
-    data: bytes  # a zip that Python runs as it is
-    sources: int = 0  # bytes of its modules, unpacked
-
-
-def node_program() -> NodeProgram:
-    """orchestrator/node as one zip: the package `node` and a `__main__.py`. The same sources give the same bytes."""
-    folder = Path(__file__).with_name("node")
-    sources = {f"node/{file.name}": file.read_bytes() for file in folder.glob("*.py")}
-    buffer = io.BytesIO()
-    # stored: what deflate makes of it differs between zlib versions, and every start would have to inflate it
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, source in sorted({**sources, "__main__.py": _MAIN}.items()):
-            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            info.create_system = 3  # Unix, also where it is made on something else
-            info.external_attr = (stat.S_IFREG | 0o644) << 16
-            archive.writestr(info, source)
-    data = buffer.getvalue()
-    return NodeProgram(hashlib.sha256(data).hexdigest(), data, sum(map(len, sources.values())))
-
-
-# --- the user's code
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from lab.lab import Lab
 from lab.waiting import wait_until
 
 from orchestrator.fleet import Fleet
-from orchestrator.ship import node_program
+from orchestrator.node_program import node_program
 from orchestrator.ssh import ConnectFailure
 
 from .driver import COUNTER, assert_clean, ok, orch, runs, script, start, wait_for_state
@@ -68,14 +68,15 @@ def test_a_key_swapped_in_mid_project_is_refused_on_reconnect(tmp_path: Path, ju
 
 
 def tamper(program: Path, module: str, lie: str) -> None:
-    """Add code to a module of the node program on a host. Its size stays, by which a session finds it damaged."""
-    path = program / "node" / f"{module}.py"
+    """Add code to a module of the node program on a host. Its size stays, as a session replaces what has another."""
+    (path,) = program.glob(f"node/**/{module}.py")
     honest, lying = path.with_suffix(".honest"), path.with_suffix(".lying")
     if not honest.exists():
         honest.write_bytes(path.read_bytes())
     lying.write_text(f"{honest.read_text()}\n{lie}\n")
     loader = 'exec(compile(open(__file__[:-3] + ".lying").read(), __file__, "exec"))\n'
     path.write_text(loader.ljust(honest.stat().st_size, "#"))
+    assert path.stat().st_size == honest.stat().st_size
     os.utime(path, (0, 0))  # of the same size and second as the byte code, it would not be read
 
 

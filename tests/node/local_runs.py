@@ -23,8 +23,8 @@ from lab.waiting import wait_until
 from orchestrator import inventory, launchers, plan
 from orchestrator.naming import new_run_id
 from orchestrator.node import journal, processes, runs, state, sweep
+from orchestrator.node_program import NodeProgram, node_program
 from orchestrator.session import Session
-from orchestrator.ship import NodeProgram, node_program
 from orchestrator.transport import LocalConnection
 
 AGENT = (str(Path(__file__).with_name("stand_in_agent.py")), "{nproc}", "{node_rank}")
@@ -39,9 +39,10 @@ def impatient_program() -> NodeProgram:
     program = node_program()
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(program.data)) as archive, zipfile.ZipFile(buffer, "w") as changed:
+        (gang,) = (name for name in archive.namelist() if name.endswith("/gang.py"))
         for name in archive.namelist():
             source = archive.read(name)
-            for old, new in changes.items() if name == "node/gang.py" else ():
+            for old, new in changes.items() if name == gang else ():
                 assert old in source and len(old) == len(new)
                 source = source.replace(old, new)
             changed.writestr(name, source)

@@ -17,7 +17,7 @@ from lab.waiting import wait_until
 from local_runs import Runs
 
 from orchestrator.node import notify, processes
-from orchestrator.ship import node_program
+from orchestrator.node_program import node_program
 
 
 class Webhook:

@@ -17,8 +17,8 @@ from local_runs import Host, Runs
 
 from orchestrator.node import processes, state
 from orchestrator.node.journal import RECORD
+from orchestrator.node_program import node_program
 from orchestrator.session import Refused
-from orchestrator.ship import node_program
 
 # what `attach` is asked for
 ALL: dict[str, Any] = {"offsets": {}, "follow": False}

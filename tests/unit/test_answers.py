@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from orchestrator import answers, checks, choices, inventory, plan
 from orchestrator import session as sessions
 from orchestrator.answers import Nonsense
+from orchestrator.node_program import NodeProgram
 from orchestrator.session import Refused, Session, SessionLost
-from orchestrator.ship import NodeProgram
 
 ABSENT = "<absent>"
 A_PROCESS = {"pid": 9, "used_mib": 70000, "uid": 1000, "command": "python"}

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.node_program import SOURCES, NodeProgram, node_program
 from orchestrator.session import STUB, bootstrap_command
-from orchestrator.ship import node_program
 
 PROGRAM = node_program()
 MARKER = b"n0nce "
 
 
-def said(state: Path) -> list[str]:
+def said(state: Path, program: NodeProgram = PROGRAM) -> list[str]:
     """What the stub says at the start of a session, ended when the relay has said hello."""
-    command = bootstrap_command(sys.executable, PROGRAM, "n0nce")
+    command = bootstrap_command(sys.executable, program, "n0nce")
     with subprocess.Popen(
         ["/bin/sh", "-c", command],
         stdin=subprocess.PIPE,
@@ -33,7 +33,7 @@ def said(state: Path) -> list[str]:
                 words.append(line[len(MARKER) :].decode().strip())
                 if words[-1] != "need":
                     break
-                process.stdin.write(PROGRAM.data)
+                process.stdin.write(program.data)
                 process.stdin.flush()
         if words[-1] == "have":
             assert process.stdout.read(4)  # a frame
@@ -71,11 +71,27 @@ def test_a_node_program_that_was_damaged_is_sent_again(
     state = tmp_path / "state"
     said(state)
     (folder,) = state.glob("node-*")
-    shutil.rmtree(folder / "node" / "__pycache__", ignore_errors=True)
-    damage(folder / "node" / name)
+    for cache in list(folder.rglob("__pycache__")):
+        shutil.rmtree(cache)
+    damage(min(folder.rglob(name), key=lambda path: len(path.parts)))
     assert said(state) == ["need", "have"]
     assert said(state) == ["have"]
     assert list(state.glob("node-*")) == [folder]
+
+
+@pytest.mark.parametrize("damage", [emptied, zeroed, Path.unlink])
+def test_damage_in_a_subpackage_of_the_node_program_is_found(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    sources, state = tmp_path / "sources", tmp_path / "state"
+    shutil.copytree(SOURCES, sources, ignore=shutil.ignore_patterns("__pycache__"))
+    (sources / "deep" / "er").mkdir(parents=True)
+    (sources / "deep" / "er" / "module.py").write_text("x = 1\n")
+    program = node_program(sources)
+    assert said(state, program) == ["need", "have"]
+    assert said(state, program) == ["have"]
+    (module,) = state.glob("node-*/node/deep/er/module.py")
+    damage(module)
+    assert said(state, program) == ["need", "have"]
+    assert module.read_text() == "x = 1\n"
 
 
 WATCHED = """

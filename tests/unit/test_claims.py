@@ -11,7 +11,7 @@ from orchestrator import claims, runs
 from orchestrator.claims import Claims, Ranks
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import parse
-from orchestrator.ship import NodeProgram
+from orchestrator.node_program import NodeProgram
 
 GOOD = ["good1", "good2"]
 

@@ -9,7 +9,7 @@ from fake_relay import A_RUN, Dialer, Relay
 from orchestrator import diagnose_run
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import parse
-from orchestrator.ship import NodeProgram
+from orchestrator.node_program import NodeProgram
 
 HOSTS = {host.name: host for host in parse("hosts: [a, b]", "inventory.yaml").hosts}
 FAILURE = {"at": 5.0, "what": "rank 0: exit code 3", "rank": 0, "exit_code": 3, "signal": None, "pid": 4711}

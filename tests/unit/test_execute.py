@@ -17,7 +17,7 @@ from lab.waiting import wait_until
 from orchestrator import fleet as fleets
 from orchestrator.execute import execute
 from orchestrator.inventory import parse
-from orchestrator.ship import NodeProgram
+from orchestrator.node_program import NodeProgram
 from orchestrator.transport import LocalConnection
 
 SHOW = "from orchestrator.cli import main; main()"

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from orchestrator.cli import cli, guarded
 from orchestrator.node import state
+from orchestrator.node_program import NodeProgram, node_program
 from orchestrator.session import Refused, Session
-from orchestrator.ship import NodeProgram, node_program
 from orchestrator.transport import LocalConnection
 
 ROOT = Path(__file__).parents[2]

@@ -22,8 +22,8 @@ from orchestrator.inventory import Host, parse
 from orchestrator.logs import Line
 from orchestrator.node import relay as relays
 from orchestrator.node import wire
+from orchestrator.node_program import NodeProgram
 from orchestrator.session import Refused, Session, SessionLost
-from orchestrator.ship import NodeProgram
 from orchestrator.view import Choice, View
 
 HOSTS = parse("hosts: [a, b, c]", "inventory.yaml").hosts

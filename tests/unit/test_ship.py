@@ -9,11 +9,9 @@ import shutil
 import socket
 import stat
 import subprocess
-import sys
 import tarfile
 import tempfile
 import time
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ import pytest
 from orchestrator import ship
 from orchestrator.errors import UsageError
 from orchestrator.node import unpack
-from orchestrator.ship import Snapshot, node_program
+from orchestrator.ship import Snapshot
 
 
 def put(path: Path, text: str = "x\n", mode: int = 0o644) -> Path:
@@ -73,38 +71,6 @@ def tree(root: Path | str) -> dict[bytes, tuple[str, int, bytes]]:
         elif stat.S_ISREG(mode):
             found[name] = ("file", stat.S_IMODE(mode), path.read_bytes())
     return found
-
-
-# --- the node program
-
-
-def test_the_node_program_is_the_same_bytes_each_time_whatever_the_files_times_are() -> None:
-    once = node_program()
-    os.utime(ship.__file__)
-    assert node_program() == once
-    assert once.sha256 == hashlib.sha256(once.data).hexdigest()
-
-
-def test_the_node_program_holds_the_package_and_nothing_that_differs_between_machines() -> None:
-    with zipfile.ZipFile(io.BytesIO(node_program().data)) as archive:
-        infos = archive.infolist()
-    names = [info.filename for info in infos]
-    assert names == sorted(names)
-    assert {"__main__.py", "node/__init__.py", "node/__main__.py", "node/unpack.py"} <= set(names)
-    assert all(name == "__main__.py" or name.startswith("node/") for name in names)
-    assert {info.date_time for info in infos} == {(1980, 1, 1, 0, 0, 0)}
-    assert {(info.create_system, info.external_attr >> 16, info.compress_type) for info in infos} == {
-        (3, stat.S_IFREG | 0o644, zipfile.ZIP_STORED)
-    }
-
-
-def test_the_node_program_runs_by_itself(tmp_path: Path) -> None:
-    program = tmp_path / "node.pyz"
-    program.write_bytes(node_program().data)
-    # -I -S: nothing but the standard library
-    done = subprocess.run((sys.executable, "-I", "-S", str(program), "no-such-verb"), capture_output=True, timeout=30)
-    assert done.returncode == 2
-    assert b"Traceback" not in done.stderr
 
 
 # --- which files

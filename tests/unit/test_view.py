@@ -21,7 +21,7 @@ from orchestrator.fleet import Fleet
 from orchestrator.inventory import parse
 from orchestrator.logs import Line
 from orchestrator.node import follow, journal, state, wire
-from orchestrator.ship import NodeProgram
+from orchestrator.node_program import NodeProgram
 from orchestrator.transport import ConnectFailure
 from orchestrator.view import Choice, View
 

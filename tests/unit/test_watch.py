@@ -12,7 +12,7 @@ from orchestrator.advice import AboutRun
 from orchestrator.console import Console
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import parse
-from orchestrator.ship import NodeProgram
+from orchestrator.node_program import NodeProgram
 from orchestrator.view import Choice, View
 from orchestrator.watch import conclude
 
