@@ -24,7 +24,7 @@ from .plan import Code, Plan
 from .progress import Silent
 from .prune import unfetched
 from .script import TRAINER
-from .session import Refused, Session
+from .session import InvalidAnswer, Refused, Session
 from .ship import Snapshot
 from .ssh_config import by_hand
 
@@ -213,7 +213,7 @@ def _prepare_and_start(
         sessions[host.name] = session
         answer = session.request("prepare", {"spec": spec, "private": private, "head": of_head, "prefer": prefer})
         if ("addresses" if of_head is None else "reachable") not in answer:
-            raise Refused("unknown", f"{host.name}: its answer makes no sense: prepare: not what was asked for")
+            raise InvalidAnswer(host.name, "prepare: not what was asked for")
         return answer
 
     def abort(host: Host) -> str | None:

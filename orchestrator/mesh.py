@@ -11,7 +11,7 @@ from .errors import OrchError
 from .fleet import Fleet, Results
 from .inventory import Host
 from .plan import Plan
-from .session import Refused, Session
+from .session import InvalidAnswer, Session
 
 Facts = Mapping[str, Any]
 FULL = 32  # hosts up to which every pair is tried
@@ -171,7 +171,7 @@ def _source(host: Host, fact: Facts) -> str | None:
 
 
 def _ask(host: Host, session: Session, question: dict[str, Any]) -> dict[str, Any]:
-    """Dial, and be told of exactly what was dialled. Raises Refused."""
+    """Dial, and be told of exactly what was dialled. Raises InvalidAnswer."""
     answer = session.request("dial", question)
     asked = [
         (target["host"], target["address"], {str(port) for port in target["ports"]}) for target in question["targets"]
@@ -181,8 +181,8 @@ def _ask(host: Host, session: Session, question: dict[str, Any]) -> dict[str, An
     return answer
 
 
-def _nonsense(host: Host, operation: str) -> Refused:
-    return Refused("unknown", f"{host.name}: its answer makes no sense: {operation}: not what was asked for")
+def _nonsense(host: Host, operation: str) -> InvalidAnswer:
+    return InvalidAnswer(host.name, f"{operation}: not what was asked for")
 
 
 def _offered(cluster_address: str | None, interface: str, fact: Facts, candidates: list[str]) -> list[str]:

@@ -155,6 +155,13 @@ class Refused(OrchError):
         self.code = code
 
 
+class InvalidAnswer(Refused):
+    """What no node program answers; the host would say the same again."""
+
+    def __init__(self, host: str, why: object) -> None:
+        super().__init__("unknown", f"{host}: its answer makes no sense: {why}")
+
+
 def bootstrap_command(python: str, program: NodeProgram, nonce: str) -> str:
     """The one command line we run on a host: understood alike by sh, bash, zsh, fish and csh."""
     head = f"NONCE, SHA, SIZE, SOURCES = {nonce!r}, {program.sha256!r}, {len(program.data)}, {program.sources}\n"
@@ -287,7 +294,7 @@ class Session:
             self._end(f"it does not speak our protocol: {error}")
         except answers.Nonsense as error:
             # it would say the same again: nobody is to try for ever
-            self._refused = Refused("unknown", f"{self.host}: its answer makes no sense: {error}")
+            self._refused = InvalidAnswer(self.host, error)
             self._end(str(self._refused))
         except BaseException as error:  # noqa: BLE001  raised in `request`
             self._bug = error

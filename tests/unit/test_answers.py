@@ -16,7 +16,7 @@ from orchestrator import answers, checks, choices, inventory, plan
 from orchestrator import session as sessions
 from orchestrator.answers import Nonsense
 from orchestrator.node_program import NodeProgram
-from orchestrator.session import Refused, Session, SessionLost
+from orchestrator.session import InvalidAnswer, Refused, Session, SessionLost
 
 ABSENT = "<absent>"
 A_PROCESS = {"pid": 9, "used_mib": 70000, "uid": 1000, "command": "python"}
@@ -211,7 +211,7 @@ def test_an_answer_to_nothing_that_was_asked_is_passed_over(number: Any) -> None
 @pytest.mark.parametrize("result", [None, [], "x", {"runs": 1}, {"runs": [json.loads("{}")]}])
 def test_nonsense_is_that_host_s_failure(result: Any) -> None:
     one = session(Relay(lambda relay, request: relay.result(request, result)))
-    with pytest.raises(Refused, match="a: its answer makes no sense: list"):
+    with pytest.raises(InvalidAnswer, match=r"^a: .*\blist\b"):
         one.request("list", {})
     one.close()
 
@@ -227,7 +227,7 @@ def test_a_host_that_never_says_hello_is_given_up(monkeypatch: pytest.MonkeyPatc
             return super().recv(size, timeout)
 
     monkeypatch.setattr(sessions, "BOOTSTRAP_WINDOW", 0.3)
-    with pytest.raises(SessionLost, match="did not say hello"):
+    with pytest.raises(SessionLost, match=r"^a: .*hello"):
         session(silent := Silent(lambda relay, request: None))
     silent.close()  # as whoever dialled does; else its reader would read on for as long as we live
 
@@ -239,5 +239,6 @@ def test_a_login_that_drips_bytes_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(sessions, "BOOTSTRAP_WINDOW", 0.3)
     monkeypatch.setattr(sessions, "NOISE_LIMIT", 1 << 40)
-    with pytest.raises(Refused, match="did not start within"):
+    with pytest.raises(Refused, match=r"^a: python3 .* 0 s") as refused:
         session(Dripping(lambda relay, request: None))
+    assert refused.value.code == "remote-env-differs"

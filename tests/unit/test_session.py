@@ -17,13 +17,13 @@ from lab.waiting import wait_until
 
 from orchestrator import session as sessions
 from orchestrator import view as views
-from orchestrator.fleet import Fleet, each
+from orchestrator.fleet import Fleet, Late, each
 from orchestrator.inventory import Host, parse
 from orchestrator.logs import Line
 from orchestrator.node import relay as relays
 from orchestrator.node import wire
 from orchestrator.node_program import NodeProgram
-from orchestrator.session import Refused, Session, SessionLost
+from orchestrator.session import InvalidAnswer, Refused, Session, SessionLost
 from orchestrator.view import Choice, View
 
 HOSTS = parse("hosts: [a, b, c]", "inventory.yaml").hosts
@@ -61,7 +61,7 @@ def test_an_answer_that_came_before_the_connection_broke_is_an_answer() -> None:
 
 def test_a_request_over_a_broken_connection_says_so() -> None:
     one, _ = session(lambda relay, request: relay.cut())
-    with pytest.raises(SessionLost, match="a: the connection was closed"):
+    with pytest.raises(SessionLost, match=r"^a: "):
         one.request("anything", {})
     with pytest.raises(SessionLost):
         one.request("anything", {})
@@ -113,7 +113,7 @@ def no_answer(relay: Relay, request: dict[str, Any]) -> None:
 def test_a_host_that_answers_every_ping_but_no_request_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "ANSWER_LIMIT", 0.5)
     one, relay = session(no_answer)
-    with pytest.raises(SessionLost, match="a: no answer to `list` within"):
+    with pytest.raises(SessionLost, match=r"^a: .*`list`"):
         one.request("list", {})
     assert one.lost and relay.closed.is_set()  # which ends the relay and what it works on
 
@@ -184,7 +184,7 @@ def test_any_exception_is_the_failure_of_its_host_and_says_where_it_came_from() 
     assert list(found.done) == ["a", "c"]
     assert isinstance(found.failed["b"], Refused) and found.failed["b"].code == "bug"
     assert re.fullmatch(
-        r"b: unexpected ZeroDivisionError: two lines at test_session\.py:\d+; please report this",
+        r"b: .*\bZeroDivisionError: two lines at test_session\.py:\d+\b.*",
         str(found.failed["b"]),
     )
 
@@ -200,7 +200,7 @@ def test_whoever_has_enough_waits_for_no_other_host() -> None:
     found = each(HOSTS, work, 3, enough=lambda so_far: set(so_far.done) == {"a", "c"})
     hangs.set()
     assert list(found.done) == ["a", "c"] and found.late == {"b"}
-    assert str(found.failed["b"]) == "b: no answer yet"
+    assert isinstance(found.failed["b"], Late) and str(found.failed["b"]).startswith("b: ")
 
 
 def test_an_interrupt_leaves_what_has_come() -> None:
@@ -252,7 +252,8 @@ def test_a_host_that_sends_nonsense_is_not_asked_again_and_the_others_are_shown(
     view, of, said = watch(Dialer(a=damaged, b=answer), 2)
     view.run(shown.extend)
     assert [line.text for line in shown] == ["fine"] and said == []
-    assert str(view.failed["a"]) == "a: its answer makes no sense: attach.parts"
+    failure = view.failed["a"]
+    assert isinstance(failure, InvalidAnswer) and "attach.parts" in str(failure)
     of.close()
 
 
@@ -266,7 +267,9 @@ def test_an_exception_in_a_reader_is_the_failure_of_its_host(monkeypatch: pytest
     monkeypatch.setattr(View, "_put", broken)
     view, of, said = watch(Dialer(a=lambda relay, request: relay.data(request, b"x")), 1)
     view.run(lambda lines: None)
-    assert said == [] and str(view.failed["a"]).startswith("a: unexpected KeyError: 'parts' at test_session.py:")
+    failure = view.failed["a"]
+    assert said == [] and isinstance(failure, Refused) and failure.code == "bug"
+    assert "KeyError: 'parts' at test_session.py:" in str(failure)
     of.close()
 
 
@@ -294,7 +297,8 @@ def test_a_host_that_sends_more_than_can_be_kept_is_read_no_further(monkeypatch:
     view.run(kept.extend)
     of.close()
     assert len([line for line in kept if line.host == "a"]) == 1000 and [line.text for line in kept if line.text]
-    assert "more lines than can be kept" in str(view.failed["a"])
+    failure = view.failed["a"]
+    assert isinstance(failure, Refused) and not isinstance(failure, InvalidAnswer) and " lines " in str(failure)
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -309,7 +313,8 @@ def test_a_host_has_only_so_many_streams(monkeypatch: pytest.MonkeyPatch, live: 
 
     view, of, _ = watch(Dialer(a=answer), 1)
     view.run(lambda lines: None)
-    assert str(view.failed["a"]) == "a: its answer makes no sense: attach: more than 100 streams"
+    failure = view.failed["a"]
+    assert isinstance(failure, InvalidAnswer) and "attach: " in str(failure) and "100" in str(failure)
     of.close()
 
 
@@ -340,7 +345,7 @@ def test_a_host_that_is_away_keeps_nobody_once_the_run_is_over() -> None:
     assert [line.text for line in shown] == ["last words"]
     assert view.outcomes == {"a": VERDICT}
     assert list(view.failed) == ["b"]
-    assert any("trying to reach it" in line for line in said)
+    assert any(line.startswith("b: ") for line in said)
     of.close()
 
 
