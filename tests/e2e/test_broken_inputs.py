@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import shlex
 from pathlib import Path
 
+import golden_files
 import pytest
 
 from orchestrator.cli import cli, guarded
@@ -24,11 +24,7 @@ INVENTORIES = sorted((GOLDEN.parent / "inventory").glob("*.error"))
 
 
 def same_as(name: str, found: str) -> None:
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(found)
-    assert found == path.read_text()
+    golden_files.same_as(GOLDEN / f"{name}.txt", found)
 
 
 def told(argv: tuple[str, ...], code: int, stderr: str) -> str:

@@ -33,27 +33,29 @@ def test_a_pattern_picks_hosts_in_their_own_order(pattern: str, picked: list[str
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"),
+    ("pattern", "names"),
     [
-        ("lovelase", "lovelase is not in the inventory; did you mean lovelace?"),
-        ("zzz", "zzz is not in the inventory; known: lovelace, gpu01"),
-        ("gpu[01-04]", "gpu04 is not in the inventory; did you mean gpu"),
-        ("!gpu04", "gpu04 is not in the inventory"),
-        ("cpu*", "cpu* matches no host of the inventory"),
-        ("gpu01!gpu01", "no host is left"),
-        ("", "--hosts '': names no host"),
-        (",", "no host is left"),
-        ("gpu[01-", "a range of hosts is written like"),
-        ("gpu[01-02]*", "a range of hosts is written like"),
-        ("gpu[1-99999999]", "more than 10,000"),
-        ("-x", "a host is letters"),
-        ("@group", "a host is letters"),
+        ("lovelase", ["lovelase", "lovelace"]),  # what is wrong, then what may be meant
+        ("zzz", ["zzz", "lovelace, gpu01"]),
+        ("gpu[01-04]", ["gpu04", "gpu10"]),
+        ("!gpu04", ["gpu04", "gpu10"]),
+        ("cpu*", ["cpu*", "lovelace, gpu01"]),
+        ("gpu01!gpu01", ["gpu01!gpu01", "lovelace, gpu01"]),
+        ("", ["--hosts ''"]),
+        (",", ["--hosts ,", "lovelace, gpu01"]),
+        ("gpu[01-", ["gpu[01-", "gpu[01-16]"]),
+        ("gpu[01-02]*", ["gpu[01-02]*", "gpu[01-16]"]),
+        ("gpu[1-99999999]", ["gpu[1-99999999]", "10,000"]),
+        ("-x", ["'-x'", "254"]),
+        ("@group", ["'@group'", "254"]),
     ],
 )
-def test_a_pattern_that_means_nothing_is_refused(pattern: str, said: str) -> None:
+def test_a_pattern_that_means_nothing_is_refused(pattern: str, names: list[str]) -> None:
     with pytest.raises(UsageError) as refused:
         hostnames.pick(NAMES, pattern)
-    assert said in str(refused.value)
+    said = str(refused.value)
+    places = [said.find(name) for name in names]
+    assert -1 not in places and places == sorted(places), said
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from golden_files import assert_message, same_as
 
 from orchestrator import inventory
 from orchestrator.errors import InventoryError, UsageError
@@ -29,12 +29,6 @@ def test_every_file_of_the_folder_has_its_expected_result() -> None:
 
 def text_of(name: str) -> str:
     return (GOLDEN / f"{name}.yaml").read_bytes().decode()
-
-
-def same_as(path: Path, found: str) -> None:
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(found, encoding="utf-8")
-    assert found == path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -96,7 +90,7 @@ def test_the_first_selected_host_is_the_head_when_the_head_is_not() -> None:
 
 
 def test_selecting_fewer_hosts_than_nnodes_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--hosts gpu1: leaves 1 host, and run\.nnodes is 2"):
+    with pytest.raises(UsageError, match=r"--hosts gpu1\b.*run\.nnodes\b.*2"):
         inventory.select(of("{hosts: ['gpu[1-4]'], run: {nnodes: 2}}"), "gpu1")
 
 
@@ -111,31 +105,34 @@ def test_a_file_is_read_with_its_path(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(InventoryError, match=r"no\.yaml: no such file; the smallest inventory is"):
+    with pytest.raises(InventoryError) as refused:
         inventory.load(tmp_path / "no.yaml")
+    assert_message("inventory-missing", refused.value, FOLDER=tmp_path)
 
 
 def test_a_folder_is_no_inventory(tmp_path: Path) -> None:
-    with pytest.raises(InventoryError, match="cannot be read: Is a directory"):
+    with pytest.raises(InventoryError, match=str(tmp_path)) as refused:
         inventory.load(tmp_path)
+    assert isinstance(refused.value.__cause__, IsADirectoryError)
 
 
 def test_a_path_no_system_takes_is_refused() -> None:
-    with pytest.raises(InventoryError, match="cannot be read"):
+    with pytest.raises(InventoryError) as refused:
         inventory.load("a\0b")
+    assert isinstance(refused.value.__cause__, ValueError)
 
 
 def test_bytes_that_are_no_utf8_are_refused_with_their_line(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yaml"
     path.write_bytes(b"hosts:\n  - m\xfcnchen\n")
-    with pytest.raises(InventoryError, match=r"inventory\.yaml:2: not UTF-8: byte 0xfc"):
+    with pytest.raises(InventoryError, match=r"inventory\.yaml:2: .*UTF-8.*0xfc"):
         inventory.load(path)
 
 
 def test_a_file_beyond_the_limit_is_refused_unparsed(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yaml"
     path.write_bytes(b"# " + b"x" * inventory.MAX_BYTES)
-    with pytest.raises(InventoryError, match="larger than 4 MiB"):
+    with pytest.raises(InventoryError, match=r"inventory\.yaml: .*4 MiB"):
         inventory.load(path)
 
 
@@ -161,6 +158,6 @@ def test_config_prints_nothing_that_turns_the_reading_direction_and_parses_to_th
 @pytest.mark.parametrize("what", ["env: {%s}", "setup: [%s]"])
 def test_what_all_hosts_have_together_is_counted_before_it_is_made(what: str) -> None:
     items = ", ".join(f"V{number}: x" if "env" in what else f"line{number}" for number in range(2000))
-    with pytest.raises(InventoryError, match=r"hosts\[0\]: the hosts have more than 200,000 variables"):
+    with pytest.raises(InventoryError, match=r"hosts\[0\]: .*200,000"):
         inventory.parse(f"hosts: ['gpu[1-10000]']\ndefaults: {{{what % items}}}", "inventory.yaml")
     assert len(inventory.parse(f"hosts: ['gpu[1-100]']\ndefaults: {{{what % items}}}", "inventory.yaml").hosts) == 100
