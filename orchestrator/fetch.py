@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from . import runs
+from .code_files import make_results_folder
 from .console import Console, fold_messages
 from .console import size as console_size
 from .context import inventory_of_run, open_fleet, stderr_console, warn_of, warn_of_doubts, warn_of_unheard
@@ -24,7 +25,6 @@ from .fleet import Fleet, Results, folded, worst
 from .inventory import Host, Inventory
 from .naming import RUN_NAME
 from .session import Session
-from .ship import make_results_folder
 from .terminal import one_line
 
 GROWTH = 1024 * 1024

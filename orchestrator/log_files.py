@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from .code_files import make_results_folder
 from .errors import UsageError
 from .logs import LINE_LIMIT, Line, Mask, Painter, presentable
-from .ship import make_results_folder
 
 MERGED = "merged.log"
 LONG = LINE_LIMIT // 2  # characters: a shorter part is no part of a long line but one whose end took its time

@@ -1,11 +1,7 @@
-"""A snapshot of the user's code, named by the hash of its content.
-
-Reads files and asks git which ones belong to the code. Sends nothing itself.
-"""
+"""A snapshot of the user's code, named by the hash of its content. Reads files; sends nothing itself."""
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import io
@@ -13,24 +9,16 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from . import git
+from .code_files import INSTEAD, lies_in, list_all, list_code, list_excluded, never_sent, shown
 from .errors import UsageError
-from .naming import RUN_ID
 from .node.unpack import EXECUTABLE, FILE, LINK, MAX_BYTES, MAX_FILES, Entry, manifest_sha256, stays_inside
-
-_INSTEAD = (
-    "add what is not code to .gitignore, or name what the script needs in run.sync: [paths], "
-    "or use workdir: on a disk that all hosts share"
-)
-
-_RESULTS = b"# made by ddp-orch: results of a run\n*\n"  # the .gitignore of a folder that results were brought to
-_REPORT = re.compile(RUN_ID.pattern + r"\.(html|json)")  # as `report` calls what it writes
 
 _CREDENTIAL = re.compile(
     r"""(?: ^ | / ) (?:
@@ -77,7 +65,7 @@ class Snapshot:
             name, slash, _ = entry.path.partition("/")
             sizes[name + slash] = sizes.get(name + slash, 0) + entry.size
         largest = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:count]
-        return tuple((_shown(name), size) for name, size in largest)
+        return tuple((shown(name), size) for name, size in largest)
 
     def write_tar(self, out: BinaryIO) -> None:
         """Write the gzipped tar that node/unpack.py reads. Packing reads everything again: do it once for all hosts.
@@ -101,7 +89,7 @@ class Snapshot:
 
     def _add(self, archive: tarfile.TarFile, info: tarfile.TarInfo, entry: FileEntry) -> None:
         path = self.root / entry.path
-        changed = f"{_shown(path)}: changed while the code was being sent; run the command again"
+        changed = f"{shown(path)}: changed while the code was being sent; run the command again"
         try:
             data = path.read_bytes()
         except OSError as exc:
@@ -127,9 +115,9 @@ def snapshot(script: Path, sync: Sync, base: Path, sync_base: Path | None = None
     beside = base if sync_base is None else sync_base.resolve()
     script = _absolute(script, base)
     if script.is_dir():
-        raise UsageError(f"{_shown(script)}: a folder; give the script in it, or -m PACKAGE")
+        raise UsageError(f"{shown(script)}: a folder; give the script in it, or -m PACKAGE")
     if not script.is_file():
-        raise UsageError(f"{_shown(script)}: no such file; {_meant(script, base)}")
+        raise UsageError(f"{shown(script)}: no such file; {_meant(script, base)}")
     warnings: list[str] = []
     chosen = tuple(_absolute(Path(path).expanduser(), beside) for path in sync if path != AUTO) if sync != AUTO else ()
     top = _top(script, base, beside) if AUTO in sync else None
@@ -137,13 +125,13 @@ def snapshot(script: Path, sync: Sync, base: Path, sync_base: Path | None = None
     files = _Collection(root, [Path(os.path.realpath(script)), *chosen, *([top] if top else [])], warnings)
     for path in (script, *chosen):
         named = _CREDENTIAL.search(os.path.relpath(path, beside)) is not None  # with all that is in it
-        for inner in _whole(root, path):
+        for inner in list_all(root, path):
             files.add(inner, "" if named else os.path.relpath(root / inner, path))
     if top:
-        for inner in _code(top, warnings):
+        for inner in list_code(top, warnings):
             files.add(os.path.relpath(top / inner, root), inner)
     files.check_size()
-    entries = tuple(_hashed(root, found) for found in sorted(files.found, key=lambda found: os.fsencode(found.path)))
+    entries = tuple(_hashed(root, file) for file in sorted(files.files, key=lambda file: os.fsencode(file.path)))
     workdir = base if base.is_relative_to(root) else script.parent
     return Snapshot(
         sha256=manifest_sha256(map(_manifest_entry, entries)),
@@ -153,8 +141,8 @@ def snapshot(script: Path, sync: Sync, base: Path, sync_base: Path | None = None
         files=entries,
         size=files.size,
         warnings=tuple(warnings),
-        excluded=tuple(_excluded(top, workdir, {entry.path for entry in entries}, root)) if top else (),
-        credentials=tuple(map(_shown, sorted(files.credentials))),
+        excluded=tuple(list_excluded(top, workdir, {entry.path for entry in entries}, root)) if top else (),
+        credentials=tuple(map(shown, sorted(files.credentials))),
     )
 
 
@@ -171,11 +159,11 @@ def why_not_sent(folder: Path, path: str, sync_base: Path) -> str | None:
     if _CREDENTIAL.search(inner):
         why = "its name is that of a credential"
     elif rule := git.exclusion(top, inner):
-        why = f"line {rule.line} of {_shown(rule.file)} ({_shown(rule.pattern)}) excludes it"
+        why = f"line {rule.line} of {shown(rule.file)} ({shown(rule.pattern)}) excludes it"
     else:
         return None
-    named = _shown(os.path.relpath(full, sync_base))
-    return f"{_shown(path)} exists on this machine but is not sent: {why}. Add it to run.sync: [auto, {named}]"
+    named = shown(os.path.relpath(full, sync_base))
+    return f"{shown(path)} exists on this machine but is not sent: {why}. Add it to run.sync: [auto, {named}]"
 
 
 def _top(script: Path, base: Path, beside: Path) -> Path:
@@ -191,11 +179,11 @@ def _top(script: Path, base: Path, beside: Path) -> Path:
     home = Path(os.environ.get("HOME") or "/").resolve()
     if home.is_relative_to(folder):
         what = "is your home folder" if folder == home else "is above your home folder"
-    elif all(one != folder and one.is_relative_to(folder) for one in (base, beside)):
-        what = f"is above {_shown(base)}"
+    elif all(path != folder and path.is_relative_to(folder) for path in (base, beside)):
+        what = f"is above {shown(base)}"
     else:
         return folder
-    raise UsageError(f"{_shown(folder)}: the script's folder {what}, so it is not sent as a whole; {advice}")
+    raise UsageError(f"{shown(folder)}: the script's folder {what}, so it is not sent as a whole; {advice}")
 
 
 def _root(script: Path, base: Path, chosen: tuple[Path, ...], top: Path | None) -> Path:
@@ -204,65 +192,10 @@ def _root(script: Path, base: Path, chosen: tuple[Path, ...], top: Path | None) 
         return top
     missing = next((path for path in chosen if not os.path.lexists(path)), None)
     if missing is not None:
-        raise UsageError(f"{_shown(missing)}: no such file or folder; it is named in run.sync")
+        raise UsageError(f"{shown(missing)}: no such file or folder; it is named in run.sync")
     folders = [path if path.is_dir() else path.parent for path in (*chosen, script, *([top] if top else []))]
     # the folder of the call as well, if it is above the script: relative paths in the script's arguments mean that one
     return Path(os.path.commonpath([*folders, *([base] if script.is_relative_to(base) else [])]))
-
-
-def _code(top: Path, warnings: list[str]) -> Iterator[str]:
-    """The files of `top` that are code, as paths below it."""
-    try:
-        paths = _git_files(top, warnings)
-    except git.GitMissing:
-        yield from _walk(top, ".", without_git=True)
-        return
-    known: dict[str, bool] = {}
-    for path in paths:
-        if not _is_set_apart(top, path.rpartition("/")[0], known):
-            yield path
-
-
-def _is_set_apart(top: Path, folder: str, known: dict[str, bool]) -> bool:
-    """Whether `folder` is, or is in, a virtual environment, which works where it was made only, or results of runs."""
-    if folder not in known:
-        known[folder] = bool(folder) and (
-            _is_set_apart(top, folder.rpartition("/")[0], known)
-            or os.path.lexists(top / folder / "pyvenv.cfg")
-            or _holds_results(top / folder)
-        )
-    return known[folder]
-
-
-def _excluded(top: Path, workdir: Path, sent: set[str], root: Path) -> Iterator[str]:
-    """What .gitignore files keep back where the run starts, relative to there, as far as a script may want it."""
-    try:
-        paths = git.excluded(top)
-    except git.GitError:
-        return  # listing the files has not failed
-    known: dict[str, bool] = {}
-    for path in paths:
-        full = top / path
-        name = os.path.relpath(full, workdir) + ("/" if path.endswith("/") else "")
-        if name.startswith("../") or any(part.startswith(".") or _never_sent(part) for part in name.split("/")):
-            continue
-        if path.endswith("/") and (_is_set_apart(top, path[:-1], known) or not _holds_something(full)):
-            continue
-        if os.path.relpath(full, root) not in sent and not _is_set_apart(top, path.rpartition("/")[0], known):
-            yield _shown(name)
-
-
-def _holds_something(folder: Path) -> bool:
-    try:
-        return not all(map(_never_sent, os.listdir(folder)))
-    except OSError:
-        return False
-
-
-def _holds_results(folder: Path) -> bool:
-    with contextlib.suppress(OSError), (folder / ".gitignore").open("rb") as file:
-        return file.read(len(_RESULTS) + 1) == _RESULTS
-    return False
 
 
 def _absolute(path: Path, base: Path) -> Path:
@@ -271,89 +204,8 @@ def _absolute(path: Path, base: Path) -> Path:
     return path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name
 
 
-def _git_files(top: Path, warnings: list[str]) -> list[str]:
-    """The files of `top` that git tracks or would; those of its submodules and nested repositories too."""
-    try:
-        listed, said = git.files(top)
-    except git.GitMissing:
-        raise
-    except git.GitError as error:
-        advice = "repair that, or name what the script needs in run.sync: [paths]"
-        raise UsageError(f"{_shown(top)}: git could not list its files: {error}; {advice}") from error
-    warnings += [f"{_shown(top)}: git: {line}" for line in said]
-    paths = []
-    for path in listed:
-        inner = top / path
-        if not inner.is_dir() or inner.is_symlink():
-            paths.append(path)
-        elif not _lies_in(top, path.rstrip("/")):
-            continue
-        elif git.has_repository(inner):
-            paths += [f"{path.rstrip('/')}/{name}" for name in _git_files(inner, warnings)]
-        else:
-            warnings.append(f"{_shown(inner)}: a submodule without its files; git submodule update --init brings them")
-    return paths
-
-
-def _lies_in(top: Path, path: str) -> bool:
-    """Whether the folder of `path` is below `top`, with no link on the way. An index may name any path."""
-    folder = top / path.rpartition("/")[0]
-    return not path.startswith("/") and os.path.realpath(folder) == str(folder)
-
-
-def _whole(root: Path, path: Path) -> Iterator[str]:
-    """The files of a path that run.sync names, relative to the root."""
-    relative = os.path.relpath(path, root)
-    if path.is_dir() and not path.is_symlink():
-        yield from _walk(root, relative)
-    else:
-        yield relative
-
-
-def _walk(root: Path, start: str, *, without_git: bool = False) -> Iterator[str]:
-    """The files below root/start, as paths below the root. `without_git`: raises UsageError for a .gitignore."""
-    pending = ["" if start == "." else f"{start}/"]
-    while pending:
-        prefix = pending.pop()
-        folder = root / prefix
-        try:
-            with os.scandir(folder) as listing:
-                children = sorted(listing, key=lambda child: child.name, reverse=True)
-        except OSError as exc:
-            raise UsageError(f"{_shown(folder)}: cannot be listed: {exc.strerror}; {_INSTEAD}") from exc
-        names = {child.name for child in children}
-        if "pyvenv.cfg" in names or (".gitignore" in names and _holds_results(folder)):
-            continue
-        if without_git and ".gitignore" in names:
-            raise UsageError(
-                f"{_shown(folder / '.gitignore')}: only git can apply it, and git is not installed here; "
-                "install git, or name what the script needs in run.sync: [paths]"
-            )
-        for child in children:
-            if _never_sent(child.name):
-                continue
-            if child.is_dir(follow_symlinks=False):
-                pending.append(f"{prefix}{child.name}/")
-            else:
-                yield prefix + child.name
-
-
-def _never_sent(name: str) -> bool:
-    return name in (".git", "__pycache__") or name.endswith(".pyc") or _REPORT.fullmatch(name) is not None
-
-
-def make_results_folder(folder: Path) -> None:
-    """Make a folder for what comes from the hosts, unless it is there: one that git passes by, and so do snapshots.
-
-    Else the outputs of one run would travel with the code of the next. Raises OSError.
-    """
-    if not folder.exists():
-        folder.mkdir(parents=True)
-        (folder / ".gitignore").write_bytes(_RESULTS)
-
-
 @dataclass(frozen=True)
-class _Found:
+class _File:
     path: str
     size: int
     executable: bool
@@ -364,7 +216,7 @@ class _Collection:
     """The files to be sent. Refuses one too many as soon as it comes."""
 
     def __init__(self, root: Path, sources: Sequence[Path], warnings: list[str]) -> None:
-        self.found: list[_Found] = []
+        self.files: list[_File] = []
         self.size = 0
         self.credentials: set[str] = set()
         self._root = root
@@ -375,7 +227,7 @@ class _Collection:
 
     def add(self, path: str, own: str) -> None:
         """`own`: the part of `path` that nobody has named, and that must not be the name of a credential."""
-        if path in self._seen or any(map(_never_sent, path.split("/"))) or not self._is_here(path):
+        if path in self._seen or any(map(never_sent, path.split("/"))) or not self._is_here(path):
             return
         if _CREDENTIAL.search(own):
             self.credentials.add(path)
@@ -383,21 +235,21 @@ class _Collection:
         self.credentials.discard(path)
         self._seen.add(path)
         try:
-            found = self._look(path)
+            file = self._look(path)
         except OSError as exc:
-            raise UsageError(f"{_shown(self._root / path)}: cannot be read: {exc.strerror}; {_INSTEAD}") from exc
-        if found is None:
+            raise UsageError(f"{shown(self._root / path)}: cannot be read: {exc.strerror}; {INSTEAD}") from exc
+        if file is None:
             return
-        self.found.append(found)
-        self.size += found.size
-        if len(self.found) > MAX_FILES:
+        self.files.append(file)
+        self.size += file.size
+        if len(self.files) > MAX_FILES:
             raise self._too_much(f"{MAX_FILES:,} files")
 
     def _is_here(self, path: str) -> bool:
         """False behind a link: to git, which may list it still, such a file is as good as deleted."""
         folder = path.rpartition("/")[0]
         if folder not in self._folders:
-            self._folders[folder] = _lies_in(self._root, path)
+            self._folders[folder] = lies_in(self._root, path)
         return self._folders[folder]
 
     def check_size(self) -> None:
@@ -405,7 +257,7 @@ class _Collection:
         if self.size > MAX_BYTES:
             raise self._too_much(f"{MAX_BYTES // 1_000_000} MB")
 
-    def _look(self, path: str) -> _Found | None:
+    def _look(self, path: str) -> _File | None:
         full = self._root / path
         try:
             status = full.lstat()
@@ -414,18 +266,18 @@ class _Collection:
         if stat.S_ISLNK(status.st_mode):
             target = str(full.readlink())
             if stays_inside(os.fsencode(path), os.fsencode(target)):
-                return _Found(path, 0, False, target)
+                return _File(path, 0, False, target)
             if not self._may_be_copied(Path(os.path.realpath(full))):
                 self._warnings.append(
-                    f"{_shown(full)} is not sent: a link out of the code, to {_shown(target)}; "
+                    f"{shown(full)} is not sent: a link out of the code, to {shown(target)}; "
                     "to send what it leads to, name that in run.sync"
                 )
                 return None
             status = full.stat()  # the content of what it leads to goes in its place
         if not stat.S_ISREG(status.st_mode):
-            self._warnings.append(f"{_shown(full)} is not sent: neither a file nor a link")
+            self._warnings.append(f"{shown(full)} is not sent: neither a file nor a link")
             return None
-        return _Found(path, status.st_size, bool(status.st_mode & stat.S_IXUSR), None)
+        return _File(path, status.st_size, bool(status.st_mode & stat.S_IXUSR), None)
 
     def _may_be_copied(self, real: Path) -> bool:
         """Whether the file that a link leads to is sent in its place: only from where files are sent anyway."""
@@ -435,22 +287,22 @@ class _Collection:
         )
 
     def _too_much(self, limit: str) -> UsageError:
-        largest = sorted(self.found, key=lambda found: (-found.size, found.path))[:5]
-        named = ", ".join(f"{_shown(found.path)} ({found.size / 1e6:.1f} MB)" for found in largest)
-        return UsageError(f"{_shown(self._root)}: the code to send is more than {limit}; largest: {named}; {_INSTEAD}")
+        largest = sorted(self.files, key=lambda file: (-file.size, file.path))[:5]
+        named = ", ".join(f"{shown(file.path)} ({file.size / 1e6:.1f} MB)" for file in largest)
+        return UsageError(f"{shown(self._root)}: the code to send is more than {limit}; largest: {named}; {INSTEAD}")
 
 
-def _hashed(root: Path, found: _Found) -> FileEntry:
-    if found.target is not None:
-        return FileEntry(found.path, False, 0, "", found.target)
-    path = root / found.path
+def _hashed(root: Path, file: _File) -> FileEntry:
+    if file.target is not None:
+        return FileEntry(file.path, False, 0, "", file.target)
+    path = root / file.path
     try:
         data = path.read_bytes()
     except OSError as exc:
-        raise UsageError(f"{_shown(path)}: cannot be read: {exc.strerror}; make it readable, or {_INSTEAD}") from exc
-    if len(data) != found.size:
-        raise UsageError(f"{_shown(path)}: changes while it is read; run the command again, or {_INSTEAD}")
-    return FileEntry(found.path, found.executable, len(data), hashlib.sha256(data).hexdigest())
+        raise UsageError(f"{shown(path)}: cannot be read: {exc.strerror}; make it readable, or {INSTEAD}") from exc
+    if len(data) != file.size:
+        raise UsageError(f"{shown(path)}: changes while it is read; run the command again, or {INSTEAD}")
+    return FileEntry(file.path, file.executable, len(data), hashlib.sha256(data).hexdigest())
 
 
 def _manifest_entry(entry: FileEntry) -> Entry:
@@ -471,13 +323,8 @@ def _meant(script: Path, base: Path) -> str:
         return "the first word behind `--` is a script, -m and a module, or a flag such as --lr"
     if re.fullmatch(r"python[\d.]*|torchrun", name):
         return f"give the script alone, as {name} is started by itself"
-    siblings = [one.stem for one in script.parent.glob("*.py") if one.is_file()] if script.parent.is_dir() else []
+    siblings = [path.stem for path in script.parent.glob("*.py") if path.is_file()] if script.parent.is_dir() else []
     if close := get_close_matches(script.stem, siblings, 1):
         meant = script.with_name(f"{close[0]}.py")
-        return f"did you mean {_shown(os.path.relpath(meant, base))}?"
-    return f"the script is looked for below {_shown(base)}"
-
-
-def _shown(path: str | Path) -> str:
-    """For messages: without the surrogates that no stream would print."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+        return f"did you mean {shown(os.path.relpath(meant, base))}?"
+    return f"the script is looked for below {shown(base)}"

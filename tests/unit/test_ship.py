@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import ship
+from orchestrator.code_files import make_results_folder
 from orchestrator.errors import UsageError
 from orchestrator.node import unpack
 from orchestrator.ship import Snapshot
@@ -357,7 +358,7 @@ def test_without_git_a_folder_is_taken_whole_but_gitignore_is_not_passed_over(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(project / "pkg" / "mod.py")
-    ship.make_results_folder(project / "results")
+    make_results_folder(project / "results")
     put(project / "results" / "x")
     monkeypatch.setenv("PATH", "/nonexistent")
     assert paths(take(project / "train.py")) == ["pkg/mod.py", "train.py"]
@@ -368,7 +369,7 @@ def test_without_git_a_folder_is_taken_whole_but_gitignore_is_not_passed_over(
 
 
 def test_results_that_were_brought_here_are_not_sent_even_with_the_folder_around_them(project: Path) -> None:
-    ship.make_results_folder(project / "results")
+    make_results_folder(project / "results")
     put(project / "results" / "host" / "model.pt")
     assert paths(take(project / "train.py", (".",))) == ["train.py"]
 
@@ -861,7 +862,7 @@ def test_what_gitignore_excludes_is_known(project: Path) -> None:
         "data/d.txt", "old.pt", "src/a.py", "src/deep/x.pt", "venv/pyvenv.cfg", "bare/x.pyc", ".cache/x", ".env",
     ):  # fmt: skip
         put(project / name)
-    ship.make_results_folder(project / "results")
+    make_results_folder(project / "results")
     put(project / "results" / "host" / "x.pt")
     (project / "empty").mkdir()
     put(project / ".gitignore", "data/\n*.pt\nvenv/\nbare/\nempty/\n.cache/\n.env\n")
