@@ -68,7 +68,7 @@ class Network:
     """Hosts that reach none of the head's addresses (or not the one that most do): {host: {address: why}}."""
     pairs: tuple[Pair, ...]
     names: Mapping[str, Mapping[str, Facts]]
-    """What each host gets for the others' names and addresses (node/names.py)."""
+    """What each host gets for the others' names and addresses (node/dns.py)."""
     failed: Mapping[str, OrchError]
     """Hosts that could not be asked."""
     subnets: tuple[Subnet, ...] = ()

@@ -12,11 +12,11 @@ def main(arguments: List[str]) -> int:
 
         return serve(arguments[1])
     if verb == "guard":
-        from .daemon import main as guard
+        from .daemon import main_guard as guard
 
         return guard()
     if verb == "recorder":
-        from .recorder import main as recorder
+        from .daemon import main_recorder as recorder
 
         recorder()
     if verb == "notify":

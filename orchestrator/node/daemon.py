@@ -1,6 +1,6 @@
-"""Start the guard of a run: an interpreter of its own, which owes nothing to the SSH session and outlives it.
+"""Start a run's guard, and put guard and recorder together. Each is an interpreter of its own.
 
-Not a fork of the relay: that has threads, and a lock that one of them holds would be held in the guard for ever.
+The guard is not a fork of the relay: the relay has threads, and a lock that one of them holds would stay locked.
 """
 
 import json
@@ -9,9 +9,13 @@ import resource
 import socket
 import subprocess
 import sys
-from typing import Any, Dict, List
+from typing import Any, Dict, List, NoReturn
 
-from . import processes, wire
+from . import processes
+
+
+class NotStarted(Exception):
+    """The guard ended before it was one; the text says why."""
 
 
 def start(
@@ -21,7 +25,10 @@ def start(
     sockets: Dict[str, List[socket.socket]],
     locks: List[int],
 ) -> socket.socket:
-    """Start a guard, which has copies of `sockets` and `locks`. Returns the relay's end of its control channel."""
+    """Start a guard, which has copies of `sockets` and `locks`. Returns the relay's end of its control channel.
+
+    Raises NotStarted.
+    """
     ours, theirs = socket.socketpair()
     handles = {name: [one.fileno() for one in listeners] for name, listeners in sockets.items()}
     inherited = [theirs.fileno(), *(handle for some in handles.values() for handle in some), *locks]
@@ -50,7 +57,7 @@ def start(
         ours.close()
         with open(errors, encoding="utf-8", errors="replace") as log:
             said = log.read().strip().splitlines()
-        raise wire.Refused("unknown", "the guard did not start: %s" % (said[-1] if said else "it said nothing"))
+        raise NotStarted("the guard did not start: %s" % (said[-1] if said else "it said nothing"))
     return ours
 
 
@@ -58,7 +65,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def main() -> int:
+def main_guard() -> int:
     """Verb `guard RUN`: become the guard, given all it needs on stdin and by inherited descriptors. RUN is for `ps`."""
     from .guard import Guard  # the relay has no use for it
 
@@ -88,3 +95,24 @@ def main() -> int:
     guard.run()
     guard.close()
     os._exit(0)  # at once: whoever waits for the end of the control channel expects the process to be gone
+
+
+def main_recorder() -> NoReturn:
+    """Verb `recorder RUN`: started by the guard, with all it needs on stdin and by inherited descriptors."""
+    from . import history  # the relay has no use for these
+    from .follower import WorkerLink
+    from .head import HeadLink
+    from .recorder import Recorder
+
+    given = json.load(sys.stdin)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.close(null)
+    processes.set_name("ddp-recorder")
+    guard, *listeners = [socket.socket(fileno=handle) for handle in given["sockets"]]
+    for one in (guard, *listeners):
+        one.set_inheritable(False)
+    history.History(given["folder"]).start()
+    cluster_link = (lambda recorder: HeadLink(recorder, listeners)) if given["spec"]["node"] == 0 else WorkerLink
+    Recorder(given["folder"], given["spec"], given["private"], guard, given["guard_pid"], cluster_link).run()
+    os._exit(0)  # whatever the thread of the history waits for

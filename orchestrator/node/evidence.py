@@ -8,7 +8,7 @@ import time
 from typing import Any, Callable, Dict, List
 
 from . import facts, flight, state
-from .ask import answers_of, output_of
+from .run_command import answers_of, output_of
 
 KERNEL_WINDOW = 5.0  # s for dmesg
 KERNEL = re.compile(

@@ -8,8 +8,8 @@ import time
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional
 
-from . import names, network, processes, runs, state
-from .ask import answers_of, output_of
+from . import dns, network, processes, state
+from .run_command import answers_of, output_of
 
 NFT_WINDOW = 3.0  # s
 FILES_WINDOW = 5.0  # s for all questions to file systems: that of a dead server never answers
@@ -154,7 +154,7 @@ def orphans() -> List[Dict[str, Any]]:
     marks = processes.marks()
     if not marks:
         return []
-    guarded = {run_id for run_id, folder in state.runs() if runs.guarded(folder)}
+    guarded = {run_id for run_id, folder in state.runs() if state.guarded(folder)}
     return [
         {"pid": process.pid, "run_id": run_id, "command": processes.command(process.pid)[:200]}
         for process, run_id in sorted(marks.items())
@@ -203,7 +203,7 @@ def gather(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "first_port": _number(_read("/proc/sys/net/ipv4/ip_unprivileged_port_start")) or 1024,
         "listeners": listeners(arguments["ports"]),
         "orphans": orphans(),
-        "dns": names.servers(_read("/etc/resolv.conf")),
+        "dns": dns.servers(_read("/etc/resolv.conf")),
         **files(arguments["paths"], arguments["workdir"]),
     }
 

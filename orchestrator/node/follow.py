@@ -43,7 +43,7 @@ def follow(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     live = False
     sent = time.monotonic()
     while True:
-        ended = not runs.guarded(folder)  # before reading: what was written last is read below
+        ended = not state.guarded(folder)  # before reading: what was written last is read below
         if reading.send(emit):
             pause = POLL
             sent = time.monotonic()

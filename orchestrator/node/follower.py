@@ -1,14 +1,11 @@
 """The side of the link of all nodes but the head: brings orders, tells statuses, stops when the head is gone."""
 
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from . import gang, messages, notify
 from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed, dial
-from .peers import TICK, Peers
-
-if TYPE_CHECKING:
-    from .recorder import Recorder
+from .peers import TICK, ClusterLink, RecorderApi
 
 JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
 REDIAL = 0.3  # s between tries to reach the head
@@ -17,10 +14,10 @@ REDIAL = 0.3  # s between tries to reach the head
 SILENT = LEASE / 2
 
 
-class Follower(Peers):
+class WorkerLink(ClusterLink):
     """Keeps a link to the head: our status there, its orders here. Without it for a lease, the attempt is ended."""
 
-    def __init__(self, recorder: "Recorder") -> None:
+    def __init__(self, recorder: RecorderApi) -> None:
         self._recorder = recorder
         self._spec = recorder.spec
         self._link: Optional[Link] = None
@@ -40,7 +37,7 @@ class Follower(Peers):
             return max(0.0, min(TICK, self._redial_at - time.monotonic()))
         return TICK
 
-    def ready(self, handle: int) -> None:
+    def on_readable(self, handle: int) -> None:
         link = next((one for one in self.links() if one.fileno() == handle), None)
         if link is None:
             return
@@ -82,7 +79,7 @@ class Follower(Peers):
             self._redial_at = time.monotonic() + REDIAL
             return None
 
-    def status(self, status: Dict[str, Any]) -> None:
+    def on_status(self, status: Dict[str, Any]) -> None:
         self._send({"status": status})
 
     def _send(self, message: Dict[str, Any]) -> None:
@@ -93,7 +90,7 @@ class Follower(Peers):
         except LinkClosed:
             self._close(self._link)
 
-    def tick(self) -> None:
+    def on_tick(self) -> None:
         now = time.monotonic()
         for link in self.links():
             if not link.ready and now - link.opened_at > HANDSHAKE_WINDOW:
@@ -104,7 +101,7 @@ class Follower(Peers):
             self._beat_at = now + BEAT
             self._send({"silence": self._recorder.silence()})
         if self._link is not None and now - self._heard_at > LEASE:
-            self.ready(self._link.fileno())  # it may be we who are late: what has come is heard first
+            self.on_readable(self._link.fileno())  # it may be we who are late: what has come is heard first
         if self._link is not None and self._link.ready:
             silent = now - self._link.heard_at
             if silent > LEASE:

@@ -5,22 +5,19 @@ import os
 import random
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from . import gang, messages, network, notify, state
 from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed
-from .peers import TICK, Peers
-
-if TYPE_CHECKING:
-    from .recorder import Recorder
+from .peers import TICK, ClusterLink, RecorderApi
 
 STALL_WARNING = 600.0  # s without a line of any rank, where no stall_timeout is set
 
 
-class Head(Peers):
+class HeadLink(ClusterLink):
     """Knows every node by its link; calls one lost that is silent for a lease."""
 
-    def __init__(self, recorder: "Recorder", listeners: List[socket.socket]) -> None:
+    def __init__(self, recorder: RecorderApi, listeners: List[socket.socket]) -> None:
         self._recorder = recorder
         self._spec = recorder.spec
         self._listeners = listeners
@@ -67,7 +64,7 @@ class Head(Peers):
     def listening(self) -> List[socket.socket]:
         return self._listeners
 
-    def ready(self, handle: int) -> None:
+    def on_readable(self, handle: int) -> None:
         for listener in self._listeners:
             if listener.fileno() == handle:
                 self._accept(listener)
@@ -124,7 +121,7 @@ class Head(Peers):
             self._step(gang.Left(link.node, self._now()))
         link.close()
 
-    def status(self, status: Dict[str, Any]) -> None:
+    def on_status(self, status: Dict[str, Any]) -> None:
         now = self._now()
         if self._state.nodes[0].phase == "absent" or not self._answered:
             self._answered = True
@@ -156,7 +153,7 @@ class Head(Peers):
         node = self._state.nodes[number]
         return range(node.first_rank, node.first_rank + node.nproc)
 
-    def tick(self) -> None:
+    def on_tick(self) -> None:
         now = time.monotonic()
         if now < self._tick_at:
             return  # this is called after every line of output

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any, Dict, List
 
-from . import sample
+from . import machine
 
 EVERY = 10.0  # s between the first samples
 MOST = 1000  # samples; when there are as many, every other is dropped, and they are taken half as often
@@ -40,7 +40,7 @@ class History:
     def take(self) -> None:
         try:
             with open(self._path, "a", opener=_private) as file:
-                file.write(json.dumps(dict(sample.machine(), at=time.time())) + "\n")
+                file.write(json.dumps(dict(machine.usage(), at=time.time())) + "\n")
             self._count += 1
             if self._count >= MOST:
                 self._thin()

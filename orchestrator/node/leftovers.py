@@ -6,7 +6,7 @@ import signal
 import time
 from typing import Any, Dict, List, Set, Tuple
 
-from . import gpus, network, processes, runs, state
+from . import gpus, network, processes, state
 from .sweep import belonging, sweep
 
 SHARED_MEMORY = "/dev/shm"
@@ -72,7 +72,7 @@ def _dead_runs() -> List[Tuple[str, str]]:
     }
     strays = {mark for mark in marks.values() if state.RUN_ID.match(mark)} - set(known) - elsewhere
     candidates = {**known, **{run_id: state.run_folder(run_id) for run_id in strays}}
-    return [(run_id, folder) for run_id, folder in candidates.items() if not runs.guarded(folder)]
+    return [(run_id, folder) for run_id, folder in candidates.items() if not state.guarded(folder)]
 
 
 def _clear_shared_memory() -> List[str]:

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import names, network
+from . import dns, network
 
 CONNECT_WINDOW = 3.0  # s for a connection, as a dropped packet is sent again after 1 s and 3 s
 STALL_WINDOW = 3.0  # s without an acknowledgement after which large packets count as lost on the way
@@ -110,7 +110,7 @@ def dial(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
     -> {"results": [{host, address, source, interface, ports: {port: null or why not}, latency (s, null), stalled,
     bandwidth (bytes a second, null)}], "names"}. All are reached for at the same time, and meanwhile `names` and the
-    targets' addresses looked up (names.py); bandwidths are measured one by one.
+    targets' addresses looked up (dns.py); bandwidths are measured one by one.
     """
     source = arguments["source"]
     results: List[Dict[str, Any]] = [{} for _ in arguments["targets"]]
@@ -122,7 +122,7 @@ def dial(arguments: Dict[str, Any]) -> Dict[str, Any]:
     for thread in threads:
         thread.start()
     wanted = arguments["names"]
-    found = names.look(wanted, [target["address"] for target in arguments["targets"]] if wanted else [])
+    found = dns.look(wanted, [target["address"] for target in arguments["targets"]] if wanted else [])
     for thread in threads:
         thread.join()
     if arguments["bulk"]:

@@ -7,7 +7,7 @@ import shutil
 import time
 from typing import Any, Dict, Iterator, List, Set, Tuple
 
-from . import runs, state
+from . import state
 
 GENERATED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")  # the name of a run that was given none (naming.py)
 
@@ -43,7 +43,7 @@ def retire(days: float) -> Dict[str, Any]:
 
 def _used() -> Set[str]:
     """Names of the runs that are not over."""
-    specs = [state.read(os.path.join(folder, "spec.json")) for _, folder in state.runs() if runs.guarded(folder)]
+    specs = [state.read(os.path.join(folder, "spec.json")) for _, folder in state.runs() if state.guarded(folder)]
     return {spec["name"] for spec in specs if spec is not None}
 
 

@@ -1,14 +1,45 @@
-"""What a recorder asks of its side of the link; the head has one (head.py), every other node another (follower.py)."""
+"""The recorder's side of the cluster link: HeadLink (head.py) on the head, WorkerLink (follower.py) on other nodes.
+
+Each knows the recorder by `RecorderApi` alone; daemon.py puts them together.
+"""
 
 import socket
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Protocol
 
+from . import gang
 from .link import Link
 
 TICK = 0.5  # s
 
 
-class Peers:
+class RecorderApi(Protocol):
+    """What a ClusterLink may read and call of its recorder."""
+
+    folder: str  # of the run on this host
+    spec: Dict[str, Any]
+    key: bytes  # the run's on the head, the node's own elsewhere
+    notify: Dict[str, Any]
+
+    @property
+    def reported(self) -> Dict[str, Any]:
+        """The status that the guard reported last."""
+
+    def silence(self) -> Dict[str, Any]:
+        """For how long the ranks of this node have been silent, and which of them a signal has stopped."""
+
+    def say(self, text: str) -> None:
+        """Write a line of our own into the journal."""
+
+    def command(self, message: Dict[str, Any]) -> None:
+        """Send a message to the guard."""
+
+    def obey(self, order: gang.Order) -> None:
+        """Pass an order of the gang to the guard."""
+
+
+class ClusterLink:
+    """What a recorder calls of its side of the link."""
+
     def links(self) -> List[Link]:
         raise NotImplementedError
 
@@ -16,13 +47,16 @@ class Peers:
         return []
 
     def due(self) -> float:
+        """Seconds until `on_tick` has to be called."""
         return TICK
 
-    def ready(self, handle: int) -> None:
+    def on_readable(self, handle: int) -> None:
+        """A link or a listener, known by its descriptor, has something to read or can be written to again."""
         raise NotImplementedError
 
-    def tick(self) -> None:
+    def on_tick(self) -> None:
         raise NotImplementedError
 
-    def status(self, status: Dict[str, Any]) -> None:
+    def on_status(self, status: Dict[str, Any]) -> None:
+        """The guard has reported its status."""
         raise NotImplementedError

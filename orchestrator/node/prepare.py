@@ -26,7 +26,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     spec: Dict[str, Any] = arguments["spec"]
     private: Dict[str, Any] = arguments["private"]
     kept = retire.retire(spec["keep"], program)
-    beside = [] if spec["gpu_ids"] else sorted(run_id for run_id, kept in state.runs() if runs.guarded(kept))
+    beside = [] if spec["gpu_ids"] else sorted(run_id for run_id, kept in state.runs() if state.guarded(kept))
     folder = _make_folder(spec)
     resumes = (spec["node"] == 0 or not spec["shared_output"]) and runs.not_empty(state.output_folder(folder, spec))
     sockets: Dict[str, List[socket.socket]] = {}
@@ -45,7 +45,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
             spec.update(link_address=answer["reachable"][0], link_port=arguments["head"]["link_port"])
         spec["used_ports"] = [port for port in (answer.get("link_port"), answer.get("rdzv_port")) if port]
         state.write(os.path.join(folder, "spec.json"), spec)
-        control = daemon.start(folder, spec, private, sockets, locks)
+        control = _start_guard(folder, spec, private, sockets, locks)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -62,6 +62,19 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         abort(control)
         raise
     return control, answer
+
+
+def _start_guard(
+    folder: str,
+    spec: Dict[str, Any],
+    private: Dict[str, Any],
+    sockets: Dict[str, List[socket.socket]],
+    locks: List[int],
+) -> socket.socket:
+    try:
+        return daemon.start(folder, spec, private, sockets, locks)
+    except daemon.NotStarted as error:
+        raise Refused("unknown", str(error)) from error
 
 
 def ask(control: socket.socket, message: Optional[Dict[str, Any]], wanted: str) -> Dict[str, Any]:

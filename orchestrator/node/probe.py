@@ -11,8 +11,8 @@ import threading
 import time
 from typing import Any, Callable, Dict, List
 
-from . import facts, gpus, job, names, notify, state
-from .ask import answers_of
+from . import dns, facts, gpus, job, notify, state
+from .run_command import answers_of
 
 PYTHON_WINDOW = 60.0  # s for `setup` and the python to answer: module systems and network file systems can be slow
 USER_WINDOW = 5.0  # s for a directory service
@@ -35,7 +35,7 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
     own = socket.gethostname()
     questions: Dict[str, Callable[[], Any]] = {
         "python": lambda: _python(arguments),
-        "names": lambda: names.look([own] + arguments["names"], arguments["addresses"]),
+        "names": lambda: dns.look([own] + arguments["names"], arguments["addresses"]),
     }
     if arguments["notify"]:
         questions["notify"] = lambda: notify.look(arguments["notify"])
@@ -84,8 +84,8 @@ def _libc() -> str:
 
 
 def _python(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """What `inside.py` finds in the host's python, after its setup; `error` and `code` when it does not answer."""
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "inside.py"), encoding="utf-8") as file:
+    """What `probe_python.py` finds in the host's python after its setup; `error` and `code` when it does not answer."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe_python.py"), encoding="utf-8") as file:
         program = file.read()
     wanted = {"script": arguments["script"], "workdir": arguments["workdir"], "marker": MARKER}
     # a file: argv has a limit, and setup may read stdin

@@ -15,6 +15,7 @@ MARK = "DDP_ORCH_RUN_ID"
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 # the same numbers on x86-64 and aarch64; in os and signal only since 3.9
 SYS_PIDFD_SEND_SIGNAL, SYS_PIDFD_OPEN = 424, 434
+LOOK_SHARE = 20  # looking for processes while they end may cost a 20th of a core
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -9,15 +9,12 @@ import json
 import os
 import select
 import socket
-import sys
 import time
-from typing import Any, Dict, List, NoReturn, Optional
+from typing import Any, Callable, Dict, List, Optional
 
-from . import gang, history, journal, messages, processes, state
-from .follower import Follower
-from .head import Head
+from . import gang, journal, messages, processes, state
 from .link import LEASE
-from .peers import Peers
+from .peers import ClusterLink, RecorderApi
 from .sweep import sweep
 
 PUMPS_A_TURN = 4  # MiB from one FIFO before the others get their turn
@@ -28,21 +25,6 @@ LOOK_CLOSER_AFTER = 5.0  # s of silence until we look whether ranks are stopped
 DYING_WINDOW = 5.0  # s from the end of a guard's channel to the end of the guard
 
 
-def main() -> NoReturn:
-    """Verb `recorder RUN`: started by the guard, with all it needs on stdin and by inherited descriptors."""
-    given = json.load(sys.stdin)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.close(null)
-    processes.set_name("ddp-recorder")
-    guard, *listeners = [socket.socket(fileno=handle) for handle in given["sockets"]]
-    for one in (guard, *listeners):
-        one.set_inheritable(False)
-    history.History(given["folder"]).start()
-    Recorder(given["folder"], given["spec"], given["private"], guard, listeners, given["guard_pid"]).run()
-    os._exit(0)  # whatever the thread of the history waits for
-
-
 class Recorder:
     def __init__(
         self,
@@ -50,9 +32,10 @@ class Recorder:
         spec: Dict[str, Any],
         private: Dict[str, Any],
         guard: socket.socket,
-        listeners: List[socket.socket],
         guard_pid: int,
+        cluster_link: Callable[[RecorderApi], ClusterLink],
     ) -> None:
+        """`cluster_link` makes our side of the link; it is called once, when all that a RecorderApi has is there."""
         self.folder = folder
         self.spec = spec
         self.key = bytes.fromhex(private["key"])
@@ -82,7 +65,7 @@ class Recorder:
         self._said: List[str] = []  # the last line of each failure reported of this attempt
         self._orphan_until: Optional[float] = None
         self._poll = select.poll()
-        self._peers: Peers = Head(self, listeners) if spec["node"] == 0 else Follower(self)
+        self._link = cluster_link(self)
 
     # the loop
 
@@ -93,20 +76,20 @@ class Recorder:
                 poll.register(handle, select.POLLIN)
             if self._guard is not None:
                 poll.register(self._guard, select.POLLIN)
-            for link in self._peers.links():
+            for link in self._link.links():
                 poll.register(link.fileno(), select.POLLIN | (select.POLLOUT if link.wants_write() else 0))
-            for listener in self._peers.listening():
+            for listener in self._link.listening():
                 poll.register(listener, select.POLLIN)
             moved = 0
-            for handle, events in poll.poll(int(self._peers.due() * 1000) + 1):
+            for handle, events in poll.poll(int(self._link.due() * 1000) + 1):
                 if handle in self._fifos:
                     moved += self._pump(handle, events)
                 elif self._guard is not None and handle == self._guard.fileno():
                     self._hear_guard()
                 else:
-                    self._peers.ready(handle)
-                    self._peers.tick()  # hundreds of nodes may have something to say, and all wait for our beat
-            self._peers.tick()
+                    self._link.on_readable(handle)
+                    self._link.on_tick()  # hundreds of nodes may have something to say, and all wait for our beat
+            self._link.on_tick()
             if self._status["drain"]:
                 self._drain()
             if self._orphan_until is not None and time.monotonic() > self._orphan_until:
@@ -210,7 +193,7 @@ class Recorder:
         self._open_fifos()
         self._add_what_was_said()
         self._close_old_fifos()
-        self._peers.status(self._status)
+        self._link.on_status(self._status)
 
     def _add_what_was_said(self) -> None:
         """To each failure the last line on its process's stderr: with the exit code it tells one cause from another."""
@@ -303,7 +286,7 @@ class Recorder:
             outcome={"ok": False, "stopped": None, "statuses": {}, "unkillable": left, "ended": []},
         )
         self.say("the guard was killed; its processes have been ended")
-        self._peers.status(self._status)
+        self._link.on_status(self._status)
 
     def _end_orphaned(self, verdict: Dict[str, Any]) -> None:
         for handle in list(self._fifos):

@@ -11,7 +11,7 @@ import shutil
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from . import output_folders, outputs, runs, state
+from . import output_folders, outputs, state
 
 BRIEF = 60.0  # s
 UNFINISHED_AGE = 3600.0  # s; a run that is being prepared has no guard yet, and nothing takes that long
@@ -89,10 +89,10 @@ def _over(home: str) -> List[Tuple[float, str]]:
         at: Optional[float] = None
         if record is not None:
             at = float(record["at"]) if isinstance(record.get("at"), (int, float)) else 0.0
-        elif not runs.guarded(folder):
+        elif not state.guarded(folder):
             last = max(_mtime(path) for path in [folder] + [os.path.join(folder, name) for name in os.listdir(folder)])
             at = last if time.time() - last > UNFINISHED_AGE else None
-        if at is not None and not runs.guarded(folder):
+        if at is not None and not state.guarded(folder):
             found.append((at, folder))
     return found
 

@@ -1,29 +1,13 @@
 """The runs this host knows: what their records say, and whether their guard lives. Reads only."""
 
-import fcntl
 import json
 import os
 from typing import Any, Dict, List, Optional
 
-from . import processes, state
+from . import history, processes, state
 from .sweep import belonging
 
 SCRIPT_MOST = 200  # characters
-
-
-def guarded(folder: str) -> bool:
-    """Whether the run's guard lives: it holds the lock. A pid in a file would prove nothing."""
-    try:
-        lock = os.open(os.path.join(folder, "run.lock"), os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
@@ -35,7 +19,7 @@ def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
 
 
 def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
-    lives = guarded(folder)  # before the records: a guard that ends in between has written them
+    lives = state.guarded(folder)  # before the records: a guard that ends in between has written them
     spec = state.read(os.path.join(folder, "spec.json"))
     now = state.read(os.path.join(folder, "state.json"))
     ended = state.read(os.path.join(folder, "exit.json"))
@@ -104,8 +88,6 @@ def not_empty(folder: str) -> bool:
 
 def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """All that is kept of a run but its output; no secret is in it. `arguments`: run_id."""
-    from . import history
-
     folder = state.run_folder(arguments["run_id"])
     events = []
     try:
@@ -134,7 +116,7 @@ def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
             continue
         run = describe(run_id, folder)
         if run is not None:
-            if arguments.get("members") and guarded(folder):
+            if arguments.get("members") and state.guarded(folder):
                 run["members"] = [
                     [one.pid, one.started, processes.command(one.pid)] for one in belonging(run_id, folder)
                 ]

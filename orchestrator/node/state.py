@@ -10,6 +10,7 @@ BASE/                     0700, owned by us, on a local disk
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -229,8 +230,6 @@ def _is_unused(folder: str) -> bool:
 
 
 def _works(folder: str) -> bool:
-    from .runs import guarded  # which imports this module
-
     try:
         return any(guarded(os.path.join(folder, "runs", name)) for name in os.listdir(os.path.join(folder, "runs")))
     except OSError:
@@ -276,6 +275,21 @@ def run_folder(run_id: str) -> str:
         if os.path.isdir(path):
             return path
     return os.path.join(folder("runs"), run_id)
+
+
+def guarded(folder: str) -> bool:
+    """Whether the run's guard lives: it holds the lock. A pid in a file would prove nothing."""
+    try:
+        lock = os.open(os.path.join(folder, "run.lock"), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def home_of(run_folder: str) -> str:

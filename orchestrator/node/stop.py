@@ -9,7 +9,6 @@ from . import network, processes, runs, state
 from .leftovers import owner, ports_of
 from .link import LEASE
 from .sweep import belonging, sweep
-from .tree import LOOK_SHARE
 
 LOOK_EVERY = 0.05  # s between looks at the guard; at all processes, which is dear on a large host, LOOK_SHARE says when
 GRACE = 30.0  # s, of a run whose record does not tell
@@ -47,7 +46,7 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
                 for one in belonging(run_id, folder):
                     if one not in before:  # started after we looked: a rank, a child of a rank
                         before[one] = processes.command(one.pid)
-                look_at = time.monotonic() + (time.thread_time() - began) * LOOK_SHARE
+                look_at = time.monotonic() + (time.thread_time() - began) * processes.LOOK_SHARE
             time.sleep(LOOK_EVERY)  # pidfd would need a kernel that not every host has
         if processes.alive(guard):
             processes.send(guard, signal.SIGKILL)

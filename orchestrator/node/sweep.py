@@ -6,7 +6,6 @@ import time
 from typing import Any, Dict, List
 
 from . import processes, state
-from .tree import LOOK_SHARE
 
 
 def sweep(run_id: str, folder: str) -> List[Dict[str, Any]]:
@@ -15,7 +14,7 @@ def sweep(run_id: str, folder: str) -> List[Dict[str, Any]]:
     while True:
         began = time.thread_time()
         left = [one for one in belonging(run_id, folder) if one.pid != os.getpid()]
-        look_at = time.monotonic() + (time.thread_time() - began) * LOOK_SHARE
+        look_at = time.monotonic() + (time.thread_time() - began) * processes.LOOK_SHARE
         if not left or time.monotonic() > deadline:
             return [{"pid": one.pid, "cmd": processes.command(one.pid)} for one in left]
         processes.send_all(left, signal.SIGKILL)

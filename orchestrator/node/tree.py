@@ -23,7 +23,6 @@ BARRIER_PATIENCE = 3.0  # s that torchrun may outlive its ranks when we stop it:
 UNKILLABLE_AFTER = 10.0  # s after KILL until a process counts as unkillable (stuck in the kernel)
 LEFTOVER_GRACE = 5.0  # s for what a rank left behind when it ended well
 COMMAND_MOST = 200  # characters of a command in the records
-LOOK_SHARE = 20  # looking for processes while they end may cost a 20th of a core
 
 
 def describe(status: int) -> Tuple[Optional[int], Optional[str]]:
@@ -288,7 +287,7 @@ class Tree:
             return self._kill(members, now)
         self._ask_orphans(family)
         # where there are thousands of processes to look at, less often: this may take minutes
-        return min(max(0.05, look * LOOK_SHARE), max(0.005, (self._kill_at or now) - now))
+        return min(max(0.05, look * processes.LOOK_SHARE), max(0.005, (self._kill_at or now) - now))
 
     def _barrier(self, members: Set[processes.Process], now: float) -> bool:
         """Only torchrun is left of those we wait for."""

@@ -22,7 +22,7 @@ from lab.waiting import wait_until
 
 from orchestrator import inventory, launchers, plan
 from orchestrator.naming import new_run_id
-from orchestrator.node import journal, processes, runs, state, sweep
+from orchestrator.node import journal, processes, state, sweep
 from orchestrator.node_program import NodeProgram, node_program
 from orchestrator.session import Session
 from orchestrator.transport import LocalConnection
@@ -113,7 +113,8 @@ class Run:
     def wait_over(self, timeout: float = 30.0) -> list[dict[str, Any]]:
         """The exit records of all hosts, once all guards have gone."""
         for node in range(len(self.hosts)):
-            wait_until(lambda node=node: not runs.guarded(str(self.folder(node))), timeout, f"the guard of {node} ends")
+            folder = str(self.folder(node))
+            wait_until(lambda folder=folder: not state.guarded(folder), timeout, f"the guard of {node} ends")
         wait_until(lambda: not self.members(), 5.0, "no process of the run is left")
         records = [self.record("exit.json", node) for node in range(len(self.hosts))]
         assert None not in records, f"a host has no exit record: {records}"

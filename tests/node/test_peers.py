@@ -13,9 +13,9 @@ import pytest
 
 from orchestrator.node import follower as follower_module
 from orchestrator.node import head as head_module
-from orchestrator.node.follower import Follower
+from orchestrator.node.follower import WorkerLink
 from orchestrator.node.gang import Order, StartRequested
-from orchestrator.node.head import Head
+from orchestrator.node.head import HeadLink
 from orchestrator.node.link import Link, node_key
 
 RUN_KEY = bytes(32)
@@ -57,17 +57,17 @@ class Recorder:
 
 
 @pytest.fixture
-def met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Head, Link]]:
+def met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[HeadLink, Link]]:
     """A head and the link of a node that has joined it; a lease is short."""
     monkeypatch.setattr(head_module, "LEASE", LEASE)
     monkeypatch.setattr(head_module, "TICK", 0.0)
     listener = socket.create_server(("127.0.0.1", 0))
-    head = Head(Recorder(tmp_path, RUN_KEY), [listener])  # type: ignore[arg-type]
+    head = HeadLink(Recorder(tmp_path, RUN_KEY), [listener])
     node = Link(socket.create_connection(listener.getsockname()), KEY, 1)
     while not (node.ready and head._nodes):
         handles = [listener.fileno(), *(link.fileno() for link in head.links())]
         for handle in select.select(handles, [], [], 0.01)[0]:
-            head.ready(handle)
+            head.on_readable(handle)
         for link in head.links():
             link.flush()
         node.receive()
@@ -77,7 +77,7 @@ def met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Head,
     listener.close()
 
 
-def phase(head: Head) -> str:
+def phase(head: HeadLink) -> str:
     return head._state.nodes[1].phase
 
 
@@ -87,33 +87,33 @@ def outlast_the_lease() -> None:
         time.sleep(end - time.monotonic())
 
 
-def test_a_node_that_was_silent_for_a_lease_is_lost(met: tuple[Head, Link]) -> None:
+def test_a_node_that_was_silent_for_a_lease_is_lost(met: tuple[HeadLink, Link]) -> None:
     head, _ = met
     outlast_the_lease()
-    head.tick()
+    head.on_tick()
     assert phase(head) == "absent"  # before the start: it may come back
 
 
-def test_a_head_that_was_late_hears_what_has_come_before_it_calls_anybody_lost(met: tuple[Head, Link]) -> None:
+def test_a_head_that_was_late_hears_what_has_come_before_it_calls_anybody_lost(met: tuple[HeadLink, Link]) -> None:
     """On a busy host it may have had no processor for longer than a lease, while its nodes went on speaking."""
     head, node = met
     outlast_the_lease()
     node.send({})
     (link,) = head.links()
     assert select.select([link.fileno()], [], [], 10.0)[0]
-    head.tick()
+    head.on_tick()
     assert phase(head) == "joined"
 
 
 STATUS = {"attempt": 0, "phase": "prepared", "failures": [], "outcome": None, "start": None, "stop": None}
 
 
-def say(head: Head, node: Link, message: dict[str, Any]) -> None:
+def say(head: HeadLink, node: Link, message: dict[str, Any]) -> None:
     """Bring a message of the node to its head."""
     node.send(message)
     (link,) = head.links()
     assert select.select([link.fileno()], [], [], 10.0)[0]
-    head.ready(link.fileno())
+    head.on_readable(link.fileno())
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,16 @@ def say(head: Head, node: Link, message: dict[str, Any]) -> None:
         {"silence": {"quiet": 0.0, "frozen": ["one"]}},
     ],
 )
-def test_a_message_that_no_honest_node_sends_closes_its_link(met: tuple[Head, Link], message: dict[str, Any]) -> None:
+def test_a_message_that_no_honest_node_sends_closes_its_link(
+    met: tuple[HeadLink, Link], message: dict[str, Any]
+) -> None:
     head, node = met
     say(head, node, message)
     assert not head.links()
-    head.tick()
+    head.on_tick()
 
 
-def test_a_node_speaks_for_itself_and_in_one_short_line(met: tuple[Head, Link]) -> None:
+def test_a_node_speaks_for_itself_and_in_one_short_line(met: tuple[HeadLink, Link]) -> None:
     head, node = met
     head._step(StartRequested("127.0.0.1", 29500, head._now()))
     failure = {"rank": 0, "exit_code": 137, "signal": None, "pid": 7, "attempt": 1, "at": 1.0, "host": "host-0"}
@@ -155,47 +157,47 @@ def test_a_node_speaks_for_itself_and_in_one_short_line(met: tuple[Head, Link]) 
 
 
 @pytest.fixture
-def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Follower, Recorder, Link]]:
+def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WorkerLink, Recorder, Link]]:
     """A node that has joined its head, and the head's link; a lease is short."""
     monkeypatch.setattr(follower_module, "LEASE", LEASE)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         recorder = Recorder(tmp_path, KEY, listener.getsockname()[1])
-        follower = Follower(recorder)  # type: ignore[arg-type]
-        follower.tick()
+        follower = WorkerLink(recorder)
+        follower.on_tick()
         head = Link(listener.accept()[0], RUN_KEY, None)
     while not (head.ready and follower.links()[0].ready):
         head.flush()
         head.receive()
         (link,) = follower.links()
         if select.select([link.fileno()], [], [], 0.01)[0]:
-            follower.ready(link.fileno())
+            follower.on_readable(link.fileno())
     yield follower, recorder, head
     head.close()
 
 
-def test_a_node_that_heard_nothing_of_its_head_for_a_lease_stops(joined: tuple[Follower, Recorder, Link]) -> None:
+def test_a_node_that_heard_nothing_of_its_head_for_a_lease_stops(joined: tuple[WorkerLink, Recorder, Link]) -> None:
     follower, recorder, _ = joined
     outlast_the_lease()
-    follower.tick()
+    follower.on_tick()
     assert recorder.commands == ["prepared", "end"]
 
 
-def test_a_node_that_was_late_hears_its_head_before_it_stops(joined: tuple[Follower, Recorder, Link]) -> None:
+def test_a_node_that_was_late_hears_its_head_before_it_stops(joined: tuple[WorkerLink, Recorder, Link]) -> None:
     follower, recorder, head = joined
     outlast_the_lease()
     head.send({})
     (link,) = follower.links()
     assert select.select([link.fileno()], [], [], 10.0)[0]
-    follower.tick()
+    follower.on_tick()
     assert recorder.commands == ["prepared"]
 
 
 @pytest.mark.parametrize("order", [5, [], ["Run"], ["Fly", {}], ["Stop", {"attempt": 1}], ["State", {}], [{}, {}]])
-def test_an_order_that_makes_no_sense_closes_the_link(joined: tuple[Follower, Recorder, Link], order: Any) -> None:
+def test_an_order_that_makes_no_sense_closes_the_link(joined: tuple[WorkerLink, Recorder, Link], order: Any) -> None:
     follower, recorder, head = joined
     head.send({"order": order})
     (link,) = follower.links()
     assert select.select([link.fileno()], [], [], 10.0)[0]
-    follower.ready(link.fileno())
+    follower.on_readable(link.fileno())
     assert not follower.links()
     assert recorder.commands == ["prepared"]

@@ -8,8 +8,7 @@ import signal
 from lab.waiting import wait_until
 from local_runs import Run, Runs
 
-from orchestrator.node import processes
-from orchestrator.node import runs as records
+from orchestrator.node import processes, state
 
 COUNT = """
 import os, sys, time
@@ -87,7 +86,7 @@ def test_a_spare_outlives_the_controller_that_prepared_it(runs: Runs) -> None:
 
 
 def still_guarded(run: Run, node: int) -> bool:
-    return records.guarded(str(run.folder(node)))
+    return state.guarded(str(run.folder(node)))
 
 
 HANG = """

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from orchestrator import prepare_hosts
-from orchestrator.node import facts, gpus, inside, names, probe
+from orchestrator.node import dns, facts, gpus, probe, probe_python
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "nvidia-smi").glob("*.xml"))
-INSIDE = Path(probe.__file__).with_name("inside.py")
+PROBE_PYTHON = Path(probe.__file__).with_name("probe_python.py")
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
@@ -50,7 +50,7 @@ def test_port_range_of_the_kernel() -> None:
 
 def test_name_servers_of_resolv_conf() -> None:
     text = "# made by systemd\nnameserver 10.0.0.53\nsearch example.org\noptions edns0\nnameserver fe80::1%eth0\n"
-    assert names.servers(text) == ["10.0.0.53", "fe80::1%eth0"]
+    assert dns.servers(text) == ["10.0.0.53", "fe80::1%eth0"]
 
 
 def test_rdma_ports_of_sysfs(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def ask_inside(tmp_path: Path, script: dict[str, Any] | None, **env: str) -> dic
     path.write_text(json.dumps(question))
     with path.open("rb") as file:
         done = subprocess.run(
-            [sys.executable, "-c", INSIDE.read_text(), str(file.fileno())],
+            [sys.executable, "-c", PROBE_PYTHON.read_text(), str(file.fileno())],
             pass_fds=[file.fileno()],
             env={**os.environ, **env},
             cwd="/",
@@ -126,7 +126,7 @@ def test_the_torch_of_this_environment_says_how_its_builds_exclude_each_other() 
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("needs torch")
-    assert inside.build_locks(spec.submodule_search_locations[0]) in ("file", "kernel")
+    assert probe_python.build_locks(spec.submodule_search_locations[0]) in ("file", "kernel")
 
 
 def test_versions_are_read_from_files_and_torch_is_not_imported(tmp_path: Path) -> None:
@@ -223,14 +223,14 @@ def test_a_library_is_found_as_the_loader_finds_it(tmp_path: Path, monkeypatch: 
     plugin.touch()
     cache.write_bytes(b"glibc-ld.so.cache1.1\0\0libfabric.so.1\0/opt/amazon/efa/lib/libfabric.so.1\0\xff\0")
     monkeypatch.setenv("LD_LIBRARY_PATH", f":/nowhere:{plugin.parent}")
-    monkeypatch.setattr(inside, "LOADER_CACHE", str(cache))
+    monkeypatch.setattr(probe_python, "LOADER_CACHE", str(cache))
     fabric = "/opt/amazon/efa/lib/libfabric.so.1"
-    assert inside.libraries(inside.LIBRARIES) == {"net_plugin": str(plugin), "libfabric": fabric}
-    monkeypatch.setattr(inside, "LOADER_CACHE", "/nowhere")
-    assert inside.libraries(inside.LIBRARIES) == {"net_plugin": str(plugin), "libfabric": None}
+    assert probe_python.libraries(probe_python.LIBRARIES) == {"net_plugin": str(plugin), "libfabric": fabric}
+    monkeypatch.setattr(probe_python, "LOADER_CACHE", "/nowhere")
+    assert probe_python.libraries(probe_python.LIBRARIES) == {"net_plugin": str(plugin), "libfabric": None}
 
 
-@pytest.mark.parametrize("program", [INSIDE.read_text(), prepare_hosts.LOOK], ids=["check", "setup"])
+@pytest.mark.parametrize("program", [PROBE_PYTHON.read_text(), prepare_hosts.LOOK], ids=["check", "setup"])
 def test_modules_in_the_folder_of_the_login_are_not_imported(tmp_path: Path, program: str) -> None:
     for name in ("json", "importlib", "os", "re", "resource", "typing"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the login')")

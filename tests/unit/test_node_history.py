@@ -26,7 +26,7 @@ def test_a_long_run_keeps_samples_of_all_of_it(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(history, "MOST", 8)
     clock = iter(range(1000))
     monkeypatch.setattr(history.time, "time", lambda: next(clock))
-    monkeypatch.setattr(history.sample, "machine", dict)
+    monkeypatch.setattr(history.machine, "usage", dict)
     kept = History(str(tmp_path))
     for _ in range(40):
         kept.take()
