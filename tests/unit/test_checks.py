@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_files import assert_message
 from host_facts import GPU, PYTHON, disk, facts, with_gpus
 
 from orchestrator import inventory, plan, preflight
@@ -98,7 +99,7 @@ def test_the_head_is_asked_whether_it_could_notify(notify: str, asked: object) -
 def test_a_notification_that_would_fail_is_a_warning() -> None:
     (finding,) = found("hosts: [a, b]", {"a": {"notify": {"webhook": "no connection to h:443: No route to host"}}})
     assert brief([finding]) == [("warning", "notify-failed", ("a",))]
-    assert "notify.webhook would fail: no connection to h:443" in finding.message
+    assert "notify.webhook" in finding.message and "no connection to h:443" in finding.message
     assert "ddp-orch notify INVENTORY --test" in finding.fix
 
 
@@ -117,10 +118,13 @@ def test_a_path_with_the_name_of_a_host_is_looked_for_nowhere() -> None:
 
 
 def test_a_state_folder_that_is_passed_over_is_a_warning() -> None:
-    hello = {"state": "/var/tmp/ddp-orch-7", "passed_over": ["/home/ann/.local/state/ddp-orch belongs to uid 0"]}
+    hello: dict[str, Any] = {
+        "state": "/var/tmp/ddp-orch-7",
+        "passed_over": ["/home/ann/.local/state/ddp-orch belongs to uid 0"],
+    }
     (finding,) = found("hosts: [a, b]", hellos={"a": hello})
     assert brief([finding]) == [("warning", "state-folder-unusable", ("a",))]
-    assert "belongs to uid 0; runs are recorded in /var/tmp/ddp-orch-7" in finding.message
+    assert hello["passed_over"][0] in finding.message and "/var/tmp/ddp-orch-7" in finding.message
 
 
 def test_gpus_that_are_wanted_must_be_there() -> None:
@@ -135,13 +139,13 @@ def test_two_names_for_one_machine_are_an_error_but_not_two_state_folders_on_it(
     one = {"state_inode": [1, 1]}
     (finding,) = found("hosts: [a, b]", hellos={"a": one, "b": one})
     assert brief([finding]) == [("error", "duplicate-host", ("b",))]
-    assert "same machine as a" in finding.message
+    assert_message("two-names-of-one-machine", finding.message)
 
 
 def test_another_release_of_torch_is_an_error_and_another_patch_a_warning() -> None:
     findings = found("hosts: [a, b, c]", {"a": {"python": {**PYTHON, "torch": "2.5.0"}}})
     assert brief(findings) == [("error", "torch-version-mismatch", ("a",))]
-    assert findings[0].message == "2 hosts have torch 2.4.0, a has 2.5.0"
+    assert re.search(r"\b2 hosts .*torch 2\.4\.0\b.*\ba .*2\.5\.0", findings[0].message)
     findings = found("hosts: [a, b, c]", {"a": {"python": {**PYTHON, "torch": "2.4.1"}}})
     assert brief(findings) == [("warning", "torch-version-mismatch", ("a",))]
 
@@ -159,11 +163,13 @@ ORPHAN = {"pid": 7, "run_id": "r", "command": "python train.py"}
 
 def test_the_majority_is_right() -> None:
     values = {"a": "1", "b": "2", "c": "1", "d": "2", "e": "1"}
-    assert outliers_of("x", values, "b") == [(["b", "d"], "3 hosts have x 1, b,d have 2")]
+    ((hosts, message),) = outliers_of("x", values, "b")
+    assert hosts == ["b", "d"] and re.fullmatch(r"3 hosts .*x 1\b.*\bb,d .*\b2", message)
 
 
 def test_the_head_is_right_where_there_is_no_majority() -> None:
-    assert outliers_of("torch", {"a": "1", "b": "2"}, "b") == [(["a"], "b has torch 2, a has 1")]
+    ((hosts, message),) = outliers_of("torch", {"a": "1", "b": "2"}, "b")
+    assert hosts == ["a"] and re.fullmatch(r"b .*torch 2\b.*\ba .*\b1", message)
 
 
 def test_hosts_that_agree_have_no_outliers() -> None:
@@ -183,7 +189,8 @@ def test_a_command_without_what_it_said_is_not_evidence_but_to_be_tried() -> Non
     findings = Findings()
     findings.add("error", "c", "a", "m", "f", 'python -c "import torch"')
     (one,) = findings.all()
-    assert one.evidence == ("try: ssh a 'python -c \"import torch\"'",)
+    (evidence,) = one.evidence
+    assert evidence.startswith("try: ") and evidence.endswith("ssh a 'python -c \"import torch\"'")
 
 
 # --- hosts that were not reached
@@ -205,9 +212,11 @@ def test_hosts_that_failed_alike_are_named_in_the_commands_of_the_fix() -> None:
         for name in ("a", "b")
     }
     (finding,) = unreached(failures)
-    assert (finding.message, finding.fix) == ("login: no", "try `own-a`; all: `own-a own-b`")
+    fix = "try `own-a`; all: `own-a own-b`"
+    assert (finding.message, finding.fix) == ("login: no", fix)
     assert finding.evidence == ("try: ssh a", "try: ssh b")
-    assert folded(failures) == ["a,b: login: no; try `own-a`; all: `own-a own-b` (2 hosts)"]
+    (line,) = folded(failures)
+    assert line.startswith(f"a,b: login: no; {fix} ")
 
 
 # --- paths among the arguments
@@ -216,12 +225,9 @@ def test_hosts_that_failed_alike_are_named_in_the_commands_of_the_fix() -> None:
 def test_a_missing_data_folder_and_a_full_disk_have_commands_for_their_host() -> None:
     missing = {name: {"paths": {"/data/my set": "No such file or directory"}} for name in "ab"}
     (finding,) = found("hosts: [a, b]", missing, arguments=("--data", "/data/my set"))
-    assert finding.fix == ("copy or mount it there, or correct --data; what is there: ssh a ls -ld /data")
+    assert_message("fix-of-a-missing-data-folder", finding.fix)
     (full,) = found("hosts: [a]", {"a": {"disks": {"state": {**disk("/state"), "free": 10 << 20}}}})
-    assert full.fix == (
-        "remove old runs: ddp-orch prune INVENTORY; "
-        "what takes the space: ddp-orch exec INVENTORY -- 'du -xsh /state/* | sort -h'"
-    )
+    assert_message("fix-of-a-full-disk", full.fix)
 
 
 # --- clocks
@@ -291,7 +297,7 @@ PORT = {
 def test_rdma_on_some_hosts_only_is_found() -> None:
     findings = found("hosts: [a, b, c]", {"a": {"rdma": [PORT]}, "b": {"rdma": [PORT]}})
     assert brief(findings) == [("warning", "nccl-transport-mixed", ("c",))]
-    assert "2 hosts have active RDMA InfiniBand, c has none" in findings[0].message
+    assert re.search(r"\b2 hosts .*InfiniBand\b.*\bc .*none", findings[0].message)
 
 
 def test_a_lock_file_of_a_build_stops_nobody_where_torch_locks_by_the_kernel() -> None:
@@ -335,7 +341,7 @@ def test_gpus_joined_in_another_way_than_elsewhere_are_found() -> None:
     slow = {"a": pair("NV18"), "b": pair("NV18"), "c": pair("SYS")}
     (finding,) = found("hosts: [a, b, c]", slow)
     assert brief([finding]) == [("warning", "gpu-topology-mismatch", ("c",))]
-    assert "2 hosts have between GPUs 1 x NV18, c has 1 x PCIe" in finding.message
+    assert re.search(r"\b2 hosts .* 1 x NV18\b.*\bc .* 1 x PCIe", finding.message)
     assert found("hosts: [a, b, c]", {**slow, "c": pair("NV18")}) == []
     assert found("hosts: [a, b]", {"a": pair("PHB"), "b": pair("SYS")}) == []
 

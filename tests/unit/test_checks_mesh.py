@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
 import pytest
+from golden_files import assert_message
 from host_facts import ETH0, facts
 
 from orchestrator import choices, inventory, plan
@@ -55,7 +57,8 @@ def test_who_lets_nobody_in_on_random_ports_is_named() -> None:
     (finding,) = found(network({(name, "c"): DROPPED for name in "abd"}))
     assert brief([finding]) == [("error", "ephemeral-ports-blocked", ("c",))]
     assert "10.0.0.1, 10.0.0.2, 10.0.0.4" in finding.fix and "32768-60999" in finding.fix
-    assert finding.evidence == ("c: a connects to 10.0.0.3:40001 (c): timed out, and 2 more",)
+    (evidence,) = finding.evidence
+    assert re.match(r"c: a .*10\.0\.0\.3:40001 \(c\): timed out\b.*\b2\b", evidence)
 
 
 def test_who_gets_out_to_nobody_is_named_and_not_the_others() -> None:
@@ -77,15 +80,16 @@ def test_the_runs_ports_matter_on_the_head_and_are_a_note_elsewhere() -> None:
 @pytest.mark.parametrize(
     "firewall, words",
     [
-        ("ufw", "ufw allow from 10.0.0.1 to any port 32768:60999 proto tcp"),
+        ("ufw", "ufw allow"),
         ("firewalld", "firewall-cmd --reload"),
-        ("iptables", "sudo iptables -I INPUT -s 10.0.0.1 -p tcp --dport 32768:60999 -j ACCEPT"),
-        ("nft ip filter INPUT", "nft \"'insert rule ip filter INPUT ip saddr { 10.0.0.1,"),
+        ("iptables", "iptables -I INPUT"),
+        ("nft ip filter INPUT", "insert rule ip filter INPUT"),
     ],
 )
 def test_the_fix_is_in_the_words_of_the_firewall_that_is_there(firewall: str, words: str) -> None:
     (finding,) = found(network({(name, "c"): DROPPED for name in "abd"}), firewalls=[firewall])
     assert words in finding.fix
+    assert_message(f"fix-of-{firewall.split()[0]}", finding.fix)
     assert all(address in finding.fix for address in ("10.0.0.1", "10.0.0.2", "10.0.0.4"))
 
 
@@ -118,10 +122,10 @@ def test_the_slow_host_is_named_by_its_best_path() -> None:
 
 def test_a_slow_host_is_told_which_network_was_measured() -> None:
     slow = network({two: {"bandwidth": 1e6} for two in permutations(("a", "b"))}, ("a", "b"))
-    assert "its network (eth0) is slow: 8 Mbit/s" in found(slow)[0].message
+    assert re.search(r"\(eth0\).* 8 Mbit/s", found(slow)[0].message)
     subnets = (Subnet("10.0.0.1", "eth0", {"b": 1e6}), Subnet("10.1.0.1", "eth1", {"b": 1e5}))
     (first,) = found(replace(slow, subnets=subnets))
-    assert "eth0, the fastest of 2 that all hosts share" in first.message and "ethtool eth0" in first.fix
+    assert re.search(r"\(eth0\b.*\b2\b.*\)", first.message) and "ethtool eth0" in first.fix
 
 
 def test_one_busy_path_makes_no_slow_host() -> None:

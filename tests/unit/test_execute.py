@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def test_of_endless_output_only_the_beginning_is_kept(
     )
     out, err = capfd.readouterr()
     assert out == f"here: {'x' * 1000}\n"
-    assert "here: 5.0 MB of its output are left out" in err
+    assert re.search(r"\bhere: 5\.0 MB\b", err)
 
 
 @pytest.fixture

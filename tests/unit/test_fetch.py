@@ -106,7 +106,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     receiver = Receiver(here, files, Room(files))
     receiver.take({"file": 0, "end": True, "mtime": 1}, b"x")
     receiver.take({"file": 1, "end": True, "mtime": 1}, b"y")
-    assert len(receiver.problems) == 1 and "is a link here" in receiver.problems[0]
+    assert len(receiver.problems) == 1 and str(here / "logs") in receiver.problems[0]
     assert tree(elsewhere) == {"mine": b"mine"}
     assert not (here / "file").is_symlink() and (here / "file").read_text() == "y"
 
@@ -154,7 +154,7 @@ def test_many_files_together_grow_no_more_than_one(tmp_path: Path) -> None:
     [7, None, [["a", 10**400, 1]], [["a", 1, 10**400]], [["a", -1, 1]], [["a", "1", 1]], [[]], [7], ["abc"]],
 )
 def test_a_listing_that_no_host_could_have_is_refused(files: Any) -> None:
-    with pytest.raises(UnreachableError, match="makes no sense"):
+    with pytest.raises(UnreachableError, match="listing"):
         fetch.checked({"files": files})
 
 
@@ -170,4 +170,4 @@ def test_nothing_is_written_through_a_link_in_the_place_of_a_hosts_folder(tmp_pa
     (tmp_path / "evil").symlink_to(tmp_path)
     evil, good = (Listed(Source(tmp_path / host), [Remote("a", 7, 1)], None) for host in ("evil", "good"))
     (refused,) = fetch._refused(tmp_path, {"evil": [evil], "good": [good]}).values()
-    assert str(refused) == f"evil: {tmp_path / 'evil'} is a link here, and nothing is written through it"
+    assert str(refused).startswith(f"evil: {tmp_path / 'evil'} ")

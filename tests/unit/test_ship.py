@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from golden_files import assert_message
 
 from orchestrator import ship
 from orchestrator.code_files import make_results_folder
@@ -198,7 +199,7 @@ def test_what_is_of_no_use_elsewhere_is_never_taken(project: Path) -> None:
 
 def test_a_broken_repository_is_said_and_not_guessed_at(project: Path) -> None:
     put(project / ".git", "gitdir: /nonexistent\n")
-    with pytest.raises(UsageError, match=r"git could not list its files: .*run\.sync"):
+    with pytest.raises(UsageError, match=r"/project: git\b.*run\.sync"):
         take(project / "train.py")
 
 
@@ -310,7 +311,7 @@ def test_a_home_folder_without_a_repository_is_refused_unless_sync_names_it(
     """The script lies in the home folder, or above it."""
     monkeypatch.setenv("HOME", str(project / home))
     put(project / home / ".bash_history")
-    with pytest.raises(UsageError, match=r"your home folder, so it is not sent .* run\.sync: \[paths\]"):
+    with pytest.raises(UsageError, match=r"/project: .*\bhome\b.* run\.sync: \[paths\]"):
         take(project / "train.py")
     assert len(paths(take(project / "train.py", (".",)))) == 2
     git(project, "init")
@@ -320,7 +321,7 @@ def test_a_home_folder_without_a_repository_is_refused_unless_sync_names_it(
 def test_a_folder_above_the_current_one_and_the_inventorys_is_refused_unless_sync_names_it(project: Path) -> None:
     put(project / "conf" / "inventory.yaml")
     put(project / "runs" / "x")
-    refused = rf"{project}: the script's folder is above {project}/runs, so it is not sent"
+    refused = rf"{project}: .* {project}/runs\b.* run\.sync: \[paths\]"
     with pytest.raises(UsageError, match=refused):
         take(project / "train.py", base=project / "runs", sync_base=project / "conf")
     everything = ["conf/inventory.yaml", "runs/x", "train.py"]
@@ -337,7 +338,7 @@ def test_paths_in_sync_are_relative_to_the_inventory_wherever_the_call_comes_fro
     put(project / "elsewhere" / "y")
     found = take(Path("../train.py"), ("data",), base=project / "elsewhere", sync_base=project)
     assert (paths(found), found.workdir) == (["data/x.bin", "train.py"], "elsewhere")
-    with pytest.raises(UsageError, match="data: no such file or folder"):
+    with pytest.raises(UsageError, match=r"/elsewhere/data: .*run\.sync"):
         take(Path("../train.py"), ("data",), base=project / "elsewhere")
 
 
@@ -363,7 +364,7 @@ def test_without_git_a_folder_is_taken_whole_but_gitignore_is_not_passed_over(
     monkeypatch.setenv("PATH", "/nonexistent")
     assert paths(take(project / "train.py")) == ["pkg/mod.py", "train.py"]
     put(project / "pkg" / ".gitignore", "*.bin\n")
-    with pytest.raises(UsageError, match=r"pkg/\.gitignore: only git can apply it, .*install git, or name .*run\.sync"):
+    with pytest.raises(UsageError, match=r"pkg/\.gitignore: .*\bgit\b.* run\.sync"):
         take(project / "train.py")
     assert paths(take(project / "train.py", (".",))) == ["pkg/.gitignore", "pkg/mod.py", "train.py"]
 
@@ -398,15 +399,15 @@ def test_named_paths_outside_of_the_folder_keep_their_place_beside_it(project: P
 
 
 def test_a_named_path_that_is_missing_is_an_error(project: Path) -> None:
-    with pytest.raises(UsageError, match=r"nothing: no such file or folder; it is named in run\.sync"):
+    with pytest.raises(UsageError, match=r"/nothing: .*run\.sync"):
         take(project / "train.py", ("nothing",))
 
 
 def test_a_script_that_is_missing_is_an_error(project: Path) -> None:
-    with pytest.raises(UsageError, match=r"missing\.py: no such file"):
-        take(project / "missing.py")
-    with pytest.raises(UsageError, match="a folder; give the script in it"):
-        take(project)
+    for wrong, name in (("missing.py", "script-missing"), ("", "script-is-a-folder")):
+        with pytest.raises(UsageError) as refused:
+            take(project / wrong)
+        assert_message(name, refused.value, PROJECT=project)
 
 
 def test_without_sync_nothing_is_sent(project: Path) -> None:
@@ -483,11 +484,9 @@ def test_a_link_out_of_the_code_is_left_out_unless_sync_names_what_it_leads_to(p
     assert paths(found) == ["deep/back", "train.py"]
     out = {"absolute.py": project.parent / "shared.py", "data": project.parent / "data", "gone": "/nonexistent",
            "relative.py": "../shared.py", "zigzag.py": "deep/back/../shared.py"}  # fmt: skip
-    assert sorted(found.warnings) == [
-        f"{project / name} is not sent: a link out of the code, to {target}; "
-        "to send what it leads to, name that in run.sync"
-        for name, target in out.items()
-    ]
+    assert len(found.warnings) == len(out)
+    for warning, (name, target) in zip(sorted(found.warnings), out.items(), strict=True):
+        assert warning.startswith(f"{project / name} ") and f" {target}" in warning and "run.sync" in warning
     found = take(project / "train.py", ("auto", "../shared.py"))
     entries = {entry.path: entry for entry in found.files}
     assert {"shared.py", "project/absolute.py", "project/relative.py", "project/zigzag.py"} <= set(entries)
@@ -507,7 +506,7 @@ def test_an_absolute_link_within_the_code_is_sent_as_the_file_it_leads_to(projec
     entries = {entry.path: entry for entry in found.files}
     assert set(entries) == {"absolute.py", "pkg/mod.py", "train.py"}
     assert entries["absolute.py"].sha256 == hashlib.sha256(b"mod\n").hexdigest()
-    assert "settings is not sent" in found.warnings[0]
+    assert found.warnings[0].startswith(f"{project / 'settings'} ")
 
 
 def test_a_script_that_is_a_link_is_sent(project: Path) -> None:
@@ -525,9 +524,7 @@ def test_sockets_and_pipes_are_left_out_with_a_word(project: Path, monkeypatch: 
         assert paths(take(project / "train.py")) == ["train.py"]
         found = take(project / "train.py", (".",))
     assert paths(found) == ["train.py"]
-    assert sorted(found.warnings) == [
-        f"{project}/{name} is not sent: neither a file nor a link" for name in ("pipe", "socket")
-    ]
+    assert [warning.split()[0] for warning in sorted(found.warnings)] == [f"{project}/pipe", f"{project}/socket"]
 
 
 @pytest.fixture
@@ -559,18 +556,20 @@ def as_owner(folder: Path) -> Iterator[None]:
 def test_a_file_that_cannot_be_read_is_named(without_rights: Path) -> None:
     with as_owner(without_rights):
         put(without_rights / "locked.py", mode=0o000)
-    with pytest.raises(UsageError, match=r"/locked\.py: cannot be read: Permission denied"):
+    with pytest.raises(UsageError, match=r"/locked\.py: ") as refused:
         take(without_rights / "train.py")
+    assert isinstance(refused.value.__cause__, PermissionError)
 
 
 def test_a_folder_that_cannot_be_listed_is_named(without_rights: Path) -> None:
     with as_owner(without_rights):
         (without_rights / "locked").mkdir(0o000)
     try:
-        with pytest.raises(UsageError, match="/locked: cannot be listed: Permission denied"):
+        with pytest.raises(UsageError, match="/locked: ") as refused:
             take(without_rights / "train.py", (".",))
+        assert isinstance(refused.value.__cause__, PermissionError)
         (warning,) = take(without_rights / "train.py").warnings
-        assert "git: warning: could not open directory 'locked/'" in warning
+        assert "git: " in warning and "'locked/'" in warning
     finally:
         with as_owner(without_rights):
             (without_rights / "locked").chmod(0o700)
@@ -681,7 +680,7 @@ def test_a_file_that_changes_while_it_is_sent_is_named_and_what_was_sent_is_refu
     snapshot = take(project / "train.py")
     change(project / "train.py")
     buffer = io.BytesIO()
-    with pytest.raises(UsageError, match=r"train\.py: changed while the code was being sent"):
+    with pytest.raises(UsageError, match=r"/train\.py: .*\bchanged\b"):
         snapshot.write_tar(buffer)
     hosts = tmp_path / "code"
     hosts.mkdir()
@@ -818,7 +817,7 @@ def test_a_header_that_would_fill_the_memory_is_refused_at_once(tmp_path: Path, 
     info = tarfile.TarInfo("././@LongLink")
     info.type, info.size = kind, 3 << 30
     stream = io.BytesIO(info.tobuf() + bytes(5_000_000))
-    with pytest.raises(unpack.UnpackError, match=r"more than 65536 bytes|neither a file nor"):
+    with pytest.raises(unpack.UnpackError, match=r"65536|@LongLink"):
         unpack.unpack(stream, "0" * 64, str(tmp_path))
     assert stream.tell() < 1_000_000
     assert os.listdir(tmp_path) == []
@@ -832,8 +831,9 @@ def test_a_name_that_is_no_hash_is_refused(sha256: str, tmp_path: Path) -> None:
 
 def test_a_disk_that_cannot_be_written_is_said(project: Path) -> None:
     snapshot = take(project / "train.py")
-    with pytest.raises(unpack.UnpackError, match="cannot be written to /proc"):
+    with pytest.raises(unpack.UnpackError, match=" /proc: ") as refused:
         unpack.unpack(io.BytesIO(packed(snapshot)), snapshot.sha256, "/proc")
+    assert isinstance(refused.value.__cause__, OSError)
 
 
 def test_only_our_own_old_leftovers_are_removed(project: Path, tmp_path: Path) -> None:
@@ -887,8 +887,7 @@ def test_why_a_file_that_exists_is_not_sent(project: Path) -> None:
     for top in (project, project / "data"):
         assert why(top, os.path.relpath(project / "data/set/prepare.py", top)) == ""
     said = why(project, "data/set/train.bin")
-    assert said.startswith("data/set/train.bin exists on this machine but is not sent: line 1 of data/.gitignore (set/")
-    assert said.endswith("Add it to run.sync: [auto, data/set/train.bin]")
+    assert_message("file-not-sent", said)
     assert "[auto, ../data/set/train.bin]" in (ship.why_not_sent(project, "data/set/train.bin", project / "conf") or "")
     git(project, "init")
     assert why(project, "data/set/train.bin") == said
