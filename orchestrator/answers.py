@@ -300,7 +300,7 @@ ANSWERS: Mapping[str, Shape] = {
         "run": (RUN, None),
         "offsets?": _OFFSETS,
         "cut?": [_STREAM],
-        "beside_code?": ({"folder": str, "count": int, "files": [str]}, None),
+        "stray_outputs?": ({"folder": str, "count": int, "files": [str]}, None),
     },
     "outputs": {"files": [_is_file]},
     "sample": {

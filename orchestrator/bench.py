@@ -28,7 +28,7 @@ class Bench:
     inventory: str | None
     counts: str | None  # of hosts, such as 1,2,4
     batch_per_host: int | None
-    fixed: bool  # the batch of all hosts together stays the same
+    strong_scaling: bool  # the batch of all hosts together stays the same
     plot: str
     as_json: bool
     trainer_args: tuple[str, ...]
@@ -51,12 +51,12 @@ def bench(wanted: Bench) -> int:
     console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
     read = chosen_inventory(wanted.inventory)
     if wanted.trainer_args:  # `up` would name run.args for them
-        script.check_trainer_flags((*read.run.args, *wanted.trainer_args), "what follows --", read.path)
+        script.trainer_flags((*read.run.args, *wanted.trainer_args), "what follows --", read.path)
     names = [host.name for host in plan.order(read) if not host.spare]
     measured: list[tuple[int, dict[str, Any]]] = []
     try:
         for count in host_counts(wanted.counts, len(names)):
-            batch = (wanted.batch_per_host or BATCH) * (1 if wanted.fixed else count)
+            batch = (wanted.batch_per_host or BATCH) * (1 if wanted.strong_scaling else count)
             hosts = f"{count} of {len(names)} hosts" if len(names) > 1 else "1 host"
             console.step(f"{hosts}, {batch} samples a step: about a minute")
             args = (*wanted.trainer_args, f"--batch-size={batch}", "--bench")

@@ -114,7 +114,7 @@ COLUMNS = (
     _Column("HOST", 0, 0),
     _Column("RANKS", 7, 1),
     _Column("STATE", 11, 0),
-    _Column("QUIET", 6, 0),
+    _Column("SILENT", 6, 0),
     _Column("STEP", 7, 1),
     _Column("LOSS", 8, 2),
     _Column("RATE/S", 7, 4),
@@ -125,8 +125,8 @@ COLUMNS = (
     _Column("°C", 3, 6),
     _Column("CPU", 9, 3),
     _Column("MEM", 5, 5),
-    _Column("NET in/out", 13, 3),
-    _Column("LINE", 5, 5),
+    _Column("NET RX/TX", 13, 3),
+    _Column("NIC %", 5, 5),
 )
 
 
@@ -251,7 +251,7 @@ def _cells(one: Seen) -> dict[str, str]:
     return {
         **cells,
         "RANKS": ranges(ranks) or "-",
-        "QUIET": "-" if (quiet := one.quiet()) is None else _duration(quiet),
+        "SILENT": "-" if (quiet := one.quiet()) is None else _duration(quiet),
         "STEP": _or_dash(one.figure("step")),
         "LOSS": _or_dash(one.figure("loss")),
         "RATE/S": _or_dash(one.figure("rate")),
@@ -262,8 +262,8 @@ def _cells(one: Seen) -> dict[str, str]:
         "°C": _or_dash(max((gpu["celsius"] for gpu in gpus if gpu["celsius"] is not None), default=None)),
         "CPU": "-" if cpu is None else f"{cpu:.1f}/{one.now['cores']}",
         "MEM": f"{used / there:.0%}",
-        "NET in/out": "-" if None in net else "/".join(_bytes(value or 0.0) for value in net),
-        "LINE": "-" if share is None else f"{share:.0%}",
+        "NET RX/TX": "-" if None in net else "/".join(_bytes(value or 0.0) for value in net),
+        "NIC %": "-" if share is None else f"{share:.0%}",
     }
 
 

@@ -181,7 +181,7 @@ def _leftovers(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
         pids = ", ".join(str(one["pid"]) for one in fact["orphans"][:5])
         message = "processes of a run that is over are still there"
         seen = f"{fact['orphans'][0]['run_id']}: pid {pids}: {fact['orphans'][0]['command']}"
-        fix = "ddp-orch kill --stale INVENTORY"
+        fix = "ddp-orch kill --leftovers INVENTORY"
         found.add("warning", "orphan-workers", name, message, fix, seen)
     if fact["python"].get("build_locks") == "kernel":
         return  # its torch takes a lock file that nobody holds

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
-from . import __version__, completion, slips
+from . import __version__, completion, deprecated, slips
 from .errors import Interrupted, OrchError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,6 +72,11 @@ class Command(click.Command):
     def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
         rest = super().parse_args(context, argv)
         option = context.params.pop("inventory_option", None)
+        if (notices := deprecated.replace_old(context)) and not context.resilient_parsing:
+            from .context import warn_once
+
+            for notice in notices:
+                warn_once(notice)
         if not context.resilient_parsing and (said := slips.misplaced(context, option)) is not None:
             raise UsageError(said)
         if option is not None:
@@ -234,12 +239,16 @@ def up(**options: Any) -> None:
 @cli.command(short_help="what the ranks printed, all hosts in one stream")
 @RUN
 @INVENTORY_OF_RUN
-@HOSTS
+@click.option(
+    "--host",
+    multiple=True,
+    metavar="PATTERN",
+    shell_complete=completion.host,
+    help="Only these hosts, such as gpu[01-04] or '!gpu02' (all but gpu02). Repeatable.",
+)
+@click.option("--hosts", cls=deprecated.OldOption, now="--host", multiple=True, shell_complete=completion.host)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run is over; ends with its exit code.")
 @click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of each stream.")
-@click.option(
-    "--host", metavar="PATTERN", shell_complete=completion.host, help="Only the lines of these hosts of the run."
-)
 @click.option("--rank", metavar="LIST", help="Only these ranks, such as 0,4-7.")
 @click.option("--stream", type=click.Choice(["stdout", "stderr", "agent"]), help="Only this stream.")
 @click.option("--attempt", type=click.IntRange(1), metavar="K", help="Only this attempt.")
@@ -308,7 +317,12 @@ def report(run: str | None, inventory: str | None, hosts: str | None, output: st
 @RUN
 @INVENTORY_OF_RUN
 @HOSTS
-@click.option("--stale", is_flag=True, help="Only what runs that are over have left behind.")
+@click.option(
+    "--leftovers",
+    is_flag=True,
+    help="Clean up processes left over from finished runs; leave running runs alone.",
+)
+@click.option("--stale", cls=deprecated.OldOption, now="--leftovers", is_flag=True)
 @click.option("--all", "everything", is_flag=True, help="Every run of ours on these hosts.")
 @click.option("--grace", type=Grace(), metavar="S", help="Seconds between SIGTERM and SIGKILL; default the run's own.")
 @click.option(
@@ -433,7 +447,8 @@ def exec_(inventory: str | None, command: tuple[str, ...], hosts: str | None, se
 @click.argument("trainer_args", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAINER ARGS...]")
 @click.option("--counts", metavar="LIST", help="Numbers of hosts, such as 1,2,4; default 1, 2, 4, ... and all.")
 @click.option("--batch-per-host", type=click.IntRange(1), metavar="N", help="Samples a step of a host; default 128.")
-@click.option("--fixed", is_flag=True, help="The same batch for any number of hosts, not one that grows with it.")
+@click.option("--strong-scaling", is_flag=True, help="Keep the total batch the same for any number of hosts.")
+@click.option("--fixed", cls=deprecated.OldOption, now="--strong-scaling", is_flag=True)
 @click.option("--plot", type=click.Path(), default="bench.png", show_default=True, help="Where the plot goes.")
 @JSON
 def bench(**options: Any) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import advice, history, inventory, runs
+from . import advice, deprecated, history, inventory, runs
 from .console import Console, all_but, fold, fold_messages, wants_colour
 from .errors import InventoryError, OrchError, UsageError
 from .fleet import Fleet, folded
@@ -74,7 +74,15 @@ def _load(given: str | None, default: str | None, hosts: str | None) -> Inventor
     except InventoryError as error:
         source = "\n(named by DDP_ORCH_INVENTORY)" if named else ""
         raise InventoryError(f"{error}{source}") from error
+    for notice in read.deprecated:
+        warn_once(notice)
     return read if hosts is None else part_of(read, hosts)
+
+
+def warn_once(message: str) -> None:
+    """A warning that this command prints once, however often it comes to it."""
+    if deprecated.is_news(message):
+        stderr_console().warning(message)
 
 
 def _check_found(path: str) -> None:
@@ -211,14 +219,16 @@ def warn_of_missing(listing: runs.Listing, console: Console) -> None:
 
 
 def again_without(hosts: Iterable[str], argv: Sequence[str]) -> str:
-    """The command line that was given, without these hosts; "" where --host names those whose lines are wanted."""
-    if any(word.partition("=")[0] == "--host" for word in argv):
-        return ""
-    words = [word for word in argv for word in (word.split("=", 1) if word.startswith("--hosts=") else [word])]
-    if "--hosts" in words:
-        words[words.index("--hosts") + 1] += all_but(hosts)
+    """The command line that was given, without these hosts."""
+    option = "--host" if argv[0] == "logs" else "--hosts"
+    given = ("--host=", "--hosts=")
+    words = [word for word in argv for word in (word.split("=", 1) if word.startswith(given) else [word])]
+    words = [option if f"{word}=" in given else word for word in words]
+    if option in words:
+        last = len(words) - 1 - words[::-1].index(option)
+        words[last + 1] += all_but(hosts)
     else:
-        words[1:1] = ["--hosts", all_but(hosts)]
+        words[1:1] = [option, all_but(hosts)]
     line = shlex.join(["ddp-orch", *words])
     return f"{line} {advice.AGAIN}" if {"-", "-i-", "--inventory=-"} & set(argv) else line
 
@@ -231,11 +241,19 @@ def warn_of_unheard(run: runs.Run, listing: runs.Listing, console: Console) -> N
 
 
 def find_run(fleet: Fleet, read: Inventory, wanted: str | None, console: Console) -> tuple[runs.Listing, runs.Run]:
+    """As `find_run_there`, with a warning of other hosts that the run is on."""
+    listing, run = find_run_there(fleet, read, wanted, console)
+    warn_of_unheard(run, listing, console)
+    return listing, run
+
+
+def find_run_there(
+    fleet: Fleet, read: Inventory, wanted: str | None, console: Console
+) -> tuple[runs.Listing, runs.Run]:
     """The run that is meant, and all that hosts told; what could not be asked is said. Raises as `runs.choose` does."""
     listing = runs.find(fleet, read.hosts)
     warn_of_missing(listing, console)
     run = runs.choose(listing, wanted, read.path)
-    warn_of_unheard(run, listing, console)
     if wanted is None:
         tell_which(run, listing, console)
     return listing, run

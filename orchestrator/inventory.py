@@ -72,7 +72,7 @@ class Keep:
     runs: int
     days: int
     outputs: Literal["all"] | int  # days; of runs without a name
-    journal: int  # bytes
+    log_size: int  # bytes
 
     def on_hosts(self) -> dict[str, Any]:
         """As hosts are told."""
@@ -112,6 +112,7 @@ class Inventory:
     ssh: SshOptions
     run: RunOptions
     notify: Notify
+    deprecated: tuple[str, ...] = ()  # old names of keys in the file, and what to use
 
 
 def default_path(environ: Mapping[str, str]) -> str | None:
@@ -175,6 +176,7 @@ def parse(text: str, path: str) -> Inventory:
             **values["run"] | {"rdzv": Rendezvous(**values["run"]["rdzv"]), "keep": Keep(**values["run"]["keep"])}
         ),
         notify=Notify(**values["notify"]),
+        deprecated=tuple(f"{path}:{mark.line + 1}: {notice}" for mark, notice in sorted(reading.deprecated.items())),
     )
     if not any(key.startswith("hosts") for _, key, _ in reading.problems):
         # with a host missing or misread, these would only complain of the consequences

@@ -42,6 +42,7 @@ class Key:
     example: str = ""  # YAML, for the example file; empty: the default
     default_doc: str = ""  # where the default is not one fixed value
     section: Section | None = None  # the keys inside, where it is a mapping
+    was: str = ""  # its old name, which still works
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,20 @@ class Section:
 
     def read(self, node: Node, key: str, reading: Reading) -> dict[str, Any]:
         """The value of every key, defaults filled in. Which ones the file gives is in `reading.marks`."""
-        known = {one.name: one for one in self.keys}
+        known = {name: one for one in self.keys for name in (one.name, one.was) if name}
         values = self.defaults()
+        given = set()
         for name, inner, mark, value in reading.entries(node, key):
             if name not in known:
                 reading.wrong(mark, inner, f"unknown key; {_hint(name, self)}")
                 continue
-            values[name] = reading.read(known[name].kind, value, inner, known[name].default)
+            today = known[name].name
+            if name != today:
+                reading.deprecated[mark] = f"{inner} is deprecated; use {today}"
+            if today in given:
+                reading.wrong(mark, inner, f"given twice; {known[name].was} is the old name of {today}")
+            given.add(today)
+            values[today] = reading.read(known[name].kind, value, inner, known[name].default)
         return values
 
     def defaults(self) -> dict[str, Any]:
@@ -279,7 +287,7 @@ _KEEP = _section(
         "all",
         "of runs without a name, fetched or not: all | those written to in so many days",
     ),
-    Key("journal", size, 2 << 30, "recorded output of a run on a host, at most"),
+    Key("log_size", size, 2 << 30, "recorded output of a run on a host, at most", was="journal"),
 )
 
 _RUN = _section(

@@ -26,6 +26,8 @@ class Reading:
     marks: dict[str, Mark] = field(default_factory=dict)
     problems: dict[tuple[Mark, str, str], None] = field(default_factory=dict)  # (where, key, message), each once
 
+    deprecated: dict[Mark, str] = field(default_factory=dict)  # old names of keys, and what to use
+
     def wrong(self, mark: Mark, key: str, message: str) -> None:
         self.problems[mark, key, message] = None
 

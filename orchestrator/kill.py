@@ -22,24 +22,24 @@ def kill(
     given: str | None,
     hosts: str | None,
     *,
-    stale: bool,
+    leftovers: bool,
     everything: bool,
     grace: float | None,
     force: Sequence[str],
     as_json: bool,
 ) -> int:
-    if stale + everything + (wanted is not None) > 1:
-        raise UsageError("RUN, --stale and --all exclude each other")
+    if leftovers + everything + (wanted is not None) > 1:
+        raise UsageError("RUN, --leftovers and --all exclude each other")
     console = stderr_console()
     read = inventory_of_run(given, hosts, wanted)
     forced = _forced(force, [host.name for host in read.hosts])
-    named_only = bool(forced) and not (stale or everything or wanted is not None)
+    named_only = bool(forced) and not (leftovers or everything or wanted is not None)
     with open_fleet(read) as fleet:
         # a run that is named is stopped on the other hosts while one of them is silent
         enough = None if wanted is None else partial(runs.is_known, wanted, read.path)
         listing = runs.find(fleet, read.hosts, enough, members=True)
         warn_of_doubts(listing, console)
-        chosen = [] if named_only else _to_kill(listing, wanted, read.path, stale=stale, everything=everything)
+        chosen = [] if named_only else _to_kill(listing, wanted, read.path, leftovers=leftovers, everything=everything)
         for run in chosen:
             warn_of_unheard(run, listing, console)
         port = read.run.rdzv.port
@@ -60,7 +60,7 @@ def kill(
     _tell_kill(result, chosen, read.path, console)
     others = [run.run_id for run in listing.runs if run.unfinished and run not in chosen]
     every = command("kill", "--all", inventory=read.path)
-    if others and wanted is None and not (stale or named_only):
+    if others and wanted is None and not (leftovers or named_only):
         console.note(f"of your runs {', '.join(others)} {'goes' if len(others) == 1 else 'go'} on; `{every}` ends all")
     if result.failed:
         again = command("kill", *([] if wanted is None else [wanted]), inventory=read.path)
@@ -85,11 +85,11 @@ def _forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, 
 
 
 def _to_kill(
-    listing: runs.Listing, wanted: str | None, inventory: str, *, stale: bool, everything: bool
+    listing: runs.Listing, wanted: str | None, inventory: str, *, leftovers: bool, everything: bool
 ) -> list[runs.Run]:
     if wanted is not None:
         return [runs.choose(listing, wanted, inventory)]
-    if stale:
+    if leftovers:
         return []  # every host clears up after its own runs that have no guard; no host's word ends another's part
     broken = [run for run in listing.runs if run.broken]
     unfinished = [run for run in listing.runs if run.unfinished]

@@ -283,7 +283,7 @@ def spec(
         "max_restarts": run.max_restarts,
         "min_nodes": plan.min_nodes,
         "stall_timeout": run.stall_timeout,
-        "keep": {**run.keep.on_hosts(), "journal": run.keep.journal},
+        "keep": {**run.keep.on_hosts(), "journal": run.keep.log_size},
     }
 
 

@@ -27,9 +27,11 @@ def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship
     flags = given if given and given[0].startswith("--") else ()
     given = () if flags else given
     if not given and read.run.script is None:
-        trainer_args = (*read.run.args, *flags)
-        check_trainer_flags(trainer_args, "what follows --" if flags else f"{read.path}: run.args", read.path)
+        where = "what follows --" if flags else f"{read.path}: run.args"
+        trainer_args, notices = trainer_flags((*read.run.args, *flags), where, read.path)
         snapshot = ship.snapshot(TRAINER / "__main__.py", (str(TRAINER),), TRAINER.parent)
+        if snapshot is not None:
+            snapshot = replace(snapshot, warnings=(*snapshot.warnings, *notices))
         # the bundled trainer runs from its own snapshot: a user's trainer.py or workdir does it no harm
         return ("-u", "-m", "trainer", *trainer_args), snapshot
     beside = Path(read.path).resolve().parent if Path(read.path).is_file() else Path.cwd()  # stdin is in no folder
@@ -88,8 +90,10 @@ def _kept_back(args: Sequence[str], snapshot: ship.Snapshot, sync_base: Path) ->
             yield why
 
 
-def check_trainer_flags(args: Sequence[str], where: str, inventory: str) -> None:
-    """Raises UsageError for what the trainer would refuse on every host.
+def trainer_flags(args: Sequence[str], where: str, inventory: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The bundled trainer's flags, old names replaced, and a notice for each of those.
+
+    Raises UsageError for what the trainer would refuse on every host.
 
     Its parser is found by its path: a user's own `trainer` may come before it.
     """
@@ -99,12 +103,14 @@ def check_trainer_flags(args: Sequence[str], where: str, inventory: str) -> None
     config = sys.modules[name] = util.module_from_spec(spec)
     spec.loader.exec_module(config)
     try:
-        config.parse(args)
+        flags, notices = config.replace_old(args)
+        config.parse(flags)
     except config.ConfigError as error:
         text = str(error).replace("python -m trainer --help", advice.command("up", "--", "--help", inventory=inventory))
         script = next((word for word in args if word.endswith(".py")), None)
         first = f"; a script of your own comes before its flags: -- {script} ..." if script else ""
         raise UsageError(f"{where}: the bundled trainer: {text}{first}") from error
+    return tuple(flags), tuple(notices)
 
 
 def _module_file(module: str, base: Path) -> Path:

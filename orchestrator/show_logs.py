@@ -14,8 +14,17 @@ from typing import TypeVar
 from . import advice, claims, runs, watch
 from . import logs as lines
 from .advice import AboutRun
-from .console import Console, fold
-from .context import find_run, inventory_of_run, mask_of, open_fleet, part_of, stderr_console, warn_of
+from .console import Console
+from .context import (
+    find_run_there,
+    inventory_of_run,
+    mask_of,
+    open_fleet,
+    part_of,
+    stderr_console,
+    warn_of,
+    warn_of_unheard,
+)
 from .errors import UnreachableError, UsageError
 from .log_files import LogFiles
 from .logs import Line, Mask
@@ -31,10 +40,9 @@ class Logs:
 
     run: str | None = None
     inventory: str | None = None
-    hosts: str | None = None
     follow: bool = False
     tail: int | None = None
-    host: str | None = None
+    host: tuple[str, ...] = ()
     rank: str | None = None
     stream: str | None = None
     attempt: int | None = None
@@ -52,16 +60,18 @@ def logs(wanted: Logs) -> int:
         raise UsageError("--json goes with neither --fold nor --output")
     console = stderr_console()
     choice = _choice(wanted, time.time())
-    read = inventory_of_run(wanted.inventory, wanted.hosts, wanted.run)
-    hosts = {host.name: host for host in (read if wanted.host is None else part_of(read, wanted.host, "--host")).hosts}
+    read = inventory_of_run(wanted.inventory, None, wanted.run)
+    if wanted.host:
+        read = part_of(read, ",".join(wanted.host), "--host")
     with open_fleet(read, looking=True) as fleet:
-        listing, run = find_run(fleet, read, wanted.run, console)
+        listing, run = find_run_there(fleet, read, wanted.run, console)
+        if not wanted.host:
+            warn_of_unheard(run, listing, console)
         about = advice.about(run, listing.runs, read.path)
         if choice.ranks is not None and min(choice.ranks) >= run.ranks:
             raise UsageError(f"run {run.run_id} has no such ranks; it has {run.ranks}, counted from 0")
+        hosts = {host.name: host for host in read.hosts}
         asked = [hosts[name] for name in run.parts if name in hosts]
-        if not asked and not listing.failed:
-            raise UsageError(f"run {run.run_id} is not on these hosts; it is on {fold(run.parts)}")
         if wanted.since or wanted.until:  # `5m` ago is 5 minutes before now, whatever the hosts' clocks say
             ahead = fleet.each(asked[:1], lambda _, session: clock_ahead(session)).done
             choice = _choice(wanted, time.time() + next(iter(ahead.values()), 0.0))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from . import advice, history, inventory, launch, naming, plan, script, ship, watch
 from .console import Console, all_but
-from .context import chosen_inventory, not_hidden, open_fleet, stderr_console, whoami
+from .context import chosen_inventory, not_hidden, open_fleet, stderr_console, warn_once, whoami
 from .errors import HeldError, UsageError
 from .fleet import Fleet
 from .inventory import Inventory
@@ -75,7 +75,7 @@ def up(wanted: Up, printer: watch.LinePrinter | None = None) -> int:
     run_id = naming.new_run_id()
     made, snapshot = _plan(read, wanted, run_id)
     for warning in (*plan.shell_variables(made), *(snapshot.warnings if snapshot else ())):
-        console.warning(warning)
+        warn_once(warning)
     if wanted.dry_run:
         text = json.dumps(plan.as_dict(made), indent=2) + "\n" if wanted.as_json else plan.as_text(made)
         sys.stdout.write(tame(text, colour=False))

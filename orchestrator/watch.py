@@ -236,10 +236,10 @@ def conclude(
             console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_without_head(verdict, parts[0], resume)}")
         case _:
             console.error(f"run {run_id} failed: {_first_failure(verdict)}")
-    beside = {host: found for host, outcome in view.outcomes.items() if (found := outcome.get("beside_code"))}
-    if beside:
-        console.warning(_files_beside_code(beside))
-    if tell_outputs and (beside or any(part.get("outputs") for part in parts)):
+    stray = {host: found for host, outcome in view.outcomes.items() if (found := outcome.get("stray_outputs"))}
+    if stray:
+        console.warning(_stray_outputs(stray))
+    if tell_outputs and (stray or any(part.get("outputs") for part in parts)):
         resumes = verdict["state"] != "succeeded" and any(part.get("outputs") for part in parts)
         again = f"; a new run goes on with it: {resume}" if resumes else ""
         shared = next((path for part in parts if (path := part.get("shared_output"))), None)
@@ -248,7 +248,7 @@ def conclude(
     return OUTCOMES[verdict["state"]]
 
 
-def _files_beside_code(having: Mapping[str, Mapping[str, Any]]) -> str:
+def _stray_outputs(having: Mapping[str, Mapping[str, Any]]) -> str:
     """What scripts write to relative paths: no later run finds it there."""
     host, found = min(having.items())
     names = ", ".join(found["files"]) + (", ..." if found["count"] > len(found["files"]) else "")

@@ -48,7 +48,7 @@ def measure(training: Training) -> dict[str, Any]:
 
     def compute() -> None:
         with training.ddp.no_sync():
-            for _ in range(config.accumulate):
+            for _ in range(config.grad_accum_steps):
                 forward(training, training.ddp, batch)[1].backward()
         training.optimizer.step()
         training.optimizer.zero_grad()
@@ -60,7 +60,7 @@ def measure(training: Training) -> dict[str, Any]:
         take_step(training, teller, endless, next(numbers), told=False)
 
     def data_alone() -> None:
-        for _ in range(config.accumulate):
+        for _ in range(config.grad_accum_steps):
             next(endless)
 
     last = 10**9 // max(1, training.sampling.steps_per_epoch)

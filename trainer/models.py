@@ -84,6 +84,8 @@ def checkpoint_blocks(model: nn.Module, name: str) -> None:
     lists = [each for each in model.modules() if isinstance(each, (nn.ModuleList, nn.Sequential))]
     blocks = [each for one in lists for each in one if not type(each).__module__.startswith("torch.nn.")]
     if not blocks:
-        raise ConfigError(f"--checkpoint: --model {name} has no blocks of its own in a ModuleList or Sequential")
+        raise ConfigError(
+            f"--activation-checkpointing: --model {name} has no blocks of its own in a ModuleList or Sequential"
+        )
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # the names of the weights stay

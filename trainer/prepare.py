@@ -54,12 +54,12 @@ def prepare(config: Config, world: World, out: Path | None) -> Training:
         set_precision(config, world)
         data = load(config, world.device)
         sampling = Sampling(
-            data.train.size, config.batch_size, config.seed, world.rank, world.world_size, config.accumulate
+            data.train.size, config.batch_size, config.seed, world.rank, world.world_size, config.grad_accum_steps
         )
         check_batch_size(config, data, world)
         torch.manual_seed(config.seed)
         model = build(config.model, data, config.context)
-        if config.checkpoint:
+        if config.activation_checkpointing:
             checkpoint_blocks(model, config.model)
         if config.sync_bn:
             if world.device.type != "cuda":
@@ -160,9 +160,9 @@ def make_folder(out: str) -> Path:
 
 
 def check_batch_size(config: Config, data: Data, world: World) -> None:
-    least = world.world_size * config.accumulate
+    least = world.world_size * config.grad_accum_steps
     if not least <= config.batch_size <= data.train.size:
-        pieces = f" times {config.accumulate} pieces each" if config.accumulate > 1 else ""
+        pieces = f" times {config.grad_accum_steps} pieces each" if config.grad_accum_steps > 1 else ""
         raise ConfigError(
             f"--batch-size {config.batch_size} must be at least the number of ranks, {world.world_size}{pieces}, "
             f"and at most that of the training samples, {data.train.size}"

@@ -80,7 +80,7 @@ def fit(training: Training, teller: Teller, writer: snapshot.Writer | None) -> i
             save(training, writer, step, losses)
             world.say(f"saved {training.where(step)}")
             teller.watch.lap("between")
-        rate = learning_rate(highest, step, last_step, config.warm_up)
+        rate = learning_rate(highest, step, last_step, config.warmup_fraction)
         for group in training.optimizer.param_groups:
             group["lr"] = rate
         told = (step + 1) % config.log_every == 0 or step == training.first_step
@@ -139,10 +139,10 @@ def take_step(
     alone = config.local_sgd > 0 and step >= config.compress_after
     loss = right = norm = torch.zeros((), device=world.device)
 
-    for piece in range(config.accumulate):
+    for piece in range(config.grad_accum_steps):
         batch = next(batches)
         teller.watch.lap("data")
-        sends = piece == config.accumulate - 1 and not alone  # the gradients of all pieces are sent with the last
+        sends = piece == config.grad_accum_steps - 1 and not alone  # the gradients of all pieces are sent with the last
         with contextlib.nullcontext() if sends else ddp.no_sync():
             logits, piece_loss = forward(training, ddp, batch)
             if told:
@@ -153,9 +153,9 @@ def take_step(
             teller.watch.lap("backward")
         loss = piece_loss.detach() if piece == 0 else loss + piece_loss.detach()
 
-    if config.clip or told:
+    if config.grad_clip or told:
         scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(training.model.parameters(), config.clip or math.inf)
+        norm = nn.utils.clip_grad_norm_(training.model.parameters(), config.grad_clip or math.inf)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
@@ -182,7 +182,7 @@ def forward(training: Training, model: nn.Module, batch: Batch) -> tuple[Tensor,
     with autocast(config, training.world):
         logits = model(inputs)
         flat = logits.flatten(0, -2)
-        loss = cross_entropy(flat, batch.targets.flatten(), reduction="sum", label_smoothing=config.smoothing)
+        loss = cross_entropy(flat, batch.targets.flatten(), reduction="sum", label_smoothing=config.label_smoothing)
     return logits, loss
 
 
@@ -196,7 +196,7 @@ def evaluate(model: nn.Module, split: Split, config: Config, world: World) -> tu
     """Mean loss and accuracy over `split`. Each rank takes its part, whatever its length: every sample counts once."""
     agree(model, config, world)
     model.eval()
-    at_once = max(1, config.batch_size // world.world_size // config.accumulate)
+    at_once = max(1, config.batch_size // world.world_size // config.grad_accum_steps)
     loss, right = torch.zeros((), dtype=torch.float64, device=world.device), torch.zeros((), device=world.device)
     said = 0
     for batch in split.batches(everything(split.size, world.rank, world.world_size, at_once)):
@@ -260,7 +260,7 @@ def stop_if_not_finite(training: Training, step: int, losses: list[Tensor]) -> N
         training.world.end(
             1,
             f"{socket.gethostname()}: the loss is not finite at step:{step} rank:{rank} samples:{samples}; "
-            "a lower --lr, --clip 1 or --precision bf16 may help, or look at these samples; "
+            "a lower --lr, --grad-clip 1 or --precision bf16 may help, or look at these samples; "
             "the newest snapshot is from before",
             speaker=rank,
         )

@@ -63,7 +63,9 @@ def follow(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
         reading.finish(emit)
     run = runs.describe(arguments["run_id"], folder)
     answer = {"run": run, "ended": ended, "offsets": reading.offsets(), "cut": reading.cut()}
-    return dict(answer, beside_code=outputs.beside_code(folder)) if ended and arguments["follow"] else answer
+    if ended and arguments["follow"]:
+        answer["stray_outputs"] = outputs.stray_outputs(folder)
+    return answer
 
 
 class _Reading:

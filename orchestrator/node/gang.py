@@ -514,11 +514,13 @@ def _outcome(state: State) -> str:
 
 
 def _over(state: State, outcome: str, at: float) -> State:
+    reason = why_not_again(state) if state.first_failure else None
     verdict = {
         "state": outcome,
         "first_failure": state.first_failure,
         "restarts": max(0, state.attempt - 1),
-        "not_again": why_not_again(state) if state.first_failure else None,
+        "no_restart_reason": reason,
+        "not_again": reason,  # deprecated: its old name
         "stopped_by": state.stopped_by if outcome == "killed" else None,
         "attempt": state.attempt,
         "at": at,

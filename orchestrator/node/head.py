@@ -268,7 +268,9 @@ class HeadLink(ClusterLink):
             self._recorder.say("stopping all nodes: asked by %s" % after.stopped_by)
         if after.verdict is not None and before.verdict is None:
             how = {"killed": "been stopped", "lost": "been lost"}.get(after.verdict["state"], after.verdict["state"])
-            why = after.verdict["not_again"] if after.max_restarts or len(after.nodes) > after.min_nodes else None
+            why = (
+                after.verdict["no_restart_reason"] if after.max_restarts or len(after.nodes) > after.min_nodes else None
+            )
             self._recorder.say("the run has %s%s" % (how, "; not restarted: %s" % why if why else ""))
             self._notify(after.verdict["state"], after.verdict["first_failure"])
 

@@ -66,7 +66,7 @@ def unfetched(folder: str) -> bool:
     return bool(known.get("written") != _digest(code))
 
 
-def beside_code(folder: str) -> Optional[Dict[str, Any]]:
+def stray_outputs(folder: str) -> Optional[Dict[str, Any]]:
     """What a run has written beside its code: folder, count, files (some). None: nothing, or in a workdir."""
     code = _code(folder, state.read(os.path.join(folder, "spec.json")))
     found = sorted(_written(code, MOST_LOOKED_AT)) if code else []

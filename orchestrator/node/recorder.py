@@ -157,7 +157,9 @@ class Recorder:
         self._grown = 0
         limit = self.spec["keep"]["journal"]
         for stream, dropped in journal.trim(os.path.join(self.folder, "log"), limit).items():
-            what = "the journal has reached keep.journal (%d MiB): the oldest %.1f MiB of %s, attempt %d, are dropped"
+            what = (
+                "the journal has reached run.keep.log_size (%d MiB): the oldest %.1f MiB of %s, attempt %d, are dropped"
+            )
             source = stream.source if stream.source == "agent" else "rank %s" % stream.source
             self.say(what % (limit >> 20, dropped / 2.0**20, source, stream.attempt))
 

@@ -34,7 +34,7 @@ def test_a_killed_guard_ends_the_run_and_leaves_nothing(lab3: Lab, victim: int, 
 
 @pytest.mark.parametrize("victim", [0, 2], ids=["head", "other"])
 def test_a_guard_and_a_recorder_killed_at_once_are_missed_by_the_others(lab3: Lab, victim: int) -> None:
-    """Nobody of that host can tell it. The kernel has ended the ranks; `kill --stale` finds the rest, which is none."""
+    """Nobody of that host can tell it. The kernel has ended the ranks; `kill --leftovers` finds nothing."""
     dice = chance(victim)
     host = lab3.hosts[victim]
     with trial(lab3, lab3.inventory(), GLOO, FOR_EVER, "0.05") as run:

@@ -54,7 +54,7 @@ def test_a_stranger_with_a_recorded_pid_survives_every_kill(lab2: Lab, boots: bo
     strangers = [stranger_with(host, pid, ["sleep", "1000"]) for pid in {guard, *ranks}]
     for _ in range(3):
         ok(orch(lab2, "kill", run_id, "-i", inventory, "--grace", "0"))
-        ok(orch(lab2, "kill", "--stale", "-i", inventory))
+        ok(orch(lab2, "kill", "--leftovers", "-i", inventory))
     assert [process.poll() for process in strangers] == [None] * len(strangers)
     for process in strangers:
         process.kill()

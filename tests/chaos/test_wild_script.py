@@ -31,7 +31,7 @@ while True:
 
 @pytest.mark.parametrize("end", ["kill", "SIGKILL"])
 def test_deaf_forking_flooding_ranks_are_ended_to_the_last(lab2: Lab, end: str) -> None:
-    inventory = lab2.inventory(run={"keep": {"journal": "256MiB"}})
+    inventory = lab2.inventory(run={"keep": {"log_size": "256MiB"}})
     run_id = start(lab2, inventory, "--", script(lab2, WILD))
     wait_until(lambda: all(len(host.marked(run_id)) >= 5 for host in lab2.hosts), 120, "all have forked")
 

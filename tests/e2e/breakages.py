@@ -348,7 +348,7 @@ def stale_lock(lab: Lab) -> Iterator[Overrides]:
     lab.hosts[1].sh(f"rm {folder}/lock", check=True)
 
 
-@case("orphan-workers", severity="warning", fix="kill --stale", short=True)
+@case("orphan-workers", severity="warning", fix="kill --leftovers", short=True)
 def left_process(lab: Lab) -> Iterator[Overrides]:
     process = lab.hosts[1].popen(["sleep", "600"], env={"DDP_ORCH_RUN_ID": "20260101-000000-dead"})
     yield {}

@@ -98,7 +98,7 @@ LIES = {
 COMMANDS = {
     "ps": ("ps", "--all"),
     "logs": ("logs",),
-    "kill": ("kill", "--stale"),
+    "kill": ("kill", "--leftovers"),
     "diagnose": ("diagnose",),
     "report": ("report", "mine", "-o", "report.html"),
     "top": ("top",),
@@ -220,7 +220,7 @@ def test_a_host_that_is_in_no_run_ends_none(lab2: Lab) -> None:
     (honest,) = json.loads(listed)["runs"]
     lie = {**honest, "state": "succeeded", "exit_code": 0}
     tamper(program, "runs", f"listing = lambda _: {{'runs': [{lie!r}]}}")
-    for argv in (("ps",), ("kill", "--stale")):
+    for argv in (("ps",), ("kill", "--leftovers")):
         result = ok(orch(lab2, *argv, "-i", both))
         assert f"node-1: ignored what it says of run {run_id}" in result.stderr
     assert runs(lab2, one)[run_id]["state"] == "running"
@@ -299,7 +299,7 @@ def test_decoys_beside_a_run_survive_its_end(lab2: Lab) -> None:
             decoys.append(one.popen(lookalike, "ann", env=mark, stdout=subprocess.DEVNULL))
             marked = {"DDP_ORCH_RUN_ID": run_id} if number % 2 else {"DDP_ORCH_RUN_ID": "20200101-000000-dead"}
             decoys.append(one.popen(["sleep", "600"], "bob", env=marked))
-    for argv in (("kill", "--grace", "0"), ("kill", "--all"), ("kill", "--stale"), ("kill", run_id)):
+    for argv in (("kill", "--grace", "0"), ("kill", "--all"), ("kill", "--leftovers"), ("kill", run_id)):
         orch(lab2, *argv, "-i", inventory)
     assert runs(lab2, inventory)[run_id]["state"] == "killed"
     dead = [process.args for process in decoys if process.poll() is not None]

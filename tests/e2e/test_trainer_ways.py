@@ -18,7 +18,7 @@ PLAIN = ("--epochs=3", "--log-every=2", "--track=none")
 
 # flags, and how far from the plain way's loss any step's may be
 WAYS = {
-    "in pieces": (("--accumulate=3",), 1e-3),
+    "in pieces": (("--grad-accum-steps=3",), 1e-3),
     "channels last": (("--channels-last",), 1e-3),
     "one bucket a layer": (("--bucket-mb=1",), 1e-3),
     "the same graph": (("--static-graph",), 1e-3),
@@ -33,7 +33,7 @@ WAYS = {
 
 OTHERS = {
     "plain": PLAIN,
-    "adamw": (*PLAIN, "--optimizer=adamw", "--lr=0.003", "--clip=1", "--smoothing=0.1", "--log-ranks=all"),
+    "adamw": (*PLAIN, "--optimizer=adamw", "--lr=0.003", "--grad-clip=1", "--label-smoothing=0.1", "--log-ranks=all"),
     "text": ("--model=gpt-tiny", "--data=text", "--data-path=text", "--context=32", "--batch-size=32", "--epochs=3",
              "--optimizer=adamw", "--lr=0.003", "--log-every=5"),
     "many buckets": ("--model=wide:wide", "--compress=powersgd", "--bucket-mb=1", "--compress-after=2", "--epochs=2",

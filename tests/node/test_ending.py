@@ -184,7 +184,7 @@ def test_the_same_failure_of_changing_ranks_and_hosts_is_not_tried_again_and_aga
     run = runs.start(code, nproc=(1, 1), options="max_restarts: 9")
     ended = verdict(run)
     assert (ended["state"], ended["attempt"]) == ("failed", 3)
-    assert ended["not_again"] == "it failed three times in a row in the same way at its start"
+    assert ended["no_restart_reason"] == "it failed three times in a row in the same way at its start"
     failure = ended["first_failure"]
     assert isinstance(failure, dict)
     assert failure["said"] == f"ValueError: no config in out/{run.run_id}"

@@ -166,7 +166,7 @@ COMMANDS = (
     "report",
     "fetch",
     "kill --grace 0",
-    "kill --stale",
+    "kill --leftovers",
     "prune",
     "check",
 )

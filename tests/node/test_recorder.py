@@ -366,14 +366,14 @@ def test_guard_and_recorder_are_small_and_idle_while_nothing_happens(runs: Runs)
 
 def test_a_journal_keeps_no_more_than_it_may_and_says_what_it_dropped(runs: Runs) -> None:
     code = "for number in range(200000): print(f'line {number:06d}', 'x' * 50)\nprint('the last')"
-    run = runs.start(code, options="keep: {journal: 3MiB}")
+    run = runs.start(code, options="keep: {log_size: 3MiB}")
     (record,) = run.wait_over(60.0)
     assert record["verdict"]["state"] == "succeeded"
     log = run.folder() / "log"
     assert sum(path.stat().st_size for path in log.iterdir()) < 5 << 20  # what came since the last look
     text = run.journal()["1.0.out"].decode()
     assert text.endswith("the last\n") and len(text) > 1 << 20
-    assert "keep.journal (3 MiB): the oldest" in run.journal()["1.run.out"].decode()
+    assert "run.keep.log_size (3 MiB): the oldest" in run.journal()["1.run.out"].decode()
 
 
 def test_the_end_of_a_guard_is_told_however_many_of_its_ranks_had_failed(tmp_path: Path) -> None:

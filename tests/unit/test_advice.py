@@ -98,9 +98,11 @@ def test_the_same_again_without_some_hosts_or_with_a_name(here: Path) -> None:
 
 
 def test_the_advice_of_modules_that_know_no_inventory_is_completed(here: Path) -> None:
-    text = "`ddp-orch setup INVENTORY` makes one; or ddp-orch kill --stale INVENTORY"
-    assert advice.completed(text, "inventory.yaml") == "`ddp-orch setup` makes one; or ddp-orch kill --stale"
-    assert advice.completed(text, "b.yaml") == "`ddp-orch setup b.yaml` makes one; or ddp-orch kill --stale -i b.yaml"
+    text = "`ddp-orch setup INVENTORY` makes one; or ddp-orch kill --leftovers INVENTORY"
+    assert advice.completed(text, "inventory.yaml") == "`ddp-orch setup` makes one; or ddp-orch kill --leftovers"
+    assert (
+        advice.completed(text, "b.yaml") == "`ddp-orch setup b.yaml` makes one; or ddp-orch kill --leftovers -i b.yaml"
+    )
 
 
 def test_an_inventory_from_stdin_is_to_be_given_there_again(here: Path) -> None:
@@ -109,10 +111,11 @@ def test_an_inventory_from_stdin_is_to_be_given_there_again(here: Path) -> None:
     assert again_without(["gpu2"], ["ps", "-"]) == "ddp-orch ps --hosts '!gpu2' - < INVENTORY"
 
 
-def test_the_others_are_asked_by_hosts_unless_the_lines_of_some_are_wanted() -> None:
-    assert again_without(["b"], ["logs", "-f"]) == "ddp-orch logs --hosts '!b' -f"
-    assert again_without(["b"], ["logs", "--hosts=a,b"]) == "ddp-orch logs --hosts 'a,b!b'"
-    assert again_without(["b"], ["logs", "--host", "b"]) == again_without(["b"], ["logs", "--host=b"]) == ""
+def test_the_others_are_asked_by_the_option_of_the_command() -> None:
+    assert again_without(["b"], ["ps", "--hosts=a,b"]) == "ddp-orch ps --hosts 'a,b!b'"
+    assert again_without(["b"], ["logs", "-f"]) == "ddp-orch logs --host '!b' -f"
+    assert again_without(["b"], ["logs", "--host", "a", "--host=b,c"]) == "ddp-orch logs --host a --host 'b,c!b'"
+    assert again_without(["b"], ["logs", "--hosts=a,b"]) == "ddp-orch logs --host 'a,b!b'"
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_what_was_measured_is_shown_when_it_is_interrupted(
         inventory=str(tmp_path / "inventory.yaml"),
         counts=None,
         batch_per_host=None,
-        fixed=False,
+        strong_scaling=False,
         plot="",
         as_json=False,
         trainer_args=(),

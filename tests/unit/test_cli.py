@@ -39,7 +39,7 @@ def orch(folder: Path, *argv: str, **environment: str) -> subprocess.CompletedPr
         ["logs", "--since", "yesterday"],
         ["logs", "--host", "hopper"],
         ["kill", "x", "--all"],
-        ["kill", "--stale", "--all"],
+        ["kill", "--leftovers", "--all"],
         ["init"],
         ["init", "gpu1"],
         ["trust", "nosuch.yaml"],

@@ -178,7 +178,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
                 runs=draw(st.integers(1, 1000)),
                 days=draw(st.integers(1, 1000)),
                 outputs=draw(st.just("all") | st.integers(1, 1000)),
-                journal=draw(st.integers(1, 999999)) * draw(st.sampled_from([1 << 10, 1 << 20, 1 << 30, 1 << 40])),
+                log_size=draw(st.integers(1, 999999)) * draw(st.sampled_from([1 << 10, 1 << 20, 1 << 30, 1 << 40])),
             ),
         ),
         notify=Notify(webhook=None, command=None, bell=False),

@@ -63,7 +63,7 @@ def test_a_run_that_is_named_is_stopped_before_a_silent_host_has_answered(
 ) -> None:
     monkeypatch.setattr(sessions, "ANSWER_LIMIT", 1000.0)  # the listing of b takes longer than any test
     monkeypatch.setattr(sessions, "LIMITS", {"stop": 1.0})
-    options: dict[str, Any] = {"stale": False, "everything": False, "force": [], "as_json": False}
+    options: dict[str, Any] = {"leftovers": False, "everything": False, "force": [], "as_json": False}
     assert kill.kill(RUN, inventory, None, grace=0.0, **options) == 4
     assert hosts.stopped == [RUN]
     assert re.search(r"\bb: .*`stop`.* 1 s", capsys.readouterr().err)
