@@ -13,10 +13,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .hostnames import NAME
 from .naming import RUN_ID, RUN_NAME
+from .schema.decode import MalformedAnswer, decode
+from .schema.facts import Facts
+from .schema.network import DialReport, Listening
 
 Shape = Any
 """A type; a range that an int is in; a pattern for a text; None; `[shape]`; `{key: shape}`, other keys allowed;
@@ -40,14 +43,6 @@ def _is_address(value: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_range(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_port, value)) and value[0] <= value[1]
-
-
-def _are_two_counts(value: Any) -> bool:
-    return _are_two_numbers(value) and all(isinstance(one, int) for one in value)
 
 
 def _are_two_numbers(value: Any) -> bool:
@@ -191,102 +186,10 @@ _DUMP = {
         }
     ],
 }
-_COUNT = (int, None)
 _WORDS = (str, None)
-_DISK = {"path": str, "kind": str, "total": int, "free": int, "free_files": _COUNT}
-_GPU = {
-    "index": int,
-    "uuid": _WORDS,
-    "name": _WORDS,
-    "memory_mib": _COUNT,
-    "used_mib": _COUNT,
-    "compute_mode": _WORDS,
-    "persistence": _WORDS,
-    "mig": _WORDS,
-    "fabric": _WORDS,
-    "uncorrected_ecc": _COUNT,
-    "repair": _WORDS,
-    "slowed": [str],
-    "pcie_lanes": _COUNT,
-    "pcie_lanes_most": _COUNT,
-    "application_clock_mhz": _COUNT,
-    "application_clock_default_mhz": _COUNT,
-    "power_limit_w": (*_NUMBER, None),
-    "power_default_w": (*_NUMBER, None),
-    "nvlinks": (_are_two_counts, None),
-    "paths": (Each(str), None),
-    "lost": bool,
-    "processes": [{"pid": int, "used_mib": _COUNT, "uid": _COUNT, "command": _WORDS}],
-}
-_SCRIPT = {"path": str, "error": _WORDS, "absent": _WORDS, "missing": [str]}
-_PYTHON = {
-    "executable": str,
-    "python": [int],
-    "torch": _WORDS,
-    "cuda": (re.compile(r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}"), None),
-    "path?": _WORDS,
-    "build_locks?": _WORDS,
-    "packages": Each(str),
-    "limits": Each(_COUNT),
-    "script": (_SCRIPT, None),
-    "settings": Each(str),
-    "net_plugin": _WORDS,
-    "libfabric": _WORDS,
-}
-_NAMES = Each({"found": [str], "error": _WORDS, "seconds": (*_NUMBER, None)})
-_FACTS = {
-    "hostname": str,
-    "machine": str,
-    "uid": int,
-    "cores": int,
-    "clock": _NUMBER,
-    "workdir": (bool, None),
-    "cgroup_pids": _COUNT,
-    "disks": {"state?": _DISK, "home?": _DISK, "tmp?": _DISK, "shm?": _DISK},
-    "interfaces": [
-        {
-            "name": str,
-            "address": _is_address,
-            "speed": int,
-            "bridge": bool,
-            "loopback": bool,
-            "up": bool,
-            "mtu": _COUNT,
-        }
-    ],
-    "rdma": [{"device": str, "port": str, "state": str, "layer": str, "driver": str}],
-    "firewalls": [str],
-    "port_range": _is_range,
-    "first_port": int,
-    "listeners": Each({"pid": _COUNT, "command": _WORDS}),
-    "orphans": [{"pid": int, "run_id": str, "command": str}],
-    "stale_locks": [str],
-    "paths": Each(_WORDS),
-    "hung": [str],
-    "dns": [str],
-    "gpus": [_GPU],
-    "nvidia": {"driver": _WORDS, "cuda": _PYTHON["cuda"], "error": _WORDS, "xids": [str]},
-    "python": (_PYTHON, {"error": str, "code": str}),
-    "names": _NAMES,
-    "notify?": Each(str),
-}
-_DIALLED = {
-    "host": _HOST,
-    "address": _is_address,
-    "source": (_is_address, None),
-    "interface": _WORDS,
-    "ports": Each(_WORDS),
-    "latency": (*_NUMBER, None),
-    "stalled": bool,
-    "bandwidth": (*_NUMBER, None),
-}
 _OFFSETS = Each(int, _STREAM)
-HELLO = {"codes": [str], "boot_id": str, "machine_id": str, "state_inode": [int], "state?": str, "passed_over?": [str]}
 ANSWERS: Mapping[str, Shape] = {
     "clock": {"clock": (float, int)},
-    "probe": _FACTS,
-    "listen": {"ports": [_is_port], "addresses": [_is_address]},
-    "dial": {"results": [_DIALLED], "names": _NAMES},
     "prepare": (
         {**_PREPARED, "addresses": [_is_address], "rdzv_port": _is_port, "link_port": (_is_port, None)},  # head
         {**_PREPARED, "reachable": [_is_address], "interface": _WORDS},
@@ -352,8 +255,36 @@ _PIECES = {"streams": [_STREAM], "parts": [[int]]}
 _LIVE = {"live": bool, "offsets": _OFFSETS}
 
 
-class Nonsense(Exception):
-    """An answer that no node program of ours would give; the text says where it is wrong."""
+Nonsense = MalformedAnswer
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class Operation(Generic[A]):
+    """Something that a host can be asked to do, and the type of its answer."""
+
+    name: str
+    answer: type[A]
+
+    def decode(self, result: Any) -> A:
+        """Raises MalformedAnswer."""
+        return decode(self.answer, result, self.name)
+
+
+class Untyped(Operation[dict[str, Any]]):
+    """One whose answer is checked but not decoded."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, dict)
+
+    def decode(self, result: Any) -> dict[str, Any]:
+        check(self.name, result)
+        return dict(result)
+
+
+PROBE = Operation("probe", Facts)
+LISTEN = Operation("listen", Listening)
+DIAL = Operation("dial", DialReport)
 
 
 def check(operation: str, answer: Any) -> None:
@@ -362,12 +293,6 @@ def check(operation: str, answer: Any) -> None:
         raise Nonsense(f"{operation}: nested too deeply")
     shape = ANSWERS.get(operation, dict)
     if (wrong := _wrong(answer, shape, operation)) is not None:
-        raise Nonsense(wrong)
-
-
-def check_hello(header: Any) -> None:
-    """Raises Nonsense."""
-    if (wrong := _wrong(header, HELLO, "hello")) is not None:
         raise Nonsense(wrong)
 
 

@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ from .findings import SEVERITIES, Finding, Severity
 from .fleet import Fleet, worst
 from .mesh import Network
 from .plan import Plan
+from .schema.facts import Facts
 from .ssh_config import by_hand
 from .terminal import tame
 
@@ -68,15 +69,11 @@ def check(given: str | None, hosts: str | None, level: Level, as_json: bool) -> 
         fleet.prepare(everyone)
         probed = fleet.each(
             everyone,
-            lambda host, session: (
-                preflight.ask(session, preflight.question(made, nodes[host.name], asked)),
-                session.hello,
-            ),
+            lambda host, session: preflight.ask(session, preflight.question(made, nodes[host.name], asked)),
             "checking",
         )
-        facts = {name: one[0] for name, one in probed.done.items()}
-        hellos = {name: one[1] for name, one in probed.done.items()}
-        findings = [*checks.unreached(probed.failed), *checks.judge(made, facts, hellos)]
+        facts = {name: one.facts for name, one in probed.done.items()}
+        findings = [*checks.unreached(probed.failed), *preflight.judge(made, probed.done)]
         network = _try_network(made, facts, fleet, findings) if level != "quick" else None
         broken = any(finding.severity == "error" for finding in findings)
         result = None
@@ -105,7 +102,7 @@ def check(given: str | None, hosts: str | None, level: Level, as_json: bool) -> 
     return FindingsError.exit_code if any(finding.severity == "error" for finding in findings) else 0
 
 
-def _try_network(made: Plan, facts: dict[str, Any], fleet: Fleet, findings: list[Finding]) -> Network | None:
+def _try_network(made: Plan, facts: Mapping[str, Facts], fleet: Fleet, findings: list[Finding]) -> Network | None:
     """None where there is nothing to try: one host, or no head."""
     if len(facts) < 2 or made.nodes[0].host.name not in facts:
         return None
@@ -147,7 +144,7 @@ def _render(
     findings: list[Finding],
     chosen: tuple[Choice, ...],
     network: Network | None,
-    facts: dict[str, Any],
+    facts: Mapping[str, Facts],
     result: deep.Result | None,
 ) -> str:
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
@@ -179,7 +176,7 @@ def _finding(finding: Finding, severity: str, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _chosen(made: Plan, chosen: tuple[Choice, ...], network: Network | None, facts: dict[str, Any]) -> list[str]:
+def _chosen(made: Plan, chosen: tuple[Choice, ...], network: Network | None, facts: Mapping[str, Facts]) -> list[str]:
     """What `up` would choose by itself, each overridable in the inventory."""
     lines = ["chosen:"]
     if network is not None and network.head in network.addresses:
@@ -191,7 +188,7 @@ def _chosen(made: Plan, chosen: tuple[Choice, ...], network: Network | None, fac
     resolved = plan.resolve(made, facts, {}) if len(facts) == len(made.nodes) else None
     if resolved is not None:
         threads = {
-            node.host.name: max(1, facts[node.host.name]["cores"] // max(1, int(node.nproc))) for node in resolved.nodes
+            node.host.name: max(1, facts[node.host.name].cores // max(1, int(node.nproc))) for node in resolved.nodes
         }
         told = ", ".join(str(count) for count in sorted(set(threads.values())))
         lines.append(f"  OMP_NUM_THREADS           {told}  (cores / ranks of a host)")

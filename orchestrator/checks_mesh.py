@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from statistics import median
-from typing import Any
 
 from .findings import Finding, Findings, shell_word
 from .mesh import Network, Pair
 from .plan import Plan
+from .schema.facts import Facts
 
-Facts = Mapping[str, Any]
 SLOW = 100e6 / 8  # bytes a second: below this any training waits for its network
 SLOWER = 4  # times less than the others' median
 LATENCY_HIGH, LATENCY_TIMES = 0.005, 10  # s; times the others' median
@@ -70,7 +69,7 @@ def _head(plan: Plan, network: Network, facts: Mapping[str, Facts], found: Findi
 
 def _code_of_head(network: Network, facts: Mapping[str, Facts]) -> str:
     """Where only an address of a bridge, such as docker0, was offered, it is the wrong interface and no firewall."""
-    bridges = {one["address"] for one in facts[network.head]["interfaces"] if one["bridge"]}
+    bridges = {one.address for one in facts[network.head].interfaces if one.bridge}
     return "nccl-wrong-nic" if set(network.offered) <= bridges else "rdzv-port-blocked"
 
 
@@ -78,9 +77,9 @@ def _sources(network: Network, facts: Mapping[str, Facts]) -> list[str]:
     known = [address for name, address in network.addresses.items() if name != network.head]
     for host in network.unreachable:
         known += [
-            one["address"]
-            for one in facts[host]["interfaces"]
-            if one["up"] and not one["loopback"] and not one["bridge"] and ":" not in one["address"]
+            one.address
+            for one in facts[host].interfaces
+            if one.up and not one.loopback and not one.bridge and ":" not in one.address
         ]
     return sorted(set(known))
 
@@ -102,7 +101,7 @@ def _ports(plan: Plan, network: Network, facts: Mapping[str, Facts], found: Find
                 found.add("note", "rdzv-port-blocked", host, message, fix, _seen(pairs))
     blocked = [pair for pair in network.pairs if any(why is not None for _, why in pair.random_ports)]
     for host, pairs in _guilty(blocked, network).items():
-        first, last = facts[host]["port_range"]
+        first, last = facts[host].port_range
         port, why = next(one for one in pairs[0].random_ports if one[1] is not None)
         message = (
             f"port {port} is {_manner(why)} from {_names(pairs, host)}: NCCL and gloo use random ports ({first}-{last})"
@@ -155,25 +154,25 @@ def _peers(network: Network, host: str) -> list[str]:
 def _open(fact: Facts, addresses: list[str], ports: str, host: str) -> str:
     """What opens exactly these ports to exactly these addresses, in the words of the firewall that is seen there."""
     where = f"ssh {host} sudo"
-    if "ufw" in fact["firewalls"]:
+    if "ufw" in fact.firewalls:
         return "\n".join(
             f"{where} ufw allow from {one} to any port {ports.replace('-', ':')} proto tcp" for one in addresses
         )
-    if "firewalld" in fact["firewalls"]:
+    if "firewalld" in fact.firewalls:
         rules = [
             f'{where} firewall-cmd --permanent --add-rich-rule=\'rule family="{"ipv6" if ":" in one else "ipv4"}" '
             f'source address="{one}" port port="{ports}" protocol="tcp" accept\''
             for one in addresses
         ]
         return "\n".join([*rules, f"{where} firewall-cmd --reload"])
-    if "iptables" in fact["firewalls"]:
+    if "iptables" in fact.firewalls:
         return "\n".join(
             f"{where} {'ip6tables' if ':' in one else 'iptables'} -I INPUT -s {one} "
             f"-p tcp --dport {ports.replace('-', ':')} -j ACCEPT"
             for one in addresses
         )
     # a host names its chains; what is no name goes into no command
-    known = [match[1] for one in fact["firewalls"] if (match := NFT_CHAIN.fullmatch(one))]
+    known = [match[1] for one in fact.firewalls if (match := NFT_CHAIN.fullmatch(one))]
     chains = known or ["inet filter input"]
     family = "ip6" if any(":" in one for one in addresses) else "ip"
     rule = f"{family} saddr {{ {', '.join(addresses)} }} tcp dport {ports} accept"
@@ -205,7 +204,7 @@ def _large_packets(network: Network, facts: Mapping[str, Facts], found: Findings
 
 
 def _mtu(network: Network, host: str, facts: Mapping[str, Facts]) -> int | None:
-    return next((one["mtu"] for one in facts[host]["interfaces"] if one["name"] == network.interfaces[host]), None)
+    return next((one.mtu for one in facts[host].interfaces if one.name == network.interfaces[host]), None)
 
 
 def _mtus(network: Network, facts: Mapping[str, Facts], found: Findings) -> None:
@@ -248,8 +247,8 @@ def _which_network(plan: Plan, network: Network, facts: Mapping[str, Facts], hos
     key = "cluster_address" if head.cluster_address else "interface"
     others = [
         one
-        for one in facts[head.name]["interfaces"]
-        if one["up"] and not one["loopback"] and not one["bridge"] and one["address"] not in network.offered
+        for one in facts[head.name].interfaces
+        if one.up and not one.loopback and not one.bridge and one.address not in network.offered
     ]
     if (head.cluster_address or head.interface != "auto") and others:
         return (
@@ -262,17 +261,17 @@ def _which_network(plan: Plan, network: Network, facts: Mapping[str, Facts], hos
 def _lookups(network: Network, found: Findings) -> None:
     """Others' names: ours need none of them, as all that we give to torch are addresses."""
     for host, answers in network.names.items():
-        slow = [asked for asked, answer in answers.items() if answer["seconds"] is None]
+        slow = [asked for asked, answer in answers.items() if answer.seconds is None]
         if slow:
             message = "looking up the other hosts takes more than a second; ranks get RES_OPTIONS against it"
             fix = "mend the name servers in /etc/resolv.conf, or name all hosts in /etc/hosts"
             found.add("warning", "dns-slow", host, message, fix, f"getent hosts {slow[0]}: no answer")
         addresses = set(network.addresses.values())
-        unknown = [asked for asked, answer in answers.items() if answer["error"] and asked not in addresses | set(slow)]
+        unknown = [asked for asked, answer in answers.items() if answer.error and asked not in addresses | set(slow)]
         if unknown:
             message = f"does not know the name {', '.join(unknown[:3])} of other hosts; --local-addr sees to it"
             fix = "name all hosts in /etc/hosts, or in DNS"
-            seen = f"getent hosts {unknown[0]}: {answers[unknown[0]]['error']}"
+            seen = f"getent hosts {unknown[0]}: {answers[unknown[0]].error}"
             found.add("note", "hostname-unresolvable", host, message, fix, seen)
 
 

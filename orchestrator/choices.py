@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from .checks_network import active_rdma, has_ipv6
+from .schema.facts import Facts
 
-Facts = Mapping[str, Any]
 FAST = 100_000  # Mbit/s: from there on one thread and one socket of NCCL do not fill the wire
 
 
@@ -29,7 +28,7 @@ def choose(facts: Mapping[str, Facts]) -> tuple[Choice, ...]:
     chosen = []
     if len({has_ipv6(fact) for fact in facts.values()}) > 1:
         chosen.append(Choice("NCCL_SOCKET_FAMILY", "AF_INET", "not all hosts have IPv6"))
-    with_gpus = all(fact["gpus"] for fact in facts.values())
+    with_gpus = all(fact.gpus for fact in facts.values())
     rdma = [bool(active_rdma(fact)) for fact in facts.values()]
     if any(rdma) and not all(rdma):
         chosen.append(Choice("NCCL_IB_DISABLE", "1", "not all hosts have active RDMA ports"))
@@ -41,4 +40,4 @@ def choose(facts: Mapping[str, Facts]) -> tuple[Choice, ...]:
 
 
 def _fastest(fact: Facts) -> int:
-    return max((one["speed"] for one in fact["interfaces"] if one["up"] and not one["bridge"]), default=-1)
+    return max((one.speed for one in fact.interfaces if one.up and not one.bridge), default=-1)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from . import advice, bandwidths, checks, choices, plan, preflight, runs
+from . import advice, bandwidths, choices, plan, preflight, runs
 from .advice import completed
 from .checks import Finding, say
 from .console import all_but, fold, fold_messages, size
@@ -21,8 +21,10 @@ from .errors import FindingsError, HeldError, Interrupted, OrchError, Unreachabl
 from .fleet import Fleet, Results, each, folded, worst
 from .inventory import Host, select
 from .plan import Code, Plan
+from .preflight import Probed
 from .progress import Silent
 from .prune import unfetched
+from .schema.facts import Facts
 from .script import TRAINER
 from .session import InvalidAnswer, Refused, Session
 from .ship import Snapshot
@@ -91,16 +93,15 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
     questions = {node.host.name: preflight.question(wanted, node, script) for node in wanted.nodes}
     fleet.prepare(hosts)
 
-    def probe(host: Host, session: Session) -> tuple[dict[str, Any], dict[str, Any]]:
+    def probe(host: Host, session: Session) -> Probed:
         return _probe(host, session, questions[host.name], wanted, parcel, fleet.progress)
 
     probed = fleet.each(hosts, probe, "checking")
     if probed.failed:
         wanted = _without(wanted, probed, around)
         hosts = [node.host for node in wanted.nodes]
-    facts = {name: one[0] for name, one in probed.done.items()}
-    hellos = {name: one[1] for name, one in probed.done.items()}
-    _judge(checks.judge(wanted, facts, hellos), wanted, around)
+    facts = {name: one.facts for name, one in probed.done.items()}
+    _judge(preflight.judge(wanted, probed.done), wanted, around)
     chosen = choices.choose(facts)
     resolved = plan.resolve(wanted, facts, {choice.variable: choice.value for choice in chosen})
     ranks = plan.world_size(resolved)
@@ -145,14 +146,14 @@ def _without(wanted: Plan, probed: Results[Any], around: Surroundings) -> Plan:
 
 def _probe(
     host: Host, session: Session, question: dict[str, Any], wanted: Plan, parcel: Parcel, progress: Silent
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> Probed:
     """One host's facts, and the code brought there: what is there already is not sent again."""
-    facts = preflight.ask(session, question)
-    if wanted.code is not None and not host.workdir and wanted.code.sha256 not in session.hello["codes"]:
+    probed = preflight.ask(session, question)
+    if wanted.code is not None and not host.workdir and wanted.code.sha256 not in session.codes:
         progress.at(host.name, f"sending the code, {size(wanted.code.size)}")
         session.request("unpack", {"sha256": wanted.code.sha256}, upload=parcel.chunks())
-        session.hello["codes"].append(wanted.code.sha256)  # `--wait` comes here again
-    return facts, session.hello
+        session.codes.add(wanted.code.sha256)  # `--wait` comes here again
+    return probed
 
 
 def _how_to_do_without(wanted: Plan, probed: Results[Any], around: Surroundings) -> str:
@@ -197,9 +198,7 @@ def _judge(findings: tuple[Finding, ...], wanted: Plan, around: Surroundings) ->
         raise kind("\n  ".join(["the run would fail; nothing was started", *map(told, errors)]))
 
 
-def _prepare_and_start(
-    resolved: Plan, facts: Mapping[str, Mapping[str, Any]], fleet: Fleet, around: Surroundings
-) -> None:
+def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet, around: Surroundings) -> None:
     """Two phases. Whoever is not started in the end is told to forget it."""
     head, *others = [node.host for node in resolved.nodes]
     numbers = {node.host.name: number for number, node in enumerate(resolved.nodes)}
@@ -293,7 +292,7 @@ def _say_unfetched(answers: Mapping[str, Mapping[str, Any]], inventory: str, aro
 def _say_network(
     start: Mapping[str, Any],
     resolved: Plan,
-    facts: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, Facts],
     interfaces: dict[str, str],
     around: Surroundings,
 ) -> None:
@@ -301,8 +300,8 @@ def _say_network(
     if len(resolved.nodes) == 1:
         return
     head = resolved.nodes[0].host.name
-    of_head = [one["name"] for one in facts[head]["interfaces"] if one["address"] == start["master_addr"]]
-    chosen = {head: str(of_head[0]) if of_head else "?", **interfaces}
+    of_head = [one.name for one in facts[head].interfaces if one.address == start["master_addr"]]
+    chosen = {head: of_head[0] if of_head else "?", **interfaces}
     for node in resolved.nodes:
         if node.host.interface != "auto":
             chosen[node.host.name] = node.host.interface
@@ -316,15 +315,15 @@ def _say_network(
 def _say_unmeasured(
     addresses: Sequence[str],
     reachable: Mapping[str, Sequence[str]],
-    of_head: Mapping[str, Any],
+    of_head: Facts,
     around: Surroundings,
 ) -> None:
     """Where the speeds of the links do not tell the networks apart, only a measurement does."""
     shared = [address for address in addresses if all(address in one for one in reachable.values())]
-    links = {one["address"]: one for one in of_head["interfaces"]}
+    links = {one.address: one for one in of_head.interfaces}
     known = [links[address] for address in shared if address in links]
-    if reachable and len({one["name"] for one in known}) > 1 and known[0]["speed"] <= known[1]["speed"]:
-        names = ", ".join(dict.fromkeys(str(one["name"]) for one in known))
+    if reachable and len({one.name for one in known}) > 1 and known[0].speed <= known[1].speed:
+        names = ", ".join(dict.fromkeys(one.name for one in known))
         around.step(f"the hosts share several networks ({names}): `ddp-orch check` measures which is the fastest")
 
 

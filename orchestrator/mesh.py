@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .answers import DIAL, LISTEN
 from .bandwidths import fastest
 from .errors import OrchError
 from .fleet import Fleet, Results
 from .inventory import Host
 from .plan import Plan
+from .schema.facts import Facts, Lookup
+from .schema.network import Dialled, DialReport, Listening
 from .session import InvalidAnswer, Session
 
-Facts = Mapping[str, Any]
 FULL = 32  # hosts up to which every pair is tried
 SAMPLE = 8  # hosts that measure the networks they share with the head, at the same time
 ROUNDS = 2  # times that each of them is measured: whatever else the network carries only ever lowers the figure
@@ -64,11 +66,11 @@ class Network:
     interfaces: Mapping[str, str]
     offered: tuple[str, ...]
     """The addresses of the head that were tried."""
-    unreachable: Mapping[str, Mapping[str, str]]
+    unreachable: Mapping[str, Mapping[str, str | None]]
     """Hosts that reach none of the head's addresses (or not the one that most do): {host: {address: why}}."""
     pairs: tuple[Pair, ...]
-    names: Mapping[str, Mapping[str, Facts]]
-    """What each host gets for the others' names and addresses (node/dns.py)."""
+    names: Mapping[str, Mapping[str, Lookup]]
+    """What each host gets for the others' names and addresses."""
     failed: Mapping[str, OrchError]
     """Hosts that could not be asked."""
     subnets: tuple[Subnet, ...] = ()
@@ -83,12 +85,12 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     wanted = plan.inventory.run.rdzv.port
 
     def listen(name: str) -> dict[str, Any]:
-        free = wanted != "auto" and str(wanted) not in facts[name]["listeners"] and wanted >= facts[name]["first_port"]
+        free = wanted != "auto" and str(wanted) not in facts[name].listeners and wanted >= facts[name].first_port
         return {"token": token + name, "run_port": wanted if free else None, "ports": list(ports)}
 
-    def start(host: Host, session: Session) -> dict[str, Any]:
-        answer = session.request("listen", listen(host.name))
-        if not answer["ports"]:
+    def start(host: Host, session: Session) -> Listening:
+        answer = session.request(LISTEN, listen(host.name))
+        if not answer.ports:
             raise _nonsense(host, "listen")
         return answer
 
@@ -96,9 +98,9 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     failed = dict(listening.failed)
     if head.name in failed:
         return Network(head.name, {}, {}, (), {}, (), {}, failed)
-    offered = _offered(head.cluster_address, head.interface, facts[head.name], listening.done[head.name]["addresses"])
+    offered = _offered(head.cluster_address, head.interface, facts[head.name], listening.done[head.name].addresses)
     others = [host for name, host in hosts.items() if name in listening.done and host is not head]
-    run_port = listening.done[head.name]["ports"][0]
+    run_port = listening.done[head.name].ports[0]
     to_head = {address: _target(head.name, address, [run_port], token) for address in offered}
     sources = {host.name: _source(host, facts[host.name]) for host in others}
     reached = fleet.each(
@@ -121,9 +123,9 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
         common = fastest({subnet.address: subnet.bandwidth for subnet in subnets})
     addresses, interfaces = {head.name: common}, {head.name: _interface_of(common, facts[head.name])}
     for name, answer in reached.done.items():
-        for one in answer["results"]:
-            if one["address"] == common and name not in unreachable:
-                addresses[name], interfaces[name] = one["source"], one["interface"]
+        for one in answer.results:
+            if one.address == common and name not in unreachable and one.source and one.interface:
+                addresses[name], interfaces[name] = one.source, one.interface
     names = list(addresses)
     dialled = fleet.each(
         [hosts[name] for name in names],
@@ -132,28 +134,28 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
             session,
             _dial(
                 [
-                    _target(other, addresses[other], listening.done[other]["ports"], token)
+                    _target(other, addresses[other], listening.done[other].ports, token)
                     for other in _targets(names, host.name)
                 ],
                 addresses[host.name],
-                [str(facts[other]["hostname"]) for other in _targets(names, host.name)],
+                [facts[other].hostname for other in _targets(names, host.name)],
                 bulk=True,
             ),
         ),
         "trying to reach the others",
     )
     pairs = tuple(
-        _pair(name, result, listening.done[result["host"]]["ports"][0])
+        _pair(name, result, listening.done[result.host].ports[0])
         for name, answer in dialled.done.items()
-        for result in answer["results"]
+        for result in answer.results
     )
     failed |= {**reached.failed, **dialled.failed}
-    known = {name: answer["names"] for name, answer in dialled.done.items()}
+    known = {name: answer.names for name, answer in dialled.done.items()}
     return Network(head.name, addresses, interfaces, tuple(offered), unreachable, pairs, known, failed, subnets)
 
 
-def _target(name: str, address: str, ports: list[int], token: str) -> dict[str, Any]:
-    return {"host": name, "address": address, "ports": ports, "token": token + name}
+def _target(name: str, address: str, ports: Sequence[int], token: str) -> dict[str, Any]:
+    return {"host": name, "address": address, "ports": list(ports), "token": token + name}
 
 
 def _dial(
@@ -167,16 +169,16 @@ def _source(host: Host, fact: Facts) -> str | None:
     """The address that the inventory has a host use; None: by route."""
     if host.cluster_address or host.interface == "auto":
         return host.cluster_address
-    return next((str(one["address"]) for one in fact["interfaces"] if one["name"] == host.interface), None)
+    return next((one.address for one in fact.interfaces if one.name == host.interface), None)
 
 
-def _ask(host: Host, session: Session, question: dict[str, Any]) -> dict[str, Any]:
+def _ask(host: Host, session: Session, question: dict[str, Any]) -> DialReport:
     """Dial, and be told of exactly what was dialled. Raises InvalidAnswer."""
-    answer = session.request("dial", question)
+    answer = session.request(DIAL, question)
     asked = [
         (target["host"], target["address"], {str(port) for port in target["ports"]}) for target in question["targets"]
     ]
-    if [(one["host"], one["address"], set(one["ports"])) for one in answer["results"]] != asked:
+    if [(one.host, one.address, set(one.ports)) for one in answer.results] != asked:
         raise _nonsense(host, "dial")
     return answer
 
@@ -185,23 +187,23 @@ def _nonsense(host: Host, operation: str) -> InvalidAnswer:
     return InvalidAnswer(host.name, f"{operation}: not what was asked for")
 
 
-def _offered(cluster_address: str | None, interface: str, fact: Facts, candidates: list[str]) -> list[str]:
+def _offered(cluster_address: str | None, interface: str, fact: Facts, candidates: Sequence[str]) -> list[str]:
     """As node/prepare.py has it."""
     if cluster_address:
         return [cluster_address]
     if interface != "auto":
-        return [one["address"] for one in fact["interfaces"] if one["name"] == interface][:1]
-    return candidates
+        return [one.address for one in fact.interfaces if one.name == interface][:1]
+    return list(candidates)
 
 
 def _interface_of(address: str, fact: Facts) -> str:
-    return next((str(one["name"]) for one in fact["interfaces"] if one["address"] == address), "")
+    return next((one.name for one in fact.interfaces if one.address == address), "")
 
 
-def _common(offered: list[str], reached: Results[dict[str, Any]]) -> tuple[str, dict[str, dict[str, str]]]:
+def _common(offered: list[str], reached: Results[DialReport]) -> tuple[str, dict[str, dict[str, str | None]]]:
     """The first address that all reach, or the one that most do; and who does not reach it."""
     answers = {
-        name: {one["address"]: next(iter(one["ports"].values())) for one in answer["results"]}
+        name: {one.address: next(iter(one.ports.values())) for one in answer.results}
         for name, answer in reached.done.items()
     }
     if not offered:
@@ -210,13 +212,13 @@ def _common(offered: list[str], reached: Results[dict[str, Any]]) -> tuple[str, 
     return common, {name: answer for name, answer in answers.items() if answer[common] is not None}
 
 
-def _shared(offered: list[str], reached: Results[dict[str, Any]], fact: Facts) -> list[str]:
+def _shared(offered: list[str], reached: Results[DialReport], fact: Facts) -> list[str]:
     """The addresses of the head that all hosts reach; of several on one interface, the first."""
     blocked = {
-        one["address"]
+        one.address
         for answer in reached.done.values()
-        for one in answer["results"]
-        if any(why is not None for why in one["ports"].values())
+        for one in answer.results
+        if any(why is not None for why in one.ports.values())
     }
     by_interface: dict[str, str] = {}
     for address in offered:
@@ -225,12 +227,12 @@ def _shared(offered: list[str], reached: Results[dict[str, Any]], fact: Facts) -
     return list(by_interface.values())
 
 
-def _subnets(shared: list[str], measured: Results[dict[str, Any]], fact: Facts) -> tuple[Subnet, ...]:
+def _subnets(shared: list[str], measured: Results[DialReport], fact: Facts) -> tuple[Subnet, ...]:
     best: dict[str, dict[str, float]] = {address: {} for address in shared}
     for name, answer in measured.done.items():
-        for one in answer["results"]:
-            known = best[one["address"]]
-            known[name] = max(known.get(name, 0.0), one["bandwidth"] or 0.0)
+        for one in answer.results:
+            known = best[one.address]
+            known[name] = max(known.get(name, 0.0), one.bandwidth or 0.0)
     return tuple(Subnet(address, _interface_of(address, fact), best[address]) for address in shared)
 
 
@@ -243,17 +245,17 @@ def _targets(names: list[str], name: str) -> list[str]:
     return [around[(1 << power) - 1] for power in range(len(names).bit_length()) if (1 << power) <= len(around)]
 
 
-def _pair(source: str, result: Mapping[str, Any], run_port: int) -> Pair:
-    ports = {int(port): why for port, why in result["ports"].items()}
+def _pair(source: str, result: Dialled, run_port: int) -> Pair:
+    ports = {int(port): why for port, why in result.ports.items()}
     return Pair(
         source=source,
-        target=result["host"],
-        address=result["address"],
+        target=result.host,
+        address=result.address,
         run_port=(run_port, ports.pop(run_port)),
         random_ports=tuple(sorted(ports.items())),
-        latency=result["latency"],
-        stalled=result["stalled"],
-        bandwidth=result["bandwidth"],
+        latency=result.latency,
+        stalled=result.stalled,
+        bandwidth=result.bandwidth,
     )
 
 

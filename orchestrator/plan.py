@@ -14,6 +14,7 @@ from .console import size
 from .errors import UsageError
 from .inventory import Host, Inventory
 from .launchers import Launcher
+from .schema.facts import Facts, Python
 
 MASK = "***"
 MAX_WORD = 128 * 1024 - 1
@@ -213,12 +214,12 @@ def _nproc(host: Host) -> Literal["auto"] | int:
     return "auto" if gpus == "auto" else max(1, len(gpus))
 
 
-def resolve(plan: Plan, facts: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, str] | None = None) -> Plan:
+def resolve(plan: Plan, facts: Mapping[str, Facts], chosen: Mapping[str, str] | None = None) -> Plan:
     """Fill in what was `auto`, from the facts of every host; `chosen`: variables (choices.py)."""
     nodes = (
         replace(
             node,
-            nproc=max(1, len(facts[node.host.name]["gpus"])) if node.nproc == "auto" else node.nproc,
+            nproc=max(1, len(facts[node.host.name].gpus)) if node.nproc == "auto" else node.nproc,
             chosen=chosen or {},
         )
         for node in plan.nodes
@@ -246,14 +247,13 @@ def without(plan: Plan, names: Collection[str]) -> Plan | None:
     return replace(plan, nodes=(*team, *spares)) if len(team) >= plan.min_nodes else None
 
 
-def spec(
-    plan: Plan, number: int, facts: Mapping[str, Mapping[str, Any]], *, created_at: str, by: str
-) -> dict[str, Any]:
+def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str, by: str) -> dict[str, Any]:
     """What a node's guard has to know, of secrets the names only (orchestrator/node/guard.py reads it)."""
     node = plan.nodes[number]
     run = plan.inventory.run
-    detected = [gpu["index"] for gpu in facts[node.host.name]["gpus"]]
-    torch = facts[node.host.name].get("python", {}).get("torch")
+    detected = [gpu.index for gpu in facts[node.host.name].gpus]
+    python = facts[node.host.name].python
+    torch = python.torch if isinstance(python, Python) else None
     return {
         "run_id": plan.run_id,
         "name": plan.name,

@@ -1,4 +1,4 @@
-"""Ask hosts for their facts: what `up` and `check` do first. Judges nothing (checks.py)."""
+"""Ask hosts for their facts, and have them judged: what `up` and `check` do first. The rules are in checks.py."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import ipaddress
 import re
 import shlex
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from . import checks
+from .answers import PROBE
 from .inventory import Notify
 from .plan import Node, Plan
+from .schema.facts import Facts, Hello
 from .session import Session
 from .ship import Snapshot
 
@@ -89,9 +93,29 @@ def _addresses(head: Node) -> list[str]:
         return []
 
 
-def ask(session: Session, question: dict[str, Any]) -> dict[str, Any]:
-    """A host's facts, with `clock_ahead`: between what and what its clock is ahead of ours, in seconds."""
+@dataclass(frozen=True)
+class Probed:
+    """What is known of a host before a run."""
+
+    facts: Facts
+    hello: Hello
+    clock_ahead: tuple[float, float]
+    """Seconds: the least and the most by which its clock is ahead of ours."""
+
+
+def ask(session: Session, question: Mapping[str, Any]) -> Probed:
+    """A host's facts."""
     asked = time.time()
-    facts = session.request("probe", question)
+    facts = session.request(PROBE, question)
     answered = time.time()
-    return {**facts, "clock_ahead": [facts["clock"] - answered, facts["clock"] - asked]}
+    return Probed(facts, session.hello, (facts.clock - answered, facts.clock - asked))
+
+
+def judge(plan: Plan, probed: Mapping[str, Probed]) -> tuple[checks.Finding, ...]:
+    """What would break the run, by the facts of the hosts that were reached."""
+    return checks.judge(
+        plan,
+        {name: host.facts for name, host in probed.items()},
+        {name: host.hello for name, host in probed.items()},
+        {name: host.clock_ahead for name, host in probed.items()},
+    )

@@ -148,7 +148,7 @@ def find(
         return enough is not None and time.monotonic() - began > PATIENCE and enough(_listing(answers))
 
     def ask(_: Host, session: Session) -> tuple[list[dict[str, Any]], str]:
-        return session.request("list", {"members": members})["runs"], "; ".join(session.hello.get("passed_over", ()))
+        return session.request("list", {"members": members})["runs"], "; ".join(session.hello.passed_over)
 
     return _listing(fleet.each(hosts, ask, doing, enough=is_enough if enough else None))
 

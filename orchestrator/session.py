@@ -8,16 +8,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from . import answers
+from .answers import Operation, Untyped
 from .errors import OrchError, UnreachableError
 from .node import wire
 from .node_program import NodeProgram
+from .schema.decode import MalformedAnswer, decode
+from .schema.facts import Hello
 from .ssh import quote
 from .terminal import one_line
 from .transport import Connection
 
+A = TypeVar("A")
 NOISE_LIMIT = 64 * 1024  # bytes a login shell may print before the marker
 PING_EVERY = 5.0  # s
 DEAD_AFTER = 14.0  # s without a frame, though the relay answers every PING at once
@@ -178,15 +182,23 @@ def _interpreter(python: str) -> tuple[str, ...]:
 Data = Callable[[dict[str, Any], bytes], None]
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What a request gave, decoded."""
+
+    value: Any
+
+
 @dataclass
 class _Request:
     """A request whose answer has not come."""
 
-    operation: str
+    operation: Operation[Any]
     on_data: Data | None
     heard: float
     """When it was sent, or the last DATA was taken."""
-    results: queue.Queue[dict[str, Any] | None] = field(default_factory=queue.Queue)
+    results: queue.Queue[_Answer | Refused | None] = field(default_factory=queue.Queue)
+    """None: the session was lost."""
 
 
 class Session:
@@ -201,7 +213,7 @@ class Session:
         self._sending = threading.Lock()
         self._numbers = 0
         self._waiting: dict[int, _Request] = {}
-        self._hello: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._hello: queue.Queue[Hello | None] = queue.Queue()
         self._greeted = False
         self._taking = False  # the reader is inside of an `on_data`
         self._lost: str | None = None
@@ -219,6 +231,8 @@ class Session:
         if hello is None:
             raise self._why()
         self.hello = hello
+        self.codes = set(hello.codes)
+        """Hashes of the code snapshots that are there; whoever sends one adds it."""
 
     # before the first frame
 
@@ -292,7 +306,7 @@ class Session:
             self._end(str(error))
         except wire.WireError as error:
             self._end(f"it does not speak our protocol: {error}")
-        except answers.Nonsense as error:
+        except MalformedAnswer as error:
             # it would say the same again: nobody is to try for ever
             self._refused = InvalidAnswer(self.host, error)
             self._end(str(self._refused))
@@ -335,10 +349,10 @@ class Session:
     def _dispatch(self, frame: wire.Frame) -> None:
         if frame.kind == wire.HELLO:
             if self._greeted:
-                raise answers.Nonsense("hello: sent twice")
-            answers.check_hello(frame.header)
+                raise MalformedAnswer("hello: sent twice")
+            hello = decode(Hello, frame.header, "hello")
             self._greeted = True
-            self._hello.put(frame.header)
+            self._hello.put(hello)
             return
         number = frame.header.get("id")
         if not isinstance(number, int) or (request := self._waiting.get(number)) is None:
@@ -346,19 +360,21 @@ class Session:
         if frame.kind == wire.RESULT:
             result = frame.header.get("result")
             if not isinstance(result, dict):
-                raise answers.Nonsense(f"{request.operation}: no result")
-            if "error" not in result:
-                answers.check(request.operation, result)
+                raise MalformedAnswer(f"{request.operation.name}: no result")
+            answer = self._refusal(result) if "error" in result else _Answer(request.operation.decode(result))
             self._waiting.pop(number, None)  # a second answer is to nothing that was asked
-            request.results.put(result)
+            request.results.put(answer)
         elif frame.kind == wire.DATA and request.on_data is not None:
-            answers.check_data(request.operation, frame.header, frame.payload)
+            answers.check_data(request.operation.name, frame.header, frame.payload)
             self._taking = True
             try:
                 request.on_data(frame.header, frame.payload)
             finally:
                 self._taking = False
             request.heard = time.monotonic()
+
+    def _refusal(self, result: Mapping[str, Any]) -> Refused:
+        return Refused(str(result.get("code", "unknown")), f"{self.host}: {one_line(str(result['error']))}")
 
     def _end(self, why: str) -> None:
         """The session is over. The first reason is kept: closing the pipe gives the reader another one."""
@@ -374,45 +390,68 @@ class Session:
 
     # requests
 
+    @overload
+    def request(
+        self,
+        operation: Operation[A],
+        arguments: Mapping[str, Any],
+        *,
+        upload: Iterable[bytes] = ...,
+        on_data: Data | None = ...,
+        more: float = ...,
+    ) -> A: ...
+
+    @overload
     def request(
         self,
         operation: str,
-        arguments: dict[str, Any],
+        arguments: Mapping[str, Any],
+        *,
+        upload: Iterable[bytes] = ...,
+        on_data: Data | None = ...,
+        more: float = ...,
+    ) -> dict[str, Any]: ...
+
+    def request(
+        self,
+        operation: Operation[A] | str,
+        arguments: Mapping[str, Any],
         *,
         upload: Iterable[bytes] = (),
         on_data: Data | None = None,
         more: float = 0.0,
-    ) -> dict[str, Any]:
+    ) -> A | dict[str, Any]:
         """Ask the relay and wait for its answer, within the operation's limit and `more` seconds.
 
         A host that exceeds the limit counts as silent, and its session ends. `on_data(header, payload)` is called from
         the receiving thread. Raises SessionLost, or Refused with the node's reason.
         """
-        request = _Request(operation, on_data, time.monotonic())
+        asked: Operation[Any] = Untyped(operation) if isinstance(operation, str) else operation
+        request = _Request(asked, on_data, time.monotonic())
         with self._sending:
             self._numbers += 1
             number = self._numbers
-            self._uploads += operation == "unpack"
+            self._uploads += asked.name == "unpack"
         self._waiting[number] = request
         try:
-            self._send(wire.Frame(wire.REQUEST, {"id": number, "op": operation, "args": arguments}))
-            if operation == "unpack":
+            self._send(wire.Frame(wire.REQUEST, {"id": number, "op": asked.name, "args": arguments}))
+            if asked.name == "unpack":
                 self._upload(number, upload)
                 request.heard = time.monotonic()
             if self._lost is not None:
                 request.results.put(None)  # it may have been lost before we were among those who are told
-            result = self._answer(request, LIMITS.get(operation, ANSWER_LIMIT) + more)
+            result = self._answer(request, LIMITS.get(asked.name, ANSWER_LIMIT) + more)
         except OSError as error:
             raise SessionLost(f"{self.host}: {self._lost or error}") from error
         finally:
             self._waiting.pop(number, None)
             with self._sending:
-                self._uploads -= operation == "unpack"
+                self._uploads -= asked.name == "unpack"
         if result is None:
             raise self._why()
-        if "error" in result:
-            raise Refused(str(result.get("code", "unknown")), f"{self.host}: {one_line(str(result['error']))}")
-        return result
+        if isinstance(result, Refused):
+            raise result
+        return result.value  # type: ignore[no-any-return]
 
     def _upload(self, number: int, chunks: Iterable[bytes]) -> None:
         for chunk in chunks:
@@ -420,11 +459,11 @@ class Session:
                 self._send(wire.Frame(wire.DATA, {"id": number}, chunk[start : start + wire.MAX_PAYLOAD]))
         self._send(wire.Frame(wire.DATA, {"id": number}))
 
-    def _answer(self, request: _Request, limit: float) -> dict[str, Any] | None:
+    def _answer(self, request: _Request, limit: float) -> _Answer | Refused | None:
         while True:
             left = request.heard + limit - time.monotonic()
             if left <= 0:
-                self._end(f"no answer to `{request.operation}` within {limit:.0f} s")
+                self._end(f"no answer to `{request.operation.name}` within {limit:.0f} s")
                 self._pipe.close()  # ends the relay, and what it still works on
                 return None
             try:

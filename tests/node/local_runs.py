@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import host_facts
+from host_facts import PYTHON, decoded
 from lab.waiting import wait_until
 
 from orchestrator import inventory, launchers, plan
@@ -189,7 +191,9 @@ class Runs:
         if torchrun:
             agent = launchers.TORCHRUN_STATIC if torch else launchers.Launcher("torchrun", AGENT)
             wanted = replace(wanted, launcher=agent)
-        facts = {node.host.name: {"gpus": [], "python": {"torch": torch}} for node in wanted.nodes}
+        facts = dict.fromkeys(
+            (node.host.name for node in wanted.nodes), decoded(host_facts.facts(python={**PYTHON, "torch": torch}))
+        )
         run = Run(run_id, hosts)
         self._started.append(run)
         at_head: dict[str, Any] | None = None

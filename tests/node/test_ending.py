@@ -442,7 +442,7 @@ def test_root_ends_a_process_of_another_user(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_force_never_ends_the_session_that_carries_it_out(runs: Runs) -> None:
     (host,) = runs.hosts(1)
-    relay = int(host.session.hello["pid"])
+    relay = int(host.session.hello.pid)
     answer = host.session.request("force", {"pids": [relay, os.getpid(), 1]})
     assert answer["killed"] == [] and len(answer["remaining"]) == 3
 

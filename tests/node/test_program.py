@@ -129,7 +129,7 @@ def test_ps_shows_what_our_processes_are(runs: Runs) -> None:
     run.wait_for("ready", "1.0.out")
     recorder = run.recorder()
     assert recorder is not None
-    shown = [processes.command(pid) for pid in (run.hosts[0].session.hello["pid"], run.guard().pid, recorder.pid)]
+    shown = [processes.command(pid) for pid in (run.hosts[0].session.hello.pid, run.guard().pid, recorder.pid)]
     (program,) = run.hosts[0].state.glob("node-*")
     ours = f"{sys.executable} -I -S {program}"
     assert shown == [f"{ours} serve {program}", f"{ours} guard {run.run_id}", f"{ours} recorder {run.run_id}"]
@@ -203,7 +203,7 @@ def test_what_was_prepared_and_never_started_is_gone_when_its_controller_is(runs
     if goodbye == "close":
         session.close()
     else:
-        relay = processes.identify(session.hello["pid"])
+        relay = processes.identify(session.hello.pid)
         assert relay is not None
         processes.send(relay, 9)
     wait_until(lambda: not processes.alive(guard) and not folder.exists(), 5.0, "the prepared guard is gone")
@@ -213,7 +213,7 @@ def test_a_committed_run_goes_on_without_its_controller(runs: Runs) -> None:
     run, start = runs.prepare("import time; time.sleep(2); print('done')", nproc=(1, 1))
     run.hosts[0].session.request("start", {"run_id": run.run_id, "start": start})
     for host in run.hosts:
-        relay = processes.identify(host.session.hello["pid"])
+        relay = processes.identify(host.session.hello.pid)
         assert relay is not None
         processes.send(relay, 9)
     assert [record["verdict"]["state"] for record in run.wait_over()] == ["succeeded", "succeeded"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_relay import A_RUN, Relay
-from host_facts import with_gpus
+from host_facts import decoded, with_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +16,8 @@ from orchestrator import answers, checks, choices, inventory, plan
 from orchestrator import session as sessions
 from orchestrator.answers import Nonsense
 from orchestrator.node_program import NodeProgram
+from orchestrator.schema.decode import MalformedAnswer
+from orchestrator.schema.facts import Hello
 from orchestrator.session import InvalidAnswer, Refused, Session, SessionLost
 
 ABSENT = "<absent>"
@@ -171,23 +173,21 @@ def replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
     ids=lambda wrong: repr(wrong)[:20],
 )
 def test_facts_with_anything_wrong_are_refused_or_judged(wrong: Any) -> None:
-    answers.check("probe", FULL)
+    full = decoded(FULL)
     read = inventory.parse("{hosts: [a, b], run: {rdzv: {port: 29500}}}", "inventory.yaml")
     made = plan.make(read, run_id="R", name="R", command=("-u", "train.py"), code=None, env={}, debug=False)
-    hello = {"boot_id": "b", "machine_id": "m", "state_inode": [1, 1]}
-    hellos = {"a": hello, "b": {**hello, "state_inode": [1, 2]}}
+    hellos = {name: Hello((), "b", "m", (1, number)) for number, name in enumerate("ab")}
     refusals = 0
-    for place in places({key: value for key, value in FULL.items() if key != "clock_ahead"}):
-        facts = replaced(FULL, place, wrong)
+    for place in places(FULL):
         try:
-            answers.check("probe", facts)
-        except Nonsense as error:
+            facts = decoded(replaced(FULL, place, wrong))
+        except MalformedAnswer as error:
             assert str(error).isprintable()
             refusals += 1
             continue
-        checks.judge(made, {"a": {**facts, "clock_ahead": [0.0, 0.1]}, "b": FULL}, hellos)
-        choices.choose({"a": facts, "b": FULL})
-        plan.resolve(made, {"a": facts, "b": FULL})
+        checks.judge(made, {"a": facts, "b": full}, hellos, {"a": (0.0, 0.1)})
+        choices.choose({"a": facts, "b": full})
+        plan.resolve(made, {"a": facts, "b": full})
     assert refusals > 20
 
 

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 from golden_files import assert_message
-from host_facts import GPU, PYTHON, disk, facts, with_gpus
+from host_facts import GPU, PYTHON, decoded, disk, facts, with_gpus
 
 from orchestrator import inventory, plan, preflight
 from orchestrator.checks import Finding, judge, path_arguments, unreached
 from orchestrator.errors import OrchError
 from orchestrator.findings import Findings, outliers_of
 from orchestrator.fleet import folded
+from orchestrator.schema.decode import decode
+from orchestrator.schema.facts import Hello
 from orchestrator.transport import ConnectFailure
 
 
@@ -24,6 +26,7 @@ def found(
     text: str,
     changed: dict[str, dict[str, Any]] | None = None,
     hellos: dict[str, dict[str, Any]] | None = None,
+    clocks: dict[str, tuple[float, float]] | None = None,
     arguments: tuple[str, ...] = (),
 ) -> list[Finding]:
     """What is found where every host is fine but for what is given."""
@@ -32,14 +35,18 @@ def found(
     names = [host.name for host in read.hosts]
     fine = facts()
     identities = [
-        {"boot_id": "b", "machine_id": "m", "state_inode": [1, number], "host": name}
+        {"codes": [], "boot_id": "b", "machine_id": "m", "state_inode": [1, number], "host": name}
         for number, name in enumerate(names)
     ]
     return list(
         judge(
             made,
-            {name: {**fine, **(changed or {}).get(name, {})} for name in names},
-            {name: {**one, **(hellos or {}).get(name, {})} for name, one in zip(names, identities, strict=True)},
+            {name: decoded({**fine, **(changed or {}).get(name, {})}) for name in names},
+            {
+                name: decode(Hello, {**one, **(hellos or {}).get(name, {})}, "hello")
+                for name, one in zip(names, identities, strict=True)
+            },
+            {**dict.fromkeys(names, (-0.01, 0.01)), **(clocks or {})},
         )
     )
 
@@ -234,17 +241,17 @@ def test_a_missing_data_folder_and_a_full_disk_have_commands_for_their_host() ->
 
 
 def test_the_clock_that_differs_is_named_also_of_two() -> None:
-    (finding,) = found("hosts: [a, b]", {"a": {"clock_ahead": [-30.1, -30.0]}})
+    (finding,) = found("hosts: [a, b]", clocks={"a": (-30.1, -30.0)})
     assert brief([finding]) == [("warning", "clock-skew", ("a",))]
     assert "30 s behind" in finding.message
 
 
 def test_the_controllers_own_wrong_clock_is_no_finding() -> None:
-    assert found("hosts: [a, b, c]", {name: {"clock_ahead": [500.0, 500.1]} for name in "abc"}) == []
+    assert found("hosts: [a, b, c]", clocks=dict.fromkeys("abc", (500.0, 500.1))) == []
 
 
 def test_a_slow_answer_makes_no_skew() -> None:
-    assert found("hosts: [a, b]", {"a": {"clock_ahead": [-9.0, 0.0]}}) == []
+    assert found("hosts: [a, b]", clocks={"a": (-9.0, 0.0)}) == []
 
 
 # --- disks

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from golden_files import assert_message
-from host_facts import ETH0, facts
+from host_facts import ETH0, decoded
+from host_facts import facts as facts_of
 
 from orchestrator import choices, inventory, plan
 from orchestrator.checks_mesh import judge
@@ -17,6 +18,8 @@ from orchestrator.checks_network import nccl_matches
 from orchestrator.findings import Finding
 from orchestrator.fleet import Results
 from orchestrator.mesh import Network, Pair, Subnet, _common, _targets, render
+from orchestrator.schema.facts import Facts, Lookup
+from orchestrator.schema.network import Dialled, DialReport
 
 NAMES = ("a", "b", "c", "d")
 ADDRESSES = {name: f"10.0.0.{number}" for number, name in enumerate(NAMES, 1)}
@@ -25,6 +28,14 @@ ADDRESSES = {name: f"10.0.0.{number}" for number, name in enumerate(NAMES, 1)}
 def pair(source: str, target: str, **changed: Any) -> Pair:
     fine = Pair(source, target, ADDRESSES[target], (20001, None), ((40001, None), (40002, None)), 1e-4, False, 1e9)
     return replace(fine, **changed)
+
+
+def facts(**changed: Any) -> Facts:
+    return decoded(facts_of(**changed))
+
+
+def dialled(address: str, why: str | None) -> Dialled:
+    return Dialled("a", address, None, None, {"1": why}, None, False, None)
 
 
 def network(change: dict[tuple[str, str], dict[str, Any]] | None = None, names: tuple[str, ...] = NAMES) -> Network:
@@ -37,7 +48,7 @@ def found(tried: Network, **changed: Any) -> list[Finding]:
     names = [*tried.addresses, *tried.unreachable]
     read = inventory.parse(f"hosts: [{', '.join(sorted(names))}]", "inventory.yaml")
     made = plan.make(read, run_id="R", name="R", command=("-u", "train.py"), code=None, env={}, debug=False)
-    known = {name: facts(interfaces=[{**ETH0, "address": ADDRESSES[name]}], **changed) for name in sorted(set(names))}
+    known = {name: (facts(interfaces=[{**ETH0, "address": ADDRESSES[name]}], **changed)) for name in sorted(set(names))}
     return list(judge(made, tried, known))
 
 
@@ -133,17 +144,17 @@ def test_one_busy_path_makes_no_slow_host() -> None:
 
 
 def test_names_of_others_that_are_unknown_are_a_note_and_silence_is_a_warning() -> None:
-    unknown = {"b": {"found": [], "error": "Name or service not known", "seconds": 0.01}}
+    unknown = {"b": Lookup((), "Name or service not known", 0.01)}
     assert brief(found(replace(network(), names={"a": unknown}))) == [("note", "hostname-unresolvable", ("a",))]
-    silent = {"10.0.0.2": {"found": [], "error": "no answer", "seconds": None}}
+    silent = {"10.0.0.2": Lookup((), "no answer", None)}
     assert brief(found(replace(network(), names={"a": silent}))) == [("warning", "dns-slow", ("a",))]
 
 
 def test_the_first_address_that_all_reach_is_taken_else_the_one_that_most_do() -> None:
-    def answers(*reached: dict[str, str | None]) -> Results[dict[str, Any]]:
+    def answers(*reached: dict[str, str | None]) -> Results[DialReport]:
         return Results(
             {
-                f"h{number}": {"results": [{"address": a, "ports": {"1": why}} for a, why in one.items()]}
+                f"h{number}": DialReport(tuple(dialled(address, why) for address, why in one.items()), {})
                 for number, one in enumerate(reached)
             },
             {},
@@ -187,7 +198,7 @@ def test_a_family_is_chosen_where_some_hosts_lack_ipv6() -> None:
 
 
 def test_rdma_that_only_some_have_is_left_alone_by_all() -> None:
-    port = {"device": "mlx5_0", "port": "1", "state": "ACTIVE", "layer": "InfiniBand", "rate": ""}
+    port = {"device": "mlx5_0", "port": "1", "state": "ACTIVE", "layer": "InfiniBand", "driver": ""}
     assert [one.variable for one in choices.choose({"a": facts(rdma=[port]), "b": facts()})] == ["NCCL_IB_DISABLE"]
     assert choices.choose({"a": facts(rdma=[port]), "b": facts(rdma=[port])}) == ()
 

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import host_facts
 import pytest
+from host_facts import GPU, PYTHON, decoded
 
 from orchestrator import inventory, launchers, plan
 from orchestrator.node.link import node_key
 from orchestrator.plan import Code, Plan
+from orchestrator.schema.facts import Facts
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plan"
 COMMAND = ("-u", "train.py", "--lr", "0.1")
@@ -23,8 +26,9 @@ def made(text: str, env: Mapping[str, str] | None = None, *, debug: bool = False
     return plan.make(read, run_id="R", name="lab", command=COMMAND, code=code, env=env or {}, debug=debug)
 
 
-def facts(*gpus: int) -> dict[str, Any]:
-    return {"gpus": [{"index": index} for index in gpus]}
+def facts(*gpus: int, torch: str | None = None) -> Facts:
+    indexed = [{**GPU, "index": index} for index in gpus]
+    return decoded(host_facts.facts(gpus=indexed, python={**PYTHON, "torch": torch}))
 
 
 def described(text: str, number: int = 0) -> dict[str, Any]:
@@ -160,7 +164,7 @@ def test_static_rendezvous_gives_ranks_by_place() -> None:
     [("2.4.1+cu121", False), ("2.12.0", False), ("2.13.0+cpu", True), ("3.0", True), ("unknown", True), (None, True)],
 )
 def test_torch_that_has_no_shutdown_timeout_is_given_one(torch: str | None, by_module: bool) -> None:
-    known = {"a": {**facts(), "python": {"torch": torch}}}
+    known = {"a": facts(torch=torch)}
     spec = plan.spec(plan.resolve(made("hosts: [a]"), known), 0, known, created_at="", by="")
     command, text, *arguments = spec["agent_argv"]
     assert spec["auto_env"]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "86400"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from orchestrator.schema.decode import decode
+from orchestrator.schema.facts import Facts
+
 GB = 1 << 30
 PYTHON: dict[str, Any] = {
     "executable": "/usr/bin/python3",
@@ -92,9 +95,13 @@ def facts(**changed: Any) -> dict[str, Any]:
         "nvidia": {"driver": None, "cuda": None, "error": None, "xids": []},
         "python": PYTHON,
         "names": {"h": {"found": ["10.0.0.1"], "error": None, "seconds": 0.001}},
-        "clock_ahead": [-0.01, 0.01],
+        "clock": 1.0,
     }
     return {**fine, **changed}
+
+
+def decoded(facts: dict[str, Any]) -> Facts:
+    return decode(Facts, facts, "probe")
 
 
 def with_gpus(count: int = 2, **changed: Any) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""What hosts answer, as frozen dataclasses, and the decoder that makes them of JSON. Pure."""

@@ -1,0 +1,109 @@
+"""What a host says of its runs: one part of each, how it ended, and which processes were ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .decode import NOT_NULL
+from .values import (
+    AbsolutePath,
+    Attempt,
+    FinalState,
+    Grace,
+    HostName,
+    NodeNumber,
+    Nproc,
+    Rank,
+    RunId,
+    RunName,
+    Signal,
+    State,
+    TeamSize,
+    Timestamp,
+    UnixTime,
+    VariableName,
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank, the agent or all of a host's part failed."""
+
+    at: UnixTime
+    what: str
+    rank: Rank | None
+    exit_code: int | None = None
+    signal: Signal | int | None = None
+    pid: int | None = None
+    said: str | None = None
+    """The last line that it printed."""
+    attempt: Attempt | None = field(default=None, metadata=NOT_NULL)
+    lost: bool = False
+    """The host was not heard of any more."""
+    stalled: bool = False
+    """No rank printed a line for longer than `stall_timeout`."""
+
+
+@dataclass(frozen=True)
+class FirstFailure(Failure):
+    """The failure that ended the run, and where."""
+
+    host: str = ""
+    node: NodeNumber | None = None
+    """None: of no node, as all are silent."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the whole run ended, as one of its hosts knows it."""
+
+    state: FinalState
+    first_failure: FirstFailure | None = None
+    stopped_by: str | None = None
+
+
+Member = tuple[int, int, str]
+"""A process of a run: pid, start time, command."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one host says of a run."""
+
+    run_id: RunId
+    name: RunName
+    state: State
+    attempt: Attempt
+    started_at: Timestamp
+    ended_at: UnixTime | None
+    by: str
+    script: str
+    node: NodeNumber
+    host: HostName
+    hosts: tuple[HostName, ...]
+    nprocs: tuple[Nproc, ...]
+    team: TeamSize
+    node_rank: NodeNumber | None
+    """Of the newest attempt; None: a spare that waits."""
+    first_rank: Rank | None
+    """Of the newest attempt; None: a spare that waits."""
+    nproc: Nproc
+    ranks: Rank
+    exit_code: int | None
+    signal: Signal | int | None
+    pid: int | None
+    grace: Grace
+    verdict: Verdict | None = field(default=None, metadata=NOT_NULL)
+    outputs: bool = False
+    members: tuple[Member, ...] = ()
+    not_notified: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[VariableName, ...] = ()
+    shared_output: AbsolutePath | None = None
+
+
+@dataclass(frozen=True)
+class RunList:
+    """`list`"""
+
+    runs: tuple[Part, ...]

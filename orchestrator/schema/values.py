@@ -1,0 +1,58 @@
+"""The values that answers are made of: names, ids, states, times, numbers, each with what it may be. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated
+
+from ..hostnames import NAME
+from ..naming import RUN_ID, RUN_NAME
+
+
+def is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def is_unix_time(seconds: float) -> bool:
+    return 0 <= seconds < 253_402_300_800
+
+
+def is_grace(seconds: float) -> bool:
+    return 0 <= seconds <= 86_400
+
+
+def is_interval(pair: tuple[float, float]) -> bool:
+    return pair[0] <= pair[1]
+
+
+HostName = Annotated[str, re.compile(NAME).fullmatch]
+RunId = Annotated[str, RUN_ID.fullmatch]
+RunName = Annotated[str, RUN_NAME.fullmatch]
+Address = Annotated[str, is_address]
+Port = Annotated[int, range(65_536).__contains__]
+State = Annotated[str, re.compile(r"starting|running|restarting|stopping|succeeded|failed|killed|lost").fullmatch]
+FinalState = Annotated[str, re.compile(r"succeeded|failed|killed|lost").fullmatch]
+Signal = Annotated[str, re.compile(r"SIG[A-Z0-9+]{1,12}").fullmatch]
+StreamName = Annotated[str, re.compile(r"[0-9]{1,7}\.(agent|run|[0-9]{1,7})\.(out|err)").fullmatch]
+"""`ATTEMPT.ORIGIN.out`: the origin is a rank, the agent, or the run itself."""
+Timestamp = Annotated[str, re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,18}(Z|[+-][0-9]{2}:[0-9]{2})").fullmatch]
+"""RFC 3339."""
+UnixTime = Annotated[float, is_unix_time]
+"""Seconds since 1970, of a date that has four digits for its year."""
+Grace = Annotated[float, is_grace]
+"""Seconds, of which an inventory may ask for a day."""
+VariableName = Annotated[str, re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}").fullmatch]
+AbsolutePath = Annotated[str, re.compile(r"/[^\x00-\x1f]{0,4095}").fullmatch]
+CudaVersion = Annotated[str, re.compile(r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}").fullmatch]
+
+# far above what any run has, and far below what is a burden to count
+NodeNumber = Annotated[int, range(100_000).__contains__]
+Rank = Annotated[int, range(1_000_000).__contains__]
+Attempt = Annotated[int, range(10_000_000).__contains__]
+Nproc = Annotated[int, range(4_097).__contains__]
+TeamSize = Annotated[int, range(100_001).__contains__]
