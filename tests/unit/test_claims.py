@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -110,15 +111,14 @@ def test_a_lie_changes_neither_the_state_nor_the_name_nor_the_order_of_runs() ->
         ("20260102-000000-abcd", "running", "mine", 1, 2),
     ]
     assert not any(run.broken or "evil" in run.parts for run in found.runs)
-    assert found.doubts == (
-        "evil: ignored what it says of run 20260101-000000-abcd: other hosts, or its own name, contradict it",
-    )
+    (doubt,) = found.doubts
+    assert doubt.startswith("evil: ") and "20260101-000000-abcd" in doubt
 
 
 def test_a_run_whose_hosts_contradict_each_other_has_no_outcome() -> None:
     over = listing(good1=[part(0, ["good1"], state="failed")], evil=[part(0, ["evil"], state="succeeded")])
     assert [run.state for run in over.runs] == ["lost"] and over.runs[0].nodes == {}
-    assert over.doubts[0].startswith("evil,good1: they contradict each other about run")
+    assert over.doubts[0].startswith("evil,good1: ") and over.runs[0].run_id in over.doubts[0]
     going_on = listing(good1=[part(0, ["good1"])], evil=[part(0, ["evil"], state="succeeded")])
     assert [(run.state, run.broken) for run in going_on.runs] == [("running", False)]
 
@@ -128,7 +128,7 @@ def test_a_host_that_lies_about_many_runs_is_named_once() -> None:
         return [part(0, **more, run_id=f"20260101-00000{number}-abcd") for number in range(3)]
 
     found = listing(good1=many(hosts=["good1"]), evil=many(hosts=["evil"]))
-    assert len(found.doubts) == 1 and "about run 20260101-000000-abcd and 2 more" in found.doubts[0]
+    assert len(found.doubts) == 1 and re.search(r"20260101-000000-abcd .*\b2\b", found.doubts[0])
 
 
 def test_the_head_tells_how_a_run_ended_and_nobody_else_that_it_succeeded() -> None:

@@ -18,13 +18,11 @@ class Terminal(io.StringIO):
 def test_messages_are_plain_lines_in_a_pipe() -> None:
     stream = io.StringIO()
     console = Console(stream, colour=False)
-    console.error("gpu-02: connection refused")
-    console.warning("clock is 3 s ahead")
+    console.error("gpu-02: refused")
+    console.warning("3 s ahead")
     console.note("2 hosts")
-    console.step("prepared 2 hosts in 1.2 s")
-    assert stream.getvalue() == (
-        "error: gpu-02: connection refused\nwarning: clock is 3 s ahead\n2 hosts\n- prepared 2 hosts in 1.2 s\n"
-    )
+    console.step("prepared")
+    assert stream.getvalue() == "error: gpu-02: refused\nwarning: 3 s ahead\n2 hosts\n- prepared\n"
 
 
 def test_a_status_is_for_terminals_and_makes_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:

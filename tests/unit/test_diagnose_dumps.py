@@ -113,8 +113,10 @@ def test_a_dump_of_somebody_else_is_not_read(tmp_path: Path) -> None:
     dump(tmp_path, 0, [entry(8)])
     path = tmp_path / "nccl_trace_rank_0"
     os.chown(path, 65534, 65534)
-    with pytest.raises(ValueError, match="not a file of ours"):
+    with pytest.raises(ValueError):
         flight.summary(str(path))
+    os.chown(path, os.geteuid(), os.getegid())
+    assert flight.summary(str(path))
 
 
 def test_a_dump_that_unfolds_to_more_than_any_memory_is_cut_short_or_passed_over(tmp_path: Path) -> None:

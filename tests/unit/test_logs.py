@@ -289,10 +289,8 @@ def test_a_line_is_tagged_with_host_and_rank_in_a_column_of_fixed_width() -> Non
 
 def test_a_rank_cannot_forge_a_tag() -> None:
     painter = Painter(["a"], colour=False)
-    forged = "\x1b[2K\x1b[1Ga:1     | I am rank 1\nb:2     | so am I"
-    assert (
-        painter.paint(line(forged, host="a", rank=0)) == "a:0     | a:1     | I am rank 1\na:0     | b:2     | so am I"
-    )
+    forged = "\x1b[2K\x1b[1Ga:1     | rank 1\nb:2     | rank 2"
+    assert painter.paint(line(forged, host="a", rank=0)) == "a:0     | a:1     | rank 1\na:0     | b:2     | rank 2"
 
 
 def test_a_hosts_name_cannot_command_the_terminal() -> None:
@@ -405,8 +403,8 @@ def test_a_line_that_comes_too_late_is_given_out_and_not_held() -> None:
     merger = Merger([])
     merger.add("a", [line("now", 100.0)], now=0.0)
     assert texts(merger.ready(1.0)) == ["now"]
-    merger.add("b", [line("from an hour ago", 50.0, "b")], now=1.0)
-    assert texts(merger.ready(1.0)) == ["from an hour ago"]
+    merger.add("b", [line("an hour ago", 50.0, "b")], now=1.0)
+    assert texts(merger.ready(1.0)) == ["an hour ago"]
 
 
 def test_offsets_of_clocks_are_taken_off() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib.util
 import json
 import os
@@ -177,7 +178,7 @@ def test_a_script_in_the_workdir_is_read_there_with_what_lies_beside_it(tmp_path
     found = ask_inside(tmp_path, {"path": "train.py", "source": None, "local": []})
     assert found["script"]["missing"] == ["absent"]
     found = ask_inside(tmp_path, {"path": "other.py", "source": None, "local": []})
-    assert found["script"]["absent"] == "No such file or directory"
+    assert found["script"]["absent"] == os.strerror(errno.ENOENT)
 
 
 def test_nvlinks_by_gpu() -> None:
@@ -278,6 +279,6 @@ def test_a_file_system_that_does_not_answer_is_named_and_the_rest_is_told(
     monkeypatch.setattr(facts, "FILES_WINDOW", 1.0)
     found = facts.files([str(hung), "/nowhere"], str(hung))
     assert found["hung"] == [str(hung)]
-    assert found["paths"] == {str(hung): None, "/nowhere": "No such file or directory"}
+    assert found["paths"] == {str(hung): None, "/nowhere": os.strerror(errno.ENOENT)}
     assert found["workdir"] is True  # nothing is said of it twice
     assert set(found["disks"]) == {"state", "tmp", "shm"}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_files import assert_message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -188,7 +189,7 @@ def test_a_started_run_whose_nodes_do_not_come_fails_and_names_the_first_of_them
     verdict = play(events)[-1][2].verdict
     assert verdict is not None
     assert verdict["state"] == "failed"
-    assert verdict["first_failure"]["what"] == "did not start within 60 s"
+    assert " 60 s" in verdict["first_failure"]["what"]
     assert verdict["first_failure"]["host"] == "host-1"
 
 
@@ -270,7 +271,7 @@ def test_when_the_budget_is_spent_the_last_attempts_first_failure_is_the_verdict
     state = fail(state, 3000.0, what="the second")
     assert state.verdict and state.verdict["state"] == "failed"
     assert state.verdict["first_failure"]["what"] == "the second"
-    assert state.verdict["no_restart_reason"] == "all 1 restarts are spent"
+    assert_message("not-restarted-budget-spent", state.verdict["no_restart_reason"])
 
 
 def fail_at_start(*failures: dict[str, Any]) -> State:
@@ -289,7 +290,7 @@ def test_the_same_failure_three_times_in_a_row_at_start_up_is_not_tried_again() 
     assert fail_at_start(MISSING, MISSING).phase == "restarting"
     state = fail_at_start(MISSING, MISSING, MISSING)
     assert state.verdict
-    assert state.verdict["no_restart_reason"] == "it failed three times in a row in the same way at its start"
+    assert_message("not-restarted-same-failure", state.verdict["no_restart_reason"])
 
 
 @pytest.mark.parametrize(
@@ -351,7 +352,8 @@ def test_a_lost_host_is_not_restarted_without() -> None:
     state, _ = gang.step(started(5), gang.Lost(1, 2000.0))
     for number in (0, 2):
         state, _ = gang.step(state, gang.Exited(number, 1, False, 2001.0))
-    assert state.verdict and (state.verdict["state"], state.verdict["no_restart_reason"]) == ("lost", "a host was lost")
+    assert state.verdict and state.verdict["state"] == "lost"
+    assert_message("not-restarted-host-lost", state.verdict["no_restart_reason"])
 
 
 def test_a_stop_during_the_back_off_ends_the_run_as_killed() -> None:
@@ -461,7 +463,7 @@ def test_a_spare_that_is_lost_during_the_back_off_is_not_counted_on() -> None:
     state = gang.step(state, gang.Lost(3, 2001.5))[0]
     state = gang.step(state, gang.Tick(2002.0))[0]
     assert state.verdict and state.verdict["state"] == "lost"
-    assert state.verdict["no_restart_reason"] == "a host was lost, and no spare is left"
+    assert_message("not-restarted-no-spare", state.verdict["no_restart_reason"])
 
 
 def test_a_host_that_was_silent_before_its_peers_failed_is_the_first_failure() -> None:
@@ -485,10 +487,8 @@ def test_a_host_whose_guard_was_killed_takes_no_part_in_the_next_attempt() -> No
     assert set(places(state)) == {"host-0", "host-3", "host-2"} and gang.restarts(state) == 1
     assert gang.step(state, gang.Failed(1, 1, gone, 2200.0)) == (state, ())  # told again
     alone = ended(gang.step(at_work(NODES, max_restarts=1), gang.Failed(1, 1, gone, 2000.0))[0], 2001.0)
-    assert alone.verdict and (alone.verdict["state"], alone.verdict["no_restart_reason"]) == (
-        "failed",
-        "a host was lost",
-    )
+    assert alone.verdict and alone.verdict["state"] == "failed"
+    assert_message("not-restarted-host-lost", alone.verdict["no_restart_reason"])
 
 
 def test_a_spare_whose_guard_was_killed_is_not_counted_on() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 
 import pyte
 import pytest
+from golden_files import assert_message
 from lab.waiting import wait_until
 from rich.console import Console as Rich
 
@@ -46,14 +48,7 @@ def test_few_hosts_have_a_row_each() -> None:
         Row("c", FAILED, 0.0, "login: no"),
         Row("d", WAITING, 9.0),
     ]
-    assert drawn(rows) == [
-        "1 of 4 hosts done, 12 s",
-        "HOST  PHASE             SECONDS",
-        "a     sending the code      3.2",
-        "b     done",
-        "c     failed                     login: no",
-        "d     waiting",
-    ]
+    assert_message("progress-of-few-hosts", "\n".join(drawn(rows)))
 
 
 def test_how_far_a_hosts_work_has_come_stands_beside_it() -> None:
@@ -61,10 +56,7 @@ def test_how_far_a_hosts_work_has_come_stands_beside_it() -> None:
     with shown.of(["a", "b"]):
         shown.at("a", "fetching")
         shown.come("a", "3.1 MB of 20.0 MB")
-        assert drawn(shown.rows(2.0))[2:] == [
-            "a     fetching      2.0  3.1 MB of 20.0 MB",
-            "b     waiting",
-        ]
+        assert_message("progress-with-amounts", "\n".join(drawn(shown.rows(2.0))))
     with shown.of(["a"]):
         assert shown.rows(0.0)[0].come == ""  # that was of other work
 
@@ -73,15 +65,15 @@ def test_how_far_a_hosts_work_has_come_stands_beside_it() -> None:
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (40, 10)])
 def test_of_many_hosts_the_slow_and_the_failed_ones_are_named(count: int, width: int, height: int) -> None:
     seen = drawn(rows_of(count), width, height)
-    assert seen[0] == f"{count - 9} of {count} hosts done, 12 s"
+    assert re.match(rf"{count - 9} .*\b{count} .*\b12 s$", seen[0])
     assert seen[2].split() == ["done", str(count - 9)]
     shown = "\n".join(seen)
     assert f"slow-{count}" in shown and "11.9" in shown
     assert "old-0, old-" in shown and "gone" in shown
     assert shown.index("connecting") < shown.index("checking")  # the slowest first
     if width >= 80:
-        assert f"gpu-{count - 8:03}, gpu-{count - 7:03}, gpu-{count - 6:03}, gpu-{count - 5:03} and 1 more" in shown
-        assert "login: it refuses ann" in shown
+        assert re.search(rf"gpu-{count - 8:03}, gpu-{count - 7:03}, gpu-{count - 6:03}, gpu-{count - 5:03} .*1 ", shown)
+        assert "it refuses ann" in shown
 
 
 def test_more_reasons_than_lines_are_counted() -> None:
@@ -92,14 +84,11 @@ def test_more_reasons_than_lines_are_counted() -> None:
 
 def test_what_a_host_says_is_no_markup_and_moves_no_cursor() -> None:
     seen = drawn([Row("[red]a", FAILED, 0.0, "it said \x1b[2J[bold]this\nand that")])
-    assert "[red]a" in seen[-1] and seen[-1].endswith("it said [bold]this and that")
+    assert "[red]a" in seen[-1] and seen[-1].endswith("[bold]this and that")
 
 
 def test_a_line_names_those_that_are_waited_for() -> None:
-    assert line(rows_of(64), 10.2) == (
-        "55 of 64 hosts done after 10 s; checking: gpu-[056-060]; connecting: slow-64; "
-        "failed: gone: connect: " + "no answer in time " * 20 + "; old-[0-1]: login: it refuses ann (2 hosts)"
-    )
+    assert_message("progress-line", line(rows_of(64), 10.2))
 
 
 class Clock:
@@ -142,10 +131,7 @@ def test_in_a_pipe_a_line_comes_after_ten_seconds_and_then_ever_more_seldom() ->
                 told_at.append(round(clock.now - 100))
             if clock.now > 112:
                 shown.reaching("b", "")
-    assert out.getvalue().splitlines()[:2] == [
-        "- 1 of 2 hosts done after 10 s; connecting: b",
-        "- 1 of 2 hosts done after 30 s; running: b",
-    ]
+    assert_message("progress-in-a-pipe", out.getvalue())
     assert len(told_at) == 3  # the last one after 70 s
 
 
@@ -158,7 +144,7 @@ def test_in_a_pipe_a_failure_is_told_when_the_others_go_on() -> None:
         assert out.getvalue() == ""
         clock.now += 1.0
         shown.tick()
-    assert out.getvalue() == "- 0 of 2 hosts done after 1 s; running: b; failed: a: login: it refuses ann\n"
+    assert_message("progress-of-a-failed-host", out.getvalue())
 
 
 def test_a_late_word_of_a_connection_does_not_bring_a_host_back() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,8 @@ def test_our_own_lines_are_shown_at_once_also_within_a_trace() -> None:
     lines = [agent("Traceback (most recent call last):"), agent("  File"), agent("ddp-orch: the run has failed")]
     quieter = Quieter()
     assert quieter.filter(lines) == [agent("ddp-orch: the run has failed")]
-    assert [line.text for line in quieter.filter([agent("KeyError: 1")])] == [
-        "KeyError: 1  (2 lines of torchrun's traceback: ddp-orch logs --stream agent)"
-    ]
+    (last,) = quieter.filter([agent("KeyError: 1")])
+    assert re.fullmatch(r"KeyError: 1  \(2 .*: ddp-orch logs --stream agent\)", last.text)
 
 
 def test_a_trace_that_tail_has_cut_off_at_its_head_is_one_too() -> None:
@@ -49,10 +49,9 @@ def test_a_trace_that_tail_has_cut_off_at_its_head_is_one_too() -> None:
     summary = [agent("  rank      : 0 (local_rank: 0)"), agent("  exitcode  : 1 (pid: 9)"), agent("=====")]
     assert Quieter().filter(summary) == summary
     quieter = Quieter()
-    assert [line.text for line in quieter.filter(lines)] == [
-        "E: why  (2 lines of torchrun's traceback: ddp-orch logs --stream agent)",
-        "  indented, later",
-    ]
+    last, later = quieter.filter(lines)
+    assert re.fullmatch(r"E: why  \(2 .*: ddp-orch logs --stream agent\)", last.text)
+    assert later.text == "  indented, later"
 
 
 def test_a_trace_without_an_end_is_shown_as_it_is() -> None:
@@ -90,5 +89,5 @@ def test_how_torchrun_obeys_is_shown_unless_it_is_we_who_stop_it() -> None:
     assert quieter.filter([*said, later]) == [later]
     much_later = later._replace(at=4.0)
     first, exception, last = quieter.filter([much_later])
-    assert first == said[0] and "got signal: 15  (2 lines of" in exception.text and last == much_later
+    assert first == said[0] and "got signal: 15  (2 " in exception.text and last == much_later
     assert quieter.flush() == []

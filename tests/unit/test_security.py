@@ -160,7 +160,7 @@ def test_a_snapshot_that_would_run_code_is_not_loaded(folder: Path) -> None:
         def broadcast(self, content: bytes, source: int) -> bytes:
             return content
 
-    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+    with pytest.raises(pickle.UnpicklingError, match="Weights only"):
         snapshot.load_newest(folder, Alone())  # type: ignore[arg-type]
     assert not (folder / "canary").exists()
 
@@ -174,7 +174,7 @@ def test_a_node_program_damaged_on_its_way_is_never_run(folder: Path, monkeypatc
     for position in (0, len(whole.data) // 2, len(whole.data) - 1):
         data = bytearray(whole.data)
         data[position] ^= 1
-        with pytest.raises(Refused, match="damaged on its way"):
+        with pytest.raises(Refused, match=r"^me: .*\bdamaged\b"):
             Session("me", LocalConnection(), "python3", NodeProgram(whole.sha256, bytes(data)), secrets.token_hex(8))
     assert list((folder / "state").iterdir()) == []
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from golden_files import assert_message
 
 from orchestrator import prepare_hosts
 from orchestrator.errors import UsageError
@@ -50,14 +51,13 @@ def test_an_index_that_is_not_reached_is_named_as_the_cause(tmp_path: Path) -> N
     )  # fmt: skip
     assert done.returncode
     said = prepare_hosts.why_not_installed("torch==2.9.0", done.stderr, done.returncode)
-    assert said.startswith("the host does not reach the package index: Connection refused. ")
-    assert "--index-url URL" in said and "--wheels DIR" in said and "pip download torch==2.9.0 -d DIR" in said
+    assert_message("setup-index-not-reached", said)
 
 
 def test_other_failures_are_told_in_the_words_of_pip() -> None:
     text = "WARNING: old\nERROR: No matching distribution found for torch==9.9.9\n[notice] update pip\n"
     said = prepare_hosts.why_not_installed("torch==9.9.9", text, 1)
-    assert said == "ERROR: No matching distribution found for torch==9.9.9"
+    assert said == text.splitlines()[1]
     assert prepare_hosts.why_not_installed("torch", "", 137) == "exit code 137"
 
 

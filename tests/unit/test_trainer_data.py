@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from golden_files import assert_message
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ddp-orch[trainer]'")
 
@@ -46,28 +47,29 @@ def test_tokens_are_16_bits_each_as_nanogpt_writes_them(tmp_path: Path) -> None:
 def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokens.bin").write_bytes(b"\xff\xff" * 100)
     data = load(Config(data="tokens", data_path=str(tmp_path / "tokens.bin"), context=4), CPU)
-    with pytest.raises(ValueError, match="token 65535 is beyond the vocabulary of 50304"):
+    with pytest.raises(ValueError, match=r"\b65535\b.*\b50304\b"):
         next(data.train.batches([(0, torch.tensor([0]))]))
 
 
 @pytest.mark.parametrize(
-    ("data", "content", "said"),
+    ("name", "data", "content"),
     [
-        ("csv", "1,2,3,4,0\n1,2,3,4\n", "not lines of as many numbers each"),
-        ("csv", "1,2,three,4,0\n", "not lines of as many numbers each"),
-        ("csv", "1,2,3,0\n", "a line must be the pixels of a square image, then its label"),
-        ("text", "short", "4 tokens for training are less than --context + 1"),
-        ("folder", "", "there is no folder train/CLASS in it"),
+        ("csv-of-uneven-lines", "csv", "1,2,3,4,0\n1,2,3,4\n"),
+        ("csv-with-a-word", "csv", "1,2,three,4,0\n"),
+        ("csv-of-no-square", "csv", "1,2,3,0\n"),
+        ("text-too-short", "text", "short"),
+        ("folder-that-is-a-file", "folder", ""),
     ],
 )
 def test_data_that_are_not_what_was_said_are_refused_in_one_line(
-    tmp_path: Path, data: str, content: str, said: str
+    tmp_path: Path, name: str, data: str, content: str
 ) -> None:
     path = tmp_path / "data"
     path.write_text(content)
-    with pytest.raises(ConfigError, match=said.replace("+", r"\+")) as refused:
+    with pytest.raises(ConfigError) as refused:
         load(Config(data=data, data_path=str(path), context=16), CPU)
     assert str(path) in str(refused.value) and "\n" not in str(refused.value)
+    assert_message(f"trainer-data/{name}", refused.value, PATH=path, CAUSE=refused.value.__cause__ or path)
 
 
 # --- images on disk
@@ -115,7 +117,7 @@ def test_what_chance_does_to_an_image_depends_on_the_step_alone(images: Path) ->
 def test_an_image_that_cannot_be_read_is_named(images: Path) -> None:
     (images / "train/red/1.jpg").write_bytes(b"not a JPEG at all")
     data = load(Config(data="folder", data_path=str(images), image_size=16, workers=0), CPU)
-    with pytest.raises(RuntimeError, match=r"train/red/1.jpg: not an image that can be read"):
+    with pytest.raises(RuntimeError, match=r"train/red/1\.jpg: "):
         next(data.train.batches([(0, torch.tensor([9]))]))
 
 
@@ -198,8 +200,6 @@ def test_cifar10_is_read_as_its_authors_wrote_it(mirror: Mirror, tmp_path: Path)
 
 def test_a_damaged_download_is_not_kept(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CIFAR10_URL", mirror.url)
-    with pytest.raises(
-        ConfigError, match=r"what was downloaded has the MD5 .*, not c32a1d.*set CIFAR10_URL to a mirror"
-    ):
+    with pytest.raises(ConfigError, match=r"\bMD5\b.*\bc32a1d.*\bCIFAR10_URL\b"):
         load(Config(data="cifar10", data_path=str(tmp_path)), CPU)
     assert [path.name for path in tmp_path.iterdir()] == [".cifar-10-binary.tar.gz.lock"]

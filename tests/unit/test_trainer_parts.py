@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from pickle import PicklingError
 
 import pytest
+from golden_files import assert_message
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ddp-orch[trainer]'")
 
@@ -35,30 +37,27 @@ def world() -> Iterator[World]:
         yield alone
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--epochs=many"], "argument --epochs: invalid int value: 'many'"),
-        (["--epochs=-1"], "--epochs must be at least 0, not -1"),
-        (["--lr=nan"], "--lr must be at least 0, not nan"),
-        (
-            ["--data=imagenet"],
-            "--data is one of digits, csv, cifar10, folder, text, tokens, synthetic, synthetic-tokens, ",
-        ),
-        (["--data=folder"], "--data folder needs --data-path"),
-        (["--track=csv"], "--track takes jsonl, tensorboard, wandb, with commas between, or none; not 'csv'"),
-        (["--label-smoothing=1"], "--label-smoothing must be below 1, not 1.0"),
-        (["--local-sgd=4", "--compress=fp16"], "--local-sgd does not go with --compress fp16"),
-        (["--static-graph", "--grad-accum-steps=2"], "--static-graph does not go with --grad-accum-steps"),
-        (["--device=tpu"], "--device is one of auto, cuda, cpu, not 'tpu'"),
-        (["--seed=2147483648"], "--seed must be below 2^31, not 2147483648"),
-        (["--epoch=3"], "unrecognized arguments: --epoch=3"),
-    ],
-)
-def test_a_wrong_flag_is_refused_in_one_line(argv: list[str], said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        parse(argv)
-    assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
+def test_a_wrong_flag_is_refused_in_one_line() -> None:
+    refusals = []
+    for argv in (
+        ["--epochs=many"],
+        ["--epochs=-1"],
+        ["--lr=nan"],
+        ["--data=imagenet"],
+        ["--data=folder"],
+        ["--track=csv"],
+        ["--label-smoothing=1"],
+        ["--local-sgd=4", "--compress=fp16"],
+        ["--static-graph", "--grad-accum-steps=2"],
+        ["--device=tpu"],
+        ["--seed=2147483648"],
+        ["--epoch=3"],
+    ):
+        with pytest.raises(ConfigError) as refused:
+            parse(argv)
+        assert argv[0].partition("=")[0] in str(refused.value) and "\n" not in str(refused.value)
+        refusals.append(f"{' '.join(argv)}\n  {refused.value}")
+    assert_message("trainer-flags", "\n".join(refusals))
 
 
 def test_outputs_go_where_the_flag_says_else_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +139,7 @@ def test_the_training_goes_on_when_the_disk_is_full_but_does_not_end_well(
     writer = snapshot.Writer(folder, keep=2)
     writer.save({"step": 1})
     assert isinstance(writer.close(), FileNotFoundError)
-    assert f"FAILED snapshot on {socket.gethostname()} step:1 error:" in capsys.readouterr().out
+    assert re.search(rf"\b{socket.gethostname()} step:1 error:", capsys.readouterr().out)
 
     full = Path("/dev/full")
     if full.exists():
@@ -158,7 +157,7 @@ def test_a_snapshot_that_cannot_be_pickled_keeps_later_ones_from_nothing(
     while "step:1 error:" not in said and time.monotonic() < deadline:
         said += capsys.readouterr().out
         time.sleep(0.01)
-    assert f"FAILED snapshot on {socket.gethostname()} step:1 error:" in said
+    assert re.search(rf"\b{socket.gethostname()} step:1 error:", said)
     writer.save({"step": 2})
     assert writer.close() is None
     state = snapshot.load_newest(tmp_path, world)
@@ -306,24 +305,24 @@ def test_blocks_that_are_computed_again_give_the_same_gradients() -> None:
         model(tokens).sum().backward()
         gradients.append([each.grad for each in model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
-    with pytest.raises(ConfigError, match="digits-cnn has no blocks of its own"):
+    with pytest.raises(ConfigError, match="digits-cnn"):
         checkpoint_blocks(build("digits-cnn", images_of(10), 1), "digits-cnn")
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "said"),
-    [
-        ("gpt-tiny", images_of(10), "--model gpt-tiny is not for images: give digits-cnn or one of torchvision's"),
-        ("digits-cnn", tokens_of(10), "--model digits-cnn is not for tokens: give gpt-tiny, "),
-        ("no_such_module:model", images_of(10), "--model no_such_module:model: No module named 'no_such_module'"),
-        ("math:nothing", images_of(10), "--model math:nothing: module 'math' has no attribute 'nothing'"),
-        ("math:sqrt", images_of(10), "--model math:sqrt returned a float, not a torch.nn.Module"),
-    ],
-)
-def test_a_model_that_cannot_be_is_refused_in_one_line(model: str, data: Data, said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        build(model, data, 8)
-    assert str(refused.value).startswith(said)
+def test_a_model_that_cannot_be_is_refused_in_one_line() -> None:
+    refusals = []
+    for model, data in (
+        ("gpt-tiny", images_of(10)),
+        ("digits-cnn", tokens_of(10)),
+        ("no_such_module:model", images_of(10)),
+        ("math:nothing", images_of(10)),
+        ("math:sqrt", images_of(10)),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            build(model, data, 8)
+        assert str(refused.value).startswith(f"--model {model}") and "\n" not in str(refused.value)
+        refusals.append(str(refused.value))
+    assert_message("trainer-models", "\n".join(refusals))
 
 
 def test_operations_are_counted_as_in_the_formula() -> None:
@@ -378,7 +377,7 @@ def test_a_rank_that_slurm_gave_a_gpu_of_its_own_takes_it(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     second = Place(1, 1, 2, 2, "srun")
-    with pytest.raises(ConfigError, match=r"2 ranks, but torch .* sees 1 GPUs"):
+    with pytest.raises(ConfigError, match=r"\b2 ranks\b.* 1 GPUs?\b"):
         choose_device("auto", second)
     monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
     assert choose_device("auto", second) == torch.device("cuda", 0)

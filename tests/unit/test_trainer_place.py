@@ -60,7 +60,7 @@ def test_a_rank_finds_its_place(launcher: str) -> None:
 def test_mpirun_on_several_hosts_has_to_say_where_rank_0_is() -> None:
     environ = dict(PLACES["mpirun on two hosts"][0])
     del environ["MASTER_ADDR"]
-    with pytest.raises(ConfigError, match="mpirun has not said where rank 0 is; give every rank MASTER_ADDR"):
+    with pytest.raises(ConfigError, match=r"\bmpirun\b.*\bMASTER_ADDR\b"):
         find(environ)
 
 
