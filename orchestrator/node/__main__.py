@@ -11,6 +11,10 @@ def main(arguments: List[str]) -> int:
         from .relay import serve
 
         return serve(arguments[1])
+    if verb == "grep":
+        from .grep import main as grep
+
+        return grep(int(arguments[1]))
     if verb == "guard":
         from .daemon import main_guard as guard
 

@@ -6,7 +6,6 @@ Reads files only, so it can never hold up a run. Pieces of all streams are sent 
 import heapq
 import os
 import re
-import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
@@ -16,7 +15,6 @@ from . import journal, outputs, runs, search, state, wire
 POLL, POLL_IDLE, SLOWER = 0.02, 0.05, 1.3
 READ_AHEAD = 64 * 1024  # bytes of one stream
 MAX_PARTS = 4096  # in one frame: they are in its header, and a piece may be a single byte
-NICE = 10  # a search must not take the processor from the training
 ALIVE_EVERY = 15.0  # s without news until the controller hears that there is none: it gives up on silence
 FRAME_AFTER = 0.2  # s that a piece waits for others, when a search finds little
 
@@ -77,7 +75,6 @@ class _Reading:
         self._query = None
         if arguments["grep"] is not None:
             self._query = search.Query(arguments["grep"])
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # on Linux of this thread alone
         self._readers: Dict[journal.Stream, journal.Reader] = {}
         self._segments: Dict[journal.Stream, List[journal.Segment]] = {}
         self._cut: Set[journal.Stream] = set()  # those that have come to `until`

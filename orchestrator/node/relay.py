@@ -188,10 +188,14 @@ class Relay:
         return retire.retire(arguments["keep"], self._program, arguments["force"])
 
     def _attach(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
-        from . import follow
-
         def emit(header: Dict[str, Any], payload: bytes) -> None:
             self.send(wire.Frame(wire.DATA, dict(header, id=number), payload))
+
+        if arguments["grep"] is not None:
+            from . import grep
+
+            return grep.follow(arguments, self._program, emit)
+        from . import follow
 
         return follow.follow(arguments, emit)
 

@@ -34,17 +34,24 @@ AGENT = (str(Path(__file__).with_name("stand_in_agent.py")), "{nproc}", "{node_r
 
 def impatient_program() -> NodeProgram:
     """The node program without the pause before a restart, and which restarts after any failure."""
-    changes = {
-        b"\nBACKOFF, BACKOFF_MOST = 1.0, 30.0 ": b"\nBACKOFF, BACKOFF_MOST = 0.0, 00.0 ",
-        b"\nAT_START = 30.0": b"\nAT_START = 00.0",
-    }
+    return changed_program(
+        "gang.py",
+        {
+            b"\nBACKOFF, BACKOFF_MOST = 1.0, 30.0 ": b"\nBACKOFF, BACKOFF_MOST = 0.0, 00.0 ",
+            b"\nAT_START = 30.0": b"\nAT_START = 00.0",
+        },
+    )
+
+
+def changed_program(module: str, changes: Mapping[bytes, bytes]) -> NodeProgram:
+    """The node program with other constants in one module."""
     program = node_program()
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(program.data)) as archive, zipfile.ZipFile(buffer, "w") as changed:
-        (gang,) = (name for name in archive.namelist() if name.endswith("/gang.py"))
+        (target,) = (name for name in archive.namelist() if name.endswith(f"/{module}"))
         for name in archive.namelist():
             source = archive.read(name)
-            for old, new in changes.items() if name == gang else ():
+            for old, new in changes.items() if name == target else ():
                 assert old in source and len(old) == len(new)
                 source = source.replace(old, new)
             changed.writestr(name, source)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lab.waiting import wait_until
-from local_runs import Host, Runs
+from local_runs import Host, Runs, changed_program, local_runs
 
 from orchestrator.node import processes, state
 from orchestrator.node.journal import RECORD
 from orchestrator.node_program import node_program
-from orchestrator.session import Refused
+from orchestrator.session import Refused, SessionLost
 
 # what `attach` is asked for
 ALL: dict[str, Any] = {"offsets": {}, "follow": False}
@@ -268,7 +271,7 @@ class Reading:
         self.times: list[int] = []
         self.offsets: dict[str, list[tuple[int, int]]] = {}
         self.answer = host.session.request("attach", {**ALL, "run_id": run_id, **options}, on_data=self._take)
-        for pieces in self.offsets.values():
+        for pieces in self.offsets.values() if options.get("grep") is None else ():
             ends = [offset + length for offset, length in pieces]
             assert [offset for offset, _ in pieces][1:] == ends[:-1], "pieces of a stream follow one another"
 
@@ -316,6 +319,67 @@ def test_a_journal_of_single_bytes_can_be_read(runs: Runs) -> None:
     segment.write_bytes(b"x" * count)
     segment.with_suffix(".idx").write_bytes(b"".join(RECORD.pack(number + 1, number) for number in range(count)))
     assert Reading(run.hosts[0], run.run_id, attempt=9).streams["9.0.out"] == b"x" * count
+
+
+def test_a_search_finds_the_lines_while_the_run_writes_them(runs: Runs) -> None:
+    code = "import time\nfor n in range(20):\n    print('step', n, flush=True); time.sleep(0.02)"
+    run = runs.start(code)
+    live = Reading(run.hosts[0], run.run_id, follow=True, sources=["0"], grep="step 1[0-4]$")
+    assert live.streams == {"1.0.out": b"".join(b"step %d\n" % number for number in range(10, 15))}
+    assert live.answer["ended"] is True
+    assert Reading(run.hosts[0], run.run_id, sources=["0"], grep="step 1[0-4]$").streams == live.streams
+    with pytest.raises(Refused, match="python here cannot search for"):
+        Reading(run.hosts[0], run.run_id, grep="(")
+
+
+@pytest.fixture
+def impatient_search(tmp_path: Path) -> Iterator[Runs]:
+    program = changed_program("grep.py", {b"\nPATIENCE = 30.0 ": b"\nPATIENCE = 06.0 "})
+    with local_runs(tmp_path, program) as found:
+        yield found
+
+
+def test_an_expression_that_takes_years_costs_only_its_own_request_an_error(impatient_search: Runs) -> None:
+    run = impatient_search.start("print('x' * 60); print('needle')")
+    run.wait_over()
+    host = run.hosts[0]
+    errors: list[Refused] = []
+
+    def search() -> None:
+        try:
+            Reading(host, run.run_id, grep="(x+x+)+y")
+        except Refused as error:
+            errors.append(error)
+
+    searching = threading.Thread(target=search)
+    searching.start()
+    relay = host.session.hello.pid
+    wait_until(lambda: len(processes.descendants(relay)) == 1, 10.0, "the search has begun")
+    (child,) = processes.descendants(relay)
+    while searching.is_alive():  # all others are answered at once meanwhile
+        assert host.session.request("clock", {})["clock"] > 0
+        assert Reading(host, run.run_id, grep="needle").streams["1.0.out"] == b"needle\n"
+    assert [error.code for error in errors] == ["unknown"]
+    assert "(x+x+)+y" in str(errors[0]) and "simpler" in str(errors[0])
+    assert not processes.alive(child)
+    assert not host.session.lost
+
+
+def test_a_search_ends_with_its_session(runs: Runs) -> None:
+    run = runs.start("print('x' * 60)")
+    run.wait_over()
+    session = run.hosts[0].connect()
+
+    def search() -> None:
+        with contextlib.suppress(SessionLost):
+            session.request("attach", {**ALL, "run_id": run.run_id, "grep": "(x+x+)+y"})
+
+    threading.Thread(target=search, daemon=True).start()
+    relay = session.hello.pid
+    wait_until(lambda: len(processes.descendants(relay)) == 1, 10.0, "the search has begun")
+    (child,) = processes.descendants(relay)
+    session.close()
+    wait_until(lambda: not processes.alive(child), 5.0, "the search has ended")
 
 
 def test_the_listing_tells_each_run_by_its_records(runs: Runs) -> None:
