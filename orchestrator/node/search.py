@@ -1,60 +1,25 @@
 """Search a stream of the journal: of its lines only those that a regular expression is found in are read.
 
-Journals are big and hits are rare, so the work is done a chunk at a time, by the quickest means that misses nothing:
-libc's memmem for a text that every match must hold, else the expression over the whole chunk; only what these find is
-looked at as a line.
+Journals are big and hits are rare, so many lines are searched as one text. Only what that finds is looked at as a line.
 """
 
-import contextlib
-import ctypes
 import os
 import re
-import signal
-import threading
+import time
 from typing import Iterator, List, Tuple
 
 from .journal import Piece, Reader, Segment, Times
 
-CHUNK = 256 * 1024  # bytes: it stays in the cache of a core, and a line that is longer is searched in parts
-STRETCH = 16  # chunks without a hit until it is said how far the search has come
-CPU_LIMIT = 60  # s for one chunk, after which the relay is ended: there are expressions that would take years
+# bytes; a line that is longer is searched in parts. From 128 KiB on malloc has the kernel map new pages each time, and
+# that took three times as long as the search.
+CHUNK = 64 * 1024
+PROGRESS = 1.0  # s without a hit until a search reports how far it has come
 
-_libc = ctypes.CDLL(None)
-_libc.memmem.restype = ctypes.c_void_p
-_libc.memmem.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
-
-# What could make a match within a line depend on its neighbours, when many lines are searched as one text.
-_NEEDS_LINES = ("\\A", "\\Z", "\\z", "(?!", "(?<!", "(?>", "(?(", "++", "*+", "?+", "}+")
-_TOKEN = re.compile(
-    r"(?P<escape>\\.) | (?P<set>\[\^?\]?(?:\\.|[^\]\\])*\]) | (?P<any>[.^$]) | (?P<plus>\+)"
-    r"| (?P<fewer>[*?]|\{\d*,?\d*\}) | (?P<group>[|()]) | (?P<plain>.)",
-    re.DOTALL | re.VERBOSE,
-)
-
-_END_OF_ESCAPE = re.compile(r"\Ax?[0-9a-f]{1,2}")
-
-
-def literal(pattern: str) -> bytes:
-    """The longest text that surely is in every match, b"" where none is known. Groups and alternatives give none."""
-    runs = [""]
-    for token in _TOKEN.finditer(pattern):
-        kind, text = token.lastgroup, token[0]
-        if kind == "group" or (kind == "escape" and (text[1] in "\\xuUN" or text[1].isdigit())):
-            return b""
-        if kind == "plain":
-            runs[-1] += text
-        elif kind == "escape" and not text[1].isalpha():
-            runs[-1] += text[1]
-        else:
-            if kind == "fewer":
-                runs[-1] = runs[-1][:-1]
-            runs.append("")
-    # its beginning may be the end of a \xff, as which a byte is shown that is not UTF-8
-    runs = [_END_OF_ESCAPE.sub("", run) for run in runs]
-    try:
-        return max(runs, key=len).encode("utf-8")
-    except UnicodeEncodeError:
-        return b""
+_OPERATORS = frozenset("\\.^$*+?{}[]|()")
+# What may find something in a line alone, but not in the same line among others: the ends of the whole text, and groups
+# and quantifiers that do not try again. Groups that only name, or that ignore case, are none of these.
+_NEEDS_LINES = re.compile(r"\\[AZz] | \(\?(?!:|P|i\)) | [*+?}]\+", re.VERBOSE)
+_END_OF_ESCAPE = re.compile("[x0-9a-f]")  # of \xff, as which a byte is shown that is not UTF-8
 
 
 class Query:
@@ -62,103 +27,65 @@ class Query:
 
     def __init__(self, pattern: str) -> None:
         self._line = re.compile(pattern)
-        self._literal = literal(pattern)
-        by_line = any(part in pattern for part in _NEEDS_LINES) or self._line.flags & re.DOTALL
-        self._chunk = None if by_line else re.compile(pattern, re.MULTILINE)
-        self._buffer = bytearray(CHUNK)
-        self._view = memoryview(self._buffer)
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
+        self._literal = b"" if _OPERATORS & set(pattern) else pattern.encode("utf-8", "surrogatepass")
+        self._always = not _END_OF_ESCAPE.match(pattern)  # the literal can be searched whatever the other bytes are
+        self._lines = None if _NEEDS_LINES.search(pattern) else re.compile(pattern, re.MULTILINE)
 
-    def fill(self, parts: List[Segment], offset: int) -> Tuple[int, int, bool]:
-        """Read a chunk. Returns the offset it begins at, its size, and whether the bytes behind it are lost."""
-        size = 0
-        for number, segment in enumerate(parts):
-            if number + 1 < len(parts) and offset + size >= parts[number + 1].start:
-                continue
-            if segment.start > offset + size:
-                if size:
-                    return offset, size, True
-                offset = segment.start
-            size += self._read(segment, offset + size - segment.start, size)
-            if size == CHUNK:
-                break
-        return offset, size, False
-
-    def _read(self, segment: Segment, start: int, position: int) -> int:
-        try:
-            with open(segment.path + ".seg", "rb", buffering=0) as file:
-                return os.preadv(file.fileno(), [self._view[position:]], start)
-        except FileNotFoundError:
-            return 0  # an empty one that its writer has just left for a later one
-
-    def last_line_end(self, size: int) -> int:
-        return self._buffer.rfind(b"\n", 0, size) + 1
-
-    def take(self, start: int, end: int) -> bytes:
-        return bytes(self._view[start:end])
-
-    def hits(self, size: int) -> Iterator[Tuple[int, int]]:
-        """Where in the chunk the lines begin and end that have a hit."""
-        end = 0
-        for position in self._candidates(size):
-            if position < end:
-                continue
-            start = self._buffer.rfind(b"\n", end, position) + 1 or end
-            end = self._buffer.find(b"\n", position, size) + 1 or size
-            if self.found_in(self.take(start, end)):
+    def hits(self, chunk: bytes) -> Iterator[Tuple[int, int]]:
+        """Where the lines begin and end that have a hit."""
+        for start, end in self._candidates(chunk):
+            if self._found_in(chunk[start:end]):
                 yield start, end
 
-    def found_in(self, line: bytes) -> bool:
+    def _found_in(self, line: bytes) -> bool:
         """Whether there is a hit in a line, or in one of the states that a progress bar has gone through."""
         text = line.decode("utf-8", "backslashreplace").rstrip("\r\n")
         return any(self._line.search(state) for state in text.split("\r"))
 
-    def _candidates(self, size: int) -> Iterator[int]:
-        """Positions in the chunk, ascending; each line with a hit has at least one of them."""
-        if self._literal:
-            position = 0
-            while True:
-                found = _libc.memmem(self._address + position, size - position, self._literal, len(self._literal))
-                if found is None:
-                    return
-                yield found - self._address
-                # the rest of a line need not be searched: either it was a hit or it was none
-                position = self._buffer.find(b"\n", found - self._address, size) + 1
-                if not position:
-                    return
-        if self._chunk is None or not self._view[:size].tobytes().isascii():
-            position = 0
-            while position < size:
-                yield position
-                position = self._buffer.find(b"\n", position, size) + 1 or size
+    def _candidates(self, chunk: bytes) -> Iterator[Tuple[int, int]]:
+        """The lines that may have a hit."""
+        if self._literal and (self._always or chunk.isascii()):
+            return _lines_with(self._literal, chunk)
+        try:
+            text = chunk.decode("utf-8")
+        except UnicodeDecodeError:
+            return _all_lines(chunk)
+        return _all_lines(chunk) if self._lines is None else _lines_matching(self._lines, text)
+
+
+def _all_lines(chunk: bytes) -> Iterator[Tuple[int, int]]:
+    end = 0
+    while end < len(chunk):
+        start, end = end, chunk.find(b"\n", end) + 1 or len(chunk)
+        yield start, end
+
+
+def _lines_with(literal: bytes, chunk: bytes) -> Iterator[Tuple[int, int]]:
+    end = 0
+    while True:
+        found = chunk.find(literal, end)
+        if found < 0:
             return
-        text = self._view[:size].tobytes().decode("ascii").replace("\r", "\n")  # one character a byte
-        position = 0
-        while position < size:
-            match = self._chunk.search(text, position)
-            if match is None:
-                return
-            yield match.start()
-            position = self._buffer.find(b"\n", match.start(), size) + 1 or size
+        start = chunk.rfind(b"\n", end, found) + 1 or end
+        end = chunk.find(b"\n", found) + 1 or len(chunk)
+        yield start, end
 
 
-_searches = 0
-_counting = threading.Lock()
-
-
-@contextlib.contextmanager
-def cpu_limit() -> Iterator[None]:
-    """While a chunk is searched. A process has one such timer, and may search in several threads."""
-    global _searches
-    with _counting:
-        _searches += 1
-        signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT)
-    try:
-        yield
-    finally:
-        with _counting:
-            _searches -= 1
-            signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT if _searches else 0)
+def _lines_matching(pattern: "re.Pattern[str]", text: str) -> Iterator[Tuple[int, int]]:
+    """The lines, in bytes, in which a match begins. It may reach into the lines behind."""
+    states = text.replace("\r", "\n")
+    position = offset = 0  # in characters; in bytes
+    while position < len(text):
+        match = pattern.search(states, position)
+        if match is None:
+            return
+        start = text.rfind("\n", position, match.start()) + 1 or position
+        end = text.find("\n", match.start()) + 1 or len(text)
+        begin = offset + len(text[position:start].encode("utf-8"))
+        offset = begin + len(text[start:end].encode("utf-8"))
+        position = end
+        if begin < offset:  # else a match of nothing, behind the last line
+            yield begin, offset
 
 
 class Searcher(Reader):
@@ -174,28 +101,47 @@ class Searcher(Reader):
 
     def read(self, parts: List[Segment], limit: int) -> List[Piece]:
         progress: List[Piece] = []
-        for _ in range(STRETCH):
+        until = time.monotonic() + PROGRESS
+        while True:
             pieces = self._search(parts, False)
             progress = pieces or progress
-            if len(pieces) != 1:
-                break
-        return progress
+            if len(pieces) != 1 or time.monotonic() > until:
+                return progress
 
     def finish(self, parts: List[Segment]) -> List[Piece]:
         return self._search(parts, True)
 
     def _search(self, parts: List[Segment], final: bool) -> List[Piece]:
-        query = self._query
-        start, size, lost = query.fill(parts, self.offset)
-        end = query.last_line_end(size)
-        if not end and (final or lost or size == CHUNK):
-            end = size
+        start, chunk, lost = _read(parts, self.offset)
+        end = chunk.rfind(b"\n") + 1
+        if not end and (final or lost or len(chunk) == CHUNK):
+            end = len(chunk)
         if not end:
             return []
-        with cpu_limit():
-            found = [
-                Piece(start + begin, self._times.at(parts, start + stop - 1), query.take(begin, stop))
-                for begin, stop in query.hits(end)
-            ]
+        hits = [
+            Piece(start + begin, self._times.at(parts, start + stop - 1), chunk[begin:stop])
+            for begin, stop in self._query.hits(chunk if end == len(chunk) else chunk[:end])
+        ]
         self.offset = start + end
-        return [*found, Piece(self.offset, self._times.at(parts, self.offset - 1), b"")]
+        return [*hits, Piece(self.offset, self._times.at(parts, self.offset - 1), b"")]
+
+
+def _read(parts: List[Segment], offset: int) -> Tuple[int, bytes, bool]:
+    """Read a chunk. Returns the offset it begins at, its bytes, and whether the bytes behind it are lost."""
+    chunk = b""
+    for number, segment in enumerate(parts):
+        if number + 1 < len(parts) and offset + len(chunk) >= parts[number + 1].start:
+            continue
+        if segment.start > offset + len(chunk):
+            if chunk:
+                return offset, chunk, True
+            offset = segment.start
+        try:
+            with open(segment.path + ".seg", "rb", buffering=0) as file:
+                data = os.pread(file.fileno(), CHUNK - len(chunk), offset + len(chunk) - segment.start)
+        except FileNotFoundError:
+            continue  # an empty one that its writer has just left for a later one
+        chunk = chunk + data if chunk else data
+        if len(chunk) == CHUNK:
+            break
+    return offset, chunk, False
