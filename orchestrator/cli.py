@@ -260,7 +260,10 @@ def up(**options: Any) -> None:
 @click.option("-o", "--output", type=click.Path(), metavar="DIR", help="Into files: one a rank and stream, and merged.")
 @JSON
 def logs(**options: Any) -> None:
-    """Show what the ranks of RUN (default: the newest) printed, all hosts in one stream."""
+    """Show what the ranks of RUN (default: the newest) printed, all hosts in one stream, in the order of time.
+
+    Lines of a host that is silent for 2 s follow when it answers; -o waits for all hosts.
+    """
     from . import show_logs
 
     sys.exit(show_logs.logs(show_logs.Logs(**options)))
@@ -347,7 +350,10 @@ def kill(run: str | None, inventory: str | None, hosts: str | None, **options: A
 def diagnose(
     run: tuple[str, ...], log: tuple[str, ...], inventory: str | None, hosts: str | None, as_json: bool
 ) -> None:
-    """Name the first cause of a failure of RUN (default: the newest): where, what shows it, how to mend it."""
+    """Name the first cause of a failure of RUN (default: the newest): where, what shows it, how to mend it.
+
+    After 2 s it prints what the hosts that answered show. If a late answer changes that, it says so and prints it anew.
+    """
     if log:
         from . import diagnose_logs
 

@@ -10,8 +10,9 @@ import shlex
 import socket
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from . import advice, deprecated, history, inventory, runs
@@ -240,23 +241,72 @@ def warn_of_unheard(run: runs.Run, listing: runs.Listing, console: Console) -> N
         console.warning(f"run {run.run_id} is on {fold(unheard)} too, which nobody has asked")
 
 
-def find_run(fleet: Fleet, read: Inventory, wanted: str | None, console: Console) -> tuple[runs.Listing, runs.Run]:
-    """As `find_run_there`, with a warning of other hosts that the run is on."""
-    listing, run = find_run_there(fleet, read, wanted, console)
-    warn_of_unheard(run, listing, console)
-    return listing, run
+@dataclass(frozen=True)
+class FoundRun:
+    """The run that is meant, by the hosts that have answered."""
+
+    run: runs.Run
+    listing: runs.Listing
+    """Its `late` hosts have not answered yet; `wait_for_rest` waits for them."""
+    search: runs.Search
 
 
-def find_run_there(
-    fleet: Fleet, read: Inventory, wanted: str | None, console: Console
-) -> tuple[runs.Listing, runs.Run]:
-    """The run that is meant, and all that hosts told; what could not be asked is said. Raises as `runs.choose` does."""
-    listing = runs.find(fleet, read.hosts)
-    warn_of_missing(listing, console)
+def find_run(fleet: Fleet, read: Inventory, wanted: str | None, console: Console) -> FoundRun:
+    """The run that is meant, by all hosts; which could not be asked is said. Raises as `runs.choose` does."""
+    found = _find_run(fleet, read, wanted, console, None)
+    warn_of_unheard(found.run, found.listing, console)
+    return found
+
+
+def find_run_early(
+    fleet: Fleet,
+    read: Inventory,
+    wanted: str | None,
+    console: Console,
+    enough: Callable[[str | None, str, runs.Listing], bool] = runs.is_found,
+) -> FoundRun:
+    """As `find_run`, but a host that is silent for some seconds is not waited for once the run is known.
+
+    Nothing is said of other hosts that the run is on.
+    """
+    return _find_run(fleet, read, wanted, console, partial(enough, wanted, read.path))
+
+
+def _find_run(
+    fleet: Fleet,
+    read: Inventory,
+    wanted: str | None,
+    console: Console,
+    enough: Callable[[runs.Listing], bool] | None,
+) -> FoundRun:
+    search = runs.Search(fleet, read.hosts)
+    listing = search.wait(enough)
+    warn_of_missing(replace(listing, failed=listing.missing), console)
     run = runs.choose(listing, wanted, read.path)
     if wanted is None:
         tell_which(run, listing, console)
-    return listing, run
+    return FoundRun(run, listing, search)
+
+
+def wait_for_rest(found: FoundRun, read: Inventory, wanted: str | None, console: Console) -> FoundRun:
+    """The run by all hosts; what is new of them is said. It may be another run, as a late host may have a newer one."""
+    before = found.listing
+    if not before.late:
+        return found
+    listing = found.search.wait()
+    news = replace(
+        listing,
+        failed={host: error for host, error in listing.failed.items() if host in before.late},
+        passed_over={host: why for host, why in listing.passed_over.items() if host in before.late},
+        doubts=tuple(doubt for doubt in listing.doubts if doubt not in before.doubts),
+    )
+    warn_of_missing(news, console)
+    try:
+        run = runs.choose(listing, wanted, read.path)
+    except UsageError as error:  # the beginning of an id: now that of several
+        console.warning(str(error))
+        run = next((one for one in listing.runs if one.run_id == found.run.run_id), found.run)
+    return replace(found, run=run, listing=listing)
 
 
 def tell_which(run: runs.Run, listing: runs.Listing, console: Console) -> None:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from . import advice, claims, diagnose_logs, kept_back, missing
-from .context import find_run, inventory_of_run, mask_of, open_fleet, stderr_console
+from .console import Console, fold
+from .context import (
+    FoundRun,
+    find_run_early,
+    inventory_of_run,
+    mask_of,
+    open_fleet,
+    stderr_console,
+    wait_for_rest,
+    warn_of_unheard,
+)
 from .diagnose import Diagnosis, Finding, Known, diagnose
 from .diagnosis.exits import Exit
 from .diagnosis.transcript import Said, origin
 from .errors import UnreachableError
 from .fleet import Fleet
-from .inventory import Host
+from .inventory import Host, Inventory
 from .logs import Line
 from .session import Session
 from .view import Choice, View
@@ -30,18 +41,49 @@ def show(wanted: str | None, given: str | None, hosts: str | None, as_json: bool
     console = stderr_console()
     read = inventory_of_run(given, hosts, wanted)
     with open_fleet(read, looking=True) as fleet:
-        listing, run = find_run(fleet, read, wanted, console)
-        mask = mask_of(read, run, console)
-        found = of_run(run.run_id, run.parts, run.nodes, {host.name: host for host in read.hosts}, fleet)
-    about = advice.about(run, listing.runs, read.path)
-    diagnose_logs.show(found, as_json, mask, about)
-    if not as_json and (run.unfinished or not found.findings):
+        first = final = find_run_early(fleet, read, wanted, console)
+        warn_of_unheard(first.run, first.listing, console)
+        said = None
+        if as_json and first.listing.late:  # one document, by all hosts
+            final = wait_for_rest(first, read, wanted, console)
+        found = _of_found(final, read, fleet)
+        if final.listing.late:
+            console.note(f"no answer yet from {fold(first.listing.late)}; the others show:")
+            _show(found, final, read, as_json, console)
+            sys.stdout.flush()
+            said = found
+            final = wait_for_rest(first, read, wanted, console)
+            found = _of_found(final, read, fleet) if _is_news(first, final) else said
+    if said is None:
+        _show(found, final, read, as_json, console)
+    elif first.listing.late & final.listing.answered:
+        changes = found != said or final.run.run_id != first.run.run_id
+        what = "changes the diagnosis:" if changes else "changes nothing in the diagnosis"
+        console.note(f"{fold(first.listing.late & final.listing.answered)} has answered, which {what}")
+        if changes:
+            _show(found, final, read, as_json, console)
+    return UnreachableError.exit_code if final.listing.failed else 0
+
+
+def _is_news(first: FoundRun, final: FoundRun) -> bool:
+    return final.run.run_id != first.run.run_id or final.run.parts.keys() != first.run.parts.keys()
+
+
+def _of_found(found: FoundRun, read: Inventory, fleet: Fleet) -> Diagnosis:
+    run = found.run
+    return of_run(run.run_id, run.parts, run.nodes, {host.name: host for host in read.hosts}, fleet)
+
+
+def _show(diagnosis: Diagnosis, found: FoundRun, read: Inventory, as_json: bool, console: Console) -> None:
+    run = found.run
+    about = advice.about(run, found.listing.runs, read.path)
+    diagnose_logs.show(diagnosis, as_json, mask_of(read, run, console), about)
+    if not as_json and (run.unfinished or not diagnosis.findings):
         hang = (
             f"; if it hangs: {about.command('top')} shows who is silent, and run.stall_timeout ends it with the "
             "stacks of all ranks"
         )
         console.note(f"run {run.run_id} {ENDED.get(run.state, f'is {run.state}')}" + (hang if run.unfinished else ""))
-    return UnreachableError.exit_code if listing.failed else 0
 
 
 def of_run(
@@ -52,7 +94,7 @@ def of_run(
     fleet: Fleet,
 ) -> Diagnosis:
     """`parts`: what the hosts say of the run (runs.py); `nodes`: the node that each is. Those that do not answer are
-    left out.
+    left out, and the first cause is as sure as the others can know it.
     """
     here = {host: parts[host] for host in nodes if host in parts and host in hosts}
     verdict = claims.verdict_of(here, nodes)
@@ -83,9 +125,33 @@ def of_run(
         found = judge(lines, verdict, answers, newest, attempt=attempt, same_code=same_code)
         found = replace(found, findings=_look_for_files(run_id, found.findings, [hosts[host] for host in here], fleet))
         found = kept_back.explain(found, run_id) if same_code else found
+        found = _without(found, _unasked(here, nodes, gathered.done), here, verdict)
     over = attempt if verdict is None and between else attempt - 1
     before = sorted({line.attempt for line in lines if line.attempt <= over})[-MOST_ATTEMPTS:]
     return replace(found, earlier=tuple((one, judge_earlier(lines, answers, one, same_code)) for one in before))
+
+
+def _unasked(here: Mapping[str, Mapping[str, Any]], nodes: Mapping[str, int], answered: Collection[str]) -> list[str]:
+    """The hosts of the run, by its own names, that have told nothing."""
+    names = next(iter(here.values()))["hosts"]
+    told = {nodes[host] for host in here if host in answered}
+    return [name for node, name in enumerate(names) if node not in told]
+
+
+def _without(
+    found: Diagnosis, unasked: Sequence[str], here: Mapping[str, Mapping[str, Any]], verdict: Mapping[str, Any]
+) -> Diagnosis:
+    """What is found while hosts have told nothing: one of them may have failed before, unless the head knows better."""
+    if not unasked or not found.findings:
+        return found
+    by_head = any(part["node"] == 0 and part.get("verdict") for part in here.values())
+    failure = (by_head and verdict.get("first_failure")) or {}
+    first, *others = found.findings
+    if failure and (first.hosts[:1], first.rank) == ((failure["host"],), failure.get("rank")):
+        return found
+    message = f"{first.message} ({fold(unasked)} could not be asked, and may have failed before.)"
+    sure = "medium" if first.confidence == "high" else first.confidence
+    return replace(found, findings=(replace(first, confidence=sure, message=message), *others))
 
 
 def _look_for_files(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import traceback
@@ -75,62 +76,97 @@ def each(
     """Run `work` for every host, at most `parallel` at a time. Any exception in `work` is that host's failure.
 
     `progress` shows what each host is at; `doing` names the work, until `work` itself says something else. An interrupt
-    comes through at once: nothing new is begun, and nobody waits for what has been. `enough` sees what has come, now
-    and then and at an interrupt; where it returns True, the hosts that have no result yet fail with `Late`.
+    comes through at once: nothing new is begun, and nobody waits for what has been. `enough`: see `Work.wait`; nothing
+    new is begun once it has returned True.
     """
-    hosts = list(hosts)
-    waiting = deque(hosts)
-    done: dict[str, T] = {}
-    failed: dict[str, OrchError] = {}
+    begun = Work(hosts, work, parallel, progress, doing)
+    try:
+        return begun.wait(enough)
+    finally:
+        begun.end()
 
-    def worker() -> None:
-        while True:
-            try:
-                host = waiting.popleft()
-            except IndexError:
-                return
-            progress.at(host.name, doing)
-            try:
-                done[host.name] = work(host)
-                progress.ended(host.name)
-            except OrchError as error:
-                failed[host.name] = error
-                progress.ended(host.name, _reason(host.name, error))
-            except BaseException as error:  # noqa: BLE001  answers of other people's machines lead here
-                failed[host.name] = unexpected(host.name, error)
-                progress.ended(host.name, _reason(host.name, failed[host.name]))
 
-    def results() -> Results[T]:
+class Work(Generic[N, T]):
+    """One thing done on many hosts, in threads that go on while nobody waits for them; see `each`."""
+
+    def __init__(
+        self, hosts: Iterable[N], work: Callable[[N], T], parallel: int, progress: Silent = SILENT, doing: str = ""
+    ) -> None:
+        """Nothing is begun before `start` or `wait`."""
+        self._hosts = list(hosts)
+        self._work = work
+        self._progress = progress
+        self._doing = doing
+        self._waiting = deque(self._hosts)
+        self._done: dict[str, T] = {}
+        self._failed: dict[str, OrchError] = {}
+        # daemons, not a ThreadPoolExecutor: Python would wait for its threads before it ends, and a host may hang
+        count = min(parallel, len(self._hosts))
+        self._threads = [threading.Thread(target=self._run, name="fleet", daemon=True) for _ in range(count)]
+        self._started = False
+
+    def start(self) -> None:
+        if not self._started:
+            self._started = True
+            for thread in self._threads:
+                thread.start()
+
+    def wait(self, enough: Callable[[Results[T]], bool] | None = None) -> Results[T]:
+        """What all hosts gave. `enough` sees what has come, now and then and at an interrupt; where it returns True,
+        the hosts that have no result yet fail with `Late`. They are still worked on: wait again for the rest.
+        """
+        late = self.results().late
+        try:
+            with self._progress.of([host.name for host in self._hosts if host.name in late]):
+                if self._started:
+                    for name in late:
+                        self._progress.at(name, self._doing)
+                self.start()
+                for thread in self._threads:
+                    while thread.is_alive():
+                        pause = self._progress.tick()
+                        thread.join(pause if enough is None else min(LOOK_EVERY, pause or LOOK_EVERY))
+                        if enough is not None and enough(self.results()):
+                            return self.results()
+        except KeyboardInterrupt:
+            self.end()
+            if enough is not None:
+                enough(self.results())
+            raise
+        return self.results()
+
+    def results(self) -> Results[T]:
         """What has come so far."""
-        came, lost = done.copy(), failed.copy()
-        late = [host.name for host in hosts if host.name not in came and host.name not in lost]
+        came, lost = self._done.copy(), self._failed.copy()
+        order = [host.name for host in self._hosts]
+        late = [name for name in order if name not in came and name not in lost]
         lost |= {name: Late(f"{name}: no answer yet") for name in late}
-        order = [host.name for host in hosts]
         return Results(
             {name: came[name] for name in order if name in came},
             {name: lost[name] for name in order if name in lost},
             frozenset(late),
         )
 
-    # daemons, not a ThreadPoolExecutor: Python would wait for its threads before it ends, and a host may hang
-    threads = [threading.Thread(target=worker, name="fleet", daemon=True) for _ in range(min(parallel, len(hosts)))]
-    try:
-        with progress.of([host.name for host in hosts]):
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    pause = progress.tick()
-                    thread.join(pause if enough is None else min(LOOK_EVERY, pause or LOOK_EVERY))
-                    if enough is not None and enough(results()):
-                        return results()
-    except KeyboardInterrupt:
-        if enough is not None:
-            enough(results())
-        raise
-    finally:
-        waiting.clear()
-    return results()
+    def end(self) -> None:
+        """Begin nothing new."""
+        self._waiting.clear()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                host = self._waiting.popleft()
+            except IndexError:
+                return
+            self._progress.at(host.name, self._doing)
+            try:
+                self._done[host.name] = self._work(host)
+                self._progress.ended(host.name)
+            except OrchError as error:
+                self._failed[host.name] = error
+                self._progress.ended(host.name, _reason(host.name, error))
+            except BaseException as error:  # noqa: BLE001  answers of other people's machines lead here
+                self._failed[host.name] = unexpected(host.name, error)
+                self._progress.ended(host.name, _reason(host.name, self._failed[host.name]))
 
 
 @dataclass(frozen=True)
@@ -183,6 +219,7 @@ class Fleet:
         self._nonce = nonce
         self._sessions: dict[str, Session] = {}
         self._opening: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._failures: dict[str, tuple[float, OrchError]] = {}  # of the last try to open, and when it ended
         self._lock = threading.Lock()
         self._closed = False
         self._commands: list[_Command] = []
@@ -202,13 +239,21 @@ class Fleet:
         """The session to a host. Raises ConnectFailure, SessionLost or Refused."""
         with self._lock:
             opening = self._opening[host.name]
-        with opening:  # who comes second gets what the first one opens
+        asked = time.monotonic()
+        with opening:  # who comes second gets what the first one opens, or why it could not
             known = self._sessions.get(host.name)
             if known is not None and not known.lost:
                 return known
+            failed_at, failure = self._failures.get(host.name, (-math.inf, None))
+            if failure is not None and failed_at >= asked:
+                raise failure
             if known is not None:
                 known.close()
-            return self._open(host)
+            try:
+                return self._open(host)
+            except OrchError as error:
+                self._failures[host.name] = time.monotonic(), error
+                raise
 
     def _open(self, host: Host) -> Session:
         connection = self._dialer.connect(host)
@@ -241,6 +286,11 @@ class Fleet:
         """
         progress = self.progress if doing else SILENT
         return each(hosts, lambda host: work(host, self.session(host)), self.parallel, progress, doing, enough=enough)
+
+    def begin(self, hosts: Iterable[Host], work: Callable[[Host, Session], T], doing: str = "") -> Work[Host, T]:
+        """As `each`, to be started and waited for."""
+        progress = self.progress if doing else SILENT
+        return Work(hosts, lambda host: work(host, self.session(host)), self.parallel, progress, doing)
 
     def run(self, hosts: Iterable[Host], command: Callable[[Host], str], doing: str = "") -> Results[Output]:
         """Run a command line on every host over a bare channel: without the node program."""

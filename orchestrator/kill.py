@@ -37,7 +37,7 @@ def kill(
     with open_fleet(read) as fleet:
         # a run that is named is stopped on the other hosts while one of them is silent
         enough = None if wanted is None else partial(runs.is_known, wanted, read.path)
-        listing = runs.find(fleet, read.hosts, enough, members=True)
+        listing = runs.Search(fleet, read.hosts, members=True).wait(enough)
         warn_of_doubts(listing, console)
         chosen = [] if named_only else _to_kill(listing, wanted, read.path, leftovers=leftovers, everything=everything)
         for run in chosen:

@@ -305,6 +305,10 @@ class Merger:
         self._sorted = False
         self._arrivals.append((now, latest))
 
+    def set_offset(self, host: str, offset: float) -> None:
+        """Seconds that its clock is ahead of ours, of a host that has sent no line yet."""
+        self._offsets[host] = offset
+
     def passed(self, source: str, at: float) -> None:
         """The source has no line from before `at` (by its own clock) any more."""
         if source in self._behind:

@@ -63,7 +63,8 @@ def report(wanted: str | None, given: str | None, hosts: str | None, output: str
     console = stderr_console()
     read = inventory_of_run(given, hosts, wanted)
     with open_fleet(read, looking=True) as fleet:
-        listing, run = find_run(fleet, read, wanted, console)
+        found = find_run(fleet, read, wanted, console)
+        listing, run = found.listing, found.run
         mask = mask_of(read, run, console)
         of_run = [host for host in read.hosts if host.name in run.parts]
         asked = {"run_id": run.run_id}

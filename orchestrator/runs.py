@@ -18,6 +18,7 @@ from .session import Session
 
 STOPS_AT_ONCE = 16  # runs of one host; each may take its whole grace
 PATIENCE = 2.0  # s for all hosts to answer, before what has come may be enough
+QUIET = 1.0  # s without one more answer: of many hosts the last ones are slow, not silent
 UNFINISHED = ("starting", "running", "restarting", "stopping")
 
 
@@ -60,6 +61,11 @@ class Run:
         """Those of `hosts` that told nothing of it."""
         heard = {part["node"] for part in self.parts.values()}
         return tuple(name for node, name in enumerate(self.hosts) if node not in heard)
+
+    @property
+    def all_nodes(self) -> dict[str, int]:
+        """As `nodes`, with those of `unheard`."""
+        return {**{name: node for node, name in enumerate(self.hosts) if name in self.unheard}, **self.nodes}
 
     @property
     def by(self) -> str:
@@ -124,9 +130,17 @@ class Listing:
     doubts: tuple[str, ...] = ()
     """Which hosts are not believed, and why: one sentence each."""
 
+    @property
+    def missing(self) -> Mapping[str, OrchError]:
+        """Hosts that failed, without those that may still answer."""
+        return {host: error for host, error in self.failed.items() if host not in self.late}
+
     def unheard(self, run: Run) -> tuple[str, ...]:
         """Hosts of the run that were not asked or not reached. (One that has answered has its record no more.)"""
         return tuple(host for host in run.unheard if host not in self.answered)
+
+
+Answer = tuple[list[dict[str, Any]], str]  # the parts of runs, and why the usual state folder could not be read
 
 
 def find(
@@ -134,26 +148,47 @@ def find(
     hosts: Sequence[Host],
     enough: Callable[[Listing], bool] | None = None,
     doing: str = "looking for runs",
-    *,
-    members: bool = False,
 ) -> Listing:
-    """What all hosts know. `enough` sees what has come after PATIENCE seconds, now and then and at an interrupt; where
-    it returns True, the other hosts are not waited for. `members`: each part of an unfinished run has its processes in
-    `members`, too.
-    """
-    fleet.prepare(hosts)
-    began = time.monotonic()
-
-    def is_enough(answers: Results[tuple[list[dict[str, Any]], str]]) -> bool:
-        return enough is not None and time.monotonic() - began > PATIENCE and enough(_listing(answers))
-
-    def ask(_: Host, session: Session) -> tuple[list[dict[str, Any]], str]:
-        return session.request("list", {"members": members})["runs"], "; ".join(session.hello.passed_over)
-
-    return _listing(fleet.each(hosts, ask, doing, enough=is_enough if enough else None))
+    """What all hosts know. `enough`: see `Search.wait`."""
+    return Search(fleet, hosts, doing).wait(enough)
 
 
-def _listing(answers: Results[tuple[list[dict[str, Any]], str]]) -> Listing:
+class Search:
+    """What all hosts know of runs, as their answers come: one silent host need not hold up the others."""
+
+    def __init__(
+        self, fleet: Fleet, hosts: Sequence[Host], doing: str = "looking for runs", *, members: bool = False
+    ) -> None:
+        """`members`: each part of an unfinished run has its processes in `members`, too."""
+
+        def ask(_: Host, session: Session) -> Answer:
+            listed = session.request("list", {"members": members})["runs"]
+            return listed, "; ".join(session.hello.passed_over)
+
+        fleet.prepare(hosts)
+        self._work = fleet.begin(hosts, ask, doing)
+        self._began = time.monotonic()
+        self._newest = 0, self._began  # how many have answered or failed, and when that last became more
+
+    def wait(self, enough: Callable[[Listing], bool] | None = None) -> Listing:
+        """What all hosts know. `enough` sees what has come after PATIENCE seconds, once no more comes, and at an
+        interrupt; where it returns True, the listing has the other hosts as `late`. Wait again for the rest.
+        """
+
+        def is_enough(answers: Results[Answer]) -> bool:
+            return enough is not None and self._is_silent(answers) and enough(_listing(answers))
+
+        return _listing(self._work.wait(is_enough if enough else None))
+
+    def _is_silent(self, answers: Results[Answer]) -> bool:
+        now = time.monotonic()
+        count = len(answers.done) + len(answers.failed) - len(answers.late)
+        if count > self._newest[0]:
+            self._newest = count, now
+        return now - self._began > PATIENCE and now - self._newest[1] > QUIET
+
+
+def _listing(answers: Results[Answer]) -> Listing:
     passed_over = {host: why for host, (_, why) in answers.done.items() if why}
     parts: dict[str, dict[str, dict[str, Any]]] = {}
     for host, (found, _) in answers.done.items():
@@ -237,14 +272,22 @@ def choose(listing: Listing, wanted: str | None, inventory: str) -> Run:
     return prefixed[0]
 
 
-def is_known(wanted: str | None, inventory: str, listing: Listing) -> bool:
-    """Whether the run is known for sure: a host that has not answered may have a newer one, of that name too."""
-    if wanted is None:
-        return any(run.unfinished for run in listing.runs)
+def is_found(wanted: str | None, inventory: str, listing: Listing) -> bool:
+    """Whether a run can be chosen at all; a host that has not answered may have a newer one."""
     try:
-        run = choose(listing, wanted, inventory)
+        choose(listing, wanted, inventory)
     except OrchError:
         return False
+    return True
+
+
+def is_known(wanted: str | None, inventory: str, listing: Listing) -> bool:
+    """Whether the run is one to look at: a host that has not answered may have a newer one, of that name too."""
+    if wanted is None:
+        return any(run.unfinished for run in listing.runs)
+    if not is_found(wanted, inventory, listing):
+        return False
+    run = choose(listing, wanted, inventory)
     return run.run_id == wanted or run.unfinished
 
 

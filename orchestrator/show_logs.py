@@ -14,18 +14,22 @@ from typing import TypeVar
 from . import advice, claims, runs, watch
 from . import logs as lines
 from .advice import AboutRun
-from .console import Console
+from .console import Console, fold
 from .context import (
-    find_run_there,
+    FoundRun,
+    find_run_early,
     inventory_of_run,
     mask_of,
     open_fleet,
     part_of,
     stderr_console,
+    wait_for_rest,
     warn_of,
     warn_of_unheard,
 )
 from .errors import UnreachableError, UsageError
+from .fleet import Fleet
+from .inventory import Inventory
 from .log_files import LogFiles
 from .logs import Line, Mask
 from .view import Choice, View, clock_ahead
@@ -64,21 +68,22 @@ def logs(wanted: Logs) -> int:
     if wanted.host:
         read = part_of(read, ",".join(wanted.host), "--host")
     with open_fleet(read, looking=True) as fleet:
-        listing, run = find_run_there(fleet, read, wanted.run, console)
-        if not wanted.host:
-            warn_of_unheard(run, listing, console)
+        found = _find_run(fleet, read, wanted, console)
+        run, listing = found.run, found.listing
         about = advice.about(run, listing.runs, read.path)
         if choice.ranks is not None and min(choice.ranks) >= run.ranks:
             raise UsageError(f"run {run.run_id} has no such ranks; it has {run.ranks}, counted from 0")
         hosts = {host.name: host for host in read.hosts}
-        asked = [hosts[name] for name in run.parts if name in hosts]
+        late = [name for name in listing.late if name in run.unheard]
+        asked = [hosts[name] for name in [*run.parts, *late] if name in hosts]
         if wanted.since or wanted.until:  # `5m` ago is 5 minutes before now, whatever the hosts' clocks say
             ahead = fleet.each(asked[:1], lambda _, session: clock_ahead(session)).done
             choice = _choice(wanted, time.time() + next(iter(ahead.values()), 0.0))
-        ranks_of = claims.ranks_of(run.parts, run.nodes)
-        view = View(run.run_id, asked, choice, fleet, console.warning, sys.stdout.isatty(), ranks_of)
+        ranks_of = claims.ranks_of(run.parts, run.all_nodes)
+        view = View(run.run_id, asked, choice, fleet, console.warning, sys.stdout.isatty(), ranks_of, late=late)
         mask = mask_of(read, run, console)
-        here = sum(run.parts[host.name]["nproc"] for host in asked)
+        here = sum(run.parts[host.name]["nproc"] for host in asked if host.name in run.parts)
+        here = run.ranks if late else here
         bell = watch.Bell(read.notify.bell and wanted.follow, console)
         ranks = len(choice.ranks) if choice.ranks else min(run.ranks, here)
         try:
@@ -88,6 +93,8 @@ def logs(wanted: Logs) -> int:
                 shown = _to_screen(view, run, about, choice, ranks, mask, wanted, bell)
                 if not shown and not view.failed:
                     console.note(f"run {run.run_id}: no {'line' if choice == EVERYTHING else 'such line'}")
+            if not wanted.follow:
+                found = wait_for_rest(found, read, wanted.run, console)
         except KeyboardInterrupt:
             if wanted.follow and run.unfinished:
                 console.note(f"the run goes on; {about.command('kill')} ends it")
@@ -95,9 +102,26 @@ def logs(wanted: Logs) -> int:
         if wanted.follow:
             bell.over()
             resume = about.of_all("up", "--name", run.name)
-            return watch.conclude(run.run_id, about, run.nodes, view, console, resume=f"{resume} -- SCRIPT ARGS...")
-    warn_of(view.failed, console)
-    return UnreachableError.exit_code if listing.failed or view.failed else 0
+            return watch.conclude(run.run_id, about, run.all_nodes, view, console, resume=f"{resume} -- SCRIPT ARGS...")
+    if found.run.run_id != run.run_id:
+        newer = advice.about(found.run, found.listing.runs, read.path)
+        console.warning(f"{fold(found.run.parts)} has a newer run, {found.run.run_id}: {newer.command('logs')}")
+    failed = {host: error for host, error in view.failed.items() if host not in found.listing.failed}
+    warn_of(failed, console)
+    return UnreachableError.exit_code if found.listing.failed or failed else 0
+
+
+def _find_run(fleet: Fleet, read: Inventory, wanted: Logs, console: Console) -> FoundRun:
+    found = find_run_early(fleet, read, wanted.run, console, runs.is_known if wanted.follow else runs.is_found)
+    if not wanted.host:
+        warn_of_unheard(found.run, found.listing, console)
+    late = fold(found.listing.late)
+    if late and wanted.output:
+        console.note(f"no answer yet from {late}; waiting for it, as files have all lines in the order of time")
+        return wait_for_rest(found, read, wanted.run, console)
+    if late:
+        console.note(f"no answer yet from {late}; the others have:")
+    return found
 
 
 def _to_screen(
@@ -114,7 +138,7 @@ def _to_screen(
     # whoever asks for torchrun's own lines, or for those with a certain text, wants all of them
     quiet = wanted.stream is None and wanted.grep is None
     printer = watch.Printer(
-        list(run.parts),
+        list(run.all_nodes),
         mask,
         as_json=wanted.as_json,
         timestamps=wanted.timestamps,

@@ -78,8 +78,7 @@ def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
         run = runs.choose(listing, wanted if wanted is not None else next(iter(going_on[-1:]), None), read.path)
         mask = mask_of(read, run, console)
         of_run = [host for host in read.hosts if host.name in run.parts or host.name in run.unheard]
-        unheard = {host: node for node, host in enumerate(run.hosts) if host in run.unheard}
-        watcher = Watcher(fleet, of_run, run.run_id, {**unheard, **run.nodes})
+        watcher = Watcher(fleet, of_run, run.run_id, run.all_nodes)
         try:
             # rich draws no board on a dumb terminal
             if sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb":

@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,8 +82,10 @@ class View:
         ranks: Ranks | None = None,
         *,
         kept: bool = False,
+        late: Collection[str] = (),
     ) -> None:
-        """`kept`: the lines are all kept in memory, so a host may send only so many."""
+        """`kept`: the lines are all kept in memory, so a host may send only so many. `late`: hosts that are silent so
+        far; nothing waits for them, and their lines are shown when they come."""
         self._run_id = run_id
         self._hosts = hosts
         self._choice = choice
@@ -93,6 +95,7 @@ class View:
         self._warned: set[str] = set()  # of hosts that send lines of other hosts' ranks
         self._idle_show = IDLE_SHOW if on_terminal else IDLE_SHOW_ELSEWHERE
         self._kept = kept
+        self._late = late
         self._events: queue.Queue[tuple[str, str, Any]] = queue.Queue(QUEUE)
         self._assemblers: dict[tuple[str, str], LineAssembler] = {}
         self._expected: dict[tuple[str, str], int] = {}  # the offset behind what a stream has been fed
@@ -101,7 +104,8 @@ class View:
         self._heard: dict[str, float] = {}  # when it came
         self._came: Counter[str] = Counter()  # frames of a host: each counted by its own thread
         self._taken: Counter[str] = Counter()  # those of them that were fed
-        self._ahead: Mapping[str, float] = {}  # s that a host's clock is ahead of the first one's
+        self._first_ahead = 0.0  # s that the first host's clock is ahead of ours
+        self._ahead: dict[str, float] = {}  # s that a host's clock is ahead of the first one's
         self._merger = Merger(())
         self._stopped = threading.Event()
         self._over = threading.Event()  # nobody needs to wait for a host that is away
@@ -130,6 +134,8 @@ class View:
                             self._feed(host, value)
                         case "live":
                             self._merger.live(host)
+                        case "clock":
+                            self._merger.set_offset(host, value)
                         case _:  # "end"
                             self._merger.live(host)
                             open_sources.discard(host)
@@ -157,10 +163,11 @@ class View:
         return set(self._away)
 
     def _compare_clocks(self) -> None:
-        found = self._fleet.each(self._hosts, lambda _, session: clock_ahead(session)).done
-        first = next(iter(found.values()), 0.0)
-        self._ahead = {host: ahead - first for host, ahead in found.items()}
-        self._merger = Merger((host.name for host in self._hosts), self._ahead)
+        hosts = [host for host in self._hosts if host.name not in self._late]
+        found = self._fleet.each(hosts, lambda _, session: clock_ahead(session)).done
+        self._first_ahead = next(iter(found.values()), 0.0)
+        self._ahead = {host: ahead - self._first_ahead for host, ahead in found.items()}
+        self._merger = Merger((host.name for host in hosts), self._ahead)
 
     def _take(self) -> list[tuple[str, str, Any]]:
         """What has come in, after at most a moment."""
@@ -274,6 +281,9 @@ class View:
             try:
                 session = self._fleet.session(host)
                 self._away.pop(host.name, None)
+                if host.name in self._late and host.name not in self._ahead:
+                    self._ahead[host.name] = clock_ahead(session) - self._first_ahead
+                    self._put(host, "clock", self._ahead[host.name])
                 if told:
                     self._warn(f"{host.name}: connected again")
                     told, wait = False, 0.5
@@ -283,7 +293,8 @@ class View:
                     self._over.set()
                 return
             except Refused as error:
-                self.failed[host.name] = error
+                if host.name not in self._late or error.code != "no-such-run":  # nobody knew whether it has a part
+                    self.failed[host.name] = error
                 return
             except UnreachableError as error:
                 if self._stopped.is_set():

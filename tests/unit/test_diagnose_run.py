@@ -9,6 +9,7 @@ from fake_relay import A_RUN, Dialer, Relay
 from orchestrator import diagnose_run
 from orchestrator.fleet import Fleet
 from orchestrator.inventory import parse
+from orchestrator.node import wire
 from orchestrator.node_program import NodeProgram
 
 HOSTS = {host.name: host for host in parse("hosts: [a, b]", "inventory.yaml").hosts}
@@ -47,3 +48,30 @@ def test_earlier_attempts_of_a_run_that_succeeded_are_diagnosed() -> None:
     fleet.close()
     assert found.findings == ()
     assert [(attempt, finding.rank) for attempt, finding in found.earlier] == [(1, 0)]
+
+
+def test_a_cause_is_less_sure_while_the_head_has_told_nothing_of_what_came_before() -> None:
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        if request["op"] == "evidence":
+            failures = [{**FAILURE, "rank": 1, "attempt": 1}]
+            relay.result(request, {"failures": failures, "kernel": [], "oom_kills": 0, "dumps": []})
+        else:
+            said = b"Traceback (most recent call last):\n  File \"train.py\", line 1, in <module>\nKeyError: 'x'\n"
+            header = {"id": request["id"], "streams": ["1.1.err"], "parts": [[0, 0, len(said), 4 * 10**9]]}
+            relay.say(wire.DATA, header, said)
+            relay.result(request, {"run": None})
+
+    fleet = Fleet(Dialer(a=answer, b=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    first = {**FAILURE, "host": "b", "node": 1, "rank": 1}
+    head = {**FAILED, "verdict": {**VERDICT, "first_failure": first}}
+    other = {**head, "node": 1, "host": "b", "node_rank": 1, "first_rank": 1}
+
+    def sure(**parts: dict[str, Any]) -> tuple[str, str]:
+        nodes = {host: int(part["node"]) for host, part in parts.items()}
+        cause = diagnose_run.of_run(FAILED["run_id"], parts, nodes, HOSTS, fleet).findings[0]
+        return cause.confidence, cause.message
+
+    assert sure(a=head, b=other)[0] == "high"
+    confidence, message = sure(b=other)
+    assert confidence == "medium" and "a could not be asked" in message
+    fleet.close()
