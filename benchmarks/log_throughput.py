@@ -23,14 +23,16 @@ from typing import Any
 
 import results
 
-from orchestrator.fleet import Fleet
-from orchestrator.inventory import Host, parse
-from orchestrator.logs import Mask, Merger
-from orchestrator.node import follow, journal, state
-from orchestrator.node_program import node_program
-from orchestrator.transport import LocalConnection
-from orchestrator.view import Choice, View
-from orchestrator.watch import Printer
+from orchestrator.hosts.fleet import Fleet
+from orchestrator.hosts.node_program import node_program
+from orchestrator.inventory.model import Host, parse
+from orchestrator.node.host import state
+from orchestrator.node.run import journal
+from orchestrator.node.serve import follow
+from orchestrator.output.lines import Mask, Merger
+from orchestrator.runs.attach import Printer
+from orchestrator.runs.follow import Choice, View
+from orchestrator.ssh.pipe import LocalConnection
 
 RUN = "benchmark-run"
 PIECE = 100  # lines: what a recorder finds at a time at some 5,000 lines/s of a rank

@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 
 import click
 
-from . import __version__, completion, deprecated, slips
+from . import __version__, deprecated
+from .commands import completion
+from .commands import hints as slips
 from .errors import Interrupted, OrchError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,7 +75,7 @@ class Command(click.Command):
         rest = super().parse_args(context, argv)
         option = context.params.pop("inventory_option", None)
         if (notices := deprecated.replace_old(context)) and not context.resilient_parsing:
-            from .context import warn_once
+            from .commands.context import warn_once
 
             for notice in notices:
                 warn_once(notice)
@@ -145,7 +147,7 @@ def cli() -> None:
 @click.option("-o", "--output", default="inventory.yaml", show_default=True, metavar="FILE", help="Where to write it.")
 def init(hosts: tuple[str, ...], output: str) -> None:
     """Write an inventory: of HOSTs ([user@]name, or a range such as gpu[01-16]), or chosen from ~/.ssh/config."""
-    from . import init as initial
+    from .commands import init as initial
 
     sys.exit(initial.init(hosts, output))
 
@@ -160,7 +162,7 @@ def trust(inventory: str | None, yes: bool, hosts: str | None) -> None:
     Compare them with what `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` says on the host. A key that differs from
     the one on file is never added.
     """
-    from . import trust as trusting
+    from .commands import trust as trusting
 
     sys.exit(trusting.trust(inventory, hosts, yes))
 
@@ -172,8 +174,8 @@ def config(inventory: str | None, as_json: bool) -> None:
     """Print the inventory as understood, every default filled in."""
     import json
 
-    from . import inventory as inventories
-    from .context import chosen_inventory
+    from .commands.context import chosen_inventory
+    from .inventory import model as inventories
 
     read = chosen_inventory(inventory)
     click.echo(json.dumps(inventories.as_dict(read), indent=2) if as_json else inventories.render(read), nl=as_json)
@@ -187,7 +189,7 @@ def config(inventory: str | None, as_json: bool) -> None:
 @JSON
 def check(inventory: str | None, quick: bool, deep: bool, hosts: str | None, as_json: bool) -> None:
     """Find what would break a run on these hosts, and say how to mend it; starts nothing."""
-    from . import check as checking
+    from .commands import check as checking
 
     if quick and deep:
         raise UsageError("--quick and --deep exclude each other")
@@ -204,7 +206,7 @@ def setup(
     inventory: str | None, torch: str | None, index_url: str | None, wheels: str | None, hosts: str | None
 ) -> None:
     """Make hosts ready without root: where torch is missing, a venv with the same one on each."""
-    from . import prepare_hosts
+    from .commands import setup as prepare_hosts
 
     sys.exit(prepare_hosts.setup(inventory, hosts, prepare_hosts.Wanted(torch, index_url, wheels)))
 
@@ -231,7 +233,7 @@ def up(**options: Any) -> None:
     What follows -- and begins with -- goes to the inventory's run.script or the bundled trainer, such as: -- --epochs 3
     (-- --help: the bundled trainer's flags).
     """
-    from . import up as launching
+    from .commands import up as launching
 
     sys.exit(launching.up(launching.Up(**options)))
 
@@ -264,7 +266,7 @@ def logs(**options: Any) -> None:
 
     Lines of a host that is silent for 2 s follow when it answers; -o waits for all hosts.
     """
-    from . import show_logs
+    from .commands import logs as show_logs
 
     sys.exit(show_logs.logs(show_logs.Logs(**options)))
 
@@ -279,7 +281,7 @@ def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool
 
     They are those of the user that you are on the hosts.
     """
-    from . import ps as listing
+    from .commands import ps as listing
 
     sys.exit(listing.ps(inventory, hosts, everything, as_json))
 
@@ -293,7 +295,7 @@ def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
 
     Default: the newest run that goes on, else the newest. In a pipe: one table, as plain text.
     """
-    from . import top as board
+    from .commands import top as board
 
     sys.exit(board.top(run, inventory, hosts))
 
@@ -311,7 +313,7 @@ def report(run: str | None, inventory: str | None, hosts: str | None, output: st
 
     The plan, the hosts, the timeline, curves of training and machines, the first failure.
     """
-    from . import report as reports
+    from .commands import report as reports
 
     sys.exit(reports.report(run, inventory, hosts, output, as_json))
 
@@ -334,7 +336,7 @@ def report(run: str | None, inventory: str | None, hosts: str | None, output: st
 @JSON
 def kill(run: str | None, inventory: str | None, hosts: str | None, **options: Any) -> None:
     """End RUN (default: the newest unfinished, and all leftovers), and prove that nothing of it is left."""
-    from . import kill as ending
+    from .commands import kill as ending
 
     sys.exit(ending.kill(run, inventory, hosts, **options))
 
@@ -355,12 +357,12 @@ def diagnose(
     After 2 s it prints what the hosts that answered show. If a late answer changes that, it says so and prints it anew.
     """
     if log:
-        from . import diagnose_logs
+        from .diagnosis import from_logs as diagnose_logs
 
         sys.exit(diagnose_logs.show(diagnose_logs.of_logs([*log, *run]), as_json))
     if len(run) > 1:
         raise UsageError("one RUN at a time; log files come after --log")
-    from . import diagnose_run
+    from .runs import diagnose as diagnose_run
 
     sys.exit(diagnose_run.show(run[0] if run else None, inventory, hosts, as_json))
 
@@ -379,7 +381,7 @@ def fetch(run: str | None, pattern: str | None, output: str | None, inventory: s
     folders; a folder's name takes all below it. Links are left out. Files that have not changed since they were fetched
     are not fetched again.
     """
-    from . import fetch as fetching
+    from .commands import fetch as fetching
 
     sys.exit(fetching.fetch(run, pattern, output, inventory, hosts))
 
@@ -405,7 +407,7 @@ def prune(
     Running runs are not touched. Outputs are kept unless --outputs is given, or run.keep.outputs limits their age.
     A run that wrote files outside $DDP_ORCH_OUTPUT_DIR is kept until `fetch` has brought them.
     """
-    from . import prune as pruning
+    from .commands import prune as pruning
 
     if outputs and force:
         raise UsageError("--force is for records of runs; --outputs deletes outputs")
@@ -421,7 +423,7 @@ def prune(
 @click.option("--test", is_flag=True, help="Send a message now.")
 def notify(inventory: str | None, test: bool) -> None:
     """Have the head send a message to notify.webhook and notify.command, as at the end of a run."""
-    from . import notify as notifications
+    from .commands import notify as notifications
 
     if not test:
         words = ("notify", *(() if inventory is None else (inventory,)), "--test")
@@ -441,7 +443,7 @@ def exec_(inventory: str | None, command: tuple[str, ...], hosts: str | None, se
     One word is handed to the login shell as it is; several are an argv, and arrive as such. Ctrl-C ends CMD on all
     hosts. Of a host's output the first 16 MiB are kept.
     """
-    from . import execute
+    from .commands import exec as execute
 
     if not command:
         raise UsageError(slips.no_command(inventory))
@@ -463,7 +465,7 @@ def bench(**options: Any) -> None:
     About a minute for each number of hosts; -- --bench-seconds 10 measures five times as long.
     Flags of the trainer come after --, such as: -- --model resnet50 --data synthetic --precision bf16
     """
-    from . import bench as benchmark
+    from .commands import bench as benchmark
 
     sys.exit(benchmark.bench(benchmark.Bench(**options)))
 
@@ -471,7 +473,7 @@ def bench(**options: Any) -> None:
 @cli.command(short_help="two hosts on this machine, in a minute")
 def demo() -> None:
     """Train the bundled model on two hosts of this machine, over real SSH, in less than a minute."""
-    from . import demo as demonstration
+    from .demo import demo as demonstration
 
     sys.exit(demonstration.main())
 
@@ -515,7 +517,7 @@ def guarded(work: Callable[[], Any]) -> int:
     """The exit code of `work`, after saying what went wrong."""
     import os
 
-    from .console import Console, wants_colour
+    from .output.console import Console, wants_colour
 
     console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
     try:
@@ -550,7 +552,7 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _hush_stdout() -> None:
-    from .console import hush
+    from .output.console import hush
 
     hush(sys.stdout)
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.inventory import Host
-from orchestrator.node import wire
+from orchestrator.inventory.model import Host
+from orchestrator.node.serve import wire
 
 A_RUN = {
     "run_id": "20260101-000000-abcd",

@@ -1,4 +1,4 @@
-"""How a diagnosis is made of logs, in this order (orchestrator/diagnose.py puts it together). All of it is pure.
+"""How a diagnosis is made of logs, in this order (engine.py puts it together). All of it is pure.
 
 transcript   logs of any launcher          -> who said which line, when
 own          lines                         -> those of the last attempt, without what our own recorder says

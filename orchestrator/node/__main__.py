@@ -8,39 +8,39 @@ def main(arguments: List[str]) -> int:
     verb = arguments[0] if arguments else ""
     # each verb imports what it needs: rank-exec runs once a rank and must be quick
     if verb == "serve":
-        from .relay import serve
+        from .serve.relay import serve
 
         return serve(arguments[1])
     if verb == "grep":
-        from .grep import main as grep
+        from .serve.grep import main as grep
 
         return grep(int(arguments[1]))
     if verb == "guard":
-        from .daemon import main_guard as guard
+        from .run.daemon import main_guard as guard
 
         return guard()
     if verb == "recorder":
-        from .daemon import main_recorder as recorder
+        from .run.daemon import main_recorder as recorder
 
         recorder()
     if verb == "notify":
-        from .notify import main as notify
+        from .run.notify import main as notify
 
         return notify()
     if verb == "rank-exec":
-        from .job import rank_exec
+        from .run.job import rank_exec
 
         rank_exec(arguments[1:])
     if verb == "job-exec":
-        from .job import job_exec
+        from .run.job import job_exec
 
         job_exec(arguments[1:])
     if verb == "stacks":
-        from .stacks import main as stacks
+        from .run.stacks import main as stacks
 
         return stacks(arguments[1:])
     if verb == "dumps":
-        from .flight import main as dumps
+        from .serve.flight import main as dumps
 
         return dumps(arguments[1:])
     sys.stderr.write("ddp-orch's node program: it is started by ddp-orch, not by hand\n")

@@ -6,8 +6,8 @@ import ipaddress
 import re
 from typing import Annotated
 
-from ..hostnames import NAME
-from ..naming import RUN_ID, RUN_NAME
+from ..inventory.hostnames import NAME
+from ..inventory.run_ids import RUN_ID, RUN_NAME
 
 
 def is_address(text: str) -> bool:

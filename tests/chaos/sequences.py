@@ -34,7 +34,7 @@ from lab.lab import Lab
 from lab.waiting import wait_until
 
 HOSTS, SPARE = 5, 4  # node-4 waits
-LEASE = 8.0  # s, as in orchestrator/node/link.py
+LEASE = 8.0  # s, as in orchestrator/node/run/link.py
 STALL = 6  # s of run.stall_timeout
 PATIENCE = 120.0  # s for a run to come back or to end; torch is slow where five hosts share two cores
 
@@ -166,7 +166,7 @@ class Expected:
 
 
 def foresee(now: Expected, burst: tuple[Fault, ...], sequence: Sequence) -> Expected:
-    """The rules (docs/design.md, orchestrator/node/gang.py), told once more from the outside."""
+    """The rules (docs/design.md, orchestrator/node/run/gang.py), told once more from the outside."""
     struck = [one for one in burst if one.host in now.team and KINDS[one.kind] != NOTHING]
     spare = now.spare and not any(one.host == SPARE and KINDS[one.kind] in (GONE, LOST) for one in burst)
     if SPARE in now.team:

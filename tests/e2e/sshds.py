@@ -17,10 +17,10 @@ from pathlib import Path
 
 from lab.waiting import wait_until
 
-from orchestrator.inventory import Host, SshOptions
-from orchestrator.node import processes
-from orchestrator.ssh import Dialer
-from orchestrator.transport import Pipe
+from orchestrator.inventory.model import Host, SshOptions
+from orchestrator.node.host import processes
+from orchestrator.ssh.dialer import Dialer
+from orchestrator.ssh.pipe import Pipe
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
 USER = getpass.getuser()

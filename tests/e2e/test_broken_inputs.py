@@ -69,7 +69,7 @@ def test_a_broken_command_line_is_said_in_one_message_and_nothing_is_done(
     if case.make:
         case.make(here)
     before = {path: path.lstat().st_mtime_ns for path in here.parent.rglob("*")}
-    monkeypatch.setattr("orchestrator.ssh.Dialer.connect", lambda *_: pytest.fail("a host was reached for"))
+    monkeypatch.setattr("orchestrator.ssh.dialer.Dialer.connect", lambda *_: pytest.fail("a host was reached for"))
     code, stdout, stderr = in_process(case.argv)
     assert (code, stdout) == (case.code, ""), stderr
     assert "Traceback" not in stderr and len(stderr) < 1500

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from lab.waiting import wait_until
 
-from orchestrator import demo_hosts
+from orchestrator.demo import two_hosts as demo_hosts
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the demo's hosts are this machine, and hosts run Linux"),
@@ -28,7 +28,7 @@ class Hosts:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.demo_hosts"],
+            [sys.executable, "-m", "orchestrator.demo.two_hosts"],
             cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from lab.lab import Lab
 
-from orchestrator import report, report_html
-from orchestrator.logs import Line, Mask
-from orchestrator.runs import Run
+from orchestrator.commands import report
+from orchestrator.output.lines import Line, Mask
+from orchestrator.runs.registry import Run
+from orchestrator.ui import html as report_html
 
 from .driver import assert_clean, code, ok, orch, runs, script
 from .pages import browser, open_page

@@ -14,9 +14,9 @@ import pytest
 from lab.lab import Lab
 from lab.waiting import wait_until
 
-from orchestrator.fleet import Fleet
-from orchestrator.node_program import node_program
-from orchestrator.ssh import ConnectFailure
+from orchestrator.hosts.fleet import Fleet
+from orchestrator.hosts.node_program import node_program
+from orchestrator.ssh.dialer import ConnectFailure
 
 from .driver import COUNTER, assert_clean, ok, orch, runs, script, start, wait_for_state
 from .sshds import SSHD, Client, host, make_key, sshd

@@ -16,8 +16,8 @@ from lab.waiting import wait_until
 DRIVER = """
 import json, sys, time
 from concurrent.futures import ThreadPoolExecutor
-from orchestrator import inventory
-from orchestrator.ssh import ConnectFailure, Dialer
+from orchestrator.inventory import model as inventory
+from orchestrator.ssh.dialer import ConnectFailure, Dialer
 
 hosts = inventory.parse(sys.stdin.read(), "inventory.yaml").hosts
 limit = float(sys.argv[1])

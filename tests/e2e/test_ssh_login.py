@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 from lab.waiting import wait_until
 
-from orchestrator.inventory import Host
-from orchestrator.known_hosts import KnownHosts
-from orchestrator.ssh import ConnectFailure, Dialer
-from orchestrator.transport import Connection
+from orchestrator.inventory.model import Host
+from orchestrator.ssh.dialer import ConnectFailure, Dialer
+from orchestrator.ssh.known_hosts import KnownHosts
+from orchestrator.ssh.pipe import Connection
 
 from .sshds import SSHD, USER, Client, Sshd, host, make_key, public, read_all, sshd
 

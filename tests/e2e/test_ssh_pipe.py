@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from lab.waiting import wait_until
 
-from orchestrator.ssh import ConnectFailure
-from orchestrator.transport import STDERR_KEPT, Connection, LocalConnection
+from orchestrator.ssh.dialer import ConnectFailure
+from orchestrator.ssh.pipe import STDERR_KEPT, Connection, LocalConnection
 
 from .sshds import SSHD, Client, Sshd, host, read_all, sshd
 

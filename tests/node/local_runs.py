@@ -22,12 +22,14 @@ import host_facts
 from host_facts import PYTHON, decoded
 from lab.waiting import wait_until
 
-from orchestrator import inventory, launchers, plan
-from orchestrator.naming import new_run_id
-from orchestrator.node import journal, processes, state, sweep
-from orchestrator.node_program import NodeProgram, node_program
-from orchestrator.session import Session
-from orchestrator.transport import LocalConnection
+from orchestrator.hosts.node_program import NodeProgram, node_program
+from orchestrator.hosts.session import Session
+from orchestrator.inventory import model as inventory
+from orchestrator.inventory.run_ids import new_run_id
+from orchestrator.node.host import processes, state, sweep
+from orchestrator.node.run import journal
+from orchestrator.plan import launchers, plan
+from orchestrator.ssh.pipe import LocalConnection
 
 AGENT = (str(Path(__file__).with_name("stand_in_agent.py")), "{nproc}", "{node_rank}")
 

@@ -16,8 +16,9 @@ import pytest
 from lab.waiting import wait_until
 from local_runs import Run, Runs
 
-from orchestrator.node import leftovers, processes, state, stop
-from orchestrator.node.link import dial, node_key
+from orchestrator.node.host import processes, state
+from orchestrator.node.run.link import dial, node_key
+from orchestrator.node.serve import leftovers, stop
 
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"
 

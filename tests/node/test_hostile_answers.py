@@ -21,10 +21,11 @@ import pytest
 from fake_relay import Relay
 from local_runs import Runs
 
-from orchestrator import cli, context, top
-from orchestrator.inventory import Host
-from orchestrator.node import wire
-from orchestrator.transport import LocalConnection, LocalPipe
+from orchestrator import cli
+from orchestrator.commands import context, top
+from orchestrator.inventory.model import Host
+from orchestrator.node.serve import wire
+from orchestrator.ssh.pipe import LocalConnection, LocalPipe
 
 CHANGES = int(os.environ.get("DDP_ORCH_FUZZ", "2000")) // 10
 SEED = int(os.environ.get("DDP_ORCH_FUZZ_SEED", "1"))

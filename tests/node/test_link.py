@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from lab.waiting import wait_until
 
-from orchestrator.node.link import MAX_MESSAGE, Link, LinkClosed, dial, node_key
+from orchestrator.node.run.link import MAX_MESSAGE, Link, LinkClosed, dial, node_key
 
 RUN_KEY = bytes(range(32))
 KEY = node_key(RUN_KEY, 1)

@@ -16,8 +16,9 @@ import pytest
 from lab.waiting import wait_until
 from local_runs import Runs
 
-from orchestrator.node import notify, processes
-from orchestrator.node_program import node_program
+from orchestrator.hosts.node_program import node_program
+from orchestrator.node.host import processes
+from orchestrator.node.run import notify
 
 
 class Webhook:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from local_runs import Runs, local_runs
 
-from orchestrator.node import prepare, state
-from orchestrator.node import runs as known_runs
-from orchestrator.session import Refused
+from orchestrator.hosts.session import Refused
+from orchestrator.node.host import state
+from orchestrator.node.serve import prepare
+from orchestrator.node.serve import runs as known_runs
 
 SAY = """
 import json, os, sys

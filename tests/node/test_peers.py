@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node import follower as follower_module
-from orchestrator.node import head as head_module
-from orchestrator.node.follower import WorkerLink
-from orchestrator.node.gang import Order, StartRequested
-from orchestrator.node.head import HeadLink
-from orchestrator.node.link import Link, node_key
+from orchestrator.node.run import follower as follower_module
+from orchestrator.node.run import head as head_module
+from orchestrator.node.run.follower import WorkerLink
+from orchestrator.node.run.gang import Order, StartRequested
+from orchestrator.node.run.head import HeadLink
+from orchestrator.node.run.link import Link, node_key
 
 RUN_KEY = bytes(32)
 KEY = node_key(RUN_KEY, 1)

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import pytest
 from lab.waiting import wait_until
 
-from orchestrator.node import processes
-from orchestrator.node.processes import Process
-from orchestrator.node.tree import describe
+from orchestrator.node.host import processes
+from orchestrator.node.host.processes import Process
+from orchestrator.node.run.tree import describe
 
 NOBODY = 65534
 

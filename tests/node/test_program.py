@@ -18,10 +18,10 @@ import pytest
 from lab.waiting import wait_until
 from local_runs import Host, Runs, changed_program, local_runs
 
-from orchestrator.node import processes, state
-from orchestrator.node.journal import RECORD
-from orchestrator.node_program import node_program
-from orchestrator.session import Refused, SessionLost
+from orchestrator.hosts.node_program import node_program
+from orchestrator.hosts.session import Refused, SessionLost
+from orchestrator.node.host import processes, state
+from orchestrator.node.run.journal import RECORD
 
 # what `attach` is asked for
 ALL: dict[str, Any] = {"offsets": {}, "follow": False}

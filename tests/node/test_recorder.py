@@ -20,12 +20,13 @@ import pytest
 from lab.waiting import wait_until
 from local_runs import Run, Runs, local_runs
 
-from orchestrator.node import journal, messages, processes, state
-from orchestrator.node.follower import WorkerLink
-from orchestrator.node.guard import Guard
-from orchestrator.node.recorder import Recorder
-from orchestrator.node.tree import COMMAND_MOST
-from orchestrator.session import Refused
+from orchestrator.hosts.session import Refused
+from orchestrator.node.host import processes, state
+from orchestrator.node.run import journal, messages
+from orchestrator.node.run.follower import WorkerLink
+from orchestrator.node.run.guard import Guard
+from orchestrator.node.run.recorder import Recorder
+from orchestrator.node.run.tree import COMMAND_MOST
 
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"
 

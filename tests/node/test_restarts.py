@@ -21,7 +21,7 @@ import pytest
 from lab.waiting import wait_until
 from local_runs import Run, impatient_program, local_runs
 
-from orchestrator.node import processes
+from orchestrator.node.host import processes
 
 RESTARTS = 120 if os.environ.get("CHAOS") == "full" else 8
 RANKS = 8

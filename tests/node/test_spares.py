@@ -8,7 +8,7 @@ import signal
 from lab.waiting import wait_until
 from local_runs import Run, Runs
 
-from orchestrator.node import processes, state
+from orchestrator.node.host import processes, state
 
 COUNT = """
 import os, sys, time

@@ -22,9 +22,10 @@ from typing import Any
 
 from local_runs import Run, Runs, local_runs
 
-from orchestrator.node import gang, processes
-from orchestrator.node.guard import Guard
-from orchestrator.watch import OUTCOMES
+from orchestrator.node.host import processes
+from orchestrator.node.run import gang
+from orchestrator.node.run.guard import Guard
+from orchestrator.runs.attach import OUTCOMES
 
 MOMENTS = int(os.environ.get("DDP_ORCH_STOP_MOMENTS", "8"))
 AT_A_TIME = 4  # runs beside one another; they mostly wait

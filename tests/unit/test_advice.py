@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import advice, history, inventory, launch, plan
-from orchestrator.context import again_without, chosen_inventory, inventory_of_run
+from orchestrator.commands.context import again_without, chosen_inventory, inventory_of_run
+from orchestrator.commands.up import Up
 from orchestrator.diagnosis import causes
 from orchestrator.errors import UnreachableError, UsageError
-from orchestrator.fleet import Results
-from orchestrator.up import Up
+from orchestrator.hosts.fleet import Results
+from orchestrator.inventory import advice
+from orchestrator.inventory import model as inventory
+from orchestrator.plan import plan
+from orchestrator.runs import launch
+from orchestrator.runs import recent as history
 
 
 @pytest.fixture

@@ -12,13 +12,17 @@ from host_facts import decoded, with_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator import answers, checks, choices, inventory, plan
-from orchestrator import session as sessions
-from orchestrator.answers import Nonsense
-from orchestrator.node_program import NodeProgram
+from orchestrator.checks import auto_env as choices
+from orchestrator.checks import hosts as checks
+from orchestrator.hosts import answers
+from orchestrator.hosts import session as sessions
+from orchestrator.hosts.answers import Nonsense
+from orchestrator.hosts.node_program import NodeProgram
+from orchestrator.hosts.session import InvalidAnswer, Refused, Session, SessionLost
+from orchestrator.inventory import model as inventory
+from orchestrator.plan import plan
 from orchestrator.schema.decode import MalformedAnswer
 from orchestrator.schema.facts import Hello
-from orchestrator.session import InvalidAnswer, Refused, Session, SessionLost
 
 ABSENT = "<absent>"
 A_PROCESS = {"pid": 9, "used_mib": 70000, "uid": 1000, "command": "python"}

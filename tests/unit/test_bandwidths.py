@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import bandwidths, inventory
-from orchestrator.inventory import Host
+from orchestrator.inventory import model as inventory
+from orchestrator.inventory.model import Host
+from orchestrator.runs import bandwidths
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.console import Console
-from orchestrator.logs import Line
-from orchestrator.watch import Bell
+from orchestrator.output.console import Console
+from orchestrator.output.lines import Line
+from orchestrator.runs.attach import Bell
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator import up
-from orchestrator.bench import Bench, Collector, _draw, _measured, bench, host_counts, scaling, table
-from orchestrator.console import Console
+from orchestrator.commands import up
+from orchestrator.commands.bench import Bench, Collector, _draw, _measured, bench, host_counts, scaling, table
 from orchestrator.errors import Interrupted, RunFailed, UsageError
-from orchestrator.logs import Line
+from orchestrator.output.console import Console
+from orchestrator.output.lines import Line
 
 
 def figures(ranks: int, speed: float, limit: str) -> dict[str, Any]:

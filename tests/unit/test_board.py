@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from orchestrator.board import Seen, render
-from orchestrator.logs import Mask
-from orchestrator.node.figures import figures
+from orchestrator.commands.board import Seen, render
+from orchestrator.node.serve.figures import figures
+from orchestrator.output.lines import Mask
 
 KEYS = "q quit"
 FAILURE = {"state": "failed", "first_failure": {"host": "gpu-03", "what": "rank 5: exit code 1", "said": "KeyError: 7"}}

@@ -12,14 +12,16 @@ import pytest
 from golden_files import assert_message
 from host_facts import GPU, PYTHON, decoded, disk, facts, with_gpus
 
-from orchestrator import inventory, plan, preflight
-from orchestrator.checks import Finding, judge, path_arguments, unreached
+from orchestrator.checks.findings import Findings, outliers_of
+from orchestrator.checks.hosts import Finding, judge, path_arguments, unreached
 from orchestrator.errors import OrchError
-from orchestrator.findings import Findings, outliers_of
-from orchestrator.fleet import folded
+from orchestrator.hosts.fleet import folded
+from orchestrator.inventory import model as inventory
+from orchestrator.plan import plan
+from orchestrator.runs import probe as preflight
 from orchestrator.schema.decode import decode
 from orchestrator.schema.facts import Hello
-from orchestrator.transport import ConnectFailure
+from orchestrator.ssh.pipe import ConnectFailure
 
 
 def found(
@@ -361,7 +363,7 @@ ROOT = Path(__file__).parents[2]
 def test_every_code_of_a_rule_and_of_a_case_is_in_the_manual() -> None:
     manual = set(re.findall(r"`([a-z0-9-]+)`", (ROOT / "docs" / "findings.md").read_text()))
     codes = set()
-    for path in (ROOT / "orchestrator").glob("checks*.py"):
+    for path in (ROOT / "orchestrator" / "checks").glob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and getattr(call.func, "attr", "") in ("add", "differ"):
                 codes |= {one.value for one in call.args[1:2] if isinstance(one, ast.Constant)}

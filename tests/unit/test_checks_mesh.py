@@ -12,12 +12,14 @@ from golden_files import assert_message
 from host_facts import ETH0, decoded
 from host_facts import facts as facts_of
 
-from orchestrator import choices, inventory, plan
-from orchestrator.checks_mesh import judge
-from orchestrator.checks_network import nccl_matches
-from orchestrator.findings import Finding
-from orchestrator.fleet import Results
-from orchestrator.mesh import Network, Pair, Subnet, _common, _targets, render
+from orchestrator.checks import auto_env as choices
+from orchestrator.checks.findings import Finding
+from orchestrator.checks.network import nccl_matches
+from orchestrator.hosts.fleet import Results
+from orchestrator.inventory import model as inventory
+from orchestrator.plan import plan
+from orchestrator.runs.mesh import Network, Pair, Subnet, _common, _targets, render
+from orchestrator.runs.reach import judge
 from orchestrator.schema.facts import Facts, Lookup
 from orchestrator.schema.network import Dialled, DialReport
 

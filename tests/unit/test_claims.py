@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from fake_relay import A_RUN, Dialer, Relay
 
-from orchestrator import claims, runs
-from orchestrator.claims import Claims, Ranks
-from orchestrator.fleet import Fleet
-from orchestrator.inventory import parse
-from orchestrator.node_program import NodeProgram
+from orchestrator.hosts import claims
+from orchestrator.hosts.claims import Claims, Ranks
+from orchestrator.hosts.fleet import Fleet
+from orchestrator.hosts.node_program import NodeProgram
+from orchestrator.inventory.model import parse
+from orchestrator.runs import registry as runs
 
 GOOD = ["good1", "good2"]
 

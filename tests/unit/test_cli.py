@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import __version__, slips
+from orchestrator import __version__
 from orchestrator.cli import cli
+from orchestrator.commands import hints as slips
 
 ROOT = Path(__file__).parents[2]
 SMALL = "hosts: [lovelace]\nrun: {env: {CITY: Zürich}}\n"

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from orchestrator.console import Console, all_but, fold, fold_messages, size, wants_colour
-from orchestrator.hostnames import pick
+from orchestrator.inventory.hostnames import pick
+from orchestrator.output.console import Console, all_but, fold, fold_messages, size, wants_colour
 
 
 class Terminal(io.StringIO):
@@ -73,7 +73,7 @@ def test_colour_is_for_terminals_unless_the_environment_says_otherwise(
 def test_a_reader_that_has_gone_away_is_no_error() -> None:
     program = """
 import sys
-from orchestrator.console import Console
+from orchestrator.output.console import Console
 sys.stdin.read()  # until the reader of stderr has gone
 console = Console(sys.stderr, colour=False)
 for _ in range(3):
@@ -116,7 +116,10 @@ def test_equal_messages_are_said_once_with_all_their_hosts() -> None:
 
 
 def test_showing_text_imports_neither_rich_nor_clustershell() -> None:
-    program = "import sys, orchestrator.console, orchestrator.logs; print({'rich', 'ClusterShell'} & set(sys.modules))"
+    program = (
+        "import sys, orchestrator.output.console, orchestrator.output.lines; "
+        "print({'rich', 'ClusterShell'} & set(sys.modules))"
+    )
     done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, timeout=30)
     assert done.stdout == "set()\n"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.context import chosen_inventory
+from orchestrator.commands.context import chosen_inventory
 from orchestrator.errors import InventoryError
 
 

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from orchestrator.deep import MARKER, SCRIPT, Result, _figure, judge, render
+from orchestrator.runs.deep import MARKER, SCRIPT, Result, _figure, judge, render
 
 
 def product(rank: int, tflops: float, device: str = "cpu") -> dict[str, Any]:

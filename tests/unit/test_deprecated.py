@@ -12,7 +12,7 @@ import click
 import pytest
 
 from orchestrator.cli import cli
-from orchestrator.context import chosen_inventory
+from orchestrator.commands.context import chosen_inventory
 from trainer.config import OLD_FLAGS, parse
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.diagnose import Diagnosis, diagnose
 from orchestrator.diagnosis import causes, transcript
+from orchestrator.diagnosis.engine import Diagnosis, diagnose
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "diagnose"
 CASES = sorted(path.parent for path in GOLDEN.glob("*/expected.json"))

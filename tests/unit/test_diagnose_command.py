@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import diagnose_run
-from orchestrator.diagnose import Diagnosis, Finding, diagnose
-from orchestrator.diagnose_logs import as_text, of_logs
 from orchestrator.diagnosis import own as diagnosis_own
 from orchestrator.diagnosis import transcript
+from orchestrator.diagnosis.engine import Diagnosis, Finding, diagnose
+from orchestrator.diagnosis.from_logs import as_text, of_logs
 from orchestrator.diagnosis.transcript import Said
-from orchestrator.logs import Line
+from orchestrator.output.lines import Line
+from orchestrator.runs import diagnose as diagnose_run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "diagnose"
 LOGS = [str(GOLDEN / "script-exception-1" / f"node-{which}.log") for which in "ab"]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.diagnose import Known, diagnose
 from orchestrator.diagnosis import dumps
+from orchestrator.diagnosis.engine import Known, diagnose
 from orchestrator.diagnosis.transcript import Said
-from orchestrator.node import flight
+from orchestrator.node.serve import flight
 
 
 def entry(seq: int, state: str = "completed", **more: Any) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from typing import Any
 
 from fake_relay import A_RUN, Dialer, Relay
 
-from orchestrator import diagnose_run
-from orchestrator.fleet import Fleet
-from orchestrator.inventory import parse
-from orchestrator.node import wire
-from orchestrator.node_program import NodeProgram
+from orchestrator.hosts.fleet import Fleet
+from orchestrator.hosts.node_program import NodeProgram
+from orchestrator.inventory.model import parse
+from orchestrator.node.serve import wire
+from orchestrator.runs import diagnose as diagnose_run
 
 HOSTS = {host.name: host for host in parse("hosts: [a, b]", "inventory.yaml").hosts}
 FAILURE = {"at": 5.0, "what": "rank 0: exit code 3", "rank": 0, "exit_code": 3, "signal": None, "pid": 4711}

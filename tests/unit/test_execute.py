@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from lab.waiting import wait_until
 
-from orchestrator import fleet as fleets
-from orchestrator.execute import execute
-from orchestrator.inventory import parse
-from orchestrator.node_program import NodeProgram
-from orchestrator.transport import LocalConnection
+from orchestrator.commands.exec import execute
+from orchestrator.hosts import fleet as fleets
+from orchestrator.hosts.node_program import NodeProgram
+from orchestrator.inventory.model import parse
+from orchestrator.ssh.pipe import LocalConnection
 
 SHOW = "from orchestrator.cli import main; main()"
 

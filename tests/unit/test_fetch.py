@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator import fetch
+from orchestrator.commands import fetch
+from orchestrator.commands.fetch import Listed, Receiver, Remote, Room, Source
 from orchestrator.errors import UnreachableError
-from orchestrator.fetch import Listed, Receiver, Remote, Room, Source
-from orchestrator.node import outputs, state
+from orchestrator.node.host import state
+from orchestrator.node.serve import outputs
 
 
 @pytest.fixture

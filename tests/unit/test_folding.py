@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.folding import WINDOW, Folder, ranges
-from orchestrator.logs import Line
+from orchestrator.output.folding import WINDOW, Folder, ranges
+from orchestrator.output.lines import Line
 
 
 def line(text: str, rank: int | None = 0, at: float = 0.0, host: str = "node-0", stream: str = "stdout") -> Line:

@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 from test_inventory_properties import NEARLY_YAML, STRUCTURES
 from test_terminal import HOSTILE, cells, shown, state
 
-from orchestrator import answers, inventory
 from orchestrator.errors import InventoryError
-from orchestrator.logs import LineAssembler, Mask, Painter, to_json
-from orchestrator.node import wire
-from orchestrator.node.wire import Decoder, Frame, WireError
+from orchestrator.hosts import answers
+from orchestrator.inventory import model as inventory
+from orchestrator.node.serve import wire
+from orchestrator.node.serve.wire import Decoder, Frame, WireError
+from orchestrator.output.lines import LineAssembler, Mask, Painter, to_json
 
 SECONDS = 1.0  # of this thread, however busy the machine is
 

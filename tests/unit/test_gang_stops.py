@@ -17,19 +17,19 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node import gang
-from orchestrator.node.gang import End, Run, Stop, Wait
-from orchestrator.node.link import LEASE
+from orchestrator.node.run import gang
+from orchestrator.node.run.gang import End, Run, Stop, Wait
+from orchestrator.node.run.link import LEASE
 
 WORLDS = 3000
 WITHIN = 5.0  # s beyond its grace that a stop may take
-TICK = 0.5  # s, as in orchestrator/node/peers.py
+TICK = 0.5  # s, as in orchestrator/node/run/peers.py
 END_OF_TIME = 400.0  # s of a world without a stop
 
 
 @dataclass
 class Guard:
-    """What orchestrator/node/guard.py does, without processes."""
+    """What orchestrator/node/run/guard.py does, without processes."""
 
     number: int
     world: World
@@ -175,7 +175,7 @@ class World:
         if self.is_alive(number):
             self._carry(number, "up", act)
 
-    # the head, as in orchestrator/node/head.py
+    # the head, as in orchestrator/node/run/head.py
 
     def happens(self, event: gang.Event) -> None:
         before = self.state

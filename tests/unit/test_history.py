@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import history
+from orchestrator.runs import recent as history
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,7 @@ def test_a_run_leads_to_its_inventory_by_id_name_and_either_end_of_the_id(tmp_pa
 
 
 def test_runs_that_start_at_the_same_moment_are_all_remembered(tmp_path: Path) -> None:
-    code = "import sys; from orchestrator import history; history.remember(sys.argv[1], sys.argv[1], 'mine')"
+    code = "import sys; from orchestrator.runs.recent import remember; remember(sys.argv[1], sys.argv[1], 'mine')"
     started = [subprocess.Popen([sys.executable, "-c", code, str(number)], cwd=ROOT) for number in range(12)]
     assert [process.wait() for process in started] == [0] * 12
     assert {run.run_id for run in history.newest()} == {str(number) for number in range(12)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator import hostnames
 from orchestrator.errors import UsageError
+from orchestrator.inventory import hostnames
 
 NAMES = ("lovelace", "gpu01", "gpu02", "gpu03", "gpu10", "fe80::1%eth0")
 

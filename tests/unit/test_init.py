@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import init, inventory
+from orchestrator.commands import init
 from orchestrator.errors import UsageError
+from orchestrator.inventory import model as inventory
 
 
 @pytest.mark.parametrize(

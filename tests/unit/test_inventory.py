@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from golden_files import assert_message, same_as
 
-from orchestrator import inventory
 from orchestrator.errors import InventoryError, UsageError
-from orchestrator.inventory import Inventory
+from orchestrator.inventory import model as inventory
+from orchestrator.inventory.model import Inventory
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "inventory"
 RIGHT = sorted(path.stem for path in GOLDEN.glob("*.json"))
@@ -141,7 +141,7 @@ def test_a_file_beyond_the_limit_is_refused_unparsed(tmp_path: Path) -> None:
 
 def test_neither_yaml_nor_ranges_are_imported_before_they_are_needed() -> None:
     program = (
-        "import sys; from orchestrator import inventory; assert 'yaml' not in sys.modules\n"
+        "import sys; from orchestrator.inventory import model as inventory; assert 'yaml' not in sys.modules\n"
         "inventory.parse('hosts: [a, b]', 'x'); assert 'ClusterShell' not in sys.modules\n"
         "inventory.parse('hosts: [\"a[1-2]\"]', 'x'); assert 'ClusterShell' in sys.modules\n"
     )

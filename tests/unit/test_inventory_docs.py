@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import inventory
-from orchestrator.inventory_docs import example, reference
-from orchestrator.inventory_keys import SECTIONS
-from orchestrator.yamlsource import Map, Node, Scalar, Sequence, compose
+from orchestrator.inventory import model as inventory
+from orchestrator.inventory.docs import example, reference
+from orchestrator.inventory.schema import SECTIONS
+from orchestrator.inventory.yaml_source import Map, Node, Scalar, Sequence, compose
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "inventory.example.yaml"

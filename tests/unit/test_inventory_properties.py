@@ -11,10 +11,10 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator import inventory
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import Host, Inventory, Keep, Notify, Rendezvous, RunOptions, SshOptions
-from orchestrator.inventory_keys import SECTIONS
+from orchestrator.inventory import model as inventory
+from orchestrator.inventory.model import Host, Inventory, Keep, Notify, Rendezvous, RunOptions, SshOptions
+from orchestrator.inventory.schema import SECTIONS
 
 KEYS = sorted({key.name for section in SECTIONS for key in section.keys})
 

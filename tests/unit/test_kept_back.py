@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from golden_files import assert_message
 
-from orchestrator import history, inventory, kept_back, script
-from orchestrator.diagnose import Diagnosis, Finding
+from orchestrator.diagnosis.engine import Diagnosis, Finding
+from orchestrator.inventory import model as inventory
+from orchestrator.plan import entrypoint as script
+from orchestrator.runs import kept_back
+from orchestrator.runs import recent as history
 
 RUN = "20261122-070000-abcd"
 MISSING = Finding(

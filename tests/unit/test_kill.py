@@ -7,11 +7,11 @@ import io
 import pytest
 from golden_files import assert_message
 
-from orchestrator.console import Console
+from orchestrator.commands.kill import _forced, _tell_kill
 from orchestrator.errors import UsageError
-from orchestrator.kill import _forced, _tell_kill
-from orchestrator.node import leftovers
-from orchestrator.runs import Killed
+from orchestrator.node.serve import leftovers
+from orchestrator.output.console import Console
+from orchestrator.runs.registry import Killed
 
 HOSTS = ["gpu-01", "gpu-02", "::1"]
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.known_hosts import KnownHosts, _is_like, append, fingerprint, lookup_names
+from orchestrator.ssh.known_hosts import KnownHosts, _is_like, append, fingerprint, lookup_names
 
 
 def make_key(seed: str, kind: str = "ssh-ed25519") -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.transport import LocalConnection
+from orchestrator.ssh.pipe import LocalConnection
 
 
 @pytest.mark.parametrize("home, begins", [("home", "home"), ("missing", "/")])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import log_files
 from orchestrator.errors import UsageError
-from orchestrator.log_files import LogFiles
-from orchestrator.logs import LINE_LIMIT, Line, Mask
+from orchestrator.output.lines import LINE_LIMIT, Line, Mask
+from orchestrator.runs import log_files
+from orchestrator.runs.log_files import LogFiles
 
 
 def line(text: str, rank: int | None, at: float = 0.0, partial: bool = False, attempt: int = 1) -> Line:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import UsageError
-from orchestrator.logs import (
+from orchestrator.output.lines import (
     LINE_LIMIT,
     PALETTE,
     REORDER_WINDOW,

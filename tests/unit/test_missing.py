@@ -7,8 +7,8 @@ import re
 import pytest
 from golden_files import assert_message
 
-from orchestrator import missing
-from orchestrator.diagnose import Finding
+from orchestrator.diagnosis import missing
+from orchestrator.diagnosis.engine import Finding
 
 GONE = "No such file or directory"
 HOSTS = ("a", "b", "c")

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator import prepare_hosts
-from orchestrator.node import dns, facts, gpus, probe, probe_python
+from orchestrator.commands import setup as prepare_hosts
+from orchestrator.node.serve import dns, facts, gpus, probe, probe_python
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "nvidia-smi").glob("*.xml"))
 PROBE_PYTHON = Path(probe.__file__).with_name("probe_python.py")

@@ -16,8 +16,8 @@ from golden_files import assert_message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node import gang
-from orchestrator.node.gang import End, Event, Run, State, Stop, Wait
+from orchestrator.node.run import gang
+from orchestrator.node.run.gang import End, Event, Run, State, Stop, Wait
 
 STORIES = sorted((Path(__file__).parents[1] / "golden" / "gang").glob("*.json"))
 

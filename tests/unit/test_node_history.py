@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import history
-from orchestrator.node.history import NAME, History
+from orchestrator.node.run import history
+from orchestrator.node.run.history import NAME, History
 
 
 def test_samples_are_kept_with_their_times(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node import journal
-from orchestrator.node.journal import Piece, Reader, Stream, Writer
+from orchestrator.node.run import journal
+from orchestrator.node.run.journal import Piece, Reader, Stream, Writer
 
 STREAM = Stream(1, "0", "out")
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import output_folders, state
+from orchestrator.node.host import state
+from orchestrator.node.serve import output_folders
 
 UNNAMED = "20260101-120000-abcd"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node_program import SOURCES, node_program
+from orchestrator.hosts.node_program import SOURCES, node_program
 
 
 def names(data: bytes) -> list[str]:

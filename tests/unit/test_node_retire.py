@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import outputs, state
-from orchestrator.node.retire import retire
+from orchestrator.node.host import state
+from orchestrator.node.serve import outputs
+from orchestrator.node.serve.retire import retire
 
 DAY = 86400.0
 WROTE = "20260101-000000-0001"

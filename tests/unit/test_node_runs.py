@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node import runs, state, stop
-from orchestrator.node.leftovers import stale
-from orchestrator.node.retire import retire
+from orchestrator.node.host import state
+from orchestrator.node.serve import runs, stop
+from orchestrator.node.serve.leftovers import stale
+from orchestrator.node.serve.retire import retire
 
 WHOLE, DAMAGED = "20260101-000000-0001", "20260101-000000-0002"
 SPEC = {

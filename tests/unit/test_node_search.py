@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node import journal, search
-from orchestrator.node.search import Query, Searcher
+from orchestrator.node.run import journal
+from orchestrator.node.serve import search
+from orchestrator.node.serve.search import Query, Searcher
 
 STREAM = journal.Stream(1, "0", "out")
 LINES = st.lists(

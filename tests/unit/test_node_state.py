@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import state
-from orchestrator.node.state import StateError
+from orchestrator.node.host import state
+from orchestrator.node.host.state import StateError
 
 
 @pytest.fixture

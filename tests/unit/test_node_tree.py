@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.node.launch import Job
-from orchestrator.node.processes import MARK
-from orchestrator.node.tree import Tree
+from orchestrator.node.host.processes import MARK
+from orchestrator.node.run.launch import Job
+from orchestrator.node.run.tree import Tree
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.node import PROTOCOL, wire
-from orchestrator.node.wire import Decoder, Frame, WireError
+from orchestrator.node import PROTOCOL
+from orchestrator.node.serve import wire
+from orchestrator.node.serve.wire import Decoder, Frame, WireError
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "wire").glob("frame-*.json"))
 

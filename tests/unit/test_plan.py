@@ -11,9 +11,10 @@ import host_facts
 import pytest
 from host_facts import GPU, PYTHON, decoded
 
-from orchestrator import inventory, launchers, plan
-from orchestrator.node.link import node_key
-from orchestrator.plan import Code, Plan
+from orchestrator.inventory import model as inventory
+from orchestrator.node.run.link import node_key
+from orchestrator.plan import launchers, plan
+from orchestrator.plan.plan import Code, Plan
 from orchestrator.schema.facts import Facts
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plan"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator import prepare_hosts
-from orchestrator.console import Console
-from orchestrator.fleet import Output
-from orchestrator.inventory import parse
-from orchestrator.prepare_hosts import VENV, Ready
+from orchestrator.commands import setup as prepare_hosts
+from orchestrator.commands.setup import VENV, Ready
+from orchestrator.hosts.fleet import Output
+from orchestrator.inventory.model import parse
+from orchestrator.output.console import Console
 
 HOSTS = parse("hosts: [a]", "inventory.yaml").hosts
 

@@ -12,12 +12,12 @@ from golden_files import assert_message
 from lab.waiting import wait_until
 from rich.console import Console as Rich
 
-from orchestrator import progress
-from orchestrator.console import Console
 from orchestrator.errors import UnreachableError
-from orchestrator.fleet import each
-from orchestrator.inventory import Host, parse
-from orchestrator.progress import DONE, FAILED, WAITING, Progress, Row, line, table
+from orchestrator.hosts.fleet import each
+from orchestrator.inventory.model import Host, parse
+from orchestrator.output.console import Console
+from orchestrator.ui import progress
+from orchestrator.ui.progress import DONE, FAILED, WAITING, Progress, Row, line, table
 
 HOSTS = parse("hosts: [a, b, c]", "inventory.yaml").hosts
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from golden_files import assert_message
 
+from orchestrator.commands.prune import Folder, choose, folder_of, table
 from orchestrator.errors import UsageError
-from orchestrator.prune import Folder, choose, folder_of, table
-from orchestrator.runs import Run
+from orchestrator.runs.registry import Run
 
 OLD, NEW, RUNNING = "20260101-120000-abcd", "20260102-120000-abcd", "20260103-120000-abcd"
 FOLDERS = [

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator import ps
-from orchestrator.runs import Listing, Run
+from orchestrator.commands import ps
+from orchestrator.runs.registry import Listing, Run
 
 STARTED = "2026-01-01T12:00:00.000000Z"
 NOON = 1767268800.0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.logs import Line
-from orchestrator.quieter import Quieter
+from orchestrator.output.lines import Line
+from orchestrator.output.torchrun_noise import Quieter
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logs" / "quiet"
 

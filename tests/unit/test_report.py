@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from golden_files import assert_message
 
-from orchestrator import report, report_html
-from orchestrator.charts import POINTS_MOST, chart
+from orchestrator.commands import report
 from orchestrator.errors import UsageError
-from orchestrator.logs import Line, Mask
-from orchestrator.runs import Run
+from orchestrator.output.lines import Line, Mask
+from orchestrator.runs.registry import Run
+from orchestrator.ui import html as report_html
+from orchestrator.ui.svg import POINTS_MOST, chart
 
 FIRST = {
     "host": "gpu-1",

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.errors import UnreachableError, UsageError
-from orchestrator.fleet import Fleet, Results
-from orchestrator.runs import Killed, Listing, Run, Victims, choose, kill
+from orchestrator.hosts.fleet import Fleet, Results
+from orchestrator.runs.registry import Killed, Listing, Run, Victims, choose, kill
 
 
 def part(node: int, state: str = "running", hosts: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cli import cli, guarded
-from orchestrator.node import state
-from orchestrator.node_program import NodeProgram, node_program
-from orchestrator.session import Refused, Session
-from orchestrator.transport import LocalConnection
+from orchestrator.hosts.node_program import NodeProgram, node_program
+from orchestrator.hosts.session import Refused, Session
+from orchestrator.node.host import state
+from orchestrator.ssh.pipe import LocalConnection
 
 ROOT = Path(__file__).parents[2]
 
@@ -181,7 +181,7 @@ def test_a_node_program_damaged_on_its_way_is_never_run(folder: Path, monkeypatc
 
 def test_the_command_that_is_run_on_a_host_holds_nothing_but_hashes_and_the_python() -> None:
     """S05: whatever is asked of a host goes over stdin, so no shell there ever sees a word of it."""
-    from orchestrator.session import bootstrap_command
+    from orchestrator.hosts.session import bootstrap_command
 
     command = bootstrap_command("/opt/my venv/bin/python$(id)", node_program(), "abc123")
     head, code = command.split(" -c ")

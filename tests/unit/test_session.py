@@ -15,16 +15,16 @@ import pytest
 from fake_relay import A_RUN, HELLO, Answer, Dialer, Relay
 from lab.waiting import wait_until
 
-from orchestrator import session as sessions
-from orchestrator import view as views
-from orchestrator.fleet import Fleet, Late, each
-from orchestrator.inventory import Host, parse
-from orchestrator.logs import Line
-from orchestrator.node import relay as relays
-from orchestrator.node import wire
-from orchestrator.node_program import NodeProgram
-from orchestrator.session import InvalidAnswer, Refused, Session, SessionLost
-from orchestrator.view import Choice, View
+from orchestrator.hosts import session as sessions
+from orchestrator.hosts.fleet import Fleet, Late, each
+from orchestrator.hosts.node_program import NodeProgram
+from orchestrator.hosts.session import InvalidAnswer, Refused, Session, SessionLost
+from orchestrator.inventory.model import Host, parse
+from orchestrator.node.serve import relay as relays
+from orchestrator.node.serve import wire
+from orchestrator.output.lines import Line
+from orchestrator.runs import follow as views
+from orchestrator.runs.follow import Choice, View
 
 HOSTS = parse("hosts: [a, b, c]", "inventory.yaml").hosts
 VERDICT = {"run": {**A_RUN, "state": "lost", "verdict": {"state": "lost"}}}

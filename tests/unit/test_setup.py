@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from golden_files import assert_message
 
-from orchestrator import prepare_hosts
+from orchestrator.commands import setup as prepare_hosts
+from orchestrator.commands.setup import Wanted
 from orchestrator.errors import UsageError
-from orchestrator.prepare_hosts import Wanted
 
 SCRIPT = "echo begin >> log; while [ ! -e go ]; do sleep 0.01; done; echo end >> log"
 

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 from golden_files import assert_message
 
-from orchestrator import ship
-from orchestrator.code_files import make_results_folder
 from orchestrator.errors import UsageError
-from orchestrator.node import unpack
-from orchestrator.ship import Snapshot
+from orchestrator.node.serve import unpack
+from orchestrator.plan import snapshot as ship
+from orchestrator.plan.code_files import make_results_folder
+from orchestrator.plan.snapshot import Snapshot
 
 
 def put(path: Path, text: str = "x\n", mode: int = 0o644) -> Path:

@@ -14,11 +14,12 @@ import pytest
 from fake_relay import A_RUN, Dialer, Relay
 from golden_files import assert_message
 
-from orchestrator import context, kill, ps, runs
-from orchestrator import session as sessions
-from orchestrator.inventory import parse
-from orchestrator.ssh import ConnectFailure
-from orchestrator.ssh import Dialer as SshDialer
+from orchestrator.commands import context, kill, ps
+from orchestrator.hosts import session as sessions
+from orchestrator.inventory.model import parse
+from orchestrator.runs import registry as runs
+from orchestrator.ssh.dialer import ConnectFailure
+from orchestrator.ssh.dialer import Dialer as SshDialer
 
 HOSTS = parse("hosts: [a]", "inventory.yaml")
 RUN = str(A_RUN["run_id"])

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import ssh_config
-from orchestrator.inventory import Host, parse
-from orchestrator.ssh_config import Resolver, resolve
+from orchestrator.inventory.model import Host, parse
+from orchestrator.ssh import config as ssh_config
+from orchestrator.ssh.config import Resolver, resolve
 
 pytestmark = pytest.mark.skipif(not shutil.which("ssh"), reason="no ssh here")
 

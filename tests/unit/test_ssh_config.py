@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import ssh_config
-from orchestrator.inventory import Host
-from orchestrator.ssh_config import Target, resolve
-from orchestrator.transport import ConnectFailure
+from orchestrator.inventory.model import Host
+from orchestrator.ssh import config as ssh_config
+from orchestrator.ssh.config import Target, resolve
+from orchestrator.ssh.pipe import ConnectFailure
 
 PLAIN = Host(
     name="gpu1",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.ssh import quote
+from orchestrator.ssh.dialer import quote
 
 ECHO = (sys.executable, "-I", "-S", "-c", "import os, sys; os.write(1, b'\\0'.join(map(os.fsencode, sys.argv[1:])))")
 SHELLS = [shell for shell in ("sh", "dash", "bash", "zsh", "fish", "csh", "tcsh") if shutil.which(shell)]

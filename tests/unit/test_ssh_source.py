@@ -10,7 +10,7 @@ from pathlib import Path
 import orchestrator
 
 PACKAGE = Path(orchestrator.__file__).parent
-SOURCES = sorted(PACKAGE.glob("*.py"))
+SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "demo" not in path.parts)
 
 
 def names(path: Path) -> set[str]:
@@ -37,7 +37,7 @@ def test_no_policy_that_accepts_any_host_key_is_named_anywhere() -> None:
 
 def test_every_fabric_connection_gets_our_policy_and_forwards_nothing() -> None:
     """One class is made from fabric's, and nobody calls fabric's own."""
-    path = PACKAGE / "ssh_session.py"
+    path = PACKAGE / "ssh" / "login.py"
     nodes = list(ast.walk(ast.parse(path.read_text())))
     calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
     assert "fabric.Connection" not in calls and "fabric.Config" in calls
@@ -48,12 +48,14 @@ def test_every_fabric_connection_gets_our_policy_and_forwards_nothing() -> None:
 
 
 def test_only_the_ssh_modules_make_connections() -> None:
-    assert [path.name for path in SOURCES if "fabric" in imports(path)] == ["ssh_session.py"]
-    assert not [path.name for path in SOURCES if "SSHClient" in names(path) and path.name != "ssh_session.py"]
+    assert [path.name for path in SOURCES if "fabric" in imports(path)] == ["login.py"]
+    assert not [path.name for path in SOURCES if "SSHClient" in names(path) and path.name != "login.py"]
 
 
 def test_importing_ssh_imports_neither_fabric_nor_paramiko() -> None:
-    script = "import sys, orchestrator.ssh; print({'fabric', 'paramiko', 'cryptography', 'torch'} & set(sys.modules))"
+    script = (
+        "import sys, orchestrator.ssh.dialer; print({'fabric', 'paramiko', 'cryptography', 'torch'} & set(sys.modules))"
+    )
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.diagnose import Known, diagnose
 from orchestrator.diagnosis import transcript
+from orchestrator.diagnosis.engine import Known, diagnose
 
 ERROR = """\
 [rank0]: Traceback (most recent call last):

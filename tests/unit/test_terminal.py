@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.terminal import tame
+from orchestrator.output.terminal import tame
 
 COLUMNS = 500  # more than any of the texts
 

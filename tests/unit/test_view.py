@@ -15,16 +15,18 @@ from fake_relay import A_RUN, Dialer, Relay
 from golden_files import assert_message
 from lab.waiting import wait_until
 
-from orchestrator import view as views
-from orchestrator.claims import Ranks
 from orchestrator.errors import OrchError
-from orchestrator.fleet import Fleet
-from orchestrator.inventory import parse
-from orchestrator.logs import Line
-from orchestrator.node import follow, journal, state, wire
-from orchestrator.node_program import NodeProgram
-from orchestrator.transport import ConnectFailure
-from orchestrator.view import Choice, View
+from orchestrator.hosts.claims import Ranks
+from orchestrator.hosts.fleet import Fleet
+from orchestrator.hosts.node_program import NodeProgram
+from orchestrator.inventory.model import parse
+from orchestrator.node.host import state
+from orchestrator.node.run import journal
+from orchestrator.node.serve import follow, wire
+from orchestrator.output.lines import Line
+from orchestrator.runs import follow as views
+from orchestrator.runs.follow import Choice, View
+from orchestrator.ssh.pipe import ConnectFailure
 
 HOSTS = parse("hosts: [a, b]", "inventory.yaml").hosts
 RUN = "test-run"

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from fake_relay import A_RUN, Dialer
 
-from orchestrator.advice import AboutRun
-from orchestrator.console import Console
-from orchestrator.fleet import Fleet
-from orchestrator.inventory import parse
-from orchestrator.node_program import NodeProgram
-from orchestrator.view import Choice, View
-from orchestrator.watch import conclude
+from orchestrator.hosts.fleet import Fleet
+from orchestrator.hosts.node_program import NodeProgram
+from orchestrator.inventory.advice import AboutRun
+from orchestrator.inventory.model import parse
+from orchestrator.output.console import Console
+from orchestrator.runs.attach import conclude
+from orchestrator.runs.follow import Choice, View
 
 HOSTS = parse("hosts: [a, b]", "inventory.yaml").hosts
 NODES = {"a": 0, "b": 1}

@@ -1,0 +1,1 @@
+"""Judge facts: what hosts answered becomes findings. Pure."""

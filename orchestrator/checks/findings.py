@@ -1,0 +1,125 @@
+"""Findings: facts that were judged. Folding of hosts, majority against outliers, text and JSON. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..output.console import fold
+from ..output.terminal import one_line
+
+_PLAIN = re.compile(r"[A-Za-z0-9._/:@+-]+")
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A judged fact. `code` is stable (docs/findings.md); equal messages of several hosts are one finding."""
+
+    severity: Severity
+    code: str
+    hosts: tuple[str, ...]
+    message: str
+    fix: str
+    """What to type or to change, one thing a line; never done by us."""
+    evidence: tuple[str, ...] = ()
+    """What was asked, and what the answer was; `try: COMMAND` where the answer is for a person to see."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "severity": self.severity,
+            "code": self.code,
+            "hosts": list(self.hosts),
+            "rank": None,
+            "at": None,
+            "confidence": 1.0,
+            "message": self.message,
+            "evidence": list(self.evidence),
+            "fix": self.fix,
+        }
+
+
+@dataclass
+class Findings:
+    """Collects what the rules find, and folds what is equal."""
+
+    _found: dict[tuple[Severity, str, str], dict[str, tuple[str, str]]] = field(default_factory=dict)
+    """{(severity, code, message): {host: (fix, evidence)}}"""
+
+    def add(self, severity: Severity, code: str, hosts: str | Iterable[str], message: str, fix: str, seen: str) -> None:
+        """`seen`: the evidence, a command or file and what it said, `df /tmp: 3 MiB`; a command alone is shown as one
+        to be tried. What hosts say goes into `message` and `seen`; into `fix`, which is there to be copied, by
+        `shell_word` only.
+        """
+        message, seen = one_line(message), one_line(seen)
+        places = self._found.setdefault((severity, code, message), {})
+        for host in [hosts] if isinstance(hosts, str) else hosts:
+            places.setdefault(host, (fix, seen))
+
+    def differ(
+        self, severity: Severity, code: str, what: str, values: Mapping[str, str], head: str, fix: str, seen: str
+    ) -> None:
+        """Hosts whose value is not that of most hosts (of the head, when as many have another)."""
+        for outliers, message in outliers_of(what, values, head):
+            self.add(severity, code, outliers, message, fix, seen)
+
+    def all(self) -> tuple[Finding, ...]:
+        """Errors first."""
+        found = [
+            Finding(severity, code, tuple(places), message, _fixes(places), _evidence(places))
+            for (severity, code, message), places in self._found.items()
+        ]
+        return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
+
+
+def shell_word(text: str) -> str:
+    """What a host said, as one word of a shell's command."""
+    return text if _PLAIN.fullmatch(text) else shlex.quote(one_line(text))
+
+
+def outliers_of(what: str, values: Mapping[str, str], head: str) -> list[tuple[list[str], str]]:
+    """[(hosts, "7 hosts have torch 2.4.0, gpu-03 has 2.5.0")], one for each other value."""
+    holders: dict[str, list[str]] = {}
+    for host, value in values.items():
+        holders.setdefault(value, []).append(host)
+    if len(holders) < 2:
+        return []
+    usual = max(holders, key=lambda value: (len(holders[value]), head in holders[value]))
+    count = len(holders[usual])
+    most = f"{count} hosts have" if count > 1 else f"{fold(holders[usual])} has"
+    return [
+        (hosts, f"{most} {what} {usual}, {fold(hosts)} {'has' if len(hosts) == 1 else 'have'} {value}")
+        for value, hosts in holders.items()
+        if value != usual
+    ]
+
+
+def _fixes(places: Mapping[str, tuple[str, str]]) -> str:
+    """Each different one on a line."""
+    return "\n".join(dict.fromkeys(fix for fix, _ in places.values()))
+
+
+def _evidence(places: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
+    """Each different one once, with the first host that gave it."""
+    first: dict[str, str] = {}
+    for host, (_, seen) in places.items():
+        if seen:
+            first.setdefault(seen, host)
+    return tuple(_shown(seen, host) for seen, host in first.items())
+
+
+def _shown(seen: str, host: str) -> str:
+    if seen.startswith("try: "):
+        return seen
+    return f"{host}: {seen}" if ": " in seen else f"try: ssh {host} {shlex.quote(seen)}"
+
+
+def say(finding: Finding) -> str:
+    """One finding in one line, as `up` says it."""
+    fix = "; " + finding.fix.replace("\n", "; ") if finding.fix else ""
+    return f"{fold(finding.hosts)}: {finding.message} [{finding.code}]{fix}"

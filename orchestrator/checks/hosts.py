@@ -1,0 +1,297 @@
+"""Facts of all hosts -> findings: what would break the run before it starts. Pure.
+
+The rules are grouped by what they are about: here the hosts themselves, then checks_python, checks_gpus,
+checks_network, and checks_mesh for what was tried between hosts.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+
+from ..plan.plan import Node, Plan, arguments
+from ..schema.facts import Facts, Hello, Python
+from ..ssh.pipe import ConnectFailure, with_hosts
+from . import gpus as checks_gpus
+from . import network as checks_network
+from . import python as checks_python
+from .findings import Finding, Findings, Severity, say, shell_word
+
+__all__ = ["Finding", "judge", "say", "unreached"]
+
+MIB, GIB = 1 << 20, 1 << 30
+STATE_LEAST, DISK_LOW, FILES_LOW = 64 * MIB, GIB, 1000
+SHM_LOW = 256 * MIB
+CLOCK_SKEW = 1.0  # s
+NOFILE_LEAST, NOFILE_LOW, NPROC_LOW = 256, 1024, 512
+MEMLOCK_LEAST = 64 * MIB
+SHARED = (
+    "nfs",
+    "cifs",
+    "smb",
+    "lustre",
+    "gpfs",
+    "ceph",
+    "beegfs",
+    "9p",
+    "afs",
+    "fuse.",
+    "glusterfs",
+    "panfs",
+    "wekafs",
+)
+
+
+def judge(
+    plan: Plan,
+    facts: Mapping[str, Facts],
+    hellos: Mapping[str, Hello],
+    clocks: Mapping[str, tuple[float, float]] | None = None,
+) -> tuple[Finding, ...]:
+    """Errors first. `facts`: what each host's probe said; `hellos`: what its node program said of itself; `clocks`: the
+    least and the most by which a host's clock may be ahead of ours, in seconds, where it is known.
+
+    Judges the hosts of the plan that facts are given of: the others were not reached.
+    """
+    found = Findings()
+    nodes = [node for node in plan.nodes if node.host.name in facts]
+    checks_python.judge(plan, nodes, facts, found)
+    for node in nodes:
+        fact = facts[node.host.name]
+        _state_folder(node, hellos[node.host.name], found)
+        _folders(node, fact, found)
+        _hung(node, fact, found)
+        _shared_output(plan, node, fact, found)
+        _disks(node, fact, found)
+        _limits(node, fact, found)
+        _leftovers(plan, node, fact, found)
+        _notify(plan, node, fact, found)
+    _same_machine(nodes, hellos, found)
+    _shared_home(nodes, facts, hellos, found)
+    _clocks({node.host.name: clocks[node.host.name] for node in nodes if clocks and node.host.name in clocks}, found)
+    _paths(plan, nodes, facts, found)
+    checks_gpus.judge(plan, nodes, facts, found)
+    checks_network.judge(plan, nodes, facts, found)
+    return found.all()
+
+
+def unreached(failures: Mapping[str, Exception]) -> tuple[Finding, ...]:
+    """Hosts that could not be asked."""
+    found = Findings()
+    alike: dict[str, list[Exception]] = {}
+    for failure in failures.values():
+        if isinstance(failure, ConnectFailure):
+            alike.setdefault(failure.alike, []).append(failure)
+    for host, failure in failures.items():
+        code = str(getattr(failure, "code", "unknown"))
+        if isinstance(failure, ConnectFailure):
+            reason, fix = failure.reason, failure.fix
+            if len(alike[failure.alike]) > 1:
+                reason, fix = failure.common[0], with_hosts(failure.common[1], alike[failure.alike])
+            found.add("error", code, host, f"{failure.phase}: {reason}", fix, f"try: ssh {host}")
+        else:
+            said = str(failure).removeprefix(f"{host}: ")
+            found.add("error", code, host, said, "", f"try: ssh {host}")
+    return found.all()
+
+
+def _state_folder(node: Node, hello: Hello, found: Findings) -> None:
+    """It is elsewhere than usual, so runs that are recorded in the usual place are not seen, nor their locks."""
+    for why in hello.passed_over:
+        message = f"{why}; runs are recorded in {hello.state or 'another folder'}, and those recorded before are "
+        message += "not seen"
+        fix = "make the folder yours and private (chown, chmod 700), or remove it"
+        found.add("warning", "state-folder-unusable", node.host.name, message, fix, why)
+
+
+def _folders(node: Node, fact: Facts, found: Findings) -> None:
+    workdir = node.host.workdir
+    if workdir and not fact.workdir:
+        fix = f"mount it there (ls -d {workdir}), or leave workdir out to have the code sent"
+        message = f"workdir {workdir} is not a folder there"
+        found.add("error", "remote-workdir-missing", node.host.name, message, fix, f"ls -d {workdir}: not a folder")
+
+
+def _hung(node: Node, fact: Facts, found: Findings) -> None:
+    for path in fact.hung:
+        message = f"{path} does not answer: the server of its file system may be gone"
+        fix = "bring its server back, or unmount it; `df` without arguments shows which mount hangs"
+        found.add("error", "filesystem-hung", node.host.name, message, fix, f"stat {path}: no answer")
+
+
+def _shared_output(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
+    output = plan.inventory.run.output
+    if output and (why := fact.paths.get(output)):
+        fix = f"mount it there, or create it: mkdir -p {shell_word(output)}; all hosts share the disk of run.output"
+        message = f"run.output {output}: {why}"
+        found.add("error", "shared-output-missing", node.host.name, message, fix, f"ls -d {output}: {why}")
+
+
+def _disks(node: Node, fact: Facts, found: Findings) -> None:
+    name, disks = node.host.name, fact.disks
+    home = disks.home
+    if home is not None and disks.state is not None and home == replace(disks.state, path=home.path):
+        home = None  # of one disk it is said once
+    for disk, least in ((disks.state, STATE_LEAST), (home, 0), (disks.tmp, 0)):
+        if disk is None:
+            continue
+        seen = f"df {disk.path}: {disk.free // MIB} MiB of {disk.total // MIB} MiB free"
+        look = shlex.quote(f"du -xsh {shell_word(disk.path)}/* | sort -h")
+        fix = f"remove old runs: ddp-orch prune INVENTORY; what takes the space: ddp-orch exec INVENTORY -- {look}"
+        if disk.free < DISK_LOW:
+            severity: Severity = "error" if disk.free < least else "warning"
+            message = f"the disk of {disk.path} is nearly full: {disk.free // MIB} MiB left"
+            found.add(severity, "disk-full", name, message, fix, seen)
+        elif disk.free_files is not None and disk.free_files < FILES_LOW:
+            message = f"the disk of {disk.path} has only {disk.free_files} files left"
+            found.add("warning", "disk-full", name, message, fix, f"df -i {disk.path}")
+    shm = disks.shm
+    if shm is not None and shm.free < SHM_LOW:
+        message = f"{shm.path} has {shm.free // MIB} MiB free: data-loader workers and NCCL may run out of it"
+        fix = "sudo mount -o remount,size=50% /dev/shm; of a container: --shm-size=8g or --ipc=host"
+        seen = f"df /dev/shm: {shm.free // MIB} MiB of {shm.total // MIB} MiB free"
+        found.add("warning", "nccl-shm-exhausted", name, message, fix, seen)
+
+
+def _limits(node: Node, fact: Facts, found: Findings) -> None:
+    name, limits = node.host.name, fact.python.limits if isinstance(fact.python, Python) else {}
+    nofile, nproc, memlock = (limits.get(key) for key in ("nofile", "nproc", "memlock"))
+    if nofile is not None and nofile < NOFILE_LOW:
+        severity: Severity = "error" if nofile < NOFILE_LEAST else "warning"
+        fix = (
+            "setup: [ulimit -n 65536]; where that is refused, root adds `* - nofile 65536` to /etc/security/limits.conf"
+        )
+        message = f"only {nofile} open files are allowed"
+        found.add(severity, "limit-nofile", name, message, fix, f"ulimit -n: {nofile}")
+    if nproc is not None and nproc < NPROC_LOW:
+        fix = (
+            "setup: [ulimit -u 65536]; where that is refused, root adds `* - nproc 65536` to /etc/security/limits.conf"
+        )
+        message = f"only {nproc} processes and threads are allowed"
+        found.add("warning", "limit-nproc", name, message, fix, f"ulimit -u: {nproc}")
+    pids = fact.cgroup_pids
+    if pids is not None and pids < NPROC_LOW:
+        message = f"the control group allows only {pids} processes and threads"
+        seen = f"cat /sys/fs/cgroup/pids.max: {pids}"
+        found.add("warning", "limit-nproc", name, message, "raise it; of a container: --pids-limit=-1", seen)
+    active = [port for port in fact.rdma if "ACTIVE" in port.state]
+    if active and memlock is not None and memlock < MEMLOCK_LEAST:
+        message = f"only {memlock >> 10} KiB of memory may be locked, and {active[0].device} needs it for RDMA"
+        fix = "root adds `* - memlock unlimited` to /etc/security/limits.conf; of a container: --ulimit memlock=-1"
+        found.add("error", "nccl-ib-memlock", name, message, fix, f"ulimit -l: {memlock >> 10}")
+
+
+def _leftovers(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
+    name = node.host.name
+    if fact.orphans:
+        pids = ", ".join(str(one.pid) for one in fact.orphans[:5])
+        message = "processes of a run that is over are still there"
+        seen = f"{fact.orphans[0].run_id}: pid {pids}: {fact.orphans[0].command}"
+        fix = "ddp-orch kill --leftovers INVENTORY"
+        found.add("warning", "orphan-workers", name, message, fix, seen)
+    if isinstance(fact.python, Python) and fact.python.build_locks == "kernel":
+        return  # its torch takes a lock file that nobody holds
+    for lock in fact.stale_locks:
+        message = f"{lock} was left by a build that was interrupted; every process will wait for it"
+        found.add("warning", "jit-extension-lock", name, message, f"rm {shell_word(lock)}", f"ls {lock}")
+
+
+def _notify(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
+    for what, why in fact.notify.items():
+        fix = {
+            "webhook": "let this host reach it, or set https_proxy in its environment",
+            "command": "install it there, or give its path",
+        }.get(what, "")
+        fix += "\nddp-orch notify INVENTORY --test"
+        found.add("warning", "notify-failed", node.host.name, f"notify.{what} would fail: {why}", fix, why)
+
+
+def _same_machine(nodes: list[Node], hellos: Mapping[str, Hello], found: Findings) -> None:
+    """Two names for one machine would take its GPUs and ports twice."""
+    seen: dict[tuple[object, ...], str] = {}
+    for node in nodes:
+        hello = hellos[node.host.name]
+        identity = (hello.boot_id, hello.machine_id, *hello.state_inode)
+        if identity in seen:
+            message = f"is the same machine as {seen[identity]}"
+            fix = "leave one of the two out; more ranks on a host: nproc_per_node"
+            evidence = f"sysctl kernel.random.boot_id: {hello.boot_id}"
+            found.add("error", "duplicate-host", node.host.name, message, fix, evidence)
+        seen.setdefault(identity, node.host.name)
+
+
+def _shared_home(nodes: list[Node], facts: Mapping[str, Facts], hellos: Mapping[str, Hello], found: Findings) -> None:
+    """Allowed, but caches below it are shared too: builds lock each other, and it may be slow."""
+    inodes: dict[tuple[object, ...], set[str]] = {}
+    for node in nodes:
+        hello = hellos[node.host.name]
+        inodes.setdefault(hello.state_inode, set()).add(hello.machine_id)
+    for node in nodes:
+        home = facts[node.host.name].disks.home
+        same = len(inodes[hellos[node.host.name].state_inode]) > 1
+        if home is not None and (home.kind.startswith(SHARED) or same):
+            message = f"the home folder is on a disk shared with other hosts ({home.kind})"
+            fix = "for builds of extensions, env: {TORCH_EXTENSIONS_DIR: /tmp/torch_extensions}"
+            found.add("note", "home-on-shared-disk", node.host.name, message, fix, f"df -T {home.path}")
+
+
+def _clocks(known: Mapping[str, tuple[float, float]], found: Findings) -> None:
+    if not known:
+        return
+    usual = median([0.0, *(sum(one) / 2 for one in known.values())])  # 0: the controller's own clock has a vote
+    for host, (least, most) in known.items():
+        off = least - usual if least > usual else most - usual if most < usual else 0.0
+        if abs(off) > CLOCK_SKEW:
+            direction = "ahead of" if off > 0 else "behind"
+            message = f"its clock is {_duration(abs(off))} {direction} that of the others"
+            fix = "sudo timedatectl set-ntp true"
+            found.add("warning", "clock-skew", host, message, fix, f"date: {off:+.1f} s")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def path_arguments(plan: Plan) -> dict[str, str]:
+    """{absolute path among the script's arguments: the option before it}."""
+    of_nodes = [node.command[arguments(node.command[1:]) + 1 :] for node in plan.nodes]
+    found = {}
+    for before, word in pairwise(("", *of_nodes[0])):
+        if not all(word in words for words in of_nodes):
+            continue  # it holds the name of the host
+        option, equals, value = word.partition("=")
+        if word.startswith("-") and equals and value.startswith("/"):
+            found[value] = option
+        elif word.startswith("/"):
+            found[word] = before if before.startswith("-") else ""
+    return found
+
+
+INPUTS = ("data", "train", "val", "test", "input", "resume", "ckpt", "checkpoint", "weights", "config", "model", "root")
+
+
+def _paths(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Findings) -> None:
+    """Folders that are to be written may be made by the script, so that only what is there on some hosts is sure."""
+    for path, option in path_arguments(plan).items():
+        absent = {
+            node.host.name: facts[node.host.name].paths.get(path)
+            for node in nodes
+            if facts[node.host.name].paths.get(path)
+        }
+        if not absent:
+            continue
+        what = f"{option} {path}".strip()
+        for host, why in absent.items():
+            code = "dataset-missing" if len(absent) == len(nodes) else "file-missing-on-host"
+            if why == "Permission denied":
+                code = "file-permission-denied"
+            if len(absent) < len(nodes) or any(word in option.lower() for word in INPUTS):
+                look = f"ssh {next(iter(absent))} ls -ld {shlex.quote(posixpath.dirname(path))}"
+                fix = f"copy or mount it there, or correct {option or 'the path'}; what is there: {look}"
+                found.add("warning", code, host, f"{what}: {why}", fix, f"ls -d {path}: {why}")

@@ -1,0 +1,200 @@
+"""Judges what each host knows of its network: names, interfaces, ports, RDMA. What was tried: checks_mesh. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import posixpath
+import shlex
+from collections.abc import Mapping
+
+from ..output.terminal import one_line
+from ..plan.plan import Node, Plan
+from ..schema.facts import Facts, Python, RdmaPort
+from .findings import Findings
+
+
+def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Findings) -> None:
+    for node in nodes:
+        fact = facts[node.host.name]
+        _names(node, fact, len(plan.nodes) > 1, found)
+        if len(plan.nodes) > 1:
+            _interface(node, fact, found)
+            _patterns(node, fact, found)
+    head = plan.nodes[0].host.name
+    if head in facts:
+        _rendezvous_port(plan, facts[head], found)
+        _exposed(plan.nodes[0], facts[head], found)
+    if len(plan.nodes) > 1:
+        _rdma(nodes, facts, head, found)
+        _plugins(nodes, facts, head, found)
+        _ipv6(nodes, facts, head, found)
+
+
+def _names(node: Node, fact: Facts, several: bool, found: Findings) -> None:
+    name, own = node.host.name, fact.hostname
+    servers = ", ".join(fact.dns) or "none"
+    slow = [what for what, answer in fact.names.items() if answer.seconds is None]
+    if slow:
+        message = "name resolution takes more than a second; ranks get RES_OPTIONS='timeout:1 attempts:1' against it"
+        fix = "mend the name servers in /etc/resolv.conf, or name all hosts in /etc/hosts"
+        found.add("warning", "dns-slow", name, message, fix, f"getent hosts {slow[0]}: no answer; servers: {servers}")
+    answer = fact.names.get(own)
+    if answer is None or answer.seconds is None:
+        return
+    seen = f"getent hosts {own}: {answer.error or ', '.join(answer.found)}"
+    fix = f"echo {shlex.quote(one_line(f'{_own_address(node, fact)} {own}'))} | sudo tee -a /etc/hosts"
+    if answer.error:
+        message = f"its own name, {own}, does not resolve there; ours need it not, but other programs may"
+        found.add("warning", "hostname-unresolvable", name, message, fix, seen)
+    elif several and all(_loopback(address) for address in answer.found):
+        message = f"its own name, {own}, is a loopback address there; --local-addr and GLOO_SOCKET_IFNAME see to it"
+        found.add("note", "gloo-loopback-address", name, message, fix, seen)
+
+
+def _loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _own_address(node: Node, fact: Facts) -> str:
+    usable = [one.address for one in fact.interfaces if one.up and not one.loopback and not one.bridge]
+    return node.host.cluster_address or (usable[0] if usable else "ADDRESS")
+
+
+def _interface(node: Node, fact: Facts, found: Findings) -> None:
+    """What the inventory says of this host's place in the cluster's network."""
+    name, wanted = node.host.name, node.host.interface
+    here = sorted({one.name for one in fact.interfaces if not one.loopback})
+    if wanted != "auto":
+        ours = [one for one in fact.interfaces if one.name == wanted]
+        if not any(one.up for one in ours):
+            what = "is down" if ours else "is not there, or has no address"
+            message = f"interface {wanted} {what}; there are {', '.join(here) or 'none'}"
+            fix = f"sudo ip link set {wanted} up" if ours else "interface: auto, or the right name for this host"
+            found.add("error", "gloo-ifname-no-match", name, message, fix, f"ip -br addr show dev {wanted}")
+    address = node.host.cluster_address
+    if address and _is_address(address) and address not in {one.address for one in fact.interfaces}:
+        addresses = ", ".join(one.address for one in fact.interfaces if not one.loopback)
+        code = "nccl-wrong-nic"
+        message = f"cluster_address {address} is no address of this host; it has {addresses}"
+        fix = "correct cluster_address, or leave it out: it is found by trying"
+        found.add("error", code, name, message, fix, "ip -br addr")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _patterns(node: Node, fact: Facts, found: Findings) -> None:
+    """Variables of the user's that name an interface: they win over ours."""
+    here = sorted({one.name for one in fact.interfaces})
+    settings = {**(fact.python.settings if isinstance(fact.python, Python) else {}), **node.env}
+    checks = (
+        ("NCCL_SOCKET_IFNAME", "nccl-ifname-no-match", nccl_matches),
+        ("GLOO_SOCKET_IFNAME", "gloo-ifname-no-match", lambda pattern, names: [n for n in names if n == pattern]),
+    )
+    for variable, code, matches in checks:
+        pattern = settings.get(variable)
+        if pattern and variable in node.env and not matches(pattern, here):
+            message = f"{variable}={pattern} matches no interface; there are {', '.join(here)}"
+            fix = f"take {variable} out of env: it is set for each host by the route to the head"
+            found.add("error", code, node.host.name, message, fix, f"ip -br addr: {', '.join(here)}")
+
+
+def nccl_matches(pattern: str, names: list[str]) -> list[str]:
+    """As NCCL_SOCKET_IFNAME is read: prefixes; `=` before all of them: exact; `^`: all but these."""
+    wanted = pattern.lstrip("^=").split(",")
+    exact, exclude = pattern.startswith(("=", "^=")), pattern.startswith("^")
+    hits = [name for name in names if any(name == one if exact else name.startswith(one) for one in wanted)]
+    return [name for name in names if name not in hits and name != "lo"] if exclude else hits
+
+
+def _rendezvous_port(plan: Plan, fact: Facts, found: Findings) -> None:
+    head, port = plan.nodes[0].host.name, plan.inventory.run.rdzv.port
+    if port == "auto":
+        return
+    if port < fact.first_port:
+        message = f"rendezvous port {port} is for root: ordinary users have those from {fact.first_port} on"
+        fix = "rdzv: {port: auto}"
+        seen = f"sysctl net.ipv4.ip_unprivileged_port_start: {fact.first_port}"
+        found.add("error", "port-permission", head, message, fix, seen)
+    holder = fact.listeners.get(str(port))
+    if holder is not None:
+        who = f"pid {holder.pid} ({holder.command})" if holder.pid else "a process of another user"
+        message = f"rendezvous port {port} is held by {who}"
+        fix = (f"ssh {head} kill {holder.pid}, or " if holder.pid else "") + "rdzv: {port: auto}"
+        found.add("error", "port-in-use", head, message, fix, f"ss -Hltnp 'sport = :{port}': {who}")
+
+
+def _exposed(node: Node, fact: Facts, found: Findings) -> None:
+    public = [one.address for one in fact.interfaces if one.up and ipaddress.ip_address(one.address).is_global]
+    if public:
+        message = (
+            f"has a public address ({public[0]}); rank 0's store listens on all addresses and asks for no password"
+        )
+        fix = "let a firewall admit the cluster's addresses only"
+        found.add("note", "store-exposed", node.host.name, message, fix, f"ip -br addr: {public[0]}")
+
+
+def active_rdma(fact: Facts) -> list[RdmaPort]:
+    return [port for port in fact.rdma if "ACTIVE" in port.state]
+
+
+def _rdma(nodes: list[Node], facts: Mapping[str, Facts], head: str, found: Findings) -> None:
+    kinds = {
+        node.host.name: ", ".join(sorted({port.layer for port in active_rdma(facts[node.host.name])})) or "none"
+        for node in nodes
+    }
+    fix = "ibstat there: cable, switch port, driver; until then NCCL_IB_DISABLE=1 is set for all hosts"
+    seen = "cat /sys/class/infiniband/*/ports/*/state"
+    found.differ("warning", "nccl-transport-mixed", "active RDMA", kinds, head, fix, seen)
+    for node in nodes:
+        for port in facts[node.host.name].rdma:
+            if "ACTIVE" not in port.state and active_rdma(facts[node.host.name]):
+                message = f"RDMA port {port.device}:{port.port} is {port.state or 'in no known state'}"
+                found.add(
+                    "note", "nccl-ib-link-fault", node.host.name, message, "ibstat there: cable, switch port", seen
+                )
+
+
+def _plugins(nodes: list[Node], facts: Mapping[str, Facts], head: str, found: Findings) -> None:
+    """NCCL's network plug-ins (aws-ofi-nccl and the like), and libfabric, through which those for EFA work."""
+    if any(node.env.get("NCCL_NET_PLUGIN") == "none" for node in nodes):
+        return
+    every = {node.host.name: facts[node.host.name].python for node in nodes}
+    pythons = {name: python for name, python in every.items() if isinstance(python, Python)}
+    plugins = {name: _library(python.net_plugin) for name, python in pythons.items()}
+    fix = "the same plug-in everywhere, or env: {NCCL_NET_PLUGIN: none}"
+    seen = "ls $LD_LIBRARY_PATH/libnccl-net*.so"
+    found.differ("error", "nccl-net-plugin-mismatch", "NCCL plug-in:", plugins, head, fix, seen)
+    fabrics = {name: _library(python.libfabric) for name, python in pythons.items() if python.net_plugin}
+    fix = "the same libfabric in the LD_LIBRARY_PATH of all, by `setup`"
+    found.differ(
+        "warning", "nccl-net-plugin-mismatch", "libfabric:", fabrics, head, fix, "ls $LD_LIBRARY_PATH/libfabric.so.*"
+    )
+    for name, python in pythons.items():
+        fact = facts[name]
+        if fact.gpus and not python.net_plugin and any(port.driver == "efa" for port in active_rdma(fact)):
+            message = "has EFA, and no plug-in with which NCCL would use it: it would use TCP"
+            fix = "install aws-ofi-nccl; setup: [export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib]"
+            found.add("warning", "nccl-net-plugin-missing", name, message, fix, seen)
+
+
+def _library(path: str | None) -> str:
+    return posixpath.basename(path) if path else "none"
+
+
+def has_ipv6(fact: Facts) -> bool:
+    return any(":" in one.address and one.up and not one.loopback for one in fact.interfaces)
+
+
+def _ipv6(nodes: list[Node], facts: Mapping[str, Facts], head: str, found: Findings) -> None:
+    kinds = {node.host.name: "IPv6" if has_ipv6(facts[node.host.name]) else "no IPv6" for node in nodes}
+    fix = "nothing to do: NCCL_SOCKET_FAMILY=AF_INET is set"
+    found.differ("note", "ipv6-unusable", "addresses:", kinds, head, fix, "ip -br -6 addr show scope global")

@@ -1,0 +1,108 @@
+"""Judges each host's python: is it there, has it torch, the same versions everywhere, does the script compile? Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ..plan.plan import Node, Plan
+from ..schema.facts import Facts, NoPython, Python
+from .findings import Findings, Severity, shell_word
+
+TORCH_LEAST = (2, 4)
+ASK = "python -c 'import sys, importlib.metadata as m; print(sys.version, m.version(\"torch\"))'"
+
+
+def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Findings) -> None:
+    pythons: dict[str, Python] = {}
+    for node in nodes:
+        name, python = node.host.name, facts[node.host.name].python
+        if isinstance(python, NoPython):
+            line = "mend that line of `setup`, or " if python.error.startswith("setup line") else ""
+            fix = f"{line}set `python` or `setup` for the host"
+            found.add("error", python.code, name, f"python: {python.error}", fix, f"{node.host.python} --version")
+            continue
+        pythons[name] = python
+        _torch(node, python, found)
+        nccl = sorted(package for package in python.packages if package.startswith("nvidia_nccl"))
+        if len(nccl) > 1:
+            spelled = " and ".join(f"{one.replace('_', '-')} {python.packages[one]}" for one in nccl)
+            # which of them torch asks for says its version
+            either = " or ".join(shell_word(one.replace("_", "-")) for one in nccl)
+            fix = f"{shell_word(python.executable)} -m pip uninstall {either}"
+            found.add("warning", "nccl-library-conflict", name, f"has two NCCL libraries: {spelled}", fix, "pip list")
+    head = plan.nodes[0].host.name
+    _versions(pythons, head, found)
+    homeless = {name for name, fact in facts.items() if fact.workdir is False}  # said of the folder already
+    _scripts(plan, pythons, head, homeless, found)
+    machines = {name: str(facts[name].machine) for name in pythons}
+    fix = "an environment of its own for each architecture: `python` and `setup` of the host"
+    found.differ("warning", "cpu-arch-mismatch", "architecture", machines, head, fix, "uname -m")
+
+
+def _torch(node: Node, python: Python, found: Findings) -> None:
+    name, executable = node.host.name, python.executable
+    if python.torch is None:
+        ways = "name a python that has it as `python` in the inventory"
+        install = f"{shell_word(executable)} -m pip install torch"
+        fix = f"`ddp-orch setup INVENTORY` makes one that has; or {ways}, or {install}"
+        message = f"{executable} has no torch"
+        found.add("error", "missing-module-on-host", name, message, fix, f'{shell_word(executable)} -c "import torch"')
+        return
+    release = _release(python.torch)
+    if release and release < TORCH_LEAST:
+        message = f"torch {python.torch} is older than {'.'.join(map(str, TORCH_LEAST))}, the oldest that is tried"
+        fix = f"{shell_word(executable)} -m pip install --upgrade torch"
+        found.add("warning", "torch-too-old", name, message, fix, f"{python.path}/version.py: {python.torch}")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """2.4.0+cu121 -> (2, 4)"""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else ()
+
+
+def _versions(pythons: Mapping[str, Python], head: str, found: Findings) -> None:
+    """Another torch on one host shows as anything from a hang to a wrong collective, minutes later."""
+    torches = {name: str(python.torch) for name, python in pythons.items() if python.torch}
+    releases = {_release(version) for version in torches.values()}
+    severity: Severity = "error" if len(releases) > 1 else "warning"
+    usual = max(torches.values(), key=list(torches.values()).count, default="")
+    release = shell_word(f"torch=={usual.partition('+')[0]}")
+    fix = f"the same torch everywhere: pip install {release}"
+    found.differ(severity, "torch-version-mismatch", "torch", torches, head, fix, "pip show torch")
+    if len(set(torches.values())) == 1:  # else all that follows differs too
+        for key, what in (("nvidia_nccl", "NCCL"), ("nvidia_cudnn", "cuDNN")):
+            versions = {
+                name: next((one for package, one in python.packages.items() if package.startswith(key)), "")
+                for name, python in pythons.items()
+            }
+            known = {name: version for name, version in versions.items() if version}
+            fix = f"the same {what} everywhere: pip install --force-reinstall {release}"
+            severity = "error" if what == "NCCL" else "warning"
+            found.differ(severity, "torch-version-mismatch", what, known, head, fix, f"pip list | grep {what.lower()}")
+    versions = {name: ".".join(map(str, python.python[:2])) for name, python in pythons.items()}
+    fix = "the same Python everywhere: pickled objects and wheels differ between versions"
+    found.differ("warning", "python-version-mismatch", "Python", versions, head, fix, "python --version")
+
+
+def _scripts(plan: Plan, pythons: Mapping[str, Python], head: str, homeless: set[str], found: Findings) -> None:
+    scripts = {name: python.script for name, python in pythons.items() if python.script and name not in homeless}
+    for name, script in scripts.items():
+        if script.absent:
+            message = f"the script {script.path} is not there: {script.absent}"
+            fix = "bring it there, or leave workdir out to have the code sent"
+            found.add("error", "remote-workdir-missing", name, message, fix, f"ls {script.path}")
+        if script.error:
+            command = f"python -m py_compile {script.path}"
+            message = f"the script does not compile: {script.error}"
+            found.add("error", "script-import-error", name, message, "mend that line", command)
+    wanted = {module for script in scripts.values() for module in script.missing}
+    for module in sorted(wanted):
+        absent = [name for name, script in scripts.items() if module in script.missing]
+        if module == "torch":
+            continue  # said already
+        code = "script-import-error" if len(absent) == len(scripts) else "missing-module-on-host"
+        message = f"the script imports {module}, which is not installed there"
+        fix = f"pip install {shell_word(module)} into that environment, or name the right one by `python` or `setup`"
+        found.add("error", code, absent, message, fix, f'python -c "import {module}"')

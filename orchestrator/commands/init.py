@@ -1,0 +1,151 @@
+"""`init`: write a first inventory, of hosts that are given or chosen from ssh_config. Reaches no host."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from ..errors import InventoryError, UsageError
+from ..inventory import model as inventory
+from ..inventory.advice import command
+from .context import stderr_console
+
+PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(\[[0-9,-]+\][A-Za-z0-9._-]*)*")
+WORDS = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}  # what YAML would take for something else
+MAX_INCLUDES = 16
+FORGES = {"github.com", "gist.github.com", "ssh.github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "git.sr.ht"}
+
+TEXT = """\
+# The hosts of a training run. Every other key has a default; all of them:
+#   ddp-orch config{path}
+
+hosts:                  # the first one has rank 0
+{hosts}
+
+defaults:               # for all hosts
+  python: python3       # the python that has torch, such as /opt/venv/bin/python
+  # setup: [module load cuda]     # shell lines before it
+
+# run:
+#   max_restarts: 3     # start again after a failure
+
+# Next:
+#   ddp-orch trust{path}    # compare the hosts' keys, accept them
+#   ddp-orch check{path}    # is everything there?
+#   ddp-orch up{path}       # train: the bundled trainer
+#   ddp-orch up{path} -- train.py --lr 0.1    # or your own
+"""
+
+
+def init(hosts: Sequence[str], output: str) -> int:
+    path = Path(output)
+    text = render(hosts or _choose(), output)
+    try:
+        inventory.parse(text, output)
+    except InventoryError as error:
+        raise UsageError(f"nothing is written, as it could not be read again: {error}") from error
+    if path.exists():
+        if not sys.stdin.isatty():
+            raise UsageError(f"{output} is there already; give another -o FILE, or remove it")
+        if not click.confirm(f"{output} is there already. Overwrite it?", default=False, err=True):
+            raise UsageError(f"{output} is kept as it was")
+    try:
+        aside = path.with_name(f".{path.name}.{os.getpid()}.new")
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror}") from error
+    then = command("trust", inventory=output)
+    stderr_console().note(f"wrote {output}; name in it the python that has torch, then: {then}")
+    return 0
+
+
+def render(hosts: Sequence[str], path: str) -> str:
+    """The text of an inventory of these hosts, each `[user@]name`."""
+    named = "" if path == inventory.DEFAULT else f" {shlex.quote(path)}"
+    return TEXT.format(path=named, hosts="\n".join(map(_entry, hosts)))
+
+
+def _entry(host: str) -> str:
+    user, at, name = host.rpartition("@")
+    return f"  - {{name: {json.dumps(name)}, user: {json.dumps(user)}}}" if at else f"  - {_scalar(name)}"
+
+
+def _scalar(name: str) -> str:
+    return name if PLAIN.fullmatch(name) and name.lower() not in WORDS else json.dumps(name)
+
+
+def _choose() -> list[str]:
+    """Ask which of the hosts in ssh_config are meant."""
+    if not sys.stdin.isatty():
+        raise UsageError("which hosts? Give them: ddp-orch init gpu1 gpu2, or gpu[01-16]")
+    config = Path(os.environ.get("DDP_ORCH_SSH_CONFIG") or "~/.ssh/config").expanduser()
+    known = configured_hosts(config)
+    if not known:
+        raise UsageError(f"{config} names no hosts; give them: ddp-orch init gpu1 gpu2")
+    for number, name in enumerate(known, 1):
+        click.echo(f"{number:4}  {name}", err=True)
+    while True:
+        answer = click.prompt("Which? Numbers or names, such as 1,3-5; or all", default="all", err=True)
+        try:
+            return pick(answer, known)
+        except ValueError as error:
+            click.echo(f"{error}; try again, or Ctrl-C", err=True)
+
+
+def pick(answer: str, known: Sequence[str]) -> list[str]:
+    """The names that are meant by `all`, or by numbers from 1, ranges of them, and names. Raises ValueError."""
+    if answer.strip() == "all":
+        return list(known)
+    found: list[str] = []
+    for word in re.split(r"[,\s]+", answer.strip()):
+        span = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", word)
+        if word in known:
+            found.append(word)
+        elif span and 1 <= int(span[1]) <= int(span[2] or span[1]) <= len(known):
+            found += known[int(span[1]) - 1 : int(span[2] or span[1])]
+        else:
+            raise ValueError(f"{word!r} is neither a number from 1 to {len(known)} nor a name in the list")
+    return list(dict.fromkeys(found))
+
+
+def configured_hosts(config: Path) -> list[str]:
+    """The names in the `Host` lines of an ssh_config and what it includes, without patterns and servers of git."""
+    names: dict[str, None] = {}
+    forges: set[str] = set()
+    files = [config]
+    for number, file in enumerate(files):  # grows while it is read
+        try:
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            continue
+        block: list[str] = []  # the names that the lines are about
+        for line in lines:
+            found = re.fullmatch(r"\s*(host|hostname|user|include)(?:\s+|\s*=\s*)(.*?)\s*", line, re.IGNORECASE)
+            if found is None:
+                continue
+            words = [quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|([^"\s]+)', found[2])]
+            match found[1].lower():
+                case "host":
+                    block = [word for word in words if not re.search(r"[*?!#]", word)]
+                    names.update(dict.fromkeys(block))
+                case "hostname":
+                    forges.update(block if FORGES.intersection(words) else ())
+                case "user":
+                    forges.update(block if words == ["git"] else ())
+                case _ if number < MAX_INCLUDES:
+                    # relative ones are looked for in ~/.ssh, as by ssh
+                    files += [Path(one) for word in words for one in _included(word)]
+    return [name for name in names if name not in FORGES | forges]
+
+
+def _included(word: str) -> list[str]:
+    return sorted(glob.glob(str(Path("~/.ssh").expanduser() / Path(word).expanduser())))

@@ -1,0 +1,42 @@
+"""`notify --test`: have the head send a message now, as it would at the end of a run, and say what went wrong."""
+
+from __future__ import annotations
+
+from ..errors import FindingsError, UnreachableError, UsageError
+from ..hosts.fleet import folded
+from ..plan import plan
+from .context import chosen_inventory, open_fleet, stderr_console
+
+
+def test(given: str | None) -> int:
+    """Exit code 3 where it could not be sent."""
+    console = stderr_console()
+    read = chosen_inventory(given)
+    wanted = {"webhook": read.notify.webhook, "command": read.notify.command}
+    configured = [what for what, value in wanted.items() if value]
+    if not configured:
+        raise UsageError(f"{read.path}: notify has neither webhook nor command, so there is nothing to test")
+    head = plan.order(read)[0]
+    said = {
+        "text": f"ddp-orch: a test from {head.name}: the end of a run would be reported here",
+        "run_id": None,
+        "name": None,
+        "state": "test",
+        "attempt": 0,
+        "hosts": [host.name for host in read.hosts],
+        "first_failure": None,
+    }
+    with open_fleet(read) as fleet:
+        fleet.prepare([head])
+        results = fleet.each([head], lambda _, session: session.request("notify", {"wanted": wanted, "said": said}))
+    for line in folded(results.failed):
+        console.error(line)
+    if results.failed:
+        return UnreachableError.exit_code
+    problems = results.done[head.name]["problems"]
+    for what in configured:
+        if what in problems:
+            console.error(f"{head.name}: notify.{what} failed: {problems[what]}")
+        else:
+            console.note(f"{head.name}: notify.{what} has taken a message")
+    return FindingsError.exit_code if problems else 0

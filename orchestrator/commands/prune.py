@@ -1,0 +1,198 @@
+"""`prune`: remove from the hosts, at once, what `run.keep` does not keep; output folders after a question."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UnreachableError, UsageError
+from ..hosts.fleet import folded
+from ..inventory import advice
+from ..inventory.run_ids import RUN_ID, SUFFIX
+from ..output.console import fold_messages, size
+from ..runs import registry as runs
+from .context import chosen_inventory, open_fleet, stderr_console
+
+SHOWN = 3  # runs named of many
+
+
+def prune(given: str | None, hosts: str | None, *, force: bool) -> int:
+    console = stderr_console()
+    read = chosen_inventory(given, hosts)
+    keep = read.run.keep.on_hosts()
+    with open_fleet(read) as fleet:
+        fleet.prepare(read.hosts)
+        arguments = {"keep": keep, "force": force}
+        results = fleet.each(read.hosts, lambda _, session: session.request("prune", arguments), "pruning")
+    said = {host: _words(gone) for host, gone in results.done.items()}
+    for line in fold_messages(said):
+        console.note(line)
+    for line in fold_messages(
+        {host: kept for host, gone in results.done.items() if (kept := unfetched(gone, read.path))}
+    ):
+        console.warning(line)
+    for line in folded(results.failed):
+        console.error(line)
+    return UnreachableError.exit_code if results.failed else 0
+
+
+def unfetched(answer: Mapping[str, Any], inventory: str) -> str:
+    """What a host says of runs that it only keeps because their files were not fetched; "" when there are none."""
+    runs = answer["unfetched"]
+    if not runs:
+        return ""
+    named = ", ".join(runs[-SHOWN:]) + (f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else "")
+    kept = "a run is" if len(runs) == 1 else f"{len(runs)} runs are"
+    return (
+        f"{kept} kept longer than run.keep says ({size(answer['unfetched_bytes'])}), with files written outside "
+        f"$DDP_ORCH_OUTPUT_DIR that were not fetched: {named}. "
+        f"Fetch them with `{advice.command('fetch', runs[-1], inventory=inventory)}`, or delete them with "
+        f"`{advice.command('prune', '--force', inventory=inventory)}`"
+    )
+
+
+def _words(answer: Mapping[str, Any]) -> str:
+    runs, outputs = len(answer["runs"]), len(answer["outputs"])
+    unused, freed, left = answer["unused"], answer["freed"], answer["left"]
+    kept = f"{left} {'run' if left == 1 else 'runs'} that {'is' if left == 1 else 'are'} over kept"
+    if not runs and not outputs and not unused:
+        return f"nothing to remove; {kept}"
+    removed = [f"{runs} {'run' if runs == 1 else 'runs'}"] if runs else []
+    removed += [f"{outputs} output {'folder' if outputs == 1 else 'folders'}"] if outputs else []
+    removed += [f"{unused} unused {'piece' if unused == 1 else 'pieces'} of code"] if unused else []
+    return f"removed {', '.join(removed)}, {freed / 1e6:.1f} MB freed; {kept}"
+
+
+# --- output folders
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The output folder of a run on one host."""
+
+    name: str
+    host: str
+    bytes: int
+    age: float
+    """Seconds since something in it was written."""
+    in_use: bool
+
+
+def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], *, yes: bool) -> int:
+    """Delete output folders: those of `named` runs, else of all runs that were started without a name."""
+    console = stderr_console()
+    read = chosen_inventory(given, hosts)
+    with open_fleet(read) as fleet:
+        fleet.prepare(read.hosts)
+        listed = fleet.each(read.hosts, lambda _, session: session.request("output_folders", {})["folders"], "looking")
+        folders = [
+            Folder(one["name"], host, one["bytes"], one["age"], one["in_use"])
+            for host, found in sorted(listed.done.items())
+            for one in found
+        ]
+        for line in folded(listed.failed):
+            console.error(line)
+        if shared := read.run.output:
+            console.note(f"outputs in run.output ({shared}) are not touched")
+        names_of_folders = {folder.name for folder in folders}
+        if set(named) - names_of_folders:
+            known = runs.find(fleet, read.hosts).runs
+            named = {folder_of(one, names_of_folders, known) for one in named}
+        chosen, kept = choose(folders, named, read.path)
+        for line in kept:
+            console.note(line)
+        if not chosen:
+            console.note("no outputs to delete")
+            return UnreachableError.exit_code if listed.failed else 0
+        sys.stdout.write(table(chosen))
+        sys.stdout.flush()
+        if not (yes or _ask(chosen)):
+            console.note("nothing was deleted" + ("" if sys.stdin.isatty() else "; give --yes (no terminal to ask on)"))
+            return UsageError.exit_code
+        names: dict[str, list[str]] = {}
+        for folder in chosen:
+            names.setdefault(folder.host, []).append(folder.name)
+        removed = fleet.each(
+            [host for host in read.hosts if host.name in names],
+            lambda host, session: session.request("remove_outputs", {"names": names[host.name]}),
+            "deleting",
+        )
+    for line in folded(removed.failed):
+        console.error(line)
+    left = {
+        host: f"not deleted: {', '.join(missing)}; a run uses it, or it has files of another user"
+        for host, answer in removed.done.items()
+        if (missing := sorted(set(names[host]) - set(answer["removed"])))
+    }
+    for line in fold_messages(left):
+        console.warning(line)
+    freed = sum(max(0, answer["freed"]) for answer in removed.done.values())
+    count = sum(len(set(answer["removed"]) & set(names[host])) for host, answer in removed.done.items())
+    console.note(f"deleted {count} output {'folder' if count == 1 else 'folders'}, {size(freed)} freed")
+    return UnreachableError.exit_code if listed.failed or removed.failed else 0
+
+
+def folder_of(wanted: str, folders: Collection[str], known: Iterable[runs.Run]) -> str:
+    """The output folder of the run with this name or id, or of the only one whose id begins or ends so.
+
+    A folder outlives the record of its run. Raises UsageError.
+    """
+    if wanted in folders:
+        return wanted
+    of_id = {run.run_id: run for run in known}
+    ids = {*of_id, *filter(RUN_ID.fullmatch, folders)}
+    matches = [run.run_id for run in of_id.values() if wanted in (run.name, run.run_id)][-1:] or sorted(
+        one for one in ids if wanted and (one.startswith(wanted) or (len(wanted) >= SUFFIX and one.endswith(wanted)))
+    )
+    if len(matches) > 1:
+        raise UsageError(f"--run {wanted!r} names several runs: {', '.join(matches)}; give more of it")
+    run = of_id.get(matches[0]) if matches else None
+    shared = next((path for part in run.parts.values() if (path := part.get("shared_output"))), None) if run else None
+    if shared:
+        raise UsageError(f"the outputs of run {matches[0]} are in {shared} (run.output), which prune does not touch")
+    folder = run.name if run else matches[0] if matches else wanted
+    if folder not in folders:
+        raise UsageError(f"--run {wanted}: no host has outputs of it")
+    return folder
+
+
+def choose(folders: Iterable[Folder], named: Collection[str], inventory: str) -> tuple[list[Folder], list[str]]:
+    """What is to be deleted, and what to say of the rest. Never the outputs of a run that is not over."""
+    wanted = [folder for folder in folders if folder.name in named or (not named and RUN_ID.fullmatch(folder.name))]
+    running = sorted({folder.name for folder in folders if folder.in_use})
+    chosen = [folder for folder in wanted if folder.name not in running]
+    kept = [f"in use, not deleted: {', '.join(running)}"] if len(chosen) < len(wanted) else []
+    rest = {folder.name: 0 for folder in folders if folder not in wanted and folder.name not in running}
+    if rest and not named:
+        total = sum(folder.bytes for folder in folders if folder.name in rest)
+        kept.append(
+            f"not deleted, as they have a name: {', '.join(sorted(rest))} ({size(total)}); "
+            f"to delete one: {advice.command('prune', '--outputs', '--run', min(rest), inventory=inventory)}"
+        )
+    return sorted(chosen, key=lambda folder: (-folder.age, folder.host)), kept
+
+
+def table(folders: Iterable[Folder]) -> str:
+    rows = [("RUN", "HOST", "SIZE", "LAST WRITTEN")]
+    rows += [(one.name, one.host, size(one.bytes), _age(one.age)) for one in folders]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{int(seconds // length)} {unit} ago"
+    return "just now"
+
+
+def _ask(chosen: Collection[Folder]) -> bool:
+    import click
+
+    if not sys.stdin.isatty():
+        return False
+    what = f"{len(chosen)} output {'folder' if len(chosen) == 1 else 'folders'}"
+    return click.confirm(f"Delete {what}, {size(sum(one.bytes for one in chosen))}?", default=False, err=True)

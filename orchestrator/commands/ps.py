@@ -1,0 +1,118 @@
+"""`ps`: the runs on the inventory's hosts, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from ..errors import UnreachableError, UsageError
+from ..hosts.fleet import Fleet
+from ..inventory.advice import command
+from ..inventory.model import Host
+from ..output.console import Console, fold
+from ..output.lines import parse_time
+from ..output.terminal import tame
+from ..runs import registry as runs
+from .context import inventory_of_run, open_fleet, stderr_console, warn_of_missing
+
+ID_WIDTH = 20  # characters of a run id
+IN_A_PIPE = 1000  # columns: nothing is cut
+
+
+def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) -> int:
+    console = stderr_console()
+    read = inventory_of_run(given, hosts, None)
+    with open_fleet(read, looking=True) as fleet:
+        listing = _find(fleet, read.hosts, everything, as_json, console)
+    warn_of_missing(listing, console)
+    shown = [run for run in listing.runs if everything or run.unfinished]
+    if as_json:
+        print(json.dumps([run.as_dict() for run in shown], indent=2))
+    elif shown:
+        _print(listing, shown, time.time())
+        for run in shown:
+            for host, part in run.parts.items():
+                for what, why in part.get("not_notified", {}).items():
+                    console.warning(f"run {run.run_id}: {host}: notify.{what} failed: {why}")
+    else:
+        over = len(listing.runs)
+        every = command("ps", "--all", inventory=read.path)
+        console.note(
+            "no unfinished run"
+            + (f"; {over} that {'is' if over == 1 else 'are'} over: {every}" if over else " on these hosts")
+        )
+    return UnreachableError.exit_code if listing.failed else 0
+
+
+def _find(fleet: Fleet, hosts: Sequence[Host], everything: bool, as_json: bool, console: Console) -> runs.Listing:
+    """On a terminal, what has come is shown while other hosts are silent; elsewhere, when it is interrupted."""
+    on_terminal = sys.stdout.isatty() and not as_json
+    so_far: list[runs.Listing] = []
+
+    def show() -> None:
+        shown = [run for run in so_far[-1].runs if everything or run.unfinished] if so_far else []
+        if shown:
+            console.note(f"no answer yet from {fold(so_far[-1].late)}; the others have:")
+            _print(so_far[-1], shown, time.time())
+
+    def look(listing: runs.Listing) -> bool:
+        so_far.append(listing)
+        if on_terminal and listing.late and len(so_far) == 1:
+            show()
+        return False
+
+    try:
+        return runs.find(fleet, hosts, look, "" if on_terminal else "looking for runs")
+    except KeyboardInterrupt:
+        if not on_terminal and not as_json:
+            show()
+        raise
+
+
+def _print(listing: runs.Listing, shown: Sequence[runs.Run], now: float) -> None:
+    from rich.console import Console as Rich
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [_row(run, listing.unheard(run), now) for run in shown]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in rows[0]:
+        if column in ("NAME", "ATTEMPT") and not any(row[column] for row in rows):
+            continue  # no run has one of its own
+        whole = column not in ("NAME", "SCRIPT", "HOSTS")
+        least = ID_WIDTH if column == "RUN" else None
+        table.add_column(column, no_wrap=whole, min_width=least, overflow="ellipsis" if whole else "fold")
+    for row in rows:
+        cells = [" ".join(tame(row[str(column.header)], colour=False).split()) for column in table.columns]
+        table.add_row(*map(Text, cells))  # Text: what hosts say is data, not markup
+    Rich(width=None if sys.stdout.isatty() else IN_A_PIPE).print(table)
+
+
+def _row(run: runs.Run, unheard: Sequence[str], now: float) -> dict[str, str]:
+    return {
+        "RUN": run.run_id,
+        "NAME": run.name if run.name != run.run_id else "",
+        "STATE": run.state,
+        "ATTEMPT": str(run.attempt) if run.attempt > 1 else "",
+        "TIME": _took(run, now),
+        "BY": run.by,
+        "SCRIPT": run.script,
+        "HOSTS": fold(run.parts) + (f" (not heard: {fold(unheard)})" if unheard else ""),
+    }
+
+
+def _took(run: runs.Run, now: float) -> str:
+    """How long it has gone on, or did; `-` where nobody wrote down its end."""
+    if not run.unfinished and run.ended_at is None:
+        return "-"
+    ended = now if run.unfinished or run.ended_at is None else run.ended_at
+    try:
+        seconds = ended - parse_time(run.started_at, now)
+    except UsageError:  # what a host says need not be a day of the calendar
+        return "-"
+    minutes, hours, days = (int(max(0.0, seconds) // unit) for unit in (60, 3600, 86400))
+    if days:
+        return f"{days}d{hours % 24:02}h"
+    return f"{hours}h{minutes % 60:02}m" if hours else f"{minutes}m{int(max(0.0, seconds)) % 60:02}s"

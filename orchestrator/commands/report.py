@@ -1,0 +1,322 @@
+"""`report`: all that the hosts have kept of a run, in one HTML file and one of JSON. Looks only."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UnreachableError, UsageError
+from ..hosts import claims
+from ..hosts.fleet import Fleet
+from ..hosts.session import Refused
+from ..inventory.model import Host
+from ..node.serve.figures import NAMES
+from ..node.serve.figures import figures as figures_in
+from ..output.lines import Line, Mask, presentable, rfc3339
+from ..runs import diagnose as diagnose_run
+from ..runs import registry as runs
+from ..runs.follow import Choice, View, clock_ahead
+from ..ui import html as report_html
+from .context import find_run, inventory_of_run, mask_of, open_fleet, stderr_console, warn_of
+
+LAST_LINES = 40  # of the rank that failed first
+PRIVATE = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+FIGURES = "|".join(re.escape(name) for names in NAMES.values() for name in names)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything in a report. Times are RFC 3339 and in UTC; in series seconds since the run's first attempt."""
+
+    run_id: str
+    name: str
+    state: str
+    started_at: str
+    ended_at: str | None
+    by: str
+    attempts: int
+    ranks: int
+    first_failure: Mapping[str, Any] | None
+    said: tuple[str, ...]
+    """The last lines on stderr of the rank that failed first."""
+    timeline: tuple[Mapping[str, Any], ...]
+    """`{"at", "seconds", "what"}`."""
+    hosts: tuple[Mapping[str, Any], ...]
+    """`{"host", "state", "exit_code", "signal", "nproc", "versions"}`."""
+    training: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]]
+    """`loss`, `rate` and `step_time`: attempt and rank -> (step, or seconds where no step is told; value)."""
+    diagnosis: Mapping[str, Any]
+    """As `diagnose --json`: `{"findings": [...], "consequences": [...]}`."""
+    slow_ranks: tuple[Mapping[str, Any], ...]
+    """`{"rank", "step_time", "times_the_median"}`, the slowest first, from 5 % over the median on."""
+    machines: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]]
+    """`gpu`, `gpu_memory`, `watts`, `cpu`, `received`, `sent`: host -> (seconds, value)."""
+    config: Mapping[str, Any]
+
+
+def report(wanted: str | None, given: str | None, hosts: str | None, output: str | None, as_json: bool) -> int:
+    if output and Path(output).suffix.lower() not in ("", ".htm", ".html"):
+        raise UsageError(f"-o {output}: a report is an HTML page, with a JSON file beside it; give -o FILE.html")
+    console = stderr_console()
+    read = inventory_of_run(given, hosts, wanted)
+    with open_fleet(read, looking=True) as fleet:
+        found = find_run(fleet, read, wanted, console)
+        listing, run = found.listing, found.run
+        mask = mask_of(read, run, console)
+        of_run = [host for host in read.hosts if host.name in run.parts]
+        asked = {"run_id": run.run_id}
+        answers = fleet.each(of_run, lambda _, session: session.request("record", asked), "reading its record")
+        warn_of(answers.failed, console)
+        records = {host: answers.done[host] for host in _by_node(run) if host in answers.done}
+        if not any(record["run"] for record in records.values()):
+            raise UnreachableError(f"no host tells of run {run.run_id}; nothing is written")
+        clocks = fleet.each(of_run, lambda _, session: clock_ahead(session)).done
+        figures = _lines(fleet, of_run, run, Choice(follow=False, grep=FIGURES))
+        first = _first_failure(run, records)
+        said: list[Line] = []
+        if first and first.get("rank") is not None:
+            choice = Choice(follow=False, tail=LAST_LINES, ranks=frozenset([first["rank"]]), stream="stderr")
+            said = [line for line in _lines(fleet, of_run, run, choice) if line.attempt == run.attempt]
+        by_name = {host.name: host for host in read.hosts}
+        diagnosis = diagnose_run.of_run(run.run_id, run.parts, run.nodes, by_name, fleet).as_dict()
+    made = make(run, records, clocks, figures, said, diagnosis, mask)
+    text = json.dumps(asdict(made), indent=2)
+    if as_json:
+        print(text)
+    if output or not as_json:
+        path = Path(output or f"{run.run_id}.html")
+        write(path, report_html.render(asdict(made)), text + "\n")
+        console.note(f"written: {path} and {path.with_suffix('.json')}")
+    return UnreachableError.exit_code if listing.failed or answers.failed else 0
+
+
+def write(path: Path, page: str, data: str) -> None:
+    """The page, and the data beside it as .json. Only an older report is replaced: a host may have named the run.
+
+    Raises UsageError.
+    """
+    texts = {path: page, path.with_suffix(".json"): data}
+    for one in texts:
+        if one.is_file() and one.stat().st_size and not _is_report(one):
+            raise UsageError(f"{one} exists and is not a report of ddp-orch; give -o FILE.html")
+    for one, text in texts.items():
+        try:
+            handle = os.open(one, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+        except OSError as error:
+            raise UsageError(f"-o {one}: {error.strerror}") from error
+
+
+def _is_report(path: Path) -> bool:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        return text.startswith(report_html.HEAD) or {"run_id", "timeline", "diagnosis"} <= set(json.loads(text))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def _by_node(run: runs.Run) -> list[str]:
+    """Its hosts, the head first."""
+    return [*run.nodes, *sorted(run.disputed)]
+
+
+def _lines(fleet: Fleet, hosts: Sequence[Host], run: runs.Run, choice: Choice) -> list[Line]:
+    found: list[Line] = []
+    console = stderr_console()
+    ranks = claims.ranks_of(run.parts, run.nodes)
+    view = View(run.run_id, hosts, choice, fleet, console.warning, ranks=ranks, kept=True)
+    view.run(found.extend)
+    warn_of({host: error for host, error in view.failed.items() if isinstance(error, Refused)}, console)
+    return found
+
+
+def make(
+    run: runs.Run,
+    records: Mapping[str, Mapping[str, Any]],
+    clocks: Mapping[str, float],
+    figures: Sequence[Line],
+    said: Sequence[Line],
+    diagnosis: Mapping[str, Any],
+    mask: Mask,
+) -> Report:
+    """Pure. `records`, the head's first, and `clocks` (seconds that a clock is ahead of ours) by host; `figures`: lines
+    in which there may be a figure; `said`: what the first failure is explained by.
+    """
+    head = next(record for record in records.values() if record["run"])
+    spec, ended = head["spec"], head["exit"]
+    timeline = _timeline(head["events"], [node["host"] for node in spec["nodes"]])
+    began = timeline[0][0] if timeline else min((line.at for line in figures), default=0.0)
+    training = _training(figures, began)
+    return Report(
+        run_id=run.run_id,
+        name=run.name,
+        state=run.state,
+        started_at=run.started_at,
+        ended_at=rfc3339(ended["at"]) if ended else None,
+        by=spec["by"],
+        attempts=run.attempt,
+        ranks=run.ranks,
+        first_failure=_shown(_first_failure(run, records), mask),
+        said=tuple(presentable(line.text, False, mask) for line in said),
+        timeline=tuple(
+            {"at": rfc3339(at), "seconds": at - began, "what": presentable(what, False, mask)} for at, what in timeline
+        ),
+        hosts=tuple(_host(host, record) for host, record in records.items() if record["run"]),
+        training=training,
+        diagnosis=_shown(diagnosis, mask),
+        slow_ranks=_slow_ranks(training["step_time"]),
+        machines=_machines(records, clocks, began),
+        config=_config(spec, mask),
+    )
+
+
+def _shown(value: Any, mask: Mask) -> Any:
+    """The same with every text masked and tamed."""
+    if isinstance(value, str):
+        return presentable(value, False, mask)
+    if isinstance(value, Mapping):
+        return {key: _shown(one, mask) for key, one in value.items()}
+    return [_shown(one, mask) for one in value] if isinstance(value, Sequence) else value
+
+
+def _first_failure(run: runs.Run, records: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    verdict = claims.verdict_of({host: record["run"] for host, record in records.items() if record["run"]}, run.nodes)
+    first: Mapping[str, Any] | None = (verdict or {}).get("first_failure")
+    return first
+
+
+def _timeline(events: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[tuple[float, str]]:
+    """What the head's gang went through, in words."""
+    found: list[tuple[float, str]] = []
+    attempt = 0
+    for event in events:
+        kind, fields = event["event"], event["fields"]
+        host = hosts[fields["node"]] if "node" in fields and fields["node"] < len(hosts) else ""
+        if kind in ("StartRequested", "PortFound"):
+            attempt += 1
+            what = f"attempt {attempt} is started"
+        elif kind == "Failed":
+            said = f" ({fields['failure']['said']})" if fields["failure"].get("said") else ""
+            what = f"{host}: {fields['failure']['what']}{said}"
+        elif kind == "Exited":
+            what = f"{host}: all processes of attempt {fields['attempt']} have ended" + (
+                "" if fields["ok"] else " badly"
+            )
+        elif kind == "Lost":
+            what = f"{host} is lost: nothing was heard of it"
+        elif kind == "Stalled":
+            what = f"no rank has printed a line for {fields['quiet']:.0f} s"
+        elif kind == "StopRequested":
+            what = f"stopped by {fields['by']}"
+        else:
+            continue
+        found.append((fields["at"], what))
+    return found
+
+
+def _host(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    run, spec = record["run"], record["spec"]
+    newest = record["samples"][-1] if record["samples"] else None
+    return {
+        "host": name,
+        "state": claims.state_of_host(run),
+        "exit_code": run["exit_code"],
+        "signal": run["signal"],
+        "nproc": run["nproc"],
+        "python": spec["python"],
+        "gpus": len(newest["gpus"]) if newest else None,
+        "cores": newest["cores"] if newest else None,
+        "memory": newest["memory"][1] if newest else None,
+    }
+
+
+def _training(figures: Sequence[Line], began: float) -> dict[str, dict[str, tuple[tuple[float, float], ...]]]:
+    series: dict[str, dict[str, list[tuple[float, float]]]] = {"loss": {}, "rate": {}, "step_time": {}}
+    for line in figures:
+        if line.rank is None:
+            continue
+        known = figures_in(line.text)
+        where = known.get("step", line.at - began)
+        for name, of in series.items():
+            if name in known and math.isfinite(known[name]):
+                of.setdefault(f"attempt {line.attempt}, rank {line.rank}", []).append((where, known[name]))
+    return {name: {key: tuple(points) for key, points in of.items()} for name, of in series.items()}
+
+
+def _slow_ranks(step_times: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[Mapping[str, Any], ...]:
+    means = {name: sum(value for _, value in points) / len(points) for name, points in step_times.items()}
+    if len(means) < 2:
+        return ()
+    median = sorted(means.values())[len(means) // 2]
+    slow = [
+        {"rank": name, "step_time": mean, "times_the_median": mean / median}
+        for name, mean in means.items()
+        if median > 0 and mean / median > 1.05
+    ]
+    return tuple(sorted(slow, key=lambda one: -float(one["step_time"])))
+
+
+def _machines(
+    records: Mapping[str, Mapping[str, Any]], clocks: Mapping[str, float], began: float
+) -> dict[str, dict[str, tuple[tuple[float, float], ...]]]:
+    names = ("gpu", "gpu_memory", "watts", "cpu", "received", "sent")
+    series: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {name: {} for name in names}
+    first = next((clocks.get(host, 0.0) for host in records), 0.0)
+    for host, record in records.items():
+        ahead = clocks.get(host, 0.0) - first
+        points: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+        for before, now in zip([None, *record["samples"]], record["samples"], strict=False):
+            for name, value in _measured(before, now).items():
+                points[name].append((now["at"] - ahead - began, value))
+        for name, of in points.items():
+            if of:
+                series[name][host] = tuple(of)
+    return series
+
+
+def _measured(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, float]:
+    """GPU and CPU in percent, memory in bytes (the fullest GPU), power of all GPUs in W, network in bytes/s."""
+    found: dict[str, float] = {}
+    for name, key, join in (("gpu", "busy", None), ("gpu_memory", "used", max), ("watts", "watts", sum)):
+        known = [gpu[key] for gpu in now["gpus"] if gpu[key] is not None]
+        if known:
+            found[name] = float(join(known) if join else sum(known) / len(known))
+    if before is not None and now["at"] > before["at"]:
+        busy, whole = (new - old for new, old in zip(now["cpu"], before["cpu"], strict=True))
+        if whole > 0:
+            found["cpu"] = 100 * busy / whole
+        old = {nic["name"]: nic for nic in before["nics"]}
+        for way in ("received", "sent"):
+            moved = sum(max(0, nic[way] - old[nic["name"]][way]) for nic in now["nics"] if nic["name"] in old)
+            found[way] = moved / (now["at"] - before["at"])
+    return found
+
+
+def _config(spec: Mapping[str, Any], mask: Mask) -> dict[str, Any]:
+    """What was run, and how. Values of variables that look like credentials are left out, whoever set them."""
+    env = {name: "***" if PRIVATE.search(name) else mask.hide(value) for name, value in sorted(spec["env"].items())}
+    keys = (
+        "inventory",
+        "workdir",
+        "code",
+        "setup",
+        "grace",
+        "max_restarts",
+        "min_nodes",
+        "stall_timeout",
+        "interface",
+        "ports",
+    )
+    return {
+        "command": [mask.hide(word) for word in spec["command"]],
+        "launcher": "torchrun" if spec["agent_argv"] else "direct",
+        "env": env,
+        **{key: spec.get(key) for key in keys},
+    }

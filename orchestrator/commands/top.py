@@ -1,0 +1,228 @@
+"""`top`: a live board of one run. Looks only; what its keys start are the other commands."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TextIO
+
+from ..errors import OrchError, UnreachableError
+from ..hosts.fleet import Fleet, unexpected
+from ..inventory.hostnames import pick
+from ..inventory.model import Host
+from ..output.console import Console, wants_colour
+from ..output.lines import Mask
+from ..runs import registry as runs
+from .board import Seen, render
+from .context import inventory_of_run, mask_of, open_fleet, stderr_console, warn_of, warn_of_doubts
+
+if TYPE_CHECKING:
+    from rich.console import Console as Rich
+
+EVERY = 2.0  # s between samples of a host
+PATIENCE = 5.0  # s for the first samples, where one table is all that is asked for
+KEYS = "q quit   l log of a rank   f filter hosts   k kill"
+
+
+class Watcher:
+    """Samples every host again and again, each in a thread of its own: a host that hangs holds up no other."""
+
+    def __init__(self, fleet: Fleet, hosts: Sequence[Host], run_id: str, nodes: Mapping[str, int]) -> None:
+        self._fleet = fleet
+        self._run_id = run_id
+        self._seen = {host.name: Seen(host.name, node=nodes.get(host.name)) for host in hosts}
+        self._stopped = threading.Event()
+        for host in hosts:
+            threading.Thread(target=self._watch, args=(host,), name="top", daemon=True).start()
+
+    def seen(self) -> list[Seen]:
+        """The newest of all hosts, in their order."""
+        return list(self._seen.values())
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _watch(self, host: Host) -> None:
+        while not self._stopped.is_set():
+            self._look(host)
+            self._stopped.wait(EVERY)
+
+    def _look(self, host: Host) -> None:
+        seen = self._seen[host.name]
+        try:
+            now = self._fleet.session(host).request("sample", {"run_id": self._run_id})
+        except Exception as error:  # noqa: BLE001  answers of other people's machines lead here
+            failure = error if isinstance(error, OrchError) else unexpected(host.name, error)
+            self._seen[host.name] = replace(seen, trouble=str(failure).removeprefix(f"{host.name}: "))
+        else:
+            self._seen[host.name] = Seen(host.name, now, before=seen.now, node=seen.node)
+
+
+def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
+    console = stderr_console()
+    read = inventory_of_run(given, hosts, wanted)
+    with open_fleet(read, looking=True) as fleet:
+        # the board shows who has not answered
+        listing = runs.find(fleet, read.hosts, partial(runs.is_known, wanted, read.path))
+        warn_of(listing.failed, console)
+        warn_of_doubts(listing, console)
+        going_on = [run.run_id for run in listing.runs if run.unfinished]
+        run = runs.choose(listing, wanted if wanted is not None else next(iter(going_on[-1:]), None), read.path)
+        mask = mask_of(read, run, console)
+        of_run = [host for host in read.hosts if host.name in run.parts or host.name in run.unheard]
+        watcher = Watcher(fleet, of_run, run.run_id, run.all_nodes)
+        try:
+            # rich draws no board on a dumb terminal
+            if sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb":
+                _Live(watcher, run, fleet, of_run, read.path, mask, console).show()
+            else:
+                _once(watcher, run.run_id, mask)
+        except KeyboardInterrupt:
+            pass  # only the looking ends
+        finally:
+            watcher.stop()
+        return UnreachableError.exit_code if any(one.trouble for one in watcher.seen()) else 0
+
+
+def _once(watcher: Watcher, run_id: str, mask: Mask) -> None:
+    """Where nobody can see a board: one table, with rates, so after two samples."""
+    from rich.console import Console as Rich
+
+    deadline = time.monotonic() + EVERY + PATIENCE
+    while time.monotonic() < deadline and not all(one.before or one.trouble for one in watcher.seen()):
+        time.sleep(0.1)
+    width = int(os.environ.get("COLUMNS") or _columns_of(sys.stderr) or 160)
+    rich = Rich(file=sys.stdout, width=width, force_terminal=wants_colour(sys.stdout, os.environ), highlight=False)
+    rich.print(render(run_id, watcher.seen(), width, 10_000, mask, ""))
+
+
+def _columns_of(stream: TextIO) -> int:
+    """Of the terminal where most probably all is shown in the end, as by `| cat`; 0 for none."""
+    return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+
+
+class _Live:
+    """The board on a terminal, and its keys."""
+
+    def __init__(
+        self,
+        watcher: Watcher,
+        run: runs.Run,
+        fleet: Fleet,
+        hosts: Sequence[Host],
+        inventory: str,
+        mask: Mask,
+        console: Console,
+    ) -> None:
+        self._watcher = watcher
+        self._run = run
+        self._fleet = fleet
+        self._hosts = hosts
+        self._inventory = inventory
+        self._mask = mask
+        self._console = console
+        self._pattern = ""
+
+    def show(self) -> None:
+        key = ""
+        while key != "q":
+            key = self._board()
+            action = {"l": self._log, "f": self._filter, "k": self._kill}.get(key)
+            if action is not None:
+                with self._rich().screen(hide_cursor=False):  # what is asked and said leaves no trace on the terminal
+                    action()
+
+    def _rich(self) -> Rich:
+        from rich.console import Console as Rich
+
+        return Rich(file=sys.stdout, no_color=not wants_colour(sys.stdout, os.environ), highlight=False)
+
+    def _board(self) -> str:
+        """Draw until a key of ours is pressed."""
+        from rich.live import Live
+
+        with _keys() as pressed, Live(console=self._rich(), screen=True, auto_refresh=False) as live:
+            while True:
+                width, height = shutil.get_terminal_size()
+                seen = [one for one in self._watcher.seen() if one.host in self._shown()]
+                live.update(render(self._run.run_id, seen, width, height, self._mask, self._footer()), refresh=True)
+                key = pressed(EVERY)
+                if key and key in "qlfk":
+                    return key
+
+    def _footer(self) -> str:
+        if not self._pattern:
+            return KEYS
+        return f"only {self._pattern}: {len(self._shown())} of {len(self._hosts)} hosts   {KEYS}"
+
+    def _shown(self) -> set[str]:
+        names = [host.name for host in self._hosts]
+        return set(pick(names, self._pattern) if self._pattern else names)
+
+    def _log(self) -> None:
+        from . import logs as show_logs
+
+        rank = self._ask("log of which ranks, such as 0,4-7 (Ctrl-C ends the log; nothing: back)")
+        if not rank:
+            return
+        wanted = show_logs.Logs(run=self._run.run_id, inventory=self._inventory, follow=True, tail=200, rank=rank)
+        try:
+            show_logs.logs(wanted)
+        except OrchError as error:
+            self._console.error(str(error))
+        self._ask("Enter comes back to the board")
+
+    def _filter(self) -> None:
+        self._pattern = self._ask("only these hosts, such as gpu[01-04]; nothing: all")
+        try:
+            self._shown()
+        except OrchError as error:
+            self._pattern = ""
+            self._console.error(str(error).removeprefix("--hosts "))
+            self._ask("Enter comes back to the board")
+
+    def _kill(self) -> None:
+        typed = self._ask(f"type the run's id to kill {self._run.run_id} (nothing: back)")
+        if typed != self._run.run_id:
+            if typed:
+                self._ask("that is not its id, nothing is killed; Enter comes back to the board")
+            return
+        self._console.note("stopping the run gracefully ...")
+        victims = runs.Victims(runs=(self._run.run_id,), run_grace=self._run.grace)
+        runs.kill(self._fleet, self._hosts, victims, grace=None, by="top")
+
+    @staticmethod
+    def _ask(question: str) -> str:
+        try:
+            return input(f"{question}: ").strip().replace("\x1b", "")  # Esc, which some try
+        except (EOFError, KeyboardInterrupt):
+            return ""
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """A function that waits for a key so many seconds, and gives it or nothing."""
+    import termios
+    import tty
+
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
+
+    def pressed(seconds: float) -> str:
+        if not select.select([stdin], [], [], seconds)[0]:
+            return ""
+        return os.read(stdin, 1).decode("ascii", "replace")
+
+    try:
+        tty.setcbreak(stdin)
+        yield pressed
+    finally:
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)

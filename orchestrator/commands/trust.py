@@ -1,0 +1,141 @@
+"""`trust`: the keys that all hosts show, told apart into known, new and changed; the new ones added after one yes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from ..errors import OrchError, UnreachableError
+from ..hosts.fleet import each, folded
+from ..inventory.advice import command
+from ..output.console import Console
+from ..output.terminal import tame
+from ..ssh.dialer import Dialer, Target
+from ..ssh.known_hosts import Verdict, bits, fingerprint, key_type
+from .context import chosen_inventory, make_dialer, make_progress, stderr_console
+
+
+@dataclass(frozen=True)
+class Door:
+    """One sshd of the inventory: a host's or a jump host's. Hosts that share it are one door."""
+
+    name: str
+    target: Target
+
+    @property
+    def behind(self) -> tuple[str, ...]:
+        """The jump hosts that lead to it, by what they are known as."""
+        jump = self.target.jump
+        return (*Door("", jump).behind, jump.known_as[0]) if jump else ()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The key behind a door, and what known_hosts says of it."""
+
+    door: Door
+    key: bytes
+    verdict: Verdict
+
+    def line(self) -> str:
+        """As `ssh-keygen -l` prints it, with what is known of it in front."""
+        status = {"known": "known", "changed": "CHANGED", "revoked": "REVOKED"}.get(self.verdict.status, "new")
+        kind = key_type(self.key).removeprefix("ssh-").split("-")[0].upper()
+        name = tame(self.door.name, colour=False)
+        return f"{status:7} {bits(self.key):4} {fingerprint(self.key)} {name} ({kind})"
+
+
+def trust(path: str | None, hosts: str | None, yes: bool) -> int:
+    """Host by host from the outside in: a host behind a jump host can be asked only when that one is trusted."""
+    console = stderr_console()
+    read = chosen_inventory(path, hosts)
+    progress = make_progress()
+    strict = replace(read, ssh=replace(read.ssh, host_keys="strict"))  # a key is accepted by a yes, and by nothing else
+    dialer = make_dialer(strict, progress)
+    remote = [host for host in read.hosts if not host.local]
+    dialer.prepare(remote)
+    chains = each(remote, dialer.chain, read.ssh.parallel)
+    failed: dict[str, OrchError] = dict(chains.failed)
+    refused: set[str] = set()  # doors that nothing goes through, by what they are known as
+    try:
+        for doors in _levels(chains.done.values()):
+            open_ = [door for door in doors if not refused.intersection(door.behind)]
+            for door in doors:
+                if door not in open_:
+                    reason = "not asked: a jump host on the way to it is not trusted"
+                    failed[door.target.name] = UnreachableError(reason)
+            looked = each(open_, lambda door: _look(dialer, door), read.ssh.parallel, progress, "asking for its key")
+            failed.update({door.target.name: looked.failed[door.name] for door in open_ if door.name in looked.failed})
+            shown = list(looked.done.values())
+            trusted = _settle(dialer, shown, yes, failed, console)
+            refused |= {door.target.known_as[0] for door in doors} - trusted
+    finally:
+        dialer.close()
+    for line in folded(failed):
+        console.error(line)
+    if not failed:
+        console.note(f"all keys are trusted; next: {command('check', inventory=read.path)}")
+    return UnreachableError.exit_code if failed else 0
+
+
+def _levels(chains: Iterable[tuple[Target, ...]]) -> list[list[Door]]:
+    """All doors, those first that lead to others."""
+    levels: list[dict[tuple[str, ...], Door]] = []
+    for chain in chains:
+        for depth, target in enumerate(chain):
+            if depth == len(levels):
+                levels.append({})
+            door = Door(_name(target), target)
+            levels[depth].setdefault((*door.behind, target.known_as[0]), door)
+    return [list(level.values()) for level in levels]
+
+
+def _name(target: Target) -> str:
+    known_as = target.known_as[0]
+    alias = "" if known_as == target.name.lower() else f",{known_as}"
+    return f"{target.name}{alias}" + (f" via {target.jump.name}" if target.jump else "")
+
+
+def _look(dialer: Dialer, door: Door) -> Shown:
+    key = dialer.look(door.target)
+    return Shown(door, key, dialer.host_keys.judge(door.target, key))
+
+
+def _settle(
+    dialer: Dialer, shown: Sequence[Shown], yes: bool, failed: dict[str, OrchError], console: Console
+) -> set[str]:
+    """Show the keys, add the new ones if that is wanted; gives what the trusted ones are known as."""
+    for one in shown:
+        click.echo(one.line())
+    new = [one for one in shown if one.verdict.status in ("unknown", "authority")]
+    wanted = bool(new) and (yes or _ask(len(new)))
+    trusted = {one.door.target.known_as[0] for one in shown if one.verdict.status == "known"}
+    files: dict[Path, int] = {}
+    for one in shown:
+        if one.verdict.status == "known" or (one in new and not wanted):
+            continue
+        try:
+            path = dialer.host_keys.accept(one.door.target, one.key)
+            files[path] = files.get(path, 0) + 1
+            trusted.add(one.door.target.known_as[0])
+        except UnreachableError as error:  # among them all changed keys
+            failed[one.door.target.name] = error
+    for path, count in files.items():
+        console.note(f"added {count} {'key' if count == 1 else 'keys'} to {path}")
+    if new and not wanted:
+        for one in new:
+            say = "say yes, or give --yes" if sys.stdin.isatty() else "give --yes (no terminal to ask on)"
+            reason = f"its key is not trusted yet; compare it, then {say}"
+            failed[one.door.target.name] = UnreachableError(reason)
+    return trusted
+
+
+def _ask(count: int) -> bool:
+    if not sys.stdin.isatty():
+        return False
+    keys = "this new key" if count == 1 else f"these {count} new keys"
+    return click.confirm(f"Add {keys} to known_hosts?", default=False, err=True)

@@ -1,0 +1,229 @@
+"""`up`: from what was asked for to a run on its hosts, watched to its end or left there."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import HeldError, UsageError
+from ..hosts.fleet import Fleet
+from ..inventory import advice
+from ..inventory import model as inventory
+from ..inventory import run_ids as naming
+from ..inventory.model import Inventory
+from ..inventory.values import env_name, shown
+from ..output.console import Console, all_but
+from ..output.lines import Mask, rfc3339
+from ..output.terminal import tame
+from ..plan import entrypoint as script
+from ..plan import plan
+from ..plan import snapshot as ship
+from ..plan.plan import Plan
+from ..runs import attach as watch
+from ..runs import launch
+from ..runs import recent as history
+from .context import chosen_inventory, not_hidden, open_fleet, stderr_console, warn_once, whoami
+
+LARGEST = 3  # entries of the code that are named when it is large
+HELD_AGAIN = 10.0  # s between tries of `up --wait`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Up:
+    """`up` as it was asked for."""
+
+    inventory: str | None
+    script: tuple[str, ...]
+    detach: bool
+    dry_run: bool
+    as_json: bool
+    name: str | None
+    skip_check: bool
+    hosts: str | None
+    wait: bool
+    debug: bool
+    env: tuple[str, ...]
+    tell_outputs: bool = True  # how to fetch what the run has written
+    trainer_args: tuple[str, ...] = ()  # for the bundled trainer, after run.args; then run.script does not count
+
+    def command(self, inventory: str, *, without: Sequence[str] = (), name: str | None = None) -> str:
+        """What a person types to start the same again: without some hosts, or under another name.
+
+        `inventory`: the one that was taken. "" where it was not asked for by `up`.
+        """
+        if self.trainer_args:
+            return ""
+        hosts = (self.hosts or "") + (all_but(without) if without else "")
+        flags = {
+            "--detach": self.detach,
+            "--json": self.as_json,
+            "--skip-check": self.skip_check,
+            "--wait": self.wait,
+            "--debug": self.debug,
+        }
+        words = [flag for flag, given in flags.items() if given]
+        for option, value in (("--name", name or self.name), ("--hosts", hosts), *(("-e", pair) for pair in self.env)):
+            words += [option, value] if value else []
+        return advice.command("up", *words, *(("--", *self.script) if self.script else ()), inventory=inventory)
+
+
+def up(wanted: Up, printer: watch.LinePrinter | None = None) -> int:
+    """`printer`: takes the lines of an attached run; None: they are printed."""
+    console = stderr_console()
+    read = chosen_inventory(wanted.inventory)
+    if wanted.hosts is not None:
+        read = inventory.select(read, wanted.hosts)
+    if wanted.trainer_args:
+        read = replace(read, run=replace(read.run, script=None, args=(*read.run.args, *wanted.trainer_args)))
+    run_id = naming.new_run_id()
+    made, snapshot = _plan(read, wanted, run_id)
+    for warning in (*plan.shell_variables(made), *(snapshot.warnings if snapshot else ())):
+        warn_once(warning)
+    if wanted.dry_run:
+        text = json.dumps(plan.as_dict(made), indent=2) + "\n" if wanted.as_json else plan.as_text(made)
+        sys.stdout.write(tame(text, colour=False))
+        return 0
+    secrets_of_run = _secrets(read)
+    for warning in not_hidden(run_id, secrets_of_run):
+        console.warning(warning)
+    around = launch.Surroundings(
+        created_at=rfc3339(time.time()),
+        by=whoami(),
+        secrets=secrets_of_run,
+        run_key=secrets.token_bytes(32),
+        skip_check=wanted.skip_check,
+        step=_once(console.step),
+        warn=_once(console.warning),
+        command_without=lambda hosts: wanted.command(read.path, without=hosts),
+    )
+    with open_fleet(read) as fleet:
+        resolved = _launch(made, snapshot, fleet, around, wanted.wait, console)
+        about = advice.AboutRun(made.name, read.path)
+        try:
+            history.remember(read.path, run_id, made.name, _code_folder(snapshot))
+            if wanted.detach:
+                print(json.dumps({"run_id": run_id, "name": made.name}) if wanted.as_json else run_id, flush=True)
+                console.note(f"the run has started; follow it with: {about.command('logs', '-f')}")
+                return 0
+            console.step(f"run {run_id} has started")
+            if sys.stdout.isatty():
+                follow = about.command("logs", "-f")
+                console.note(f"closing this terminal does not stop the run, Ctrl-C does; to see it again: {follow}")
+            names = [host.name for host in read.hosts]
+            mask = Mask(around.secrets.values())
+            shown = printer or watch.Printer(
+                names, mask, as_json=wanted.as_json, all_of_it=about.command("logs", "--stream", "agent")
+            )
+            return watch.attend(
+                resolved,
+                fleet,
+                shown,
+                mask,
+                console,
+                resume=wanted.command(read.path, name=made.name),
+                tell_outputs=wanted.tell_outputs,
+            )
+        except (BrokenPipeError, KeyboardInterrupt):
+            console.note(f"no longer watching; the run is on its hosts: {about.command('logs', '-f')}")
+            raise
+
+
+def _once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """`up --wait` tries again and again, and finds the same."""
+    said: set[str] = set()
+
+    def say_once(message: str) -> None:
+        if message not in said:
+            said.add(message)
+            say(message)
+
+    return say_once
+
+
+def _launch(
+    made: Plan, snapshot: ship.Snapshot | None, fleet: Fleet, around: launch.Surroundings, wait: bool, console: Console
+) -> Plan:
+    told = ""
+    while True:
+        try:
+            return launch.launch(made, snapshot, fleet, around)
+        except HeldError as error:
+            if not wait:
+                raise
+            if str(error) != told:
+                told = str(error)
+                console.note(f"{told}\n  trying again every {HELD_AGAIN:.0f} s; Ctrl-C gives up")
+            time.sleep(HELD_AGAIN)
+
+
+def _plan(read: Inventory, wanted: Up, run_id: str) -> tuple[Plan, ship.Snapshot | None]:
+    if wanted.name is not None and not naming.RUN_NAME.fullmatch(wanted.name):
+        raise UsageError(
+            f"--name {wanted.name!r}: letters, digits, `.`, `_` and `-`, at most 63, beginning with a letter or digit"
+        )
+    command, snapshot = script.find(read, wanted.script)
+    code = None
+    if snapshot is not None:
+        code = plan.Code(
+            sha256=snapshot.sha256,
+            cwd=snapshot.workdir,
+            root=str(snapshot.root),
+            files=len(snapshot.files),
+            size=snapshot.size,
+            largest=snapshot.largest(LARGEST),
+            excluded=snapshot.excluded,
+            credentials=snapshot.credentials,
+        )
+    made = plan.make(
+        read,
+        run_id=run_id,
+        name=wanted.name or run_id,
+        command=command,
+        code=code,
+        env=_env(read, wanted.env),
+        debug=wanted.debug,
+    )
+    return made, snapshot
+
+
+def _code_folder(snapshot: ship.Snapshot | None) -> str:
+    return "" if snapshot is None else str(snapshot.root / snapshot.workdir)
+
+
+def _env(read: Inventory, pairs: Sequence[str]) -> dict[str, str]:
+    env = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"-e {pair!r}: wants NAME=VALUE")
+        if not name:
+            raise UsageError(f"-e {pair!r}: no name before the =; wants NAME=VALUE")
+        env[_env_name(name, read)] = value
+    return env
+
+
+def _env_name(name: str, read: Inventory) -> str:
+    try:
+        env_name(name)
+    except ValueError as error:
+        raise UsageError(f"-e {shown(name)}: {error}") from error
+    if name in read.run.secrets:
+        raise UsageError(f"-e {name}: it is one of run.secrets, whose values come from your environment only")
+    return name
+
+
+def _secrets(read: Inventory) -> dict[str, str]:
+    missing = [name for name in read.run.secrets if name not in os.environ]
+    if missing:
+        raise UsageError(
+            f"{read.path}: run.secrets: {', '.join(missing)} not set in this environment; "
+            "export it, or take it out of run.secrets"
+        )
+    secrets = {name: os.environ[name] for name in read.run.secrets}
+    plan.check_size(secrets)
+    return secrets

@@ -1,0 +1,1 @@
+"""Two hosts on this machine, behind an SSH server of its own."""

@@ -1,0 +1,163 @@
+"""`ddp-orch demo`: what `ddp-orch up` does, on two hosts of this machine, over real SSH. Leaves nothing behind.
+
+The hosts are a process of their own (`two_hosts.py`): it cleans up after us, however we come to our end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..commands import logs as show_logs
+from ..commands import up
+from ..errors import FindingsError, OrchError, RunFailed, UsageError
+from ..output.console import Console, wants_colour
+
+ENOUGH = 0.95  # test accuracy; the seed is fixed, and it comes to 0.98
+CLEANUP_WINDOW = 20.0  # s for the hosts to end what runs on them, and to go
+MOST_THREADS = 4  # of each rank: the model is small, and more would only wait for each other
+
+INVENTORY = """\
+hosts:                            # names that `ssh NAME` understands
+  - {{name: demo-a, cluster_address: 127.0.0.1}}
+  - {{name: demo-b, cluster_address: 127.0.0.1}}
+defaults:
+  python: {python}
+  interface: lo
+  gpus: none
+run:
+  env: {{OMP_NUM_THREADS: "{threads}"}}
+  grace: 10
+"""
+
+NEXT = """\
+next: train on your own hosts, which need nothing but sshd, python3 and torch
+  {me} init ann@lovelace ann@hopper    # writes inventory.yaml; name there the python that has torch
+  {me} check    # would a run work, and if not, why
+  {me} up    # the same training there
+  {me} up -- train.py --lr 0.1    # your own script"""
+
+
+def main() -> int:
+    """Returns the exit code of `up`, or raises an OrchError."""
+    _check_this_machine()
+    console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
+    began = time.monotonic()
+    with _terminated_like_interrupted(), _hosts() as folder:
+        inventory = _write_inventory(folder)
+        # what `up` would take from the user's folders comes from ours
+        os.environ.update(DDP_ORCH_SSH_CONFIG=str(folder / "ssh_config"), XDG_STATE_HOME=str(folder / "controller"))
+        console.step("two hosts on this machine, demo-a and demo-b, are reached by SSH; their inventory.yaml:")
+        console.note("".join(f"    {line}\n" for line in inventory.read_text().splitlines()).rstrip())
+        console.step("ddp-orch up inventory.yaml")
+        code = up.up(_up(inventory))
+        if code:
+            return code
+        accuracy, ranks = _result(inventory)
+    if accuracy < ENOUGH:
+        raise RunFailed(f"the test accuracy is {accuracy:.4f}, and {ENOUGH} was to be reached")
+    seconds = time.monotonic() - began
+    print(f"\ntest accuracy {accuracy:.4f} on handwritten digits, by 2 hosts, {ranks} ranks, in {seconds:.0f} seconds")
+    beside = os.path.relpath(Path(sys.executable).with_name("ddp-orch"))
+    print(NEXT.format(me="ddp-orch" if shutil.which("ddp-orch") else beside), flush=True)
+    return 0
+
+
+def _check_this_machine() -> None:
+    if sys.platform != "linux":
+        raise UsageError("the demo's hosts are this machine, and hosts run Linux; `ddp-orch up` works from here too")
+    if importlib.util.find_spec("torch") is None:
+        raise FindingsError(
+            f"the demo trains with torch, and {sys.executable} has none; install it there by\n"
+            f"  {sys.executable} -m pip install torch"
+        )
+
+
+@contextlib.contextmanager
+def _hosts() -> Iterator[Path]:
+    """The folder of two hosts that run. They end, and all that runs on them, with the context."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.demo.two_hosts"],
+        cwd=Path(__file__).parents[2],  # where `-m` looks first
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # the terminal's Ctrl-C is for us
+    )
+    assert process.stdin and process.stdout
+    try:
+        folder = process.stdout.readline().rstrip("\n")
+        if not folder:
+            raise OrchError("the demo's hosts did not start; the reason is above")
+        yield Path(folder)
+    finally:
+        with _ignoring_signals():
+            process.stdin.close()
+            process.wait(CLEANUP_WINDOW)
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does, at all times: `up` stops a run that it has started."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _ignoring_signals() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _write_inventory(folder: Path) -> Path:
+    threads = min(MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // 2))
+    path = folder / "inventory.yaml"
+    path.write_text(INVENTORY.format(python=json.dumps(sys.executable), threads=threads))
+    return path
+
+
+def _up(inventory: Path) -> up.Up:
+    return up.Up(
+        inventory=str(inventory),
+        script=(),
+        detach=False,
+        dry_run=False,
+        as_json=False,
+        name=None,
+        skip_check=False,
+        hosts=None,
+        wait=False,
+        debug=False,
+        env=(),
+        tell_outputs=False,  # these hosts are gone when it is read
+    )
+
+
+def _result(inventory: Path) -> tuple[float, int]:
+    """Test accuracy and number of ranks, as `ddp-orch logs --json` tells them of the ended run."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        show_logs.logs(show_logs.Logs(inventory=str(inventory), as_json=True))
+    lines = [json.loads(line) for line in output.getvalue().splitlines()]
+    last = [found[1] for line in lines if (found := re.match(r"done .*\btest_acc:([\d.]+)", line["text"]))]
+    if not last:
+        raise RunFailed("the training ended without telling its test accuracy")
+    return float(last[-1]), len({line["rank"] for line in lines if line["rank"] is not None})

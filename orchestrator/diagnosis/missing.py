@@ -1,0 +1,49 @@
+"""A diagnosis of a missing file, and what every host says of that file -> which hosts lack it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ..output.console import fold
+from . import causes
+from .engine import Finding
+
+CODES = ("dataset-missing", "file-missing-on-host")
+QUOTED = re.compile(r"['\"](/?[\w.-]+(?:/[\w. -]+)*/?)['\"]")
+BARE = re.compile(r"(?<![\w./:])(/[\w.-]+(?:/[\w.-]+)+)")
+NOT_THERE = "No such file or directory"
+
+
+def path_of(finding: Finding) -> str | None:
+    """The file that the error names; None where the diagnosis is another, or names none."""
+    if finding.code not in CODES:
+        return None
+    for text in finding.evidence:
+        if text.startswith('File "'):
+            continue  # a frame of the traceback
+        for match in (QUOTED.search(text), BARE.search(text)):
+            if match and "://" not in text[: match.start() + 8]:
+                return match[1]
+    return None
+
+
+def judge(finding: Finding, path: str, answers: Mapping[str, str | None], hosts: Sequence[str]) -> Finding:
+    """`answers`: of each host that could be asked, why it cannot read the path; None: it can."""
+    lacking = [host for host in hosts if answers.get(host) == NOT_THERE]
+    having = [host for host in hosts if host in answers and answers[host] is None]
+    if not lacking or len(lacking) + len(having) < len(hosts):
+        return finding  # it is there now, or not every host has told
+    code = "file-missing-on-host" if having else "dataset-missing"
+    cause = causes.load().causes[code]
+    seen = f"{path} exists on {fold(having)}, not on {fold(lacking)}" if having else f"{path} exists on no host"
+    own = [host for host in finding.hosts if host in lacking]
+    return replace(
+        finding,
+        code=code,
+        hosts=tuple(dict.fromkeys([*own, *lacking])) if having else finding.hosts,
+        confidence="high",
+        message=f"{cause.meaning} ({seen})",
+        fix=cause.fix,
+    )

@@ -1,0 +1,162 @@
+"""Which host may say what about a run: each speaks for its own node, and node 0 for the whole run. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..plan.plan import Plan
+
+Part = Mapping[str, Any]
+"""What one host says of a run (answers.RUN)."""
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The hosts that take part in a run, as far as their claims agree."""
+
+    parts: Mapping[str, Part]
+    disputed: frozenset[str]
+    """Hosts of `parts` that claim the node of another one, or name other hosts than it does: none is believed."""
+    strangers: frozenset[str]
+    """Hosts that have no part in the run, or claim the node of another host."""
+
+
+def judge(parts: Mapping[str, Part], unreachable: Collection[str] = ()) -> Claims:
+    """`parts` by the host's name in our inventory, which need not be its name in the inventory that started the run.
+
+    All hosts of a run were given the same list of its hosts, so whoever has another list than most is a stranger.
+    """
+    plans = {host: _plan(part) for host, part in parts.items() if _is_sound(part)}
+    counts = Counter(plans.values())
+    usual = [plan for plan, count in counts.items() if count == max(counts.values())]
+    members = {host: parts[host] for host, plan in plans.items() if plan in usual}
+    if len(usual) > 1:
+        return Claims(members, frozenset(members), frozenset(parts) - set(members))
+    claimants: dict[int, list[str]] = {}
+    for host, part in members.items():
+        claimants.setdefault(part["node"], []).append(host)
+    disputed: set[str] = set()
+    strangers = set(parts) - set(members)
+    for hosts in claimants.values():
+        first = members[hosts[0]]
+        by_name = first["hosts"].index(hosts[0]) if hosts[0] in first["hosts"] else None
+        if first["host"] in hosts:
+            strangers |= set(hosts) - {first["host"]}
+        elif len(hosts) > 1:
+            disputed |= set(hosts)
+        elif first["host"] in unreachable or (by_name is not None and by_name not in claimants):
+            strangers |= set(hosts)  # by its name it is another node, which no other host claims to be
+    kept = {host: part for host, part in members.items() if host not in strangers}
+    return Claims(kept, frozenset(disputed), frozenset(strangers))
+
+
+def _is_sound(part: Part) -> bool:
+    node, hosts = part["node"], part["hosts"]
+    return 0 <= node < len(hosts) == len(part["nprocs"]) and bool(hosts[node] == part["host"])
+
+
+def _plan(part: Part) -> tuple[Any, ...]:
+    return tuple(part["hosts"]), tuple(part["nprocs"]), part["team"]
+
+
+def verdict_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Part | None:
+    """How a run ended, by its head; where that tells nothing by the first other host, which cannot prove a success.
+
+    `nodes`: the node that each host is, by the plan or by claims that were judged; others have no say.
+    """
+    told = sorted((nodes[host], host) for host, part in parts.items() if host in nodes and part.get("verdict"))
+    if not told:
+        return None
+    node, host = told[0]
+    verdict: Part = parts[host]["verdict"]
+    return verdict if node == 0 or verdict["state"] != "succeeded" else None
+
+
+def state_of_host(part: Part) -> str:
+    """The run's, but `stopped` where the run failed or was lost because of another host."""
+    first = (part.get("verdict") or {}).get("first_failure") or {}
+    culprit = first.get("node")
+    stopped = part["state"] in ("failed", "lost") and culprit is not None and culprit != part["node"]
+    return "stopped" if stopped else str(part["state"])
+
+
+class Ranks:
+    """Which host the lines of a rank come from. `places`: attempt -> host -> its ranks, as far as they are known.
+
+    A restart may give the ranks to other hosts, so in an attempt without known places a rank belongs to the first host
+    that sends lines of it.
+    """
+
+    def __init__(self, places: Mapping[int, Mapping[str, range]] | None = None) -> None:
+        self._places = places or {}
+        self._senders: dict[tuple[int, int], str] = {}
+
+    def belongs(self, attempt: int, rank: int, host: str) -> bool:
+        places = self._places.get(attempt, {})
+        if host in places:
+            return rank in places[host]
+        if any(rank in ranks for ranks in places.values()):
+            return False
+        return self._senders.setdefault((attempt, rank), host) == host
+
+
+def ranks_of_plan(plan: Plan) -> Ranks:
+    """`plan`: resolved. Who has which ranks after a restart is decided on the hosts."""
+    nprocs = [int(node.nproc) for node in plan.nodes]
+    return Ranks({1: dict(zip((node.host.name for node in plan.nodes), _places(nprocs, len(plan.team)), strict=True))})
+
+
+def ranks_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Ranks:
+    """The ranks of the first attempt, by the plan as the first of these hosts has it, and those of the newest one."""
+    first = next((parts[host] for host in nodes if host in parts), None)
+    if first is None:
+        return Ranks()
+    places = _places(first["nprocs"], first["team"])
+    planned = {host: places[node] for host, node in nodes.items() if node < len(places)}
+    newest = _newest_attempt(parts, nodes)
+    return Ranks({newest: _claimed(parts, nodes, newest), 1: planned})
+
+
+def newest_ranks(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> dict[int, str]:
+    """The host of each rank, in the newest attempt that its host has heard of."""
+    attempts = sorted({min(parts[host]["attempt"], _newest_attempt(parts, nodes)) for host in nodes if host in parts})
+    found = {}
+    for attempt in attempts:
+        for host, ranks in _claimed(parts, nodes, attempt).items():
+            found.update(dict.fromkeys(ranks, host))
+    return found
+
+
+def _newest_attempt(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> int:
+    """The head decides on attempts."""
+    known = [(nodes[host], int(parts[host]["attempt"])) for host in nodes if host in parts]
+    of_head = [attempt for node, attempt in known if node == 0]
+    return max(of_head or (attempt for _, attempt in known))
+
+
+def _claimed(parts: Mapping[str, Part], nodes: Mapping[str, int], attempt: int) -> dict[str, range]:
+    """The ranks of an attempt that its hosts claim, without those that two claim; but the head is believed."""
+    newest = _newest_attempt(parts, nodes)
+    claimed = {
+        host: range(part["first_rank"], part["first_rank"] + part["nproc"])
+        for host in nodes
+        if (part := parts.get(host)) and min(part["attempt"], newest) == attempt and part["first_rank"] is not None
+    }
+    return {
+        host: ranks
+        for host, ranks in claimed.items()
+        if nodes[host] == 0
+        or not any(ranks.start < one.stop and one.start < ranks.stop for other, one in claimed.items() if other != host)
+    }
+
+
+def _places(nprocs: Sequence[int], team: int) -> list[range]:
+    """The ranks of each node in the first attempt; the nodes behind the first `team` are spares, which have none."""
+    found, end = [], 0
+    for number, nproc in enumerate(nprocs):
+        found.append(range(end, end + nproc) if number < team else range(0))
+        end += nproc
+    return found

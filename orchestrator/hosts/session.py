@@ -1,0 +1,498 @@
+"""One host, spoken to: the node program brought there, requests sent, answers received. Knows nothing of runs."""
+
+from __future__ import annotations
+
+import base64
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, overload
+
+from ..errors import OrchError, UnreachableError
+from ..node.serve import wire
+from ..output.terminal import one_line
+from ..schema.decode import MalformedAnswer, decode
+from ..schema.facts import Hello
+from ..ssh.dialer import quote
+from ..ssh.pipe import Connection
+from . import answers
+from .answers import Operation, Untyped
+from .node_program import NodeProgram
+
+A = TypeVar("A")
+NOISE_LIMIT = 64 * 1024  # bytes a login shell may print before the marker
+PING_EVERY = 5.0  # s
+DEAD_AFTER = 14.0  # s without a frame, though the relay answers every PING at once
+UPLOAD_DEAD_AFTER = 60.0  # s, the same during an upload: a PING waits behind some MiB on their way up a slow line
+BOOTSTRAP_WINDOW = 30.0  # s for the login shell and python to say anything
+
+ANSWER_LIMIT = 30.0
+"""Seconds for an answer to any operation that LIMITS does not name, although the host answers every PING."""
+
+LIMITS: Mapping[str, float] = {
+    # until the answer; each is above the sum of the limits that the node program has for its parts
+    "probe": 180.0,  # 60 s for `setup` and the python
+    "dial": 300.0,  # bandwidth and latency to every target
+    "prepare": 300.0,  # copies the code, removes old runs
+    "start": 120.0,
+    "abort": 60.0,
+    "force": 60.0,
+    "stale": 120.0,
+    "stop": 60.0,  # after the grace: the lease, the guard's record, the sweep
+    "prune": 120.0,
+    "outputs": 120.0,  # looks at every file
+    "output_folders": 120.0,
+    "notify": 90.0,  # 10 s of the webhook, 60 s of the command
+    "remove_outputs": 600.0,  # of millions of files, on a slow disk
+    "unpack": 300.0,  # after the upload, which `Pipe.send` limits
+    # until the next DATA: the node program sends some every 15 s, however silent the run
+    "attach": 60.0,
+    "send": 60.0,
+}
+"""Seconds. A `stop` gets its grace in addition."""
+
+# Runs before anything of ours is on the host, by any Python: so its syntax is Python 2's too. It says whether the host
+# has the node program (by its hash), takes it from stdin if not, and becomes it. The program is unpacked, as Python
+# keeps no byte code of what lies in a zip, and compiling it anew took longer than all the rest of a session.
+STUB = """
+import os, sys
+def say(text):
+    os.write(1, ("\\n%s %s\\n" % (NONCE, text)).encode())
+if sys.version_info < (3, 8):
+    say("old " + sys.version.split()[0])
+    sys.exit(0)
+uid = os.geteuid()
+tried = []
+wanted = [os.environ.get("DDP_ORCH_STATE_DIR"), os.path.expanduser("~/.local/state/ddp-orch")]
+for base in wanted + ["/var/tmp/ddp-orch-%d" % uid, "/tmp/ddp-orch-%d" % uid]:
+    if not base or not base.startswith("/"):
+        continue
+    try:
+        os.makedirs(os.path.dirname(base), 0o700, exist_ok=True)
+        if not os.path.lexists(base):
+            try:
+                os.mkdir(base, 0o700)
+            except FileExistsError:
+                pass  # another host that has the same home was quicker
+        found = os.lstat(base)
+        if found.st_uid == uid and found.st_mode & 0o170077 == 0o040000 and os.access(base, os.W_OK):
+            break
+        tried.append(base + " is not private to you")
+    except OSError as error:
+        tried.append(str(error))
+else:
+    say("error no private folder for state: " + "; ".join(tried) + "; make one of them yours alone (chown, chmod 700)")
+    sys.exit(0)
+path = os.path.join(base, "node-" + SHA[:16])
+def whole():
+    # a power loss, a full disk or a cleaner of old files may have damaged it since it was written
+    size = 0
+    try:
+        for folder, _, names in os.walk(os.path.join(path, "node")):
+            for name in names:
+                if name.endswith(".py"):
+                    with open(os.path.join(folder, name), "rb") as source:
+                        text = source.read()
+                    if b"\\0" in text:
+                        return False
+                    size += len(text)
+        return size == SOURCES and os.path.isfile(os.path.join(path, "__main__.py"))
+    except OSError:
+        return False
+if not whole():
+    import hashlib
+    say("need")
+    data = b""
+    while len(data) < SIZE:
+        part = os.read(0, SIZE - len(data))
+        if not part:
+            sys.exit(0)
+        data += part
+    if hashlib.sha256(data).hexdigest() != SHA:
+        say("error the node program was damaged on its way")
+        sys.exit(0)
+    import io, shutil, zipfile
+    def sync(path):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+    aside = "%s.%s.new" % (path, NONCE)  # hosts that share a home may share a process number too
+    damaged = "%s.%s.old" % (path, NONCE)
+    failed = None
+    mask = os.umask(0o077)
+    try:
+        zipfile.ZipFile(io.BytesIO(data)).extractall(aside)
+        for folder, _, names in os.walk(aside):  # on the disk before it gets its name, which promises that it is whole
+            for name in names + ["."]:
+                sync(os.path.join(folder, name))
+        if not whole():  # another session may have been quicker
+            if os.path.lexists(path):
+                os.rename(path, damaged)
+            os.rename(aside, path)
+            sync(base)
+    except OSError as error:
+        failed = error
+    os.umask(mask)
+    shutil.rmtree(aside, True)
+    shutil.rmtree(damaged, True)
+    if not whole():
+        say("error the node program cannot be %s: %s; free some space there"
+            % (("written to " + base, failed.strerror) if failed else ("read from " + path, "it is damaged")))
+        sys.exit(0)
+say("have")
+# replaced by a process whose command line can be read: this text looks like an intruder's
+os.execv(sys.executable, [sys.executable, "-I", "-S", path, "serve", path])
+"""
+
+
+class SessionLost(UnreachableError):
+    """The connection to a host broke, or the host fell silent."""
+
+
+class Refused(OrchError):
+    """The node program said no; `code` is a finding's label."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class InvalidAnswer(Refused):
+    """What no node program answers; the host would say the same again."""
+
+    def __init__(self, host: str, why: object) -> None:
+        super().__init__("unknown", f"{host}: its answer makes no sense: {why}")
+
+
+def bootstrap_command(python: str, program: NodeProgram, nonce: str) -> str:
+    """The one command line we run on a host: understood alike by sh, bash, zsh, fish and csh."""
+    head = f"NONCE, SHA, SIZE, SOURCES = {nonce!r}, {program.sha256!r}, {len(program.data)}, {program.sources}\n"
+    encoded = base64.b64encode((head + STUB).encode()).decode()
+    code = f'import base64;exec(base64.b64decode("{encoded}"))'
+    return f"exec {quote([*_interpreter(python), '-I', '-S', '-c'])} '{code}'"
+
+
+def _interpreter(python: str) -> tuple[str, ...]:
+    # `python3` is looked for on the PATH; a name that only `setup` makes known cannot be used before setup
+    return (python,) if python.startswith("/") else ("/usr/bin/env", "python3")
+
+
+Data = Callable[[dict[str, Any], bytes], None]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a request gave, decoded."""
+
+    value: Any
+
+
+@dataclass
+class _Request:
+    """A request whose answer has not come."""
+
+    operation: Operation[Any]
+    on_data: Data | None
+    heard: float
+    """When it was sent, or the last DATA was taken."""
+    results: queue.Queue[_Answer | Refused | None] = field(default_factory=queue.Queue)
+    """None: the session was lost."""
+
+
+class Session:
+    """A conversation with the relay on one host. Any thread may send requests; one thread of ours receives."""
+
+    def __init__(self, host: str, connection: Connection, python: str, program: NodeProgram, nonce: str) -> None:
+        """Raises ConnectFailure, SessionLost or Refused."""
+        self.host = host
+        self._connection = connection
+        self._pipe = connection.open(bootstrap_command(python, program, nonce), BOOTSTRAP_WINDOW)
+        rest = self._bootstrap(python, program, nonce.encode())
+        self._sending = threading.Lock()
+        self._numbers = 0
+        self._waiting: dict[int, _Request] = {}
+        self._hello: queue.Queue[Hello | None] = queue.Queue()
+        self._greeted = False
+        self._taking = False  # the reader is inside of an `on_data`
+        self._lost: str | None = None
+        self._refused: Refused | None = None
+        self._bug: BaseException | None = None
+        self._uploads = 0
+        self._pinged = time.monotonic()
+        self._reader = threading.Thread(target=self._read, args=(rest,), name=f"session-{host}", daemon=True)
+        self._reader.start()
+        try:
+            hello = self._hello.get(timeout=BOOTSTRAP_WINDOW)
+        except queue.Empty:
+            self._end(f"the node program did not say hello within {BOOTSTRAP_WINDOW:.0f} s")
+            hello = None
+        if hello is None:
+            raise self._why()
+        self.hello = hello
+        self.codes = set(hello.codes)
+        """Hashes of the code snapshots that are there; whoever sends one adds it."""
+
+    # before the first frame
+
+    def _bootstrap(self, python: str, program: NodeProgram, nonce: bytes) -> bytes:
+        """Wait for the stub behind whatever the login shell prints; bring the program if it is not there."""
+        status, rest = self._marker(b"", nonce, python)
+        if status == "need":
+            self._pipe.send(program.data)
+            status, rest = self._marker(rest, nonce, python)
+        if status.startswith("old "):
+            raise Refused(
+                "remote-env-differs",
+                f"{self.host}: {_interpreter(python)[-1]} there is {status[4:]}, and 3.8 is needed; "
+                "give `python: /path` of a newer one",
+            )
+        if status != "have":
+            raise Refused("remote-env-differs", f"{self.host}: {status.removeprefix('error ')}")
+        return rest
+
+    def _marker(self, seen: bytes, nonce: bytes, python: str) -> tuple[str, bytes]:
+        deadline = time.monotonic() + BOOTSTRAP_WINDOW
+        while True:
+            before, found, after = seen.partition(b"\n" + nonce + b" ")
+            if found and b"\n" in after:
+                status, _, rest = after.partition(b"\n")
+                return status.decode("utf-8", "replace"), rest
+            if len(before) > NOISE_LIMIT:
+                raise Refused(
+                    "remote-env-differs",
+                    f"{self.host}: the login shell prints without end instead of running python; "
+                    f"see what `ssh {self.host} true` prints, and mend ~/.bashrc and the like",
+                )
+            try:
+                data = self._pipe.recv(1 << 16, max(0.1, deadline - time.monotonic()))
+            except TimeoutError:
+                data = b""
+            late = time.monotonic() >= deadline  # also when bytes drip in one by one
+            if late or not data:
+                raise self._no_python(seen, python, late)
+            seen += data
+
+    def _no_python(self, seen: bytes, python: str, silent: bool) -> OrchError:
+        # first the status: with it what was written to stderr is all there
+        status = None if silent else self._pipe.exit_status(5.0)
+        said = (self._pipe.stderr() or seen).decode("utf-8", "backslashreplace").strip().splitlines()
+        interpreter = _interpreter(python)[-1]
+        if silent:
+            return Refused(
+                "remote-env-differs",
+                f"{self.host}: {interpreter} did not start within {BOOTSTRAP_WINDOW:.0f} s of the login",
+            )
+        if status is None and not said:
+            return SessionLost(f"{self.host}: the connection was closed before python answered")
+        what = said[-1][:300] if said else f"exit status {status}"
+        return Refused(
+            "remote-env-differs",
+            f"{self.host}: cannot run {interpreter} in a non-interactive login: {what}; "
+            "give `python: /absolute/path` of a python >= 3.8, or mend what that login runs instead",
+        )
+
+    # frames
+
+    def _read(self, rest: bytes) -> None:
+        """The thread's whole life. Whatever ends it, those who wait for an answer hear of it."""
+        try:
+            self._end(self._receive(rest))
+        except (OSError, SessionLost) as error:
+            self._end(str(error) or type(error).__name__)
+        except Refused as error:
+            self._refused = error
+            self._end(str(error))
+        except wire.WireError as error:
+            self._end(f"it does not speak our protocol: {error}")
+        except MalformedAnswer as error:
+            # it would say the same again: nobody is to try for ever
+            self._refused = InvalidAnswer(self.host, error)
+            self._end(str(self._refused))
+        except BaseException as error:  # noqa: BLE001  raised in `request`
+            self._bug = error
+            self._end(f"a bug: {error!r}")
+
+    def _receive(self, rest: bytes) -> str:
+        """Receive until the relay says goodbye; returns why it does."""
+        decoder = wire.Decoder()
+        heard = time.monotonic()
+        data = rest
+        while True:
+            for frame in decoder.feed(data):
+                if frame.kind == wire.BYE:
+                    error = frame.header.get("error")
+                    if error:
+                        self._refused = Refused("remote-env-differs", f"{self.host}: {error}")
+                    return str(error or "closed")
+                self._dispatch(frame)
+                heard = time.monotonic()  # after, not before: whoever takes the data may take his time
+            limit = UPLOAD_DEAD_AFTER if self._uploads else DEAD_AFTER
+            if time.monotonic() - heard > limit:
+                raise SessionLost(f"nothing heard for {limit:.0f} s")
+            self._ping()
+            try:
+                data = self._pipe.recv(1 << 18, PING_EVERY)
+            except TimeoutError:
+                data = b""
+                continue
+            if not data:
+                raise SessionLost("the connection was closed")
+
+    def _ping(self) -> None:
+        now = time.monotonic()
+        if now - self._pinged >= PING_EVERY:
+            self._pinged = now
+            self._send(wire.Frame(wire.PING, {}))
+
+    def _dispatch(self, frame: wire.Frame) -> None:
+        if frame.kind == wire.HELLO:
+            if self._greeted:
+                raise MalformedAnswer("hello: sent twice")
+            hello = decode(Hello, frame.header, "hello")
+            self._greeted = True
+            self._hello.put(hello)
+            return
+        number = frame.header.get("id")
+        if not isinstance(number, int) or (request := self._waiting.get(number)) is None:
+            return
+        if frame.kind == wire.RESULT:
+            result = frame.header.get("result")
+            if not isinstance(result, dict):
+                raise MalformedAnswer(f"{request.operation.name}: no result")
+            answer = self._refusal(result) if "error" in result else _Answer(request.operation.decode(result))
+            self._waiting.pop(number, None)  # a second answer is to nothing that was asked
+            request.results.put(answer)
+        elif frame.kind == wire.DATA and request.on_data is not None:
+            answers.check_data(request.operation.name, frame.header, frame.payload)
+            self._taking = True
+            try:
+                request.on_data(frame.header, frame.payload)
+            finally:
+                self._taking = False
+            request.heard = time.monotonic()
+
+    def _refusal(self, result: Mapping[str, Any]) -> Refused:
+        return Refused(str(result.get("code", "unknown")), f"{self.host}: {one_line(str(result['error']))}")
+
+    def _end(self, why: str) -> None:
+        """The session is over. The first reason is kept: closing the pipe gives the reader another one."""
+        if self._lost is None:
+            self._lost = why
+        self._hello.put(None)
+        for request in list(self._waiting.values()):
+            request.results.put(None)
+
+    def _send(self, frame: wire.Frame) -> None:
+        with self._sending:
+            self._pipe.send(wire.encode(frame))
+
+    # requests
+
+    @overload
+    def request(
+        self,
+        operation: Operation[A],
+        arguments: Mapping[str, Any],
+        *,
+        upload: Iterable[bytes] = ...,
+        on_data: Data | None = ...,
+        more: float = ...,
+    ) -> A: ...
+
+    @overload
+    def request(
+        self,
+        operation: str,
+        arguments: Mapping[str, Any],
+        *,
+        upload: Iterable[bytes] = ...,
+        on_data: Data | None = ...,
+        more: float = ...,
+    ) -> dict[str, Any]: ...
+
+    def request(
+        self,
+        operation: Operation[A] | str,
+        arguments: Mapping[str, Any],
+        *,
+        upload: Iterable[bytes] = (),
+        on_data: Data | None = None,
+        more: float = 0.0,
+    ) -> A | dict[str, Any]:
+        """Ask the relay and wait for its answer, within the operation's limit and `more` seconds.
+
+        A host that exceeds the limit counts as silent, and its session ends. `on_data(header, payload)` is called from
+        the receiving thread. Raises SessionLost, or Refused with the node's reason.
+        """
+        asked: Operation[Any] = Untyped(operation) if isinstance(operation, str) else operation
+        request = _Request(asked, on_data, time.monotonic())
+        with self._sending:
+            self._numbers += 1
+            number = self._numbers
+            self._uploads += asked.name == "unpack"
+        self._waiting[number] = request
+        try:
+            self._send(wire.Frame(wire.REQUEST, {"id": number, "op": asked.name, "args": arguments}))
+            if asked.name == "unpack":
+                self._upload(number, upload)
+                request.heard = time.monotonic()
+            if self._lost is not None:
+                request.results.put(None)  # it may have been lost before we were among those who are told
+            result = self._answer(request, LIMITS.get(asked.name, ANSWER_LIMIT) + more)
+        except OSError as error:
+            raise SessionLost(f"{self.host}: {self._lost or error}") from error
+        finally:
+            self._waiting.pop(number, None)
+            with self._sending:
+                self._uploads -= asked.name == "unpack"
+        if result is None:
+            raise self._why()
+        if isinstance(result, Refused):
+            raise result
+        return result.value  # type: ignore[no-any-return]
+
+    def _upload(self, number: int, chunks: Iterable[bytes]) -> None:
+        for chunk in chunks:
+            for start in range(0, len(chunk), wire.MAX_PAYLOAD):
+                self._send(wire.Frame(wire.DATA, {"id": number}, chunk[start : start + wire.MAX_PAYLOAD]))
+        self._send(wire.Frame(wire.DATA, {"id": number}))
+
+    def _answer(self, request: _Request, limit: float) -> _Answer | Refused | None:
+        while True:
+            left = request.heard + limit - time.monotonic()
+            if left <= 0:
+                self._end(f"no answer to `{request.operation.name}` within {limit:.0f} s")
+                self._pipe.close()  # ends the relay, and what it still works on
+                return None
+            try:
+                return request.results.get(timeout=min(PING_EVERY, left))
+            except queue.Empty:
+                # the reader does so too, but may be held up by whoever takes the data, such as a paused terminal
+                self._ping()
+            if self._taking:  # the answer may lie behind the data that is being taken: no fault of the host
+                request.heard = time.monotonic()
+
+    def _why(self) -> Exception:
+        """Why there is no answer. A bug is raised as what it is: a lost session would be opened again, for ever."""
+        if self._bug is not None:
+            failure = RuntimeError(f"{self.host}: the session's reader failed")
+            failure.__cause__ = self._bug
+            return failure
+        return self._refused or SessionLost(f"{self.host}: {self._lost}")
+
+    @property
+    def lost(self) -> bool:
+        return self._lost is not None
+
+    def close(self) -> None:
+        """Say goodbye and close. Never raises."""
+        try:
+            if not self.lost:
+                self._send(wire.Frame(wire.BYE, {}))
+                self._reader.join(2.0)
+        except (OSError, OrchError):
+            pass
+        self._pipe.close()
+        self._connection.close()

@@ -1,0 +1,354 @@
+"""The inventory: which hosts, how to reach them, what to run there. Touches no host; only `load` reads a file."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import InventoryError, UsageError
+from ..output.terminal import tame
+from .hostnames import jump_hosts, nearest, pick
+from .schema import FILE, HostEntry
+from .values import Reading, describe, shown
+from .yaml_source import Map, Scalar, YamlProblem, compose
+
+DEFAULT = "inventory.yaml"
+STDIN = "-"
+MAX_BYTES = 4 << 20
+SAME_NAME = 0.8  # alike by so much, a name is another spelling of one
+MAX_PROBLEMS = 100
+MAX_VALUES = 200_000  # items of lists and mappings of all hosts together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One host as the inventory has it, `defaults` and all; what is `auto` is found out later, on the host."""
+
+    name: str
+    address: str
+    user: str | None
+    port: int | None
+    identity_file: str | None  # `~` is expanded by whoever opens it
+    proxy_jump: str | None  # as in ssh_config: [user@]host[:port], several joined by commas
+    cluster_address: str | None
+    interface: str
+    gpus: Literal["auto", "none"] | int | tuple[int, ...]
+    nproc_per_node: Literal["auto"] | int
+    python: str
+    setup: tuple[str, ...]
+    workdir: str | None
+    env: Mapping[str, str]
+    spare: bool
+
+    @property
+    def local(self) -> bool:
+        """This machine, without SSH. `127.0.0.1`, or `localhost` with a port, user or jump, goes through SSH."""
+        return self.address == "localhost" and self.user is None and self.port is None and self.proxy_jump is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshOptions:
+    host_keys: Literal["strict", "accept-new"]
+    connect_timeout: float  # seconds
+    parallel: int
+    jump_parallel: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    backend: Literal["static", "c10d"]
+    port: Literal["auto"] | int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """What stays on the hosts of runs that are over."""
+
+    runs: int
+    days: int
+    outputs: Literal["all"] | int  # days; of runs without a name
+    log_size: int  # bytes
+
+    def on_hosts(self) -> dict[str, Any]:
+        """As hosts are told."""
+        return {"runs": self.runs, "days": self.days, "outputs": None if self.outputs == "all" else self.outputs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    script: str | None  # as written: relative to the folder of the inventory; None: the bundled trainer
+    args: tuple[str, ...]
+    launcher: Literal["torchrun", "direct"]
+    nnodes: Literal["auto"] | tuple[int, int]  # (least, most)
+    env: Mapping[str, str]
+    secrets: tuple[str, ...]  # names only
+    output: str | None  # on a disk that all hosts share; None: a folder on each host
+    rdzv: Rendezvous
+    ports: tuple[int, int]  # both included
+    sync: Literal["auto", "none"] | tuple[str, ...]
+    grace: float  # seconds
+    max_restarts: int
+    stall_timeout: float | None  # seconds
+    keep: Keep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notify:
+    webhook: str | None
+    command: str | None
+    bell: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    path: str
+    hosts: tuple[Host, ...]  # in the order of the file, ranges expanded
+    head: str
+    ssh: SshOptions
+    run: RunOptions
+    notify: Notify
+    deprecated: tuple[str, ...] = ()  # old names of keys in the file, and what to use
+
+
+def default_path(environ: Mapping[str, str]) -> str | None:
+    """The inventory of a command that is given none."""
+    return environ.get("DDP_ORCH_INVENTORY") or (DEFAULT if Path(DEFAULT).exists() else None)
+
+
+def load(path: str | Path) -> Inventory:
+    """Read and parse a file. Raises InventoryError with every problem of it, one a line."""
+    if not str(path):
+        raise InventoryError("the inventory's name is an empty word")
+    if str(path).endswith(".py"):
+        raise InventoryError(f"{path}: a script, and no inventory")
+    try:
+        with Path("/dev/stdin" if path == STDIN else path).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as exc:
+        siblings = [one.name for one in Path(path).parent.glob("*.y*ml")] if Path(path).parent.is_dir() else []
+        if close := get_close_matches(Path(path).name, siblings, 1, SAME_NAME):
+            raise InventoryError(f"{path}: no such file; did you mean {Path(path).with_name(close[0])}?") from exc
+        smallest = "the smallest inventory is `hosts: [lovelace, hopper]`"
+        raise InventoryError(f"{path}: no such file; {smallest}, and `ddp-orch init` writes one") from exc
+    except IsADirectoryError as exc:
+        raise InventoryError(f"{path}: cannot be read: Is a directory; give the file in it") from exc
+    except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
+        raise InventoryError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
+    if len(data) > MAX_BYTES:
+        raise InventoryError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which no inventory is")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = data.count(b"\n", 0, exc.start) + 1
+        raise InventoryError(f"{path}:{line}: not UTF-8: byte 0x{data[exc.start]:02x}; save the file as UTF-8") from exc
+    return parse(text, str(path))
+
+
+def parse(text: str, path: str) -> Inventory:
+    """Parse the text of the file `path`. Raises InventoryError with every problem of it, one a line."""
+    try:
+        root = compose(text)
+    except YamlProblem as exc:
+        if names := _hosts_of_ini(text):
+            message = f"an INI file, as of Ansible; an inventory is YAML: ddp-orch init {shlex.join(names)} -o new.yaml"
+            raise InventoryError(f"{path}: {shown(message, 500)}") from exc
+        raise InventoryError(f"{path}:{exc.mark.line + 1}: {shown(exc.message, 500)}") from exc
+    if not isinstance(root, Map):
+        found = "the file is empty" if isinstance(root, Scalar) and root.null else f"found {describe(root)}"
+        place = f"{path}:{root.mark.line + 1}"
+        raise InventoryError(f"{place}: wants a mapping such as `hosts: [lovelace, hopper]`; {found}")
+    reading = Reading()
+    values = FILE.read(root, "", reading)
+    if "hosts" not in reading.marks:
+        reading.wrong(root.mark, "hosts", "missing; the smallest inventory is `hosts: [lovelace, hopper]`")
+    hosts = _hosts(values["hosts"], values["defaults"], reading)
+    inventory = Inventory(
+        path=path,
+        hosts=tuple(placed.host for placed in hosts),
+        head=values["head"] or (hosts[0].host.name if hosts else ""),
+        ssh=SshOptions(**values["ssh"]),
+        run=RunOptions(
+            **values["run"] | {"rdzv": Rendezvous(**values["run"]["rdzv"]), "keep": Keep(**values["run"]["keep"])}
+        ),
+        notify=Notify(**values["notify"]),
+        deprecated=tuple(f"{path}:{mark.line + 1}: {notice}" for mark, notice in sorted(reading.deprecated.items())),
+    )
+    if not any(key.startswith("hosts") for _, key, _ in reading.problems):
+        # with a host missing or misread, these would only complain of the consequences
+        _judge_fleet(inventory, hosts, reading)
+    _judge_env(inventory, hosts, reading)
+    if reading.problems:
+        raise InventoryError(_report(path, reading))
+    return inventory
+
+
+def _hosts_of_ini(text: str) -> list[str]:
+    """The hosts of an inventory of Ansible in its INI form; none where the text is something else."""
+    names: dict[str, None] = {}
+    of_hosts = False
+    for line in text.splitlines():
+        words = line.split("#")[0].split(";")[0].split()
+        if section := re.fullmatch(r"\[([\w.-]+)(:\w+)?\]", " ".join(words)):
+            of_hosts = section[2] is None
+        elif words and of_hosts:
+            names[words[0].replace(":", "-") if "[" in words[0] else words[0]] = None
+        elif words and not names:
+            return []  # before any section
+    return list(names)
+
+
+def _report(path: str, reading: Reading) -> str:
+    lines = [
+        f"{path}:{mark.line + 1}: {f'{shown(key, 200)}: ' if key else ''}{message}"
+        for mark, key, message in sorted(reading.problems)
+    ]
+    if len(lines) > MAX_PROBLEMS:
+        lines[MAX_PROBLEMS:] = [f"{path}: and {len(lines) - MAX_PROBLEMS} more"]
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A host, and for each of its values the key that gave it: `hosts[1].gpus` or `defaults.gpus`."""
+
+    host: Host
+    key: str
+    keys: Mapping[str, str]
+
+
+def _hosts(entries: tuple[HostEntry, ...], defaults: Mapping[str, Any], reading: Reading) -> list[_Placed]:
+    placed: list[_Placed] = []
+    first: dict[str, int] = {}
+    size = 0
+    for entry in entries:
+        values = dict(entry.values)
+        keys = {}
+        for name in values:
+            keys[name] = f"{entry.key}.{name}"
+            if keys[name] not in reading.marks and name in defaults and f"defaults.{name}" in reading.marks:
+                keys[name], values[name] = f"defaults.{name}", defaults[name]
+        values["env"] = {**defaults["env"], **entry.values["env"]}
+        names = values.pop("name")
+        size += len(names) * sum(len(value) for value in values.values() if isinstance(value, (Mapping, tuple)))
+        if size > MAX_VALUES:  # counted before each host gets its own: some 40 KB of YAML would fill any memory
+            message = f"the hosts have more than {MAX_VALUES:,} variables, setup lines and other items in all; "
+            reading.wrong(entry.mark, entry.key, message + "`run.env` holds variables of all hosts once")
+            return placed
+        for name in ("address", "cluster_address"):
+            if len(names) > 1 and values[name] is not None:
+                message = f"one address for the {len(names)} hosts of a range"
+                reading.wrong(reading.marks[keys[name]], keys[name], message)
+        for name in names:
+            if name in first:
+                reading.wrong(entry.mark, entry.key, f"{name} is there twice; the first is on line {first[name]}")
+            first.setdefault(name, entry.mark.line + 1)
+            host = Host(**values | {"name": name, "address": values["address"] or name})
+            placed.append(_Placed(host, entry.key, keys))
+    return placed
+
+
+def _judge_fleet(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> None:
+    """What hosts say together: the head, the number of nodes, ranks and GPUs, jumps."""
+    by_name = {placed.host.name: placed for placed in hosts}
+    if inventory.head not in by_name:
+        message = f"{inventory.head} is not among the hosts; {nearest(inventory.head, list(by_name))}"
+        reading.wrong(reading.marks["head"], "head", message)
+    elif by_name[inventory.head].host.spare:
+        key = "head" if "head" in reading.marks else by_name[inventory.head].keys["spare"]
+        message = f"the head, {inventory.head}, cannot be a spare; name another with `head`"
+        reading.wrong(reading.marks[key], key, message)
+    working = sum(not placed.host.spare for placed in hosts)
+    if inventory.run.nnodes != "auto" and inventory.run.nnodes[0] > working:
+        message = f"{inventory.run.nnodes[0]} nodes, but {_hosts_but_spares(working)}"
+        reading.wrong(reading.marks["run.nnodes"], "run.nnodes", message)
+    for placed in hosts:
+        host = placed.host
+        gpus = len(host.gpus) if isinstance(host.gpus, tuple) else host.gpus
+        if isinstance(gpus, int) and isinstance(host.nproc_per_node, int) and host.nproc_per_node > gpus:
+            key = placed.keys["nproc_per_node"]
+            message = f"{host.nproc_per_node} ranks on {gpus} GPUs of {host.name}; NCCL refuses two on one GPU"
+            reading.wrong(reading.marks[key], key, message)
+    _judge_jumps(hosts, reading)
+
+
+def _hosts_but_spares(count: int) -> str:
+    return "only 1 host is not a spare" if count == 1 else f"only {count} hosts are not spares"
+
+
+def _judge_jumps(hosts: list[_Placed], reading: Reading) -> None:
+    jumping = [placed for placed in hosts if placed.host.proxy_jump is not None]
+    if not jumping:
+        return
+    from graphlib import CycleError, TopologicalSorter
+
+    through = {placed.host.name: jump_hosts(placed.host.proxy_jump or "") for placed in jumping}
+    try:
+        TopologicalSorter(through).prepare()
+    except CycleError as exc:
+        circle = exc.args[1][::-1]  # graphlib has it the other way round: who is needed first comes first
+        key = next(placed.keys["proxy_jump"] for placed in jumping if placed.host.name == circle[0])
+        message = f"jumps in a circle, {' -> '.join(circle)}; give one of them `proxy_jump: null`"
+        reading.wrong(reading.marks[key], key, message)
+
+
+def _judge_env(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> None:
+    run_keys = {name: f"run.env.{name}" for name in inventory.run.env}
+    for name in inventory.run.secrets:
+        if name in run_keys:
+            reading.wrong(reading.marks[run_keys[name]], run_keys[name], "also in run.secrets; leave one of them out")
+    for placed in hosts:
+        host_keys = {}
+        for name in placed.host.env:
+            own = f"{placed.key}.env.{name}"
+            host_keys[name] = own if own in reading.marks else f"defaults.env.{name}"
+        for name in inventory.run.secrets:
+            if name in host_keys:
+                key = host_keys[name]
+                reading.wrong(reading.marks[key], key, "also in run.secrets; leave one of them out")
+        devices = (run_keys | host_keys).get("CUDA_VISIBLE_DEVICES")
+        if devices is not None and isinstance(placed.host.gpus, tuple):
+            message = f"{placed.keys['gpus']} is a list, which becomes this variable; leave one of them out"
+            reading.wrong(reading.marks[devices], devices, message)
+
+
+def as_dict(inventory: Inventory) -> dict[str, Any]:
+    """What `config --json` prints: every key with its value. `defaults` have gone into the hosts."""
+    keys = tuple(key for key in FILE.keys if key.name != "defaults")
+    return replace(FILE, keys=keys).write(inventory)
+
+
+def render(inventory: Inventory) -> str:
+    """What `config` prints: YAML that parses to the same inventory."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def represent_text(self, text: str) -> yaml.ScalarNode:
+            # without the quotes PyYAML would fold lines, and turn the rarer line ends, such as U+0085, into spaces
+            return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+    Dumper.add_representer(str, Dumper.represent_text)
+    text = yaml.dump(
+        as_dict(inventory), Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=1 << 20
+    )
+    return tame(text, colour=False)  # what is not printable is in double quotes, where \\u202e is YAML
+
+
+def select(inventory: Inventory, pattern: str) -> Inventory:
+    """The part of the inventory that `--hosts PATTERN` names; see `hostnames.pick` for what a pattern may be.
+
+    The head stays if it is among them, else it is the first of them that is no spare. Raises UsageError.
+    """
+    names = set(pick([host.name for host in inventory.hosts], pattern))
+    hosts = tuple(host for host in inventory.hosts if host.name in names)
+    working = [host.name for host in hosts if not host.spare]
+    if not working:
+        raise UsageError(f"--hosts {pattern}: only spares are left")
+    if inventory.run.nnodes != "auto" and inventory.run.nnodes[0] > len(working):
+        left = "1 host" if len(working) == 1 else f"{len(working)} hosts"
+        raise UsageError(f"--hosts {pattern}: leaves {left}, and run.nnodes is {inventory.run.nnodes[0]}")
+    return replace(inventory, hosts=hosts, head=inventory.head if inventory.head in working else working[0])

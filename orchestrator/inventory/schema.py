@@ -1,0 +1,380 @@
+"""The keys of an inventory: one table, from which the checks, the defaults, the example and the reference are made.
+
+Knows each key by itself; what several keys say together is judged in inventory.py. No IO.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from . import hostnames
+from .values import (
+    Kind,
+    Reading,
+    choice,
+    env,
+    env_name,
+    items,
+    least_most,
+    like,
+    maybe,
+    ports,
+    seconds,
+    size,
+    text,
+    truth,
+    whole,
+    word_or,
+)
+from .yaml_source import Map, Mark, Node, Scalar, Sequence
+
+ALIKE = 0.85  # of 1: a key of another section is more likely meant than one of this that is less alike
+
+
+@dataclass(frozen=True)
+class Key:
+    name: str
+    kind: Kind
+    default: Any  # the value where the file gives none
+    doc: str  # one line
+    example: str = ""  # YAML, for the example file; empty: the default
+    default_doc: str = ""  # where the default is not one fixed value
+    section: Section | None = None  # the keys inside, where it is a mapping
+    was: str = ""  # its old name, which still works
+
+
+@dataclass(frozen=True)
+class Section:
+    """A mapping in the file, and every key it may have."""
+
+    name: str  # as in `run.rdzv`; empty: the file itself
+    keys: tuple[Key, ...]
+
+    def read(self, node: Node, key: str, reading: Reading) -> dict[str, Any]:
+        """The value of every key, defaults filled in. Which ones the file gives is in `reading.marks`."""
+        known = {name: one for one in self.keys for name in (one.name, one.was) if name}
+        values = self.defaults()
+        given = set()
+        for name, inner, mark, value in reading.entries(node, key):
+            if name not in known:
+                reading.wrong(mark, inner, f"unknown key; {_hint(name, self)}")
+                continue
+            today = known[name].name
+            if name != today:
+                reading.deprecated[mark] = f"{inner} is deprecated; use {today}"
+            if today in given:
+                reading.wrong(mark, inner, f"given twice; {known[name].was} is the old name of {today}")
+            given.add(today)
+            values[today] = reading.read(known[name].kind, value, inner, known[name].default)
+        return values
+
+    def defaults(self) -> dict[str, Any]:
+        return {key.name: key.default for key in self.keys}
+
+    def write(self, value: Any) -> dict[str, Any]:
+        """As YAML and JSON have it: the attributes of an object that has these keys."""
+        return {key.name: key.kind.write(getattr(value, key.name)) for key in self.keys}
+
+
+def _hint(name: str, section: Section) -> str:
+    if any(name == key.name for key in FILE.keys):
+        return "it is a key of the file itself, and goes to the left margin"
+    places = [other.name for other in SECTIONS if any(name == key.name for key in other.keys)]
+    if places:
+        return f"it goes under {' or '.join(places)}"
+    known = {key.name: other for other in (*SECTIONS, section) for key in other.keys}
+    near = _nearest(name, [key.name for key in section.keys], list(known))
+    if near is None:
+        return hostnames.nearest(name, [key.name for key in section.keys])
+    other = known[near]
+    where = "" if other is section else f", under {other.name}" if other.name else ", at the left margin"
+    return f"did you mean {near}{where}?"
+
+
+def _nearest(name: str, own: list[str], every: list[str]) -> str | None:
+    """The key that begins so (`nproc`: nproc_per_node), or is spelt much like it."""
+    from difflib import get_close_matches
+
+    def near(among: list[str]) -> list[str]:
+        begun = [one for one in among if one.startswith(f"{name}_")]
+        return begun or get_close_matches(name, among, 1, ALIKE)
+
+    maybe_own, maybe_other = get_close_matches(name, own, 1), get_close_matches(name, every, 1)
+    return next(iter((*near(own), *near(every), *maybe_own, *maybe_other)), None)
+
+
+def _section(name: str, doc: str, *keys: Key) -> Key:
+    section = Section(name, keys)
+    kind = Kind("a mapping", section.read, section.write, single=False)
+    return Key(name.rpartition(".")[2], kind, section.defaults(), doc, section=section)
+
+
+# Hosts
+
+
+@dataclass(frozen=True)
+class HostEntry:
+    """One item under `hosts`, which may be a range of several hosts."""
+
+    key: str  # hosts[2]
+    mark: Mark
+    values: dict[str, Any]
+
+
+def _read_hosts(node: Node, key: str, reading: Reading) -> tuple[HostEntry, ...]:
+    if not isinstance(node, Sequence) or not node.items:
+        raise ValueError
+    entries: list[HostEntry] = []
+    names = 0
+    for number, item in enumerate(node.items):
+        inner = f"{key}[{number}]"
+        values = reading.read(_host_entry, item, inner, HOST.defaults())
+        entries.append(HostEntry(inner, item.mark, values))
+        names += len(values["name"])
+        if names > hostnames.MAX_HOSTS:
+            raise ValueError(f"more than {hostnames.MAX_HOSTS:,} hosts")
+        if isinstance(item, Map) and f"{inner}.name" not in reading.marks:
+            reading.wrong(item.mark, inner, "has no name")
+    return tuple(entries)
+
+
+def _read_host(node: Node, key: str, reading: Reading) -> dict[str, Any]:
+    if isinstance(node, Map):
+        return HOST.read(node, key, reading)
+    if not isinstance(node, Scalar) or node.null:
+        raise ValueError
+    user, at, name = node.text.rpartition("@")
+    values = HOST.defaults() | {"name": hostnames.expand(name)}
+    if at:
+        values["user"] = reading.read(_user, Scalar(node.mark, user, plain=False), key, None)
+        reading.marks[f"{key}.user"] = node.mark
+    return values
+
+
+def _path_or_name(value: str) -> str:
+    if not re.fullmatch(r"/.*|[^/~-][^/]*", value, re.DOTALL):
+        raise ValueError("wants an absolute path, or a name that is found on the PATH after setup (~ is not expanded)")
+    return value
+
+
+def _jumps(value: str) -> str:
+    hostnames.jump_hosts(value)
+    return value
+
+
+_host_entry = Kind("the name of a host or a mapping", _read_host)
+_host = text("the name or address of a host", hostnames.check)
+_user = like("a user name: letters, digits and . _ -, 32 at most", hostnames.USER)
+_port = whole(1, 65535)
+_some_text = like("a text", r"(?s).+")
+
+HOST = Section(
+    "hosts",
+    (
+        Key(
+            "name",
+            text("the name of a host, or a range such as gpu[01-16]", hostnames.expand),
+            (),
+            "anything `ssh NAME` understands, or a range: gpu[01-16]",
+            "hopper",
+            "required",
+        ),
+        Key("address", _host, None, "where SSH goes; localhost: this machine, without SSH", "10.1.2.3", "the name"),
+        Key("user", maybe(_user), None, "null: as in ~/.ssh/config", "ann"),
+        Key("port", maybe(_port), None, "of sshd; null: as in ~/.ssh/config", "22"),
+        Key(
+            "identity_file",
+            maybe(like("an absolute path, or one that begins with ~", r"(?s)[/~].*")),
+            None,
+            "private key on this machine; null: the agent and ~/.ssh/config",
+            "~/.ssh/id_ed25519",
+        ),
+        Key(
+            "proxy_jump",
+            maybe(text("[user@]host[:port], several joined by commas", _jumps)),
+            None,
+            "[user@]host[:port], several joined by commas; null: as in ~/.ssh/config",
+            "bastion",
+        ),
+        Key(
+            "cluster_address",
+            maybe(_host),
+            None,
+            "where the other nodes reach it; null: found by trying",
+            "192.168.1.2",
+        ),
+        Key(
+            "interface",
+            like("auto or the name of a network interface", r"[A-Za-z0-9_][A-Za-z0-9._@:-]{0,14}"),
+            "auto",
+            "of NCCL and Gloo; auto: on the fastest network",
+        ),
+        Key(
+            "gpus",
+            word_or(
+                "auto",
+                choice("none"),
+                whole(1, 64),
+                items("a list such as [0, 2, 5]", whole(0, 1023), unique=True, least=1),
+            ),
+            "auto",
+            "auto | none | a count | [0, 2, 5], which becomes CUDA_VISIBLE_DEVICES",
+        ),
+        Key("nproc_per_node", word_or("auto", whole(1, 1024)), "auto", "ranks here; auto: one per GPU, one without"),
+        Key(
+            "python",
+            text("a path or a name", _path_or_name),
+            "python3",
+            "must have torch; absolute, or found after setup",
+        ),
+        Key(
+            "setup",
+            items("a list of shell lines", _some_text),
+            (),
+            "shell lines run by `bash -lc` before python",
+            "[module load cuda, source ~/venv/bin/activate]",
+        ),
+        Key(
+            "workdir",
+            maybe(like("an absolute path", r"(?s)/.*")),
+            None,
+            "a folder on the host (shared disk) used in place: nothing is sent",
+        ),
+        Key("env", env, {}, "variables set after setup; wins over run.env"),
+        Key("spare", truth, False, "waits to take the place of a lost host"),
+    ),
+)
+
+# what names or places one host cannot be the same for all of them
+DEFAULTS = Section("hosts", tuple(key for key in HOST.keys if key.name not in ("name", "address", "cluster_address")))
+
+
+# The file
+
+_SSH = _section(
+    "ssh",
+    "how hosts are reached",
+    Key(
+        "host_keys",
+        choice("strict", "accept-new"),
+        "strict",
+        "strict | accept-new: add the unknown ones, never a changed one",
+    ),
+    Key("connect_timeout", seconds(0.1, 3600), 20.0, "seconds until a host that does not answer is given up"),
+    Key("parallel", whole(1, 1024), 64, "hosts reached at the same time"),
+    Key("jump_parallel", whole(1, 1024), 8, "the same, through one jump host"),
+)
+
+_RDZV = _section(
+    "run.rdzv",
+    "how the nodes find each other",
+    Key(
+        "backend", choice("static", "c10d"), "static", "static: rank 0 on the head, ranks in the order of hosts | c10d"
+    ),
+    Key("port", word_or("auto", whole(1024, 65535)), "auto", "auto: a free one out of run.ports"),
+)
+
+_KEEP = _section(
+    "run.keep",
+    "what stays on the hosts of runs that are over; `prune` does it at once",
+    Key("runs", whole(1, 1_000_000), 10, "the newest ones"),
+    Key("days", whole(1, 36_500), 14, "and no older than this"),
+    Key(
+        "outputs",
+        word_or("all", whole(1, 36_500)),
+        "all",
+        "of runs without a name, fetched or not: all | those written to in so many days",
+    ),
+    Key("log_size", size, 2 << 30, "recorded output of a run on a host, at most", was="journal"),
+)
+
+_RUN = _section(
+    "run",
+    "what is run",
+    Key(
+        "script",
+        maybe(like("a file, absolute or relative to the folder of this file", r"(?s)[^~-].*")),
+        None,
+        "from this file's folder; null: the bundled trainer",
+    ),
+    Key(
+        "args",
+        items("a list of texts", text('a text ("" for an empty one)')),
+        (),
+        "of the script; {output} {run} {host} are filled in",
+    ),
+    Key("launcher", choice("torchrun", "direct"), "torchrun", "torchrun | direct: the ranks without an agent between"),
+    Key("nnodes", word_or("auto", least_most), "auto", "auto: all hosts but spares | N | MIN:MAX"),
+    Key("env", env, {}, "variables of every rank; {output} {run} {host} are filled in"),
+    Key(
+        "secrets",
+        items("a list of names of variables", text("the name of a variable", env_name), unique=True),
+        (),
+        "names; values come from the controller's environment and are shown nowhere",
+        "[WANDB_API_KEY]",
+    ),
+    Key(
+        "output",
+        maybe(like("an absolute path", r"(?s)/.*")),
+        None,
+        "for outputs: a folder on a disk that all hosts share; null: on each host",
+    ),
+    _RDZV,
+    Key("ports", ports, (20000, 29999), "where our port and the rendezvous port may be"),
+    Key(
+        "sync",
+        word_or("auto", choice("none"), items("a list of paths", _some_text, unique=True, least=1)),
+        "auto",
+        "code: auto (the script's git repository or folder) | none | [paths and auto]",
+    ),
+    Key("grace", seconds(0, 86_400), 30.0, "seconds between TERM and KILL when a run is stopped"),
+    Key("max_restarts", whole(0, 1_000_000), 0, "new attempts after a failure"),
+    Key(
+        "stall_timeout", maybe(seconds(1, 31_536_000)), None, "seconds without a line from any rank; null: warn at 600"
+    ),
+    _KEEP,
+)
+
+_NOTIFY = _section(
+    "notify",
+    "the head reports ends and restarts; another host, its loss",
+    Key(
+        "webhook", maybe(like("an http or https address", r"https?://[^\s\x00]+")), None, "posted to, as Slack wants it"
+    ),
+    Key("command", maybe(_some_text), None, "run by sh, with JSON on stdin"),
+    Key("bell", truth, False, "rings the terminal that follows the run: `up`, `logs -f`"),
+)
+
+FILE = Section(
+    "",
+    (
+        Key(
+            "hosts",
+            Kind(
+                "a list of hosts such as [lovelace, hopper]",
+                _read_hosts,
+                lambda hosts: [HOST.write(host) for host in hosts],
+            ),
+            (),
+            "names, or mappings with these keys:",
+            default_doc="required",
+            section=HOST,
+        ),
+        Key("head", _host, None, "has rank 0 and the rendezvous", "lovelace", "the first host"),
+        Key(
+            "defaults",
+            Kind("a mapping", DEFAULTS.read, single=False),
+            DEFAULTS.defaults(),
+            "any of a host's keys but name, address, cluster_address: for all hosts",
+            "{}",
+            "none",
+        ),
+        _SSH,
+        _RUN,
+        _NOTIFY,
+    ),
+)
+
+SECTIONS = (FILE, HOST, *(key.section for key in (_SSH, _RUN, _RDZV, _KEEP, _NOTIFY) if key.section))

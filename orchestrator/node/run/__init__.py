@@ -1,0 +1,1 @@
+"""Lives as long as the run. Never imports `serve`."""

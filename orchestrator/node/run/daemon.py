@@ -1,0 +1,118 @@
+"""Start a run's guard, and put guard and recorder together. Each is an interpreter of its own.
+
+The guard is not a fork of the relay: the relay has threads, and a lock that one of them holds would stay locked.
+"""
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+from typing import Any, Dict, List, NoReturn
+
+from ..host import processes
+
+
+class NotStarted(Exception):
+    """The guard ended before it was one; the text says why."""
+
+
+def start(
+    folder: str,
+    spec: Dict[str, Any],
+    private: Dict[str, Any],
+    sockets: Dict[str, List[socket.socket]],
+    locks: List[int],
+) -> socket.socket:
+    """Start a guard, which has copies of `sockets` and `locks`. Returns the relay's end of its control channel.
+
+    Raises NotStarted.
+    """
+    ours, theirs = socket.socketpair()
+    handles = {name: [one.fileno() for one in listeners] for name, listeners in sockets.items()}
+    inherited = [theirs.fileno(), *(handle for some in handles.values() for handle in some), *locks]
+    given = {
+        "folder": folder,
+        "spec": spec,
+        "private": private,
+        "inherited": inherited,
+        "control": theirs.fileno(),
+        "sockets": handles,
+        "locks": locks,
+    }
+    errors = os.path.join(folder, "guard.err")
+    with theirs, open(errors, "ab", opener=_private) as log:
+        child = subprocess.Popen(
+            processes.own_program(spec["program"], "guard", spec["run_id"]),
+            stdin=subprocess.PIPE,  # the secrets: in no argv, environment or file
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            start_new_session=True,
+            pass_fds=inherited,
+        )
+        child.communicate(json.dumps(given).encode("ascii"))
+    if child.returncode:
+        ours.close()
+        with open(errors, encoding="utf-8", errors="replace") as log:
+            said = log.read().strip().splitlines()
+        raise NotStarted("the guard did not start: %s" % (said[-1] if said else "it said nothing"))
+    return ours
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def main_guard() -> int:
+    """Verb `guard RUN`: become the guard, given all it needs on stdin and by inherited descriptors. RUN is for `ps`."""
+    from .guard import Guard  # the relay has no use for it
+
+    given = json.load(sys.stdin)
+    if os.fork():
+        return 0  # the relay waits for this, and the guard is nobody's child
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.close(null)
+    umask = os.umask(0o077)  # ours; what the ranks write is as open as the user's login makes it
+    # a rank takes 12 of guard and recorder, and 1024 are little for a host with many
+    descriptors, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    for handle in given["inherited"]:
+        os.set_inheritable(handle, False)
+    processes.set_name("ddp-guard")
+    processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+    guard = Guard(
+        given["folder"],
+        dict(given["spec"], umask=umask, descriptors=descriptors),
+        given["private"],
+        socket.socket(fileno=given["control"]),
+        {name: [socket.socket(fileno=one) for one in handles] for name, handles in given["sockets"].items()},
+        given["locks"],
+    )
+    guard.hold()
+    guard.run()
+    guard.close()
+    os._exit(0)  # at once: whoever waits for the end of the control channel expects the process to be gone
+
+
+def main_recorder() -> NoReturn:
+    """Verb `recorder RUN`: started by the guard, with all it needs on stdin and by inherited descriptors."""
+    from . import history  # the relay has no use for these
+    from .follower import WorkerLink
+    from .head import HeadLink
+    from .recorder import Recorder
+
+    given = json.load(sys.stdin)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.close(null)
+    processes.set_name("ddp-recorder")
+    guard, *listeners = [socket.socket(fileno=handle) for handle in given["sockets"]]
+    for one in (guard, *listeners):
+        one.set_inheritable(False)
+    history.History(given["folder"]).start()
+    cluster_link = (lambda recorder: HeadLink(recorder, listeners)) if given["spec"]["node"] == 0 else WorkerLink
+    Recorder(given["folder"], given["spec"], given["private"], guard, given["guard_pid"], cluster_link).run()
+    os._exit(0)  # whatever the thread of the history waits for

@@ -1,0 +1,295 @@
+"""The head's side of the link: runs the gang. Statuses of nodes become events, the gang's actions become orders."""
+
+import json
+import os
+import random
+import socket
+import time
+from typing import Any, Dict, List, Optional
+
+from ..host import network, state
+from . import gang, messages, notify
+from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed
+from .peers import TICK, ClusterLink, RecorderApi
+
+STALL_WARNING = 600.0  # s without a line of any rank, where no stall_timeout is set
+
+
+class HeadLink(ClusterLink):
+    """Knows every node by its link; calls one lost that is silent for a lease."""
+
+    def __init__(self, recorder: RecorderApi, listeners: List[socket.socket]) -> None:
+        self._recorder = recorder
+        self._spec = recorder.spec
+        self._listeners = listeners
+        for listener in listeners:
+            listener.setblocking(False)
+        self._guests: Dict[int, Link] = {}  # not authenticated yet, or superseded
+        self._nodes: Dict[int, Link] = {}
+        self._heard: Dict[int, float] = {}
+        self._tick_at = self._beat_at = 0.0
+        self._answered = False
+        self._silence: Dict[int, Dict[str, Any]] = {}  # what each node told last of its ranks' silence
+        self._warned_of_silence = False
+        self._state = gang.begin(self._spec["nodes"], self._spec["max_restarts"], self._spec["min_nodes"])
+        self._log = self._replay(os.path.join(recorder.folder, "gang.jsonl"))
+
+    def _replay(self, path: str) -> int:
+        """Decisions are a function of events, so the events are what is kept. Returns the log to append to."""
+        log = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        known = os.pread(log, os.fstat(log).st_size, 0)
+        if known and not known.endswith(b"\n"):  # our predecessor was killed as it wrote: what follows is a new line
+            os.write(log, b"\n")
+        for line in known.split(b"\n"):
+            try:
+                entry = json.loads(line)
+                event: gang.Event = getattr(gang, entry["event"])(**entry["fields"])
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # a torn last line: that event will come again with the nodes' statuses
+            self._state, _ = gang.step(self._state, event)
+        now = time.monotonic()
+        self._heard = {
+            number: now
+            for number, node in enumerate(self._state.nodes)
+            if number and node.phase not in ("absent", "left")
+        }
+        return log
+
+    def _now(self) -> float:
+        """Seconds since 1970 by a clock that is never set back, the same for all recorders of this run."""
+        return float(self._spec["epoch"]) + time.monotonic()
+
+    def links(self) -> List[Link]:
+        return list(self._guests.values()) + list(self._nodes.values())
+
+    def listening(self) -> List[socket.socket]:
+        return self._listeners
+
+    def on_readable(self, handle: int) -> None:
+        for listener in self._listeners:
+            if listener.fileno() == handle:
+                self._accept(listener)
+                return
+        for link in self.links():
+            if link.fileno() == handle:
+                self._exchange(link)
+                return
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        link = Link(connection, self._recorder.key, None)
+        self._guests[link.fileno()] = link
+        if len(self._guests) > 256:  # strangers that connect and say nothing shall not use up our descriptors
+            self._drop(min(self._guests.values(), key=lambda one: one.opened_at))
+
+    def _exchange(self, link: Link) -> None:
+        was_ready = link.ready
+        try:
+            link.flush()
+            received = link.receive()
+        except LinkClosed:
+            self._drop(link)
+            return
+        if link.ready and not was_ready:
+            del self._guests[link.fileno()]
+            number = link.node if link.node is not None else -1
+            if not 0 < number < len(self._state.nodes):
+                link.close()
+                return
+            old = self._nodes.pop(number, None)
+            if old is not None:
+                old.close()
+            self._nodes[number] = link
+            self._step(gang.Joined(number, self._now()))
+        if link.ready and link.node is not None:
+            self._heard[link.node] = link.heard_at
+            try:
+                for message in received:
+                    if "status" in message:
+                        self._told(link.node, messages.status(message["status"]))
+                    if "silence" in message:
+                        self._silence[link.node] = messages.silence(message["silence"])
+            except messages.Malformed:
+                self._drop(link)
+
+    def _drop(self, link: Link) -> None:
+        self._guests.pop(link.fileno(), None)
+        if link.node is not None and self._nodes.get(link.node) is link:
+            del self._nodes[link.node]
+            self._step(gang.Left(link.node, self._now()))
+        link.close()
+
+    def on_status(self, status: Dict[str, Any]) -> None:
+        now = self._now()
+        if self._state.nodes[0].phase == "absent" or not self._answered:
+            self._answered = True
+            self._step(gang.Joined(0, now))
+            self._recorder.command({"do": "prepared", "ready": {}})
+        if status["start"] is not None:
+            self._listeners = network.keep_only(self._listeners, status["start"]["link_addresses"])
+        if status["start"] is not None and self._state.phase == "waiting":
+            self._step(gang.StartRequested(status["start"]["master_addr"], status["start"]["master_port"], now))
+        self._told(0, messages.status(status))
+
+    def _told(self, number: int, status: Dict[str, Any]) -> None:
+        """A node tells all it knows, every time; what is news becomes an event."""
+        now = self._now()
+        host = self._state.nodes[number].host
+        if status["stop"] is not None:
+            self._step(gang.StopRequested(status["stop"]["by"], status["stop"]["grace"], now))
+        if status["phase"] == "running":
+            self._step(gang.Started(number, status["attempt"], now))
+        for failure in status["failures"]:
+            if failure["rank"] not in self._ranks(number):  # a node reports its own ranks only
+                failure["rank"] = None
+            self._step(gang.Failed(number, failure["attempt"], dict(failure, host=host, node=number), now))
+        if status["phase"] == "exited":
+            self._step(gang.Exited(number, status["attempt"], bool(status["outcome"]["ok"]), now))
+
+    def _ranks(self, number: int) -> range:
+        """A node's ranks in this attempt."""
+        node = self._state.nodes[number]
+        return range(node.first_rank, node.first_rank + node.nproc)
+
+    def on_tick(self) -> None:
+        now = time.monotonic()
+        if now < self._tick_at:
+            return  # this is called after every line of output
+        self._tick_at = now + TICK
+        for link in list(self._guests.values()):
+            if now - link.opened_at > HANDSHAKE_WINDOW:
+                self._drop(link)
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT
+            for link in list(self._nodes.values()):
+                self._send(link, {})
+            self._silence[0] = self._recorder.silence()
+            self._watch_silence()
+        for number in list(self._heard):
+            if self._silent(number) > LEASE and number in self._nodes:
+                self._exchange(self._nodes[number])  # it may be we who are late: what has come is heard first
+            silent = self._silent(number)
+            if silent > LEASE and self._state.nodes[number].phase not in ("absent", "lost", "left"):
+                self._step(gang.Lost(number, self._now(), self._now() - silent))
+        if gang.restart_is_due(self._state, self._now()):
+            self._find_port()
+        self._step(gang.Tick(self._now()))
+
+    def _silent(self, number: int) -> float:
+        return time.monotonic() - self._heard[number]
+
+    def _watch_silence(self) -> None:
+        """A hung collective spins at 100 % CPU: that no rank prints anything is the only sign of it."""
+        if gang.label(self._state) != "running" or not all(one in self._silence for one in self._state.team):
+            return
+        silence = {number: self._silence[number] for number in self._state.team}
+        quiet = min(one["quiet"] for one in silence.values())
+        limit = self._spec["stall_timeout"]
+        frozen = {
+            str(number): [rank for rank in one["frozen"] if rank in self._ranks(number)]
+            for number, one in silence.items()
+        }
+        if limit is not None and quiet > limit:
+            self._step(gang.Stalled(self._state.attempt, quiet, frozen, self._now()))
+        elif quiet < STALL_WARNING:
+            self._warned_of_silence = False
+        elif limit is None and not self._warned_of_silence:
+            self._warned_of_silence = True
+            stopped = ", ".join("rank %d" % rank for ranks in frozen.values() for rank in ranks)
+            self._recorder.say(
+                "no rank has printed a line for %d s%s; with run.stall_timeout this would be ended and its stacks shown"
+                % (quiet, " (%s: stopped by a signal)" % stopped if stopped else "")
+            )
+
+    def _find_port(self) -> None:
+        """For the next attempt's rendezvous. Taken by a stranger in between, it fails that attempt only."""
+        low, high = self._spec["ports"]
+        fixed = self._spec["rdzv_port"]
+        tries = random.sample(range(low, high + 1), min(64, high + 1 - low)) if fixed == "auto" else [fixed]
+        try:
+            port = network.free_for_torch(tries)[0]
+        except OSError:
+            return  # all are taken at the moment; the next tick tries again
+        self._step(gang.PortFound(port, self._now()))
+
+    def _send(self, link: Link, message: Dict[str, Any]) -> None:
+        try:
+            link.send(message)
+        except LinkClosed:
+            self._drop(link)
+
+    def _step(self, event: gang.Event) -> None:
+        before = self._state
+        self._state, actions = gang.step(before, event)
+        if self._state != before:
+            entry = json.dumps({"event": type(event).__name__, "fields": event._asdict()}) + "\n"
+            try:
+                os.write(self._log, entry.encode("ascii"))
+            except OSError:
+                pass  # a full disk: the gang lives on in memory, only a restart of this recorder would forget
+            self._narrate(before)
+            if gang.label(self._state) != gang.label(before):
+                self._show()
+        for action in actions:
+            if action.node == 0:
+                self._recorder.obey(action.order)
+            elif action.node in self._nodes:
+                self._send(self._nodes[action.node], {"order": [type(action.order).__name__, action.order._asdict()]})
+
+    def _show(self) -> None:
+        """For `ps`: what this host's own processes do does not tell how the whole run stands."""
+        try:
+            state.replace(os.path.join(self._recorder.folder, "gang.json"), {"label": gang.label(self._state)})
+        except OSError:
+            pass  # a full disk; nothing depends on it
+
+    def _narrate(self, before: gang.State) -> None:
+        after = self._state
+        if after.attempt != before.attempt:
+            self._silence.clear()
+            hosts = ", ".join(after.nodes[number].host for number in after.team)
+            self._recorder.say(
+                "attempt %d on %s, rendezvous at %s"
+                % (after.attempt, hosts, network.endpoint(after.master_addr, after.master_port))
+            )
+        if after.first_failure is not None and before.first_failure is None:
+            first = after.first_failure
+            said = " (%s)" % first["said"] if first.get("said") else ""
+            self._recorder.say("first failure: %s: %s%s; stopping all nodes" % (first["host"], first["what"], said))
+        elif after.first_failure is not None and after.first_failure != before.first_failure:
+            what = "%s: %s" % (after.first_failure["host"], after.first_failure["what"])
+            self._recorder.say("first failure, seen late: %s; it went silent before the other failed" % what)
+        if after.phase == "restarting" and before.phase != "restarting":
+            self._recorder.say(_what_follows(after))
+            self._notify("restarting", after.first_failure)
+        elif after.stopped_by is not None and before.stopped_by is None:
+            self._recorder.say("stopping all nodes: asked by %s" % after.stopped_by)
+        if after.verdict is not None and before.verdict is None:
+            how = {"killed": "been stopped", "lost": "been lost"}.get(after.verdict["state"], after.verdict["state"])
+            why = (
+                after.verdict["no_restart_reason"] if after.max_restarts or len(after.nodes) > after.min_nodes else None
+            )
+            self._recorder.say("the run has %s%s" % (how, "; not restarted: %s" % why if why else ""))
+            self._notify(after.verdict["state"], after.verdict["first_failure"])
+
+    def _notify(self, label: str, failure: Optional[Dict[str, Any]]) -> None:
+        message = notify.message(self._spec, label, self._state.attempt, failure)
+        notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
+
+
+def _what_follows(after: gang.State) -> str:
+    """In words: who goes on, and what it costs."""
+    hosts = [node.host for node in after.nodes]
+    team = gang.next_team(after) or ()
+    gone = [hosts[number] for number in after.team if number not in team]
+    new = [hosts[number] for number in team if number not in after.team]
+    lost = (after.first_failure or {}).get("lost")
+    budget = "a restart" if lost else "restart %d of %d" % (gang.restarts(after) + 1, after.max_restarts)
+    if not gone:
+        return "%s follows" % budget
+    if new:
+        return "%s follows, with %s in place of %s" % (budget, ", ".join(new), ", ".join(gone))
+    return "%s follows, on %d hosts, without %s" % (budget, len(team), ", ".join(gone))

@@ -1,0 +1,76 @@
+"""What this host was doing during a run: a sample now and then, kept for `report`. A few hundred KiB at most."""
+
+import json
+import os
+import threading
+import time
+from typing import Any, Dict, List
+
+from ..host import machine
+
+EVERY = 10.0  # s between the first samples
+MOST = 1000  # samples; when there are as many, every other is dropped, and they are taken half as often
+
+NAME = "samples.jsonl"
+
+
+class History:
+    """Appends samples to a run's file, for as long as the process lives. A full disk is no error."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, NAME)
+        known = read(folder)
+        self._count = len(known)
+        gaps = sorted(known[number]["at"] - known[number - 1]["at"] for number in range(1, self._count))
+        # the median: a gap is longer while no recorder runs, and shorter when one is restarted at once
+        self._every = max(EVERY, gaps[len(gaps) // 2]) if gaps else EVERY
+
+    def start(self) -> None:
+        """In a thread of its own: a driver may take seconds to answer, or never do, and the journal must not wait."""
+        try:
+            threading.Thread(target=self._run, name="history", daemon=True).start()
+        except RuntimeError:
+            pass  # the ranks have used up the user's processes; nothing depends on it
+
+    def _run(self) -> None:
+        while True:
+            self.take()
+            time.sleep(self._every)
+
+    def take(self) -> None:
+        try:
+            with open(self._path, "a", opener=_private) as file:
+                file.write(json.dumps(dict(machine.usage(), at=time.time())) + "\n")
+            self._count += 1
+            if self._count >= MOST:
+                self._thin()
+        except OSError:
+            pass  # nothing depends on it
+
+    def _thin(self) -> None:
+        kept = read(os.path.dirname(self._path))[::2]
+        aside = self._path + ".new"
+        with open(aside, "w", opener=_private) as file:
+            file.writelines(json.dumps(one) + "\n" for one in kept)
+        os.rename(aside, self._path)
+        self._count = len(kept)
+        self._every *= 2
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def read(folder: str) -> List[Dict[str, Any]]:
+    """The samples of a run, the oldest first; [] where there are none."""
+    found = []
+    try:
+        with open(os.path.join(folder, NAME), encoding="ascii") as file:
+            for line in file:
+                try:
+                    found.append(json.loads(line))
+                except ValueError:
+                    pass  # one that was cut short
+    except (OSError, UnicodeDecodeError):
+        pass
+    return found

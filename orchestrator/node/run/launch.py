@@ -1,0 +1,150 @@
+"""An attempt on this node as jobs: argv and environment of each process the guard starts. Only reads interfaces.
+
+The spec holds the launcher as data (plan/launchers.py makes it): argv and environment with `{name}` places for
+what is known only when an attempt begins. The user's own words are never part of a template; in the script's arguments
+and in variables only `{output}` is filled in.
+"""
+
+import os
+import re
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+from ..host import network, processes
+from . import gang
+
+# No question to a name server; /etc/hosts is read. torchrun is given addresses only, and yet looks up its own name and
+# those of all who connect, one after the other: with a server that does not answer, a second for each.
+AGENT_RESOLVER = "attempts:0"
+
+
+# `{{output}}` is a literal `{output}`, and `${output}` is OmegaConf's (as in plan.py)
+OUTPUT = re.compile(r"(?<!\$)(?<!\$\{)(\{\{output\}\}|\{output\})")
+
+
+class Paths(NamedTuple):
+    run: str  # the run's folder on this host
+    fifo: str
+    log: str
+    cwd: str
+    output: str
+
+
+class Job(NamedTuple):
+    label: str  # "agent", or the local rank
+    description: Dict[str, Any]  # as job.become wants it
+
+
+def places(spec: Dict[str, Any], order: gang.Run, paths: Paths) -> Dict[str, str]:
+    """The values for the templates' places."""
+    alone = order.nnodes == 1
+    local_addr = "127.0.0.1" if alone else spec.get("cluster_address") or network.source_address(order.master_addr)
+    interface = spec["interface"]
+    if interface == "auto":
+        interface = network.interface_of(local_addr)
+    elif not alone and not spec.get("cluster_address"):
+        local_addr = network.address_of(interface) or local_addr
+    return {
+        "master_addr": order.master_addr,
+        "master_port": str(order.master_port),
+        "rdzv_endpoint": network.endpoint(order.master_addr, order.master_port),
+        "node_rank": str(order.node_rank),
+        "nnodes": str(order.nnodes),
+        "nproc": str(spec["nproc"]),
+        "local_addr": local_addr,
+        "interface": interface,
+        "nccl_interface": network.nccl_name(interface),
+        "attempt": str(order.attempt),
+        "rdzv_id": "%s-%d" % (spec["run_id"], order.attempt),
+        "is_host": "1" if order.node_rank == 0 else "0",
+        "log_dir": os.path.join(paths.run, "torchrun"),
+        "threads": str(max(1, len(os.sched_getaffinity(0)) // max(1, spec["nproc"]))),
+    }
+
+
+def jobs(
+    spec: Dict[str, Any], secrets: Dict[str, str], order: gang.Run, paths: Paths, program: List[str]
+) -> Tuple[List[Job], Dict[str, Any]]:
+    """The jobs of an attempt, and what rank-exec shall read from its file (no secret in it: it is inherited)."""
+    fill = places(spec, order, paths)
+    environment = {name: value.format_map(fill) for name, value in spec["auto_env"].items()}
+    environment.update({name: _fill_in(value, paths.output) for name, value in spec["env"].items()})
+    environment.update(secrets)
+    environment.update(
+        {
+            processes.MARK: spec["run_id"],
+            "DDP_ORCH_RUN_NAME": spec["name"],
+            "DDP_ORCH_ATTEMPT": str(order.attempt),
+            "DDP_ORCH_OUTPUT_DIR": paths.output,
+        }
+    )
+    rank: Dict[str, Any] = {
+        "argv": _command(spec["command"], paths.output),
+        "cwd": paths.cwd,
+        "first_rank": order.first_rank,
+        "stdout": os.path.join(paths.fifo, "%d.*.out" % order.attempt),  # *: the rank
+        "stderr": os.path.join(paths.fifo, "%d.*.err" % order.attempt),
+        "register": os.path.join(paths.fifo, "register"),
+        "oom_score_adj": 300,
+        # torchrun is always started with --max-restarts=0: restarts are the gang's
+        "env": {
+            "TORCHELASTIC_RESTART_COUNT": str(order.attempt - 1),
+            "TORCHELASTIC_MAX_RESTARTS": str(spec["max_restarts"]),
+        },
+    }
+    if spec["agent_argv"]:
+        argv = [spec["python"]] + [word.format_map(fill) for word in spec["agent_argv"]]
+        argv += program + ["rank-exec", os.path.join(paths.run, "rank.json")]
+        own_resolver = "RES_OPTIONS" not in spec["env"] and "RES_OPTIONS" not in secrets
+        if own_resolver:
+            rank["env"]["RES_OPTIONS"] = environment["RES_OPTIONS"]
+        agent = {
+            "argv": argv,
+            "cwd": paths.cwd,
+            "env": dict(environment, RES_OPTIONS=AGENT_RESOLVER) if own_resolver else environment,
+            "stdout": os.path.join(paths.fifo, "%d.agent.out" % order.attempt),
+            "stderr": os.path.join(paths.fifo, "%d.agent.err" % order.attempt),
+        }
+        return [Job("agent", agent)], rank
+    return [_direct(spec, order, rank, environment, local_rank) for local_rank in range(spec["nproc"])], rank
+
+
+def _command(words: List[str], output: str) -> List[str]:
+    """python, -u, the script or -m and a module; then its arguments."""
+    begin = 4 if words[2:3] in (["-m"], ["-c"]) else 3
+    return words[:begin] + [_fill_in(word, output) for word in words[begin:]]
+
+
+def _fill_in(text: str, output: str) -> str:
+    return OUTPUT.sub(lambda found: output if found.group() == "{output}" else "{output}", text)
+
+
+def _direct(
+    spec: Dict[str, Any], order: gang.Run, rank: Dict[str, Any], environment: Dict[str, str], local_rank: int
+) -> Job:
+    """A rank with the environment that torchrun's static mode gives.
+
+    From torch/distributed/elastic/agent/server/local_elastic_agent.py. One value differs of necessity: no agent serves
+    the store, so rank 0 does (TORCHELASTIC_USE_AGENT_STORE=False).
+    """
+    number = order.first_rank + local_rank
+    given = {
+        "LOCAL_RANK": str(local_rank),
+        "RANK": str(number),
+        "GROUP_RANK": str(order.node_rank),
+        "ROLE_RANK": str(number),
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": str(spec["nproc"]),
+        "WORLD_SIZE": str(order.world_size),
+        "GROUP_WORLD_SIZE": str(order.nnodes),
+        "ROLE_WORLD_SIZE": str(order.world_size),
+        "MASTER_ADDR": order.master_addr,
+        "MASTER_PORT": str(order.master_port),
+        "TORCHELASTIC_RUN_ID": "%s-%d" % (spec["run_id"], order.attempt),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "TORCHELASTIC_ERROR_FILE": os.path.join(os.path.dirname(rank["register"]), "..", "error.%d.json" % local_rank),
+    }
+    job = dict(rank, env={**environment, **given, **rank["env"]})
+    for channel in ("stdout", "stderr"):
+        job[channel] = rank[channel].replace("*", str(number))
+    return Job(str(local_rank), job)

@@ -1,0 +1,179 @@
+"""Tell somebody that a run has ended or is started again: post to a webhook, run a command. On the head alone.
+
+A child of the recorder does it, so that a webhook that does not answer holds up neither the run nor its end. What is
+sent names hosts, ranks and exit codes and nothing that a rank has printed: there may be a secret in that.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Dict, Optional
+
+from ..host import processes, state
+from . import journal
+from .job import in_memory
+
+TRIES = 3
+PAUSE = 5.0  # s between tries
+ANSWER_WINDOW = 10.0  # s for the webhook to answer
+COMMAND_WINDOW = 60.0  # s for the command
+CONNECT_WINDOW = 5.0  # s to connect to the webhook's host, when it is only tried
+RECORD = "notify.json"  # what went wrong the last time; none: nothing
+
+WORDS = {"succeeded": "has succeeded", "failed": "has failed", "killed": "has been stopped", "lost": "has been lost"}
+
+
+def message(spec: Dict[str, Any], state: str, attempt: int, first_failure: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """What is told. `state`: `restarting`, or as a verdict has it. A webhook gets `text` alone, as Slack wants it."""
+    name = spec["run_id"] if spec["name"] == spec["run_id"] else "%s (%s)" % (spec["name"], spec["run_id"])
+    text = "ddp-orch: run %s %s" % (name, WORDS.get(state, "is started again: attempt %d has failed" % attempt))
+    if first_failure:
+        text += ": %s: %s" % (first_failure["host"], first_failure["what"])
+    return {
+        "text": text,
+        "run_id": spec["run_id"],
+        "name": spec["name"],
+        "state": state,
+        "attempt": attempt,
+        "hosts": [node["host"] for node in spec["nodes"]],
+        "first_failure": {key: first_failure.get(key) for key in ("host", "rank", "what")} if first_failure else None,
+    }
+
+
+def tell(program: str, wanted: Dict[str, Any], said: Dict[str, Any], folder: str) -> None:
+    """Start a process that does it, and come back at once. `wanted`: webhook and command, each text or null.
+
+    What goes wrong is in the log of the run, whose folder this is, and in its RECORD. Not a fork: the recorder has
+    threads, and its links and FIFOs must not stay open through it.
+    """
+    if not wanted.get("webhook") and not wanted.get("command"):
+        return
+    try:
+        given = in_memory(json.dumps({"wanted": wanted, "said": said, "folder": folder}).encode("ascii"))
+        try:
+            child = subprocess.Popen(processes.own_program(program, "notify"), stdin=given, start_new_session=True)
+        finally:
+            os.close(given)
+        threading.Thread(target=child.wait, name="notify", daemon=True).start()  # or it would stay as a zombie
+    except (OSError, RuntimeError):
+        pass  # the ranks have used up the user's processes
+
+
+def main() -> int:
+    """Verb `notify`: what to tell, and whom, is on stdin. It may outlive the recorder."""
+    processes.set_name("ddp-notify")
+    given = json.load(sys.stdin)
+    _record(given["folder"], given["said"]["attempt"], send(given["wanted"], given["said"]))
+    return 0
+
+
+def send(wanted: Dict[str, Any], said: Dict[str, Any], tries: int = TRIES) -> Dict[str, str]:
+    """Tell both; gives what went wrong, by `webhook` and `command`."""
+    problems = {
+        "webhook": post(wanted["webhook"], {"text": said["text"]}, tries) if wanted.get("webhook") else None,
+        "command": run(wanted["command"], said) if wanted.get("command") else None,
+    }
+    return {what: why for what, why in problems.items() if why is not None}
+
+
+def _record(folder: str, attempt: int, problems: Dict[str, str]) -> None:
+    record = os.path.join(folder, RECORD)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # the child of an earlier attempt may still be trying
+    if not problems:
+        if os.path.exists(record):
+            os.unlink(record)
+        return
+    # not the recorder's own stream, which has one writer
+    log = journal.Writer(os.path.join(folder, "log"), journal.Stream(max(1, attempt), "run", "err"))
+    for what, why in sorted(problems.items()):
+        sys.stderr.write("notify.%s: %s\n" % (what, why))
+        log.append(("ddp-orch: notify.%s failed: %s\n" % (what, why)).encode("utf-8", "backslashreplace"))
+    log.close()
+    state.replace(record, {"problems": problems})
+
+
+def test(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Send a message now, once. `arguments`: wanted (as `tell` has it), said. Gives `problems`."""
+    return {"problems": send(arguments["wanted"], arguments["said"], tries=1)}
+
+
+def look(wanted: Dict[str, Any]) -> Dict[str, str]:
+    """What would go wrong, without sending anything. `wanted`: webhook (scheme host port), program: each or null."""
+    found = {
+        "webhook": _connect(**wanted["webhook"]) if wanted["webhook"] else None,
+        "command": _find(wanted["program"]) if wanted["program"] else None,
+    }
+    return {what: why for what, why in found.items() if why is not None}
+
+
+def _connect(scheme: str, host: str, port: int) -> Optional[str]:
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies, proxy_bypass
+
+    proxy = None if proxy_bypass(host) else getproxies().get(scheme)
+    if proxy:
+        place = urlsplit(proxy if "//" in proxy else "//" + proxy)
+        host, port = place.hostname or host, place.port or 80
+    try:
+        socket.create_connection((host, port), CONNECT_WINDOW).close()
+    except (OSError, ValueError) as error:
+        through = " (the proxy of this host)" if proxy else ""
+        return "no connection to %s:%d%s: %s" % (host, port, through, getattr(error, "strerror", None) or error)
+    return None
+
+
+def _find(program: str) -> Optional[str]:
+    """As the shell looks for it, in the home directory."""
+    argv = ["/bin/sh", "-c", 'command -v "$1" < /dev/null > /dev/null 2>&1', "sh", os.path.expanduser(program)]
+    found = subprocess.call(argv, cwd=os.path.expanduser("~"), timeout=COMMAND_WINDOW)
+    return None if found == 0 else "%s: not found" % program
+
+
+def post(webhook: str, body: Dict[str, Any], tries: int = TRIES) -> Optional[str]:
+    """Post JSON; again when it was not taken. Gives why, None if it was. The address, maybe a secret, is in no text."""
+    data = json.dumps(body).encode("ascii")
+    head = {"Content-Type": "application/json", "User-Agent": "ddp-orch"}
+    import urllib.error
+    import urllib.request  # with ssl and http: not in every recorder's memory
+
+    why = ""
+    for number in range(tries):
+        if number:
+            time.sleep(PAUSE)
+        try:
+            request = urllib.request.Request(webhook, data, head)  # noqa: S310  the inventory takes http and https only
+            urllib.request.urlopen(request, timeout=ANSWER_WINDOW).close()  # noqa: S310
+            return None
+        except urllib.error.HTTPError as error:
+            why = "the server answered %d" % error.code
+            error.close()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            why = str(getattr(reason, "strerror", None) or type(reason).__name__)
+    return why
+
+
+def run(command: str, said: Dict[str, Any]) -> Optional[str]:
+    """By `sh -c`, in the home directory, with the message as JSON on stdin. Gives what went wrong."""
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command],
+        stdin=subprocess.PIPE,
+        stdout=2,
+        stderr=2,
+        cwd=os.path.expanduser("~"),
+        start_new_session=True,
+    )
+    try:
+        process.communicate(json.dumps(said).encode("ascii") + b"\n", timeout=COMMAND_WINDOW)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return "stopped after %d s" % COMMAND_WINDOW
+    return "exit status %d" % process.returncode if process.returncode else None

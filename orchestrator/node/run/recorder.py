@@ -1,0 +1,307 @@
+"""The recorder: writes the journal, keeps the link, runs the gang on the head. Killed at any moment it loses no byte.
+
+It is the guard's child and is restarted by it. All it knows is told again or lies on disk: the guard tells its whole
+status to a newborn recorder, the journal's length says how far it was written, the gang's events are replayed, and
+nodes join again.
+"""
+
+import json
+import os
+import select
+import socket
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from ..host import processes, state
+from ..host.sweep import sweep
+from . import gang, journal, messages
+from .link import LEASE
+from .peers import ClusterLink, RecorderApi
+
+PUMPS_A_TURN = 4  # MiB from one FIFO before the others get their turn
+# A turn that brought less than LITTLE bytes of output is followed by a pause: line by line, 10,000 lines a second would
+# cost a tenth of a core and make as many pieces for every reader. Less than the smallest FIFO holds: none may get full.
+LITTLE, PAUSE = 2048, 0.005  # bytes, s
+LOOK_CLOSER_AFTER = 5.0  # s of silence until we look whether ranks are stopped
+DYING_WINDOW = 5.0  # s from the end of a guard's channel to the end of the guard
+
+
+class Recorder:
+    def __init__(
+        self,
+        folder: str,
+        spec: Dict[str, Any],
+        private: Dict[str, Any],
+        guard: socket.socket,
+        guard_pid: int,
+        cluster_link: Callable[[RecorderApi], ClusterLink],
+    ) -> None:
+        """`cluster_link` makes our side of the link; it is called once, when all that a RecorderApi has is there."""
+        self.folder = folder
+        self.spec = spec
+        self.key = bytes.fromhex(private["key"])
+        self.notify = private["notify"]
+        self._secrets = [value for value in private["secrets"].values() if len(value) >= 8]  # as the Mask of `logs`
+        self._guard: Optional[socket.socket] = guard
+        self._guard_pid = guard_pid
+        self._status: Dict[str, Any] = {
+            "attempt": 0,
+            "phase": "prepared",
+            "failures": [],
+            "outcome": None,
+            "start": None,
+            "waiting": False,
+            "stop": None,
+            "drain": False,
+        }
+        self._fifos: Dict[int, journal.Writer] = {}
+        self._drained = 0  # all attempts before this one: their FIFOs are done with
+        self._own: Optional[journal.Writer] = None
+        self._finished = False
+        self._heard_ranks_at = time.monotonic()
+        # complete segments are all that can be dropped: they must be small against the journal that may be kept
+        limit, streams = spec["keep"]["journal"], 2 * (spec["nproc"] + 1)
+        self._segment = max(journal.SEGMENT_LEAST, min(journal.SEGMENT, limit // (4 * streams)))
+        self._grown = self._segment  # bytes since the journal's size was looked at
+        self._said: List[str] = []  # the last line of each failure reported of this attempt
+        self._orphan_until: Optional[float] = None
+        self._poll = select.poll()
+        self._link = cluster_link(self)
+
+    # the loop
+
+    def run(self) -> None:
+        while not self._finished:
+            poll = select.poll()
+            for handle in self._fifos:
+                poll.register(handle, select.POLLIN)
+            if self._guard is not None:
+                poll.register(self._guard, select.POLLIN)
+            for link in self._link.links():
+                poll.register(link.fileno(), select.POLLIN | (select.POLLOUT if link.wants_write() else 0))
+            for listener in self._link.listening():
+                poll.register(listener, select.POLLIN)
+            moved = 0
+            for handle, events in poll.poll(int(self._link.due() * 1000) + 1):
+                if handle in self._fifos:
+                    moved += self._pump(handle, events)
+                elif self._guard is not None and handle == self._guard.fileno():
+                    self._hear_guard()
+                else:
+                    self._link.on_readable(handle)
+                    self._link.on_tick()  # hundreds of nodes may have something to say, and all wait for our beat
+            self._link.on_tick()
+            if self._status["drain"]:
+                self._drain()
+            if self._orphan_until is not None and time.monotonic() > self._orphan_until:
+                verdict = {"state": "lost", "first_failure": None, "stopped_by": None}
+                self._end_orphaned(dict(verdict, attempt=self._status["attempt"]))
+            self._grown += moved
+            if self._grown >= self._segment:
+                self._trim()
+            if 0 < moved < LITTLE:
+                time.sleep(PAUSE)
+
+    # the journal
+
+    def _open_fifos(self) -> None:
+        folder, log = os.path.join(self.folder, "fifo"), os.path.join(self.folder, "log")
+        opened = {writer.stream for writer in self._fifos.values()}
+        names = [name.split(".") for name in os.listdir(folder) if name.count(".") == 2]
+        new = {journal.Stream(int(attempt), source, channel) for attempt, source, channel in names} - opened
+        known = journal.segments(log) if new else {}
+        for stream in sorted(new):
+            if stream.attempt < self._drained:
+                continue  # the guard is about to remove it
+            try:
+                handle = os.open(os.path.join(folder, str(stream)), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # removed since: our predecessor had told the guard that it is drained
+            self._fifos[handle] = journal.Writer(log, stream, self._segment, known.get(stream, []))
+
+    def _close_old_fifos(self) -> None:
+        """The processes of earlier attempts are gone, so what their FIFOs hold is the last."""
+        attempt = self._status["attempt"]
+        old = [handle for handle, writer in self._fifos.items() if writer.stream.attempt < attempt]
+        for handle in old:
+            self._finish(handle)
+        if old:
+            self._drained = attempt
+            self.command({"do": "drained", "attempt": attempt})
+
+    def _finish(self, handle: int) -> None:
+        """Take what is left in a FIFO that nobody writes any more, and close it."""
+        writer = self._fifos[handle]
+        while writer.pump(handle):
+            pass
+        if writer.dropped:
+            self.say("%d bytes of output were dropped: the disk was full" % writer.dropped)
+        writer.close()
+        os.close(handle)
+        del self._fifos[handle]
+
+    def _pump(self, handle: int, events: int) -> int:
+        moved = 0
+        for _ in range(PUMPS_A_TURN):
+            piece = self._fifos[handle].pump(handle)
+            moved += piece
+            if piece:
+                if self._fifos[handle].stream.source.isdigit():
+                    self._heard_ranks_at = time.monotonic()
+            else:
+                if events & select.POLLHUP:  # the guard, which keeps it open, is dead, and all is read
+                    self._finish(handle)
+                break
+        return moved
+
+    def _trim(self) -> None:
+        self._grown = 0
+        limit = self.spec["keep"]["journal"]
+        for stream, dropped in journal.trim(os.path.join(self.folder, "log"), limit).items():
+            what = (
+                "the journal has reached run.keep.log_size (%d MiB): the oldest %.1f MiB of %s, attempt %d, are dropped"
+            )
+            source = stream.source if stream.source == "agent" else "rank %s" % stream.source
+            self.say(what % (limit >> 20, dropped / 2.0**20, source, stream.attempt))
+
+    def say(self, text: str) -> None:
+        """A line of our own in the journal."""
+        attempt = max(1, int(self._status["attempt"]))
+        if self._own is None or self._own.stream.attempt != attempt:
+            if self._own is not None:
+                self._own.close()
+            self._own = journal.Writer(os.path.join(self.folder, "log"), journal.Stream(attempt, "run", "out"))
+        self._own.append(("ddp-orch: " + text + "\n").encode("utf-8", "backslashreplace"))
+
+    def _drain(self) -> None:
+        """The run is over and its processes are gone: what the FIFOs still hold is the last."""
+        for handle in list(self._fifos):
+            self._finish(handle)
+        self._finished = True
+
+    # the guard
+
+    def _hear_guard(self) -> None:
+        try:
+            raw = self._guard.recv(1 << 20) if self._guard else b""
+        except OSError:
+            raw = b""
+        if not raw:
+            self._orphaned()
+            return
+        before, self._status = self._status["attempt"], json.loads(raw)
+        if self._status["attempt"] != before:
+            self._heard_ranks_at = time.monotonic()
+            self._said = []
+        self._open_fifos()
+        self._add_what_was_said()
+        self._close_old_fifos()
+        self._link.on_status(self._status)
+
+    def _add_what_was_said(self) -> None:
+        """To each failure the last line on its process's stderr: with the exit code it tells one cause from another."""
+        failures = self._status["failures"]
+        for failure in failures[len(self._said) :]:
+            for handle in list(self._fifos):  # the guard saw the end of the process: all it wrote is in its FIFO
+                self._pump(handle, 0)
+            rank = failure["rank"]
+            source = "agent" if rank is None else str(rank)
+            stream = journal.Stream(failure["attempt"], source, "err")
+            said = journal.last_words(os.path.join(self.folder, "log"), stream)
+            self._said.append(self._hidden(self._shortened(said)))
+        for number, failure in enumerate(failures):
+            failure["said"] = self._said[number]
+
+    def _shortened(self, text: str) -> str:
+        """Without this host's own folders: the same failure of two hosts must read the same."""
+        code = os.path.join(self.folder, "code")
+        host = os.path.dirname(os.path.dirname(self.folder))  # all of ours that this host keeps
+        for folder in sorted({self.spec["cwd"], code, host} - {"/"}, key=len, reverse=True):  # one may be in another
+            text = text.replace(folder + "/", "")
+        return text
+
+    def _hidden(self, text: str) -> str:
+        """Without the run's secrets: what was said goes into the records, which unlike the journal hold none."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***").replace(repr(secret)[1:-1], "***")
+        return text
+
+    def command(self, message: Dict[str, Any]) -> None:
+        if self._guard is None:
+            if message["do"] == "end":
+                self._end_orphaned(message["verdict"])
+            return
+        try:
+            self._guard.send(json.dumps(message).encode("ascii"))
+        except (BrokenPipeError, ConnectionResetError):  # anything else, such as a message too long, is a bug of ours
+            self._orphaned()
+
+    def obey(self, order: gang.Order) -> None:
+        """Bring an order of the gang to our guard."""
+        if isinstance(order, gang.Run):
+            self.command({"do": "run", "order": order._asdict()})
+        elif isinstance(order, gang.Stop):
+            self.command(dict(order._asdict(), do="stop"))
+        elif isinstance(order, gang.Wait):
+            self.command({"do": "wait", "team": order.team})
+        else:
+            self.command({"do": "end", "verdict": order.verdict})
+
+    @property
+    def reported(self) -> Dict[str, Any]:
+        return self._status
+
+    def silence(self) -> Dict[str, Any]:
+        """`quiet`: seconds since a rank of this host printed anything; `frozen`: its ranks that a signal stopped."""
+        quiet = time.monotonic() - self._heard_ranks_at
+        record = state.read(os.path.join(self.folder, "procs.json")) if quiet > LOOK_CLOSER_AFTER else None
+        return {"quiet": quiet, "frozen": processes.frozen(record["processes"]) if record else []}
+
+    # without a guard
+
+    def _orphaned(self) -> None:
+        """Our guard was killed: end what it owned, tell the gang, and leave a record in its place."""
+        if self._guard is None:
+            return
+        self._guard.close()
+        self._guard = None
+        deadline = time.monotonic() + DYING_WINDOW
+        while os.getppid() == self._guard_pid:  # a dying process closes its descriptors before its children are orphans
+            if time.monotonic() > deadline:
+                os._exit(70)  # it lives and has dropped us; it will start another
+            time.sleep(0.005)
+        self._orphan_until = time.monotonic() + 2 * LEASE
+        left = sweep(self.spec["run_id"], self.folder)
+        failure = {
+            "rank": None,
+            "exit_code": None,
+            "signal": None,
+            "pid": self._guard_pid,
+            "what": "the guard was killed",
+            "gone": True,
+            "at": time.time(),
+            "attempt": self._status["attempt"],
+        }
+        self._status = dict(
+            self._status,
+            phase="exited",
+            failures=self._status["failures"][: messages.FAILURES - 1] + [failure],  # the gang reads no more
+            outcome={"ok": False, "stopped": None, "statuses": {}, "unkillable": left, "ended": []},
+        )
+        self.say("the guard was killed; its processes have been ended")
+        self._link.on_status(self._status)
+
+    def _end_orphaned(self, verdict: Dict[str, Any]) -> None:
+        for handle in list(self._fifos):
+            self._finish(handle)
+        state.write_last(
+            self.folder,
+            {
+                "verdict": verdict,
+                "node": self.spec["node"],
+                "outcome": self._status["outcome"],
+                "failures": self._status["failures"],
+                "at": time.time(),
+            },
+        )
+        self._finished = True

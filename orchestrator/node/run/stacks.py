@@ -1,0 +1,122 @@
+"""Where every rank of this host hangs: its stacks and those of its children, on its stderr. Started by a guard before
+it ends them.
+
+py-spy, where the rank's own environment has it, shows them from outside. Else SIGABRT, where the process catches it:
+every rank is started with PYTHONFAULTHANDLER=1, whose handler prints the stacks of all threads at once, also of one
+that is blocked in a collective, and then ends the process.
+"""
+
+import itertools
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from typing import List, NamedTuple, Tuple
+
+from ..host import processes
+
+PY_SPY_WINDOW = 5.0  # s for one process
+ABORT_WINDOW = 2.0  # s for a process to print its stacks and end
+CHILDREN_MOST = 8  # of a rank: the training itself may be in them (mp.spawn, accelerate launch)
+CHILDREN_WINDOW = 6.0  # s for all of them
+
+
+class Shown(NamedTuple):
+    """A process to be aborted, and what is written before its stacks."""
+
+    stderr: str
+    header: str
+    process: processes.Process
+
+
+def main(arguments: List[str]) -> int:
+    """Verb `stacks FOLDER ATTEMPT RANK:PID:STARTED ...`. FOLDER holds the FIFOs."""
+    folder, attempt, *words = arguments
+    ranks: List[Shown] = []
+    children: List[List[Shown]] = []  # those of a rank, which share its stderr, one after the other
+    to_spy: List[Tuple[str, processes.Process]] = []
+    for word in words:
+        rank, pid, started = word.split(":")
+        process = processes.Process(int(pid), int(started))
+        stderr = os.path.join(folder, "%s.%s.err" % (attempt, rank))
+        below = [one.process for one in processes.below(process.pid) if _catches(one.process.pid)][:CHILDREN_MOST]
+        if _py_spy(process, stderr):
+            to_spy += [(stderr, child) for child in below]
+            continue
+        how = "its stacks follow"
+        children.append([Shown(stderr, "rank %s, child %s: %s" % (rank, _state(one.pid), how), one) for one in below])
+        if not _catches(process.pid):
+            how = "no stacks: no py-spy here, and it does not catch SIGABRT"
+        ranks.append(Shown(stderr, "rank %s, %s: %s" % (rank, _state(process.pid), how), process))
+    deadline = time.monotonic() + CHILDREN_WINDOW
+    for stderr, child in to_spy:
+        if time.monotonic() < deadline:
+            _py_spy(child, stderr)
+    # nobody shall act on the end of another before it has shown its own stacks
+    processes.send_all([one.process for some in [ranks, *children] for one in some], signal.SIGSTOP)
+    for at_once in itertools.zip_longest(*children):
+        if time.monotonic() < deadline:
+            _abort([one for one in at_once if one is not None])
+    _abort(ranks)
+    return 0
+
+
+def _abort(shown: List[Shown]) -> None:
+    for one in shown:
+        with open(one.stderr, "r+b", buffering=0) as stderr:
+            stderr.write(("ddp-orch: %s\n" % one.header).encode("ascii", "backslashreplace"))
+    some = [one.process for one in shown if _catches(one.process.pid)]
+    for process in some:
+        try:
+            _, hard = resource.prlimit(process.pid, resource.RLIMIT_CORE)
+            resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, hard))
+        except (OSError, ValueError):
+            pass  # it has gone; or it may leave a core file
+    # all at once: when one has ended, torchrun ends the others
+    processes.send_all(some, signal.SIGABRT)
+    processes.send_all([one.process for one in shown], signal.SIGCONT)  # one that is stopped handles no signal
+    deadline = time.monotonic() + ABORT_WINDOW
+    while time.monotonic() < deadline and any(processes.alive(process) for process in some):
+        time.sleep(0.02)
+
+
+def _py_spy(process: processes.Process, stderr: str) -> bool:
+    environment = processes.environment(process.pid)
+    beside = os.path.dirname(os.path.realpath("/proc/%d/exe" % process.pid))
+    command = shutil.which("py-spy", path=environment.get("PATH", os.defpath) + os.pathsep + beside)
+    if command is None:
+        return False
+    try:
+        with open(stderr, "r+b", buffering=0) as fifo:
+            done = subprocess.run(
+                [command, "dump", "--pid", str(process.pid)],
+                stdin=subprocess.DEVNULL,
+                stdout=fifo,
+                stderr=subprocess.DEVNULL,
+                timeout=PY_SPY_WINDOW,
+            )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _catches(pid: int) -> bool:
+    """Whether the process has a handler for SIGABRT: else we would only kill it."""
+    try:
+        with open("/proc/%d/status" % pid) as file:
+            caught = [line.split()[1] for line in file if line.startswith("SigCgt:")]
+    except OSError:
+        return False
+    return bool(caught) and bool(int(caught[0], 16) >> (signal.SIGABRT - 1) & 1)
+
+
+def _state(pid: int) -> str:
+    found = processes.stat(pid)
+    try:
+        with open("/proc/%d/wchan" % pid) as file:
+            waits = file.read().strip("0\n")
+    except OSError:
+        waits = ""
+    return "pid %d, state %s%s" % (pid, found.state if found else "gone", ", waits in %s" % waits if waits else "")

@@ -1,0 +1,326 @@
+"""The processes of one attempt on this node: started, watched, ended to the last one. For the guard, their subreaper.
+
+torchrun keeps the exits of its ranks to itself until it has stopped all of them, so the ranks are watched here: each
+registers itself before it becomes the user's command, a pidfd tells the moment of its end, and /proc still shows a
+zombie's exit status.
+"""
+
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import time
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+from ..host import processes
+from . import job
+from .launch import Job
+
+F_SETPIPE_SZ = 1031
+PIPE_SIZE = 1024 * 1024  # what ranks can write while the recorder is being restarted
+BARRIER_PATIENCE = 3.0  # s that torchrun may outlive its ranks when we stop it: in its exit barrier it ignores SIGTERM
+UNKILLABLE_AFTER = 10.0  # s after KILL until a process counts as unkillable (stuck in the kernel)
+LEFTOVER_GRACE = 5.0  # s for what a rank left behind when it ended well
+COMMAND_MOST = 200  # characters of a command in the records
+
+
+def describe(status: int) -> Tuple[Optional[int], Optional[str]]:
+    """(exit code, signal name) of a wait status; one of the two is None."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return None, signal.Signals(number).name
+        except ValueError:
+            return None, "SIG%d" % number
+    return os.WEXITSTATUS(status), None
+
+
+def make_fifos(folder: str, attempt: int, sources: List[str]) -> Dict[str, int]:
+    """The FIFOs of an attempt, by path. The descriptors returned keep the bytes in them alive whoever else dies."""
+    keepers = {}
+    for source in sources:
+        for channel in ("out", "err"):
+            path = os.path.join(folder, "%d.%s.%s" % (attempt, source, channel))
+            os.mkfifo(path, 0o600)
+            keeper = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.fcntl(keeper, F_SETPIPE_SZ, PIPE_SIZE)
+            except OSError:
+                pass  # the user's share of pipe memory is used up: 64 KiB will do
+            keepers[path] = keeper
+    return keepers
+
+
+class Tree:
+    def __init__(
+        self,
+        attempt: int,
+        setup: List[str],
+        program: List[str],
+        spare_pid: Callable[[], int],
+        report: Callable[[Dict[str, Any]], None],
+        umask: int,
+        descriptors: int,
+    ) -> None:
+        """`umask`, `descriptors` (the soft limit of open files): what the processes get in place of the guard's own."""
+        self.attempt = attempt
+        self.outcome: Optional[Dict[str, Any]] = None
+        self.unkillable: List[Dict[str, Any]] = []
+        self.stopping: Optional[str] = None
+        self._setup = setup
+        self._program = program
+        self._spare_pid = spare_pid  # the recorder's pid: our child, but neither it nor what it starts is of the tree
+        self._report = report
+        self._umask = umask
+        self._descriptors = descriptors
+        self._roots: Dict[int, str] = {}
+        self._statuses: Dict[str, int] = {}
+        self._ranks: Dict[int, Tuple[processes.Process, int]] = {}  # pidfd -> (process, rank)
+        self._ended: Dict[processes.Process, str] = {}
+        self._finished: List[Dict[str, Any]] = []  # ranks that ended with 0 by themselves
+        self._asked: Set[processes.Process] = set()  # those that had their SIGTERM
+        self._asked_groups: Set[int] = set()
+        self._kill_at: Optional[float] = None
+        self._killed_at: Optional[float] = None
+        self._alone_since: Optional[float] = None
+        self._seen_ranks = False
+        self._first_rank = 0
+
+    # starting
+
+    def start(self, jobs: List[Job]) -> None:
+        for one in jobs:
+            self._roots[self._spawn(one.description)] = one.label
+
+    def _spawn(self, description: Dict[str, Any]) -> int:
+        descriptor = -1
+        if self._setup:
+            descriptor = job.in_memory(json.dumps(description).encode("ascii"))  # it holds the secrets
+            argv = job.through_setup(self._setup, self._program + ["job-exec", str(descriptor)])
+            mark = {processes.MARK: description["env"][processes.MARK]}
+            description = dict(description, argv=argv, env=mark)  # the rest is applied after setup
+        guard = os.getpid()
+        # a SIGTERM to the child must not reach the guard by the wakeup descriptor that both have for a moment
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = os.fork()
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            raise
+        if pid == 0:
+            os.setsid()
+            os.umask(self._umask)
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self._descriptors, hard))
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGPIPE, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if descriptor >= 0:
+                os.set_inheritable(descriptor, True)
+            job.become(description, guard)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if descriptor >= 0:
+            os.close(descriptor)
+        return pid
+
+    def register(self, line: bytes) -> None:
+        """A rank's own report, written just before it becomes the user's command."""
+        try:
+            told = json.loads(line)
+            process, rank = processes.Process(int(told["pid"]), int(told["started"])), int(told["rank"])
+        except (ValueError, KeyError, TypeError):
+            return  # the FIFO is open to all of the user's processes, and nothing they write there may end us
+        try:
+            handle = processes.pidfd(process)
+        except OSError:
+            return  # no pidfd on this host: torchrun's own exit will tell, later
+        if handle is not None:
+            self._ranks[handle] = (process, rank)
+            self._seen_ranks = True
+
+    # watching
+
+    def ranks(self) -> List[Tuple[int, processes.Process]]:
+        """The ranks that run, as far as they are known."""
+        known = [(rank, process) for process, rank in self._ranks.values()]
+        for pid, label in self._roots.items():
+            process = processes.identify(pid) if label != "agent" else None
+            if process is not None:
+                known.append((self._first_rank + int(label), process))
+        return sorted(known)
+
+    def descriptors(self) -> List[int]:
+        return list(self._ranks)
+
+    def rank_ended(self, handle: int) -> None:
+        process, rank = self._ranks.pop(handle)
+        os.close(handle)
+        found = processes.stat(process.pid)
+        if found is None or found.process != process or found.state not in "ZX":
+            return  # reaped before we looked: torchrun's own status will tell
+        self._rank_done(rank, found.exit_status, process.pid)
+
+    def _rank_done(self, rank: int, status: int, pid: int) -> None:
+        if status:
+            self._failed(rank, status, pid)
+        elif self.stopping is None:
+            self._finished.append({"rank": rank, "attempt": self.attempt, "at": time.time()})
+
+    def root_ended(self, pid: int, status: int) -> bool:
+        """True when the pid was one of ours."""
+        label = self._roots.pop(pid, None)
+        if label is None:
+            return False
+        ended = select.poll()  # not select(): a descriptor may be above its 1024
+        for handle in self._ranks:
+            ended.register(handle, select.POLLIN)
+        for handle, _ in ended.poll(0):
+            self.rank_ended(handle)
+        self._statuses[label] = status
+        if label != "agent":
+            self._rank_done(self._first_rank + int(label), status, pid)
+        elif status:
+            self._failed(None, status, pid)
+        return True
+
+    def direct(self, first_rank: int) -> None:
+        """Launcher `direct`: the roots are the ranks themselves."""
+        self._first_rank = first_rank
+
+    def _failed(self, rank: Optional[int], status: int, pid: int) -> None:
+        if self.stopping is not None:
+            return  # a consequence of our own signals
+        code, name = describe(status)
+        what = "killed by %s" % name if name else "exit code %d" % (code or 0)
+        if rank is None and code == job.SETUP_FAILED:
+            what = "a line of `setup` failed"
+        elif code == job.NOT_STARTED:
+            what = "the command could not be started"
+        who = "torchrun" if rank is None else "rank %d" % rank
+        self._report(
+            {
+                "rank": rank,
+                "exit_code": code,
+                "signal": name,
+                "pid": pid,
+                "what": "%s: %s" % (who, what),
+                "at": time.time(),
+            }
+        )
+
+    # ending
+
+    def members(self) -> Set[processes.Process]:
+        return {found.process for found in self._look()}
+
+    def _look(self) -> List[processes.Stat]:
+        return processes.below(os.getpid(), without=self._spare_pid())
+
+    def stop(self, grace: float, why: str) -> None:
+        """TERM now, KILL after `grace` seconds. A later call may shorten the grace, never lengthen it."""
+        kill_at = time.monotonic() + grace
+        if self.stopping is not None:
+            self._kill_at = min(kill_at, self._kill_at or kill_at)
+            return
+        self.stopping = why
+        self._kill_at = kill_at
+        look = self._look()
+        members = {found.process for found in look}
+        self._note(members)
+        processes.send_all(members, signal.SIGCONT)
+        self._ask_roots()
+        self._asked = {found.process for found in look if found.group in self._asked_groups}
+        self._ask_orphans(look)
+
+    def _ask_roots(self) -> None:
+        """SIGTERM to the group of each rank: it may be a wrapper that hands no signal on.
+
+        torchrun does this itself. If the ranks had it from us as well, their handlers would run twice.
+        """
+        for pid, label in self._roots.items():  # none is reaped: the pids are still theirs
+            if label == "agent":
+                self._asked_groups.update(process.pid for process, _ in self._ranks.values())
+                os.kill(pid, signal.SIGTERM)
+                continue
+            self._asked_groups.add(pid)
+            try:
+                os.killpg(pid, signal.SIGTERM)
+            except ProcessLookupError:  # it was forked a moment ago and leads no group yet
+                os.kill(pid, signal.SIGTERM)
+
+    def _ask_orphans(self, look: List[processes.Stat]) -> None:
+        """SIGTERM, once, to processes that have outlived their root: nobody else hands it to them."""
+        parents = {found.process.pid: found.parent for found in look}
+        asked = {process.pid for process in self._asked}
+        for found in look:
+            above = found.process.pid
+            while above in parents and above not in self._roots:
+                above = parents[above]
+            if above in self._roots or found.process in self._asked:
+                continue
+            # what they start from now on belongs to their way of ending
+            if found.group not in self._asked_groups and found.parent not in asked:
+                processes.send(found.process, signal.SIGTERM)
+            self._asked.add(found.process)
+
+    def tick(self) -> float:
+        """Do what is due. Returns the seconds until it has to be asked again."""
+        if self.outcome is not None:
+            return 60.0
+        if self._roots and self.stopping is None:
+            return 60.0  # the descriptors and SIGCHLD wake us
+        now = time.monotonic()
+        family = self._look()
+        members = {found.process for found in family}
+        # twice: a look at /proc is no snapshot, and what forks and dies while we look may be missed by one
+        if not self._roots and not members and not self.members():
+            self._finish()
+            return 60.0
+        look = time.monotonic() - now
+        if not self._roots and self.stopping is None:  # all ended by themselves and left something behind
+            bad = any(self._statuses.values())
+            self.stop(1.0 if bad else LEFTOVER_GRACE, "its ranks have ended")
+            return 0.02
+        if self._barrier(members, now) or now >= (self._kill_at or 0):
+            return self._kill(members, now)
+        self._ask_orphans(family)
+        # where there are thousands of processes to look at, less often: this may take minutes
+        return min(max(0.05, look * processes.LOOK_SHARE), max(0.005, (self._kill_at or now) - now))
+
+    def _barrier(self, members: Set[processes.Process], now: float) -> bool:
+        """Only torchrun is left of those we wait for."""
+        if not self._seen_ranks or self._ranks or {one.pid for one in members} != set(self._roots):
+            self._alone_since = None
+            return False
+        self._alone_since = self._alone_since or now
+        return now - self._alone_since >= BARRIER_PATIENCE
+
+    def _kill(self, members: Set[processes.Process], now: float) -> float:
+        self._killed_at = self._killed_at or now
+        if now - self._killed_at > UNKILLABLE_AFTER:
+            self.unkillable = [{"pid": one.pid, "cmd": processes.command(one.pid)} for one in members]
+            self._finish()
+            return 60.0
+        processes.send_all(members, signal.SIGSTOP)  # so that none forks between our look and our signal
+        members = self.members()
+        self._note(members)
+        processes.send_all(members, signal.SIGKILL)
+        return 0.01
+
+    def _note(self, members: Set[processes.Process]) -> None:
+        """Whom we end: `kill` shows them as its proof."""
+        for one in members - set(self._ended):
+            self._ended[one] = processes.command(one.pid)[:COMMAND_MOST]
+
+    def _finish(self) -> None:
+        for handle in self._ranks:
+            os.close(handle)
+        self._ranks.clear()
+        by_itself = self.stopping in (None, "its ranks have ended")
+        ok = by_itself and bool(self._statuses) and not any(self._statuses.values()) and not self._roots
+        self.outcome = {"ok": ok, "statuses": self._statuses, "stopped": self.stopping, "unkillable": self.unkillable}
+        self.outcome["finished"] = self._finished
+        self.outcome["ended"] = [{"pid": one.pid, "cmd": command} for one, command in sorted(self._ended.items())]

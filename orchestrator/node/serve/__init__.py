@@ -1,0 +1,1 @@
+"""Lives as long as an SSH session."""

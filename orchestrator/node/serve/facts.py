@@ -1,0 +1,221 @@
+"""Facts of this host from files of its kernel: memory, disks, limits, network cards, ports, leftovers."""
+
+import glob
+import os
+import shutil
+import socket
+import time
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional
+
+from ..host import network, processes, state
+from . import dns
+from .run_command import answers_of, output_of
+
+NFT_WINDOW = 3.0  # s
+FILES_WINDOW = 5.0  # s for all questions to file systems: that of a dead server never answers
+STALE_LOCK = 300.0  # s after which the lock of a build of an extension counts as left behind
+
+
+def memory(text: str) -> Dict[str, int]:
+    """Bytes, from /proc/meminfo."""
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in text.splitlines() if len(line.split()) > 1}
+    return {"total": kib.get("MemTotal", 0) << 10, "available": kib.get("MemAvailable", 0) << 10}
+
+
+def space(path: str) -> Optional[Dict[str, Any]]:
+    """Of the disk that `path`, or its nearest existing parent, is on. Bytes; None when it cannot be asked."""
+    while not os.path.exists(path) and path != "/":
+        path = os.path.dirname(path)
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return {
+        "path": path,
+        "kind": state.filesystem(path),
+        "total": found.f_blocks * found.f_frsize,
+        "free": found.f_bavail * found.f_frsize,
+        "free_files": found.f_favail if found.f_files else None,
+    }
+
+
+def files(paths: List[str], workdir: Optional[str]) -> Dict[str, Any]:
+    """What file systems tell: disks, paths (why each cannot be read), whether workdir is a folder, stale_locks.
+
+    `hung`: the paths that have not answered within FILES_WINDOW; they are in none of the others.
+    """
+    places = {"state": state.base(), "home": os.path.expanduser("~"), "tmp": "/tmp", "shm": "/dev/shm"}
+    questions: Dict[str, Callable[[], Any]] = {"stale_locks": stale_locks}
+    questions.update({"disk " + name: partial(space, path) for name, path in places.items()})
+    questions.update({"path " + path: partial(unreadable, path) for path in paths})
+    if workdir is not None:
+        questions["workdir"] = partial(os.path.isdir, workdir)
+    answers = answers_of(questions, FILES_WINDOW)
+    where = {"stale_locks": _extensions(), "workdir": str(workdir)}
+    where.update({"disk " + name: path for name, path in places.items()})
+    where.update({"path " + path: path for path in paths})
+    disks = {name: answers.get("disk " + name) for name in places}
+    return {
+        "disks": {name: one for name, one in disks.items() if one is not None},
+        "paths": {path: answers.get("path " + path) for path in paths},
+        "workdir": answers.get("workdir", True) if workdir is not None else None,
+        "stale_locks": answers.get("stale_locks", []),
+        "hung": sorted({where[name] for name in questions if name not in answers}),
+    }
+
+
+def rdma(root: str = "/sys/class/infiniband") -> List[Dict[str, str]]:
+    """InfiniBand, RoCE, EFA: device, port, state (`ACTIVE`), layer (`InfiniBand`, `Ethernet`), rate, driver."""
+    found = []
+    for port in sorted(glob.glob(root + "/*/ports/*")):
+        device = port.split("/")[-3]
+        found.append(
+            {
+                "device": device,
+                "port": os.path.basename(port),
+                "state": _read(port + "/state").partition(": ")[2],
+                "layer": _read(port + "/link_layer"),
+                "rate": _read(port + "/rate"),
+                "driver": os.path.basename(os.path.realpath("%s/%s/device/driver" % (root, device))),
+            }
+        )
+    return found
+
+
+def interfaces() -> List[Dict[str, Any]]:
+    found = []
+    for one in network.interfaces():
+        mtu = _read("/sys/class/net/%s/mtu" % one.name)
+        found.append(dict(one._asdict(), mtu=int(mtu) if mtu.isdigit() else None))
+    return found
+
+
+def firewalls() -> List[str]:
+    """`ufw`, `firewalld`, `iptables`, and `nft TABLE CHAIN` for each chain that judges what comes in.
+
+    The kernel tells its rules to root only: others see the file from which they are loaded, and the mesh tries them.
+    """
+    found = []
+    if "ENABLED=yes" in _read("/etc/ufw/ufw.conf").replace(" ", ""):
+        found.append("ufw")
+    if os.path.exists("/run/firewalld") or os.path.exists("/run/firewalld.pid"):
+        found.append("firewalld")
+    chains = input_chains(_nft_chains() or _read("/etc/nftables.conf"))
+    if not chains and _program("iptables"):
+        return found + ["iptables"]
+    return found + ["nft " + chain for chain in chains]
+
+
+def input_chains(text: str) -> List[str]:
+    """[`inet filter input`], from what nft lists, or a file of its: those whose policy is to drop, else all of them."""
+    every, dropping, table, chain = [], [], "", ""
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == ["table"]:
+            table = " ".join(words[1:]).rstrip(" {")
+        elif words[:1] == ["chain"]:
+            chain = words[1]
+        elif words[:4] == ["type", "filter", "hook", "input"]:
+            every.append("%s %s" % (table, chain))
+            if "policy drop" in line:
+                dropping.append(every[-1])
+    return dropping or every
+
+
+def _nft_chains() -> str:
+    program = _program("nft")
+    if os.getuid() != 0 or program is None:
+        return ""
+    return output_of([program, "list", "chains"], NFT_WINDOW)
+
+
+def _program(name: str) -> Optional[str]:
+    """Where it is; the folders of root's programs are not in everybody's PATH."""
+    return shutil.which(name, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
+
+
+def port_range(text: str) -> List[int]:
+    """From ip_local_port_range: what a socket gets that asks for no port, as those of NCCL and gloo."""
+    numbers = [int(word) for word in text.split() if word.isdigit()]
+    return numbers[:2] if len(numbers) >= 2 else [32768, 60999]
+
+
+def listeners(ports: List[int]) -> Dict[str, Any]:
+    """Who listens on these ports: {port: {pid, command}}; pid null when it is another user's."""
+    found: Dict[str, Any] = {}
+    for port, inode in network.listeners(ports).items():
+        pid = network.holder(inode)
+        found[str(port)] = {"pid": pid, "command": processes.command(pid)[:200] if pid else None}
+    return found
+
+
+def orphans() -> List[Dict[str, Any]]:
+    """Processes with our mark whose run has no guard here."""
+    marks = processes.marks()
+    if not marks:
+        return []
+    guarded = {run_id for run_id, folder in state.runs() if state.guarded(folder)}
+    return [
+        {"pid": process.pid, "run_id": run_id, "command": processes.command(process.pid)[:200]}
+        for process, run_id in sorted(marks.items())
+        if run_id not in guarded
+        # a run of another state folder: this machine plays several hosts
+        and "ddp-guard" not in map(processes.name, processes.ancestors(process.pid))
+    ]
+
+
+def stale_locks() -> List[str]:
+    """Locks of builds of torch extensions: whoever finds one waits for it without a word."""
+    root = _extensions()
+    found = []
+    for path in glob.glob(root + "/*/lock") + glob.glob(root + "/*/*/lock"):
+        try:
+            if time.time() - os.stat(path).st_mtime > STALE_LOCK:
+                found.append(path)
+        except OSError:
+            continue  # just released
+    return sorted(found)
+
+
+def _extensions() -> str:
+    return os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.expanduser("~/.cache/torch_extensions")
+
+
+def unreadable(path: str) -> Optional[str]:
+    """Why it cannot be read."""
+    if not os.path.exists(path):
+        return "No such file or directory"
+    return None if os.access(path, os.R_OK) else "Permission denied"
+
+
+def gather(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """All of them. `arguments`: ports (a list), paths, workdir, names and addresses to look up."""
+    own = socket.gethostname()
+    return {
+        "hostname": own,
+        "memory": memory(_read("/proc/meminfo")),
+        "cgroup_memory": _number(_read("/sys/fs/cgroup/memory.max")),
+        "cgroup_pids": _number(_read("/sys/fs/cgroup/pids.max")),
+        "interfaces": interfaces(),
+        "rdma": rdma(),
+        "firewalls": firewalls(),
+        "port_range": port_range(_read("/proc/sys/net/ipv4/ip_local_port_range")),
+        "first_port": _number(_read("/proc/sys/net/ipv4/ip_unprivileged_port_start")) or 1024,
+        "listeners": listeners(arguments["ports"]),
+        "orphans": orphans(),
+        "dns": dns.servers(_read("/etc/resolv.conf")),
+        **files(arguments["paths"], arguments["workdir"]),
+    }
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> Optional[int]:
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,181 @@
+"""What runs that are over have left on this host: ended and removed if provably ours, and else named, not touched."""
+
+import os
+import re
+import signal
+import time
+from typing import Any, Dict, List, Set, Tuple
+
+from ..host import network, processes, state
+from ..host.sweep import belonging, sweep
+from . import gpus
+
+SHARED_MEMORY = "/dev/shm"
+# what NCCL and torch's data loaders leave there when they are killed; nothing else is ours for certain
+LEFT_IN_MEMORY = re.compile(r"(nccl-[A-Za-z0-9]{6}|torch_[0-9]+_[0-9]+_[0-9]+)$")
+FORCE_GRACE = 5.0  # s between TERM and KILL of a process that was named with --force
+KILL_WINDOW = 5.0  # s after KILL
+
+
+def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """End every process that carries the mark of a run that is over or has no guard any more, and clear up after it.
+
+    `arguments`: ports (the fixed ones that the inventory wants). `holders` of the answer are other people's processes
+    on those ports and on the GPUs.
+    """
+    killed: List[Dict[str, Any]] = []
+    remaining: List[Dict[str, Any]] = []
+    ports: List[int] = []
+    held_gpus = _gpu_processes()
+    for run_id, folder in _dead_runs():
+        before = {one: processes.command(one.pid) for one in belonging(run_id, folder)}
+        held = ports_of(folder)
+        left = sweep(run_id, folder)
+        killed += [{"pid": one.pid, "cmd": command} for one, command in before.items() if not processes.alive(one)]
+        remaining += [dict(one, owner=owner(os.geteuid()), why="does not die: stuck in the kernel") for one in left]
+        ports += [port for port in held if port not in network.listeners(held)]
+    gone = {one["pid"] for one in killed}
+    return {
+        "killed": killed,
+        "ports_freed": ports,
+        "gpus_freed": sorted({index for index, pid in held_gpus if pid in gone}),
+        "remaining": remaining,
+        "memory_freed": _clear_shared_memory(),
+        "holders": _holders([int(port) for port in arguments["ports"]], held_gpus),
+    }
+
+
+def ports_of(folder: str) -> List[int]:
+    """Ports that processes of the run listen on now, among those it was given."""
+    spec = state.read(os.path.join(folder, "spec.json")) or {}
+    try:
+        return sorted(network.listeners([int(port) for port in spec.get("used_ports", [])]))
+    except state.DAMAGED:
+        return []
+
+
+def owner(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _dead_runs() -> List[Tuple[str, str]]:
+    """Runs without a guard: known ones, and marks whose run has no folder here any more."""
+    known = dict(state.runs())
+    marks = processes.marks()
+    # runs of another state folder are on this machine too, when it plays several hosts; no lock tells of their guards
+    elsewhere = {
+        mark for process, mark in marks.items() if "ddp-guard" in map(processes.name, processes.ancestors(process.pid))
+    }
+    strays = {mark for mark in marks.values() if state.RUN_ID.match(mark)} - set(known) - elsewhere
+    candidates = {**known, **{run_id: state.run_folder(run_id) for run_id in strays}}
+    return [(run_id, folder) for run_id, folder in candidates.items() if not state.guarded(folder)]
+
+
+def _clear_shared_memory() -> List[str]:
+    """Remove segments that NCCL or torch made, that are this user's, and that no process has open or mapped."""
+    try:
+        names = [name for name in os.listdir(SHARED_MEMORY) if LEFT_IN_MEMORY.match(name)]
+    except OSError:
+        return []
+    mine = [name for name in names if _is_mine(os.path.join(SHARED_MEMORY, name))]
+    if not mine:
+        return []
+    used = _files_in_use()
+    freed = []
+    for name in mine:
+        path = os.path.join(SHARED_MEMORY, name)
+        if path not in used:
+            try:
+                os.unlink(path)
+                freed.append(path)
+            except OSError:
+                pass  # somebody was quicker
+    return sorted(freed)
+
+
+def _is_mine(path: str) -> bool:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    # a minute: between making a segment and mapping it, its maker may be on no list
+    return found.st_uid == os.geteuid() and time.time() - found.st_mtime > 60
+
+
+def _files_in_use() -> Set[str]:
+    """Files of shared memory that a process of this user maps or has open; others cannot use what only we may read."""
+    used: Set[str] = set()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open("/proc/%s/maps" % name) as maps:
+                used.update(line.split(None, 5)[5].strip() for line in maps if SHARED_MEMORY in line)
+            for handle in os.listdir("/proc/%s/fd" % name):
+                used.add(os.readlink("/proc/%s/fd/%s" % (name, handle)))
+        except OSError:
+            continue  # it has gone, or is another user's
+    return used
+
+
+def _gpu_processes() -> List[Tuple[int, int]]:
+    """(GPU, pid) of every process that computes there."""
+    return [(gpu["index"], one["pid"]) for gpu in gpus.look()["gpus"] for one in gpu["processes"]]
+
+
+def _holders(ports: List[int], of_gpus: List[Tuple[int, int]]) -> List[Dict[str, Any]]:
+    """Processes that are not of a run of ours, on these ports and on any GPU."""
+    marks = {process.pid: mark for process, mark in processes.marks().items()}
+    found = []
+    for port, inode in sorted(network.listeners(ports).items()):
+        pid = network.holder(inode)
+        if pid is None:
+            found.append({"what": "port %d" % port, "pid": None, "owner": "another user", "cmd": ""})
+        elif pid not in marks:
+            found.append(dict(_who(pid), what="port %d" % port))
+    strangers = [(index, pid) for index, pid in of_gpus if pid not in marks and processes.identify(pid)]
+    return found + [dict(_who(pid), what="GPU %d" % index) for index, pid in strangers]
+
+
+def _who(pid: int) -> Dict[str, Any]:
+    uid = processes.owner(pid)
+    return {"pid": pid, "owner": "?" if uid is None else owner(uid), "cmd": processes.command(pid)}
+
+
+def force(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """End processes that somebody named: TERM, a grace, KILL. `arguments`: pids."""
+    killed, remaining = [], []
+    for pid in arguments["pids"]:
+        process, who = processes.identify(pid), _who(pid)
+        if process is None:
+            remaining.append(dict(who, owner="", why="there is no such process"))
+        elif pid <= 1 or pid == os.getpid() or pid in processes.ancestors(os.getpid()):
+            remaining.append(dict(who, why="it is what this very session runs on"))
+        elif _end(process):
+            killed.append({"pid": pid, "cmd": who["cmd"]})
+        else:
+            why = "does not die" if _may_end(process) else "only its owner or root may end it"
+            remaining.append(dict(who, why=why))
+    return {"killed": killed, "ports_freed": [], "gpus_freed": [], "remaining": remaining}
+
+
+def _end(process: processes.Process) -> bool:
+    for number, window in ((signal.SIGTERM, FORCE_GRACE), (signal.SIGKILL, KILL_WINDOW)):
+        processes.send(process, number)
+        deadline = time.monotonic() + window
+        while processes.alive(process):
+            if time.monotonic() > deadline or not _may_end(process):
+                break
+            time.sleep(0.02)
+        else:
+            return True
+    return False
+
+
+def _may_end(process: processes.Process) -> bool:
+    return os.geteuid() == 0 or processes.owner(process.pid) in (os.geteuid(), None)

@@ -1,0 +1,99 @@
+"""The output folders of all runs on this host: listed, and removed where no run uses them. Knows no shared disk."""
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from typing import Any, Dict, Iterator, List, Set, Tuple
+
+from ..host import state
+
+GENERATED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")  # the name of a run that was given none (naming.py)
+
+
+def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """`folders`: each name, bytes, age (s since something in it was written), in_use (by a run that is not over)."""
+    used = _used()
+    found = []
+    for name, folder in _folders():
+        size, written = _measure(folder)
+        found.append({"name": name, "bytes": size, "age": max(0.0, time.time() - written), "in_use": name in used})
+    return {"folders": found}
+
+
+def remove(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Remove folders. `arguments`: names. `removed` are names, `freed` bytes; what is in use is left."""
+    removed: List[str] = []
+    freed = 0
+    names = set(arguments["names"]) - _used()
+    for name, folder in list(_folders()):
+        if name in names and (size := _remove(name, folder)) >= 0:
+            removed.append(name)
+            freed += size
+    return {"removed": sorted(set(removed)), "freed": freed}
+
+
+def retire(days: float) -> Dict[str, Any]:
+    """Remove folders of runs without a name in which nothing was written for so many days. As `remove`."""
+    oldest = time.time() - days * 86400
+    old = [name for name, folder in _folders() if GENERATED.match(name) and _measure(folder)[1] < oldest]
+    return remove({"names": old})
+
+
+def _used() -> Set[str]:
+    """Names of the runs that are not over."""
+    specs = [state.read(os.path.join(folder, "spec.json")) for _, folder in state.runs() if state.guarded(folder)]
+    return {spec["name"] for spec in specs if spec is not None}
+
+
+def _folders() -> Iterator[Tuple[str, str]]:
+    for home in state.homes():
+        parent = os.path.join(home, "out")
+        for name in sorted(os.listdir(parent)) if os.path.isdir(parent) else []:
+            folder = os.path.join(parent, name)
+            if os.path.isdir(folder) and not os.path.islink(folder):
+                yield name, folder
+
+
+def _measure(folder: str) -> Tuple[int, float]:
+    """The bytes that a folder takes, and when something in it was last written."""
+    size, written = 0, os.lstat(folder).st_mtime
+    for parent, folders, names in os.walk(folder):
+        for name in folders + names:
+            try:
+                found = os.lstat(os.path.join(parent, name))
+            except OSError:
+                continue
+            size += found.st_blocks * 512
+            written = max(written, found.st_mtime)
+    return size, written
+
+
+def _remove(name: str, folder: str) -> int:
+    """The bytes freed, -1 where it is still there. Meanwhile no run of that name can begin."""
+    locks: List[int] = []
+    try:
+        _lock(name, locks)
+        size = _measure(folder)[0]
+        shutil.rmtree(folder, ignore_errors=True)
+        return -1 if os.path.lexists(folder) else size
+    except OSError:
+        return -1  # a run has the lock, or nobody can: the disk is full or without locks
+    finally:
+        for lock in locks:
+            os.close(lock)
+
+
+def _lock(name: str, taken: List[int]) -> None:
+    """Take the locks of a run's name as prepare.py does. Raises OSError."""
+    state.folder("locks")
+    for number, home in enumerate(state.homes()):
+        create = 0 if number else os.O_CREAT
+        try:
+            path = os.path.join(home, "locks", "name-%s" % name)
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | create, 0o600)
+        except FileNotFoundError:
+            continue  # no run had that name there
+        taken.append(handle)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,324 @@
+"""`prepare`: everything that can fail about a launch on this host is tried, then a guard waits, uncommitted."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import random
+import select
+import shutil
+import socket
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from ..host import network, processes, state
+from ..run import daemon
+from ..run.follower import JOIN_WINDOW
+from . import retire, runs
+from .wire import Refused
+
+REACH_WINDOW = 4.0  # s to reach the head's two ports from here
+SHARED_WINDOW = 10.0  # s until what the head has written to a shared disk is seen by the other hosts
+FREE_SPACE = 64 * 1024 * 1024  # bytes that the state folder must have left
+
+
+def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dict[str, Any]]:
+    """Start a guard for this run. Returns the control channel to it, and what the controller has to know."""
+    spec: Dict[str, Any] = arguments["spec"]
+    private: Dict[str, Any] = arguments["private"]
+    kept = retire.retire(spec["keep"], program)
+    beside = [] if spec["gpu_ids"] else sorted(run_id for run_id, kept in state.runs() if state.guarded(kept))
+    folder = _make_folder(spec)
+    resumes = (spec["node"] == 0 or not spec["shared_output"]) and runs.not_empty(state.output_folder(folder, spec))
+    sockets: Dict[str, List[socket.socket]] = {}
+    locks: List[int] = []
+    try:
+        spec = dict(spec, program=program, epoch=time.time() - time.monotonic())
+        _check_space(folder)
+        state.keep_space(folder)
+        spec["cwd"] = _working_folder(spec, folder)
+        _take(spec, locks)
+        _share_output(spec, locks)
+        if spec["node"] == 0:
+            sockets, answer = _open_ports(spec, arguments.get("prefer"))
+        else:
+            answer = _reach_head(spec, arguments["head"])
+            spec.update(link_address=answer["reachable"][0], link_port=arguments["head"]["link_port"])
+        spec["used_ports"] = [port for port in (answer.get("link_port"), answer.get("rdzv_port")) if port]
+        state.write(os.path.join(folder, "spec.json"), spec)
+        control = _start_guard(folder, spec, private, sockets, locks)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:  # the guard has its own
+        for listeners in sockets.values():
+            for one in listeners:
+                one.close()
+        for lock in locks:
+            os.close(lock)
+    try:
+        answer.update(ready=ask(control, None, "ready"), beside=beside, resumes=resumes)
+        answer.update(unfetched=kept["unfetched"], unfetched_bytes=kept["unfetched_bytes"])
+    except Refused:
+        abort(control)
+        raise
+    return control, answer
+
+
+def _start_guard(
+    folder: str,
+    spec: Dict[str, Any],
+    private: Dict[str, Any],
+    sockets: Dict[str, List[socket.socket]],
+    locks: List[int],
+) -> socket.socket:
+    try:
+        return daemon.start(folder, spec, private, sockets, locks)
+    except daemon.NotStarted as error:
+        raise Refused("unknown", str(error)) from error
+
+
+def ask(control: socket.socket, message: Optional[Dict[str, Any]], wanted: str) -> Dict[str, Any]:
+    """Say something to a guard and wait for its answer of one kind."""
+    try:
+        if message is not None:
+            control.sendall(json.dumps(message).encode("ascii") + b"\n")
+        return _receive(control, wanted)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise Refused("unknown", "the guard has ended; see guard.err in the run's folder") from error
+
+
+def _receive(control: socket.socket, wanted: str) -> Dict[str, Any]:
+    buffer = b""
+    deadline = time.monotonic() + JOIN_WINDOW + 10
+    while True:
+        if not select.select([control], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise Refused("unknown", "the guard did not answer in time")
+        data = control.recv(65536)
+        if not data:
+            raise ConnectionResetError
+        buffer += data
+        *lines, buffer = buffer.split(b"\n")
+        for line in lines:
+            answer = json.loads(line)
+            if "error" in answer:
+                raise Refused(answer["code"], answer["error"])
+            if wanted in answer:
+                return dict(answer[wanted])
+
+
+def abort(control: socket.socket) -> None:
+    """Ask a guard that was not started to end. It may have ended already."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        control.sendall(b'{"do": "abort"}\n')
+
+
+def _make_folder(spec: Dict[str, Any]) -> str:
+    folder = state.run_folder(spec["run_id"])
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        raise Refused("held", "run %s is already here" % spec["run_id"]) from None
+    for name in ("fifo", "log", "torchrun"):
+        os.mkdir(os.path.join(folder, name), 0o700)
+    return folder
+
+
+def _working_folder(spec: Dict[str, Any], folder: str) -> str:
+    if spec["workdir"] is not None:
+        if not os.path.isdir(spec["workdir"]):
+            raise Refused("remote-workdir-missing", "workdir %s is not a folder here" % spec["workdir"])
+        return str(spec["workdir"])
+    snapshot = os.path.join(state.folder("code"), spec["code"]["sha256"])
+    if not os.path.isdir(snapshot):
+        raise Refused("remote-workdir-missing", "the code snapshot is not here")
+    os.utime(snapshot)  # in use: see retire.py
+    # the run works in a copy: what it writes beside its code must not change the code of the next run
+    code = os.path.join(folder, "code")
+    try:
+        shutil.copytree(snapshot, code, symlinks=True, copy_function=_copy)
+    except shutil.Error as error:
+        _, path, why = error.args[0][0]
+        raise Refused("unknown", "cannot copy the code to %s: %s" % (path, why)) from error
+    cwd = os.path.normpath(os.path.join(code, spec["code"]["cwd"]))
+    os.makedirs(cwd, exist_ok=True)
+    return cwd
+
+
+def _copy(source: str, target: str) -> None:
+    try:
+        shutil.copy2(source, target)
+    except OSError as error:
+        if error.errno in state.FULL:  # copytree would go on with the next file, and keep of this error its text only
+            raise _disk_full("there is no space for a copy of the code in %s" % os.path.dirname(target)) from error
+        raise
+
+
+def _check_space(folder: str) -> None:
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    if free < FREE_SPACE:
+        raise _disk_full("%s has only %d MiB left" % (folder, free >> 20))
+
+
+def _disk_full(what: str) -> Refused:
+    way = "free some, remove old runs with `ddp-orch prune INVENTORY`, or set DDP_ORCH_STATE_DIR"
+    return Refused("disk-full", "%s; %s" % (what, way))
+
+
+def _take(spec: Dict[str, Any], taken: List[int]) -> None:
+    """Locks, held for as long as the guard lives: for each GPU, and for the run's name, hence its output folder."""
+    wanted = [("GPU %d" % number, "gpu-%d" % number) for number in spec["gpu_ids"]]
+    for what, name in wanted + [("the name %s" % spec["name"], "name-%s" % spec["name"])]:
+        for home in state.homes()[1:]:  # of runs from a time when the state folder was there
+            _lock(os.path.join(home, "locks", name), what, taken, os.O_RDWR)
+        handle = _lock(os.path.join(state.folder("locks"), name), what, taken, os.O_RDWR | os.O_CREAT)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, _holder(spec), 0)
+
+
+def _share_output(spec: Dict[str, Any], taken: List[int]) -> None:
+    """Make the output folder on a shared disk and lock it; on the other hosts, see that it is the same folder there."""
+    output = spec["shared_output"]
+    if not output:
+        return
+    lock = os.path.join(output, state.OUTPUT_LOCK)
+    if spec["node"] == 0:
+        if not os.path.isdir(os.path.dirname(output)):
+            raise Refused("shared-output-missing", "run.output %s is not a folder here" % os.path.dirname(output))
+        try:
+            os.makedirs(output, 0o700, exist_ok=True)
+            handle = _lock(lock, "the output folder %s" % output, taken, os.O_RDWR | os.O_CREAT)
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, _holder(spec), 0)
+            os.fsync(handle)  # the others read it by another way than this host's memory
+        except OSError as error:
+            raise Refused("shared-output-missing", "run.output: %s: %s" % (output, error.strerror)) from error
+        return
+    deadline = time.monotonic() + SHARED_WINDOW
+    while not _content(lock).startswith(b"run %s (" % spec["run_id"].encode("ascii")):
+        if time.monotonic() > deadline:
+            what = "run.output: %s is not the folder that the head sees; mount the same disk on all hosts" % output
+            raise Refused("shared-output-missing", what)
+        time.sleep(0.2)
+
+
+def _holder(spec: Dict[str, Any]) -> bytes:
+    started = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    return ("run %s (%s), started %s" % (spec["run_id"], spec["name"], started)).encode("utf-8", "replace")
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4096)
+    except OSError:
+        return b""
+
+
+def _lock(path: str, what: str, taken: List[int], flags: int) -> int:
+    """Lock a file and add it to `taken`. -1 where there is no such file, and so nobody who has locked it."""
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return -1
+    taken.append(handle)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            return handle  # a shared disk without locks; the name of the run is locked on every host
+        who = os.pread(handle, 4096, 0).decode("utf-8", "replace")
+        end = "`ddp-orch kill INVENTORY %s` ends it" % who.split()[1] if who.startswith("run ") else "end that one"
+        text = "%s is taken by %s; %s, or wait for it with --wait" % (what, who or "another run", end)
+        raise Refused("held", text) from None
+    return handle
+
+
+def _open_ports(spec: Dict[str, Any], prefer: Optional[str]) -> Tuple[Dict[str, List[socket.socket]], Dict[str, Any]]:
+    """On the head: the link's port, and the rendezvous port, held until torchrun needs it.
+
+    Both on each address that the others may reach: which it is shows only when they have tried.
+
+    `prefer`: the address of this host to try first, if it still has that one and the inventory names none.
+    """
+    low, high = spec["ports"]
+    alone = len(spec["nodes"]) == 1
+    if alone:
+        addresses = ["127.0.0.1"]
+    elif spec["cluster_address"]:
+        addresses = [spec["cluster_address"]]
+    elif spec["interface"] != "auto":
+        address = network.address_of(spec["interface"])
+        if address is None:
+            raise Refused("gloo-ifname-no-match", "interface %s is not here, or has no address" % spec["interface"])
+        addresses = [address]
+    else:
+        addresses = sorted(network.candidates(), key=lambda address: address != prefer)
+    if not addresses:
+        raise Refused("nccl-wrong-nic", "no interface here that others could reach; give cluster_address for this host")
+    tries = random.sample(range(low, high + 1), min(64, high + 1 - low))
+    sockets: Dict[str, List[socket.socket]] = {}
+    try:
+        if not alone:
+            sockets["link"] = network.listen_on(addresses, tries)
+            addresses = [one.getsockname()[0] for one in sockets["link"]]
+        wanted = tries if spec["rdzv_port"] == "auto" else [spec["rdzv_port"]]
+        sockets["rdzv"] = network.listen_on(addresses, network.free_for_torch(wanted))
+    except OSError as error:
+        for one in sockets.get("link", []):
+            one.close()
+        where = ", ".join(addresses)
+        if spec["rdzv_port"] == "auto":
+            raise Refused("port-in-use", "no free port in %d-%d on %s: %s" % (low, high, where, error)) from error
+        raise Refused(
+            "port-in-use", "rendezvous port %s: %s" % (spec["rdzv_port"], _who_holds(int(spec["rdzv_port"]), error))
+        ) from error
+    answer = {
+        "addresses": addresses,
+        "rdzv_port": sockets["rdzv"][0].getsockname()[1],
+        "link_port": sockets["link"][0].getsockname()[1] if not alone else None,
+    }
+    return sockets, answer
+
+
+def _who_holds(port: int, error: OSError) -> str:
+    inode = network.listeners([port]).get(port)
+    pid = network.holder(inode) if inode is not None else None
+    if pid is None:
+        return "%s (held by another user)" % error.strerror if inode is not None else str(error.strerror)
+    return "held by pid %d (%s), not ours; free it or set rdzv.port" % (pid, processes.command(pid))
+
+
+def _reach_head(spec: Dict[str, Any], head: Dict[str, Any]) -> Dict[str, Any]:
+    """Which of the head's addresses can be reached from here, on both its ports."""
+    reachable = []
+    trouble = []
+    for address in head["addresses"]:
+        failed = [
+            (port, why)
+            for port in (head["link_port"], head["rdzv_port"])
+            for why in [_try(address, port, spec["cluster_address"])]
+            if why
+        ]
+        if not failed:
+            reachable.append(address)
+        for port, why in failed:
+            trouble.append("%s:%d %s" % (address, port, why))
+    if not reachable:
+        text = "cannot reach the head: %s; give cluster_address, or open %d-%d between the hosts" % (
+            ", ".join(trouble),
+            *spec["ports"],
+        )
+        raise Refused("rdzv-port-blocked", text)
+    source = spec["cluster_address"] or network.source_address(reachable[0])
+    return {"reachable": reachable, "interface": network.interface_of(source)}
+
+
+def _try(address: str, port: int, source: Optional[str]) -> Optional[str]:
+    try:
+        socket.create_connection((address, port), REACH_WINDOW, (source, 0) if source else None).close()
+    except OSError as error:
+        return error.strerror or str(error) or "timed out"
+    return None

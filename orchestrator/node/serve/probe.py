@@ -1,0 +1,139 @@
+"""`probe`: the facts of this host, quickly: the questions run side by side, and nothing here imports torch."""
+
+import errno
+import json
+import os
+import pwd
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from typing import Any, Callable, Dict, List
+
+from ..host import state
+from ..run import job, notify
+from . import dns, facts, gpus
+from .run_command import answers_of
+
+PYTHON_WINDOW = 60.0  # s for `setup` and the python to answer: module systems and network file systems can be slow
+USER_WINDOW = 5.0  # s for a directory service
+MARKER = "ddp-orch-facts:"
+
+
+def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """`arguments`: setup, python, env, workdir, script, gpus ("none" spares the question), ports, paths, names, and
+    notify (of the head).
+    """
+    answers: Dict[str, Any] = {}
+    bugs: List[BaseException] = []
+
+    def ask(name: str, question: Callable[[], Any]) -> None:
+        try:
+            answers[name] = question()
+        except BaseException as error:  # noqa: BLE001  raised below: the relay shows it
+            bugs.append(error)
+
+    own = socket.gethostname()
+    questions: Dict[str, Callable[[], Any]] = {
+        "python": lambda: _python(arguments),
+        "names": lambda: dns.look([own] + arguments["names"], arguments["addresses"]),
+    }
+    if arguments["notify"]:
+        questions["notify"] = lambda: notify.look(arguments["notify"])
+    if arguments["gpus"] != "none":
+        questions["nvidia"] = gpus.look
+    threads = [threading.Thread(target=ask, args=item, daemon=True) for item in questions.items()]
+    for thread in threads:
+        thread.start()
+    here = facts.gather(arguments)
+    for thread in threads:
+        thread.join()
+    if bugs:
+        raise bugs[0]
+    nvidia = answers.get("nvidia") or {"gpus": [], "driver": None, "cuda": None, "error": None, "xids": []}
+    return {
+        **here,
+        "system": os.uname().sysname,
+        "machine": os.uname().machine,
+        "kernel": os.uname().release,
+        "libc": _libc(),
+        "user": answers_of({"user": _user}, USER_WINDOW).get("user", str(os.geteuid())),
+        "uid": os.geteuid(),
+        "cores": len(os.sched_getaffinity(0)),
+        "host_id": state.host_id(),
+        "clock": time.time(),
+        "gpus": nvidia.pop("gpus"),
+        "nvidia": nvidia,
+        "python": answers["python"],
+        "names": answers["names"],
+        "notify": answers.get("notify", {}),
+    }
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _libc() -> str:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        return ""  # musl has none
+
+
+def _python(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """What `probe_python.py` finds in the host's python after its setup; `error` and `code` when it does not answer."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe_python.py"), encoding="utf-8") as file:
+        program = file.read()
+    wanted = {"script": arguments["script"], "workdir": arguments["workdir"], "marker": MARKER}
+    # a file: argv has a limit, and setup may read stdin
+    with tempfile.TemporaryFile() as question:
+        question.write(json.dumps(wanted).encode("ascii"))
+        question.flush()
+        argv = [arguments["python"], "-c", program, str(question.fileno())]
+        if arguments["setup"]:
+            argv = job.through_setup(arguments["setup"], argv)
+        return _answer(argv, arguments, question.fileno())
+
+
+def _answer(argv: List[str], arguments: Dict[str, Any], question: int) -> Dict[str, Any]:
+    try:
+        answer = subprocess.run(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            timeout=PYTHON_WINDOW,
+            check=False,
+            env={**os.environ, **arguments["env"]},
+            pass_fds=[question],
+        )
+    except FileNotFoundError:
+        return _unanswered("%s not found; PATH=%s" % (argv[0], os.environ.get("PATH", "")))
+    except OSError as error:
+        code = "cpu-arch-mismatch" if error.errno == errno.ENOEXEC else "remote-env-differs"
+        return _unanswered("%s: %s" % (argv[0], error.strerror), code)
+    except subprocess.TimeoutExpired:
+        return _unanswered("setup and %s did not answer within %d s" % (arguments["python"], PYTHON_WINDOW))
+    text = answer.stdout.decode("utf-8", "replace")
+    if answer.returncode == 0 and MARKER in text:
+        found: Dict[str, Any] = json.loads(text.rpartition(MARKER)[2].splitlines()[0])
+        return found
+    said = answer.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
+    what = said[-1] if said else "no output"
+    if answer.returncode == job.SETUP_FAILED and what.startswith(job.SETUP_SAYS):
+        before = ": " + said[-2] if len(said) > 1 else ""
+        return _unanswered(what[len("ddp-orch: ") :] + before)
+    code = "cpu-arch-mismatch" if answer.returncode == 126 and "format error" in what else "remote-env-differs"
+    if answer.returncode == 127:
+        what = "not found after setup: %s" % what
+    who = "setup, then " + arguments["python"] if arguments["setup"] else argv[0]
+    return _unanswered("%s ended with status %d: %s" % (who, answer.returncode, what), code)
+
+
+def _unanswered(text: str, code: str = "remote-env-differs") -> Dict[str, Any]:
+    return {"error": text, "code": code}

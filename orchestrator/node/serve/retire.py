@@ -1,0 +1,140 @@
+"""What is kept on a host of runs that are over, and what is removed: `run.keep`, at every launch and by `prune`.
+
+Never touched: runs whose guard lives, what they need, and output folders, but for those of runs without a name where
+`keep.outputs` says so. A run that wrote files beside its code is kept until they were fetched.
+"""
+
+import glob
+import os
+import re
+import shutil
+import time
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from ..host import state
+from . import output_folders, outputs
+
+BRIEF = 60.0  # s
+UNFINISHED_AGE = 3600.0  # s; a run that is being prepared has no guard yet, and nothing takes that long
+HOST_ID = re.compile(r"[0-9a-f]{12}\Z")
+
+
+def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str, Any]:
+    """Forget runs that are over (more than `runs` of them, or older than `days`), and what was not used for as long.
+
+    Brief ones are counted apart: an hour of attempts that fail at their start does not cost the logs of a week's run.
+    `program` is the node program that runs this. `force`: also runs with files that were not fetched. Gives what was
+    removed, `freed` in bytes, and the runs that are only kept because of such files.
+    """
+    oldest = time.time() - keep["days"] * 86400
+    over = sorted(one for home in state.homes() for one in _over(home))[::-1]
+    due = []
+    for brief in (True, False):
+        alike = [(at, folder) for at, folder in over if _is_brief(at, folder) == brief]
+        due += [folder for number, (at, folder) in enumerate(alike) if number >= keep["runs"] or at < oldest]
+    strangers = list(_strangers())
+    due += [folder for home in strangers for at, folder in _over(home) if at < oldest]
+    can_be_fetched = [] if force else [folder for folder in due if state.LISTED.match(os.path.basename(folder))]
+    unfetched = [folder for folder in can_be_fetched if outputs.unfetched(folder)]
+    gone = [folder for folder in due if folder not in unfetched]
+    freed = sum(map(_remove, gone))
+    os.utime(program)  # in use
+    code, base = state.folder("code"), state.base()
+    # of other hosts too, if they share the state folder
+    needed = {name for folder in glob.glob(os.path.join(base, "*", "runs", "*")) for name in _needs(folder)}
+    snapshots = [os.path.join(code, name) for name in os.listdir(code)]
+    programs = [os.path.join(base, name) for name in os.listdir(base) if name.startswith("node-")]
+    unused = [path for path in snapshots + programs if os.path.basename(path) not in needed and _mtime(path) < oldest]
+    freed += sum(map(_remove, unused))
+    freed += sum(_remove(home) for home in strangers if _is_empty(home) and _last_used(home) < oldest)
+    of_outputs: Dict[str, Any] = (
+        output_folders.retire(keep["outputs"]) if keep.get("outputs") else {"removed": [], "freed": 0}
+    )
+    return {
+        "runs": sorted(map(os.path.basename, gone)),
+        "unused": len(unused),
+        "outputs": of_outputs["removed"],
+        "freed": freed + of_outputs["freed"],
+        "left": len(over) - sum(folder in gone for _, folder in over),
+        "unfetched": sorted(map(os.path.basename, unfetched)),
+        "unfetched_bytes": sum(map(_size, unfetched)),
+    }
+
+
+def _strangers() -> Iterator[str]:
+    """Folders of hosts that were on this disk before, such as containers; nobody else will ever look at them."""
+    base = state.base()
+    if state.filesystem(base) not in state.LOCAL_FILESYSTEMS:
+        return
+    for name in os.listdir(base):
+        if HOST_ID.match(name) and name != state.host_id():
+            yield os.path.join(base, name)
+
+
+def _last_used(home: str) -> float:
+    """When a session of that host was last there; it may be one that shares this disk."""
+    return max(_mtime(path) for path in [home, *glob.glob(os.path.join(home, "*"))])
+
+
+def _is_empty(home: str) -> bool:
+    return not glob.glob(os.path.join(home, "runs", "*")) and not glob.glob(os.path.join(home, "out", "*"))
+
+
+def _over(home: str) -> List[Tuple[float, str]]:
+    """When each run that is over ended, and its folder. One that was lost, or never whole, ended when last written."""
+    found = []
+    for folder in glob.glob(os.path.join(home, "runs", "*")):
+        if not state.RUN_ID.match(os.path.basename(folder)):
+            continue
+        record = state.read(os.path.join(folder, "exit.json"))
+        at: Optional[float] = None
+        if record is not None:
+            at = float(record["at"]) if isinstance(record.get("at"), (int, float)) else 0.0
+        elif not state.guarded(folder):
+            last = max(_mtime(path) for path in [folder] + [os.path.join(folder, name) for name in os.listdir(folder)])
+            at = last if time.time() - last > UNFINISHED_AGE else None
+        if at is not None and not state.guarded(folder):
+            found.append((at, folder))
+    return found
+
+
+def _is_brief(ended: float, folder: str) -> bool:
+    try:
+        return ended - os.stat(os.path.join(folder, "spec.json")).st_mtime < BRIEF
+    except OSError:
+        return True  # it has never been more than prepared
+
+
+def _needs(folder: str) -> Iterator[str]:
+    """The node program that a run was started with, which its guard and recorder import from and start again, and the
+    code that its own copy is compared with.
+    """
+    spec = state.read(os.path.join(folder, "spec.json")) or {}
+    yield os.path.basename(str(spec.get("program", "")))
+    yield str((spec.get("code") or {}).get("sha256", ""))
+
+
+def _mtime(path: str) -> float:
+    try:
+        return os.lstat(path).st_mtime
+    except OSError:
+        return time.time()  # it has just gone: not ours to remove
+
+
+def _remove(path: str) -> int:
+    """Remove a folder. Gives the bytes that its files took."""
+    size = _size(path)
+    shutil.rmtree(path, ignore_errors=True)
+    return 0 if os.path.lexists(path) else size
+
+
+def _size(path: str) -> int:
+    """The bytes that the files of a folder take."""
+    size = 0
+    for parent, _, names in os.walk(path):
+        for name in names:
+            try:
+                size += os.lstat(os.path.join(parent, name)).st_blocks * 512
+            except OSError:
+                continue
+    return size

@@ -1,0 +1,137 @@
+"""The runs this host knows: what their records say, and whether their guard lives. Reads only."""
+
+import json
+import os
+from typing import Any, Dict, List, Optional
+
+from ..host import processes, state
+from ..host.sweep import belonging
+from ..run import history
+
+SCRIPT_MOST = 200  # characters
+
+
+def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
+    """A run as `ps` shows it; None when there is no whole record of it: its preparation was cut off, or damage."""
+    try:
+        return _describe(run_id, folder)
+    except state.DAMAGED:
+        return None
+
+
+def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
+    lives = state.guarded(folder)  # before the records: a guard that ends in between has written them
+    spec = state.read(os.path.join(folder, "spec.json"))
+    now = state.read(os.path.join(folder, "state.json"))
+    ended = state.read(os.path.join(folder, "exit.json"))
+    if spec is None or now is None:
+        return None
+    first = [failure for failure in (ended or now)["failures"] if failure["attempt"] == now["attempt"]][:1]
+    answer: Dict[str, Any] = {
+        "run_id": run_id,
+        "name": spec["name"],
+        "started_at": spec["created_at"],
+        "ended_at": (ended or {}).get("at"),
+        "by": spec["by"],
+        "script": _script(spec["command"]),
+        "node": spec["node"],
+        "host": spec["host"],
+        "hosts": [node["host"] for node in spec["nodes"]],
+        "nprocs": [node["nproc"] for node in spec["nodes"]],
+        "team": sum(not node["spare"] for node in spec["nodes"]),  # the nodes of the first attempt; spares come last
+        "attempt": now["attempt"],
+        "exit_code": first[0]["exit_code"] if first else None,
+        "signal": first[0]["signal"] if first else None,
+        "pid": now["guard"][0] if now["guard"] else None,
+        "node_rank": now["node_rank"],  # of the newest attempt; none: a spare that waits
+        "first_rank": now["first_rank"],
+        "nproc": spec["nproc"],
+        "ranks": sum(node["nproc"] for node in spec["nodes"]),
+        "inventory": spec["inventory"],
+        "ports": spec["used_ports"],
+        "grace": spec.get("grace", 30.0),
+        "shared_output": spec.get("shared_output"),
+        "secrets": spec.get("secrets", []),  # names
+        "not_notified": (state.read(os.path.join(folder, "notify.json")) or {}).get("problems", {}),
+    }
+    if ended is not None:
+        answer["state"] = ended["verdict"]["state"]
+        answer["verdict"] = ended["verdict"]
+        # nobody looks at a shared disk, whose server may hang, to list runs
+        answer["outputs"] = bool(spec.get("shared_output")) or not_empty(state.output_folder(folder, spec))
+        if ended["outcome"] and ended["outcome"]["ok"]:
+            answer["exit_code"] = 0
+    elif not lives:
+        answer["state"] = "lost"  # its guard was killed, or the host was restarted
+    elif os.path.exists(os.path.join(folder, "stop.json")):
+        answer["state"] = "stopping"
+    else:
+        here = {"prepared": "starting", "running": "running", "exited": "stopping"}[now["phase"]]
+        answer["state"] = (state.read(os.path.join(folder, "gang.json")) or {}).get(
+            "label", here
+        )  # the head knows more
+    return answer
+
+
+def _script(command: List[str]) -> str:
+    """What stands behind the python: `train.py`, or `-m` and a module."""
+    words = [word for word in command[1:] if word != "-u"]
+    return " ".join(words[: 2 if words[:1] == ["-m"] else 1])[:SCRIPT_MOST]
+
+
+def not_empty(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.name != state.OUTPUT_LOCK for entry in entries)
+    except OSError:
+        return False
+
+
+def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """All that is kept of a run but its output; no secret is in it. `arguments`: run_id."""
+    folder = state.run_folder(arguments["run_id"])
+    events = []
+    try:
+        with open(os.path.join(folder, "gang.jsonl"), encoding="ascii", errors="replace") as file:
+            for line in file:
+                try:
+                    events.append(json.loads(line))
+                except ValueError:
+                    pass  # one that was cut short
+    except OSError:
+        pass  # only the head has them
+    return {
+        "run": describe(arguments["run_id"], folder),
+        "spec": state.read(os.path.join(folder, "spec.json")),
+        "exit": state.read(os.path.join(folder, "exit.json")),
+        "events": events,
+        "samples": history.read(folder),
+    }
+
+
+def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """`arguments`: members (optional): whether to list the processes of runs that have a guard."""
+    found = []
+    for run_id, folder in state.runs():
+        if not state.LISTED.match(run_id):
+            continue
+        run = describe(run_id, folder)
+        if run is not None:
+            if arguments.get("members") and state.guarded(folder):
+                run["members"] = [
+                    [one.pid, one.started, processes.command(one.pid)] for one in belonging(run_id, folder)
+                ]
+            found.append(run)
+    return {"runs": found}
+
+
+def guard_of(folder: str) -> Optional[processes.Process]:
+    """The guard's identity when it lives in this boot."""
+    now = state.read(os.path.join(folder, "state.json"))
+    try:
+        if now is None or now["boot_id"] != state.boot_id() or now["guard"] is None:
+            return None
+        guard = processes.Process(*map(int, now["guard"]))
+        return guard if processes.alive(guard) else None
+    except state.DAMAGED:
+        return None

@@ -1,0 +1,83 @@
+"""`stop`: end a run on this host, and prove that it is gone."""
+
+import os
+import signal
+import time
+from typing import Any, Dict, List
+
+from ..host import network, processes, state
+from ..host.sweep import belonging, sweep
+from ..run.link import LEASE
+from . import runs
+from .leftovers import owner, ports_of
+
+LOOK_EVERY = 0.05  # s between looks at the guard; at all processes, which is dear on a large host, LOOK_SHARE says when
+GRACE = 30.0  # s, of a run whose record does not tell
+REPORT_WINDOW = 5.0  # s beyond the grace and the lease for a guard to write its record
+
+
+def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """End one run: ask its guard, wait for it, sweep what is left, verify.
+
+    `arguments`: run_id; grace (s; null: the run's own); by; members (optional): the run's processes when the caller
+    looked for them, [pid, start time, command] each. Those that ended since are part of the proof.
+    """
+    run_id = arguments["run_id"]
+    folder = state.run_folder(run_id)
+    before = {processes.Process(pid, started): command for pid, started, command in arguments.get("members", ())}
+    if os.path.isdir(folder):
+        before.update((one, processes.command(one.pid)) for one in belonging(run_id, folder))
+    held = ports_of(folder)
+    guard = runs.guard_of(folder) if os.path.isdir(folder) else None
+    if guard is not None:
+        spec = state.read(os.path.join(folder, "spec.json")) or {}
+        known = spec.get("grace")
+        own = float(known) if isinstance(known, (int, float)) else GRACE
+        grace = own if arguments["grace"] is None else float(arguments["grace"])
+        try:
+            state.write(os.path.join(folder, "stop.json"), {"by": arguments["by"], "grace": grace, "at": time.time()})
+        except OSError:  # a full disk: the guard stops the run all the same, with the run's own grace
+            grace = max(grace, own)
+        processes.send(guard, signal.SIGTERM)
+        deadline = time.monotonic() + grace + LEASE + REPORT_WINDOW
+        look_at = time.monotonic()
+        while processes.alive(guard) and time.monotonic() < deadline:
+            if time.monotonic() >= look_at:
+                began = time.thread_time()
+                for one in belonging(run_id, folder):
+                    if one not in before:  # started after we looked: a rank, a child of a rank
+                        before[one] = processes.command(one.pid)
+                look_at = time.monotonic() + (time.thread_time() - began) * processes.LOOK_SHARE
+            time.sleep(LOOK_EVERY)  # pidfd would need a kernel that not every host has
+        if processes.alive(guard):
+            processes.send(guard, signal.SIGKILL)
+    left = sweep(run_id, folder)
+    killed = {one.pid: command for one, command in before.items() if not processes.alive(one)}
+    if guard is not None:
+        killed.update(_ended(folder))
+    return {
+        "known": os.path.isdir(folder),
+        "killed": [{"pid": pid, "cmd": command} for pid, command in sorted(killed.items())],
+        "ports_freed": [port for port in held if port not in network.listeners(held)],
+        "gpus_freed": _gpus_of(folder) if guard is not None or arguments.get("members") else [],
+        "remaining": [dict(one, owner=owner(os.geteuid()), why="does not die: stuck in the kernel") for one in left],
+        "run": runs.describe(run_id, folder) if os.path.isdir(folder) else None,
+    }
+
+
+def _ended(folder: str) -> Dict[int, str]:
+    """What the guard has ended by itself: commands by pid."""
+    outcome = (state.read(os.path.join(folder, "exit.json")) or {}).get("outcome")
+    try:
+        return {one["pid"]: one["cmd"] for one in outcome["ended"]} if outcome else {}
+    except state.DAMAGED:
+        return {}
+
+
+def _gpus_of(folder: str) -> List[int]:
+    """GPUs whose lock the run's guard held."""
+    spec = state.read(os.path.join(folder, "spec.json")) or {}
+    try:
+        return [int(number) for number in spec.get("gpu_ids", [])]
+    except state.DAMAGED:
+        return []

@@ -1,0 +1,1 @@
+"""Lines: assemble, merge, mask, fold, and tame escape sequences."""

@@ -1,0 +1,1 @@
+"""Inventory -> Plan, and the code that is sent."""

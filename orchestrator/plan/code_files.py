@@ -1,0 +1,162 @@
+"""Which files below a folder belong to the user's code: those that git would take, or all of them. Hashes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import UsageError
+from ..inventory.run_ids import RUN_ID
+from . import git
+
+INSTEAD = (
+    "add what is not code to .gitignore, or name what the script needs in run.sync: [paths], "
+    "or use workdir: on a disk that all hosts share"
+)
+
+_RESULTS = b"# made by ddp-orch: results of a run\n*\n"  # the .gitignore of a folder that results were brought to
+_REPORT = re.compile(RUN_ID.pattern + r"\.(html|json)")  # as `report` calls what it writes
+
+
+def list_code(top: Path, warnings: list[str]) -> Iterator[str]:
+    """The files of `top` that are code, as paths below it. Adds to `warnings` what git complains of."""
+    try:
+        paths = _git_files(top, warnings)
+    except git.GitMissing:
+        yield from _walk(top, ".", without_git=True)
+        return
+    known: dict[str, bool] = {}
+    for path in paths:
+        if not _is_set_apart(top, path.rpartition("/")[0], known):
+            yield path
+
+
+def _git_files(top: Path, warnings: list[str]) -> list[str]:
+    """The files of `top` that git tracks or would; those of its submodules and nested repositories too."""
+    try:
+        listed, complaints = git.files(top)
+    except git.GitMissing:
+        raise
+    except git.GitError as error:
+        advice = "repair that, or name what the script needs in run.sync: [paths]"
+        raise UsageError(f"{shown(top)}: git could not list its files: {error}; {advice}") from error
+    warnings += [f"{shown(top)}: git: {line}" for line in complaints]
+    paths = []
+    for path in listed:
+        inner = top / path
+        if not inner.is_dir() or inner.is_symlink():
+            paths.append(path)
+        elif not lies_in(top, path.rstrip("/")):
+            continue
+        elif git.has_repository(inner):
+            paths += [f"{path.rstrip('/')}/{name}" for name in _git_files(inner, warnings)]
+        else:
+            warnings.append(f"{shown(inner)}: a submodule without its files; git submodule update --init brings them")
+    return paths
+
+
+def list_all(root: Path, path: Path) -> Iterator[str]:
+    """The files of a path that run.sync names, relative to the root."""
+    relative = os.path.relpath(path, root)
+    if path.is_dir() and not path.is_symlink():
+        yield from _walk(root, relative)
+    else:
+        yield relative
+
+
+def _walk(root: Path, start: str, *, without_git: bool = False) -> Iterator[str]:
+    """The files below root/start, as paths below the root. `without_git`: raises UsageError for a .gitignore."""
+    pending = ["" if start == "." else f"{start}/"]
+    while pending:
+        prefix = pending.pop()
+        folder = root / prefix
+        try:
+            with os.scandir(folder) as listing:
+                children = sorted(listing, key=lambda child: child.name, reverse=True)
+        except OSError as exc:
+            raise UsageError(f"{shown(folder)}: cannot be listed: {exc.strerror}; {INSTEAD}") from exc
+        names = {child.name for child in children}
+        if "pyvenv.cfg" in names or (".gitignore" in names and _holds_results(folder)):
+            continue
+        if without_git and ".gitignore" in names:
+            raise UsageError(
+                f"{shown(folder / '.gitignore')}: only git can apply it, and git is not installed here; "
+                "install git, or name what the script needs in run.sync: [paths]"
+            )
+        for child in children:
+            if never_sent(child.name):
+                continue
+            if child.is_dir(follow_symlinks=False):
+                pending.append(f"{prefix}{child.name}/")
+            else:
+                yield prefix + child.name
+
+
+def list_excluded(top: Path, workdir: Path, sent: set[str], root: Path) -> Iterator[str]:
+    """What .gitignore files keep back where the run starts, relative to there, as far as a script may want it."""
+    try:
+        paths = git.excluded(top)
+    except git.GitError:
+        return  # listing the files has not failed
+    known: dict[str, bool] = {}
+    for path in paths:
+        full = top / path
+        name = os.path.relpath(full, workdir) + ("/" if path.endswith("/") else "")
+        if name.startswith("../") or any(part.startswith(".") or never_sent(part) for part in name.split("/")):
+            continue
+        if path.endswith("/") and (_is_set_apart(top, path[:-1], known) or not _holds_something(full)):
+            continue
+        if os.path.relpath(full, root) not in sent and not _is_set_apart(top, path.rpartition("/")[0], known):
+            yield shown(name)
+
+
+def _is_set_apart(top: Path, folder: str, known: dict[str, bool]) -> bool:
+    """Whether `folder` is, or is in, a virtual environment, which works where it was made only, or results of runs."""
+    if folder not in known:
+        known[folder] = bool(folder) and (
+            _is_set_apart(top, folder.rpartition("/")[0], known)
+            or os.path.lexists(top / folder / "pyvenv.cfg")
+            or _holds_results(top / folder)
+        )
+    return known[folder]
+
+
+def _holds_something(folder: Path) -> bool:
+    try:
+        return not all(map(never_sent, os.listdir(folder)))
+    except OSError:
+        return False
+
+
+def _holds_results(folder: Path) -> bool:
+    with contextlib.suppress(OSError), (folder / ".gitignore").open("rb") as file:
+        return file.read(len(_RESULTS) + 1) == _RESULTS
+    return False
+
+
+def make_results_folder(folder: Path) -> None:
+    """Make a folder for what comes from the hosts, unless it is there: one that git passes by, and so do snapshots.
+
+    Else the outputs of one run would travel with the code of the next. Raises OSError.
+    """
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        (folder / ".gitignore").write_bytes(_RESULTS)
+
+
+def never_sent(name: str) -> bool:
+    return name in (".git", "__pycache__") or name.endswith(".pyc") or _REPORT.fullmatch(name) is not None
+
+
+def lies_in(top: Path, path: str) -> bool:
+    """Whether the folder of `path` is below `top`, with no link on the way. An index may name any path."""
+    folder = top / path.rpartition("/")[0]
+    return not path.startswith("/") and os.path.realpath(folder) == str(folder)
+
+
+def shown(path: str | Path) -> str:
+    """For messages: without the surrogates that no stream would print."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

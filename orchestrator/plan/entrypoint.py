@@ -1,0 +1,123 @@
+"""What `up` shall run: the user's script, a module, or the bundled trainer; and the code to send for it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib import util
+from pathlib import Path
+
+from ..errors import UsageError
+from ..inventory import advice
+from ..inventory.model import Inventory
+from ..output.console import fold
+from . import plan
+from . import snapshot as ship
+
+TRAINER = Path(__file__).parents[2] / "trainer"
+
+
+def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship.Snapshot | None]:
+    """What follows the python on the hosts, and what has to be sent for it.
+
+    `given` wins over run.script and run.args; flags alone (`--lr 0.1`: python itself has none that begin so) are added
+    to them, or to those of the bundled trainer.
+    """
+    flags = given if given and given[0].startswith("--") else ()
+    given = () if flags else given
+    if not given and read.run.script is None:
+        where = "what follows --" if flags else f"{read.path}: run.args"
+        trainer_args, notices = trainer_flags((*read.run.args, *flags), where, read.path)
+        snapshot = ship.snapshot(TRAINER / "__main__.py", (str(TRAINER),), TRAINER.parent)
+        if snapshot is not None:
+            snapshot = replace(snapshot, warnings=(*snapshot.warnings, *notices))
+        # the bundled trainer runs from its own snapshot: a user's trainer.py or workdir does it no harm
+        return ("-u", "-m", "trainer", *trainer_args), snapshot
+    beside = Path(read.path).resolve().parent if Path(read.path).is_file() else Path.cwd()  # stdin is in no folder
+    base = Path.cwd() if given else beside
+    script, *args = given if given else (str(read.run.script), *read.run.args, *flags)
+    module = script == "-m"
+    if module and not args:
+        raise UsageError("-m: wants a module after it")
+    if not module:
+        _check_suffix(script)
+    hosts = plan.order(read)
+    in_place = [host for host in hosts if host.workdir]
+    if len(in_place) == len(hosts):
+        return ("-u", script, *args), None
+    path = _module_file(args[0], base) if module else Path(script)
+    snapshot = ship.snapshot(path, read.run.sync, base, beside)
+    if snapshot is None:
+        others = fold(host.name for host in hosts if not host.workdir)
+        raise UsageError(
+            f"{read.path}: run.sync: none, but {others} has no workdir in which {script} could be; "
+            "set workdir, or sync: auto"
+        )
+    snapshot = replace(snapshot, warnings=(*snapshot.warnings, *_kept_back(args, snapshot, beside)))
+    if in_place and not module and Path(script).is_absolute():
+        raise UsageError(f"{script}: some hosts have a workdir and some do not: give the script relative to it")
+    if module or in_place:
+        return ("-u", script, *args), snapshot
+    return ("-u", os.path.relpath(snapshot.script, snapshot.workdir), *args), snapshot
+
+
+def _check_suffix(script: str) -> None:
+    """Raises UsageError for a file that Python would read as something else, such as a notebook as a dictionary."""
+    match Path(script).suffix.lower():
+        case ".ipynb":
+            raise UsageError(
+                f"{script} is a notebook, not a Python script. "
+                f"Convert it: jupyter nbconvert --to script {shlex.quote(script)}"
+            )
+        case ".sh" | ".bash" | ".zsh":
+            raise UsageError(
+                f"{script} is a shell script, not Python. Give the Python script that it starts; "
+                "what it prepares belongs in `setup` and `env` of the inventory"
+            )
+
+
+def _kept_back(args: Sequence[str], snapshot: ship.Snapshot, sync_base: Path) -> Iterator[str]:
+    """A sentence for each argument that names a file which is on this machine and not in the snapshot."""
+    folder = snapshot.root / snapshot.workdir
+    sent = {entry.path for entry in snapshot.files}
+    sent |= {str(parent) for path in sent for parent in Path(path).parents}
+    for word in args:
+        path = word.partition("=")[2] if word.startswith("-") else word
+        if os.path.relpath(folder / path, snapshot.root) not in sent and (
+            why := ship.why_not_sent(folder, path, sync_base)
+        ):
+            yield why
+
+
+def trainer_flags(args: Sequence[str], where: str, inventory: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The bundled trainer's flags, old names replaced, and a notice for each of those.
+
+    Raises UsageError for what the trainer would refuse on every host.
+
+    Its parser is found by its path: a user's own `trainer` may come before it.
+    """
+    name = "ddp_orch_trainer_config"
+    spec = util.spec_from_file_location(name, TRAINER / "config.py")
+    assert spec is not None and spec.loader is not None
+    config = sys.modules[name] = util.module_from_spec(spec)
+    spec.loader.exec_module(config)
+    try:
+        flags, notices = config.replace_old(args)
+        config.parse(flags)
+    except config.ConfigError as error:
+        text = str(error).replace("python -m trainer --help", advice.command("up", "--", "--help", inventory=inventory))
+        script = next((word for word in args if word.endswith(".py")), None)
+        first = f"; a script of your own comes before its flags: -- {script} ..." if script else ""
+        raise UsageError(f"{where}: the bundled trainer: {text}{first}") from error
+    return tuple(flags), tuple(notices)
+
+
+def _module_file(module: str, base: Path) -> Path:
+    path = Path(*module.split("."))
+    for candidate in (path.with_suffix(".py"), path / "__main__.py"):
+        if (base / candidate).is_file():
+            return candidate
+    raise UsageError(f"-m {module}: there is no {path.with_suffix('.py')} or {path / '__main__.py'} below {base}")

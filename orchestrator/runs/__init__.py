@@ -1,0 +1,1 @@
+"""Act on runs: probe, launch, follow, diagnose."""

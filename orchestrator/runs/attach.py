@@ -1,0 +1,279 @@
+"""Watch a run for a person: print its lines, turn Ctrl-C into a stop, say how it ended. Starts nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from ..errors import Interrupted, OrchError, RunFailed, UnreachableError
+from ..hosts import claims
+from ..hosts.fleet import Fleet, folded
+from ..inventory.advice import AboutRun
+from ..inventory.model import Host
+from ..output import lines
+from ..output.console import Console, fold, hush, wants_colour
+from ..output.folding import Folder
+from ..output.lines import Line, Mask, Painter
+from ..output.terminal import one_line
+from ..output.torchrun_noise import Quieter
+from ..plan.plan import Plan
+from . import registry as runs
+from .follow import Choice, View
+
+STOP_WINDOW = 10.0  # s for all hosts to hear that the run is to stop, when nobody waits for its end
+OUTCOMES = {
+    "succeeded": 0,
+    "failed": RunFailed.exit_code,
+    "lost": UnreachableError.exit_code,
+    "killed": Interrupted.exit_code,
+}
+
+
+class LinePrinter(Protocol):
+    """Takes the lines of a run as they come."""
+
+    def show(self, batch: Sequence[Line]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Printer:
+    """Prints lines on stdout: tagged for people, or one JSON object each.
+
+    `quiet`: of torchrun's own tracebacks only the last line; the command `all_of_it` shows them. `fold_ranks`: equal
+    lines of so many ranks as one.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        mask: Mask,
+        *,
+        as_json: bool,
+        timestamps: bool = False,
+        quiet: bool = True,
+        all_of_it: str,
+        fold_ranks: int | None = None,
+    ) -> None:
+        painter = Painter(hosts, wants_colour(sys.stdout, os.environ), timestamps, mask)
+        self._render = (lambda line: lines.to_json(line, mask)) if as_json else painter.paint
+        self._paint_folded = painter.paint_folded
+        self._quieter = Quieter(all_of_it) if quiet and not as_json else None
+        self._folder = Folder(fold_ranks) if fold_ranks is not None else None
+
+    def show(self, batch: Sequence[Line]) -> None:
+        """To be called now and then, if only with no line: what is held back to be folded has its time."""
+        if self._quieter is not None:
+            batch = self._quieter.filter(batch, time.monotonic())
+        if self._folder is None:
+            self._print([self._render(line) for line in batch])
+        else:
+            self._print([self._paint_folded(*one) for one in self._folder.add(batch, time.monotonic())])
+
+    def close(self) -> None:
+        """No more lines will come."""
+        rest = self._quieter.flush() if self._quieter is not None else []
+        if self._folder is None:
+            self._print([self._render(line) for line in rest])
+        else:
+            folded = [*self._folder.add(rest, time.monotonic()), *self._folder.flush()]
+            self._print([self._paint_folded(*one) for one in folded])
+
+    def _print(self, texts: Sequence[str]) -> None:
+        if texts:
+            sys.stdout.write("\n".join([*texts, ""]))
+            sys.stdout.flush()
+
+
+class Bell:
+    """Rings when the run is started again, and when it has ended. `wanted`: inventory `notify.bell`."""
+
+    def __init__(self, wanted: bool, console: Console) -> None:
+        self._ring = console.ring if wanted else lambda: None
+        self._attempt: int | None = None
+
+    def heard(self, batch: Sequence[Line]) -> None:
+        """What the first lines tell is not news."""
+        newest = max((line.attempt for line in batch), default=0)
+        if self._attempt is not None and newest > self._attempt:
+            self._ring()
+        if batch:
+            self._attempt = max(newest, self._attempt or 0)
+
+    def over(self) -> None:
+        self._ring()
+
+
+def attend(
+    resolved: Plan,
+    fleet: Fleet,
+    printer: LinePrinter,
+    mask: Mask,
+    console: Console,
+    *,
+    resume: str,
+    tell_outputs: bool = True,
+) -> int:
+    """Attached `up`: show the lines; Ctrl-C stops the run, a second one kills it, a third one only leaves.
+
+    `resume`: the command that starts a run which goes on with the outputs of this one.
+    """
+    about = AboutRun(resolved.name, resolved.inventory.path)
+    hosts = [node.host for node in resolved.nodes]
+    nodes = {host.name: node for node, host in enumerate(hosts)}
+    ranks = claims.ranks_of_plan(resolved)
+    view = View(resolved.run_id, hosts, Choice(follow=True), fleet, console.warning, sys.stdout.isatty(), ranks)
+    began = time.monotonic()
+    bell = Bell(resolved.inventory.notify.bell, console)
+
+    def show(batch: Sequence[Line]) -> None:
+        bell.heard(batch)
+        printer.show(batch)
+
+    victims = runs.Victims(runs=(resolved.run_id,), run_grace=resolved.inventory.run.grace)
+    with _stopping_on_interrupt(victims, hosts, fleet, console):
+        view.run(show)
+        printer.close()
+    bell.over()
+    took = f" after {time.monotonic() - began:.1f} s"
+    code = conclude(resolved.run_id, about, nodes, view, console, took, resume=resume, tell_outputs=tell_outputs)
+    if code in (RunFailed.exit_code, OUTCOMES["lost"]):
+        _diagnose(resolved.run_id, about, hosts, nodes, view, fleet, mask, console)
+    return code
+
+
+def _diagnose(
+    run_id: str,
+    about: AboutRun,
+    hosts: Sequence[Host],
+    nodes: Mapping[str, int],
+    view: View,
+    fleet: Fleet,
+    mask: Mask,
+    console: Console,
+) -> None:
+    from ..diagnosis import from_logs as diagnose_logs
+    from . import diagnose as diagnose_run  # only a failed run needs them
+
+    parts = {host: outcome["run"] for host, outcome in view.outcomes.items() if outcome.get("run")}
+    try:
+        found = diagnose_run.of_run(run_id, parts, nodes, {host.name: host for host in hosts}, fleet)
+    except OrchError as error:
+        console.warning(f"no diagnosis: {error}")
+        return
+    diagnose_logs.print_end(found, mask, sys.stderr, about)
+
+
+@contextlib.contextmanager
+def _stopping_on_interrupt(
+    victims: runs.Victims, hosts: Sequence[Host], fleet: Fleet, console: Console
+) -> Iterator[None]:
+    asked: list[threading.Thread] = []
+    over = threading.Event()
+
+    def stop(grace: float | None, note: str) -> None:
+        console.note(note)
+        result = runs.kill(fleet, hosts, victims, grace=grace, by="Ctrl-C")
+        if not over.is_set():  # else it is we who have closed the sessions
+            for line in folded(result.failed):
+                console.warning(f"could not be told to stop: {line}")
+
+    def interrupted(*_: object) -> None:
+        grace: float | None = None
+        note = "stopping the run gracefully; Ctrl-C again kills it"
+        if asked:
+            signal.signal(signal.SIGINT, before)
+            grace, note = 0.0, "killing the run; Ctrl-C again leaves without waiting for it"
+        # a thread of its own: the view goes on showing what the ranks say while they are being stopped
+        asked.append(threading.Thread(target=stop, args=(grace, note), daemon=True))
+        asked[-1].start()
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    except BrokenPipeError:  # Ctrl-C has ended a `| tee` too
+        if not asked:
+            raise
+        hush(sys.stdout)
+        asked[-1].join(STOP_WINDOW)
+        raise Interrupted("nobody reads the output any more; the run has been told to stop") from None
+    finally:
+        over.set()
+        signal.signal(signal.SIGINT, before)
+
+
+def conclude(
+    run_id: str,
+    about: AboutRun,
+    nodes: Mapping[str, int],
+    view: View,
+    console: Console,
+    took: str = "",
+    *,
+    resume: str,
+    tell_outputs: bool = True,
+) -> int:
+    """Say how the run ended; its exit code is the run's outcome. `nodes`: the node that each host is; `resume`: see
+    `attend`."""
+    for line in folded(view.failed):
+        console.warning(line)
+    of_run = {host: run for host in nodes if (run := view.outcomes.get(host, {}).get("run"))}
+    parts = list(of_run.values())
+    verdict = claims.verdict_of(of_run, nodes)
+    if verdict is None:
+        console.error(f"run {run_id}: no host tells how it ended; `{about.of_all('ps', '--all')}` shows what is known")
+        return UnreachableError.exit_code
+    match verdict["state"]:
+        case "succeeded":
+            console.note(f"run {run_id} succeeded{took}")
+        case "killed":
+            console.note(f"run {run_id} was stopped by {one_line(verdict.get('stopped_by') or 'somebody')}")
+        case "lost":
+            console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_without_head(verdict, parts[0], resume)}")
+        case _:
+            console.error(f"run {run_id} failed: {_first_failure(verdict)}")
+    stray = {host: found for host, outcome in view.outcomes.items() if (found := outcome.get("stray_outputs"))}
+    if stray:
+        console.warning(_stray_outputs(stray))
+    if tell_outputs and (stray or any(part.get("outputs") for part in parts)):
+        resumes = verdict["state"] != "succeeded" and any(part.get("outputs") for part in parts)
+        again = f"; a new run goes on with it: {resume}" if resumes else ""
+        shared = next((path for part in parts if (path := part.get("shared_output"))), None)
+        place = f"in {shared} on its hosts" if shared else "on its hosts"
+        console.note(f"what it wrote is {place}; bring it here with: {about.command('fetch')}{again}")
+    return OUTCOMES[verdict["state"]]
+
+
+def _stray_outputs(having: Mapping[str, Mapping[str, Any]]) -> str:
+    """What scripts write to relative paths: no later run finds it there."""
+    host, found = min(having.items())
+    names = ", ".join(found["files"]) + (", ..." if found["count"] > len(found["files"]) else "")
+    others = f", and on {fold(set(having) - {host})}" if len(having) > 1 else ""
+    return (
+        "it wrote files outside $DDP_ORCH_OUTPUT_DIR, where a new run with its name does not find them: "
+        f"{names} on {host}{others}. {{output}} in an argument names that folder\n  in {found['folder']}"
+    )
+
+
+def _without_head(verdict: Mapping[str, Any], part: Mapping[str, Any], resume: str) -> str:
+    """How to go on when it is the head that was lost: with another, which is for a person to choose."""
+    if (verdict.get("first_failure") or {}).get("node") != 0:
+        return ""
+    return (
+        f"\n  to go on from the newest snapshot: take {part['hosts'][0]} out of the inventory, or give another `head` "
+        f"(such as {part['host']}), then: {resume}"
+    )
+
+
+def _first_failure(verdict: Mapping[str, Any]) -> str:
+    first = verdict.get("first_failure")
+    if not first:
+        return "reason unknown"
+    last = "" if first.get("stalled") else " (the first to end; what came later is its consequence)"
+    return f"{one_line(first['host'])}: {one_line(first['what'])}{last}"

@@ -1,0 +1,277 @@
+"""`diagnose RUN`: ask all hosts what they recorded and what they know, and diagnose it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..commands.context import (
+    FoundRun,
+    find_run_early,
+    inventory_of_run,
+    mask_of,
+    open_fleet,
+    stderr_console,
+    wait_for_rest,
+    warn_of_unheard,
+)
+from ..diagnosis import from_logs as diagnose_logs
+from ..diagnosis import missing
+from ..diagnosis.engine import Diagnosis, Finding, Known, diagnose
+from ..diagnosis.exits import Exit
+from ..diagnosis.transcript import Said, origin
+from ..errors import UnreachableError
+from ..hosts import claims
+from ..hosts.fleet import Fleet
+from ..hosts.session import Session
+from ..inventory import advice
+from ..inventory.model import Host, Inventory
+from ..output.console import Console, fold
+from ..output.lines import Line
+from . import kept_back
+from .follow import Choice, View
+
+LINES = 100_000  # that are asked for, of all streams together
+MOST_ATTEMPTS = 10  # before the last
+ENDED = {"succeeded": "has succeeded", "failed": "failed", "killed": "was stopped", "lost": "was lost"}
+LINES_A_STREAM = 200, 4000  # the fewest and the most: the last of each, as a failure is at the end
+
+
+def show(wanted: str | None, given: str | None, hosts: str | None, as_json: bool) -> int:
+    """The command. Exit code 4 where a host was not reached."""
+    console = stderr_console()
+    read = inventory_of_run(given, hosts, wanted)
+    with open_fleet(read, looking=True) as fleet:
+        first = final = find_run_early(fleet, read, wanted, console)
+        warn_of_unheard(first.run, first.listing, console)
+        said = None
+        if as_json and first.listing.late:  # one document, by all hosts
+            final = wait_for_rest(first, read, wanted, console)
+        found = _of_found(final, read, fleet)
+        if final.listing.late:
+            console.note(f"no answer yet from {fold(first.listing.late)}; the others show:")
+            _show(found, final, read, as_json, console)
+            sys.stdout.flush()
+            said = found
+            final = wait_for_rest(first, read, wanted, console)
+            found = _of_found(final, read, fleet) if _is_news(first, final) else said
+    if said is None:
+        _show(found, final, read, as_json, console)
+    elif first.listing.late & final.listing.answered:
+        changes = found != said or final.run.run_id != first.run.run_id
+        what = "changes the diagnosis:" if changes else "changes nothing in the diagnosis"
+        console.note(f"{fold(first.listing.late & final.listing.answered)} has answered, which {what}")
+        if changes:
+            _show(found, final, read, as_json, console)
+    return UnreachableError.exit_code if final.listing.failed else 0
+
+
+def _is_news(first: FoundRun, final: FoundRun) -> bool:
+    return final.run.run_id != first.run.run_id or final.run.parts.keys() != first.run.parts.keys()
+
+
+def _of_found(found: FoundRun, read: Inventory, fleet: Fleet) -> Diagnosis:
+    run = found.run
+    return of_run(run.run_id, run.parts, run.nodes, {host.name: host for host in read.hosts}, fleet)
+
+
+def _show(diagnosis: Diagnosis, found: FoundRun, read: Inventory, as_json: bool, console: Console) -> None:
+    run = found.run
+    about = advice.about(run, found.listing.runs, read.path)
+    diagnose_logs.show(diagnosis, as_json, mask_of(read, run, console), about)
+    if not as_json and (run.unfinished or not diagnosis.findings):
+        hang = (
+            f"; if it hangs: {about.command('top')} shows who is silent, and run.stall_timeout ends it with the "
+            "stacks of all ranks"
+        )
+        console.note(f"run {run.run_id} {ENDED.get(run.state, f'is {run.state}')}" + (hang if run.unfinished else ""))
+
+
+def of_run(
+    run_id: str,
+    parts: Mapping[str, Mapping[str, Any]],
+    nodes: Mapping[str, int],
+    hosts: Mapping[str, Host],
+    fleet: Fleet,
+) -> Diagnosis:
+    """`parts`: what the hosts say of the run (runs.py); `nodes`: the node that each is. Those that do not answer are
+    left out, and the first cause is as sure as the others can know it.
+    """
+    here = {host: parts[host] for host in nodes if host in parts and host in hosts}
+    verdict = claims.verdict_of(here, nodes)
+    first = min(here, key=lambda host: nodes[host], default=None)  # the head, where it has answered
+    attempt = here[first]["attempt"] if first is not None else 0
+    between = first is not None and here[first]["state"] == "restarting"
+    failed = verdict is not None and verdict["state"] != "succeeded"
+    if not failed and attempt < 2 and not between:
+        return Diagnosis((), ())
+
+    def ask(_: Host, session: Session) -> dict[str, Any]:
+        return session.request("evidence", {"run_id": run_id})
+
+    gathered = fleet.each([hosts[host] for host in here], ask, "asking what it knows")
+    streams = sum(2 * part["nproc"] + 1 for part in here.values())
+    fewest, most = LINES_A_STREAM
+    tail = max(fewest, min(most, LINES // streams))
+    lines: list[Line] = []
+    choice = Choice(follow=False, tail=tail)
+    ranks = claims.ranks_of(here, nodes)
+    view = View(run_id, [hosts[host] for host in here], choice, fleet, lambda _: None, ranks=ranks, kept=True)
+    view.run(lines.extend)
+    answers = {host: _by_one_clock(answer, view.ahead.get(host, 0.0)) for host, answer in gathered.done.items()}
+    same_code = not any(hosts[host].workdir for host in here)
+    found = Diagnosis((), ())
+    if verdict is not None and failed:
+        newest = claims.newest_ranks(here, nodes)
+        found = judge(lines, verdict, answers, newest, attempt=attempt, same_code=same_code)
+        found = replace(found, findings=_look_for_files(run_id, found.findings, [hosts[host] for host in here], fleet))
+        found = kept_back.explain(found, run_id) if same_code else found
+        found = _without(found, _unasked(here, nodes, gathered.done), here, verdict)
+    over = attempt if verdict is None and between else attempt - 1
+    before = sorted({line.attempt for line in lines if line.attempt <= over})[-MOST_ATTEMPTS:]
+    return replace(found, earlier=tuple((one, judge_earlier(lines, answers, one, same_code)) for one in before))
+
+
+def _unasked(here: Mapping[str, Mapping[str, Any]], nodes: Mapping[str, int], answered: Collection[str]) -> list[str]:
+    """The hosts of the run, by its own names, that have told nothing."""
+    names = next(iter(here.values()))["hosts"]
+    told = {nodes[host] for host in here if host in answered}
+    return [name for node, name in enumerate(names) if node not in told]
+
+
+def _without(
+    found: Diagnosis, unasked: Sequence[str], here: Mapping[str, Mapping[str, Any]], verdict: Mapping[str, Any]
+) -> Diagnosis:
+    """What is found while hosts have told nothing: one of them may have failed before, unless the head knows better."""
+    if not unasked or not found.findings:
+        return found
+    by_head = any(part["node"] == 0 and part.get("verdict") for part in here.values())
+    failure = (by_head and verdict.get("first_failure")) or {}
+    first, *others = found.findings
+    if failure and (first.hosts[:1], first.rank) == ((failure["host"],), failure.get("rank")):
+        return found
+    message = f"{first.message} ({fold(unasked)} could not be asked, and may have failed before.)"
+    sure = "medium" if first.confidence == "high" else first.confidence
+    return replace(found, findings=(replace(first, confidence=sure, message=message), *others))
+
+
+def _look_for_files(
+    run_id: str, findings: tuple[Finding, ...], hosts: Sequence[Host], fleet: Fleet
+) -> tuple[Finding, ...]:
+    """Where the first cause is a missing file, ask every host whether it has it."""
+    path = missing.path_of(findings[0]) if findings else None
+    if path is None:
+        return findings
+
+    def ask(_: Host, session: Session) -> str | None:
+        found: str | None = session.request("paths", {"run_id": run_id, "paths": [path]})["paths"][path]
+        return found
+
+    answers = fleet.each(hosts, ask, f"looking for {path}").done
+    first = missing.judge(findings[0], path, answers, [host.name for host in hosts])
+    return (first, *(one for one in findings[1:] if one.code != first.code))
+
+
+def _by_one_clock(answer: Mapping[str, Any], ahead: float) -> dict[str, Any]:
+    """The view's lines have the clock of the first host; so shall what the hosts know."""
+    keys = ("failures", "kernel", "finished")
+    shifted = {key: [{**one, "at": one["at"] - ahead} for one in answer.get(key, ())] for key in keys}
+    return {**answer, **shifted}
+
+
+def judge(
+    lines: Sequence[Line],
+    verdict: Mapping[str, Any],
+    gathered: Mapping[str, Mapping[str, Any]],
+    ranks: Mapping[int, str],
+    *,
+    attempt: int | None = None,
+    same_code: bool = False,
+) -> Diagnosis:
+    """Why the run ended: by what its last attempt shows.
+
+    `gathered`: what the hosts answered to `evidence`. `same_code`: it was sent to all of them.
+    """
+    last = attempt or max((line.attempt for line in lines), default=1)
+    first = verdict.get("first_failure")
+    failures = _failures(gathered, last)
+    if first and not any(failure["at"] == first["at"] for _, failure in failures):
+        failures.append((first["host"], first))
+    by = verdict.get("stopped_by") if verdict["state"] == "killed" else None
+    known = Known(
+        exits=_exits(failures),
+        hosts=tuple(gathered),
+        ranks=ranks,
+        oom_hosts=tuple(host for host, answer in gathered.items() if answer["oom_kills"]),
+        dumps=[dump for answer in gathered.values() for dump in answer["dumps"]],
+        lost=first["host"] if first and first.get("lost") else None,
+        stopped_by=by,
+        failed_at=min((failure["at"] for _, failure in failures), default=None),
+        finished={
+            one["rank"]: one["at"]
+            for host, answer in gathered.items()
+            for one in answer.get("finished", ())
+            if one["attempt"] == last and ranks.get(one["rank"]) == host
+        },
+        stalled=bool(first and first.get("stalled")),
+        same_code=same_code,
+    )
+    return diagnose(_said(lines, gathered, last), known)
+
+
+def judge_earlier(
+    lines: Sequence[Line], gathered: Mapping[str, Mapping[str, Any]], attempt: int, same_code: bool
+) -> Finding:
+    """Why an attempt failed after which the run was started again."""
+    failures = _failures(gathered, attempt)
+    failed_at = min((failure["at"] for _, failure in failures), default=None)
+    known = Known(exits=_exits(failures), failed_at=failed_at, same_code=same_code)
+    return diagnose(_said(lines, gathered, attempt), known).findings[0]
+
+
+def _failures(gathered: Mapping[str, Mapping[str, Any]], attempt: int) -> list[tuple[str, Mapping[str, Any]]]:
+    return [
+        (host, failure)
+        for host, answer in gathered.items()
+        for failure in answer["failures"]
+        if failure.get("attempt", attempt) == attempt
+    ]
+
+
+def _exits(failures: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Exit]:
+    return [
+        exit_of(host, failure)
+        for host, failure in failures
+        if failure.get("exit_code") is not None or failure.get("signal")
+    ]
+
+
+def _said(lines: Sequence[Line], gathered: Mapping[str, Mapping[str, Any]], attempt: int) -> list[Said]:
+    """What was said in an attempt, and what the kernels said meanwhile."""
+    told = [
+        Said(0, one.host, one.host, one.rank, one.at, one.text, None, one.stream == "agent", one.attempt, one.stream)
+        for one in lines
+        if one.attempt == attempt
+    ]
+    begun = min((line.at for line in lines if line.attempt == attempt), default=0.0) if attempt > 1 else 0.0
+    ended = min((line.at for line in lines if line.attempt > attempt), default=float("inf"))
+    for host, answer in gathered.items():
+        told += [
+            Said(0, host, host, None, one["at"], one["text"], None, True, attempt)
+            for one in answer["kernel"]
+            if begun <= one["at"] < ended
+        ]
+    told.sort(key=lambda line: line.at or 0.0)
+    return [origin(line, number) for number, line in enumerate(told)]
+
+
+def exit_of(host: str, failure: Mapping[str, Any]) -> Exit:
+    name = failure.get("signal")
+    code = -signal.Signals[name].value if name and name in signal.Signals.__members__ else failure.get("exit_code") or 1
+    what = f"{failure['what']}" + (f" ({failure['said']})" if failure.get("said") else "")
+    line = Said(-1, host, host, failure["rank"], failure["at"], what)
+    agent = failure["rank"] is None
+    return Exit(code, -1, host, failure["rank"], failure["at"], failure.get("pid"), line, None, not agent, agent)

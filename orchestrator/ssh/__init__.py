@@ -1,0 +1,1 @@
+"""A byte pipe to a host. The only importer of fabric and paramiko."""

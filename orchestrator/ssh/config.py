@@ -1,0 +1,335 @@
+"""Find out what `ssh HOST` would do: the address, user, port, keys, jump hosts and files of the user's configuration.
+
+The system's `ssh -G` says it, `Match`, `Include` and all; where there is no `ssh`, paramiko's reader of ssh_config.
+What the inventory says wins over ssh_config. Opens no connection (a `Match exec` of the user's is run, as ssh does).
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..inventory.model import Host
+from .alike import Answers, Settings
+from .known_hosts import lookup_names
+from .pipe import ConnectFailure
+
+KEY_KINDS = ("rsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk", "xmss", "dsa")
+DEFAULT_KEYS = tuple(f"~/.ssh/id_{kind}" for kind in KEY_KINDS)
+"""Where ssh looks for keys when no configuration names one."""
+
+MAX_JUMPS = 8
+IMPORTING = threading.RLock()
+"""Held while paramiko, or what needs it, is imported: two threads that begin at once see each other's halves of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One sshd and how to log in to it. Equal targets may share a connection."""
+
+    name: str  # as people call it
+    command: str  # what a person would type to log in
+    hostname: str
+    port: int
+    user: str
+    identity_file: Path | None  # named by the inventory: it must work, and is offered first
+    identity_files: tuple[Path, ...]
+    identities_only: bool
+    agent_socket: Path | None
+    jump: Target | None  # the jump host before this one; it may have one too
+    proxy_command: str | None  # ready for the shell
+    user_known_hosts: tuple[Path, ...]
+    global_known_hosts: tuple[Path, ...]
+    host_key_alias: str | None
+    hash_known_hosts: bool
+    address_family: str  # any | inet | inet6
+    bind_address: str | None
+    algorithms: tuple[tuple[str, frozenset[str]], ...]  # what ssh_config allows, by kind; others: all
+    remarks: tuple[str, ...]  # of ways to log in that ssh has and we have not
+
+    @property
+    def known_as(self) -> tuple[str, ...]:
+        """The names in known_hosts."""
+        return lookup_names(self.hostname, self.port, self.host_key_alias)
+
+
+def by_hand(text: str, hosts: Iterable[Host]) -> str:
+    """Advice that says `ssh NAME`, with what the inventory knows of the way there: to be pasted."""
+    if "ssh " not in text:
+        return text
+    known = {host.name: host for host in hosts if not host.local}
+
+    def command(match: re.Match[str]) -> str:
+        host = known.get(match[1])
+        return _question(host).command() if host else match[0]
+
+    return re.sub(r"\bssh ([\w.:%-]*[\w%])", command, text)
+
+
+class Resolver:
+    """Turns hosts of an inventory into targets. Asks once for each; safe to use from many threads at once."""
+
+    def __init__(self, config_file: Path | None, agent_socket: str | None) -> None:
+        self._config_file = config_file
+        self._agent_socket = agent_socket
+        self._ssh = shutil.which("ssh")
+        self._lock = threading.Lock()
+        self._asked: dict[tuple[str, ...], tuple[threading.Lock, list[Settings]]] = {}
+        self._answers = Answers()
+
+    def resolve(self, host: Host, deadline: float) -> Target:
+        """Raises `ConnectFailure` where ssh_config cannot be read or asks for what only the `ssh` program can do."""
+        return self._target(_question(host), deadline, MAX_JUMPS)
+
+    def _target(self, question: _Question, deadline: float, jumps_left: int) -> Target:
+        name = question.name
+        if not re.fullmatch(r"[A-Za-z0-9_\[:][A-Za-z0-9._:%\[\]-]{0,253}", question.address):
+            # ssh would take `-oProxyCommand=...` for an option, and a ProxyCommand's shell would run what is in a name.
+            raise _failure(name, f"{question.address!r} is no host name or address", "mend the address")
+        if not jumps_left:
+            raise _failure(name, f"more than {MAX_JUMPS} jump hosts, or a loop of them", "mend ProxyJump in ssh_config")
+        settings = self._ask(question, deadline)
+        if problem := _unsupported(settings):
+            raise _failure(name, *problem)
+        hostname, user = settings["hostname"][0], settings["user"][0]
+        if not re.fullmatch(r"[A-Za-z0-9_:][A-Za-z0-9._:%-]*", hostname) or not re.fullmatch(r"[\w.@\\+-]+\$?", user):
+            raise _failure(name, f"{user!r} at {hostname!r} is no user of a host", "mend User, HostName in ssh_config")
+        port = int(settings["port"][0])
+        tokens = {
+            "%": "%",
+            "d": str(Path.home()),
+            "h": hostname,
+            "i": str(os.getuid()),
+            "k": _value(settings, "hostkeyalias") or question.address,
+            "n": question.address,
+            "p": str(port),
+            "r": user,
+            "u": getpass.getuser(),
+        }
+
+        def path(text: str) -> Path:
+            return Path(_expand(text, tokens, name)).expanduser()
+
+        def paths(keyword: str) -> tuple[Path, ...]:
+            return tuple(path(text) for value in settings.get(keyword, ()) for text in value.split() if text != "none")
+
+        jump, command = None, None
+        if proxy_jump := _value(settings, "proxyjump"):
+            *before, last = proxy_jump.split(",")
+            jump = self._target(_jump_question(last, ",".join(before) or None), deadline, jumps_left - 1)
+        elif proxy_command := _value(settings, "proxycommand"):
+            command = _expand(proxy_command, tokens, name)
+        agent = _value(settings, "identityagent", "SSH_AUTH_SOCK")
+        if agent in ("SSH_AUTH_SOCK", "$SSH_AUTH_SOCK"):
+            agent = self._agent_socket
+        identity_file = Path(question.identity_file).expanduser() if question.identity_file else None
+        return Target(
+            name=name,
+            command=question.command(),
+            hostname=hostname,
+            port=port,
+            user=user,
+            identity_file=identity_file,
+            # One value a line, and a path may have spaces: unlike the files of known_hosts.
+            identity_files=tuple(file for file in map(path, settings.get("identityfile", ())) if file != identity_file),
+            identities_only=_value(settings, "identitiesonly") == "yes",
+            agent_socket=path(agent) if agent else None,
+            jump=jump,
+            proxy_command=command,
+            user_known_hosts=paths("userknownhostsfile"),
+            global_known_hosts=paths("globalknownhostsfile"),
+            host_key_alias=_value(settings, "hostkeyalias"),
+            hash_known_hosts=_value(settings, "hashknownhosts") == "yes",
+            address_family=_value(settings, "addressfamily") or "any",
+            bind_address=_value(settings, "bindaddress"),
+            algorithms=_algorithms(settings),
+            remarks=_remarks(settings),
+        )
+
+    def _ask(self, question: _Question, deadline: float) -> Settings:
+        """Ask ssh, or paramiko where there is none; the same question once, as many hosts share a jump host."""
+        arguments = question.arguments()
+        with self._lock:
+            lock, answer = self._asked.setdefault(arguments, (threading.Lock(), []))
+        with lock:
+            if not answer:
+                read = self._read_with_ssh if self._ssh else self._read_with_paramiko
+                answer.append(read(question, deadline))
+            return answer[0]
+
+    def _read_with_ssh(self, question: _Question, deadline: float) -> Settings:
+        assert self._ssh
+        if known := self._answers.of(question.options(), question.address):
+            return known
+        config = ("-F", str(self._config_file)) if self._config_file else ()
+        try:
+            done = subprocess.run(
+                (self._ssh, "-v", "-G", *config, *question.arguments()),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=max(0.1, deadline - time.monotonic()),
+            )
+        except subprocess.TimeoutExpired as error:
+            raise _failure(question.name, "`ssh -G` did not answer in time", "look for a slow `Match exec`") from error
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").replace("\r", "").splitlines()
+            reason = "; ".join(
+                line for line in lines if not line.startswith(("debug1: ", "OpenSSH_", "Pseudo-terminal "))
+            )
+            raise _failure(question.name, f"`ssh -G` refused: {reason}", "mend ssh_config")
+        settings: Settings = {}
+        for line in done.stdout.decode(errors="surrogateescape").splitlines():
+            keyword, _, value = line.partition(" ")
+            settings.setdefault(keyword.lower(), []).append(value)
+        said = done.stderr.decode(errors="surrogateescape")
+        self._answers.learn(question.options(), question.address, settings, said)
+        return settings
+
+    def _read_with_paramiko(self, question: _Question, deadline: float) -> Settings:
+        with IMPORTING:
+            from paramiko import SSHConfig
+            from paramiko.ssh_exception import ConfigParseError
+
+        usual = [Path("~/.ssh/config").expanduser(), Path("/etc/ssh/ssh_config")]
+        files = [self._config_file] if self._config_file else usual
+        text = "".join(file.read_text() + "\n" for file in files if file.exists())
+        if included := re.search(r"(?im)^\s*include\b.*", text):
+            reason = f"{included[0].strip()!r} in ssh_config cannot be read without the ssh program"
+            raise _failure(question.name, reason, "install the OpenSSH client")
+        try:
+            found = SSHConfig.from_text(text).lookup(question.address)
+        except ConfigParseError as error:
+            raise _failure(question.name, str(error), "mend ssh_config") from error
+        settings = {keyword: [value] if isinstance(value, str) else list(value) for keyword, value in found.items()}
+        given = {"user": question.user, "port": question.port, "proxyjump": question.proxy_jump}
+        settings |= {keyword: [str(value)] for keyword, value in given.items() if value}
+        if question.identity_file:
+            settings.setdefault("identityfile", []).insert(0, question.identity_file)
+        defaults = {
+            "user": [getpass.getuser()],
+            "port": ["22"],
+            "hostname": [question.address],
+            "identityfile": list(DEFAULT_KEYS),
+            "userknownhostsfile": ["~/.ssh/known_hosts ~/.ssh/known_hosts2"],
+            "globalknownhostsfile": ["/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"],
+        }
+        return defaults | settings
+
+
+def resolve(host: Host, config_file: Path | None, agent_socket: str | None = None, timeout: float = 20.0) -> Target:
+    """What `ssh` would do for one host of an inventory. For many hosts, share a `Resolver`."""
+    return Resolver(config_file, agent_socket).resolve(host, time.monotonic() + timeout)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A host as it is asked for: by the inventory, or by a jump."""
+
+    name: str
+    address: str
+    user: str | None
+    port: int | None
+    identity_file: str | None
+    proxy_jump: str | None
+
+    def options(self) -> tuple[str, ...]:
+        """What is given, as options of ssh: they win over ssh_config."""
+        given = (("-l", self.user), ("-p", self.port), ("-i", self.identity_file), ("-J", self.proxy_jump))
+        return tuple(text for option, value in given if value is not None for text in (option, str(value)))
+
+    def arguments(self) -> tuple[str, ...]:
+        return (*self.options(), "--", self.address)
+
+    def command(self) -> str:
+        """To be typed."""
+        return shlex.join(("ssh", *self.options(), self.address))
+
+
+def _question(host: Host) -> _Question:
+    return _Question(host.name, host.address, host.user, host.port, host.identity_file, host.proxy_jump)
+
+
+def _jump_question(jump: str, before: str | None) -> _Question:
+    """`[user@]host[:port]` or `ssh://[user@]host[:port]`, as in ProxyJump; `before` are the jumps in front of it."""
+    user, _, place = jump.strip().removeprefix("ssh://").rstrip("/").rpartition("@")
+    bracketed = re.fullmatch(r"\[(.+)\](?::(\d+))?", place)
+    plain = re.fullmatch(r"([^:]+):(\d+)", place)
+    match = bracketed or plain
+    host, port = (match[1], match[2]) if match else (place, None)
+    return _Question(jump.strip(), host, user or None, int(port) if port else None, None, before)
+
+
+def _value(settings: Settings, keyword: str, default: str | None = None) -> str | None:
+    value = settings.get(keyword, [default or "none"])[0]
+    return None if value.lower() == "none" or not value else value
+
+
+def _expand(text: str, tokens: dict[str, str], name: str) -> str:
+    """ssh_config's %-tokens and ${VARIABLES}."""
+
+    def token(match: re.Match[str]) -> str:
+        if match[1] not in tokens:
+            raise _failure(name, f"the token %{match[1]} in {text!r} is not supported", "write out what it stands for")
+        return tokens[match[1]]
+
+    expanded = re.sub(r"%(.)", token, text)
+    return re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], ""), expanded)
+
+
+def _unsupported(settings: Settings) -> tuple[str, str] | None:
+    """What would change whom we talk to or trust, and is not done here, is refused: (reason, fix)."""
+    checks: tuple[tuple[str, Callable[[str], bool], str], ...] = (
+        ("knownhostscommand", _is_set, "put its keys in a known_hosts file"),
+        ("revokedhostkeys", _is_set, "mark the keys @revoked in known_hosts"),
+        ("proxyusefdpass", lambda value: value == "yes", "use ProxyJump, or a ProxyCommand that passes bytes"),
+        ("bindinterface", _is_set, "use BindAddress"),
+        ("pubkeyauthentication", lambda value: value in ("no", "false"), "keys are the only way to log in here"),
+    )
+    for keyword, wrong, fix in checks:
+        for value in settings.get(keyword, ()):
+            if wrong(value.lower()):
+                return f"ssh_config sets {keyword} {value}, which is not supported", fix
+    certificates = [value for value in settings.get("certificatefile", ()) if _is_set(value)]
+    beside = {f"{key}-cert.pub" for key in settings.get("identityfile", ())}
+    for certificate in certificates:
+        if certificate not in beside:
+            return f"ssh_config sets CertificateFile {certificate}, not beside its key", "name it KEY-cert.pub"
+    return None
+
+
+def _remarks(settings: Settings) -> tuple[str, ...]:
+    """Ways to log in that are missed only when no other way works."""
+    remarks = []
+    if _is_set(provider := settings.get("pkcs11provider", ["none"])[0]):
+        remarks.append(f"PKCS11Provider {provider} is not used (`ssh-add -s {provider}` gives its keys to the agent)")
+    return tuple(remarks)
+
+
+def _is_set(value: str) -> bool:
+    return value.lower() not in ("", "none")
+
+
+def _algorithms(settings: Settings) -> tuple[tuple[str, frozenset[str]], ...]:
+    kinds = {
+        "kex": "kexalgorithms",
+        "ciphers": "ciphers",
+        "macs": "macs",
+        "keys": "hostkeyalgorithms",
+        "pubkeys": "pubkeyacceptedalgorithms",
+    }
+    return tuple(
+        (kind, frozenset(settings[keyword][0].split(","))) for kind, keyword in kinds.items() if keyword in settings
+    )
+
+
+def _failure(host: str, reason: str, fix: str) -> ConnectFailure:
+    return ConnectFailure(host, "ssh config", reason, "unknown", fix)

@@ -1,0 +1,143 @@
+"""Host keys: whether one is to be trusted, what is said when it is not, which are added. Makes no connection."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import threading
+from pathlib import Path
+
+from .config import Target
+from .known_hosts import Entry, KnownHosts, Verdict, append, fingerprint
+from .pipe import ConnectFailure
+
+
+class HostKeys:
+    """Host keys: what known_hosts says, and what is done about a key that it does not know."""
+
+    def __init__(self, accept_new: bool, trust_command: str) -> None:
+        self._accept_new = accept_new
+        self._trust_command = trust_command
+        self._files: dict[tuple[Path, ...], KnownHosts] = {}
+        self._lock = threading.Lock()
+
+    def key_types(self, target: Target) -> frozenset[str]:
+        return self._known(target).key_types(target.known_as)
+
+    def check(self, target: Target, key: bytes) -> None:
+        with self._lock:
+            known = self._read(target)
+            verdict = known.judge(target.known_as, key)
+            if verdict.status == "known":
+                return
+            if verdict.status == "unknown" and self._accept_new and target.user_known_hosts:
+                self._add(target, key)
+                return
+        raise _untrusted(target, key, verdict, self._trust_command)
+
+    def judge(self, target: Target, key: bytes) -> Verdict:
+        return self._known(target).judge(target.known_as, key)
+
+    def accept(self, target: Target, key: bytes) -> Path:
+        """Write a key that a person has confirmed; gives the file. Raises ConnectFailure, also where another key of
+        that name has just been accepted."""
+        with self._lock:
+            verdict = self._read(target).judge(target.known_as, key)
+            if verdict.status in ("changed", "revoked"):
+                raise _untrusted(target, key, verdict, self._trust_command)
+            if not target.user_known_hosts:
+                reason = "ssh_config names no UserKnownHostsFile to write it to"
+                raise ConnectFailure(target.name, "host key", reason, "ssh-host-key-unknown", "mend ssh_config")
+            if verdict.status != "known":
+                self._add(target, key)
+            return target.user_known_hosts[0]
+
+    def _add(self, target: Target, key: bytes) -> None:
+        path = target.user_known_hosts[0]
+        try:
+            self._read(target).add(append(path, target.known_as[0], key, hashed=target.hash_known_hosts))
+        except OSError as error:
+            raise ConnectFailure(
+                target.name, "host key", f"{path} cannot be written: {error.strerror}", "unknown", "free it"
+            ) from error
+
+    def _known(self, target: Target) -> KnownHosts:
+        with self._lock:
+            return self._read(target)
+
+    def _read(self, target: Target) -> KnownHosts:
+        files = target.user_known_hosts + target.global_known_hosts
+        if files not in self._files:
+            self._files[files] = KnownHosts.read(files)
+        return self._files[files]
+
+
+class Seen(Exception):
+    """Not a failure: the key exchange is done, and the key is all that was wanted."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__("seen")
+        self.key = key
+
+
+class Look:
+    """In the place of HostKeys, for a connection that ends as soon as the host has proved which key it holds."""
+
+    def __init__(self, host_keys: HostKeys) -> None:
+        self._host_keys = host_keys
+
+    def key_types(self, target: Target) -> frozenset[str]:
+        return self._host_keys.key_types(target)
+
+    def check(self, target: Target, key: bytes) -> None:
+        raise Seen(key)
+
+
+def _untrusted(target: Target, key: bytes, verdict: Verdict, trust: str) -> ConnectFailure:
+    print_ = fingerprint(key)
+    where = verdict.entry.where if verdict.entry else ""
+    name = target.known_as[0]
+    common, own = None, ""
+    match verdict.status:
+        case "changed":
+            code = "ssh-host-key-changed"
+            assert verdict.entry
+            reason = (
+                f"THE HOST KEY HAS CHANGED: it shows {print_}, but {where} has {fingerprint(verdict.entry.key)}. "
+                "Somebody may be listening in, or the host was installed anew"
+            )
+            remove, remove_all = _how_to_remove(verdict.entry, name)
+            own = shlex.quote(name)
+            only_if = "ask its administrator; only if the new key is right, "
+            fix = f"{only_if}{remove}, then accept the new one by `{trust}`"
+            common = (
+                f"THE HOST KEY HAS CHANGED: it shows another one than {verdict.entry.path} has. Somebody may be "
+                "listening in, or the host was installed anew",
+                f"{only_if}{remove_all}, then accept the new one by `{trust}`",
+            )
+        case "revoked":
+            code, reason = "ssh-host-key-changed", f"its key {print_} is revoked by {where}"
+            fix = "the key must not be used any more: the host needs a new one"
+            common = ("its key is revoked", fix)
+        case "authority":
+            code = "ssh-host-key-unknown"
+            reason = f"it is known by a certificate authority only ({where}); its key is {print_}"
+            fix = f"host certificates are not supported: add its plain key, say by `ssh-keyscan {target.hostname}`"
+        case _:
+            code, reason = "ssh-host-key-unknown", f"its key {print_} is not in known_hosts (as {name})"
+            ways = f"by `{trust}`, once by `{target.command}`, or set ssh.host_keys: accept-new"
+            fix = f"compare it, then accept it: {ways}"
+            ways = f"by `{trust}`, which shows it, or set ssh.host_keys: accept-new"
+            common = ("its key is not in known_hosts", f"compare it, then accept it: {ways}")
+    return ConnectFailure(target.name, "host key", reason, code, fix, common, own)
+
+
+def _how_to_remove(entry: Entry, name: str) -> tuple[str, str]:
+    """Of one host, and of the HOSTS that failed alike."""
+    file = shlex.quote(str(entry.path))
+    if re.search(r"[*?!]", entry.hosts):  # ssh-keygen removes no pattern
+        return (f"delete line {entry.line} of {file}", f"delete their lines of {file}")
+    return (
+        f"run `ssh-keygen -f {file} -R {shlex.quote(name)}`",
+        f'run `for host in HOSTS; do ssh-keygen -f {file} -R "$host"; done`',
+    )

@@ -1,0 +1,363 @@
+"""The keys to log in with: those of the agent and those in files, in the order in which a host is offered them.
+
+Never writes a key, never shows one, asks for a pass phrase only in `unlock`. paramiko is imported when a file is read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import copy
+import os
+import shlex
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Union
+
+from .config import DEFAULT_KEYS, IMPORTING, Target
+
+if TYPE_CHECKING:
+    from paramiko import PKey
+
+ATTEMPTS = 3
+"""How often a pass phrase is asked for, as by ssh: a typing error is no reason to start again."""
+
+AGENT_TIMEOUT = 30.0
+"""Seconds that an agent may take for one answer: it may be asking a person to confirm."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A key that is not offered, and why."""
+
+    path: Path
+    reason: str
+    code: str = "ssh-auth-denied"
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.reason}"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A key that can sign, and what people call it."""
+
+    key: Key
+    label: str
+
+
+@dataclass(frozen=True)
+class Offer:
+    identities: tuple[Identity, ...]
+    skipped: tuple[Skipped, ...]
+
+
+_REQUEST_IDENTITIES, _IDENTITIES_ANSWER, _SIGN_REQUEST, _SIGN_RESPONSE = 11, 12, 13, 14
+
+
+class AgentError(Exception):
+    """The agent does not answer, or refuses to sign."""
+
+
+class Agent:
+    """A connection to an ssh-agent (draft-ietf-sshm-ssh-agent), shared by all threads."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError or AgentError when no agent answers there."""
+        self._lock = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(AGENT_TIMEOUT)
+        try:
+            self._socket.connect(str(path))
+            answer = self._call(_REQUEST_IDENTITIES, b"", _IDENTITIES_ANSWER)
+        except (OSError, AgentError):
+            self._socket.close()
+            raise
+        fields = list(_strings(answer[4:]))
+        self.keys = tuple(AgentKey(self, *pair) for pair in zip(fields[::2], fields[1::2], strict=False))
+
+    def sign(self, blob: bytes, data: bytes, flags: int) -> bytes:
+        request = _string(blob) + _string(data) + struct.pack(">I", flags)
+        return next(_strings(self._call(_SIGN_REQUEST, request, _SIGN_RESPONSE)), b"")
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _call(self, kind: int, request: bytes, expected: int) -> bytes:
+        with self._lock:
+            try:
+                self._socket.sendall(_string(bytes([kind]) + request))
+                answer = self._read(int.from_bytes(self._read(4), "big"))
+            except OSError as error:
+                self._socket.close()  # a late answer must not be taken for that of the next request
+                raise AgentError(f"the agent does not answer: {error}") from error
+        if answer[:1] != bytes([expected]):
+            raise AgentError("the agent refused")
+        return answer[1:]
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = self._socket.recv(size - len(data))
+            if not part:
+                raise ConnectionResetError("it closed the connection")
+            data += part
+        return data
+
+
+class AgentKey:
+    """A key in an agent: as much of paramiko's `PKey` as logging in needs."""
+
+    def __init__(self, agent: Agent, blob: bytes, comment: bytes) -> None:
+        self._agent = agent
+        self.blob = blob
+        self.comment = comment.decode(errors="replace")
+        self.public_blob = None
+
+    @property
+    def is_security_key(self) -> bool:
+        return self.get_name().startswith("sk-")
+
+    def get_name(self) -> str:
+        return next(_strings(self.blob), b"").decode(errors="replace")
+
+    def asbytes(self) -> bytes:
+        return self.blob
+
+    def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> bytes:
+        # OpenSSH's agent takes the first flag that it knows, so only one is sent.
+        name = algorithm or ""
+        flags = 4 if name.startswith("rsa-sha2-512") else 2 if name.startswith("rsa-sha2-256") else 0
+        return self._agent.sign(self.blob, data, flags)
+
+
+Key = Union[AgentKey, "PKey"]
+
+
+@dataclass
+class _File:
+    """A key file as far as it can be read without its pass phrase."""
+
+    path: Path
+    public: bytes | None = None  # the public key in wire format, where it is in the clear
+    locked: bool = False
+    skipped: Skipped | None = None  # why the private key cannot be used
+    key: PKey | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class KeyRing:
+    """All keys of one run of the program. Every file is read once, every pass phrase asked for once."""
+
+    def __init__(self, ask_passphrase: Callable[[str], str] | None) -> None:
+        self._ask = ask_passphrase
+        self._files: dict[Path, _File] = {}
+        self._agents: dict[Path, Agent | None] = {}
+        self._lock = threading.Lock()
+
+    def offer(self, target: Target) -> Offer:
+        """The keys for a target: the named ones in their order, then whatever else the agent holds.
+
+        (OpenSSH offers all of the agent first. Then a server that takes two tries never sees the right key.)
+        """
+        identities: list[Identity] = []
+        skipped: list[Skipped] = []
+        offered: set[bytes] = set()
+        held = self._agent_keys(target)
+        for path in _named(target):
+            file = self._file(path)
+            in_agent = held.get(file.public) if file.public else None
+            key: Key | None = None if in_agent and in_agent.is_security_key else in_agent
+            if key is None:
+                problem = self._load(file)
+                if problem and (file.path == target.identity_file or problem.reason != _MISSING):
+                    skipped.append(problem)
+                key = file.key
+            if key and key.asbytes() not in offered:
+                offered.add(key.asbytes())
+                certificate = path.with_name(f"{path.name}-cert.pub")
+                if certificate.exists():  # it is offered before the bare key
+                    try:
+                        identities.append(Identity(_certified(key, certificate), str(certificate)))
+                    except (OSError, ValueError) as error:
+                        skipped.append(Skipped(certificate, f"cannot be used: {error}"))
+                identities.append(Identity(key, str(path)))
+        for blob, agent_key in held.items():
+            if agent_key.is_security_key:
+                skipped.append(Skipped(Path(agent_key.comment), f"(in the agent) {_SECURITY_KEY}"))
+            elif blob not in offered and not target.identities_only:
+                identities.append(Identity(agent_key, f"{agent_key.comment} (in the agent)"))
+        return Offer(tuple(identities), tuple(skipped))
+
+    def unlock(self, targets: Iterable[Target]) -> None:
+        """Ask for the pass phrases that these targets need, once each. Without a way to ask, the keys stay locked.
+
+        A key that nobody named, but that lies where ssh looks, is asked for only where there is no other.
+        """
+        if not self._ask:
+            return
+        defaults = {Path(name).expanduser() for name in DEFAULT_KEYS}
+        for target in targets:
+            held = self._agent_keys(target)
+            files = [file for path in _named(target) if (file := self._file(path)).public not in held]
+            locked = [file for file in files if file.locked and not file.key and not file.skipped]
+            others = bool(held) or any(not file.locked and not file.skipped for file in files)
+            for file in locked:
+                if file.path not in defaults or not others:
+                    self._unlock(file, self._ask)
+
+    def close(self) -> None:
+        for agent in self._agents.values():
+            if agent:
+                agent.close()
+
+    def _agent_keys(self, target: Target) -> dict[bytes, AgentKey]:
+        path = target.agent_socket
+        if not path:
+            return {}
+        with self._lock:
+            if path not in self._agents:
+                try:
+                    self._agents[path] = Agent(path)
+                except (OSError, AgentError):
+                    self._agents[path] = None  # as with ssh, an agent that is not there is no error
+            agent = self._agents[path]
+        return {key.blob: key for key in agent.keys} if agent else {}
+
+    def _file(self, path: Path) -> _File:
+        with self._lock:
+            if path not in self._files:
+                self._files[path] = _look_at(path)
+            return self._files[path]
+
+    def _load(self, file: _File) -> Skipped | None:
+        """Make `file.key` usable, or say why it is not."""
+        with file.lock:
+            if file.key or file.skipped:
+                return file.skipped
+            if file.locked:
+                return Skipped(
+                    file.path, f"has a pass phrase and is not in an agent; run `ssh-add {shlex.quote(str(file.path))}`"
+                )
+            try:
+                file.key = _read_private_key(file.path, None)
+            except (OSError, ValueError) as error:
+                file.skipped = Skipped(file.path, f"cannot be used: {error}")
+            return file.skipped
+
+    def _unlock(self, file: _File, ask: Callable[[str], str]) -> None:
+        prompt = f"Pass phrase for {file.path}: "
+        for _ in range(ATTEMPTS):
+            try:
+                file.key = _read_private_key(file.path, ask(prompt))
+                return
+            except (OSError, ValueError) as error:
+                reason = str(error)
+                prompt = f"That does not unlock it. Pass phrase for {file.path}: "
+        file.skipped = Skipped(file.path, f"cannot be unlocked: {reason}")
+
+
+_MISSING = "does not exist"
+_SECURITY_KEY = "is a security key, which is not supported"
+
+
+def _named(target: Target) -> tuple[Path, ...]:
+    return ((target.identity_file,) if target.identity_file else ()) + target.identity_files
+
+
+def _look_at(path: Path) -> _File:
+    beside = path.with_name(path.name + ".pub")
+    try:
+        data = path.read_bytes()
+        mode = path.stat()
+    except OSError as error:
+        # The private key may be in the agent alone.
+        reason = _MISSING if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        return _File(path, public=_public_from_line(beside), skipped=Skipped(path, reason))
+    if b"PRIVATE KEY" not in data:
+        reason = "is a public key whose private key is not in the agent"
+        return _File(path, public=_public_from_line(path), skipped=Skipped(path, reason))
+    public, locked = _head(data)
+    file = _File(path, public=public or _public_from_line(beside), locked=locked)
+    if file.public and next(_strings(file.public), b"").startswith(b"sk-"):
+        file.skipped = Skipped(path, _SECURITY_KEY)
+    elif mode.st_uid == os.getuid() and stat.S_IMODE(mode.st_mode) & 0o077:
+        reason = (
+            f"is readable by others (mode {stat.S_IMODE(mode.st_mode):04o}); run `chmod 600 {shlex.quote(str(path))}`"
+        )
+        file.skipped = Skipped(path, reason, "ssh-key-permissions")
+    return file
+
+
+def _head(data: bytes) -> tuple[bytes | None, bool]:
+    """The public key and whether there is a pass phrase (PROTOCOL.key of OpenSSH; RFC 1421 for the older format)."""
+    if b"BEGIN OPENSSH PRIVATE KEY" not in data:
+        return None, b"ENCRYPTED" in data
+    try:
+        body = base64.b64decode(b"".join(data.split(b"-----")[2].split()))
+        fields = _strings(body.removeprefix(b"openssh-key-v1\0"))
+        cipher, _kdf, _options = next(fields), next(fields), next(fields)
+        rest = body[len(b"openssh-key-v1\0") + sum(4 + len(field) for field in (cipher, _kdf, _options)) + 4 :]
+        return next(_strings(rest)), cipher != b"none"
+    except (IndexError, binascii.Error, StopIteration):
+        return None, False  # reading it will say what is wrong
+
+
+def _public_from_line(path: Path) -> bytes | None:
+    try:
+        return base64.b64decode(path.read_text().split()[1], validate=True)
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _read_private_key(path: Path, passphrase: str | None) -> PKey:
+    """Raises ValueError when it is no key that paramiko can sign with, or the pass phrase is wrong."""
+    from io import StringIO
+
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+    with IMPORTING:
+        from paramiko import ECDSAKey, Ed25519Key, RSAKey
+
+    data = path.read_bytes()
+    read = form.load_ssh_private_key if b"BEGIN OPENSSH" in data else form.load_pem_private_key
+    try:
+        loaded = read(data, passphrase.encode() if passphrase is not None else None)
+    except (TypeError, UnsupportedAlgorithm) as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(loaded, (ed25519.Ed25519PrivateKey, ec.EllipticCurvePrivateKey, rsa.RSAPrivateKey)):
+        raise ValueError(f"keys of type {type(loaded).__name__} are not supported")
+    # paramiko would derive the pass phrase's key, which takes long on purpose, a second time.
+    plain = StringIO(loaded.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()).decode())
+    if isinstance(loaded, ed25519.Ed25519PrivateKey):
+        return Ed25519Key(file_obj=plain)
+    return RSAKey(file_obj=plain) if isinstance(loaded, rsa.RSAPrivateKey) else ECDSAKey(file_obj=plain)
+
+
+def _certified(key: Key, certificate: Path) -> Key:
+    """The key with its certificate. Raises OSError or ValueError."""
+    with IMPORTING:
+        from paramiko.pkey import PublicBlob
+
+    certified = copy.copy(key)
+    certified.public_blob = PublicBlob.from_file(str(certificate))
+    return certified
+
+
+def _string(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+def _strings(data: bytes) -> Iterator[bytes]:
+    """The strings of SSH's wire format (RFC 4251, 5) at the start of `data`."""
+    while len(data) >= 4:
+        end = 4 + int.from_bytes(data[:4], "big")
+        yield data[4:end]
+        data = data[end:]

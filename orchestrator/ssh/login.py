@@ -1,0 +1,341 @@
+"""One SSH login and the pipes over it, by fabric and paramiko. Decides nothing about which host, when, or how often.
+
+fabric as it comes accepts every host key and may forward the agent; paramiko waits up to an hour for an answer, prints
+tracebacks, and mixes up the errors of channels that are opened at the same time. All that is put right here and in
+`ssh_transport.py`, for hosts and jump hosts alike: no connection is made by another way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import logging
+import socket
+import threading
+import time
+from typing import Any, Protocol
+
+import fabric
+import paramiko
+from paramiko.common import cMSG_CHANNEL_REQUEST
+
+from .config import Target
+from .keys import AgentError, Identity, Offer
+from .paramiko_fixes import ChannelRefused, Transport, disabled
+from .pipe import END_GRACE, END_WINDOW, STALL_LIMIT, STDERR_KEPT, STDERR_LAG, ConnectFailure, Tail
+from .tcp import DroppedError
+
+# paramiko logs tracebacks of what it raises anyway, to stderr when nobody has set up logging.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+
+SESSION_ENDS, SESSION_PAUSE = 1.0, 0.05
+"""Seconds that sshd gets to end a session, and between two looks."""
+
+
+_END = (
+    # one sshd serves one connection: all its other children are commands of ours, each the leader of a process group
+    "cd /proc; case $(cat $PPID/comm) in sshd*|dropbear*) ;; *) exit 1;; esac; groups=; "
+    'for file in $(grep -lsx "PPid:.$PPID" [0-9]*/status); do '
+    'pid=${file%/status}; [ $pid = $$ ] || groups="$groups $pid"; done; '
+    "signal() { for group in $groups; do kill -s $1 -- -$group; done; }; "
+    # dead members stay where nobody reaps orphans
+    'left() { for group in $groups; do grep -qs ") [^ZX] [0-9]* $group " [0-9]*/stat && return 0; done; return 1; }; '
+    f"signal TERM; for try in $(seq {round(10 * END_GRACE)}); do left || exit 0; sleep 0.1; done; "
+    f"signal KILL; for try in $(seq {round(10 * END_WINDOW)}); do left || exit 0; sleep 0.1; done; exit 1"
+)
+"""For `sh -c` on a host, in single quotes: ends the other commands of this connection; status 0 when none is left."""
+
+
+class Trust(Protocol):
+    """Who decides whether a host's key is its own."""
+
+    def key_types(self, target: Target) -> frozenset[str]:
+        """The types of the keys on file for it."""
+
+    def check(self, target: Target, key: bytes) -> None:
+        """Raises ConnectFailure when the key is not to be trusted."""
+
+
+class Session:
+    """A `Connection` to a host over SSH."""
+
+    def __init__(self, target: Target, connection: _Connection) -> None:
+        self.target = target
+        self._connection = connection
+        self._transport: Transport = connection.transport
+
+    @property
+    def alive(self) -> bool:
+        """False when the connection is known to be lost; True says little."""
+        return bool(self._transport.is_active())
+
+    def open(self, command: str, timeout: float) -> SshPipe:
+        deadline = time.monotonic() + timeout
+        try:
+            channel = self._open_channel(deadline)
+            _exec(channel, command.encode(errors="surrogateescape"), deadline)
+        except ChannelRefused as refused:
+            fix = "raise MaxSessions in its sshd_config, or look at ForceCommand and the login shell"
+            raise ConnectFailure(self.target.name, "session", refused.reason, "unknown", fix) from refused
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            reason = "no answer in time" if time.monotonic() >= deadline else "the connection is lost"
+            raise ConnectFailure(self.target.name, "session", reason, "ssh-session-dropped", "try again") from error
+        return SshPipe(channel, self)
+
+    def _open_channel(self, deadline: float) -> paramiko.Channel:
+        """Where MaxSessions is 1, sshd refuses a command until it has buried the last one, whose end we have seen."""
+        patience = min(deadline, time.monotonic() + SESSION_ENDS)
+        while True:
+            try:
+                return self._transport.open_refusable("session", None, deadline - time.monotonic())
+            except ChannelRefused:
+                if time.monotonic() + SESSION_PAUSE >= patience:
+                    raise
+            time.sleep(SESSION_PAUSE)
+
+    def close(self) -> None:
+        # paramiko's thread sits in a read that a bare close of the socket does not wake, and no FIN would be sent.
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._transport.sock.shutdown(socket.SHUT_RDWR)
+        self._connection.client.close()
+
+
+class SshPipe:
+    """A `Pipe` over a channel."""
+
+    def __init__(self, channel: paramiko.Channel, session: Session) -> None:
+        self._channel = channel
+        self._session = session
+        channel.settimeout(STALL_LIMIT)
+        # The channel's own timeout is one for both directions, and a sender must not change that of a receiver.
+        self._readable = threading.Event()
+        channel.in_buffer.set_event(self._readable)
+        self._tail = Tail()
+        self._drainer = threading.Thread(target=self._drain_stderr, name="ssh-stderr", daemon=True)
+        self._drainer.start()
+
+    def recv(self, size: int, timeout: float | None) -> bytes:
+        if not self._readable.wait(timeout):
+            raise TimeoutError(f"the host sent nothing for {timeout} s")
+        try:
+            return self._channel.recv(size)
+        except (OSError, EOFError, paramiko.SSHException):
+            return b""  # lost while more was being asked for
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._channel.sendall(data)
+        except TimeoutError:
+            raise
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise BrokenPipeError("the connection or the command is gone") from error
+        if not self._channel.get_transport().is_active():
+            raise BrokenPipeError("the connection is lost")  # paramiko drops a message on a dead link without a word
+
+    def close_write(self) -> None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.shutdown_write()
+
+    def stderr(self) -> bytes:
+        return self._tail.value()
+
+    def exit_status(self, timeout: float) -> int | None:
+        deadline = time.monotonic() + timeout
+        self._channel.status_event.wait(timeout)
+        self._drainer.join(
+            min(STDERR_LAG, max(0.0, deadline - time.monotonic()))
+        )  # so that `stderr` is whole from now on
+        return self._channel.exit_status if self._channel.exit_status >= 0 else None
+
+    def end(self) -> bool:
+        # SSH has a message for signals, but sshd obeys it only since 7.9, and never for root
+        try:
+            ending = self._session.open(f"exec sh -c '{_END}'", END_WINDOW)
+        except ConnectFailure:
+            return False
+        return ending.exit_status(END_GRACE + 2 * END_WINDOW) == 0
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.close()
+
+    def _drain_stderr(self) -> None:
+        """Unread stderr would fill the channel's window, which stdout shares, and stop the command."""
+        while True:
+            try:
+                data = self._channel.recv_stderr(STDERR_KEPT)
+            except TimeoutError:
+                continue
+            except (OSError, EOFError, paramiko.SSHException):
+                return
+            if not data:
+                return
+            self._tail.add(data)
+
+
+Link = socket.socket | Session
+"""What a login goes over: a connected socket, or the session of a jump host."""
+
+
+def login(target: Target, link: Link, trust: Trust, offer: Offer, deadline: float) -> Session:
+    """Log in over a connected socket, or through a jump host's session. Owns the link's socket, also when it fails.
+
+    Raises `DroppedError` for what may be tried again, `ConnectFailure` for what must not be.
+    """
+    connection = _Connection(target, link, trust, offer, deadline)
+    try:
+        connection.open()
+        return Session(target, connection)
+    except BaseException as error:
+        transport: Transport | None = connection.client.get_transport()
+        phase = transport.phase if transport else "connection"
+        connection.client.close()
+        if isinstance(link, socket.socket):
+            link.close()
+        if isinstance(error, ChannelRefused):
+            raise _jump_refused(target, error) from error
+        if isinstance(error, (paramiko.SSHException, EOFError, OSError)):
+            raise _failure(target, phase, transport, error, deadline) from error
+        raise
+
+
+class _Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no types
+    """fabric's connection with our host key policy, key order and time limits."""
+
+    inline_ssh_env = False  # declared, as what is not goes to the config, which is built anew then
+
+    def __init__(
+        self, target: Target, link: socket.socket | Session, trust: Trust, offer: Offer, deadline: float
+    ) -> None:
+        left = max(0.1, deadline - time.monotonic())
+        key_types = trust.key_types(target)
+        options = {
+            "auth_strategy": _KeysOnly(target, offer, deadline),
+            "banner_timeout": left,
+            "channel_timeout": left,
+            "disabled_algorithms": disabled(target),
+            "timeout": left,
+            "transport_factory": lambda sock, disabled_algorithms: Transport(sock, disabled_algorithms, key_types),
+        }
+        if not isinstance(link, Session):
+            options["sock"] = link
+        super().__init__(
+            host=target.hostname,
+            user=target.user,
+            port=target.port,
+            # Empty: what fabric's own files and ssh_config say is not for fabric to read. Not shared: it is not
+            # safe to use from several threads.
+            config=fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True),
+            gateway=link._connection if isinstance(link, Session) else False,
+            forward_agent=False,
+            connect_kwargs=options,
+        )
+        self._set(_deadline=deadline)
+        self.client.set_missing_host_key_policy(_Policy(target, trust))
+
+    def open_gateway(self) -> Any:
+        left = self._deadline - time.monotonic()
+        return self.gateway.transport.open_refusable("direct-tcpip", (self.host, self.port), left)
+
+
+class _Policy(paramiko.MissingHostKeyPolicy):
+    """Asked about every host key, as paramiko itself is given no known_hosts."""
+
+    def __init__(self, target: Target, trust: Trust) -> None:
+        self._target, self._trust = target, trust
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        self._trust.check(self._target, key.asbytes())
+
+
+class _KeysOnly:
+    """Logs in with the offered keys, each tried once; never with a password."""
+
+    def __init__(self, target: Target, offer: Offer, deadline: float) -> None:
+        self._target, self._offer, self._deadline = target, offer, deadline
+
+    def authenticate(self, transport: Transport) -> None:
+        tried: list[Identity] = []
+        for identity in self._offer.identities:
+            transport.auth_timeout = max(0.1, self._deadline - time.monotonic())
+            tried.append(identity)
+            try:
+                missing = transport.auth_publickey(self._target.user, identity.key)  # type: ignore[arg-type]
+            except paramiko.BadAuthenticationType as error:
+                reason = f"it takes no key of {self._target.user}, only {', '.join(error.allowed_types)}"
+                raise self._denied(reason, tried) from error
+            except AgentError as error:
+                raise self._denied(str(error), tried) from error
+            except paramiko.AuthenticationException as error:
+                if time.monotonic() >= self._deadline:
+                    raise
+                if not transport.is_active():
+                    raise self._denied("it closed the connection", tried) from error
+                continue
+            if missing:
+                raise self._denied(f"after the key it also wants {', '.join(missing)}", tried)
+            return
+        own = self._target.user == getpass.getuser() and " -l " not in self._target.command
+        raise self._denied(f"it refuses {self._target.user}{', as you are called here' if own else ''}", tried)
+
+    def _denied(self, reason: str, tried: list[Identity]) -> ConnectFailure:
+        keys = ", ".join(identity.label for identity in tried) or "none"
+        skipped = [str(item) for item in self._offer.skipped] + list(self._target.remarks)
+        reason += f" (keys offered: {keys}{'; not offered: ' if skipped else ''}{'; '.join(skipped)})"
+        codes = {item.code for item in self._offer.skipped}
+        code = "ssh-key-permissions" if "ssh-key-permissions" in codes else "ssh-auth-denied"
+        if reason.startswith("it closed"):
+            fix = "it allows fewer keys than are offered (MaxAuthTries): name the right one by identity_file"
+            return ConnectFailure(self._target.name, "login", reason, code, fix)
+        ways = "logs in without a question; in the inventory, `user` names whom to log in as, `identity_file` the key"
+        fix = f"check that `{self._target.command}` {ways}"
+        common = (reason, f"check that `FIRST` {ways}")
+        return ConnectFailure(self._target.name, "login", reason, code, fix, common, self._target.command)
+
+
+def _exec(channel: paramiko.Channel, command: bytes, deadline: float) -> None:
+    """Channel.exec_command with a time limit. Raises `ChannelRefused` or SSHException."""
+    request = paramiko.Message()
+    request.add_byte(cMSG_CHANNEL_REQUEST)
+    request.add_int(channel.remote_chanid)
+    request.add_string("exec")
+    request.add_boolean(True)
+    request.add_string(command)
+    transport = channel.get_transport()
+    transport._send_user_message(request)  # type: ignore[attr-defined]
+    channel.event.wait(max(0.0, deadline - time.monotonic()))
+    if channel.event_ready:
+        return
+    if channel.event.is_set() and transport.is_active():
+        raise ChannelRefused("the command was not accepted")
+    raise paramiko.SSHException("no answer to the request")
+
+
+def _failure(
+    target: Target, phase: str, transport: Transport | None, error: BaseException, deadline: float
+) -> Exception:
+    greeting = transport.greeting if transport else ""
+    if time.monotonic() >= deadline:
+        fix = "is it overloaded, or is something else than sshd listening there?"
+        return ConnectFailure(target.name, phase, "no answer in time", "ssh-unreachable", fix)
+    if phase == "greeting" or (phase == "key exchange" and isinstance(error, (EOFError, OSError))):
+        return DroppedError(phase, greeting)
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        fix = "it offers only algorithms that are weak, or that ssh_config leaves out"
+        return ConnectFailure(target.name, phase, str(error), "unknown", fix)
+    return ConnectFailure(target.name, phase, f"the connection broke: {error}", "ssh-unreachable", "try again")
+
+
+def _jump_refused(target: Target, refused: ChannelRefused) -> ConnectFailure:
+    # The jump host's sshd gives one number for all failed connections; only its text tells them apart.
+    text = refused.reason.lower()
+    code = "ssh-unreachable"
+    if "refused" in text:
+        code = "ssh-connection-refused"
+    elif "name" in text or "resol" in text:
+        code = "ssh-name-unresolved"
+    assert target.jump
+    reason = f"{target.jump.name} cannot reach {target.hostname} port {target.port}: {refused.reason}"
+    fix = f"try it from {target.jump.name}"
+    common = (f"{target.jump.name} cannot reach port {target.port} there: {refused.reason}", fix)
+    return ConnectFailure(target.name, "jump", reason, code, fix, common)

@@ -1,0 +1,285 @@
+"""The one seam between the orchestrator and a host: a byte pipe to one command. Knows neither SSH nor the protocol.
+
+`Connection.open` starts one command and gives a `Pipe` to it. `LocalConnection` is the machine that the orchestrator
+runs on; `dialer.py` has the connections over SSH. Both behave as sshd does without a terminal: the command runs
+through a shell in a session of its own, closing the pipe sends it no signal, and a command that goes on writing gets
+EPIPE.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import UnreachableError
+
+STDERR_KEPT = 64 * 1024
+"""Bytes of a command's stderr that a pipe remembers; older ones are read and forgotten."""
+
+STALL_LIMIT = 60.0
+"""Seconds that `Pipe.send` waits for the other end to take any byte at all before it gives the pipe up."""
+
+
+END_GRACE, END_WINDOW = 2.0, 1.0
+"""Seconds that `Pipe.end` gives a command after TERM, and after KILL."""
+
+STDERR_LAG = 1.0
+"""Seconds that `Pipe.exit_status` gives the end of stderr, once the command has ended."""
+
+
+class ConnectFailure(UnreachableError):
+    """A host that was not reached, or not let in: which host, in which phase, why, and how to mend it.
+
+    `code` is the label of the failure (`ssh-auth-denied`, ...), so that nobody tells failures apart by their text.
+    `common` is (reason, fix) without what each host has of its own, such as its address: with it, hosts that failed
+    alike can be told of in one line. `own` is what stands for this host where `common` has the word HOSTS,
+    or FIRST for one of them.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        phase: str,
+        reason: str,
+        code: str,
+        fix: str,
+        common: tuple[str, str] | None = None,
+        own: str = "",
+    ) -> None:
+        self.host, self.phase, self.reason, self.code, self.fix, self.own = host, phase, reason, code, fix, own
+        self.common = common or (reason, fix)
+        super().__init__(f"{host}: {self._spelled(reason, fix)}")
+
+    @property
+    def alike(self) -> str:
+        """The same for all hosts that failed alike."""
+        return self._spelled(*self.common)
+
+    def _spelled(self, reason: str, fix: str) -> str:
+        return f"{self.phase}: {reason}; {fix}" if fix else f"{self.phase}: {reason}"
+
+
+def with_hosts(text: str, failures: Iterable[Exception]) -> str:
+    """What hosts that failed alike are told: with all of them in the place of HOSTS, with one in that of FIRST."""
+    own = list(dict.fromkeys(failure.own for failure in failures if isinstance(failure, ConnectFailure)))
+    return text.replace("HOSTS", " ".join(own)).replace("FIRST", own[0]) if own else text
+
+
+class Pipe(Protocol):
+    """A byte pipe to one command. One thread may receive while another one sends."""
+
+    def recv(self, size: int, timeout: float | None) -> bytes:
+        """At most `size` bytes of the command's stdout; `b""` at its end, or when the connection is lost.
+
+        Raises `TimeoutError` after `timeout` seconds without a byte (`None`: waits for ever). End of stream does not
+        say whether the command ended well: that is for the protocol above, and for `exit_status`.
+        """
+
+    def send(self, data: bytes) -> None:
+        """Write all of `data` to the command's stdin.
+
+        Raises `BrokenPipeError` or another `ConnectionError` when the command or the connection is gone, and
+        `TimeoutError` when nothing was taken for `STALL_LIMIT` seconds.
+        """
+
+    def close_write(self) -> None:
+        """End the command's stdin. What it still prints can be received."""
+
+    def stderr(self) -> bytes:
+        """The last `STDERR_KEPT` bytes of the command's stderr so far. It is always drained, read or not."""
+
+    def exit_status(self, timeout: float) -> int | None:
+        """The command's exit status, or `None` if it is not known within `timeout` seconds.
+
+        A command that waits for its stdout to be read must be received to its end first. A signal N that ended the
+        command is 128 + N for a local one, and not known over SSH.
+        """
+
+    def end(self) -> bool:
+        """End the command and all of its process group: TERM, and KILL for what is left after `END_GRACE` seconds.
+
+        Returns whether nothing of it is left. Never raises.
+        """
+
+    def close(self) -> None:
+        """Give the pipe up. Sends no signal to the command; never raises; may be called twice."""
+
+
+class Connection(Protocol):
+    """A host that commands can be started on."""
+
+    def open(self, command: str, timeout: float) -> Pipe:
+        """Start `command` by the user's login shell, without a terminal, within `timeout` seconds.
+
+        Raises `ConnectFailure` when the host does not start it or is gone.
+        """
+
+    def close(self) -> None:
+        """Close all pipes of this connection. Never raises; may be called twice."""
+
+
+class Tail:
+    """The last bytes of a stream. Safe to fill and to read from different threads."""
+
+    def __init__(self, limit: int = STDERR_KEPT) -> None:
+        self._limit = limit
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def add(self, data: bytes) -> None:
+        with self._lock:
+            self._chunks.append(data)
+            self._size += len(data)
+            while self._size - len(self._chunks[0]) >= self._limit:
+                self._size -= len(self._chunks.popleft())
+
+    def value(self) -> bytes:
+        with self._lock:
+            return b"".join(self._chunks)[-self._limit :]
+
+
+class LocalConnection:
+    """`localhost`: commands run by `/bin/sh -c` in the home directory, with the environment of this process."""
+
+    def __init__(self) -> None:
+        self._pipes: list[LocalPipe] = []
+
+    def open(self, command: str, timeout: float) -> LocalPipe:
+        pipe = LocalPipe(command)
+        self._pipes.append(pipe)
+        return pipe
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+
+
+def _home() -> Path:
+    """As sshd has it: `/` for a user whose home does not exist."""
+    try:
+        home = Path.home()
+    except RuntimeError:  # an unknown user without HOME
+        return Path("/")
+    return home if home.is_dir() else Path("/")
+
+
+class LocalPipe:
+    """A `Pipe` to a process of this machine."""
+
+    def __init__(self, command: str) -> None:
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            cwd=_home(),
+        )
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        os.set_blocking(self._stdin.fileno(), False)
+        self._tail = Tail()
+        # `close` must wake who waits, and a descriptor must not be closed under a thread that uses it: the next file
+        # opened would get its number. So everybody polls `_closing` too, and each end is closed under its own lock.
+        self._closing, self._close = os.pipe()
+        self._closed = False
+        self._receiving, self._sending = threading.Lock(), threading.Lock()
+        self._drained = threading.Event()
+        # A daemon: it lives until the command ends, which may be long after us.
+        threading.Thread(target=self._drain_stderr, name="local-stderr", daemon=True).start()
+
+    def recv(self, size: int, timeout: float | None) -> bytes:
+        with self._receiving:
+            if self._closed:
+                return b""
+            ready = self._wait(self._stdout.fileno(), select.POLLIN, timeout)
+            if not ready:
+                raise TimeoutError(f"the command printed nothing for {timeout} s")
+            return b"" if self._closed else os.read(self._stdout.fileno(), size)
+
+    def send(self, data: bytes) -> None:
+        with self._sending:
+            rest = memoryview(data)
+            while rest:
+                if self._closed or self._stdin.closed:
+                    raise BrokenPipeError("the pipe is closed")
+                if not self._wait(self._stdin.fileno(), select.POLLOUT, STALL_LIMIT):
+                    raise TimeoutError(f"the command read nothing for {STALL_LIMIT:g} s")
+                try:
+                    rest = rest[os.write(self._stdin.fileno(), rest) :]
+                except BlockingIOError:
+                    # Some room makes a pipe ready, but a write of PIPE_BUF bytes or less is done whole or not at all.
+                    time.sleep(0.001)
+
+    def close_write(self) -> None:
+        with self._sending:
+            self._stdin.close()
+
+    def stderr(self) -> bytes:
+        return self._tail.value()
+
+    def exit_status(self, timeout: float) -> int | None:
+        deadline = time.monotonic() + timeout
+        try:
+            status = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        # so that `stderr` is whole from now on; a child that the command left may keep it open
+        self._drained.wait(min(STDERR_LAG, max(0.0, deadline - time.monotonic())))
+        return status if status >= 0 else 128 - status
+
+    def end(self) -> bool:
+        group = self._process.pid
+        deadline = time.monotonic() + END_GRACE
+        try:
+            os.killpg(group, signal.SIGTERM)
+            while time.monotonic() < deadline:
+                time.sleep(0.02)
+                os.killpg(group, 0)
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        # not the group: where nobody reaps orphans, it has dead members for ever
+        return self.exit_status(END_WINDOW) is not None
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        os.close(self._close)
+        with self._receiving:
+            self._stdout.close()
+        with self._sending:
+            self._stdin.close()
+        self._drained.wait()
+        os.close(self._closing)
+
+    def _wait(self, descriptor: int, event: int, timeout: float | None) -> bool:
+        poll = select.poll()
+        poll.register(descriptor, event)
+        poll.register(self._closing, select.POLLIN)
+        return bool(poll.poll(None if timeout is None else max(0.0, timeout) * 1000))
+
+    def _drain_stderr(self) -> None:
+        stderr = self._process.stderr
+        assert stderr
+        with stderr:
+            while self._wait(stderr.fileno(), select.POLLIN, None) and not self._closed:
+                data = os.read(stderr.fileno(), STDERR_KEPT)
+                if not data:
+                    break
+                self._tail.add(data)
+        self._drained.set()
+        self._process.wait()  # reaped here, so that no zombie is left when nobody asks for the status

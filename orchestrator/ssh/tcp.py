@@ -1,0 +1,142 @@
+"""A byte stream to the sshd of a host: its name looked up, its addresses tried, or its ProxyCommand started.
+
+Knows nothing of SSH. Everything ends at the deadline that it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import subprocess
+import threading
+import time
+from typing import Any
+
+from .config import Target
+from .pipe import ConnectFailure
+
+ADDRESS_LIMIT = 5.0
+"""Seconds for one address of a host while it has others: a dead IPv6 route must not use up the time of IPv4."""
+
+DEAD_AFTER = 10
+"""Seconds without an acknowledgement after which the kernel gives a connection up."""
+
+Address = tuple[socket.AddressFamily, tuple[Any, ...]]
+
+
+class DroppedError(Exception):
+    """The other end closed the connection before authentication. `greeting` is what it said instead of SSH's banner."""
+
+    def __init__(self, phase: str, greeting: str) -> None:
+        super().__init__(f"closed during the {phase}")
+        self.phase, self.greeting = phase, greeting
+
+
+def dial(target: Target, deadline: float) -> socket.socket:
+    """A TCP connection, or a pipe to the ProxyCommand. Raises ConnectFailure."""
+    if target.proxy_command:
+        return _start_proxy(target.proxy_command)
+    addresses = _look_up(target, deadline)
+    problems: list[tuple[str, OSError]] = []
+    for number, address in enumerate(addresses, 1):
+        left = max(0.1, deadline - time.monotonic())
+        limit = left if number == len(addresses) else min(left, ADDRESS_LIMIT)
+        try:
+            return _connect_tcp(address, limit, target.bind_address)
+        except OSError as error:
+            problems.append((str(address[1][0]), error))
+    raise _unreached(target, problems)
+
+
+def _look_up(target: Target, deadline: float) -> list[Address]:
+    """The addresses of a host. A resolver that does not answer is left behind with its thread."""
+    family = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}.get(target.address_family, socket.AF_UNSPEC)
+
+    def ask(flags: int) -> list[Address]:
+        found = socket.getaddrinfo(target.hostname, target.port, family, socket.SOCK_STREAM, 0, flags)
+        return [(kind, address) for kind, _, _, _, address in found]
+
+    with contextlib.suppress(socket.gaierror):
+        return ask(socket.AI_NUMERICHOST)  # no need for a thread
+    answers: queue.SimpleQueue[list[Address] | OSError] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put(ask(0))
+        except OSError as error:
+            answers.put(error)
+
+    threading.Thread(target=work, name="ssh-look-up", daemon=True).start()
+    try:
+        answer = answers.get(timeout=max(0.1, deadline - time.monotonic()))
+    except queue.Empty:
+        answer = TimeoutError("no answer from the name servers in time")
+    if isinstance(answer, OSError):
+        said = str(answer.strerror or answer)
+        fix = "check the name, or give the host an address"
+        raise ConnectFailure(
+            target.name, "name", f"{target.hostname}: {said}", "ssh-name-unresolved", fix, (said, fix)
+        ) from answer
+    return answer
+
+
+def _connect_tcp(address: Address, limit: float, bind: str | None) -> socket.socket:
+    family, place = address
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(limit)
+        if bind:
+            sock.bind((bind, 0))
+        sock.connect(place)
+        _find_dead_peers(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _find_dead_peers(sock: socket.socket) -> None:
+    """Let the kernel find out that the host is gone: what SSH itself has for that is not looked at by paramiko."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # macOS calls the first TCP_KEEPALIVE and has no user time-out.
+    wanted = {
+        "TCP_KEEPIDLE": 5,
+        "TCP_KEEPALIVE": 5,
+        "TCP_KEEPINTVL": 5,
+        "TCP_KEEPCNT": 2,
+        "TCP_USER_TIMEOUT": DEAD_AFTER * 1000,
+    }
+    for name, value in wanted.items():
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _start_proxy(command: str) -> socket.socket:
+    """A ProxyCommand, as ssh starts it, but over a socket pair: that is a socket to paramiko, and ends with us."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            ("/bin/sh", "-c", f"exec {command}"),
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    threading.Thread(target=process.wait, name="ssh-proxy", daemon=True).start()  # so that no zombie is left
+    return ours
+
+
+def _unreached(target: Target, problems: list[tuple[str, OSError]]) -> ConnectFailure:
+    said = "; ".join(f"{address} port {target.port}: {_words(error)}" for address, error in problems)
+    common = "; ".join(dict.fromkeys(f"port {target.port}: {_words(error)}" for _, error in problems)) or "no address"
+    code, fix = "ssh-unreachable", "is the host up, and does a route or a firewall let us through?"
+    if any(isinstance(error, ConnectionRefusedError) for _, error in problems):
+        code, fix = "ssh-connection-refused", "is sshd running there, and the port right?"
+    return ConnectFailure(target.name, "connect", said or "no address", code, fix, (common, fix))
+
+
+def _words(error: OSError) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()

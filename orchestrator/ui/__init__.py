@@ -1,0 +1,1 @@
+"""What a person looks at: progress, HTML, SVG. Pure but for the terminal."""

@@ -1,0 +1,258 @@
+"""What every host is at while many are worked on: a live table on a terminal, in a pipe a line when it matters.
+
+The threads that do the work only note what they are at. The one that waits for them draws, and nothing before it has
+taken long: what is over in a moment shows nothing, and imports nothing for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ..output.console import Console, fold, fold_messages
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+TABLE_AFTER, TABLE_EVERY = 1.0, 0.25
+"""Seconds until a table appears, and between its drawings."""
+
+LINE_AFTER = 10.0
+"""Seconds until a line tells who is waited for, where there is no terminal; the next one comes after twice as many."""
+
+FAILURE_AFTER = 1.0
+"""Seconds that the others have to end before a failure is told ahead of the end."""
+
+ROWS = 16
+"""Hosts with a row of their own; of more, each phase has a row."""
+
+NAMED = 4
+"""Of the hosts of one phase so many are named: those that have been in it for the longest."""
+
+WAITING, DONE, FAILED = "waiting", "done", "failed"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One host."""
+
+    host: str
+    phase: str
+    seconds: float
+    """For how long it has been in this phase."""
+    failure: str = ""
+    come: str = ""
+    """How far its work has come, such as `3.1 MB of 20.0 MB`."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    # called by the threads that do the work
+
+    def at(self, host: str, doing: str) -> None:
+        """The host has come to this part of its work."""
+
+    def come(self, host: str, how_far: str) -> None:
+        """How far the host has come with it."""
+
+    def reaching(self, host: str, how: str) -> None:
+        """Its work waits for a connection, in this phase; `""`: no longer."""
+
+    def ended(self, host: str, failure: str = "") -> None:
+        """Its work is done, or has failed."""
+
+    # called by the one that waits for them
+
+    @contextlib.contextmanager
+    def of(self, hosts: Sequence[str]) -> Iterator[None]:
+        """While these hosts are worked on."""
+        yield
+
+    def tick(self) -> float | None:
+        """Draw, if it is time. Returns the seconds until it is time again."""
+        return None
+
+
+class Progress(Silent):
+    """Shows one piece of work on many hosts at a time; what is noted of other hosts is passed over."""
+
+    def __init__(self, console: Console, stream: TextIO, live: bool, clock: Callable[[], float] = time.monotonic):
+        self._console = console
+        self._stream = stream
+        self._is_live = live
+        self._clock = clock
+        self._doing: dict[str, str] = {}
+        self._reaching: dict[str, str] = {}
+        self._come: dict[str, str] = {}
+        self._since: dict[str, float] = {}
+        self._failures: dict[str, str] = {}
+        self._began = 0.0
+        self._due = 0.0
+        self._pause = LINE_AFTER
+        self._told = 0
+        self._live: Live | None = None
+
+    def at(self, host: str, doing: str) -> None:
+        if self._doing.get(host, DONE) not in (DONE, FAILED):
+            self._since[host] = self._clock()
+            self._doing[host] = doing
+
+    def come(self, host: str, how_far: str) -> None:
+        self._come[host] = how_far
+
+    def reaching(self, host: str, how: str) -> None:
+        if host in self._reaching:
+            self._since[host] = self._clock()
+            self._reaching[host] = how
+
+    def ended(self, host: str, failure: str = "") -> None:
+        self._failures[host] = failure
+        self._doing[host] = FAILED if failure else DONE
+
+    @contextlib.contextmanager
+    def of(self, hosts: Sequence[str]) -> Iterator[None]:
+        self._began = self._clock()
+        self._reaching = dict.fromkeys(hosts, "")
+        self._come = {}
+        self._since = dict.fromkeys(hosts, self._began)
+        self._failures = {}
+        self._doing = dict.fromkeys(hosts, WAITING)
+        self._pause = TABLE_AFTER if self._is_live else LINE_AFTER
+        self._due = self._began + self._pause
+        self._told = 0
+        try:
+            yield
+        finally:
+            self._doing, self._reaching = {}, {}
+            if self._live is not None:
+                with contextlib.suppress(OSError):
+                    self._live.stop()
+                self._live = None
+
+    def tick(self) -> float:
+        now = self._clock()
+        if not self._is_live and self._failed() > self._told:
+            self._told = self._failed()
+            self._due = min(self._due, now + FAILURE_AFTER)
+        if now >= self._due:
+            if self._is_live:
+                with contextlib.suppress(OSError):  # a terminal that has gone away ends no work
+                    self._draw(now)
+                self._due = now + TABLE_EVERY
+            else:
+                self._console.step(line(self.rows(now), now - self._began))
+                self._pause *= 2
+                self._due = now + self._pause
+        return min(self._due - now, FAILURE_AFTER)
+
+    def _failed(self) -> int:
+        return sum(map(bool, list(self._failures.values())))
+
+    def rows(self, now: float) -> list[Row]:
+        return [
+            Row(host, doing, 0.0, self._failures.get(host, ""))
+            if doing in (DONE, FAILED)
+            else Row(host, self._reaching[host] or doing, now - self._since[host], come=self._come.get(host, ""))
+            for host, doing in self._doing.items()
+        ]
+
+    def _draw(self, now: float) -> None:
+        from rich.console import Console as Rich
+        from rich.live import Live
+
+        if self._live is None:
+            rich = Rich(file=self._stream)
+            # not refreshed by a thread of its own, and gone in the end: what came of it is told then
+            self._live = Live(
+                console=rich, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
+            self._live.start()
+        size = self._live.console.size
+        self._live.update(table(self.rows(now), now - self._began, size.height), refresh=True)
+
+
+def line(rows: Sequence[Row], seconds: float) -> str:
+    """`61 of 64 hosts done after 10 s; connecting: gpu-17; failed: gpu-33: connect: no answer in time`."""
+    parts = [f"{_count(rows)} after {seconds:.0f} s"]
+    parts += [f"{phase}: {fold(row.host for row in some)}" for phase, some in _by_phase(rows).items()]
+    if told := fold_messages({row.host: row.failure for row in rows if row.failure}):
+        parts.append(f"failed: {'; '.join(told)}")
+    return "; ".join(parts)
+
+
+def table(rows: Sequence[Row], seconds: float, height: int) -> Any:
+    """For rich: a row a host, or of many a row a phase, within `height` lines."""
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title_style="")
+    drawn.title = f"{_count(rows)}, {seconds:.0f} s"
+    room = max(1, height - 4)  # less the title, the header and the line of the cursor
+    if len(rows) <= min(ROWS, room):
+        columns, lines = ("HOST", "PHASE", "SECONDS", ""), [_alone(row) for row in rows]
+    else:
+        columns, lines = ("PHASE", "HOSTS", "SECONDS", ""), _together(rows, room)
+    for name in columns:
+        # rich makes columns narrower that may wrap: the last one alone, whose texts then do not wrap either
+        drawn.add_column(name, justify="right" if name in ("HOSTS", "SECONDS") else "left", no_wrap=bool(name))
+    for cells in lines:
+        style = {DONE: "dim", FAILED: "red"}.get(cells[0] if columns[0] == "PHASE" else cells[1], "")
+        # Text: a name is data, not markup
+        drawn.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells), style=style)
+    return drawn
+
+
+def _alone(row: Row) -> tuple[str, ...]:
+    return row.host, row.phase, _seconds(row), _one_line(row.failure) or row.come
+
+
+def _together(rows: Sequence[Row], room: int) -> list[tuple[str, ...]]:
+    """Those that go on, by phase, the slowest first; the failed ones, by reason; how many are done."""
+    lines: list[tuple[str, ...]] = []
+    by_phase = [(phase, sorted(some, key=lambda row: -row.seconds)) for phase, some in _by_phase(rows).items()]
+    for phase, some in sorted(by_phase, key=lambda one: -one[1][0].seconds):
+        lines.append((phase, str(len(some)), _seconds(some[0]), _names(some)))
+    reasons: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.failure:
+            reasons.setdefault(_one_line(row.failure), []).append(row)
+    for reason, some in reasons.items():
+        lines.append((FAILED, str(len(some)), "", f"{_names(some)}: {reason}"))
+    done = sum(row.phase == DONE for row in rows)
+    lines.insert(0, (DONE, str(done), "", ""))
+    if len(lines) > room:
+        lines[room - 1 :] = [("...", "", "", f"{len(lines) - room + 1} more such lines")]
+    return lines
+
+
+def _by_phase(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """The hosts that go on."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.phase not in (DONE, FAILED):
+            found.setdefault(row.phase, []).append(row)
+    return found
+
+
+def _count(rows: Sequence[Row]) -> str:
+    done = sum(row.phase == DONE for row in rows)
+    return f"{done} of {len(rows)} host{'' if len(rows) == 1 else 's'} done"
+
+
+def _seconds(row: Row) -> str:
+    return "" if row.phase in (WAITING, DONE, FAILED) else f"{row.seconds:.1f}"
+
+
+def _names(rows: Sequence[Row]) -> str:
+    named = ", ".join(row.host for row in rows[:NAMED])
+    return named + (f" and {len(rows) - NAMED} more" if len(rows) > NAMED else "")
+
+
+def _one_line(text: str) -> str:
+    from ..output.terminal import tame
+
+    return " ".join(tame(text, colour=False).split())
