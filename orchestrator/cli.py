@@ -29,15 +29,15 @@ INVENTORY_OF_RUN = click.option(
     "inventory",
     type=click.Path(),
     metavar="FILE",
-    help="The inventory. Default: the one RUN was started with; without RUN $DDP_ORCH_INVENTORY, ./inventory.yaml, "
-    "the newest run's.",
+    help="Inventory file. Default: the one that RUN was started with; without RUN $DDP_ORCH_INVENTORY, "
+    "./inventory.yaml, or that of the newest run.",
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 HOSTS = click.option(
     "--hosts",
     metavar="PATTERN",
     shell_complete=completion.host,
-    help="Only these hosts of the inventory, such as gpu[01-04]; '!gpu02': all but that one.",
+    help="Use only these hosts, such as gpu[01-04] or '!gpu02' (all but gpu02).",
 )
 
 
@@ -48,7 +48,7 @@ def inventory(function: F) -> F:
 
 def inventory_of_any_run(function: F) -> F:
     """As `inventory`, for a command that without one takes the newest run's."""
-    return _inventory(function, "$DDP_ORCH_INVENTORY, ./inventory.yaml, or the newest run's")
+    return _inventory(function, "$DDP_ORCH_INVENTORY, ./inventory.yaml, or that of the newest run")
 
 
 def _inventory(function: F, default: str) -> F:
@@ -59,7 +59,7 @@ def _inventory(function: F, default: str) -> F:
         "inventory_option",
         type=click.Path(),
         metavar="FILE",
-        help=f"The inventory, as INVENTORY; default {default}.",
+        help=f"Inventory file, the same as INVENTORY. Default: {default}.",
     )
     return argument(option(function))
 
@@ -138,40 +138,43 @@ class Grace(click.FloatRange):
 def cli() -> None:
     """Launch PyTorch distributed training on many machines over plain SSH.
 
-    A run belongs to its hosts: this program starts it, looks at it and commands it, and may go at any time.
+    Runs live on the hosts. You can close your terminal or shut down your laptop at any time.
     """
 
 
-@cli.command(short_help="write a first inventory")
+@cli.command(short_help="write an inventory")
 @click.argument("hosts", nargs=-1, metavar="[HOST...]")
-@click.option("-o", "--output", default="inventory.yaml", show_default=True, metavar="FILE", help="Where to write it.")
+@click.option("-o", "--output", default="inventory.yaml", show_default=True, metavar="FILE", help="File to write.")
 def init(hosts: tuple[str, ...], output: str) -> None:
-    """Write an inventory: of HOSTs ([user@]name, or a range such as gpu[01-16]), or chosen from ~/.ssh/config."""
+    """Write an inventory of the given HOSTs, or of hosts that you choose from ~/.ssh/config.
+
+    A HOST is a name, user@name, or a range such as gpu[01-16].
+    """
     from .commands import init as initial
 
     sys.exit(initial.init(hosts, output))
 
 
-@cli.command(short_help="accept all hosts' keys with one yes")
+@cli.command(short_help="accept the SSH keys of all hosts")
 @inventory
-@click.option("--yes", is_flag=True, help="Add the unknown keys without a question.")
+@click.option("--yes", is_flag=True, help="Add unknown keys without asking.")
 @HOSTS
 def trust(inventory: str | None, yes: bool, hosts: str | None) -> None:
-    """Show the key fingerprints of all hosts and jump hosts; one yes adds the unknown ones to known_hosts.
+    """Show the SSH key fingerprints of all hosts and jump hosts, and add the unknown keys to known_hosts.
 
-    Compare them with what `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` says on the host. A key that differs from
-    the one on file is never added.
+    You are asked once for all of them. To verify a fingerprint, run `ssh-keygen -lf
+    /etc/ssh/ssh_host_ed25519_key.pub` on the host. Changed keys are never added.
     """
     from .commands import trust as trusting
 
     sys.exit(trusting.trust(inventory, hosts, yes))
 
 
-@cli.command(short_help="the inventory as understood")
+@cli.command(short_help="show the inventory with all defaults")
 @inventory
 @JSON
 def config(inventory: str | None, as_json: bool) -> None:
-    """Print the inventory as understood, every default filled in."""
+    """Print the inventory as ddp-orch reads it, with every default filled in."""
     import json
 
     from .commands.context import chosen_inventory
@@ -181,14 +184,21 @@ def config(inventory: str | None, as_json: bool) -> None:
     click.echo(json.dumps(inventories.as_dict(read), indent=2) if as_json else inventories.render(read), nl=as_json)
 
 
-@cli.command(short_help="find what would break a run, and how to mend it")
+@cli.command(short_help="find problems before you start a run")
 @inventory
-@click.option("--quick", is_flag=True, help="Only what each host knows by itself, as `up` does.")
-@click.option("--deep", is_flag=True, help="Also a real rendezvous, collectives and a matrix product, with torch.")
+@click.option("--quick", is_flag=True, help="Run per-host checks only (what `up` runs); skip the network tests.")
+@click.option(
+    "--deep",
+    is_flag=True,
+    help="Also run a real rendezvous, collectives and a matrix product, using the torch of the hosts.",
+)
 @HOSTS
 @JSON
 def check(inventory: str | None, quick: bool, deep: bool, hosts: str | None, as_json: bool) -> None:
-    """Find what would break a run on these hosts, and say how to mend it; starts nothing."""
+    """Find problems that would break a run on these hosts, and show a fix for each.
+
+    Changes no settings of the hosts.
+    """
     from .commands import check as checking
 
     if quick and deep:
@@ -196,49 +206,60 @@ def check(inventory: str | None, quick: bool, deep: bool, hosts: str | None, as_
     sys.exit(checking.check(inventory, hosts, "quick" if quick else "deep" if deep else "usual", as_json))
 
 
-@cli.command(short_help="a venv with torch on every host, without root")
+@cli.command(short_help="install torch on hosts that lack it, without root")
 @inventory
-@click.option("--torch", metavar="VERSION", help="The torch to have everywhere; default: what the head has or gets.")
-@click.option("--index-url", metavar="URL", help="Where pip finds it, such as https://download.pytorch.org/whl/cu126.")
-@click.option("--wheels", metavar="DIR", help="Install from this folder of wheels on every host, without an index.")
+@click.option("--torch", metavar="VERSION", help="Version to install. Default: that of the head, or the newest.")
+@click.option(
+    "--index-url", metavar="URL", help="Package index for pip, such as https://download.pytorch.org/whl/cu126."
+)
+@click.option("--wheels", metavar="DIR", help="Install from this folder of wheels on every host instead of an index.")
 @HOSTS
 def setup(
     inventory: str | None, torch: str | None, index_url: str | None, wheels: str | None, hosts: str | None
 ) -> None:
-    """Make hosts ready without root: where torch is missing, a venv with the same one on each."""
+    """Install torch on hosts that lack it: the same version in a venv on each. Needs no root."""
     from .commands import setup as prepare_hosts
 
     sys.exit(prepare_hosts.setup(inventory, hosts, prepare_hosts.Wanted(torch, index_url, wheels)))
 
 
-@cli.command(cls=CommandWithArgs, short_help="train")
+@cli.command(cls=CommandWithArgs, short_help="start a run")
 @inventory
 @click.argument(
     "script", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]", shell_complete=completion.script
 )
-@click.option(
-    "-d", "--detach", is_flag=True, help="Return when the run has started; its id is the first line on stdout."
-)
-@click.option("--dry-run", is_flag=True, help="Print what would be started where, and touch no host.")
+@click.option("-d", "--detach", is_flag=True, help="Return when the run has started, and print its id.")
+@click.option("--dry-run", is_flag=True, help="Print what would run on each host, without connecting.")
 @JSON
-@click.option("--name", help="A name for the run and its output folder; that of an ended run resumes there.")
-@click.option("--skip-check", is_flag=True, help="Start even where a check found an error.")
+@click.option(
+    "--name", help="Name of the run and of its output folder. With the name of a finished run, resume in its folder."
+)
+@click.option("--skip-check", is_flag=True, help="Start even if the checks find an error.")
 @HOSTS
-@click.option("--wait", is_flag=True, help="Wait while GPUs or the name are held by another run.")
-@click.option("--debug", is_flag=True, help="NCCL and torch say much more.")
-@click.option("-e", "--env", "env", multiple=True, metavar="K=V", help="An environment variable for the ranks.")
+@click.option("--wait", is_flag=True, help="Wait while another run uses the GPUs or the name.")
+@click.option("--debug", is_flag=True, help="Enable verbose NCCL and torch logging.")
+@click.option(
+    "-e",
+    "--env",
+    "env",
+    multiple=True,
+    metavar="K=V",
+    help="Set an environment variable for the ranks. Can be repeated.",
+)
 def up(**options: Any) -> None:
-    """Train: start SCRIPT with its arguments (after --) on all hosts; the bundled trainer without one.
+    """Start SCRIPT on all hosts and follow its output. Without SCRIPT, run the bundled trainer.
 
-    What follows -- and begins with -- goes to the inventory's run.script or the bundled trainer, such as: -- --epochs 3
-    (-- --help: the bundled trainer's flags).
+    Ctrl-C stops the run gracefully; a second Ctrl-C kills it.
+
+    If the arguments after -- start with a flag, they are passed to run.script of the inventory, or to the bundled
+    trainer: `ddp-orch up -- --epochs 3`. `ddp-orch up -- --help` lists the flags of the bundled trainer.
     """
     from .commands import up as launching
 
     sys.exit(launching.up(launching.Up(**options)))
 
 
-@cli.command(short_help="what the ranks printed, all hosts in one stream")
+@cli.command(short_help="show the output of a run")
 @RUN
 @INVENTORY_OF_RUN
 @click.option(
@@ -246,79 +267,87 @@ def up(**options: Any) -> None:
     multiple=True,
     metavar="PATTERN",
     shell_complete=completion.host,
-    help="Only these hosts, such as gpu[01-04] or '!gpu02' (all but gpu02). Repeatable.",
+    help="Show only these hosts, such as gpu[01-04] or '!gpu02' (all but gpu02). Can be repeated.",
 )
 @click.option("--hosts", cls=deprecated.OldOption, now="--host", multiple=True, shell_complete=completion.host)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run is over; ends with its exit code.")
-@click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of each stream.")
-@click.option("--rank", metavar="LIST", help="Only these ranks, such as 0,4-7.")
-@click.option("--stream", type=click.Choice(["stdout", "stderr", "agent"]), help="Only this stream.")
-@click.option("--attempt", type=click.IntRange(1), metavar="K", help="Only this attempt.")
-@click.option("--since", metavar="T", help="Only lines from then on: 5m (ago), or 2026-01-31T12:00:00Z.")
-@click.option("--until", metavar="T", help="Only lines up to then.")
-@click.option("--grep", metavar="RE", help="Only lines in which the regular expression is found.")
-@click.option("--timestamps", is_flag=True, help="The time of each line, UTC.")
-@click.option("--fold", is_flag=True, help="Equal lines of several ranks once, numbers that differ as a range.")
-@click.option("-o", "--output", type=click.Path(), metavar="DIR", help="Into files: one a rank and stream, and merged.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the run ends, and exit with its exit code.")
+@click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="Show the last N lines of each stream.")
+@click.option("--rank", metavar="LIST", help="Show only these ranks, such as 0,4-7.")
+@click.option(
+    "--stream",
+    type=click.Choice(["stdout", "stderr", "agent"]),
+    help="Show only this stream; agent is torchrun and ddp-orch.",
+)
+@click.option("--attempt", type=click.IntRange(1), metavar="K", help="Show only this attempt.")
+@click.option("--since", metavar="T", help="Show only lines from this time on: 5m (ago), or 2026-01-31T12:00:00Z.")
+@click.option("--until", metavar="T", help="Show only lines up to this time.")
+@click.option("--grep", metavar="RE", help="Show only lines that match this regular expression.")
+@click.option("--timestamps", is_flag=True, help="Show the time of each line (UTC).")
+@click.option("--fold", is_flag=True, help="Show equal lines of several ranks once, with differing numbers as a range.")
+@click.option(
+    "-o", "--output", type=click.Path(), metavar="DIR", help="Write to files: one per rank and stream, and merged.log."
+)
 @JSON
 def logs(**options: Any) -> None:
-    """Show what the ranks of RUN (default: the newest) printed, all hosts in one stream, in the order of time.
+    """Show the output of RUN (default: the newest run) from all hosts in one stream, ordered by time.
 
-    Lines of a host that is silent for 2 s follow when it answers; -o waits for all hosts.
+    Lines of a host that is silent for 2 s appear when it answers. -o waits for all hosts.
     """
     from .commands import logs as show_logs
 
     sys.exit(show_logs.logs(show_logs.Logs(**options)))
 
 
-@cli.command(short_help="runs on these hosts, wherever they were started from")
+@cli.command(short_help="list runs")
 @inventory_of_any_run
 @HOSTS
-@click.option("--all", "everything", is_flag=True, help="Also the runs that are over.")
+@click.option("--all", "everything", is_flag=True, help="Also list finished runs.")
 @JSON
 def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool) -> None:
-    """List the runs on the inventory's hosts, from whichever machine they were started.
-
-    They are those of the user that you are on the hosts.
-    """
+    """List your runs on the hosts of the inventory, no matter which machine started them."""
     from .commands import ps as listing
 
     sys.exit(listing.ps(inventory, hosts, everything, as_json))
 
 
-@cli.command(short_help="a live board of a run")
+@cli.command(short_help="show a live board of a run")
 @RUN
 @INVENTORY_OF_RUN
 @HOSTS
 def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
-    """A live board of RUN: each host's ranks, step, loss, GPUs, CPU, network, last line.
+    """Show a live board of RUN: ranks, step, loss, GPUs, CPU and network of each host.
 
-    Default: the newest run that goes on, else the newest. In a pipe: one table, as plain text.
+    Default: the newest running run, else the newest run. In a pipe, print one table.
     """
     from .commands import top as board
 
     sys.exit(board.top(run, inventory, hosts))
 
 
-@cli.command(short_help="all that is known of a run, in one HTML file")
+@cli.command(short_help="write an HTML report of a run")
 @RUN
 @INVENTORY_OF_RUN
 @HOSTS
 @click.option(
-    "-o", "--output", type=click.Path(), metavar="FILE.html", help="Where to; default RUN.html, and RUN.json."
+    "-o",
+    "--output",
+    type=click.Path(),
+    metavar="FILE.html",
+    help="File to write. Default: RUN.html. The data go to RUN.json.",
 )
 @JSON
 def report(run: str | None, inventory: str | None, hosts: str | None, output: str | None, as_json: bool) -> None:
-    """All that is known of RUN (default: the newest) in one HTML file.
+    """Write an HTML report of RUN (default: the newest run).
 
-    The plan, the hosts, the timeline, curves of training and machines, the first failure.
+    It shows the first failure, the timeline, the hosts, curves of the training and of the machines, and the
+    configuration.
     """
     from .commands import report as reports
 
     sys.exit(reports.report(run, inventory, hosts, output, as_json))
 
 
-@cli.command(short_help="end a run, and prove that nothing of it is left")
+@cli.command(short_help="stop a run and clean up")
 @RUN
 @INVENTORY_OF_RUN
 @HOSTS
@@ -328,23 +357,31 @@ def report(run: str | None, inventory: str | None, hosts: str | None, output: st
     help="Clean up processes left over from finished runs; leave running runs alone.",
 )
 @click.option("--stale", cls=deprecated.OldOption, now="--leftovers", is_flag=True)
-@click.option("--all", "everything", is_flag=True, help="Every run of ours on these hosts.")
-@click.option("--grace", type=Grace(), metavar="S", help="Seconds between SIGTERM and SIGKILL; default the run's own.")
+@click.option("--all", "everything", is_flag=True, help="Stop all of your runs on these hosts.")
 @click.option(
-    "--force", multiple=True, metavar="HOST:PID", help="End this process too, whoever it belongs to; alone: only it."
+    "--grace", type=Grace(), metavar="S", help="Seconds between SIGTERM and SIGKILL. Default: run.grace of the run."
+)
+@click.option(
+    "--force",
+    multiple=True,
+    metavar="HOST:PID",
+    help="Also kill this process, even if ddp-orch did not start it. Without RUN, kill only this process.",
 )
 @JSON
 def kill(run: str | None, inventory: str | None, hosts: str | None, **options: Any) -> None:
-    """End RUN (default: the newest unfinished, and all leftovers), and prove that nothing of it is left."""
+    """Stop RUN, and verify that no process of it is left.
+
+    Default: the newest unfinished run, and all processes that finished runs have left over.
+    """
     from .commands import kill as ending
 
     sys.exit(ending.kill(run, inventory, hosts, **options))
 
 
-@cli.command(short_help="the first cause of a failure")
+@cli.command(short_help="find the first cause of a failure")
 @click.argument("run", nargs=-1, metavar="[RUN]", shell_complete=completion.run)
 @click.option(
-    "--log", "log", multiple=True, metavar="FILE...", help="Look at log files instead, of any run; - is stdin."
+    "--log", "log", multiple=True, metavar="FILE...", help="Diagnose these log files instead, of any job. - is stdin."
 )
 @INVENTORY_OF_RUN
 @HOSTS
@@ -352,9 +389,9 @@ def kill(run: str | None, inventory: str | None, hosts: str | None, **options: A
 def diagnose(
     run: tuple[str, ...], log: tuple[str, ...], inventory: str | None, hosts: str | None, as_json: bool
 ) -> None:
-    """Name the first cause of a failure of RUN (default: the newest): where, what shows it, how to mend it.
+    """Find the first cause of a failure of RUN (default: the newest run), with evidence and a fix.
 
-    After 2 s it prints what the hosts that answered show. If a late answer changes that, it says so and prints it anew.
+    After 2 s, print the result from the hosts that have answered. If a late answer changes it, print it again.
     """
     if log:
         from .diagnosis import from_logs as diagnose_logs
@@ -367,45 +404,48 @@ def diagnose(
     sys.exit(diagnose_run.show(run[0] if run else None, inventory, hosts, as_json))
 
 
-@cli.command(short_help="bring the outputs of a run here")
+@cli.command(short_help="download the outputs of a run")
 @RUN
 @click.argument("pattern", required=False)
-@click.option("-o", "--output", metavar="DIR", help="Into DIR/HOST/...; default: a folder called as the run.")
+@click.option(
+    "-o", "--output", metavar="DIR", help="Download to DIR/HOST/... Default: a folder with the name of the run."
+)
 @INVENTORY_OF_RUN
 @HOSTS
 def fetch(run: str | None, pattern: str | None, output: str | None, inventory: str | None, hosts: str | None) -> None:
-    """Bring the outputs of RUN (default: the newest) here.
+    """Download the outputs of RUN (default: the newest run).
 
-    That is what its hosts have in $DDP_ORCH_OUTPUT_DIR, and in code/ the files that the run wrote to relative paths; or
-    what of it matches PATTERN. In a PATTERN, such as '*.pt' or 'logs/**/*.json', * is within a name and ** for any
-    folders; a folder's name takes all below it. Links are left out. Files that have not changed since they were fetched
-    are not fetched again.
+    These are the files in $DDP_ORCH_OUTPUT_DIR of each host. Files that the run wrote to relative paths go into code/.
+
+    With PATTERN, such as '*.pt' or 'logs/**/*.json', only matching files are downloaded. * matches within a name, and
+    ** matches any folders. The name of a folder matches everything in it. Links are skipped, and so are files that
+    have not changed since the last download.
     """
     from .commands import fetch as fetching
 
     sys.exit(fetching.fetch(run, pattern, output, inventory, hosts))
 
 
-@cli.command(short_help="remove old runs from the hosts")
+@cli.command(short_help="delete old runs and outputs from the hosts")
 @inventory
 @HOSTS
-@click.option("--force", is_flag=True, help="Remove also runs with files that were not fetched.")
-@click.option("--outputs", is_flag=True, help="Delete outputs instead: those of runs without a name, after a question.")
+@click.option("--force", is_flag=True, help="Also delete runs with files that were not fetched.")
+@click.option("--outputs", is_flag=True, help="Delete the outputs of finished runs without a name instead. Asks first.")
 @click.option(
     "--run",
     "named",
     multiple=True,
     metavar="RUN",
-    help="Delete only the outputs of this run (with --outputs), by its name or id.",
+    help="With --outputs: delete only the outputs of this run. Can be repeated.",
 )
-@click.option("--yes", is_flag=True, help="Skip the question of --outputs.")
+@click.option("--yes", is_flag=True, help="With --outputs: do not ask.")
 def prune(
     inventory: str | None, hosts: str | None, force: bool, outputs: bool, named: tuple[str, ...], yes: bool
 ) -> None:
-    """Remove from the hosts at once what run.keep does not keep: runs that are over, and code that none has used since.
+    """Apply run.keep now: delete old finished runs, and code that no run has used since, from the hosts.
 
-    Running runs are not touched. Outputs are kept unless --outputs is given, or run.keep.outputs limits their age.
-    A run that wrote files outside $DDP_ORCH_OUTPUT_DIR is kept until `fetch` has brought them.
+    Running runs are not touched. Outputs are kept unless you give --outputs or set run.keep.outputs. A run that wrote
+    files outside $DDP_ORCH_OUTPUT_DIR is kept until you `fetch` them.
     """
     from .commands import prune as pruning
 
@@ -418,11 +458,11 @@ def prune(
     sys.exit(pruning.prune(inventory, hosts, force=force))
 
 
-@cli.command(short_help="try the notifications")
+@cli.command(short_help="test the notifications")
 @inventory
-@click.option("--test", is_flag=True, help="Send a message now.")
+@click.option("--test", is_flag=True, help="Send a test message.")
 def notify(inventory: str | None, test: bool) -> None:
-    """Have the head send a message to notify.webhook and notify.command, as at the end of a run."""
+    """Send a test message from the head to notify.webhook and notify.command."""
     from .commands import notify as notifications
 
     if not test:
@@ -431,17 +471,17 @@ def notify(inventory: str | None, test: bool) -> None:
     sys.exit(notifications.test(inventory))
 
 
-@cli.command("exec", cls=CommandWithArgs, short_help="a command on every host, equal output folded")
+@cli.command("exec", cls=CommandWithArgs, short_help="run a command on every host")
 @inventory
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
 @HOSTS
-@click.option("--setup", is_flag=True, help="Inside each host's `setup`, as a run's ranks are.")
+@click.option("--setup", is_flag=True, help="Run `setup` of each host first, as for the ranks of a run.")
 @JSON
 def exec_(inventory: str | None, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> None:
-    """Run CMD (after --) on every host: equal output is shown once; ends with the worst exit code.
+    """Run CMD on every host. Identical output is shown once, and the exit code is the worst one.
 
-    One word is handed to the login shell as it is; several are an argv, and arrive as such. Ctrl-C ends CMD on all
-    hosts. Of a host's output the first 16 MiB are kept.
+    A single argument is run by the login shell of the host; several arguments are executed directly, without a shell.
+    Ctrl-C stops CMD on all hosts. Only the first 16 MiB of the output of a host are kept.
     """
     from .commands import exec as execute
 
@@ -450,29 +490,31 @@ def exec_(inventory: str | None, command: tuple[str, ...], hosts: str | None, se
     sys.exit(execute.execute(inventory, command, hosts, setup, as_json))
 
 
-@cli.command(cls=CommandWithArgs, short_help="what more hosts bring")
+@cli.command(cls=CommandWithArgs, short_help="measure how training scales with the number of hosts")
 @inventory
 @click.argument("trainer_args", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAINER ARGS...]")
-@click.option("--counts", metavar="LIST", help="Numbers of hosts, such as 1,2,4; default 1, 2, 4, ... and all.")
-@click.option("--batch-per-host", type=click.IntRange(1), metavar="N", help="Samples a step of a host; default 128.")
+@click.option(
+    "--counts", metavar="LIST", help="Numbers of hosts to measure, such as 1,2,4. Default: 1, 2, 4, ... and all."
+)
+@click.option("--batch-per-host", type=click.IntRange(1), metavar="N", help="Samples per step and host. Default: 128.")
 @click.option("--strong-scaling", is_flag=True, help="Keep the total batch the same for any number of hosts.")
 @click.option("--fixed", cls=deprecated.OldOption, now="--strong-scaling", is_flag=True)
-@click.option("--plot", type=click.Path(), default="bench.png", show_default=True, help="Where the plot goes.")
+@click.option("--plot", type=click.Path(), default="bench.png", show_default=True, help="File for the plot.")
 @JSON
 def bench(**options: Any) -> None:
-    """Measure the bundled trainer on 1, 2, 4, ... hosts: throughput, scaling efficiency, and what limits.
+    """Measure throughput and scaling efficiency of the bundled trainer on 1, 2, 4, ... hosts, and find the bottleneck.
 
-    About a minute for each number of hosts; -- --bench-seconds 10 measures five times as long.
-    Flags of the trainer come after --, such as: -- --model resnet50 --data synthetic --precision bf16
+    Each number of hosts takes about a minute. Pass flags of the trainer after --, such as
+    `-- --model resnet50 --data synthetic --precision bf16`. `-- --bench-seconds 10` measures five times as long.
     """
     from .commands import bench as benchmark
 
     sys.exit(benchmark.bench(benchmark.Bench(**options)))
 
 
-@cli.command(short_help="two hosts on this machine, in a minute")
+@cli.command(short_help="train on two hosts on this machine")
 def demo() -> None:
-    """Train the bundled model on two hosts of this machine, over real SSH, in less than a minute."""
+    """Train a small model on two hosts on this machine over real SSH. Takes less than a minute."""
     from .demo import demo as demonstration
 
     sys.exit(demonstration.main())

@@ -10,12 +10,12 @@ from .schema import FILE, HOST, SECTIONS, Key, Section
 _COMMENT_AT = 36
 
 _HEADER = """\
-# An inventory of ddp-orch: every key there is. Only `hosts` is needed; the smallest useful file is
+# Every key of a ddp-orch inventory. Only `hosts` is required; the smallest useful file is
 #
 #     hosts: [lovelace, hopper]
 #
-# Leave out what you do not need: `ddp-orch config inventory.yaml` shows a file as it is understood, with the default
-# of every key that it leaves out. docs/inventory.md says more.
+# Leave out what you do not need. `ddp-orch config` shows your inventory with every default filled in.
+# docs/inventory.md explains the keys.
 """
 
 

@@ -181,9 +181,11 @@ HOST = Section(
             "hopper",
             "required",
         ),
-        Key("address", _host, None, "where SSH goes; localhost: this machine, without SSH", "10.1.2.3", "the name"),
+        Key(
+            "address", _host, None, "the address for SSH; localhost: this machine, without SSH", "10.1.2.3", "the name"
+        ),
         Key("user", maybe(_user), None, "null: as in ~/.ssh/config", "ann"),
-        Key("port", maybe(_port), None, "of sshd; null: as in ~/.ssh/config", "22"),
+        Key("port", maybe(_port), None, "port of sshd; null: as in ~/.ssh/config", "22"),
         Key(
             "identity_file",
             maybe(like("an absolute path, or one that begins with ~", r"(?s)[/~].*")),
@@ -202,14 +204,14 @@ HOST = Section(
             "cluster_address",
             maybe(_host),
             None,
-            "where the other nodes reach it; null: found by trying",
+            "address for the other hosts; null: found by trying",
             "192.168.1.2",
         ),
         Key(
             "interface",
             like("auto or the name of a network interface", r"[A-Za-z0-9_][A-Za-z0-9._@:-]{0,14}"),
             "auto",
-            "of NCCL and Gloo; auto: on the fastest network",
+            "network interface of NCCL and Gloo; auto: the fastest network",
         ),
         Key(
             "gpus",
@@ -222,12 +224,17 @@ HOST = Section(
             "auto",
             "auto | none | a count | [0, 2, 5], which becomes CUDA_VISIBLE_DEVICES",
         ),
-        Key("nproc_per_node", word_or("auto", whole(1, 1024)), "auto", "ranks here; auto: one per GPU, one without"),
+        Key(
+            "nproc_per_node",
+            word_or("auto", whole(1, 1024)),
+            "auto",
+            "ranks on this host; auto: one per GPU, or one without GPUs",
+        ),
         Key(
             "python",
             text("a path or a name", _path_or_name),
             "python3",
-            "must have torch; absolute, or found after setup",
+            "interpreter with torch; absolute, or on the PATH after setup",
         ),
         Key(
             "setup",
@@ -240,10 +247,10 @@ HOST = Section(
             "workdir",
             maybe(like("an absolute path", r"(?s)/.*")),
             None,
-            "a folder on the host (shared disk) used in place: nothing is sent",
+            "a folder of the host (shared disk) to use in place of sent code",
         ),
-        Key("env", env, {}, "variables set after setup; wins over run.env"),
-        Key("spare", truth, False, "waits to take the place of a lost host"),
+        Key("env", env, {}, "variables, set after setup; override run.env"),
+        Key("spare", truth, False, "stand by to replace a lost host"),
     ),
 )
 
@@ -255,96 +262,102 @@ DEFAULTS = Section("hosts", tuple(key for key in HOST.keys if key.name not in ("
 
 _SSH = _section(
     "ssh",
-    "how hosts are reached",
+    "how ddp-orch reaches the hosts",
     Key(
         "host_keys",
         choice("strict", "accept-new"),
         "strict",
-        "strict | accept-new: add the unknown ones, never a changed one",
+        "strict | accept-new: add unknown keys, never changed ones",
     ),
-    Key("connect_timeout", seconds(0.1, 3600), 20.0, "seconds until a host that does not answer is given up"),
-    Key("parallel", whole(1, 1024), 64, "hosts reached at the same time"),
-    Key("jump_parallel", whole(1, 1024), 8, "the same, through one jump host"),
+    Key("connect_timeout", seconds(0.1, 3600), 20.0, "seconds to wait for a host to answer"),
+    Key("parallel", whole(1, 1024), 64, "hosts to connect to at the same time"),
+    Key("jump_parallel", whole(1, 1024), 8, "the same, per jump host"),
 )
 
 _RDZV = _section(
     "run.rdzv",
-    "how the nodes find each other",
+    "rendezvous of the nodes",
     Key(
         "backend", choice("static", "c10d"), "static", "static: rank 0 on the head, ranks in the order of hosts | c10d"
     ),
-    Key("port", word_or("auto", whole(1024, 65535)), "auto", "auto: a free one out of run.ports"),
+    Key("port", word_or("auto", whole(1024, 65535)), "auto", "auto: a free port of run.ports"),
 )
 
 _KEEP = _section(
     "run.keep",
-    "what stays on the hosts of runs that are over; `prune` does it at once",
-    Key("runs", whole(1, 1_000_000), 10, "the newest ones"),
-    Key("days", whole(1, 36_500), 14, "and no older than this"),
+    "what the hosts keep of finished runs; `prune` applies it now",
+    Key("runs", whole(1, 1_000_000), 10, "number of newest runs to keep"),
+    Key("days", whole(1, 36_500), 14, "maximum age of a kept run"),
     Key(
         "outputs",
         word_or("all", whole(1, 36_500)),
         "all",
-        "of runs without a name, fetched or not: all | those written to in so many days",
+        "outputs of runs without a name: all | days since the last write",
     ),
-    Key("log_size", size, 2 << 30, "recorded output of a run on a host, at most", was="journal"),
+    Key("log_size", size, 2 << 30, "maximum size of the log of a run on one host", was="journal"),
 )
 
 _RUN = _section(
     "run",
-    "what is run",
+    "what to run",
     Key(
         "script",
         maybe(like("a file, absolute or relative to the folder of this file", r"(?s)[^~-].*")),
         None,
-        "from this file's folder; null: the bundled trainer",
+        "relative to this file; null: the bundled trainer",
     ),
     Key(
         "args",
         items("a list of texts", text('a text ("" for an empty one)')),
         (),
-        "of the script; {output} {run} {host} are filled in",
+        "arguments of the script; {output} {run} {host} are replaced",
     ),
-    Key("launcher", choice("torchrun", "direct"), "torchrun", "torchrun | direct: the ranks without an agent between"),
-    Key("nnodes", word_or("auto", least_most), "auto", "auto: all hosts but spares | N | MIN:MAX"),
-    Key("env", env, {}, "variables of every rank; {output} {run} {host} are filled in"),
+    Key("launcher", choice("torchrun", "direct"), "torchrun", "torchrun | direct (start ranks without torchrun)"),
+    Key("nnodes", word_or("auto", least_most), "auto", "number of hosts; auto: all but spares | N | MIN:MAX"),
+    Key("env", env, {}, "variables of every rank; {output} {run} {host} are replaced"),
     Key(
         "secrets",
         items("a list of names of variables", text("the name of a variable", env_name), unique=True),
         (),
-        "names; values come from the controller's environment and are shown nowhere",
+        "names of variables; their values come from your environment",
         "[WANDB_API_KEY]",
     ),
     Key(
         "output",
         maybe(like("an absolute path", r"(?s)/.*")),
         None,
-        "for outputs: a folder on a disk that all hosts share; null: on each host",
+        "folder for outputs on a disk shared by all hosts; null: a local one",
     ),
     _RDZV,
-    Key("ports", ports, (20000, 29999), "where our port and the rendezvous port may be"),
+    Key("ports", ports, (20000, 29999), "port range for the rendezvous and control ports"),
     Key(
         "sync",
         word_or("auto", choice("none"), items("a list of paths", _some_text, unique=True, least=1)),
         "auto",
-        "code: auto (the script's git repository or folder) | none | [paths and auto]",
+        "code to send: auto (repository or folder of the script) | none | [paths]",
     ),
-    Key("grace", seconds(0, 86_400), 30.0, "seconds between TERM and KILL when a run is stopped"),
-    Key("max_restarts", whole(0, 1_000_000), 0, "new attempts after a failure"),
+    Key("grace", seconds(0, 86_400), 30.0, "seconds between SIGTERM and SIGKILL when a run is stopped"),
+    Key("max_restarts", whole(0, 1_000_000), 0, "restarts after a failure"),
     Key(
-        "stall_timeout", maybe(seconds(1, 31_536_000)), None, "seconds without a line from any rank; null: warn at 600"
+        "stall_timeout",
+        maybe(seconds(1, 31_536_000)),
+        None,
+        "stop an attempt after so many seconds without output; null: warn at 600",
     ),
     _KEEP,
 )
 
 _NOTIFY = _section(
     "notify",
-    "the head reports ends and restarts; another host, its loss",
+    "messages when a run ends or restarts",
     Key(
-        "webhook", maybe(like("an http or https address", r"https?://[^\s\x00]+")), None, "posted to, as Slack wants it"
+        "webhook",
+        maybe(like("an http or https address", r"https?://[^\s\x00]+")),
+        None,
+        "URL that receives a Slack-compatible JSON payload",
     ),
-    Key("command", maybe(_some_text), None, "run by sh, with JSON on stdin"),
-    Key("bell", truth, False, "rings the terminal that follows the run: `up`, `logs -f`"),
+    Key("command", maybe(_some_text), None, "command run by sh on the head, with JSON on stdin"),
+    Key("bell", truth, False, "ring the bell of the terminal that follows the run"),
 )
 
 FILE = Section(
@@ -362,12 +375,12 @@ FILE = Section(
             default_doc="required",
             section=HOST,
         ),
-        Key("head", _host, None, "has rank 0 and the rendezvous", "lovelace", "the first host"),
+        Key("head", _host, None, "host of rank 0 and of the rendezvous", "lovelace", "the first host"),
         Key(
             "defaults",
             Kind("a mapping", DEFAULTS.read, single=False),
             DEFAULTS.defaults(),
-            "any of a host's keys but name, address, cluster_address: for all hosts",
+            "for all hosts: any of their keys but name, address, cluster_address",
             "{}",
             "none",
         ),

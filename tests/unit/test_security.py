@@ -204,5 +204,5 @@ def test_every_test_that_the_document_names_is_there() -> None:
                 assert any(f"def {test}(" in source for source in sources), test
             elif name:
                 assert name in defined, name
-    numbers = [1, *range(3, 14), *range(15, 26)]
-    assert re.findall(r"^\| (S\d\d) \|", text, re.M) == [f"S{number:02}" for number in numbers]
+    rows = text.partition("\n## Tests\n")[2].partition("\n## ")[0].splitlines()
+    assert len(rows) > 20 and all("test_" in row for row in rows if row.startswith("| ") and "| tests |" not in row)
