@@ -16,9 +16,7 @@ from statistics import median
 from ..plan.plan import Node, Plan, arguments
 from ..schema.facts import Facts, Hello, Python
 from ..ssh.pipe import ConnectFailure, with_hosts
-from . import gpus as checks_gpus
-from . import network as checks_network
-from . import python as checks_python
+from . import gpus, network, python
 from .findings import Finding, Findings, Severity, say, shell_word
 
 __all__ = ["Finding", "judge", "say", "unreached"]
@@ -59,7 +57,7 @@ def judge(
     """
     found = Findings()
     nodes = [node for node in plan.nodes if node.host.name in facts]
-    checks_python.judge(plan, nodes, facts, found)
+    python.judge(plan, nodes, facts, found)
     for node in nodes:
         fact = facts[node.host.name]
         _state_folder(node, hellos[node.host.name], found)
@@ -74,8 +72,8 @@ def judge(
     _shared_home(nodes, facts, hellos, found)
     _clocks({node.host.name: clocks[node.host.name] for node in nodes if clocks and node.host.name in clocks}, found)
     _paths(plan, nodes, facts, found)
-    checks_gpus.judge(plan, nodes, facts, found)
-    checks_network.judge(plan, nodes, facts, found)
+    gpus.judge(plan, nodes, facts, found)
+    network.judge(plan, nodes, facts, found)
     return found.all()
 
 

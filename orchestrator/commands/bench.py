@@ -15,8 +15,7 @@ from ..errors import Interrupted, RunFailed, UsageError
 from ..hosts import answers
 from ..output.console import Console, wants_colour
 from ..output.lines import Line
-from ..plan import entrypoint as script
-from ..plan import plan
+from ..plan import entrypoint, plan
 from . import up
 from .context import chosen_inventory
 
@@ -54,7 +53,7 @@ def bench(wanted: Bench) -> int:
     console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
     read = chosen_inventory(wanted.inventory)
     if wanted.trainer_args:  # `up` would name run.args for them
-        script.trainer_flags((*read.run.args, *wanted.trainer_args), "what follows --", read.path)
+        entrypoint.trainer_flags((*read.run.args, *wanted.trainer_args), "what follows --", read.path)
     names = [host.name for host in plan.order(read) if not host.spare]
     measured: list[tuple[int, dict[str, Any]]] = []
     try:

@@ -13,24 +13,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from ..checks import auto_env as choices
+from ..checks import auto_env
 from ..checks import hosts as checks
 from ..checks.auto_env import Choice
 from ..checks.findings import SEVERITIES, Finding, Severity
 from ..errors import FindingsError
 from ..hosts.fleet import Fleet, worst
-from ..inventory import model as inventory
-from ..inventory import run_ids as naming
+from ..inventory import model, run_ids
 from ..inventory.advice import completed
 from ..output import lines as logs
 from ..output.console import fold, wants_colour
 from ..output.terminal import tame
-from ..plan import entrypoint as script
-from ..plan import plan
+from ..plan import entrypoint, plan
 from ..plan.plan import Plan
-from ..runs import bandwidths, deep, launch, mesh
-from ..runs import probe as preflight
-from ..runs import reach as checks_mesh
+from ..runs import bandwidths, deep, launch, mesh, probe, reach
 from ..runs.mesh import Network
 from ..schema.facts import Facts
 from ..ssh.config import by_hand
@@ -51,33 +47,33 @@ def check(given: str | None, hosts: str | None, level: Level, as_json: bool) -> 
     console = stderr_console()
     read = chosen_inventory(given)
     if hosts is not None:
-        read = inventory.select(read, hosts)
-    command, snapshot = script.find(read, ())
+        read = model.select(read, hosts)
+    command, snapshot = entrypoint.find(read, ())
     code = None if snapshot is None else plan.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), 0, 0)
     made = plan.make(read, run_id="check", name="check", command=command, code=code, env={}, debug=False)
     for warning in (*plan.shell_variables(made), *(snapshot.warnings if snapshot else ())):
         console.warning(warning)
     with open_fleet(read) as fleet:
         nodes = {node.host.name: node for node in made.nodes}
-        asked = preflight.script_of(snapshot)
+        asked = probe.script_of(snapshot)
         everyone = [node.host for node in made.nodes]
         fleet.prepare(everyone)
         probed = fleet.each(
             everyone,
-            lambda host, session: preflight.ask(session, preflight.question(made, nodes[host.name], asked)),
+            lambda host, session: probe.ask(session, probe.question(made, nodes[host.name], asked)),
             "checking",
         )
         facts = {name: one.facts for name, one in probed.done.items()}
-        findings = [*checks.unreached(probed.failed), *preflight.judge(made, probed.done)]
+        findings = [*checks.unreached(probed.failed), *probe.judge(made, probed.done)]
         network = _try_network(made, facts, fleet, findings) if level != "quick" else None
         broken = any(finding.severity == "error" for finding in findings)
         result = None
         if level == "deep" and not broken:
-            result = deep.run(read, naming.new_run_id(), fleet, _surroundings())
+            result = deep.run(read, run_ids.new_run_id(), fleet, _surroundings())
             findings += deep.judge(result)
         elif level == "deep":
             console.note("no real run is tried while there are errors")
-    chosen = choices.choose(facts)
+    chosen = auto_env.choose(facts)
     findings = [
         replace(
             finding,
@@ -102,7 +98,7 @@ def _try_network(made: Plan, facts: Mapping[str, Facts], fleet: Fleet, findings:
     if len(facts) < 2 or made.nodes[0].host.name not in facts:
         return None
     network = mesh.explore(made, facts, fleet, secrets.token_hex(16))
-    findings += checks_mesh.judge(made, network, facts)
+    findings += reach.judge(made, network, facts)
     hosts = {node.host.name: node.host for node in made.nodes}
     bandwidths.remember(made.nodes[0].host, {subnet.address: subnet.bandwidths for subnet in network.subnets}, hosts)
     return network

@@ -19,14 +19,12 @@ from .. import deprecated
 from ..errors import InventoryError, OrchError, UsageError
 from ..hosts.fleet import Fleet, folded
 from ..hosts.node_program import node_program
-from ..inventory import advice
-from ..inventory import model as inventory
+from ..inventory import advice, model
 from ..inventory.hostnames import pick
 from ..inventory.model import Inventory
 from ..output.console import Console, all_but, fold, fold_messages, wants_colour
 from ..output.lines import SHORTEST_SECRET, Mask
-from ..runs import recent as history
-from ..runs import registry as runs
+from ..runs import recent, registry
 from ..ssh.dialer import Dialer
 from ..ui.progress import Progress, Silent
 
@@ -45,7 +43,7 @@ def make_progress() -> Progress:
 
 def chosen_inventory(given: str | None, hosts: str | None = None) -> Inventory:
     """The inventory that is given, else the default one. `hosts`: only these of it, to look at."""
-    return _load(given, inventory.default_path(os.environ), hosts)
+    return _load(given, model.default_path(os.environ), hosts)
 
 
 def inventory_of_run(given: str | None, hosts: str | None, run: str | None) -> Inventory:
@@ -53,15 +51,15 @@ def inventory_of_run(given: str | None, hosts: str | None, run: str | None) -> I
 
     A name may be that of several runs: then the default inventory, if one of them was started with it.
     """
-    default = inventory.default_path(os.environ)
+    default = model.default_path(os.environ)
     if given is not None:
         return _load(given, None, hosts)
     if run is None:
-        return _load(None, default or history.newest_inventory(), hosts)
-    started_with = history.inventories_of(run)
+        return _load(None, default or recent.newest_inventory(), hosts)
+    started_with = recent.inventories_of(run)
     if started_with and (default is None or str(Path(default).resolve()) not in started_with):
         return _load(started_with[0], None, hosts)
-    return _load(None, default or history.newest_inventory(), hosts)
+    return _load(None, default or recent.newest_inventory(), hosts)
 
 
 def _load(given: str | None, default: str | None, hosts: str | None) -> Inventory:
@@ -75,7 +73,7 @@ def _load(given: str | None, default: str | None, hosts: str | None) -> Inventor
     if given is None and not named:
         _check_found(path)
     try:
-        read = inventory.load(path)
+        read = model.load(path)
     except InventoryError as error:
         source = "\n(named by DDP_ORCH_INVENTORY)" if named else ""
         raise InventoryError(f"{error}{source}") from error
@@ -136,7 +134,7 @@ def part_of(read: Inventory, pattern: str, option: str = "--hosts") -> Inventory
     return replace(read, hosts=tuple(host for host in read.hosts if host.name in names))
 
 
-def mask_of(read: Inventory, run: runs.Run, console: Console) -> Mask:
+def mask_of(read: Inventory, run: registry.Run, console: Console) -> Mask:
     """Hides the secrets of a run and of the inventory that this environment has; warns of those that are not hidden."""
     of_run = {name for part in run.parts.values() for name in part.get("secrets", read.run.secrets)}
     for line in not_hidden(run.run_id, of_run):
@@ -206,12 +204,12 @@ def warn_of(failed: Mapping[str, OrchError], console: Console) -> None:
         console.warning(line)
 
 
-def warn_of_doubts(listing: runs.Listing, console: Console) -> None:
+def warn_of_doubts(listing: registry.Listing, console: Console) -> None:
     for doubt in listing.doubts:
         console.warning(doubt)
 
 
-def warn_of_missing(listing: runs.Listing, console: Console) -> None:
+def warn_of_missing(listing: registry.Listing, console: Console) -> None:
     """Of the hosts that told nothing of their runs, and how not to wait for them the next time; of those in doubt."""
     warn_of(listing.failed, console)
     for line in fold_messages(
@@ -238,7 +236,7 @@ def again_without(hosts: Iterable[str], argv: Sequence[str]) -> str:
     return f"{line} {advice.AGAIN}" if {"-", "-i-", "--inventory=-"} & set(argv) else line
 
 
-def warn_of_unheard(run: runs.Run, listing: runs.Listing, console: Console) -> None:
+def warn_of_unheard(run: registry.Run, listing: registry.Listing, console: Console) -> None:
     """Of hosts that --hosts leaves out, or that only another inventory has. Of those not reached was told already."""
     unheard = [host for host in listing.unheard(run) if host not in listing.failed]
     if unheard:
@@ -249,10 +247,10 @@ def warn_of_unheard(run: runs.Run, listing: runs.Listing, console: Console) -> N
 class FoundRun:
     """The run that is meant, by the hosts that have answered."""
 
-    run: runs.Run
-    listing: runs.Listing
+    run: registry.Run
+    listing: registry.Listing
     """Its `late` hosts have not answered yet; `wait_for_rest` waits for them."""
-    search: runs.Search
+    search: registry.Search
 
 
 def find_run(fleet: Fleet, read: Inventory, wanted: str | None, console: Console) -> FoundRun:
@@ -267,7 +265,7 @@ def find_run_early(
     read: Inventory,
     wanted: str | None,
     console: Console,
-    enough: Callable[[str | None, str, runs.Listing], bool] = runs.is_found,
+    enough: Callable[[str | None, str, registry.Listing], bool] = registry.is_found,
 ) -> FoundRun:
     """As `find_run`, but a host that is silent for some seconds is not waited for once the run is known.
 
@@ -281,12 +279,12 @@ def _find_run(
     read: Inventory,
     wanted: str | None,
     console: Console,
-    enough: Callable[[runs.Listing], bool] | None,
+    enough: Callable[[registry.Listing], bool] | None,
 ) -> FoundRun:
-    search = runs.Search(fleet, read.hosts)
+    search = registry.Search(fleet, read.hosts)
     listing = search.wait(enough)
     warn_of_missing(replace(listing, failed=listing.missing), console)
-    run = runs.choose(listing, wanted, read.path)
+    run = registry.choose(listing, wanted, read.path)
     if wanted is None:
         tell_which(run, listing, console)
     return FoundRun(run, listing, search)
@@ -306,14 +304,14 @@ def wait_for_rest(found: FoundRun, read: Inventory, wanted: str | None, console:
     )
     warn_of_missing(news, console)
     try:
-        run = runs.choose(listing, wanted, read.path)
+        run = registry.choose(listing, wanted, read.path)
     except UsageError as error:  # the beginning of an id: now that of several
         console.warning(str(error))
         run = next((one for one in listing.runs if one.run_id == found.run.run_id), found.run)
     return replace(found, run=run, listing=listing)
 
 
-def tell_which(run: runs.Run, listing: runs.Listing, console: Console) -> None:
+def tell_which(run: registry.Run, listing: registry.Listing, console: Console) -> None:
     """Where nobody has named a run and the newest is over, while others go on: these may be meant."""
     others = [one.run_id for one in listing.runs if one.unfinished]
     if others and not run.unfinished:

@@ -24,7 +24,7 @@ from ..output.console import Console, fold_messages
 from ..output.console import size as console_size
 from ..output.terminal import one_line
 from ..plan.code_files import make_results_folder
-from ..runs import registry as runs
+from ..runs import registry
 from .context import inventory_of_run, open_fleet, stderr_console, warn_of, warn_of_doubts, warn_of_unheard
 
 GROWTH = 1024 * 1024
@@ -176,12 +176,12 @@ def _make(folder: Path) -> None:
 
 def _outputs_of(fleet: Fleet, read: Inventory, wanted: str | None, console: Console) -> Outputs:
     """Raises as `runs.choose` does."""
-    listing = runs.find(fleet, read.hosts)
+    listing = registry.find(fleet, read.hosts)
     warn_of(listing.failed, console)
     warn_of_doubts(listing, console)
     incomplete = bool(listing.failed)
     try:
-        run = runs.choose(listing, wanted, read.path)
+        run = registry.choose(listing, wanted, read.path)
     except (UsageError, UnreachableError):  # its record may have been removed (`run.keep`); outputs stay
         if wanted is None or not RUN_NAME.fullmatch(wanted):
             raise
@@ -382,7 +382,7 @@ def _bytes(listed: Listed) -> int:
     return sum(one.size for one in listed.files)
 
 
-def _default_folder(run: runs.Run) -> str:
+def _default_folder(run: registry.Run) -> str:
     name = run.name if RUN_NAME.fullmatch(run.name) else run.run_id  # both are what a host says
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise UnreachableError(f"a host calls the run {name!r}; give -o DIR")

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from ..errors import InventoryError, UsageError
-from ..inventory import model as inventory
+from ..inventory import model
 from ..inventory.advice import command
 from .context import stderr_console
 
@@ -49,7 +49,7 @@ def init(hosts: Sequence[str], output: str) -> int:
     path = Path(output)
     text = render(hosts or _choose(), output)
     try:
-        inventory.parse(text, output)
+        model.parse(text, output)
     except InventoryError as error:
         raise UsageError(f"nothing is written, as it could not be read again: {error}") from error
     if path.exists():
@@ -70,7 +70,7 @@ def init(hosts: Sequence[str], output: str) -> int:
 
 def render(hosts: Sequence[str], path: str) -> str:
     """The text of an inventory of these hosts, each `[user@]name`."""
-    named = "" if path == inventory.DEFAULT else f" {shlex.quote(path)}"
+    named = "" if path == model.DEFAULT else f" {shlex.quote(path)}"
     return TEXT.format(path=named, hosts="\n".join(map(_entry, hosts)))
 
 

@@ -13,7 +13,7 @@ from ..inventory.advice import command
 from ..inventory.hostnames import nearest
 from ..output.console import Console, fold
 from ..output.terminal import one_line
-from ..runs import registry as runs
+from ..runs import registry
 from .context import inventory_of_run, open_fleet, stderr_console, warn_of_doubts, warn_of_unheard, whoami
 
 
@@ -36,14 +36,14 @@ def kill(
     named_only = bool(forced) and not (leftovers or everything or wanted is not None)
     with open_fleet(read) as fleet:
         # a run that is named is stopped on the other hosts while one of them is silent
-        enough = None if wanted is None else partial(runs.is_known, wanted, read.path)
-        listing = runs.Search(fleet, read.hosts, members=True).wait(enough)
+        enough = None if wanted is None else partial(registry.is_known, wanted, read.path)
+        listing = registry.Search(fleet, read.hosts, members=True).wait(enough)
         warn_of_doubts(listing, console)
         chosen = [] if named_only else _to_kill(listing, wanted, read.path, leftovers=leftovers, everything=everything)
         for run in chosen:
             warn_of_unheard(run, listing, console)
         port = read.run.rdzv.port
-        victims = runs.Victims(
+        victims = registry.Victims(
             runs=tuple(run.run_id for run in chosen),
             members={run.run_id: {host: part.get("members", ()) for host, part in run.parts.items()} for run in chosen},
             stale=wanted is None and not named_only,
@@ -51,7 +51,7 @@ def kill(
             force=forced,
             run_grace=max((run.grace for run in chosen), default=0.0),
         )
-        result = runs.kill(fleet, read.hosts, victims, grace=grace, by=whoami(), doing="ending")
+        result = registry.kill(fleet, read.hosts, victims, grace=grace, by=whoami(), doing="ending")
     # what a host did not list was not ended there, even if it has answered by now
     unlisted = {host: error for host, error in listing.failed.items() if host not in listing.late}
     result = replace(result, failed={**unlisted, **result.failed})
@@ -85,10 +85,10 @@ def _forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, 
 
 
 def _to_kill(
-    listing: runs.Listing, wanted: str | None, inventory: str, *, leftovers: bool, everything: bool
-) -> list[runs.Run]:
+    listing: registry.Listing, wanted: str | None, inventory: str, *, leftovers: bool, everything: bool
+) -> list[registry.Run]:
     if wanted is not None:
-        return [runs.choose(listing, wanted, inventory)]
+        return [registry.choose(listing, wanted, inventory)]
     if leftovers:
         return []  # every host clears up after its own runs that have no guard; no host's word ends another's part
     broken = [run for run in listing.runs if run.broken]
@@ -96,7 +96,7 @@ def _to_kill(
     return broken + (unfinished if everything else unfinished[-1:])
 
 
-def _tell_kill(result: runs.Killed, chosen: Sequence[runs.Run], inventory: str, console: Console) -> None:
+def _tell_kill(result: registry.Killed, chosen: Sequence[registry.Run], inventory: str, console: Console) -> None:
     for line in folded(result.failed):
         console.error(line)
     for one in result.remaining:

@@ -20,8 +20,7 @@ from ..inventory.model import Inventory
 from ..output import lines
 from ..output.console import Console, fold
 from ..output.lines import Line, Mask
-from ..runs import attach as watch
-from ..runs import registry as runs
+from ..runs import attach, registry
 from ..runs.follow import Choice, View, clock_ahead
 from ..runs.log_files import LogFiles
 from .context import (
@@ -87,7 +86,7 @@ def logs(wanted: Logs) -> int:
         mask = mask_of(read, run, console)
         here = sum(run.parts[host.name]["nproc"] for host in asked if host.name in run.parts)
         here = run.ranks if late else here
-        bell = watch.Bell(read.notify.bell and wanted.follow, console)
+        bell = attach.Bell(read.notify.bell and wanted.follow, console)
         ranks = len(choice.ranks) if choice.ranks else min(run.ranks, here)
         try:
             if wanted.output:
@@ -105,7 +104,9 @@ def logs(wanted: Logs) -> int:
         if wanted.follow:
             bell.over()
             resume = about.of_all("up", "--name", run.name)
-            return watch.conclude(run.run_id, about, run.all_nodes, view, console, resume=f"{resume} -- SCRIPT ARGS...")
+            return attach.conclude(
+                run.run_id, about, run.all_nodes, view, console, resume=f"{resume} -- SCRIPT ARGS..."
+            )
     if found.run.run_id != run.run_id:
         newer = advice.about(found.run, found.listing.runs, read.path)
         console.warning(f"{fold(found.run.parts)} has a newer run, {found.run.run_id}: {newer.command('logs')}")
@@ -115,7 +116,7 @@ def logs(wanted: Logs) -> int:
 
 
 def _find_run(fleet: Fleet, read: Inventory, wanted: Logs, console: Console) -> FoundRun:
-    found = find_run_early(fleet, read, wanted.run, console, runs.is_known if wanted.follow else runs.is_found)
+    found = find_run_early(fleet, read, wanted.run, console, registry.is_known if wanted.follow else registry.is_found)
     if not wanted.host:
         warn_of_unheard(found.run, found.listing, console)
     late = fold(found.listing.late)
@@ -129,18 +130,18 @@ def _find_run(fleet: Fleet, read: Inventory, wanted: Logs, console: Console) -> 
 
 def _to_screen(
     view: View,
-    run: runs.Run,
+    run: registry.Run,
     about: AboutRun,
     choice: Choice,
     ranks: int,
     mask: Mask,
     wanted: Logs,
-    bell: watch.Bell,
+    bell: attach.Bell,
 ) -> int:
     """The number of lines that were chosen."""
     # whoever asks for torchrun's own lines, or for those with a certain text, wants all of them
     quiet = wanted.stream is None and wanted.grep is None
-    printer = watch.Printer(
+    printer = attach.Printer(
         list(run.all_nodes),
         mask,
         as_json=wanted.as_json,

@@ -12,7 +12,7 @@ from ..hosts.fleet import folded
 from ..inventory import advice
 from ..inventory.run_ids import RUN_ID, SUFFIX
 from ..output.console import fold_messages, size
-from ..runs import registry as runs
+from ..runs import registry
 from .context import chosen_inventory, open_fleet, stderr_console
 
 SHOWN = 3  # runs named of many
@@ -98,7 +98,7 @@ def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], 
             console.note(f"outputs in run.output ({shared}) are not touched")
         names_of_folders = {folder.name for folder in folders}
         if set(named) - names_of_folders:
-            known = runs.find(fleet, read.hosts).runs
+            known = registry.find(fleet, read.hosts).runs
             named = {folder_of(one, names_of_folders, known) for one in named}
         chosen, kept = choose(folders, named, read.path)
         for line in kept:
@@ -134,7 +134,7 @@ def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], 
     return UnreachableError.exit_code if listed.failed or removed.failed else 0
 
 
-def folder_of(wanted: str, folders: Collection[str], known: Iterable[runs.Run]) -> str:
+def folder_of(wanted: str, folders: Collection[str], known: Iterable[registry.Run]) -> str:
     """The output folder of the run with this name or id, or of the only one whose id begins or ends so.
 
     A folder outlives the record of its run. Raises UsageError.

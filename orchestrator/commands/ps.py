@@ -14,7 +14,7 @@ from ..inventory.model import Host
 from ..output.console import Console, fold
 from ..output.lines import parse_time
 from ..output.terminal import tame
-from ..runs import registry as runs
+from ..runs import registry
 from .context import inventory_of_run, open_fleet, stderr_console, warn_of_missing
 
 ID_WIDTH = 20  # characters of a run id
@@ -46,10 +46,10 @@ def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) ->
     return UnreachableError.exit_code if listing.failed else 0
 
 
-def _find(fleet: Fleet, hosts: Sequence[Host], everything: bool, as_json: bool, console: Console) -> runs.Listing:
+def _find(fleet: Fleet, hosts: Sequence[Host], everything: bool, as_json: bool, console: Console) -> registry.Listing:
     """On a terminal, what has come is shown while other hosts are silent; elsewhere, when it is interrupted."""
     on_terminal = sys.stdout.isatty() and not as_json
-    so_far: list[runs.Listing] = []
+    so_far: list[registry.Listing] = []
 
     def show() -> None:
         shown = [run for run in so_far[-1].runs if everything or run.unfinished] if so_far else []
@@ -57,21 +57,21 @@ def _find(fleet: Fleet, hosts: Sequence[Host], everything: bool, as_json: bool, 
             console.note(f"no answer yet from {fold(so_far[-1].late)}; the others have:")
             _print(so_far[-1], shown, time.time())
 
-    def look(listing: runs.Listing) -> bool:
+    def look(listing: registry.Listing) -> bool:
         so_far.append(listing)
         if on_terminal and listing.late and len(so_far) == 1:
             show()
         return False
 
     try:
-        return runs.find(fleet, hosts, look, "" if on_terminal else "looking for runs")
+        return registry.find(fleet, hosts, look, "" if on_terminal else "looking for runs")
     except KeyboardInterrupt:
         if not on_terminal and not as_json:
             show()
         raise
 
 
-def _print(listing: runs.Listing, shown: Sequence[runs.Run], now: float) -> None:
+def _print(listing: registry.Listing, shown: Sequence[registry.Run], now: float) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
     from rich.text import Text
@@ -90,7 +90,7 @@ def _print(listing: runs.Listing, shown: Sequence[runs.Run], now: float) -> None
     Rich(width=None if sys.stdout.isatty() else IN_A_PIPE).print(table)
 
 
-def _row(run: runs.Run, unheard: Sequence[str], now: float) -> dict[str, str]:
+def _row(run: registry.Run, unheard: Sequence[str], now: float) -> dict[str, str]:
     return {
         "RUN": run.run_id,
         "NAME": run.name if run.name != run.run_id else "",
@@ -103,7 +103,7 @@ def _row(run: runs.Run, unheard: Sequence[str], now: float) -> dict[str, str]:
     }
 
 
-def _took(run: runs.Run, now: float) -> str:
+def _took(run: registry.Run, now: float) -> str:
     """How long it has gone on, or did; `-` where nobody wrote down its end."""
     if not run.unfinished and run.ended_at is None:
         return "-"

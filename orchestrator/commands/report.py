@@ -19,10 +19,9 @@ from ..inventory.model import Host
 from ..node.serve.figures import NAMES
 from ..node.serve.figures import figures as figures_in
 from ..output.lines import Line, Mask, presentable, rfc3339
-from ..runs import diagnose as diagnose_run
-from ..runs import registry as runs
+from ..runs import diagnose, registry
 from ..runs.follow import Choice, View, clock_ahead
-from ..ui import html as report_html
+from ..ui import html
 from .context import find_run, inventory_of_run, mask_of, open_fleet, stderr_console, warn_of
 
 LAST_LINES = 40  # of the rank that failed first
@@ -84,14 +83,14 @@ def report(wanted: str | None, given: str | None, hosts: str | None, output: str
             choice = Choice(follow=False, tail=LAST_LINES, ranks=frozenset([first["rank"]]), stream="stderr")
             said = [line for line in _lines(fleet, of_run, run, choice) if line.attempt == run.attempt]
         by_name = {host.name: host for host in read.hosts}
-        diagnosis = diagnose_run.of_run(run.run_id, run.parts, run.nodes, by_name, fleet).as_dict()
+        diagnosis = diagnose.of_run(run.run_id, run.parts, run.nodes, by_name, fleet).as_dict()
     made = make(run, records, clocks, figures, said, diagnosis, mask)
     text = json.dumps(asdict(made), indent=2)
     if as_json:
         print(text)
     if output or not as_json:
         path = Path(output or f"{run.run_id}.html")
-        write(path, report_html.render(asdict(made)), text + "\n")
+        write(path, html.render(asdict(made)), text + "\n")
         console.note(f"written: {path} and {path.with_suffix('.json')}")
     return UnreachableError.exit_code if listing.failed or answers.failed else 0
 
@@ -117,17 +116,17 @@ def write(path: Path, page: str, data: str) -> None:
 def _is_report(path: Path) -> bool:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
-        return text.startswith(report_html.HEAD) or {"run_id", "timeline", "diagnosis"} <= set(json.loads(text))
+        return text.startswith(html.HEAD) or {"run_id", "timeline", "diagnosis"} <= set(json.loads(text))
     except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 
-def _by_node(run: runs.Run) -> list[str]:
+def _by_node(run: registry.Run) -> list[str]:
     """Its hosts, the head first."""
     return [*run.nodes, *sorted(run.disputed)]
 
 
-def _lines(fleet: Fleet, hosts: Sequence[Host], run: runs.Run, choice: Choice) -> list[Line]:
+def _lines(fleet: Fleet, hosts: Sequence[Host], run: registry.Run, choice: Choice) -> list[Line]:
     found: list[Line] = []
     console = stderr_console()
     ranks = claims.ranks_of(run.parts, run.nodes)
@@ -138,7 +137,7 @@ def _lines(fleet: Fleet, hosts: Sequence[Host], run: runs.Run, choice: Choice) -
 
 
 def make(
-    run: runs.Run,
+    run: registry.Run,
     records: Mapping[str, Mapping[str, Any]],
     clocks: Mapping[str, float],
     figures: Sequence[Line],
@@ -186,7 +185,7 @@ def _shown(value: Any, mask: Mask) -> Any:
     return [_shown(one, mask) for one in value] if isinstance(value, Sequence) else value
 
 
-def _first_failure(run: runs.Run, records: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def _first_failure(run: registry.Run, records: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
     verdict = claims.verdict_of({host: record["run"] for host, record in records.items() if record["run"]}, run.nodes)
     first: Mapping[str, Any] | None = (verdict or {}).get("first_failure")
     return first

@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import FindingsError, UsageError
 from ..hosts import answers
 from ..hosts.fleet import Fleet, each, folded, worst
-from ..inventory import model as inventory
+from ..inventory import model
 from ..inventory.model import Host
 from ..output.console import Console, fold
 from ..output.terminal import one_line
@@ -104,7 +104,7 @@ def setup(given: str | None, hosts: str | None, wanted: Wanted) -> int:
     console = stderr_console()
     read = chosen_inventory(given)
     if hosts is not None:
-        read = inventory.select(read, hosts)
+        read = model.select(read, hosts)
     with open_fleet(read) as fleet:
         fleet.prepare(read.hosts)
         _let_in(read.hosts, fleet)

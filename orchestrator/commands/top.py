@@ -20,7 +20,7 @@ from ..inventory.hostnames import pick
 from ..inventory.model import Host
 from ..output.console import Console, wants_colour
 from ..output.lines import Mask
-from ..runs import registry as runs
+from ..runs import registry
 from .board import Seen, render
 from .context import inventory_of_run, mask_of, open_fleet, stderr_console, warn_of, warn_of_doubts
 
@@ -71,11 +71,11 @@ def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
     read = inventory_of_run(given, hosts, wanted)
     with open_fleet(read, looking=True) as fleet:
         # the board shows who has not answered
-        listing = runs.find(fleet, read.hosts, partial(runs.is_known, wanted, read.path))
+        listing = registry.find(fleet, read.hosts, partial(registry.is_known, wanted, read.path))
         warn_of(listing.failed, console)
         warn_of_doubts(listing, console)
         going_on = [run.run_id for run in listing.runs if run.unfinished]
-        run = runs.choose(listing, wanted if wanted is not None else next(iter(going_on[-1:]), None), read.path)
+        run = registry.choose(listing, wanted if wanted is not None else next(iter(going_on[-1:]), None), read.path)
         mask = mask_of(read, run, console)
         of_run = [host for host in read.hosts if host.name in run.parts or host.name in run.unheard]
         watcher = Watcher(fleet, of_run, run.run_id, run.all_nodes)
@@ -115,7 +115,7 @@ class _Live:
     def __init__(
         self,
         watcher: Watcher,
-        run: runs.Run,
+        run: registry.Run,
         fleet: Fleet,
         hosts: Sequence[Host],
         inventory: str,
@@ -168,14 +168,14 @@ class _Live:
         return set(pick(names, self._pattern) if self._pattern else names)
 
     def _log(self) -> None:
-        from . import logs as show_logs
+        from . import logs
 
         rank = self._ask("log of which ranks, such as 0,4-7 (Ctrl-C ends the log; nothing: back)")
         if not rank:
             return
-        wanted = show_logs.Logs(run=self._run.run_id, inventory=self._inventory, follow=True, tail=200, rank=rank)
+        wanted = logs.Logs(run=self._run.run_id, inventory=self._inventory, follow=True, tail=200, rank=rank)
         try:
-            show_logs.logs(wanted)
+            logs.logs(wanted)
         except OrchError as error:
             self._console.error(str(error))
         self._ask("Enter comes back to the board")
@@ -196,8 +196,8 @@ class _Live:
                 self._ask("that is not its id, nothing is killed; Enter comes back to the board")
             return
         self._console.note("stopping the run gracefully ...")
-        victims = runs.Victims(runs=(self._run.run_id,), run_grace=self._run.grace)
-        runs.kill(self._fleet, self._hosts, victims, grace=None, by="top")
+        victims = registry.Victims(runs=(self._run.run_id,), run_grace=self._run.grace)
+        registry.kill(self._fleet, self._hosts, victims, grace=None, by="top")
 
     @staticmethod
     def _ask(question: str) -> str:

@@ -12,21 +12,16 @@ from dataclasses import dataclass, replace
 
 from ..errors import HeldError, UsageError
 from ..hosts.fleet import Fleet
-from ..inventory import advice
-from ..inventory import model as inventory
-from ..inventory import run_ids as naming
+from ..inventory import advice, model, run_ids
 from ..inventory.model import Inventory
 from ..inventory.values import env_name, shown
 from ..output.console import Console, all_but
 from ..output.lines import Mask, rfc3339
 from ..output.terminal import tame
-from ..plan import entrypoint as script
-from ..plan import plan
+from ..plan import entrypoint, plan
 from ..plan import snapshot as ship
 from ..plan.plan import Plan
-from ..runs import attach as watch
-from ..runs import launch
-from ..runs import recent as history
+from ..runs import attach, launch, recent
 from .context import chosen_inventory, not_hidden, open_fleet, stderr_console, warn_once, whoami
 
 LARGEST = 3  # entries of the code that are named when it is large
@@ -72,15 +67,15 @@ class Up:
         return advice.command("up", *words, *(("--", *self.script) if self.script else ()), inventory=inventory)
 
 
-def up(wanted: Up, printer: watch.LinePrinter | None = None) -> int:
+def up(wanted: Up, printer: attach.LinePrinter | None = None) -> int:
     """`printer`: takes the lines of an attached run; None: they are printed."""
     console = stderr_console()
     read = chosen_inventory(wanted.inventory)
     if wanted.hosts is not None:
-        read = inventory.select(read, wanted.hosts)
+        read = model.select(read, wanted.hosts)
     if wanted.trainer_args:
         read = replace(read, run=replace(read.run, script=None, args=(*read.run.args, *wanted.trainer_args)))
-    run_id = naming.new_run_id()
+    run_id = run_ids.new_run_id()
     made, snapshot = _plan(read, wanted, run_id)
     for warning in (*plan.shell_variables(made), *(snapshot.warnings if snapshot else ())):
         warn_once(warning)
@@ -105,7 +100,7 @@ def up(wanted: Up, printer: watch.LinePrinter | None = None) -> int:
         resolved = _launch(made, snapshot, fleet, around, wanted.wait, console)
         about = advice.AboutRun(made.name, read.path)
         try:
-            history.remember(read.path, run_id, made.name, _code_folder(snapshot))
+            recent.remember(read.path, run_id, made.name, _code_folder(snapshot))
             if wanted.detach:
                 print(json.dumps({"run_id": run_id, "name": made.name}) if wanted.as_json else run_id, flush=True)
                 console.note(f"the run has started; follow it with: {about.command('logs', '-f')}")
@@ -116,10 +111,10 @@ def up(wanted: Up, printer: watch.LinePrinter | None = None) -> int:
                 console.note(f"closing this terminal does not stop the run, Ctrl-C does; to see it again: {follow}")
             names = [host.name for host in read.hosts]
             mask = Mask(around.secrets.values())
-            shown = printer or watch.Printer(
+            shown = printer or attach.Printer(
                 names, mask, as_json=wanted.as_json, all_of_it=about.command("logs", "--stream", "agent")
             )
-            return watch.attend(
+            return attach.attend(
                 resolved,
                 fleet,
                 shown,
@@ -162,11 +157,11 @@ def _launch(
 
 
 def _plan(read: Inventory, wanted: Up, run_id: str) -> tuple[Plan, ship.Snapshot | None]:
-    if wanted.name is not None and not naming.RUN_NAME.fullmatch(wanted.name):
+    if wanted.name is not None and not run_ids.RUN_NAME.fullmatch(wanted.name):
         raise UsageError(
             f"--name {wanted.name!r}: letters, digits, `.`, `_` and `-`, at most 63, beginning with a letter or digit"
         )
-    command, snapshot = script.find(read, wanted.script)
+    command, snapshot = entrypoint.find(read, wanted.script)
     code = None
     if snapshot is not None:
         code = plan.Code(

@@ -19,8 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..commands import logs as show_logs
-from ..commands import up
+from ..commands import logs, up
 from ..errors import FindingsError, OrchError, RunFailed, UsageError
 from ..output.console import Console, wants_colour
 
@@ -155,7 +154,7 @@ def _up(inventory: Path) -> up.Up:
 def _result(inventory: Path) -> tuple[float, int]:
     """Test accuracy and number of ranks, as `ddp-orch logs --json` tells them of the ended run."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        show_logs.logs(show_logs.Logs(inventory=str(inventory), as_json=True))
+        logs.logs(logs.Logs(inventory=str(inventory), as_json=True))
     lines = [json.loads(line) for line in output.getvalue().splitlines()]
     last = [found[1] for line in lines if (found := re.match(r"done .*\btest_acc:([\d.]+)", line["text"]))]
     if not last:

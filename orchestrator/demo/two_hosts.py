@@ -2,9 +2,12 @@
 
 A program, `python -m orchestrator.demo.two_hosts`: it prints the folder in which the hosts live, and serves until its
 stdin ends. However the demo comes to its end, kill -9 included, this process then ends all that was started on the
-hosts, removes the folder, and goes. Nothing of the user's is read or written. FOLDER/ 0700 ssh_config how to reach
-both: what `ssh -F FOLDER/ssh_config demo-a` needs id_ecdsa known_hosts fresh keys demo-a/ demo-b/ the hosts: home,
-state folder and TMPDIR of each
+hosts, removes the folder, and goes. Nothing of the user's is read or written.
+
+FOLDER/                 0700
+  ssh_config            how to reach both: what `ssh -F FOLDER/ssh_config demo-a` needs
+  id_ecdsa known_hosts  fresh keys
+  demo-a/ demo-b/       the hosts: home, state folder and TMPDIR of each
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from ..output.lines import Line, Mask, Painter
 from ..output.terminal import one_line
 from ..output.torchrun_noise import Quieter
 from ..plan.plan import Plan
-from . import registry as runs
+from . import registry
 from .follow import Choice, View
 
 STOP_WINDOW = 10.0  # s for all hosts to hear that the run is to stop, when nobody waits for its end
@@ -136,7 +136,7 @@ def attend(
         bell.heard(batch)
         printer.show(batch)
 
-    victims = runs.Victims(runs=(resolved.run_id,), run_grace=resolved.inventory.run.grace)
+    victims = registry.Victims(runs=(resolved.run_id,), run_grace=resolved.inventory.run.grace)
     with _stopping_on_interrupt(victims, hosts, fleet, console):
         view.run(show)
         printer.close()
@@ -158,28 +158,28 @@ def _diagnose(
     mask: Mask,
     console: Console,
 ) -> None:
-    from ..diagnosis import from_logs as diagnose_logs
-    from . import diagnose as diagnose_run  # only a failed run needs them
+    from ..diagnosis import from_logs
+    from . import diagnose  # only a failed run needs them
 
     parts = {host: outcome["run"] for host, outcome in view.outcomes.items() if outcome.get("run")}
     try:
-        found = diagnose_run.of_run(run_id, parts, nodes, {host.name: host for host in hosts}, fleet)
+        found = diagnose.of_run(run_id, parts, nodes, {host.name: host for host in hosts}, fleet)
     except OrchError as error:
         console.warning(f"no diagnosis: {error}")
         return
-    diagnose_logs.print_end(found, mask, sys.stderr, about)
+    from_logs.print_end(found, mask, sys.stderr, about)
 
 
 @contextlib.contextmanager
 def _stopping_on_interrupt(
-    victims: runs.Victims, hosts: Sequence[Host], fleet: Fleet, console: Console
+    victims: registry.Victims, hosts: Sequence[Host], fleet: Fleet, console: Console
 ) -> Iterator[None]:
     asked: list[threading.Thread] = []
     over = threading.Event()
 
     def stop(grace: float | None, note: str) -> None:
         console.note(note)
-        result = runs.kill(fleet, hosts, victims, grace=grace, by="Ctrl-C")
+        result = registry.kill(fleet, hosts, victims, grace=grace, by="Ctrl-C")
         if not over.is_set():  # else it is we who have closed the sessions
             for line in folded(result.failed):
                 console.warning(f"could not be told to stop: {line}")

@@ -18,8 +18,7 @@ from ..commands.context import (
     wait_for_rest,
     warn_of_unheard,
 )
-from ..diagnosis import from_logs as diagnose_logs
-from ..diagnosis import missing
+from ..diagnosis import from_logs, missing
 from ..diagnosis.engine import Diagnosis, Finding, Known, diagnose
 from ..diagnosis.exits import Exit
 from ..diagnosis.transcript import Said, origin
@@ -81,7 +80,7 @@ def _of_found(found: FoundRun, read: Inventory, fleet: Fleet) -> Diagnosis:
 def _show(diagnosis: Diagnosis, found: FoundRun, read: Inventory, as_json: bool, console: Console) -> None:
     run = found.run
     about = advice.about(run, found.listing.runs, read.path)
-    diagnose_logs.show(diagnosis, as_json, mask_of(read, run, console), about)
+    from_logs.show(diagnosis, as_json, mask_of(read, run, console), about)
     if not as_json and (run.unfinished or not diagnosis.findings):
         hang = (
             f"; if it hangs: {about.command('top')} shows who is silent, and run.stall_timeout ends it with the "

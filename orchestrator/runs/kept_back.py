@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..diagnosis.engine import Diagnosis, Finding
-from ..plan import snapshot as ship
-from . import recent as history
+from ..plan import snapshot
+from . import recent
 
 CODES = ("dataset-missing", "file-missing-on-host")
 _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
@@ -19,7 +19,7 @@ _IN_CODE = re.compile(r"/.*/runs/[^/]+/code/(.+)")  # a path on a host, in the r
 
 def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
     """The diagnosis of a run that was started here, knowing what the code's folder has."""
-    started = history.started(run_id)
+    started = recent.started(run_id)
     if started is None or not started.code:
         return diagnosis
     folder, sync_base = Path(started.code), Path(started.inventory).parent
@@ -27,7 +27,7 @@ def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
     def judge(finding: Finding) -> Finding:
         if finding.code in CODES:
             for path in _paths(finding, folder):
-                if why := ship.why_not_sent(folder, path, sync_base):
+                if why := snapshot.why_not_sent(folder, path, sync_base):
                     return replace(finding, code="dataset-missing", confidence="high", fix=why)
         return finding
 

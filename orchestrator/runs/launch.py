@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from ..checks import auto_env as choices
+from ..checks import auto_env
 from ..checks.hosts import Finding, say
 from ..commands.prune import unfetched
 from ..errors import FindingsError, HeldError, Interrupted, OrchError, UnreachableError, UsageError
@@ -30,9 +30,8 @@ from ..plan.snapshot import Snapshot
 from ..schema.facts import Facts
 from ..ssh.config import by_hand
 from ..ui.progress import Silent
-from . import bandwidths
+from . import bandwidths, registry
 from . import probe as preflight
-from . import registry as runs
 from .probe import Probed
 
 LARGE = 10_000_000  # bytes of code from which on it is said what takes the most
@@ -107,7 +106,7 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
         hosts = [node.host for node in wanted.nodes]
     facts = {name: one.facts for name, one in probed.done.items()}
     _judge(preflight.judge(wanted, probed.done), wanted, around)
-    chosen = choices.choose(facts)
+    chosen = auto_env.choose(facts)
     resolved = plan.resolve(wanted, facts, {choice.variable: choice.value for choice in chosen})
     ranks = plan.world_size(resolved)
     if wanted.code is not None and not all(node.host.workdir for node in wanted.nodes):
@@ -271,7 +270,7 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
         ) from error
     except (Refused, KeyboardInterrupt) as error:
         # the head's guard may have begun all the same, and obeys no abort then
-        runs.kill(fleet, [head, *others], runs.Victims(runs=(resolved.run_id,)), grace=0.0, by=around.by)
+        registry.kill(fleet, [head, *others], registry.Victims(runs=(resolved.run_id,)), grace=0.0, by=around.by)
         if isinstance(error, Refused):
             raise worst([error], str(error)) from error
         raise

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..checks import hosts as checks
+from ..checks import hosts
 from ..hosts.answers import PROBE
 from ..hosts.session import Session
 from ..inventory.model import Notify
@@ -56,7 +56,7 @@ def question(plan: Plan, node: Node, script: dict[str, Any] | None) -> dict[str,
         "script": script,
         "gpus": "none" if host.gpus == "none" else "auto",
         "ports": [] if port == "auto" else [port],
-        "paths": sorted({*checks.path_arguments(plan), *filter(None, [plan.inventory.run.output])}),
+        "paths": sorted({*hosts.path_arguments(plan), *filter(None, [plan.inventory.run.output])}),
         "notify": _notify(plan.inventory.notify) if node is plan.nodes[0] else None,
         "names": [],
         # of one peer the reverse look-up: torch makes one for each, and what matters is whether it is answered
@@ -111,9 +111,9 @@ def ask(session: Session, question: Mapping[str, Any]) -> Probed:
     return Probed(facts, session.hello, (facts.clock - answered, facts.clock - asked))
 
 
-def judge(plan: Plan, probed: Mapping[str, Probed]) -> tuple[checks.Finding, ...]:
+def judge(plan: Plan, probed: Mapping[str, Probed]) -> tuple[hosts.Finding, ...]:
     """What would break the run, by the facts of the hosts that were reached."""
-    return checks.judge(
+    return hosts.judge(
         plan,
         {name: host.facts for name, host in probed.items()},
         {name: host.hello for name, host in probed.items()},

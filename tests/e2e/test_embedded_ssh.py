@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from lab.waiting import wait_until
 
-from orchestrator.demo import two_hosts as demo_hosts
+from orchestrator.demo import two_hosts
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the demo's hosts are this machine, and hosts run Linux"),
@@ -68,9 +68,9 @@ def test_megabytes_arrive_byte_for_byte(hosts: Hosts) -> None:
 
 def test_each_host_has_an_environment_and_folders_of_its_own(hosts: Hosts) -> None:
     outputs = [
-        hosts.ssh(name, "echo $HOME $DDP_ORCH_STATE_DIR $TMPDIR; pwd").stdout.split() for name in demo_hosts.HOSTS
+        hosts.ssh(name, "echo $HOME $DDP_ORCH_STATE_DIR $TMPDIR; pwd").stdout.split() for name in two_hosts.HOSTS
     ]
-    for name, output in zip(demo_hosts.HOSTS, outputs, strict=True):
+    for name, output in zip(two_hosts.HOSTS, outputs, strict=True):
         home = hosts.folder / name
         assert output == [str(path).encode() for path in (home, home / "state", home / "tmp", home)]
     assert b"PYTEST" not in hosts.ssh("demo-a", "env").stdout
@@ -125,7 +125,7 @@ def test_what_was_daemonised_on_a_host_ends_with_the_hosts() -> None:
 
 def test_folder_that_ssh_config_would_have_to_quote_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/home/ann/my files")
-    assert demo_hosts._place() == "/tmp"
+    assert two_hosts._place() == "/tmp"
 
 
 def _of(folder: Path) -> list[str]:

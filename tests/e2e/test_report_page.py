@@ -13,7 +13,7 @@ from lab.lab import Lab
 from orchestrator.commands import report
 from orchestrator.output.lines import Line, Mask
 from orchestrator.runs.registry import Run
-from orchestrator.ui import html as report_html
+from orchestrator.ui import html
 
 from .driver import assert_clean, code, ok, orch, runs, script
 from .pages import browser, open_page
@@ -101,7 +101,7 @@ def failed_run() -> dict[str, Any]:
 
 def test_the_report_of_a_failed_run_opens_without_an_error_and_asks_nobody_for_anything(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    page.write_text(report_html.render(failed_run()), encoding="utf-8")
+    page.write_text(html.render(failed_run()), encoding="utf-8")
     seen = open_page(page, tmp_path, 900, 800)
     assert seen.errors == () and seen.requests == ()
     assert (seen.width, seen.height) == (900, 800)

@@ -24,7 +24,7 @@ from lab.waiting import wait_until
 
 from orchestrator.hosts.node_program import NodeProgram, node_program
 from orchestrator.hosts.session import Session
-from orchestrator.inventory import model as inventory
+from orchestrator.inventory import model
 from orchestrator.inventory.run_ids import new_run_id
 from orchestrator.node.host import processes, state, sweep
 from orchestrator.node.run import journal
@@ -189,7 +189,7 @@ class Runs:
         text += f"run: {{grace: {grace}, launcher: direct, {options}}}\n"
         run_id = new_run_id()
         wanted = plan.make(
-            inventory.parse(text, "inventory.yaml"),
+            model.parse(text, "inventory.yaml"),
             run_id=run_id,
             name=name or run_id,
             command=("-u", "-c", code, *arguments),

@@ -13,11 +13,9 @@ from orchestrator.commands.up import Up
 from orchestrator.diagnosis import causes
 from orchestrator.errors import UnreachableError, UsageError
 from orchestrator.hosts.fleet import Results
-from orchestrator.inventory import advice
-from orchestrator.inventory import model as inventory
+from orchestrator.inventory import advice, model
 from orchestrator.plan import plan
-from orchestrator.runs import launch
-from orchestrator.runs import recent as history
+from orchestrator.runs import launch, recent
 
 
 @pytest.fixture
@@ -51,20 +49,20 @@ def test_the_inventory_is_named_where_the_default_is_another(here: Path, monkeyp
 
 
 def test_what_names_a_run_takes_the_inventory_that_it_was_started_with(here: Path) -> None:
-    history.remember("my big.yaml", "20261122-070000-abcd", "nightly")
+    recent.remember("my big.yaml", "20261122-070000-abcd", "nightly")
     for run in ("20261122-070000-abcd", "nightly", "20261122", "abcd"):
         assert head(inventory_of_run(None, None, run)) == "here-big"
     assert head(inventory_of_run(None, None, None)) == head(inventory_of_run(None, None, "other")) == "here-inventory"
     assert head(inventory_of_run("../there/inventory.yaml", None, "nightly")) == "there-inventory"
-    history.remember("inventory.yaml", "20261123-070000-ef01", "nightly")
-    history.remember("my big.yaml", "20261124-070000-ef02", "nightly")
+    recent.remember("inventory.yaml", "20261123-070000-ef01", "nightly")
+    recent.remember("my big.yaml", "20261124-070000-ef02", "nightly")
     assert head(inventory_of_run(None, None, "nightly")) == "here-inventory", "the default is one of its inventories"
     (here / "my big.yaml").unlink()
     assert head(inventory_of_run(None, None, "ef02")) == "here-inventory"
 
 
 def test_only_commands_about_a_run_take_the_newest_run_s_inventory(here: Path) -> None:
-    history.remember("my big.yaml", "20261122-070000-abcd", "nightly")
+    recent.remember("my big.yaml", "20261122-070000-abcd", "nightly")
     (here / "inventory.yaml").unlink()
     assert head(inventory_of_run(None, None, None)) == "here-big"
     with pytest.raises(UsageError, match="no inventory"):
@@ -133,7 +131,7 @@ def test_the_others_are_asked_by_the_option_of_the_command() -> None:
 )
 def test_a_start_without_hosts_is_offered_only_where_up_accepts_it(text: str, down: list[str], possible: bool) -> None:
     of = plan.make(
-        inventory.parse(text, "i.yaml"), run_id="R", name="R", command=("-u", "x.py"), code=None, env={}, debug=False
+        model.parse(text, "i.yaml"), run_id="R", name="R", command=("-u", "x.py"), code=None, env={}, debug=False
     )
     around = launch.Surroundings(
         created_at="",

@@ -12,14 +12,13 @@ from host_facts import decoded, with_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.checks import auto_env as choices
-from orchestrator.checks import hosts as checks
+from orchestrator.checks import auto_env, hosts
 from orchestrator.hosts import answers
 from orchestrator.hosts import session as sessions
 from orchestrator.hosts.answers import Nonsense
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.hosts.session import InvalidAnswer, Refused, Session, SessionLost
-from orchestrator.inventory import model as inventory
+from orchestrator.inventory import model
 from orchestrator.plan import plan
 from orchestrator.schema.decode import MalformedAnswer
 from orchestrator.schema.facts import Hello
@@ -178,7 +177,7 @@ def replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
 )
 def test_facts_with_anything_wrong_are_refused_or_judged(wrong: Any) -> None:
     full = decoded(FULL)
-    read = inventory.parse("{hosts: [a, b], run: {rdzv: {port: 29500}}}", "inventory.yaml")
+    read = model.parse("{hosts: [a, b], run: {rdzv: {port: 29500}}}", "inventory.yaml")
     made = plan.make(read, run_id="R", name="R", command=("-u", "train.py"), code=None, env={}, debug=False)
     hellos = {name: Hello((), "b", "m", (1, number)) for number, name in enumerate("ab")}
     refusals = 0
@@ -189,8 +188,8 @@ def test_facts_with_anything_wrong_are_refused_or_judged(wrong: Any) -> None:
             assert str(error).isprintable()
             refusals += 1
             continue
-        checks.judge(made, {"a": facts, "b": full}, hellos, {"a": (0.0, 0.1)})
-        choices.choose({"a": facts, "b": full})
+        hosts.judge(made, {"a": facts, "b": full}, hellos, {"a": (0.0, 0.1)})
+        auto_env.choose({"a": facts, "b": full})
         plan.resolve(made, {"a": facts, "b": full})
     assert refusals > 20
 

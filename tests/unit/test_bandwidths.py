@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.inventory import model as inventory
+from orchestrator.inventory import model
 from orchestrator.inventory.model import Host
 from orchestrator.runs import bandwidths
 
@@ -14,7 +14,7 @@ from orchestrator.runs import bandwidths
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Host, ...]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    return inventory.parse("hosts: [a, b, c]", "inventory.yaml").hosts
+    return model.parse("hosts: [a, b, c]", "inventory.yaml").hosts
 
 
 def test_a_much_faster_network_wins_and_of_similar_ones_the_first() -> None:

@@ -16,9 +16,9 @@ from orchestrator.checks.findings import Findings, outliers_of
 from orchestrator.checks.hosts import Finding, judge, path_arguments, unreached
 from orchestrator.errors import OrchError
 from orchestrator.hosts.fleet import folded
-from orchestrator.inventory import model as inventory
+from orchestrator.inventory import model
 from orchestrator.plan import plan
-from orchestrator.runs import probe as preflight
+from orchestrator.runs import probe
 from orchestrator.schema.decode import decode
 from orchestrator.schema.facts import Hello
 from orchestrator.ssh.pipe import ConnectFailure
@@ -32,7 +32,7 @@ def found(
     arguments: tuple[str, ...] = (),
 ) -> list[Finding]:
     """What is found where every host is fine but for what is given."""
-    read = inventory.parse(text, "inventory.yaml")
+    read = model.parse(text, "inventory.yaml")
     made = plan.make(read, run_id="R", name="R", command=("-u", "train.py", *arguments), code=None, env={}, debug=False)
     names = [host.name for host in read.hosts]
     fine = facts()
@@ -100,9 +100,9 @@ def test_a_workdir_must_be_a_folder() -> None:
     ],
 )
 def test_the_head_is_asked_whether_it_could_notify(notify: str, asked: object) -> None:
-    read = inventory.parse(f"hosts: [a, b]\n{notify}", "inventory.yaml")
+    read = model.parse(f"hosts: [a, b]\n{notify}", "inventory.yaml")
     made = plan.make(read, run_id="R", name="R", command=("-u", "x.py"), code=None, env={}, debug=False)
-    assert [preflight.question(made, node, None)["notify"] for node in made.nodes] == [asked, None]
+    assert [probe.question(made, node, None)["notify"] for node in made.nodes] == [asked, None]
 
 
 def test_a_notification_that_would_fail_is_a_warning() -> None:
@@ -120,7 +120,7 @@ def test_a_shared_output_folder_must_be_everywhere() -> None:
 
 
 def test_a_path_with_the_name_of_a_host_is_looked_for_nowhere() -> None:
-    read = inventory.parse("hosts: [a, b]", "inventory.yaml")
+    read = model.parse("hosts: [a, b]", "inventory.yaml")
     command = ("-u", "train.py", "--data", "/data/{host}", "--root=/data")
     made = plan.make(read, run_id="R", name="R", command=command, code=None, env={}, debug=False)
     assert path_arguments(made) == {"/data": "--root"}

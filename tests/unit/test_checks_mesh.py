@@ -12,11 +12,11 @@ from golden_files import assert_message
 from host_facts import ETH0, decoded
 from host_facts import facts as facts_of
 
-from orchestrator.checks import auto_env as choices
+from orchestrator.checks import auto_env
 from orchestrator.checks.findings import Finding
 from orchestrator.checks.network import nccl_matches
 from orchestrator.hosts.fleet import Results
-from orchestrator.inventory import model as inventory
+from orchestrator.inventory import model
 from orchestrator.plan import plan
 from orchestrator.runs.mesh import Network, Pair, Subnet, _common, _targets, render
 from orchestrator.runs.reach import judge
@@ -48,7 +48,7 @@ def network(change: dict[tuple[str, str], dict[str, Any]] | None = None, names: 
 
 def found(tried: Network, **changed: Any) -> list[Finding]:
     names = [*tried.addresses, *tried.unreachable]
-    read = inventory.parse(f"hosts: [{', '.join(sorted(names))}]", "inventory.yaml")
+    read = model.parse(f"hosts: [{', '.join(sorted(names))}]", "inventory.yaml")
     made = plan.make(read, run_id="R", name="R", command=("-u", "train.py"), code=None, env={}, debug=False)
     known = {name: (facts(interfaces=[{**ETH0, "address": ADDRESSES[name]}], **changed)) for name in sorted(set(names))}
     return list(judge(made, tried, known))
@@ -188,25 +188,25 @@ def test_the_matrix_fits_80_columns_for_few_hosts() -> None:
 
 
 def test_nothing_is_chosen_where_nothing_asks_for_it() -> None:
-    assert choices.choose({"a": facts(), "b": facts()}) == ()
+    assert auto_env.choose({"a": facts(), "b": facts()}) == ()
 
 
 def test_a_family_is_chosen_where_some_hosts_lack_ipv6() -> None:
     both = facts(interfaces=[ETH0, {**ETH0, "address": "fd00::1"}])
-    assert [(one.variable, one.value) for one in choices.choose({"a": both, "b": facts()})] == [
+    assert [(one.variable, one.value) for one in auto_env.choose({"a": both, "b": facts()})] == [
         ("NCCL_SOCKET_FAMILY", "AF_INET")
     ]
-    assert choices.choose({"a": both, "b": both}) == ()
+    assert auto_env.choose({"a": both, "b": both}) == ()
 
 
 def test_rdma_that_only_some_have_is_left_alone_by_all() -> None:
     port = {"device": "mlx5_0", "port": "1", "state": "ACTIVE", "layer": "InfiniBand", "driver": ""}
-    assert [one.variable for one in choices.choose({"a": facts(rdma=[port]), "b": facts()})] == ["NCCL_IB_DISABLE"]
-    assert choices.choose({"a": facts(rdma=[port]), "b": facts(rdma=[port])}) == ()
+    assert [one.variable for one in auto_env.choose({"a": facts(rdma=[port]), "b": facts()})] == ["NCCL_IB_DISABLE"]
+    assert auto_env.choose({"a": facts(rdma=[port]), "b": facts(rdma=[port])}) == ()
 
 
 def test_a_users_own_value_wins_over_a_chosen_one() -> None:
-    read = inventory.parse("hosts: [a, b]\nrun: {env: {NCCL_IB_DISABLE: '0'}}", "inventory.yaml")
+    read = model.parse("hosts: [a, b]\nrun: {env: {NCCL_IB_DISABLE: '0'}}", "inventory.yaml")
     made = plan.make(read, run_id="R", name="R", command=("-u", "t.py"), code=None, env={}, debug=False)
     chosen = {"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_FAMILY": "AF_INET"}
     node = plan.resolve(made, {"a": facts(), "b": facts()}, chosen).nodes[0]

@@ -13,7 +13,7 @@ from orchestrator.hosts.claims import Claims, Ranks
 from orchestrator.hosts.fleet import Fleet
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.inventory.model import parse
-from orchestrator.runs import registry as runs
+from orchestrator.runs import registry
 
 GOOD = ["good1", "good2"]
 
@@ -89,7 +89,7 @@ def test_one_of_two_names_of_a_host_is_enough() -> None:
 # --- the state of a run, and its end
 
 
-def listing(**parts: list[dict[str, Any]]) -> runs.Listing:
+def listing(**parts: list[dict[str, Any]]) -> registry.Listing:
     def answer(said: list[dict[str, Any]]) -> Any:
         return lambda relay, request: Relay.result(relay, request, {"runs": said})
 
@@ -98,7 +98,7 @@ def listing(**parts: list[dict[str, Any]]) -> runs.Listing:
     dialer.prepare = lambda hosts: None  # type: ignore[attr-defined]
     fleet = Fleet(dialer, NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
     try:
-        return runs.find(fleet, hosts)
+        return registry.find(fleet, hosts)
     finally:
         fleet.close()
 

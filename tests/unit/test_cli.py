@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator import __version__
 from orchestrator.cli import cli
-from orchestrator.commands import hints as slips
+from orchestrator.commands import hints
 
 ROOT = Path(__file__).parents[2]
 SMALL = "hosts: [lovelace]\nrun: {env: {CITY: Zürich}}\n"
@@ -259,7 +259,7 @@ def test_help_and_version_are_found_where_they_are_looked_for(tmp_path: Path) ->
 
 
 def test_every_slip_of_a_command_leads_to_one_that_is_here(tmp_path: Path) -> None:
-    for word, text in slips.ELSEWHERE.items():
+    for word, text in hints.ELSEWHERE.items():
         assert word not in cli.commands
         for name in re.findall(r"ddp-orch (\w+)", text):
             assert name in cli.commands, text

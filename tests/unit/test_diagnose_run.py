@@ -10,7 +10,7 @@ from orchestrator.hosts.fleet import Fleet
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.inventory.model import parse
 from orchestrator.node.serve import wire
-from orchestrator.runs import diagnose as diagnose_run
+from orchestrator.runs import diagnose
 
 HOSTS = {host.name: host for host in parse("hosts: [a, b]", "inventory.yaml").hosts}
 FAILURE = {"at": 5.0, "what": "rank 0: exit code 3", "rank": 0, "exit_code": 3, "signal": None, "pid": 4711}
@@ -26,7 +26,7 @@ def test_a_failed_run_with_an_idle_spare_is_diagnosed() -> None:
         relay.result(request, known if request["op"] == "evidence" else {"run": None})
 
     fleet = Fleet(Dialer(a=answer, b=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
-    found = diagnose_run.of_run(FAILED["run_id"], {"a": FAILED, "b": spare}, {"a": 0, "b": 1}, HOSTS, fleet)
+    found = diagnose.of_run(FAILED["run_id"], {"a": FAILED, "b": spare}, {"a": 0, "b": 1}, HOSTS, fleet)
     fleet.close()
     assert [(finding.hosts, finding.rank) for finding in found.findings] == [(("a",), 0)]
 
@@ -44,7 +44,7 @@ def test_earlier_attempts_of_a_run_that_succeeded_are_diagnosed() -> None:
             relay.result(request, {"run": None})
 
     fleet = Fleet(Dialer(a=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
-    found = diagnose_run.of_run(succeeded["run_id"], {"a": succeeded}, {"a": 0}, HOSTS, fleet)
+    found = diagnose.of_run(succeeded["run_id"], {"a": succeeded}, {"a": 0}, HOSTS, fleet)
     fleet.close()
     assert found.findings == ()
     assert [(attempt, finding.rank) for attempt, finding in found.earlier] == [(1, 0)]
@@ -68,7 +68,7 @@ def test_a_cause_is_less_sure_while_the_head_has_told_nothing_of_what_came_befor
 
     def sure(**parts: dict[str, Any]) -> tuple[str, str]:
         nodes = {host: int(part["node"]) for host, part in parts.items()}
-        cause = diagnose_run.of_run(FAILED["run_id"], parts, nodes, HOSTS, fleet).findings[0]
+        cause = diagnose.of_run(FAILED["run_id"], parts, nodes, HOSTS, fleet).findings[0]
         return cause.confidence, cause.message
 
     assert sure(a=head, b=other)[0] == "high"

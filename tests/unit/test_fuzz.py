@@ -24,7 +24,7 @@ from test_terminal import HOSTILE, cells, shown, state
 
 from orchestrator.errors import InventoryError
 from orchestrator.hosts import answers
-from orchestrator.inventory import model as inventory
+from orchestrator.inventory import model
 from orchestrator.node.serve import wire
 from orchestrator.node.serve.wire import Decoder, Frame, WireError
 from orchestrator.output.lines import LineAssembler, Mask, Painter, to_json
@@ -57,12 +57,12 @@ INVENTORIES = st.one_of(
 def test_any_inventory_is_understood_or_refused_with_its_place(text: str) -> None:
     with no_hang():
         try:
-            read = inventory.parse(text, "inventory.yaml")
+            read = model.parse(text, "inventory.yaml")
         except InventoryError as error:
             for line in str(error).splitlines():
                 assert line.startswith("inventory.yaml:") and line.isprintable()
         else:
-            assert inventory.parse(inventory.render(read), "inventory.yaml") == read
+            assert model.parse(model.render(read), "inventory.yaml") == read
 
 
 # --- frames

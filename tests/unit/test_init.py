@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.commands import init
 from orchestrator.errors import UsageError
-from orchestrator.inventory import model as inventory
+from orchestrator.inventory import model
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from orchestrator.inventory import model as inventory
     ],
 )
 def test_what_it_writes_is_an_inventory_of_these_hosts(given: list[str], names: list[str]) -> None:
-    read = inventory.parse(init.render(given, "inventory.yaml"), "inventory.yaml")
+    read = model.parse(init.render(given, "inventory.yaml"), "inventory.yaml")
     assert [host.name for host in read.hosts] == names
     assert [host.user for host in read.hosts] == [
         "ann" if "@" in given[0] and name == "gpu1" else None for name in names
@@ -34,7 +34,7 @@ def test_what_is_suggested_in_its_comments_can_be_read_too() -> None:
     lines = [re.sub(r"^( *)# ", r"\1", line) for line in text.splitlines()]
     start = next(number for number, line in enumerate(lines) if line.startswith("defaults:"))
     end = next(number for number, line in enumerate(lines) if line.startswith("Next:"))
-    read = inventory.parse("hosts: [gpu1]\n" + "\n".join(lines[start:end]), "inventory.yaml")
+    read = model.parse("hosts: [gpu1]\n" + "\n".join(lines[start:end]), "inventory.yaml")
     assert read.run.max_restarts == 3
 
 

@@ -15,7 +15,7 @@ import pytest
 from golden_files import assert_message, same_as
 
 from orchestrator.errors import InventoryError, UsageError
-from orchestrator.inventory import model as inventory
+from orchestrator.inventory import model
 from orchestrator.inventory.model import Inventory
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "inventory"
@@ -33,14 +33,14 @@ def text_of(name: str) -> str:
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_file_is_understood(name: str) -> None:
-    understood = inventory.as_dict(inventory.parse(text_of(name), "inventory.yaml"))
+    understood = model.as_dict(model.parse(text_of(name), "inventory.yaml"))
     same_as(GOLDEN / f"{name}.json", json.dumps(understood, indent=1, ensure_ascii=False) + "\n")
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_file_is_refused_with_every_line_and_key(name: str) -> None:
     with pytest.raises(InventoryError) as refused:
-        inventory.parse(text_of(name), "inventory.yaml")
+        model.parse(text_of(name), "inventory.yaml")
     same_as(GOLDEN / f"{name}.error", f"{refused.value}\n")
 
 
@@ -52,7 +52,7 @@ def test_secret_values_are_not_repeated_in_errors() -> None:
         "env: TOKEN=hunter2",
     ):
         with pytest.raises(InventoryError) as refused:
-            inventory.parse(f"hosts: [a]\nrun: {{{text}}}\n", "inventory.yaml")
+            model.parse(f"hosts: [a]\nrun: {{{text}}}\n", "inventory.yaml")
         assert "hunter2" not in str(refused.value)
 
 
@@ -70,28 +70,28 @@ def test_secret_values_are_not_repeated_in_errors() -> None:
     ],
 )
 def test_only_localhost_as_it_is_goes_without_ssh(host: str, local: bool) -> None:
-    assert inventory.parse(f"hosts: [{host}]", "inventory.yaml").hosts[0].local is local
+    assert model.parse(f"hosts: [{host}]", "inventory.yaml").hosts[0].local is local
 
 
 # --hosts
 
 
 def of(text: str) -> Inventory:
-    return inventory.parse(text, "inventory.yaml")
+    return model.parse(text, "inventory.yaml")
 
 
 def test_the_head_stays_when_it_is_selected() -> None:
-    assert inventory.select(of("{hosts: ['gpu[1-4]'], head: gpu3}"), "gpu[2-4]").head == "gpu3"
+    assert model.select(of("{hosts: ['gpu[1-4]'], head: gpu3}"), "gpu[2-4]").head == "gpu3"
 
 
 def test_the_first_selected_host_is_the_head_when_the_head_is_not() -> None:
-    selected = inventory.select(of("{hosts: ['gpu[1-4]'], head: gpu3}"), "gpu4,gpu2")
+    selected = model.select(of("{hosts: ['gpu[1-4]'], head: gpu3}"), "gpu4,gpu2")
     assert (selected.head, [host.name for host in selected.hosts]) == ("gpu2", ["gpu2", "gpu4"])
 
 
 def test_selecting_fewer_hosts_than_nnodes_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--hosts gpu1\b.*run\.nnodes\b.*2"):
-        inventory.select(of("{hosts: ['gpu[1-4]'], run: {nnodes: 2}}"), "gpu1")
+        model.select(of("{hosts: ['gpu[1-4]'], run: {nnodes: 2}}"), "gpu1")
 
 
 # Files
@@ -100,25 +100,25 @@ def test_selecting_fewer_hosts_than_nnodes_is_refused() -> None:
 def test_a_file_is_read_with_its_path(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yaml"
     path.write_bytes(b"\xef\xbb\xbfhosts: [lovelace]\r\n")
-    loaded = inventory.load(path)
+    loaded = model.load(path)
     assert (loaded.path, loaded.head) == (str(path), "lovelace")
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(InventoryError) as refused:
-        inventory.load(tmp_path / "no.yaml")
+        model.load(tmp_path / "no.yaml")
     assert_message("inventory-missing", refused.value, FOLDER=tmp_path)
 
 
 def test_a_folder_is_no_inventory(tmp_path: Path) -> None:
     with pytest.raises(InventoryError, match=str(tmp_path)) as refused:
-        inventory.load(tmp_path)
+        model.load(tmp_path)
     assert isinstance(refused.value.__cause__, IsADirectoryError)
 
 
 def test_a_path_no_system_takes_is_refused() -> None:
     with pytest.raises(InventoryError) as refused:
-        inventory.load("a\0b")
+        model.load("a\0b")
     assert isinstance(refused.value.__cause__, ValueError)
 
 
@@ -126,14 +126,14 @@ def test_bytes_that_are_no_utf8_are_refused_with_their_line(tmp_path: Path) -> N
     path = tmp_path / "inventory.yaml"
     path.write_bytes(b"hosts:\n  - m\xfcnchen\n")
     with pytest.raises(InventoryError, match=r"inventory\.yaml:2: .*UTF-8.*0xfc"):
-        inventory.load(path)
+        model.load(path)
 
 
 def test_a_file_beyond_the_limit_is_refused_unparsed(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yaml"
-    path.write_bytes(b"# " + b"x" * inventory.MAX_BYTES)
+    path.write_bytes(b"# " + b"x" * model.MAX_BYTES)
     with pytest.raises(InventoryError, match=r"inventory\.yaml: .*4 MiB"):
-        inventory.load(path)
+        model.load(path)
 
 
 # What is imported
@@ -149,15 +149,15 @@ def test_neither_yaml_nor_ranges_are_imported_before_they_are_needed() -> None:
 
 
 def test_config_prints_nothing_that_turns_the_reading_direction_and_parses_to_the_same() -> None:
-    read = inventory.parse('hosts: [a]\nrun: {env: {A: "x\u202e\u2066y\\e]0;P\\a"}}', "inventory.yaml")
-    text = inventory.render(read)
+    read = model.parse('hosts: [a]\nrun: {env: {A: "x\u202e\u2066y\\e]0;P\\a"}}', "inventory.yaml")
+    text = model.render(read)
     assert not re.search("[\u202e\u2066\x1b\x07]", text)
-    assert inventory.parse(text, "inventory.yaml").run.env == read.run.env == {"A": "x\u202e\u2066y\x1b]0;P\x07"}
+    assert model.parse(text, "inventory.yaml").run.env == read.run.env == {"A": "x\u202e\u2066y\x1b]0;P\x07"}
 
 
 @pytest.mark.parametrize("what", ["env: {%s}", "setup: [%s]"])
 def test_what_all_hosts_have_together_is_counted_before_it_is_made(what: str) -> None:
     items = ", ".join(f"V{number}: x" if "env" in what else f"line{number}" for number in range(2000))
     with pytest.raises(InventoryError, match=r"hosts\[0\]: .*200,000"):
-        inventory.parse(f"hosts: ['gpu[1-10000]']\ndefaults: {{{what % items}}}", "inventory.yaml")
-    assert len(inventory.parse(f"hosts: ['gpu[1-100]']\ndefaults: {{{what % items}}}", "inventory.yaml").hosts) == 100
+        model.parse(f"hosts: ['gpu[1-10000]']\ndefaults: {{{what % items}}}", "inventory.yaml")
+    assert len(model.parse(f"hosts: ['gpu[1-100]']\ndefaults: {{{what % items}}}", "inventory.yaml").hosts) == 100

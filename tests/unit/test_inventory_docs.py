@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.inventory import model as inventory
+from orchestrator.inventory import model
 from orchestrator.inventory.docs import example, reference
 from orchestrator.inventory.schema import SECTIONS
 from orchestrator.inventory.yaml_source import Map, Node, Scalar, Sequence, compose
@@ -34,7 +34,7 @@ def test_the_reference_is_the_one_the_keys_make() -> None:
 
 
 def test_the_example_file_is_an_inventory() -> None:
-    assert [host.name for host in inventory.load(EXAMPLE).hosts] == ["lovelace", "hopper"]
+    assert [host.name for host in model.load(EXAMPLE).hosts] == ["lovelace", "hopper"]
 
 
 def test_every_key_is_in_the_example_file() -> None:
@@ -60,10 +60,10 @@ def test_lines_of_the_example_fit_a_screen() -> None:
 
 
 def test_every_default_is_what_its_own_key_would_read() -> None:
-    smallest = inventory.parse("hosts: [lovelace]", "inventory.yaml")
-    assert inventory.parse(inventory.render(smallest), "inventory.yaml") == smallest
+    smallest = model.parse("hosts: [lovelace]", "inventory.yaml")
+    assert model.parse(model.render(smallest), "inventory.yaml") == smallest
 
 
 @pytest.mark.parametrize("block", REFERENCE.read_text().split("```yaml\n")[1:])
 def test_every_yaml_block_of_the_reference_is_an_inventory(block: str) -> None:
-    inventory.parse(block.partition("```")[0], "inventory.yaml")
+    model.parse(block.partition("```")[0], "inventory.yaml")

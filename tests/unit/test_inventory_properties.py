@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import model as inventory
+from orchestrator.inventory import model
 from orchestrator.inventory.model import Host, Inventory, Keep, Notify, Rendezvous, RunOptions, SshOptions
 from orchestrator.inventory.schema import SECTIONS
 
@@ -58,7 +58,7 @@ STRUCTURES = st.recursive(
 
 def parses_or_is_refused(text: str) -> None:
     try:
-        inventory.parse(text, "inventory.yaml")
+        model.parse(text, "inventory.yaml")
     except InventoryError as error:
         for line in str(error).splitlines():
             assert line.startswith("inventory.yaml:")
@@ -188,4 +188,4 @@ def inventories(draw: st.DrawFn) -> Inventory:
 @settings(max_examples=50, deadline=None)
 @given(inventories())
 def test_what_config_prints_is_the_same_inventory(one: Inventory) -> None:
-    assert replace(inventory.parse(inventory.render(one), "other.yaml"), path=one.path) == one
+    assert replace(model.parse(model.render(one), "other.yaml"), path=one.path) == one

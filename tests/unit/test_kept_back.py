@@ -10,10 +10,9 @@ import pytest
 from golden_files import assert_message
 
 from orchestrator.diagnosis.engine import Diagnosis, Finding
-from orchestrator.inventory import model as inventory
-from orchestrator.plan import entrypoint as script
-from orchestrator.runs import kept_back
-from orchestrator.runs import recent as history
+from orchestrator.inventory import model
+from orchestrator.plan import entrypoint
+from orchestrator.runs import kept_back, recent
 
 RUN = "20261122-070000-abcd"
 MISSING = Finding(
@@ -38,7 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("hosts: [a]\n")
     (folder / ".gitignore").write_text("# large\n*.bin\n")
-    history.remember(str(folder / "conf" / "inventory.yaml"), RUN, "mine", str(folder))
+    recent.remember(str(folder / "conf" / "inventory.yaml"), RUN, "mine", str(folder))
     return folder
 
 
@@ -56,7 +55,7 @@ def test_the_diagnosis_names_the_rule_and_what_sends_the_file(project: Path) -> 
 @pytest.mark.parametrize("folder", [".", "data"])
 def test_a_path_into_the_runs_copy_of_the_code_is_understood(project: Path, folder: str) -> None:
     subprocess.run(("git", "init", "--quiet"), cwd=project, check=True)
-    history.remember(str(project / "conf" / "inventory.yaml"), "other", "mine", str(project / folder))
+    recent.remember(str(project / "conf" / "inventory.yaml"), "other", "mine", str(project / folder))
     path = "/home/ann/.local/state/ddp-orch/267b3fc0a54e/runs/other/code/data/set/train.bin"
     finding = replace(MISSING, evidence=(f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'",))
     assert "line 2 of .gitignore (*.bin)" in explained(finding, "other").fix
@@ -68,7 +67,7 @@ def test_other_findings_stay_as_they_are(project: Path) -> None:
     for finding in (sent, elsewhere, replace(MISSING, code="script-exception")):
         assert explained(finding) == finding
     assert explained(MISSING, "20261122-070000-0000") == MISSING  # not started here
-    history.remember("inventory.yaml", "without-code", "mine")
+    recent.remember("inventory.yaml", "without-code", "mine")
     assert explained(MISSING, "without-code") == MISSING
 
 
@@ -79,7 +78,7 @@ def test_arguments_that_name_files_which_are_kept_back_are_warned_of(
     path = project / "conf" / "inventory.yaml"
 
     def warnings(*args: str) -> tuple[str, ...]:
-        _, snapshot = script.find(inventory.load(path), ("train.py", *args))
+        _, snapshot = entrypoint.find(model.load(path), ("train.py", *args))
         assert snapshot is not None
         return snapshot.warnings
 

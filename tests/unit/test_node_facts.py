@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.commands import setup as prepare_hosts
+from orchestrator.commands import setup
 from orchestrator.node.serve import dns, facts, gpus, probe, probe_python
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "nvidia-smi").glob("*.xml"))
@@ -231,7 +231,7 @@ def test_a_library_is_found_as_the_loader_finds_it(tmp_path: Path, monkeypatch: 
     assert probe_python.libraries(probe_python.LIBRARIES) == {"net_plugin": str(plugin), "libfabric": None}
 
 
-@pytest.mark.parametrize("program", [PROBE_PYTHON.read_text(), prepare_hosts.LOOK], ids=["check", "setup"])
+@pytest.mark.parametrize("program", [PROBE_PYTHON.read_text(), setup.LOOK], ids=["check", "setup"])
 def test_modules_in_the_folder_of_the_login_are_not_imported(tmp_path: Path, program: str) -> None:
     for name in ("json", "importlib", "os", "re", "resource", "typing"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the login')")

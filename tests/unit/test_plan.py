@@ -11,7 +11,7 @@ import host_facts
 import pytest
 from host_facts import GPU, PYTHON, decoded
 
-from orchestrator.inventory import model as inventory
+from orchestrator.inventory import model
 from orchestrator.node.run.link import node_key
 from orchestrator.plan import launchers, plan
 from orchestrator.plan.plan import Code, Plan
@@ -23,7 +23,7 @@ CODE = Code("ab" * 32, "sub", "/home/ann/code", 3, 1_500_000)
 
 
 def made(text: str, env: Mapping[str, str] | None = None, *, debug: bool = False, code: Code | None = CODE) -> Plan:
-    read = inventory.parse(text, "inventory.yaml")
+    read = model.parse(text, "inventory.yaml")
     return plan.make(read, run_id="R", name="lab", command=COMMAND, code=code, env=env or {}, debug=debug)
 
 
@@ -199,7 +199,7 @@ def test_a_host_with_a_workdir_is_sent_nothing() -> None:
 
 
 def test_words_with_braces_are_the_users_own() -> None:
-    read = inventory.parse("hosts: [a]\nrun: {env: {X: '{node_rank}'}}", "i")
+    read = model.parse("hosts: [a]\nrun: {env: {X: '{node_rank}'}}", "i")
     planned = plan.make(
         read, run_id="R", name="n", command=("train.py", "{master_addr}"), code=CODE, env={}, debug=False
     )
@@ -261,7 +261,7 @@ def test_fewer_hosts_will_do_down_to_the_least_number_but_not_without_the_head()
     ],
 )
 def test_the_run_and_the_host_are_filled_in_and_nothing_else_in_braces(word: str, filled: str) -> None:
-    read = inventory.parse("hosts: [a, b]\nrun: {env: {MINE: '{host}'}}", "inventory.yaml")
+    read = model.parse("hosts: [a, b]\nrun: {env: {MINE: '{host}'}}", "inventory.yaml")
     command = ("-u", "{run}.py", word)
     of = plan.make(read, run_id="R", name="lab", command=command, code=None, env={"WORD": word}, debug=False)
     assert of.nodes[1].command == ("python3", "-u", "{run}.py", filled)
@@ -280,7 +280,7 @@ def test_the_run_and_the_host_are_filled_in_and_nothing_else_in_braces(word: str
     ],
 )
 def test_a_variable_that_no_shell_expands_is_said_with_the_right_spelling(word: str, right: str | None) -> None:
-    read = inventory.parse("hosts: [a, b]", "inventory.yaml")
+    read = model.parse("hosts: [a, b]", "inventory.yaml")
     for command, env in (("-u", "-m", "lab", word), {}), (("-u", "train.py"), {"WANDB_DIR": word}):
         of = plan.make(read, run_id="R", name="lab", command=command, code=None, env=env, debug=False)
         said = plan.shell_variables(of)

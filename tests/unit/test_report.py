@@ -16,7 +16,7 @@ from orchestrator.commands import report
 from orchestrator.errors import UsageError
 from orchestrator.output.lines import Line, Mask
 from orchestrator.runs.registry import Run
-from orchestrator.ui import html as report_html
+from orchestrator.ui import html
 from orchestrator.ui.svg import POINTS_MOST, chart
 
 FIRST = {
@@ -111,7 +111,7 @@ def test_machines_are_measured_between_samples(made: report.Report) -> None:
 
 
 def test_no_secret_is_in_it_and_nothing_a_host_said_is_markup(made: report.Report) -> None:
-    text = report_html.render(asdict(made))
+    text = html.render(asdict(made))
     both = text + json.dumps(asdict(made), allow_nan=False)
     assert "correct-horse" not in both and "visible?" not in both and "\x1b" not in both
     assert "<script" not in text and "&lt;script&gt;alert(1)" in text
@@ -121,7 +121,7 @@ def test_no_secret_is_in_it_and_nothing_a_host_said_is_markup(made: report.Repor
 
 
 def test_it_is_one_file_that_asks_nobody_for_anything(made: report.Report) -> None:
-    text = report_html.render(asdict(made))
+    text = html.render(asdict(made))
     assert not re.search(r"\b(src|href|url)\b\s*[=(]", text)
     assert "default-src 'none'" in text
 
@@ -148,7 +148,7 @@ def test_it_is_one_file_that_asks_nobody_for_anything(made: report.Report) -> No
 def test_a_run_of_which_little_is_known_has_a_report_too() -> None:
     known = {"gpu-0": {**records()["gpu-0"], "events": [], "samples": [], "exit": None}}
     run = Run("R", "R", "running", 1, "1970-01-01T00:16:39Z", {"gpu-0": known["gpu-0"]["run"]})
-    text = report_html.render(asdict(report.make(run, known, {}, [], [], {"findings": [], "consequences": []}, Mask())))
+    text = html.render(asdict(report.make(run, known, {}, [], [], {"findings": [], "consequences": []}, Mask())))
     assert "not over yet" in text and "nothing was measured" in text
 
 
@@ -178,7 +178,7 @@ def test_of_a_lost_run_only_the_host_that_was_lost_is_called_so() -> None:
 
 
 def test_only_a_report_is_replaced(made: report.Report, tmp_path: Path) -> None:
-    page, data = report_html.render(asdict(made)), json.dumps(asdict(made))
+    page, data = html.render(asdict(made)), json.dumps(asdict(made))
     path, beside = tmp_path / "package.html", tmp_path / "package.json"
     for _ in range(2):  # the second time in place of the first
         report.write(path, page, data)

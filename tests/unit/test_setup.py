@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from golden_files import assert_message
 
-from orchestrator.commands import setup as prepare_hosts
+from orchestrator.commands import setup
 from orchestrator.commands.setup import Wanted
 from orchestrator.errors import UsageError
 
@@ -27,7 +27,7 @@ def wait_for(path: Path, text: str) -> None:
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who waits for a lock")
 def test_hosts_that_share_a_home_install_one_after_the_other(tmp_path: Path) -> None:
-    argv = prepare_hosts.locked(sys.executable, str(tmp_path / "share" / "venv"), ["sh", "-c", SCRIPT])
+    argv = setup.locked(sys.executable, str(tmp_path / "share" / "venv"), ["sh", "-c", SCRIPT])
     with subprocess.Popen(argv, cwd=tmp_path) as first:
         wait_for(tmp_path / "log", "begin")
         with subprocess.Popen(argv, cwd=tmp_path) as second:
@@ -38,7 +38,7 @@ def test_hosts_that_share_a_home_install_one_after_the_other(tmp_path: Path) -> 
 
 
 def test_the_exit_code_of_an_installation_is_its_own(tmp_path: Path) -> None:
-    argv = prepare_hosts.locked(sys.executable, str(tmp_path / "venv"), ["sh", "-c", "exit 7"])
+    argv = setup.locked(sys.executable, str(tmp_path / "venv"), ["sh", "-c", "exit 7"])
     assert subprocess.run(argv).returncode == 7
 
 
@@ -50,18 +50,18 @@ def test_an_index_that_is_not_reached_is_named_as_the_cause(tmp_path: Path) -> N
         cwd=tmp_path, env={"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": os.devnull}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode
-    said = prepare_hosts.why_not_installed("torch==2.9.0", done.stderr, done.returncode)
+    said = setup.why_not_installed("torch==2.9.0", done.stderr, done.returncode)
     assert_message("setup-index-not-reached", said)
 
 
 def test_other_failures_are_told_in_the_words_of_pip() -> None:
     text = "WARNING: old\nERROR: No matching distribution found for torch==9.9.9\n[notice] update pip\n"
-    said = prepare_hosts.why_not_installed("torch==9.9.9", text, 1)
+    said = setup.why_not_installed("torch==9.9.9", text, 1)
     assert said == text.splitlines()[1]
-    assert prepare_hosts.why_not_installed("torch", "", 137) == "exit code 137"
+    assert setup.why_not_installed("torch", "", 137) == "exit code 137"
 
 
 @pytest.mark.parametrize("wanted", [Wanted(None, None, "wheels"), Wanted(None, "https://example.org", "/wheels")])
 def test_a_folder_of_wheels_is_a_path_on_the_hosts_and_no_index_beside_it(wanted: Wanted) -> None:
     with pytest.raises(UsageError, match="--wheels"):
-        prepare_hosts.setup(None, None, wanted)
+        setup.setup(None, None, wanted)

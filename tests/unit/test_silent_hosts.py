@@ -15,9 +15,9 @@ from fake_relay import A_RUN, Dialer, Relay
 from golden_files import assert_message
 
 from orchestrator.commands import context, kill, ps
-from orchestrator.hosts import session as sessions
+from orchestrator.hosts import session
 from orchestrator.inventory.model import parse
-from orchestrator.runs import registry as runs
+from orchestrator.runs import registry
 from orchestrator.ssh.dialer import ConnectFailure
 from orchestrator.ssh.dialer import Dialer as SshDialer
 
@@ -54,16 +54,16 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> TwoHosts:
     dialer = TwoHosts()
     monkeypatch.setattr(context, "make_dialer", lambda *_: dialer)
     monkeypatch.setattr(context, "secrets", SimpleNamespace(token_hex=lambda _: "NONCE"))
-    monkeypatch.setattr(sessions, "PING_EVERY", 0.1)
-    monkeypatch.setattr(runs, "PATIENCE", 0.1)
+    monkeypatch.setattr(session, "PING_EVERY", 0.1)
+    monkeypatch.setattr(registry, "PATIENCE", 0.1)
     return dialer
 
 
 def test_a_run_that_is_named_is_stopped_before_a_silent_host_has_answered(
     hosts: TwoHosts, inventory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sessions, "ANSWER_LIMIT", 1000.0)  # the listing of b takes longer than any test
-    monkeypatch.setattr(sessions, "LIMITS", {"stop": 1.0})
+    monkeypatch.setattr(session, "ANSWER_LIMIT", 1000.0)  # the listing of b takes longer than any test
+    monkeypatch.setattr(session, "LIMITS", {"stop": 1.0})
     options: dict[str, Any] = {"leftovers": False, "everything": False, "force": [], "as_json": False}
     assert kill.kill(RUN, inventory, None, grace=0.0, **options) == 4
     assert hosts.stopped == [RUN]
@@ -73,7 +73,7 @@ def test_a_run_that_is_named_is_stopped_before_a_silent_host_has_answered(
 def test_ps_on_a_terminal_shows_what_there_is_while_a_host_is_silent(
     hosts: TwoHosts, inventory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sessions, "ANSWER_LIMIT", 2.0)
+    monkeypatch.setattr(session, "ANSWER_LIMIT", 2.0)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr("sys.argv", ["ddp-orch", "ps", "-i", "inventory.yaml"])
     assert ps.ps(inventory, None, False, False) == 4
