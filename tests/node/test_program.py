@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -21,6 +22,7 @@ from local_runs import Host, Runs, changed_program, local_runs
 from orchestrator.hosts.node_program import node_program
 from orchestrator.hosts.session import Refused, SessionLost
 from orchestrator.node.host import processes, state
+from orchestrator.node.run import job
 from orchestrator.node.run.journal import RECORD
 
 # what `attach` is asked for
@@ -143,7 +145,7 @@ def test_a_setup_line_that_fails_is_named_and_nothing_is_started(runs: Runs) -> 
     run = runs.start("print('ready')", setup=["true", "false"])
     (record,) = run.wait_over()
     assert record["verdict"]["first_failure"]["exit_code"] == 97
-    assert "setup line 2 failed with status 1" in run.journal()["1.0.err"].decode()
+    assert re.search(r"\bsetup line 2\b.* 1\b", run.journal()["1.0.err"].decode())
 
 
 def test_a_command_that_cannot_be_executed_says_why(runs: Runs) -> None:
@@ -151,8 +153,8 @@ def test_a_command_that_cannot_be_executed_says_why(runs: Runs) -> None:
     values = {"LARGEST": "x" * 110_000, "A": "x" * 100_000, "B": "x" * 100_000}
     run = runs.start("pass", env=values, setup=["ulimit -s 1024"])
     (record,) = run.wait_over()
-    assert record["verdict"]["first_failure"]["what"] == "rank 0: the command could not be started"
-    assert b"the largest value is LARGEST with 110000 bytes" in run.journal()["1.0.err"]
+    assert record["verdict"]["first_failure"]["exit_code"] == job.NOT_STARTED
+    assert re.search(rb"\bLARGEST\b.*\b110000\b", run.journal()["1.0.err"])
 
 
 # --- requests
@@ -162,12 +164,13 @@ def test_an_operation_that_is_not_known_and_a_run_that_is_not_there_are_answers(
     (host,) = runs.hosts(1)
     with pytest.raises(Refused, match="KeyError"):
         host.session.request("explode", {})
-    with pytest.raises(Refused, match="no such run"):
+    with pytest.raises(Refused) as refused:
         host.session.request(
             "attach",
             {**ALL, "run_id": "never-was"},
         )
-    with pytest.raises(Refused, match="not a run id"):
+    assert refused.value.code == "no-such-run"
+    with pytest.raises(Refused, match=r"'\.\./\.\./etc'"):
         host.session.request("stop", {"run_id": "../../etc", "grace": None, "by": "the test"})
     assert host.session.request("list", {}) == {"runs": []}
 
@@ -187,8 +190,9 @@ def test_a_name_in_use_is_held_and_free_again_after_the_run(runs: Runs) -> None:
     run = runs.start(WAIT)
     spec = dict(run.record("spec.json") or {}, run_id="another-run")
     question = {"spec": spec, "private": {"secrets": {}, "key": "00" * 32, "notify": {}}, "head": None}
-    with pytest.raises(Refused, match="is taken by run"):
+    with pytest.raises(Refused, match=run.run_id) as refused:
         run.hosts[0].session.request("prepare", question)
+    assert refused.value.code == "held"
     assert not list(run.hosts[0].state.glob("*/runs/another-run"))
     run.wait_for("ready", "1.0.out")
     run.stop(grace=0.5)
@@ -235,8 +239,9 @@ def test_a_rendezvous_port_that_another_program_has_on_another_address_is_refuse
     """torch listens on all addresses, whichever the ranks connect to."""
     with socket.create_server(("127.0.0.2", 0)) as stranger:
         port = stranger.getsockname()[1]
-        with pytest.raises(Refused, match=f"rendezvous port {port}: held by pid {os.getpid()}"):
+        with pytest.raises(Refused, match=rf"\b{port}\b.*\bpid {os.getpid()}\b") as refused:
             runs.prepare(WAIT, nproc=(1, 1), options=f"rdzv: {{port: {port}}}")
+    assert refused.value.code == "port-in-use"
 
 
 def test_the_controller_has_an_answer_when_the_guard_is_killed_before_the_start(runs: Runs) -> None:
@@ -247,7 +252,7 @@ def test_the_controller_has_an_answer_when_the_guard_is_killed_before_the_start(
         wait_until(lambda guard=guard: not processes.alive(guard), 5.0, "the killed guard is gone")
         session = run.hosts[0].session
         if operation == "start":
-            with pytest.raises(Refused, match=r"the guard has ended; see guard\.err"):
+            with pytest.raises(Refused, match=r"\bguard\.err\b"):
                 session.request("start", {"run_id": run.run_id, "start": start})
         else:
             assert session.request("abort", {"run_id": run.run_id}) == {"stopped_by": None}
@@ -291,7 +296,7 @@ def test_a_reader_gets_all_streams_in_the_order_of_time_until_the_run_ends(runs:
     live = Reading(run.hosts[0], run.run_id, follow=True)
     text = b"".join(b"%d\n" % number for number in range(20))
     assert (live.streams["1.0.out"], live.streams["1.1.out"]) == (text, text)
-    assert b"the run has succeeded" in live.streams["1.run.out"]
+    assert live.streams["1.run.out"].endswith(b"succeeded\n")
     assert live.answer["ended"] is True
     assert live.answer["offsets"]["1.0.out"] == len(text)
     later = Reading(run.hosts[0], run.run_id)

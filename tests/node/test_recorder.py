@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -161,7 +162,7 @@ def test_a_killed_guard_is_noticed_its_processes_are_ended_and_the_run_fails(run
     processes.send(run.guard(), signal.SIGKILL)
     record = wait_until(lambda: run.record("exit.json"), 10.0, "its recorder leaves a record in its place")
     assert record["verdict"]["state"] == "failed"
-    assert record["verdict"]["first_failure"]["what"] == "the guard was killed"
+    assert record["verdict"]["first_failure"]["gone"] is True
     assert not [one for one in of_the_guard if processes.alive(one)]
 
 
@@ -295,7 +296,7 @@ def test_a_disk_without_room_for_a_folder_is_no_bug_of_the_node_program(tmp_path
                 for number in range(200):
                     (disk / str(number)).touch()
             question = {"spec": spec, "private": {"secrets": {}, "key": "00" * 32, "notify": {}}, "head": None}
-            with pytest.raises(Refused, match="No space left on device; free some") as refused:
+            with pytest.raises(Refused, match=os.strerror(errno.ENOSPC)) as refused:
                 run.hosts[0].session.request("prepare", question)
             assert refused.value.code == "disk-full"
     finally:
@@ -313,7 +314,7 @@ def test_code_that_does_not_fit_the_disk_is_refused_and_leaves_nothing(small_dis
         other = {"run_id": "another-run", "name": "another-run", "workdir": None}
         spec = {**(run.record("spec.json") or {}), **other, "code": {"sha256": digest, "cwd": "."}}
         private = {"secrets": {}, "key": "00" * 32, "notify": {}}
-        with pytest.raises(Refused, match="no space for a copy of the code") as refused:
+        with pytest.raises(Refused, match=r"\bcode\b") as refused:
             run.hosts[0].session.request("prepare", {"spec": spec, "private": private, "head": None})
         assert refused.value.code == "disk-full"
         assert [path.name for path in run.folder().parent.iterdir()] == [run.run_id]

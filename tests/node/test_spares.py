@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 from lab.waiting import wait_until
@@ -46,8 +47,8 @@ def test_a_lost_host_is_replaced_by_the_spare_and_the_ranks_of_the_others_stay(r
     assert (verdict["state"], verdict["attempt"]) == ("succeeded", 2)
     assert said(run, 2, 3, 2).startswith("3 2 4 2")
     own = run.journal()["1.run.out"].decode()
-    assert "first failure: host-1: host lost" in own
-    assert "a restart follows, with host-3 in place of host-1" in own
+    assert re.search(r"first failure: host-1: .*\blost\b", own)
+    assert re.search(r"\brestart\b.*\bhost-3\b.*\bhost-1\b", own)
 
 
 def test_without_a_spare_the_run_goes_on_with_fewer_hosts(runs: Runs) -> None:
@@ -57,7 +58,7 @@ def test_without_a_spare_the_run_goes_on_with_fewer_hosts(runs: Runs) -> None:
     run.wait_for("1 1 2 2", "2.1.out", 2, 40.0)
     wait_until(lambda: (run.record("exit.json") or {}).get("verdict"), 30.0, "the run is over")
     assert (run.record("exit.json") or {})["verdict"]["state"] == "succeeded"
-    assert "a restart follows, on 2 hosts, without host-1" in run.journal()["1.run.out"].decode()
+    assert re.search(r"\brestart\b.*\b2 hosts\b.*\bhost-1\b", run.journal()["1.run.out"].decode())
 
 
 def test_a_spare_whose_head_is_lost_ends_with_the_others(runs: Runs) -> None:
@@ -105,7 +106,7 @@ def test_ranks_that_hang_show_their_stacks_and_are_started_again(runs: Runs) -> 
     assert [record["verdict"]["state"] for record in records] == ["succeeded", "succeeded"]
     for node in (0, 1):
         assert "in waits_for_ever" in run.journal(node)[f"1.{node}.err"].decode()
-    assert "first failure: all hosts: no rank printed a line for " in run.journal()["1.run.out"].decode()
+    assert re.search(r"all hosts: .*\b[3-9] s\b", run.journal()["1.run.out"].decode())
 
 
 CHILD_HANGS = """
