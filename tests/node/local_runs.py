@@ -28,6 +28,7 @@ from orchestrator.inventory import model
 from orchestrator.inventory.run_ids import new_run_id
 from orchestrator.node.host import processes, state, sweep
 from orchestrator.node.run import journal
+from orchestrator.node.serve import journal_reader
 from orchestrator.plan import launchers, plan
 from orchestrator.ssh.pipe import LocalConnection
 
@@ -97,7 +98,7 @@ class Run:
         """What every stream holds so far, by `ATTEMPT.SOURCE.CHANNEL`."""
         found = {}
         for stream, parts in journal.segments(str(self.folder(node) / "log")).items():
-            reader, data = journal.Reader(), []
+            reader, data = journal_reader.Reader(), []
             while pieces := reader.read(parts, 1 << 20):
                 data += [piece.data for piece in pieces]
             found[str(stream)] = b"".join(data)

@@ -28,6 +28,7 @@ from orchestrator.node.run.follower import WorkerLink
 from orchestrator.node.run.guard import Guard
 from orchestrator.node.run.recorder import Recorder
 from orchestrator.node.run.tree import COMMAND_MOST
+from orchestrator.node.serve import journal_reader
 
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"
 
@@ -109,7 +110,7 @@ def test_a_writer_killed_five_hundred_times_loses_and_doubles_no_byte(
         pass
     os.close(reader)
     os.close(writer)
-    kept, seen, reading = hashlib.sha256(), 0, journal.Reader()
+    kept, seen, reading = hashlib.sha256(), 0, journal_reader.Reader()
     while pieces := reading.read(journal.segments(str(tmp_path))[stream], 1 << 20):
         for piece in pieces:
             assert piece.offset == seen

@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.node.run import journal
-from orchestrator.node.run.journal import Piece, Reader, Stream, Writer
+from orchestrator.node.run.journal import Stream, Writer
+from orchestrator.node.serve import journal_reader
+from orchestrator.node.serve.journal_reader import Piece, Reader
 
 STREAM = Stream(1, "0", "out")
 
@@ -310,13 +312,13 @@ def test_the_tail_of_a_stream_begins_with_a_line(
     tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch, ending: bytes, segment: int, chunk: int
 ) -> None:
     monkeypatch.setattr(journal, "SEGMENT", segment)
-    monkeypatch.setattr(journal, "BACKWARDS", chunk)
+    monkeypatch.setattr(journal_reader, "BACKWARDS", chunk)
     whole = TEXT + ending
     write(tmp_path, pipe, *(whole[at : at + 3] for at in range(0, len(whole), 3))).close()
     lines = whole.splitlines(keepends=True)
     for count in itertools.count():
         expected = b"".join(lines[max(0, len(lines) - count) :])
-        offset = journal.last_lines(journal.segments(str(tmp_path))[STREAM], count)
+        offset = journal_reader.last_lines(journal.segments(str(tmp_path))[STREAM], count)
         assert whole[offset:] == expected
         if count > len(lines) + 1:
             break

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.node.run import journal
-from orchestrator.node.serve import search
+from orchestrator.node.serve import journal_reader, search
 from orchestrator.node.serve.search import Query, Searcher
 
 STREAM = journal.Stream(1, "0", "out")
@@ -140,9 +140,9 @@ def test_what_was_written_since_a_time_begins_with_a_whole_line(
     folder = tmp_path_factory.mktemp("journal")
     put(folder, data, segment, piece)
     parts = journal.segments(str(folder))[STREAM]
-    times = journal.Times()
-    first = journal.first_since(parts, second * 10**9)
+    times = journal_reader.Times()
+    first = journal_reader.first_since(parts, second * 10**9)
     assert all(times.at(parts, offset) >= second * 10**9 for offset in range(first, len(data)))
     assert all(times.at(parts, offset) < second * 10**9 for offset in range(first))
-    begin = journal.line_start(parts, first)
+    begin = journal_reader.line_start(parts, first)
     assert begin <= first and (begin == 0 or data[begin - 1 : begin] == b"\n") and b"\n" not in data[begin:first]

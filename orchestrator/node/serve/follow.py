@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ..host import state
 from ..run import journal
-from . import outputs, runs, search, wire
+from . import journal_reader, outputs, runs, search, wire
 
 # s between looks at files: after news, at most while nothing is new, and the factor from one look to the next
 POLL, POLL_IDLE, SLOWER = 0.02, 0.05, 1.3
@@ -77,7 +77,7 @@ class _Reading:
         self._query = None
         if arguments["grep"] is not None:
             self._query = search.Query(arguments["grep"])
-        self._readers: Dict[journal.Stream, journal.Reader] = {}
+        self._readers: Dict[journal.Stream, journal_reader.Reader] = {}
         self._segments: Dict[journal.Stream, List[journal.Segment]] = {}
         self._cut: Set[journal.Stream] = set()  # those that have come to `until`
 
@@ -87,9 +87,9 @@ class _Reading:
         for stream in sorted(self._segments):
             if stream not in self._readers and _wanted(self._arguments, stream):
                 offset = _begin(self._arguments, stream, self._segments[stream])
-                reader = journal.Reader(offset) if self._query is None else search.Searcher(self._query, offset)
+                reader = journal_reader.Reader(offset) if self._query is None else search.Searcher(self._query, offset)
                 self._readers[stream] = reader
-        ahead: List[Tuple[int, int, journal.Stream, List[journal.Piece]]] = []
+        ahead: List[Tuple[int, int, journal.Stream, List[journal_reader.Piece]]] = []
         for number, stream in enumerate(self._readers):
             self._push(ahead, number, stream, self._read(stream))
         batch = _Batch(emit)
@@ -101,11 +101,11 @@ class _Reading:
         return batch.count
 
     @staticmethod
-    def _push(ahead: List[Any], number: int, stream: journal.Stream, pieces: List[journal.Piece]) -> None:
+    def _push(ahead: List[Any], number: int, stream: journal.Stream, pieces: List[journal_reader.Piece]) -> None:
         if pieces:
             heapq.heappush(ahead, (pieces[0].at, number, stream, pieces))
 
-    def _read(self, stream: journal.Stream) -> List[journal.Piece]:
+    def _read(self, stream: journal.Stream) -> List[journal_reader.Piece]:
         if stream in self._cut:
             return []
         pieces = self._readers[stream].read(self._segments.get(stream, []), READ_AHEAD)
@@ -145,9 +145,9 @@ def _begin(arguments: Dict[str, Any], stream: journal.Stream, parts: List[journa
         return known
     offset = 0
     if arguments["since"] is not None:
-        offset = journal.line_start(parts, journal.first_since(parts, arguments["since"]))
+        offset = journal_reader.line_start(parts, journal_reader.first_since(parts, arguments["since"]))
     if arguments["tail"] is not None:
-        offset = max(offset, journal.last_lines(parts, arguments["tail"]))
+        offset = max(offset, journal_reader.last_lines(parts, arguments["tail"]))
     return offset
 
 
@@ -163,7 +163,7 @@ class _Batch:
         self._began = 0.0
         self.count = 0
 
-    def add(self, stream: journal.Stream, piece: journal.Piece) -> None:
+    def add(self, stream: journal.Stream, piece: journal_reader.Piece) -> None:
         if self._size + len(piece.data) > wire.MAX_PAYLOAD or len(self._parts) == MAX_PARTS:
             self.flush()
         if not self._parts:
