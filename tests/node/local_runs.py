@@ -38,7 +38,7 @@ AGENT = (str(Path(__file__).with_name("stand_in_agent.py")), "{nproc}", "{node_r
 def impatient_program() -> NodeProgram:
     """The node program without the pause before a restart, and which restarts after any failure."""
     return changed_program(
-        "gang.py",
+        "team.py",
         {
             b"\nBACKOFF, BACKOFF_MOST = 1.0, 30.0 ": b"\nBACKOFF, BACKOFF_MOST = 0.0, 00.0 ",
             b"\nAT_START = 30.0": b"\nAT_START = 00.0",

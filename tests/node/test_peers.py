@@ -14,7 +14,8 @@ import pytest
 from orchestrator.node.run import follower as follower_module
 from orchestrator.node.run import head as head_module
 from orchestrator.node.run.follower import WorkerLink
-from orchestrator.node.run.gang import Order, StartRequested
+from orchestrator.node.run.gang_events import Order, StartRequested
+from orchestrator.node.run.gang_state import NodePhase
 from orchestrator.node.run.head import HeadLink
 from orchestrator.node.run.link import Link, node_key
 
@@ -77,7 +78,7 @@ def met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[HeadL
     listener.close()
 
 
-def phase(head: HeadLink) -> str:
+def phase(head: HeadLink) -> NodePhase:
     return head._state.nodes[1].phase
 
 
@@ -91,7 +92,7 @@ def test_a_node_that_was_silent_for_a_lease_is_lost(met: tuple[HeadLink, Link]) 
     head, _ = met
     outlast_the_lease()
     head.on_tick()
-    assert phase(head) == "absent"  # before the start: it may come back
+    assert phase(head) is NodePhase.ABSENT  # before the start: it may come back
 
 
 def test_a_head_that_was_late_hears_what_has_come_before_it_calls_anybody_lost(met: tuple[HeadLink, Link]) -> None:
@@ -102,7 +103,7 @@ def test_a_head_that_was_late_hears_what_has_come_before_it_calls_anybody_lost(m
     (link,) = head.links()
     assert select.select([link.fileno()], [], [], 10.0)[0]
     head.on_tick()
-    assert phase(head) == "joined"
+    assert phase(head) is NodePhase.JOINED
 
 
 STATUS = {"attempt": 0, "phase": "prepared", "failures": [], "outcome": None, "start": None, "stop": None}

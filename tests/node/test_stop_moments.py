@@ -24,7 +24,7 @@ from typing import Any
 from local_runs import Run, Runs, local_runs
 
 from orchestrator.node.host import processes
-from orchestrator.node.run import gang
+from orchestrator.node.run import gang, gang_events, gang_state
 from orchestrator.node.run.guard import Guard
 from orchestrator.runs.attach import OUTCOMES
 
@@ -76,7 +76,7 @@ def stop_at_a_random_moment(runs: Runs, seed: str) -> Stopped:
     first, second = (record["verdict"] for record in records)
     assert first == second, seed
     before = before_the_request(run)
-    return Stopped(seed, before.phase, before.attempt, late, first)
+    return Stopped(seed, before.phase.value, before.attempt, late, first)
 
 
 def ask_to_stop(run: Run, way: str, number: int) -> None:
@@ -90,7 +90,7 @@ def ask_to_stop(run: Run, way: str, number: int) -> None:
         one.join()
 
 
-def before_the_request(run: Run) -> gang.State:
+def before_the_request(run: Run) -> gang_state.State:
     """The gang as it was when the first request came, by the log of its events."""
     spec = run.record("spec.json")
     assert spec is not None
@@ -99,7 +99,7 @@ def before_the_request(run: Run) -> gang.State:
         entry = json.loads(line)
         if entry["event"] == "StopRequested":
             return state
-        state, _ = gang.step(state, getattr(gang, entry["event"])(**entry["fields"]))
+        state, _ = gang.step(state, gang_events.EVENTS[entry["event"]](**entry["fields"]))
     raise AssertionError(f"{run.run_id}: the gang heard of no stop request")
 
 
@@ -141,7 +141,7 @@ def test_a_stop_request_while_a_failed_attempt_is_being_stopped_is_heard(runs: R
     run.stop()
     records = run.wait_over()
     verdict = records[0]["verdict"]
-    assert before_the_request(run).phase == "stopping"
+    assert before_the_request(run).phase is gang_state.Phase.STOPPING
     assert (verdict["state"], verdict["stopped_by"], verdict["attempt"]) == ("killed", "the test", 1)
     assert re.search(r"stopping .*\bby the test$", run.journal()["1.run.out"].decode(), re.MULTILINE)
 
@@ -154,7 +154,7 @@ def test_a_guard_that_was_asked_to_stop_answers_an_order_to_run(tmp_path: Path) 
     guard._recorder.tell = told.append  # type: ignore[method-assign]
     guard._stop_asked("ann", 5.0)
     told.clear()
-    guard._obey({"do": "run", "order": gang.Run(2, 0, 1, 0, 1, "127.0.0.1", 29500)._asdict()})
+    guard._obey({"do": "run", "order": gang_events.Run(2, 0, 1, 0, 1, "127.0.0.1", 29500)._asdict()})
     assert [(one["phase"], one["stop"]["by"]) for one in told] == [("prepared", "ann")]
     ours.close()
     theirs.close()

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.run import gang
-from orchestrator.node.run.gang import End, Run, Stop, Wait
+from orchestrator.node.run import gang, gang_events, gang_state, team
+from orchestrator.node.run.gang_events import End, Run, Stop, Wait
+from orchestrator.node.run.gang_state import Phase
 from orchestrator.node.run.link import LEASE
 
 WORLDS = 3000
@@ -57,7 +58,7 @@ class Guard:
         status = self.status()
         self.world.to_head(self.number, lambda: self.world.heard(self.number, status))
 
-    def obey(self, order: gang.Order) -> None:
+    def obey(self, order: gang_events.Order) -> None:
         match order:
             case Run():
                 if self.end is not None or self.stop is not None or order.attempt <= self.attempt:
@@ -77,7 +78,7 @@ class Guard:
                 self.tell()
             case End():
                 self.end = order.verdict
-                self.stop_ranks(gang.FAILURE_GRACE)
+                self.stop_ranks(gang_state.FAILURE_GRACE)
                 self.leave_if_done()
 
     def asked_to_stop(self, grace: float) -> None:
@@ -105,7 +106,9 @@ class Guard:
         if self.end is not None and self.phase != "running" and self.gone_at is None:
             self.gone_at = self.world.now
             if self.number:
-                self.world.to_head(self.number, lambda: self.world.happens(gang.Left(self.number, self.world.now)))
+                self.world.to_head(
+                    self.number, lambda: self.world.happens(gang_events.Disconnected(self.number, self.world.now))
+                )
 
 
 class World:
@@ -130,7 +133,7 @@ class World:
         self.takes = dice.choice((0.2, 2.0, 40.0))  # s that an attempt runs
         self.port_found_after = dice.choice((0, 0, 4))  # ticks
         self.log: list[str] = []
-        self.asked_in: gang.State | None = None  # the gang's state when the first stop request came to it
+        self.asked_in: gang_state.State | None = None  # the gang's state when the first stop request came to it
         self.dead: int | None = None
         if len(nodes) > 1 and dice.random() < 0.2:
             self.at(dice.uniform(0.0, 20.0), lambda: self.cut_power(len(nodes) - 1))
@@ -177,38 +180,38 @@ class World:
 
     # the head, as in orchestrator/node/run/head.py
 
-    def happens(self, event: gang.Event) -> None:
+    def happens(self, event: gang_events.Event) -> None:
         before = self.state
         self.state, actions = gang.step(before, event)
         if self.state != before:
-            self.log.append(json.dumps([type(event).__name__, event._asdict()]))
+            self.log.append(json.dumps([gang_events.event_name(event), event._asdict()]))
         for action in actions:
             if self.is_alive(action.node):
                 order = action.order
                 self._carry(action.node, "down", lambda node=action.node, order=order: self.guards[node].obey(order))
 
     def heard(self, number: int, status: dict[str, Any]) -> None:
-        if status["start"] and self.state.phase == "waiting":
-            self.happens(gang.StartRequested("10.0.0.1", 29500, self.now))
+        if status["start"] and self.state.phase is Phase.WAITING:
+            self.happens(gang_events.StartRequested("10.0.0.1", 29500, self.now))
         if status["stop"] is not None:
             self.asked_in = self.asked_in or self.state
-            self.happens(gang.StopRequested(status["stop"]["by"], status["stop"]["grace"], self.now))
+            self.happens(gang_events.StopRequested(status["stop"]["by"], status["stop"]["grace"], self.now))
         if status["phase"] == "running":
-            self.happens(gang.Started(number, status["attempt"], self.now))
+            self.happens(gang_events.Started(number, status["attempt"], self.now))
         for failure in status["failures"]:
-            self.happens(gang.Failed(number, failure["attempt"], failure, self.now))
+            self.happens(gang_events.Failed(number, failure["attempt"], failure, self.now))
         if status["phase"] == "exited":
             ok = not status["failures"] and status["attempt"] >= self.good_attempt and status["stop"] is None
-            self.happens(gang.Exited(number, status["attempt"], ok, self.now))
+            self.happens(gang_events.Exited(number, status["attempt"], ok, self.now))
 
     def tick(self) -> None:
         if self.over:
             return
-        if gang.restart_is_due(self.state, self.now):
+        if team.restart_is_due(self.state, self.now):
             self.port_found_after -= 1
             if self.port_found_after < 0:
-                self.happens(gang.PortFound(29501, self.now))
-        self.happens(gang.Tick(self.now))
+                self.happens(gang_events.PortFound(29501, self.now))
+        self.happens(gang_events.Tick(self.now))
         self.after(TICK, self.tick)
 
     def restart_head(self) -> None:
@@ -216,7 +219,7 @@ class World:
         self.state = gang.begin(self._nodes, self.max_restarts)
         for line in self.log:
             name, fields = json.loads(line)
-            self.state, _ = gang.step(self.state, getattr(gang, name)(**fields))
+            self.state, _ = gang.step(self.state, gang_events.EVENTS[name](**fields))
         for guard in self.guards:
             if guard.gone_at is None:
                 self.join(guard)
@@ -225,7 +228,7 @@ class World:
 
     def join(self, guard: Guard) -> None:
         if self.is_alive(guard.number):
-            self.to_head(guard.number, lambda: self.happens(gang.Joined(guard.number, self.now)))
+            self.to_head(guard.number, lambda: self.happens(gang_events.Joined(guard.number, self.now)))
             guard.tell()
 
     def start(self) -> None:
@@ -239,7 +242,7 @@ class World:
     def cut_power(self, number: int) -> None:
         heard_at = self.now
         self.dead = number
-        self.after(LEASE, lambda: self.happens(gang.Lost(number, self.now, heard_at)))
+        self.after(LEASE, lambda: self.happens(gang_events.Lost(number, self.now, heard_at)))
 
     def let_run(self, guard: Guard) -> None:
         attempt = guard.attempt
@@ -278,7 +281,7 @@ def test_a_stop_request_ends_the_run_at_every_moment(block: int) -> None:
         assert all(guard.end == world.state.verdict for guard in living), seed
         check_verdict(world, seed)
         states[(world.state.verdict or {})["state"]] += 1
-        moments[world.asked_in.phase if world.asked_in else "too late"] += 1
+        moments[world.asked_in.phase.value if world.asked_in else "too late"] += 1
     assert min(states[one] for one in ("killed", "failed", "succeeded")) > 0, states
     # every phase has been met, or this test would prove less than it says
     assert min(moments[one] for one in ("waiting", "running", "stopping", "restarting")) > 0, moments
@@ -293,7 +296,7 @@ def check_verdict(world: World, seed: str) -> None:
     if world.dead is not None:  # then the failures are not all of our making
         return
     spent = asked_in.first_failure is not None and len(asked_in.failures) == world.max_restarts
-    if asked_in.phase == "over" or (asked_in.phase == "stopping" and spent):
+    if asked_in.phase is Phase.OVER or (asked_in.phase is Phase.STOPPING and spent):
         assert verdict["state"] != "killed", seed
         return
     assert (verdict["state"], verdict["stopped_by"], verdict["first_failure"]) == ("killed", "ann", None), seed

@@ -16,14 +16,15 @@ from golden_files import assert_message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node.run import gang
-from orchestrator.node.run.gang import End, Event, Run, State, Stop, Wait
+from orchestrator.node.run import gang, gang_events, team
+from orchestrator.node.run.gang_events import End, Event, Run, Stop, Wait
+from orchestrator.node.run.gang_state import NodePhase, Phase, State
 
 STORIES = sorted((Path(__file__).parents[1] / "golden" / "gang").glob("*.json"))
 
 
 def event_of(step: dict[str, Any]) -> Event:
-    kind: Any = getattr(gang, step["event"])
+    kind = gang_events.EVENTS[step["event"]]
     event: Event = kind(**{name: value for name, value in step.items() if name not in ("event", "then", "phase")})
     return event
 
@@ -49,7 +50,7 @@ def test_the_story_goes_as_written(path: Path) -> None:
     for number, step in enumerate(story["steps"], 1):
         state, actions = gang.step(state, event_of(step))
         assert [shown(action) for action in actions] == step.get("then", []), f"step {number}: {step['event']}"
-        assert state.phase == step["phase"], f"step {number}: {step['event']}"
+        assert state.phase.value == step["phase"], f"step {number}: {step['event']}"
     assert state.verdict == story["verdict"]
 
 
@@ -72,24 +73,24 @@ def histories(draw: st.DrawFn) -> list[Event]:
         attempt = draw(st.sampled_from([1, 1, 1, 0, 2]))
         match kind:
             case "Lost":
-                events.append(gang.Lost(node, at, draw(st.sampled_from([None, at - 0.2, at - 9.0]))))
+                events.append(gang_events.Lost(node, at, draw(st.sampled_from([None, at - 0.2, at - 9.0]))))
             case "Joined" | "Left":
-                events.append(getattr(gang, kind)(node, at))
+                events.append(gang_events.EVENTS[kind](node, at))
             case "StartRequested":
-                events.append(gang.StartRequested("10.0.0.1", 29500, at))
+                events.append(gang_events.StartRequested("10.0.0.1", 29500, at))
             case "Started":
-                events.append(gang.Started(node, attempt, at))
+                events.append(gang_events.Started(node, attempt, at))
             case "Failed":
                 failure = {"host": f"host-{node}", "node": node, "what": f"failure at {len(events)}"}
-                events.append(gang.Failed(node, attempt, failure, at))
+                events.append(gang_events.Failed(node, attempt, failure, at))
             case "Exited":
-                events.append(gang.Exited(node, attempt, draw(st.booleans()), at))
+                events.append(gang_events.Exited(node, attempt, draw(st.booleans()), at))
             case "PortFound":
-                events.append(gang.PortFound(29501, at))
+                events.append(gang_events.PortFound(29501, at))
             case "StopRequested":
-                events.append(gang.StopRequested("ann", draw(st.sampled_from([0.0, 5.0, 30.0])), at))
+                events.append(gang_events.StopRequested("ann", draw(st.sampled_from([0.0, 5.0, 30.0])), at))
             case _:
-                events.append(gang.Tick(at))
+                events.append(gang_events.Tick(at))
     return events
 
 
@@ -106,18 +107,18 @@ def play(events: list[Event], state: State | None = None) -> list[tuple[State, E
 @settings(max_examples=100)
 @given(histories())
 def test_what_was_decided_once_is_never_changed(events: list[Event]) -> None:
-    order = ["waiting", "running", "stopping", "over"]
+    order = [Phase.WAITING, Phase.RUNNING, Phase.STOPPING, Phase.OVER]
     for before, event, after, _ in play(events):
         if before.first_failure is not None and after.first_failure != before.first_failure:
             # but for a host that had gone silent before, so that it failed first
-            assert isinstance(event, gang.Lost) and event.heard_at is not None and event.heard_at <= before.since
+            assert isinstance(event, gang_events.Lost) and event.heard_at is not None and event.heard_at <= before.since
             assert after.first_failure and after.first_failure["lost"] and not before.first_failure.get("lost")
         if before.verdict is not None:
             assert after.verdict == before.verdict
         assert order.index(after.phase) >= order.index(before.phase)
         assert after.attempt >= before.attempt
-        assert (after.verdict is not None) == (after.phase == "over")
-        if before.phase == "stopping":
+        assert (after.verdict is not None) == (after.phase is Phase.OVER)
+        if before.phase is Phase.STOPPING:
             assert after.stop_grace <= before.stop_grace
 
 
@@ -127,10 +128,10 @@ def test_a_node_whose_attempt_is_over_is_told_nothing_but_the_end(events: list[E
     for _, _, after, actions in play(events):
         for action in actions:
             phase = after.nodes[action.node].phase
-            assert phase not in ("absent", "left")
-            if phase == "exited" or after.phase == "over":
+            assert phase not in (NodePhase.ABSENT, NodePhase.DISCONNECTED)
+            if phase is NodePhase.EXITED or after.phase is Phase.OVER:
                 assert action.order == End(after.verdict or {})
-            if phase == "lost":
+            if phase is NodePhase.LOST:
                 assert not isinstance(action.order, Run)
 
 
@@ -139,7 +140,7 @@ def test_a_node_whose_attempt_is_over_is_told_nothing_but_the_end(events: list[E
 def test_the_head_is_told_the_end_when_no_other_has_to_be_told(events: list[Event]) -> None:
     for _, _, after, actions in play(events):
         if any(action.node == 0 and isinstance(action.order, End) for action in actions):
-            assert all(node.phase in ("left", "lost", "absent") for node in after.nodes[1:])
+            assert all(node.phase in gang.GONE for node in after.nodes[1:])
 
 
 @settings(max_examples=100)
@@ -148,7 +149,7 @@ def test_success_needs_the_good_end_of_every_node_and_no_failure(events: list[Ev
     state = gang.begin(NODES)
     good = set()
     for _, event, _state, _ in play(events):
-        if isinstance(event, gang.Exited) and event.ok and event.attempt == 1:
+        if isinstance(event, gang_events.Exited) and event.ok and event.attempt == 1:
             good.add(event.node)
     if state.verdict is not None and state.verdict["state"] == "succeeded":
         assert good == set(range(len(NODES)))
@@ -161,11 +162,15 @@ def test_success_needs_the_good_end_of_every_node_and_no_failure(events: list[Ev
 def test_the_events_that_changed_something_give_the_same_state_again(events: list[Event]) -> None:
     """The recorder writes only these, as JSON, and may be restarted after any of them."""
     played = play(events)
-    log = [json.dumps([type(event).__name__, event._asdict()]) for before, event, after, _ in played if after != before]
+    log = [
+        json.dumps([gang_events.event_name(event), event._asdict()])
+        for before, event, after, _ in played
+        if after != before
+    ]
     state = gang.begin(NODES)
     for line in log:
         name, fields = json.loads(line)
-        state, _ = gang.step(state, getattr(gang, name)(**fields))
+        state, _ = gang.step(state, gang_events.EVENTS[name](**fields))
     assert state == (played[-1][2] if played else gang.begin(NODES))
 
 
@@ -173,19 +178,19 @@ def test_the_events_that_changed_something_give_the_same_state_again(events: lis
 @given(histories())
 def test_a_run_asked_to_stop_ends_though_no_node_ever_answers(events: list[Event]) -> None:
     ended_at = 1000.0 if not events else events[-1].at
-    asked = [*events, gang.Joined(0, ended_at), gang.StopRequested("ann", 30.0, ended_at)]
+    asked = [*events, gang_events.Joined(0, ended_at), gang_events.StopRequested("ann", 30.0, ended_at)]
     within = 30.0 + gang.STOP_WINDOW + gang.FAREWELL_WINDOW
-    ticks: list[Event] = [gang.Tick(ended_at + second) for second in range(int(within) + 3)]
+    ticks: list[Event] = [gang_events.Tick(ended_at + second) for second in range(int(within) + 3)]
     played = play([*asked, *ticks])
-    assert played[-1][2].phase == "over"
+    assert played[-1][2].phase is Phase.OVER
     assert any(action.node == 0 and isinstance(action.order, End) for _, _, _, actions in played for action in actions)
 
 
 @given(st.sets(st.integers(1, len(NODES) - 1)))
 def test_a_started_run_whose_nodes_do_not_come_fails_and_names_the_first_of_them(joined: set[int]) -> None:
-    events: list[Event] = [gang.Joined(node, 0.0) for node in sorted({0, *joined})]
-    events += [gang.StartRequested("10.0.0.1", 29500, 0.0), gang.Started(0, 1, 1.0)]
-    events += [gang.Tick(float(second)) for second in range(2, 120)]
+    events: list[Event] = [gang_events.Joined(node, 0.0) for node in sorted({0, *joined})]
+    events += [gang_events.StartRequested("10.0.0.1", 29500, 0.0), gang_events.Started(0, 1, 1.0)]
+    events += [gang_events.Tick(float(second)) for second in range(2, 120)]
     verdict = play(events)[-1][2].verdict
     assert verdict is not None
     assert verdict["state"] == "failed"
@@ -194,18 +199,22 @@ def test_a_started_run_whose_nodes_do_not_come_fails_and_names_the_first_of_them
 
 
 def test_a_node_that_comes_back_is_told_its_order_again() -> None:
-    events: list[Event] = [gang.Joined(node, 0.0) for node in range(3)]
-    events += [gang.StartRequested("10.0.0.1", 29500, 1.0), gang.Started(1, 1, 2.0)]
+    events: list[Event] = [gang_events.Joined(node, 0.0) for node in range(3)]
+    events += [gang_events.StartRequested("10.0.0.1", 29500, 1.0), gang_events.Started(1, 1, 2.0)]
     state = play(events)[-1][2]
-    _, actions = gang.step(state, gang.Joined(1, 3.0))
+    _, actions = gang.step(state, gang_events.Joined(1, 3.0))
     assert [(action.node, type(action.order)) for action in actions] == [(1, Run)]
 
 
 def test_a_node_lost_before_the_start_may_come_back_and_take_part() -> None:
-    events: list[Event] = [gang.Joined(node, 0.0) for node in range(3)]
-    events += [gang.Lost(2, 9.0), gang.Joined(2, 10.0), gang.StartRequested("10.0.0.1", 29500, 11.0)]
+    events: list[Event] = [gang_events.Joined(node, 0.0) for node in range(3)]
+    events += [
+        gang_events.Lost(2, 9.0),
+        gang_events.Joined(2, 10.0),
+        gang_events.StartRequested("10.0.0.1", 29500, 11.0),
+    ]
     *_, (_, _, state, actions) = play(events)
-    assert state.phase == "running"
+    assert state.phase is Phase.RUNNING
     assert [(action.node, type(action.order)) for action in actions] == [(0, Run), (1, Run), (2, Run)]
 
 
@@ -213,12 +222,12 @@ def test_decisions_for_many_nodes_are_quick() -> None:
     """512 nodes that join, start and end: an event must not cost a look at all pairs of nodes."""
 
     nodes = [{"host": f"host-{number}", "nproc": 8} for number in range(512)]
-    events: list[Event] = [gang.Joined(number, 1.0) for number in range(512)]
-    events.append(gang.StartRequested("10.0.0.1", 29500, 2.0))
-    events += [gang.Started(number, 1, 3.0) for number in range(512)]
+    events: list[Event] = [gang_events.Joined(number, 1.0) for number in range(512)]
+    events.append(gang_events.StartRequested("10.0.0.1", 29500, 2.0))
+    events += [gang_events.Started(number, 1, 3.0) for number in range(512)]
     begun = time.process_time()
     played = play(events, gang.begin(nodes))
-    assert played[-1][2].phase == "running"
+    assert played[-1][2].phase is Phase.RUNNING
     assert time.process_time() - begun < 5.0
 
 
@@ -228,41 +237,41 @@ def test_decisions_for_many_nodes_are_quick() -> None:
 def started(max_restarts: int, at: float = 1000.0) -> State:
     state = gang.begin(NODES, max_restarts)
     for number in range(len(NODES)):
-        state, _ = gang.step(state, gang.Joined(number, at))
-    state, _ = gang.step(state, gang.StartRequested("10.0.0.1", 29500, at))
+        state, _ = gang.step(state, gang_events.Joined(number, at))
+    state, _ = gang.step(state, gang_events.StartRequested("10.0.0.1", 29500, at))
     for number in range(len(NODES)):
-        state, _ = gang.step(state, gang.Started(number, 1, at))
+        state, _ = gang.step(state, gang_events.Started(number, 1, at))
     return state
 
 
 def fail(state: State, at: float, **failure: Any) -> State:
     """Node 1 fails by itself, and all nodes stop."""
     told = {"host": "host-1", "node": 1, "rank": 1, "what": "rank 1 failed", "exit_code": None, "said": "", **failure}
-    state, _ = gang.step(state, gang.Failed(1, state.attempt, told, at))
+    state, _ = gang.step(state, gang_events.Failed(1, state.attempt, told, at))
     for number in range(len(NODES)):
-        state, _ = gang.step(state, gang.Exited(number, state.attempt, False, at + 1))
+        state, _ = gang.step(state, gang_events.Exited(number, state.attempt, False, at + 1))
     return state
 
 
 def again(state: State, at: float) -> State:
-    state, actions = gang.step(state, gang.PortFound(29501, at))
+    state, actions = gang.step(state, gang_events.PortFound(29501, at))
     assert [action.order for action in actions] == [gang.order_of(state, number) for number in range(len(NODES))]
     assert all(isinstance(action.order, Run) and action.order.attempt == state.attempt for action in actions)
     for number in range(len(NODES)):
-        state, _ = gang.step(state, gang.Started(number, state.attempt, at))
+        state, _ = gang.step(state, gang_events.Started(number, state.attempt, at))
     return state
 
 
 def test_a_failure_within_the_budget_is_followed_by_the_same_nodes_on_another_port() -> None:
     state = fail(started(1), 2000.0)
-    assert (state.phase, gang.label(state)) == ("restarting", "restarting")
-    assert not gang.restart_is_due(state, 2001.5) and gang.restart_is_due(state, 2002.0)
+    assert (state.phase, gang.label(state)) == (Phase.RESTARTING, "restarting")
+    assert not team.restart_is_due(state, 2001.5) and team.restart_is_due(state, 2002.0)
     state = again(state, 2002.0)
     order = gang.order_of(state, 2)
     assert isinstance(order, Run)
     assert (order.attempt, order.node_rank, order.master_port) == (2, 2, 29501)
     for number in range(len(NODES)):
-        state, _ = gang.step(state, gang.Exited(number, 2, True, 3000.0))
+        state, _ = gang.step(state, gang_events.Exited(number, 2, True, 3000.0))
     assert state.verdict and state.verdict["state"] == "succeeded" and state.verdict["restarts"] == 1
 
 
@@ -287,7 +296,7 @@ MISSING = {"exit_code": 1, "said": "ModuleNotFoundError: No module named 'x'"}
 
 
 def test_the_same_failure_three_times_in_a_row_at_start_up_is_not_tried_again() -> None:
-    assert fail_at_start(MISSING, MISSING).phase == "restarting"
+    assert fail_at_start(MISSING, MISSING).phase is Phase.RESTARTING
     state = fail_at_start(MISSING, MISSING, MISSING)
     assert state.verdict
     assert_message("not-restarted-same-failure", state.verdict["no_restart_reason"])
@@ -303,7 +312,7 @@ def test_the_same_failure_three_times_in_a_row_at_start_up_is_not_tried_again() 
     ],
 )
 def test_other_failures_at_start_up_are_tried_again(failures: list[dict[str, Any]]) -> None:
-    assert fail_at_start(*failures).phase == "restarting"
+    assert fail_at_start(*failures).phase is Phase.RESTARTING
 
 
 @pytest.mark.parametrize(
@@ -325,7 +334,7 @@ def test_other_failures_at_start_up_are_tried_again(failures: list[dict[str, Any
     ],
 )
 def test_errors_of_network_and_files_are_always_tried_again(said: str) -> None:
-    assert fail_at_start(*[{"exit_code": 1, "said": said}] * 3).phase == "restarting"
+    assert fail_at_start(*[{"exit_code": 1, "said": said}] * 3).phase is Phase.RESTARTING
 
 
 @pytest.mark.parametrize(
@@ -345,19 +354,19 @@ def test_errors_of_the_script_are_not_taken_for_those_of_the_network(said: str) 
 
 def test_the_same_failure_later_is_tried_again() -> None:
     state = again(fail_at_start(MISSING, MISSING), 1300.0)
-    assert fail(state, 2300.0, **MISSING).phase == "restarting"
+    assert fail(state, 2300.0, **MISSING).phase is Phase.RESTARTING
 
 
 def test_a_lost_host_is_not_restarted_without() -> None:
-    state, _ = gang.step(started(5), gang.Lost(1, 2000.0))
+    state, _ = gang.step(started(5), gang_events.Lost(1, 2000.0))
     for number in (0, 2):
-        state, _ = gang.step(state, gang.Exited(number, 1, False, 2001.0))
+        state, _ = gang.step(state, gang_events.Exited(number, 1, False, 2001.0))
     assert state.verdict and state.verdict["state"] == "lost"
     assert_message("not-restarted-host-lost", state.verdict["no_restart_reason"])
 
 
 def test_a_stop_during_the_back_off_ends_the_run_as_killed() -> None:
-    state, _ = gang.step(fail(started(5), 2000.0), gang.StopRequested("ann", 30.0, 2001.2))
+    state, _ = gang.step(fail(started(5), 2000.0), gang_events.StopRequested("ann", 30.0, 2001.2))
     assert state.verdict and (state.verdict["state"], state.verdict["first_failure"]) == ("killed", None)
 
 
@@ -366,8 +375,8 @@ def test_the_back_off_grows_to_its_limit() -> None:
     at = 2000.0
     while state.verdict is None:
         state = fail(state, at)
-        if state.phase == "restarting":
-            waits.append(next(wait for wait in range(99) if gang.restart_is_due(state, state.since + wait)))
+        if state.phase is Phase.RESTARTING:
+            waits.append(next(wait for wait in range(99) if team.restart_is_due(state, state.since + wait)))
             state = again(state, state.since + waits[-1])
         at += 1000.0
     assert waits == [1, 2, 4, 8, 16, 30, 30, 30, 30]
@@ -381,20 +390,20 @@ SPARED = [*NODES, {"host": "host-3", "nproc": 2, "spare": True}, {"host": "host-
 def at_work(nodes: list[dict[str, Any]], min_nodes: int | None = None, max_restarts: int = 0) -> State:
     state = gang.begin(nodes, max_restarts, min_nodes)
     for number in range(len(nodes)):
-        state, _ = gang.step(state, gang.Joined(number, 1000.0))
-    state, _ = gang.step(state, gang.StartRequested("10.0.0.1", 29500, 1000.0))
+        state, _ = gang.step(state, gang_events.Joined(number, 1000.0))
+    state, _ = gang.step(state, gang_events.StartRequested("10.0.0.1", 29500, 1000.0))
     return begun(state, 1001.0)
 
 
 def begun(state: State, at: float) -> State:
     for number in state.team:
-        state, _ = gang.step(state, gang.Started(number, state.attempt, at))
+        state, _ = gang.step(state, gang_events.Started(number, state.attempt, at))
     return state
 
 
 def ended(state: State, at: float, ok: bool = False) -> State:
     for number in state.team:
-        state, _ = gang.step(state, gang.Exited(number, state.attempt, ok, at))
+        state, _ = gang.step(state, gang_events.Exited(number, state.attempt, ok, at))
     return state
 
 
@@ -418,23 +427,23 @@ def test_spares_wait_from_the_start_on_and_are_told_the_end() -> None:
 
 
 def test_a_lost_host_gives_its_place_to_a_spare_without_costing_a_restart() -> None:
-    state = ended(gang.step(at_work(SPARED), gang.Lost(1, 2000.0))[0], 2001.0)
-    assert (state.phase, gang.restarts(state)) == ("restarting", 0)
-    state = begun(gang.step(state, gang.PortFound(29501, 2010.0))[0], 2011.0)
+    state = ended(gang.step(at_work(SPARED), gang_events.Lost(1, 2000.0))[0], 2001.0)
+    assert (state.phase, team.restarts(state)) == (Phase.RESTARTING, 0)
+    state = begun(gang.step(state, gang_events.PortFound(29501, 2010.0))[0], 2011.0)
     assert places(state) == {"host-0": (0, 0, 6), "host-3": (1, 1, 6), "host-2": (2, 3, 6)}
-    state = ended(gang.step(state, gang.Lost(2, 3000.0))[0], 3001.0)
-    state = begun(gang.step(state, gang.PortFound(29502, 3010.0))[0], 3011.0)
+    state = ended(gang.step(state, gang_events.Lost(2, 3000.0))[0], 3001.0)
+    state = begun(gang.step(state, gang_events.PortFound(29502, 3010.0))[0], 3011.0)
     assert places(state) == {"host-0": (0, 0, 5), "host-3": (1, 1, 5), "host-4": (2, 3, 5)}
-    state = ended(gang.step(state, gang.Lost(3, 4000.0))[0], 4001.0)
+    state = ended(gang.step(state, gang_events.Lost(3, 4000.0))[0], 4001.0)
     assert state.verdict and state.verdict["state"] == "lost"
     assert state.verdict["first_failure"]["host"] == "host-3"
 
 
 def test_a_spare_that_is_lost_while_it_waits_harms_nobody_and_is_not_used() -> None:
-    state, actions = gang.step(at_work(SPARED), gang.Lost(3, 2000.0))
-    assert (state.phase, actions) == ("running", ())
-    state = ended(gang.step(state, gang.Lost(1, 2100.0))[0], 2101.0)
-    state = gang.step(state, gang.PortFound(29501, 2110.0))[0]
+    state, actions = gang.step(at_work(SPARED), gang_events.Lost(3, 2000.0))
+    assert (state.phase, actions) == (Phase.RUNNING, ())
+    state = ended(gang.step(state, gang_events.Lost(1, 2100.0))[0], 2101.0)
+    state = gang.step(state, gang_events.PortFound(29501, 2110.0))[0]
     assert set(places(state)) == {"host-0", "host-4", "host-2"}
 
 
@@ -442,26 +451,26 @@ def test_a_host_that_fails_twice_gives_its_place_to_a_spare_within_the_budget() 
     state = at_work(SPARED, max_restarts=3)
     for at in (2000.0, 3000.0):
         failure = {"host": "host-1", "node": 1, "rank": 1, "what": "rank 1 failed"}
-        state = ended(gang.step(state, gang.Failed(1, state.attempt, failure, at))[0], at + 1)
-        state = begun(gang.step(state, gang.PortFound(29501, at + 100))[0], at + 101)
+        state = ended(gang.step(state, gang_events.Failed(1, state.attempt, failure, at))[0], at + 1)
+        state = begun(gang.step(state, gang_events.PortFound(29501, at + 100))[0], at + 101)
     assert set(places(state)) == {"host-0", "host-3", "host-2"}
-    assert gang.restarts(state) == 2
+    assert team.restarts(state) == 2
     assert isinstance(gang.order_of(state, 1), Wait)
 
 
 def test_without_a_spare_a_run_goes_on_with_fewer_hosts_down_to_the_least() -> None:
-    state = ended(gang.step(at_work(NODES, min_nodes=2), gang.Lost(1, 2000.0))[0], 2001.0)
-    state = begun(gang.step(state, gang.PortFound(29501, 2010.0))[0], 2011.0)
+    state = ended(gang.step(at_work(NODES, min_nodes=2), gang_events.Lost(1, 2000.0))[0], 2001.0)
+    state = begun(gang.step(state, gang_events.PortFound(29501, 2010.0))[0], 2011.0)
     assert places(state) == {"host-0": (0, 0, 4), "host-2": (1, 1, 4)}
-    state = ended(gang.step(state, gang.Lost(2, 3000.0))[0], 3001.0)
+    state = ended(gang.step(state, gang_events.Lost(2, 3000.0))[0], 3001.0)
     assert state.verdict and state.verdict["state"] == "lost"
 
 
 def test_a_spare_that_is_lost_during_the_back_off_is_not_counted_on() -> None:
-    state = ended(gang.step(at_work(SPARED[:4]), gang.Lost(1, 2000.0))[0], 2001.0)
-    assert state.phase == "restarting"
-    state = gang.step(state, gang.Lost(3, 2001.5))[0]
-    state = gang.step(state, gang.Tick(2002.0))[0]
+    state = ended(gang.step(at_work(SPARED[:4]), gang_events.Lost(1, 2000.0))[0], 2001.0)
+    assert state.phase is Phase.RESTARTING
+    state = gang.step(state, gang_events.Lost(3, 2001.5))[0]
+    state = gang.step(state, gang_events.Tick(2002.0))[0]
     assert state.verdict and state.verdict["state"] == "lost"
     assert_message("not-restarted-no-spare", state.verdict["no_restart_reason"])
 
@@ -469,48 +478,48 @@ def test_a_spare_that_is_lost_during_the_back_off_is_not_counted_on() -> None:
 def test_a_host_that_was_silent_before_its_peers_failed_is_the_first_failure() -> None:
     """Their connections to it were reset; its own silence shows only when the lease is over."""
     failure = {"host": "host-2", "node": 2, "rank": 3, "what": "rank 3: exit code 1", "exit_code": 1}
-    failed, _ = gang.step(at_work(SPARED), gang.Failed(2, 1, failure, 2000.0))
+    failed, _ = gang.step(at_work(SPARED), gang_events.Failed(2, 1, failure, 2000.0))
     for number in (0, 2):
-        failed, _ = gang.step(failed, gang.Exited(number, 1, False, 2001.0))
-    state, _ = gang.step(failed, gang.Lost(1, 2008.5, 1999.5))
-    assert state.phase == "restarting" and gang.restarts(state) == 0
+        failed, _ = gang.step(failed, gang_events.Exited(number, 1, False, 2001.0))
+    state, _ = gang.step(failed, gang_events.Lost(1, 2008.5, 1999.5))
+    assert state.phase is Phase.RESTARTING and team.restarts(state) == 0
     assert state.first_failure and (state.first_failure["host"], state.first_failure["lost"]) == ("host-1", True)
     # heard of since: then it was lost later, and for the failure the budget is spent
-    state, _ = gang.step(failed, gang.Lost(1, 2009.5, 2000.5))
+    state, _ = gang.step(failed, gang_events.Lost(1, 2009.5, 2000.5))
     assert state.verdict and state.verdict["first_failure"]["host"] == "host-2"
 
 
 def test_a_host_whose_guard_was_killed_takes_no_part_in_the_next_attempt() -> None:
     gone = {"host": "host-1", "node": 1, "rank": None, "what": "the guard was killed", "gone": True}
-    state = ended(gang.step(at_work(SPARED, max_restarts=1), gang.Failed(1, 1, gone, 2000.0))[0], 2001.0)
-    state = begun(gang.step(state, gang.PortFound(29501, 2100.0))[0], 2101.0)
-    assert set(places(state)) == {"host-0", "host-3", "host-2"} and gang.restarts(state) == 1
-    assert gang.step(state, gang.Failed(1, 1, gone, 2200.0)) == (state, ())  # told again
-    alone = ended(gang.step(at_work(NODES, max_restarts=1), gang.Failed(1, 1, gone, 2000.0))[0], 2001.0)
+    state = ended(gang.step(at_work(SPARED, max_restarts=1), gang_events.Failed(1, 1, gone, 2000.0))[0], 2001.0)
+    state = begun(gang.step(state, gang_events.PortFound(29501, 2100.0))[0], 2101.0)
+    assert set(places(state)) == {"host-0", "host-3", "host-2"} and team.restarts(state) == 1
+    assert gang.step(state, gang_events.Failed(1, 1, gone, 2200.0)) == (state, ())  # told again
+    alone = ended(gang.step(at_work(NODES, max_restarts=1), gang_events.Failed(1, 1, gone, 2000.0))[0], 2001.0)
     assert alone.verdict and alone.verdict["state"] == "failed"
     assert_message("not-restarted-host-lost", alone.verdict["no_restart_reason"])
 
 
 def test_a_spare_whose_guard_was_killed_is_not_counted_on() -> None:
     gone = {"host": "host-3", "node": 3, "rank": None, "what": "the guard was killed", "gone": True}
-    state, actions = gang.step(at_work(SPARED), gang.Failed(3, 0, gone, 2000.0))
-    assert (state.phase, actions) == ("running", ())
-    state = ended(gang.step(state, gang.Lost(1, 2100.0))[0], 2101.0)
-    state = gang.step(state, gang.PortFound(29501, 2110.0))[0]
+    state, actions = gang.step(at_work(SPARED), gang_events.Failed(3, 0, gone, 2000.0))
+    assert (state.phase, actions) == (Phase.RUNNING, ())
+    state = ended(gang.step(state, gang_events.Lost(1, 2100.0))[0], 2101.0)
+    state = gang.step(state, gang_events.PortFound(29501, 2110.0))[0]
     assert set(places(state)) == {"host-0", "host-4", "host-2"}
 
 
 def test_a_stall_names_the_stopped_rank_and_asks_for_stacks() -> None:
-    state, actions = gang.step(at_work(NODES, max_restarts=1), gang.Stalled(1, 61.5, {"2": [4]}, 2000.0))
+    state, actions = gang.step(at_work(NODES, max_restarts=1), gang_events.Stalled(1, 61.5, {"2": [4]}, 2000.0))
     assert state.first_failure and (state.first_failure["host"], state.first_failure["rank"]) == ("host-2", 4)
     orders = [action.order for action in actions]
     assert len(orders) == 3 and all(isinstance(order, Stop) and order.stacks for order in orders)
-    assert ended(state, 2001.0).phase == "restarting"
+    assert ended(state, 2001.0).phase is Phase.RESTARTING
 
 
 def test_a_stop_request_does_not_wait_for_the_stacks_of_a_stalled_attempt() -> None:
-    stalled, _ = gang.step(at_work(NODES, max_restarts=1), gang.Stalled(1, 61.5, {}, 2000.0))
-    state, actions = gang.step(stalled, gang.StopRequested("ann", 30.0, 2001.0))
+    stalled, _ = gang.step(at_work(NODES, max_restarts=1), gang_events.Stalled(1, 61.5, {}, 2000.0))
+    state, actions = gang.step(stalled, gang_events.StopRequested("ann", 30.0, 2001.0))
     orders = [action.order for action in actions]
     assert len(orders) == 3 and all(isinstance(order, Stop) and not order.stacks for order in orders)
     verdict = ended(state, 2002.0).verdict
@@ -519,9 +528,9 @@ def test_a_stop_request_does_not_wait_for_the_stacks_of_a_stalled_attempt() -> N
 
 def test_a_stall_of_an_earlier_attempt_or_of_a_run_that_is_stopping_is_no_news() -> None:
     state = at_work(NODES, max_restarts=1)
-    assert gang.step(state, gang.Stalled(0, 61.5, {}, 2000.0)) == (state, ())
-    stopping = gang.step(state, gang.StopRequested("ann", 30.0, 2000.0))[0]
-    assert gang.step(stopping, gang.Stalled(1, 61.5, {}, 2001.0)) == (stopping, ())
+    assert gang.step(state, gang_events.Stalled(0, 61.5, {}, 2000.0)) == (state, ())
+    stopping = gang.step(state, gang_events.StopRequested("ann", 30.0, 2000.0))[0]
+    assert gang.step(stopping, gang_events.Stalled(1, 61.5, {}, 2001.0)) == (stopping, ())
 
 
 @st.composite
@@ -544,24 +553,24 @@ def test_every_attempt_has_a_whole_team_and_no_run_outlives_its_hosts(
         match kind:
             case "Lost":
                 lost.add(number)
-                state, _ = gang.step(state, gang.Lost(number, at))
+                state, _ = gang.step(state, gang_events.Lost(number, at))
             case "Failed":
                 failure = {"host": f"host-{number}", "node": number, "what": "failed", "rank": None}
-                state, _ = gang.step(state, gang.Failed(number, state.attempt, failure, at))
+                state, _ = gang.step(state, gang_events.Failed(number, state.attempt, failure, at))
             case "ended well" | "ended badly":
-                state, _ = gang.step(state, gang.Exited(number, state.attempt, kind == "ended well", at))
+                state, _ = gang.step(state, gang_events.Exited(number, state.attempt, kind == "ended well", at))
             case "restart":
-                state, _ = gang.step(state, gang.PortFound(29501, at))
+                state, _ = gang.step(state, gang_events.PortFound(29501, at))
             case "Stalled":
-                state, _ = gang.step(state, gang.Stalled(state.attempt, 60.0, {}, at))
+                state, _ = gang.step(state, gang_events.Stalled(state.attempt, 60.0, {}, at))
             case _:
-                state, _ = gang.step(state, gang.Tick(at))
-        if state.phase == "stopping" and answers:
+                state, _ = gang.step(state, gang_events.Tick(at))
+        if state.phase is Phase.STOPPING and answers:
             state = ended(state, at)
         assert state.team[0] == 0 and len(set(state.team)) == len(state.team) >= min_nodes
         if state.attempt > before.attempt:
             assert not lost & set(state.team)
-            assert gang.restarts(state) <= max_restarts
+            assert team.restarts(state) <= max_restarts
             assert sum(state.nodes[one].nproc for one in state.team) == state.world_size
         elif before.first_failure is not None:
             assert state.first_failure == before.first_failure
@@ -569,5 +578,5 @@ def test_every_attempt_has_a_whole_team_and_no_run_outlives_its_hosts(
             assert state.verdict == before.verdict
     for _ in range(40):  # whatever was: asked to stop, it ends
         at += 5.0
-        state, _ = gang.step(state, gang.StopRequested("ann", 0.0, at))
+        state, _ = gang.step(state, gang_events.StopRequested("ann", 0.0, at))
     assert state.verdict is not None

@@ -3,7 +3,7 @@
 import time
 from typing import Any, Dict, List, Optional
 
-from . import gang, messages, notify
+from . import gang_events, messages, notify
 from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed, dial
 from .peers import TICK, ClusterLink, RecorderApi
 
@@ -59,7 +59,7 @@ class WorkerLink(ClusterLink):
                 self._joined = True
                 self._recorder.command({"do": "prepared", "ready": {}})
         for order in orders:
-            if isinstance(order, gang.Run):
+            if isinstance(order, gang_events.Run):
                 self._node_rank = order.node_rank
             self._recorder.obey(order)
 

@@ -18,7 +18,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..host import network, processes, state
-from . import gang, launch, messages
+from . import gang_events, gang_state, launch, messages
 from .child import RecorderChild
 from .tree import Tree, make_fifos
 
@@ -198,7 +198,7 @@ class Guard:
 
     def _obey(self, message: Dict[str, Any]) -> None:
         if message["do"] == "run":
-            self._run_attempt(gang.Run(**message["order"]))
+            self._run_attempt(gang_events.Run(**message["order"]))
         elif message["do"] == "stop":
             if self._tree is None or self._tree.attempt < message["attempt"]:  # never begun here: it is over at once
                 self._tree, self._tree_told = self._new_tree(message["attempt"]), False
@@ -212,7 +212,7 @@ class Guard:
         elif message["do"] == "end":
             self._end = message["verdict"]
             if self._tree is not None and self._tree.outcome is None:
-                self._tree.stop(gang.FAILURE_GRACE, "the run is over")
+                self._tree.stop(gang_state.FAILURE_GRACE, "the run is over")
         elif message["do"] == "drained":
             self._close_fifos(message["attempt"])
         elif message["do"] == "prepared":
@@ -222,7 +222,7 @@ class Guard:
 
     # an attempt
 
-    def _run_attempt(self, order: gang.Run) -> None:
+    def _run_attempt(self, order: gang_events.Run) -> None:
         if (
             self._end is not None
             or self._stop is not None
@@ -291,7 +291,7 @@ class Guard:
             tree.stop(grace, why)
 
     def _stop_after_stacks(self) -> None:
-        _, grace, why = self._after_stacks or (0.0, gang.FAILURE_GRACE, "")
+        _, grace, why = self._after_stacks or (0.0, gang_state.FAILURE_GRACE, "")
         self._stacks, self._after_stacks = -1, None
         if self._tree is not None and self._tree.outcome is None:
             self._tree.stop(grace, why)

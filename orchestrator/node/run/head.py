@@ -8,7 +8,8 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ..host import network, state
-from . import gang, messages, notify
+from . import gang, gang_events, messages, notify, team
+from .gang_state import NodePhase, Phase, State
 from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed
 from .peers import TICK, ClusterLink, RecorderApi
 
@@ -43,7 +44,7 @@ class HeadLink(ClusterLink):
         for line in known.split(b"\n"):
             try:
                 entry = json.loads(line)
-                event: gang.Event = getattr(gang, entry["event"])(**entry["fields"])
+                event = gang_events.EVENTS[entry["event"]](**entry["fields"])
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # a torn last line: that event will come again with the nodes' statuses
             self._state, _ = gang.step(self._state, event)
@@ -51,7 +52,7 @@ class HeadLink(ClusterLink):
         self._heard = {
             number: now
             for number, node in enumerate(self._state.nodes)
-            if number and node.phase not in ("absent", "left")
+            if number and node.phase not in gang.UNREACHABLE
         }
         return log
 
@@ -103,7 +104,7 @@ class HeadLink(ClusterLink):
             if old is not None:
                 old.close()
             self._nodes[number] = link
-            self._step(gang.Joined(number, self._now()))
+            self._step(gang_events.Joined(number, self._now()))
         if link.ready and link.node is not None:
             self._heard[link.node] = link.heard_at
             try:
@@ -119,19 +120,19 @@ class HeadLink(ClusterLink):
         self._guests.pop(link.fileno(), None)
         if link.node is not None and self._nodes.get(link.node) is link:
             del self._nodes[link.node]
-            self._step(gang.Left(link.node, self._now()))
+            self._step(gang_events.Disconnected(link.node, self._now()))
         link.close()
 
     def on_status(self, status: Dict[str, Any]) -> None:
         now = self._now()
-        if self._state.nodes[0].phase == "absent" or not self._answered:
+        if self._state.nodes[0].phase is NodePhase.ABSENT or not self._answered:
             self._answered = True
-            self._step(gang.Joined(0, now))
+            self._step(gang_events.Joined(0, now))
             self._recorder.command({"do": "prepared", "ready": {}})
         if status["start"] is not None:
             self._listeners = network.keep_only(self._listeners, status["start"]["link_addresses"])
-        if status["start"] is not None and self._state.phase == "waiting":
-            self._step(gang.StartRequested(status["start"]["master_addr"], status["start"]["master_port"], now))
+        if status["start"] is not None and self._state.phase is Phase.WAITING:
+            self._step(gang_events.StartRequested(status["start"]["master_addr"], status["start"]["master_port"], now))
         self._told(0, messages.status(status))
 
     def _told(self, number: int, status: Dict[str, Any]) -> None:
@@ -139,15 +140,15 @@ class HeadLink(ClusterLink):
         now = self._now()
         host = self._state.nodes[number].host
         if status["stop"] is not None:
-            self._step(gang.StopRequested(status["stop"]["by"], status["stop"]["grace"], now))
+            self._step(gang_events.StopRequested(status["stop"]["by"], status["stop"]["grace"], now))
         if status["phase"] == "running":
-            self._step(gang.Started(number, status["attempt"], now))
+            self._step(gang_events.Started(number, status["attempt"], now))
         for failure in status["failures"]:
             if failure["rank"] not in self._ranks(number):  # a node reports its own ranks only
                 failure["rank"] = None
-            self._step(gang.Failed(number, failure["attempt"], dict(failure, host=host, node=number), now))
+            self._step(gang_events.Failed(number, failure["attempt"], dict(failure, host=host, node=number), now))
         if status["phase"] == "exited":
-            self._step(gang.Exited(number, status["attempt"], bool(status["outcome"]["ok"]), now))
+            self._step(gang_events.Exited(number, status["attempt"], bool(status["outcome"]["ok"]), now))
 
     def _ranks(self, number: int) -> range:
         """A node's ranks in this attempt."""
@@ -172,11 +173,11 @@ class HeadLink(ClusterLink):
             if self._silent(number) > LEASE and number in self._nodes:
                 self._exchange(self._nodes[number])  # it may be we who are late: what has come is heard first
             silent = self._silent(number)
-            if silent > LEASE and self._state.nodes[number].phase not in ("absent", "lost", "left"):
-                self._step(gang.Lost(number, self._now(), self._now() - silent))
-        if gang.restart_is_due(self._state, self._now()):
+            if silent > LEASE and self._state.nodes[number].phase not in gang.GONE:
+                self._step(gang_events.Lost(number, self._now(), self._now() - silent))
+        if team.restart_is_due(self._state, self._now()):
             self._find_port()
-        self._step(gang.Tick(self._now()))
+        self._step(gang_events.Tick(self._now()))
 
     def _silent(self, number: int) -> float:
         return time.monotonic() - self._heard[number]
@@ -193,7 +194,7 @@ class HeadLink(ClusterLink):
             for number, one in silence.items()
         }
         if limit is not None and quiet > limit:
-            self._step(gang.Stalled(self._state.attempt, quiet, frozen, self._now()))
+            self._step(gang_events.Stalled(self._state.attempt, quiet, frozen, self._now()))
         elif quiet < STALL_WARNING:
             self._warned_of_silence = False
         elif limit is None and not self._warned_of_silence:
@@ -213,7 +214,7 @@ class HeadLink(ClusterLink):
             port = network.free_for_torch(tries)[0]
         except OSError:
             return  # all are taken at the moment; the next tick tries again
-        self._step(gang.PortFound(port, self._now()))
+        self._step(gang_events.PortFound(port, self._now()))
 
     def _send(self, link: Link, message: Dict[str, Any]) -> None:
         try:
@@ -221,11 +222,11 @@ class HeadLink(ClusterLink):
         except LinkClosed:
             self._drop(link)
 
-    def _step(self, event: gang.Event) -> None:
+    def _step(self, event: gang_events.Event) -> None:
         before = self._state
         self._state, actions = gang.step(before, event)
         if self._state != before:
-            entry = json.dumps({"event": type(event).__name__, "fields": event._asdict()}) + "\n"
+            entry = json.dumps({"event": gang_events.event_name(event), "fields": event._asdict()}) + "\n"
             try:
                 os.write(self._log, entry.encode("ascii"))
             except OSError:
@@ -246,7 +247,7 @@ class HeadLink(ClusterLink):
         except OSError:
             pass  # a full disk; nothing depends on it
 
-    def _narrate(self, before: gang.State) -> None:
+    def _narrate(self, before: State) -> None:
         after = self._state
         if after.attempt != before.attempt:
             self._silence.clear()
@@ -262,7 +263,7 @@ class HeadLink(ClusterLink):
         elif after.first_failure is not None and after.first_failure != before.first_failure:
             what = "%s: %s" % (after.first_failure["host"], after.first_failure["what"])
             self._recorder.say("first failure, seen late: %s; it went silent before the other failed" % what)
-        if after.phase == "restarting" and before.phase != "restarting":
+        if after.phase is Phase.RESTARTING and before.phase is not Phase.RESTARTING:
             self._recorder.say(_what_follows(after))
             self._notify("restarting", after.first_failure)
         elif after.stopped_by is not None and before.stopped_by is None:
@@ -280,16 +281,16 @@ class HeadLink(ClusterLink):
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
 
 
-def _what_follows(after: gang.State) -> str:
+def _what_follows(after: State) -> str:
     """In words: who goes on, and what it costs."""
     hosts = [node.host for node in after.nodes]
-    team = gang.next_team(after) or ()
-    gone = [hosts[number] for number in after.team if number not in team]
-    new = [hosts[number] for number in team if number not in after.team]
+    next_team = team.next_team(after) or ()
+    gone = [hosts[number] for number in after.team if number not in next_team]
+    new = [hosts[number] for number in next_team if number not in after.team]
     lost = (after.first_failure or {}).get("lost")
-    budget = "a restart" if lost else "restart %d of %d" % (gang.restarts(after) + 1, after.max_restarts)
+    budget = "a restart" if lost else "restart %d of %d" % (team.restarts(after) + 1, after.max_restarts)
     if not gone:
         return "%s follows" % budget
     if new:
         return "%s follows, with %s in place of %s" % (budget, ", ".join(new), ", ".join(gone))
-    return "%s follows, on %d hosts, without %s" % (budget, len(team), ", ".join(gone))
+    return "%s follows, on %d hosts, without %s" % (budget, len(next_team), ", ".join(gone))

@@ -10,7 +10,7 @@ import re
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ..host import network, processes
-from . import gang
+from . import gang_events
 
 # No question to a name server; /etc/hosts is read. torchrun is given addresses only, and yet looks up its own name and
 # those of all who connect, one after the other: with a server that does not answer, a second for each.
@@ -34,7 +34,7 @@ class Job(NamedTuple):
     description: Dict[str, Any]  # as job.become wants it
 
 
-def places(spec: Dict[str, Any], order: gang.Run, paths: Paths) -> Dict[str, str]:
+def places(spec: Dict[str, Any], order: gang_events.Run, paths: Paths) -> Dict[str, str]:
     """The values for the templates' places."""
     alone = order.nnodes == 1
     local_addr = "127.0.0.1" if alone else spec.get("cluster_address") or network.source_address(order.master_addr)
@@ -62,7 +62,7 @@ def places(spec: Dict[str, Any], order: gang.Run, paths: Paths) -> Dict[str, str
 
 
 def jobs(
-    spec: Dict[str, Any], secrets: Dict[str, str], order: gang.Run, paths: Paths, program: List[str]
+    spec: Dict[str, Any], secrets: Dict[str, str], order: gang_events.Run, paths: Paths, program: List[str]
 ) -> Tuple[List[Job], Dict[str, Any]]:
     """The jobs of an attempt, and what rank-exec shall read from its file (no secret in it: it is inherited)."""
     fill = places(spec, order, paths)
@@ -119,7 +119,7 @@ def _fill_in(text: str, output: str) -> str:
 
 
 def _direct(
-    spec: Dict[str, Any], order: gang.Run, rank: Dict[str, Any], environment: Dict[str, str], local_rank: int
+    spec: Dict[str, Any], order: gang_events.Run, rank: Dict[str, Any], environment: Dict[str, str], local_rank: int
 ) -> Job:
     """A rank with the environment that torchrun's static mode gives.
 

@@ -6,14 +6,13 @@ Malformed.
 
 from typing import Any, Callable, Dict, List, Optional
 
-from . import gang
+from . import gang_events
 
 TEXT = 300  # characters: such texts end up in our lines of the log, in records and notifications
 FAILURES = 64  # of one attempt; the first is what counts
 FROZEN = 1024  # ranks
 LARGEST = 1 << 53  # of a number: what JSON carries exactly
 PHASES = ("prepared", "running", "exited")
-ORDERS: Dict[str, Callable[..., gang.Order]] = {one.__name__: one for one in (gang.Run, gang.Stop, gang.Wait, gang.End)}
 
 
 class Malformed(Exception):
@@ -50,11 +49,11 @@ def silence(message: Any) -> Dict[str, Any]:
     }
 
 
-def order(message: Any) -> gang.Order:
+def order(message: Any) -> gang_events.Order:
     """The head's order to a node."""
     try:
         kind, fields = message
-        return ORDERS[kind](**fields)
+        return gang_events.ORDERS[kind](**fields)
     except (ValueError, KeyError, TypeError) as error:
         raise Malformed("order") from error
 

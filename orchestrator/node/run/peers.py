@@ -6,7 +6,7 @@ Each knows the recorder by `RecorderApi` alone; daemon.py puts them together.
 import socket
 from typing import Any, Dict, List, Protocol
 
-from . import gang
+from . import gang_events
 from .link import Link
 
 TICK = 0.5  # s
@@ -33,7 +33,7 @@ class RecorderApi(Protocol):
     def command(self, message: Dict[str, Any]) -> None:
         """Send a message to the guard."""
 
-    def obey(self, order: gang.Order) -> None:
+    def obey(self, order: gang_events.Order) -> None:
         """Pass an order of the gang to the guard."""
 
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ..host import processes, state
 from ..host.sweep import sweep
-from . import gang, journal, messages
+from . import gang_events, journal, messages
 from .link import LEASE
 from .peers import ClusterLink, RecorderApi
 
@@ -236,13 +236,13 @@ class Recorder:
         except (BrokenPipeError, ConnectionResetError):  # anything else, such as a message too long, is a bug of ours
             self._orphaned()
 
-    def obey(self, order: gang.Order) -> None:
+    def obey(self, order: gang_events.Order) -> None:
         """Bring an order of the gang to our guard."""
-        if isinstance(order, gang.Run):
+        if isinstance(order, gang_events.Run):
             self.command({"do": "run", "order": order._asdict()})
-        elif isinstance(order, gang.Stop):
+        elif isinstance(order, gang_events.Stop):
             self.command(dict(order._asdict(), do="stop"))
-        elif isinstance(order, gang.Wait):
+        elif isinstance(order, gang_events.Wait):
             self.command({"do": "wait", "team": order.team})
         else:
             self.command({"do": "end", "verdict": order.verdict})

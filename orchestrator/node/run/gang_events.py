@@ -1,0 +1,155 @@
+"""What the gang is told and what it decides, as values: events, and the orders that follow from them. Pure.
+
+An event's `at` is in seconds since 1970 by a clock that is never set back (head.py).
+"""
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+
+# --- events: what happened
+
+
+class Joined(NamedTuple):
+    """A node's recorder has a link to the head's."""
+
+    node: int
+    at: float
+
+
+class StartRequested(NamedTuple):
+    """The commit point: from here on the run does not need its controller."""
+
+    master_addr: str
+    master_port: int
+    at: float
+
+
+class Started(NamedTuple):
+    node: int
+    attempt: int
+    at: float
+
+
+class Failed(NamedTuple):
+    """A process of the attempt ended badly by itself; its node still runs."""
+
+    node: int
+    attempt: int
+    failure: Dict[str, Any]
+    at: float
+
+
+class Exited(NamedTuple):
+    """A node has no process of the attempt any more."""
+
+    node: int
+    attempt: int
+    ok: bool
+    at: float
+
+
+class Lost(NamedTuple):
+    """Nothing was heard of a node for a whole lease, since `heard_at`."""
+
+    node: int
+    at: float
+    heard_at: Optional[float] = None
+
+
+class Disconnected(NamedTuple):
+    """A node's link was closed (by its end, or by an accident that Lost will tell)."""
+
+    node: int
+    at: float
+
+
+class StopRequested(NamedTuple):
+    by: str
+    grace: float
+    at: float
+
+
+class PortFound(NamedTuple):
+    """The head has a free port for the next attempt: an old one may still be in the kernel's hands."""
+
+    port: int
+    at: float
+
+
+class Stalled(NamedTuple):
+    """No rank has printed anything for `quiet` seconds. `frozen`: ranks that the kernel says are stopped, by node."""
+
+    attempt: int
+    quiet: float
+    frozen: Dict[str, List[int]]
+    at: float
+
+
+class Tick(NamedTuple):
+    at: float
+
+
+Event = Union[
+    Joined, StartRequested, Started, Failed, Exited, Lost, Disconnected, StopRequested, PortFound, Stalled, Tick
+]
+
+# The names that gang.jsonl has for them: runs of other versions are read too.
+EVENTS: Dict[str, Callable[..., Event]] = {
+    "Joined": Joined,
+    "StartRequested": StartRequested,
+    "Started": Started,
+    "Failed": Failed,
+    "Exited": Exited,
+    "Lost": Lost,
+    "Left": Disconnected,
+    "StopRequested": StopRequested,
+    "PortFound": PortFound,
+    "Stalled": Stalled,
+    "Tick": Tick,
+}
+_NAMES = {kind: name for name, kind in EVENTS.items()}
+
+
+def event_name(event: Event) -> str:
+    return _NAMES[type(event)]
+
+
+# --- orders: what a node shall do
+
+
+class Run(NamedTuple):
+    attempt: int
+    node_rank: int
+    nnodes: int
+    first_rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+
+
+class Stop(NamedTuple):
+    attempt: int
+    grace: float
+    why: str
+    stacks: bool  # of all ranks into the journal, before they are ended
+
+
+class Wait(NamedTuple):
+    """A spare: be there. `team`: the hosts that do the work."""
+
+    team: Tuple[str, ...]
+
+
+class End(NamedTuple):
+    verdict: Dict[str, Any]
+
+
+Order = Union[Run, Stop, Wait, End]
+
+
+class Action(NamedTuple):
+    node: int
+    order: Order
+
+
+# The names that orders have on the link.
+ORDERS: Dict[str, Callable[..., Order]] = {"Run": Run, "Stop": Stop, "Wait": Wait, "End": End}

@@ -1,0 +1,68 @@
+"""The state of a gang: its nodes, the phases of nodes and run, the current attempt. Pure data."""
+
+import enum
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+# s between TERM and KILL after a failure: a rank blocked in a collective runs no Python signal handler
+FAILURE_GRACE = 1.0
+
+
+class Phase(enum.Enum):
+    """Of a run. The diagram in gang.py shows what leads from one to the next."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    RESTARTING = "restarting"
+    OVER = "over"
+
+
+class NodePhase(enum.Enum):
+    """Of a node in the current attempt."""
+
+    ABSENT = "absent"  # its recorder has no link to the head's yet
+    JOINED = "joined"
+    RUNNING = "running"
+    EXITED = "exited"  # no process of the attempt is left
+    LOST = "lost"  # silent for a lease: no further attempt counts on it
+    DISCONNECTED = "left"  # its link was closed after the run had ended
+
+
+class Node(NamedTuple):
+    host: str
+    nproc: int
+    node_rank: Optional[int]  # in the team; None: a spare
+    first_rank: int = 0
+    phase: NodePhase = NodePhase.ABSENT
+    ordered_at: float = 0.0
+    away: bool = False  # silent for a lease since its part of the attempt was done
+
+
+class State(NamedTuple):
+    nodes: Tuple[Node, ...]
+    max_restarts: int = 0
+    min_nodes: int = 1
+    team: Tuple[int, ...] = ()
+    world_size: int = 0
+    phase: Phase = Phase.WAITING
+    attempt: int = 0
+    started_at: float = 0.0  # when the attempt was ordered
+    master_addr: str = ""
+    master_port: int = 0
+    first_failure: Optional[Dict[str, Any]] = None  # of this attempt
+    failures: Tuple[Dict[str, Any], ...] = ()  # the first of each attempt before
+    stop_grace: float = FAILURE_GRACE
+    stopped_by: Optional[str] = None
+    since: float = 0.0  # when the phase began
+    verdict: Optional[Dict[str, Any]] = None
+
+    @property
+    def members(self) -> Tuple[Node, ...]:
+        """The nodes of the team."""
+        return tuple(self.nodes[number] for number in self.team)
+
+
+def change_node(state: State, number: int, **changes: Any) -> State:
+    nodes = list(state.nodes)
+    nodes[number] = nodes[number]._replace(**changes)
+    return state._replace(nodes=tuple(nodes))

@@ -1,0 +1,90 @@
+"""Which nodes do the next attempt, with which ranks, and whether there is a next attempt at all. Pure."""
+
+import re
+from typing import Any, Dict, List, Optional, Tuple
+
+from .gang_state import NodePhase, Phase, State
+
+BACKOFF, BACKOFF_MOST = 1.0, 30.0  # s before the first restart, doubled for each further one, and the most
+AT_START = 30.0  # s: a failure within these after the start of its attempt is one at start-up
+FAILS_ALIKE = 3  # first failures in a row at start-up, all the same, after which the run is not started again
+# What networks and file systems do at one start and not at the next: Python's OSError and its kin, torch's and NCCL's
+TRANSIENT = re.compile(
+    r"\[Errno -?\d+\]|\b(?:OS|IO|EOF|URL|HTTP|SSL|File\w+|\w*Connect\w*|\w*Timeout|Permission|BrokenPipe)Error\b"
+    r"|\b\w*Timeout\b|\bgaierror\b|\bDist(?:Network|Store|Backend)Error\b|\bnccl(?:System|Remote)Error\b"
+    r"|\bConnection (?:closed|reset|refused|timed out)\b|\b[Tt]imed out\b|\bEADDRINUSE\b|\b[Aa]ddress already in use\b"
+    r"|\b(?:Input/output error|Stale file handle|No route to host|Broken pipe)\b"
+)
+FAILS_TOO_OFTEN = 2  # first failures of a run after which a host gives its place to a spare, if there is one
+
+
+def place(state: State, team: Tuple[int, ...]) -> State:
+    """Give the team its ranks."""
+    nodes = [node._replace(node_rank=None, first_rank=0) for node in state.nodes]
+    first_rank = 0
+    for node_rank, number in enumerate(team):
+        nodes[number] = nodes[number]._replace(node_rank=node_rank, first_rank=first_rank)
+        first_rank += nodes[number].nproc
+    return state._replace(nodes=tuple(nodes), team=team, world_size=first_rank)
+
+
+def restart_is_due(state: State, at: float) -> bool:
+    """Whether the back-off is over, and the head shall look for a port."""
+    backoff = min(BACKOFF_MOST, BACKOFF * 2 ** (state.attempt - 1))
+    return state.phase is Phase.RESTARTING and at - state.since >= backoff
+
+
+def will_try_again(state: State) -> bool:
+    return state.first_failure is not None and state.stopped_by is None and why_not_again(state) is None
+
+
+def why_not_again(state: State) -> Optional[str]:
+    """Why a failed attempt is not tried again; None when it is."""
+    failure = state.first_failure or {}
+    if not failure.get("lost"):
+        if restarts(state) >= state.max_restarts:
+            spent = "all %d restarts are spent" % state.max_restarts
+            return spent if state.max_restarts else "max_restarts is 0"
+        alike = [_same_at_start(one) for one in (*state.failures, failure)[-FAILS_ALIKE:]]
+        if len(alike) == FAILS_ALIKE and alike[0] is not None and len(set(alike)) == 1:
+            return "it failed three times in a row in the same way at its start"
+    if next_team(state) is None:
+        return "a host was lost, and no spare is left" if len(state.nodes) > len(state.team) else "a host was lost"
+    return None
+
+
+def restarts(state: State) -> int:
+    """How many of the budget are spent: all but those after a lost host."""
+    return sum(1 for failure in state.failures if not failure.get("lost"))
+
+
+def next_team(state: State) -> Optional[Tuple[int, ...]]:
+    """Who does the next attempt, in the order of node ranks; None when too few are left.
+
+    A node that is lost, or whose host failed too often, gives its place to the first spare; so the ranks of the others
+    stay. There is none without the head.
+    """
+    failed = [failure.get("node") for failure in (*state.failures, state.first_failure or {})]
+    unreliable = {number for number in failed if number and failed.count(number) >= FAILS_TOO_OFTEN}
+    spares = [
+        number
+        for number, node in enumerate(state.nodes)
+        if node.node_rank is None and node.phase is NodePhase.JOINED and number not in unreliable
+    ]
+    team: List[int] = []
+    for number in state.team:
+        lost = state.nodes[number].phase is NodePhase.LOST or state.nodes[number].away
+        if spares and (lost or number in unreliable):
+            team.append(spares.pop(0))
+        elif not lost:
+            team.append(number)
+    return tuple(team) if len(team) >= state.min_nodes and team[0] == 0 else None
+
+
+def _same_at_start(failure: Dict[str, Any]) -> Optional[Tuple[Any, ...]]:
+    """What two failures have in common that a further start would only repeat: an import that fails, a bad argument."""
+    if not failure.get("at_start") or failure.get("exit_code") is None:
+        return None  # a signal comes from outside the script
+    if TRANSIENT.search(failure.get("said") or ""):
+        return None
+    return failure["exit_code"], failure.get("said")
