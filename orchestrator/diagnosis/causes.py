@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypedDict, cast
 
 import yaml
 
@@ -26,7 +26,7 @@ class Signature:
     unless: re.Pattern[str] | None = None  # must not be in the line
     spread: Literal["some"] | None = None  # on some hosts, while others got further
     hint: bool = False  # a warning: explains a failure, proves none
-    explains: tuple[str, ...] = ()  # of a hint: codes that it stands behind where they would be first
+    explains: tuple[str, ...] = ()  # of a hint: the codes that it is the cause of, should they come first
     confidence: Literal["high", "medium"] = "high"
     late: bool = False  # only after steps of training
     within: re.Pattern[str] | None = None  # of an exception: must be among the last places of its traceback
@@ -48,54 +48,93 @@ class Knowledge:
     causes: Mapping[str, Cause]
     consequences: re.Pattern[str]
     peers: re.Pattern[str]
-    """Places of the code where an error only says that another process has gone."""
+    """Places in the code where an error only shows that another process has gone."""
     noise: re.Pattern[str]
 
 
+class _SignatureItem(TypedDict, total=False):
+    level: int
+    exit: Sequence[int]
+    line: str
+    exception: str
+    differs: str
+    same: str
+    last: str
+    needs: str
+    unless: str
+    spread: Literal["some"]
+    hint: bool
+    explains: Sequence[str]
+    confidence: Literal["high", "medium"]
+    late: bool
+    within: str
+    outside: str
+
+
+class _CauseFile(TypedDict, total=False):
+    """One of knowledge/CODE.yaml; a test reads all of them."""
+
+    code: str
+    meaning: str
+    fix: str
+    signatures: Sequence[_SignatureItem]
+
+
+class _PatternFile(TypedDict, total=False):
+    """consequences.yaml or noise.yaml."""
+
+    signatures: Sequence[str]
+    within: Sequence[str]
+
+
 @cache
-def load() -> Knowledge:
+def load_knowledge() -> Knowledge:
     folder = Path(__file__).parent / "knowledge"
     causes = {}
     for path in sorted(folder.glob("*.yaml")):
         if path.stem not in ("consequences", "noise"):
-            cause = _cause(_yaml(path))
+            cause = _parse_cause(cast(_CauseFile, _load_yaml(path)))
             causes[cause.code] = cause
-    consequences = folder / "consequences.yaml"
-    return Knowledge(causes, _any(consequences), _any(consequences, "within"), _any(folder / "noise.yaml"))
+    consequences = cast(_PatternFile, _load_yaml(folder / "consequences.yaml"))
+    noise = cast(_PatternFile, _load_yaml(folder / "noise.yaml"))
+    return Knowledge(
+        causes, _any_of(consequences["signatures"]), _any_of(consequences["within"]), _any_of(noise["signatures"])
+    )
 
 
-def _yaml(path: Path) -> dict[str, Any]:
+def _load_yaml(path: Path) -> object:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    read: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), loader)  # noqa: S506  both are safe ones
-    return read
+    return yaml.load(path.read_text(encoding="utf-8"), loader)  # noqa: S506  both are safe ones
 
 
-def _any(path: Path, key: str = "signatures") -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{pattern})" for pattern in _yaml(path)[key]))
+def _any_of(patterns: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
 
 
-def _cause(read: dict[str, Any]) -> Cause:
-    exits: dict[int, int] = {}
-    signatures = []
-    for item in read.get("signatures", ()):
-        if "exit" in item:
-            exits |= dict.fromkeys(item["exit"], item["level"])
-            continue
-        where = next(where for where in WHERES if where in item)
-        signatures.append(
-            Signature(
-                item["level"],
-                where,
-                re.compile(item[where]),
-                needs=re.compile(item["needs"]) if "needs" in item else None,
-                unless=re.compile(item["unless"]) if "unless" in item else None,
-                spread=item.get("spread"),
-                hint=item.get("hint", False),
-                explains=tuple(item.get("explains", ())),
-                confidence=item.get("confidence", "high"),
-                late=item.get("late", False),
-                within=re.compile(item["within"]) if "within" in item else None,
-                outside=re.compile(item["outside"]) if "outside" in item else None,
-            )
-        )
-    return Cause(read["code"], read["meaning"], read["fix"], tuple(signatures), exits)
+def _parse_cause(content: _CauseFile) -> Cause:
+    items = content.get("signatures", ())
+    exits = {number: item["level"] for item in items for number in item.get("exit", ())}
+    signatures = tuple(_parse_signature(item) for item in items if "exit" not in item)
+    return Cause(content["code"], content["meaning"], content["fix"], signatures, exits)
+
+
+def _parse_signature(item: _SignatureItem) -> Signature:
+    where, pattern = next((where, item[where]) for where in WHERES if where in item)
+    return Signature(
+        item["level"],
+        where,
+        re.compile(pattern),
+        needs=_compile(item.get("needs")),
+        unless=_compile(item.get("unless")),
+        spread=item.get("spread"),
+        hint=item.get("hint", False),
+        explains=tuple(item.get("explains", ())),
+        confidence=item.get("confidence", "high"),
+        late=item.get("late", False),
+        within=_compile(item.get("within")),
+        outside=_compile(item.get("outside")),
+    )
+
+
+def _compile(pattern: str | None) -> re.Pattern[str] | None:
+    return None if pattern is None else re.compile(pattern)

@@ -1,57 +1,106 @@
-"""Flight-recorder dumps of all ranks -> which ranks never joined a collective, or called another one. Pure."""
+"""Flight-recorder dumps of all ranks -> which rank never joined a collective, or called another one. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+EVIDENCE_RANKS = 4
+MAX_NAMED = 8  # ranks
 
 
 @dataclass(frozen=True)
-class Judged:
+class Collective:
+    """One that a rank waits in."""
+
+    seq: int
+    operation: str
+    sizes: str
+    types: str
+    state: str
+    frames: tuple[str, ...]
+
+    @property
+    def call(self) -> tuple[str, str, str]:
+        """What must be equal on all ranks."""
+        return self.operation, self.sizes, self.types
+
+
+@dataclass(frozen=True)
+class Group:
+    """What a rank had enqueued in a process group."""
+
+    name: str
+    enqueued: int
+    waits: Collective | None
+
+
+@dataclass(frozen=True)
+class Dump:
+    """A summary of what torch recorded of one rank (node/flight.py)."""
+
+    rank: int | None
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True)
+class HangCause:
+    """Why ranks wait, by evidence other than their output."""
+
     code: str
     rank: int | None
     why: str
     evidence: tuple[str, ...]
 
 
-def judge(dumps: Sequence[Mapping[str, Any]]) -> Judged | None:
-    """`dumps`: summaries as node/flight.py makes them. The first group with a rank that stands out."""
-    ranks = {one["rank"]: {group["group"]: group for group in one["groups"]} for one in dumps}
-    names = dict.fromkeys(name for groups in ranks.values() for name in groups)
-    for name in names:
-        here = {rank: groups[name] for rank, groups in ranks.items() if name in groups}
-        found = _of_group(name, here)
-        if found is not None:
-            return found
+Ranks = Mapping[int | None, Group]
+Waits = Mapping[int | None, Collective]
+
+
+def find_hang_cause(dumps: Sequence[Dump]) -> HangCause | None:
+    """Of the first group in which a rank stands out."""
+    for name in dict.fromkeys(group.name for dump in dumps for group in dump.groups):
+        cause = _check_group(name, {dump.rank: group for dump in dumps for group in dump.groups if group.name == name})
+        if cause is not None:
+            return cause
     return None
 
 
-def _of_group(name: str, here: Mapping[Any, Mapping[str, Any]]) -> Judged | None:
-    waiting = {rank: group["waits"] for rank, group in here.items() if group["waits"]}
-    if not waiting or len(here) < 2:
+def _check_group(name: str, ranks: Ranks) -> HangCause | None:
+    waits = {rank: group.waits for rank, group in ranks.items() if group.waits is not None}
+    if not waits or len(ranks) < 2:
         return None
-    seq = min(wait["seq"] for wait in waiting.values())
-    same = {rank: wait for rank, wait in waiting.items() if wait["seq"] == seq}
-    kinds = Counter((wait["op"], wait["sizes"], wait["types"]) for wait in same.values())
-    if len(kinds) > 1:
-        odd = min(kinds, key=lambda kind: kinds[kind])
-        rank = next(one for one, wait in same.items() if (wait["op"], wait["sizes"], wait["types"]) == odd)
-        why = f"group {name}, collective {seq}: " + " against ".join(f"{op} {sizes}" for op, sizes, _ in kinds)
-        return Judged("collective-mismatch", rank, why, _lines(same))
-    absent = [rank for rank, group in here.items() if group["enqueued"] < seq]
-    if absent:
-        op = next(iter(same.values()))["op"]
-        who = ", ".join(map(str, absent[:8]))
-        why = f"group {name}: rank {who} never joined collective {seq} ({op}), in which the others wait"
-        return Judged("collective-timeout", absent[0], why, _lines(same))
-    return None
+    seq = min(wait.seq for wait in waits.values())
+    first = {rank: wait for rank, wait in waits.items() if wait.seq == seq}
+    return _find_mismatch(name, seq, first) or _find_absent(name, seq, first, ranks)
 
 
-def _lines(waiting: Mapping[Any, Mapping[str, Any]]) -> tuple[str, ...]:
+def _find_mismatch(name: str, seq: int, waits: Waits) -> HangCause | None:
+    """Ranks that called different collectives under the same number."""
+    calls = Counter(wait.call for wait in waits.values())
+    if len(calls) < 2:
+        return None
+    rarest = min(calls, key=lambda call: calls[call])
+    rank = next(rank for rank, wait in waits.items() if wait.call == rarest)
+    against = " against ".join(f"{operation} {sizes}" for operation, sizes, _ in calls)
+    return HangCause("collective-mismatch", rank, f"group {name}, collective {seq}: {against}", _evidence(waits))
+
+
+def _find_absent(name: str, seq: int, waits: Waits, ranks: Ranks) -> HangCause | None:
+    """Ranks that never enqueued the collective that the others wait in."""
+    absent = [rank for rank, group in ranks.items() if group.enqueued < seq]
+    if not absent:
+        return None
+    operation = next(iter(waits.values())).operation
+    who = ", ".join(map(str, absent[:MAX_NAMED]))
+    why = f"group {name}: rank {who} never joined collective {seq} ({operation}), in which the others wait"
+    return HangCause("collective-timeout", absent[0], why, _evidence(waits))
+
+
+def _evidence(waits: Waits) -> tuple[str, ...]:
     lines = []
-    for rank, wait in list(waiting.items())[:4]:
-        place = f" at {wait['frames'][0]}" if wait["frames"] else ""
-        lines.append(f"rank {rank}: {wait['op']} {wait['sizes']} {wait['state']}{place}")
+    for rank, wait in list(waits.items())[:EVIDENCE_RANKS]:
+        place = f" at {wait.frames[0]}" if wait.frames else ""
+        lines.append(f"rank {rank}: {wait.operation} {wait.sizes} {wait.state}{place}")
     return tuple(lines)

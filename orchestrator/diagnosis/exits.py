@@ -1,13 +1,14 @@
-"""Lines -> how processes ended, as torchrun, srun, mpirun, Lightning, shells and containers tell it. Pure."""
+"""Lines -> how processes ended, as torchrun, srun, mpirun, Lightning, shells and containers report it. Pure."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .transcript import Said, time_of
+from .times import parse_time
+from .transcript import LogLine
 
 SIGNALS = {
     "killed": 9,
@@ -21,7 +22,7 @@ SIGNALS = {
     "broken pipe": 13,
     "interrupt": 2,
 }
-WRAPPED = {241, 245, 247, 250}  # what a Python that exits with -15, -11, -9 or -6, as its child did, leaves of it
+WRAPPED = {241, 245, 247, 250}  # the exit status of a Python that exits with -15, -11, -9 or -6, as its child did
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,12 @@ class Exit:
     """The end of a process. `code` is negative for a signal."""
 
     code: int
-    number: int  # of the line that told it, -1 where none did
+    number: int  # of the line that reports it, -1 where none does
     host: str | None = None
     rank: int | None = None
     at: float | None = None
     pid: int | None = None
-    line: Said | None = None
+    line: LogLine | None = None
     local_rank: int | None = None
     root: bool = False  # named as root cause by the launcher on its host
     agent: bool = False
@@ -51,7 +52,8 @@ FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local
 FIELD = re.compile(r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)$")
 ROOT = re.compile(r"Root Cause(?: \(first observed failure\))?:")
 OTHERS = re.compile(r"^(?:Other )?Failures:")
-TOLD = tuple(
+# what launchers, shells and containers write, and whether the process is the launcher itself
+REPORTS = tuple(
     (re.compile(pattern), agent)
     for pattern, agent in (
         (r"srun: error: (?P<host>[\w.-]+): tasks? (?P<rank>\d+)[\d,-]*: (?P<word>Killed|Segmentation fault|Aborted"
@@ -76,85 +78,86 @@ TOLD = tuple(
 )  # fmt: skip
 
 
-def find(lines: Sequence[Said]) -> tuple[Exit, ...]:
-    found: list[Exit] = []
+def find_exits(lines: Sequence[LogLine]) -> tuple[Exit, ...]:
+    """All of them, in the order of their lines."""
+    exits: list[Exit] = []
     for source in dict.fromkeys(line.source for line in lines):
-        of_source = [line for line in lines if line.source == source]
-        reported = _reports(of_source)
-        known = {one.pid for one in reported}
-        found += reported
-        found += [one for line in of_source for one in _told(line) if one.pid is None or one.pid not in known]
-    return tuple(sorted(found, key=lambda one: one.number))
+        own = [line for line in lines if line.source == source]
+        reported = _parse_torchrun_report(own)
+        pids = {exit_.pid for exit_ in reported}
+        single = [exit_ for line in own if (exit_ := _parse_line(line)) is not None]
+        exits += reported
+        exits += [exit_ for exit_ in single if exit_.pid is None or exit_.pid not in pids]
+    return tuple(sorted(exits, key=lambda exit_: exit_.number))
 
 
-def _told(line: Said) -> list[Exit]:
+def _parse_line(line: LogLine) -> Exit | None:
     if match := FAILED.search(line.text):
-        return [
-            Exit(
-                int(match["code"]),
-                line.number,
-                line.host,
-                line.rank,
-                line.at,
-                int(match["pid"]),
-                line,
-                int(match["local"]),
-                True,
-            )
-        ]
-    for pattern, agent in TOLD:
-        match = pattern.search(line.text)
-        if match:
-            found = match.groupdict()
-            if found.get("shell"):
+        return Exit(
+            int(match["code"]),
+            line.number,
+            line.host,
+            line.rank,
+            line.at,
+            int(match["pid"]),
+            line,
+            int(match["local"]),
+            root=True,
+        )
+    for pattern, agent in REPORTS:
+        if match := pattern.search(line.text):
+            values = match.groupdict()
+            if values.get("shell"):
                 agent = LAUNCHER.search(line.text) is not None
-            rank = int(found["rank"]) if found.get("rank") else line.rank
-            host = found.get("host") or line.host
-            pid = int(found["pid"]) if found.get("pid") else None
-            return [Exit(_code(found), line.number, host, rank, line.at, pid or None, line, agent=agent)]
-    return []
+            rank = int(values["rank"]) if values.get("rank") else line.rank
+            host = values.get("host") or line.host
+            pid = int(values["pid"]) if values.get("pid") else None
+            return Exit(_exit_code(values), line.number, host, rank, line.at, pid or None, line, agent=agent)
+    return None
 
 
-def _code(found: dict[str, str | None]) -> int:
-    if word := found.get("word"):
+def _exit_code(values: dict[str, str | None]) -> int:
+    if word := values.get("word"):
         return -(signal.Signals[word].value if word.startswith("SIG") else SIGNALS[word.lower()])
-    if number := found.get("signal"):
+    if number := values.get("signal"):
         return -int(number)
-    return int(found["code"] or 0)
+    return int(values["code"] or 0)
 
 
-def _reports(lines: Sequence[Said]) -> list[Exit]:
-    """torchrun's report at its end: one block of fields for each failed rank."""
-    found: list[Exit] = []
+Fields = dict[str, tuple[str, LogLine]]
+"""What torchrun reports of a failed rank: {key: (value, its line)}."""
+
+
+def _parse_torchrun_report(lines: Sequence[LogLine]) -> list[Exit]:
+    return [
+        _exit_of_fields(fields, root)
+        for fields, root in _report_blocks(lines)
+        if "rank" in fields and "exitcode" in fields
+    ]
+
+
+def _report_blocks(lines: Sequence[LogLine]) -> Iterator[tuple[Fields, bool]]:
+    """The block of fields of each failed rank, and whether it is named as root cause."""
     root = False
-    fields: dict[str, tuple[str, Said]] = {}
-
-    def close() -> None:
-        if "rank" in fields and "exitcode" in fields:
-            found.append(_of_block(fields, root))
-        fields.clear()
-
+    fields: Fields = {}
     for line in lines:
-        if ROOT.search(line.text):
-            close()
-            root = True
-        elif OTHERS.search(line.text):
-            close()
-            root = False
+        if heading := ROOT.search(line.text) or OTHERS.search(line.text):
+            yield fields, root
+            fields, root = {}, heading.re is ROOT
         elif match := FIELD.match(line.text):
             if match["key"] in fields or match["key"] == "time":
-                close()
+                yield fields, root
+                fields = {}
             fields[match["key"]] = (match["value"], line)
-    close()
-    return found
+    yield fields, root
 
 
-def _of_block(fields: dict[str, tuple[str, Said]], root: bool) -> Exit:
+def _exit_of_fields(fields: Fields, root: bool) -> Exit:
     value, line = fields["exitcode"]
     code = re.match(r"(-?\d+)", value)
     pid = re.search(r"pid: (\d+)", value)
     rank = re.match(r"(\d+)(?: \(local_rank: (\d+)\))?", fields["rank"][0])
-    at, _ = time_of(fields.get("time", ("", line))[0])
+    at, _ = parse_time(fields.get("time", ("", line))[0])
     return Exit(
         int(code[1]) if code else 1,
         line.number,

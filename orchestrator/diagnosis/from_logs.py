@@ -17,7 +17,7 @@ from ..inventory.advice import AboutRun
 from ..output.console import fold
 from ..output.lines import Mask, presentable, rfc3339
 from . import transcript
-from .engine import FIRST_TIME, Diagnosis, Finding, diagnose, shortened
+from .engine import FIRST_TIME, Diagnosis, Finding, diagnose, shorten
 
 MOST = 64 << 20  # bytes of one log that are read: half from its beginning, half from its end
 WIDTH = 100  # the most columns
@@ -27,7 +27,7 @@ MOST_WRAPPED = 4  # lines of one message
 
 
 def of_logs(paths: Sequence[str]) -> Diagnosis:
-    return diagnose(transcript.read([(path, _read(path)) for path in paths]))
+    return diagnose(transcript.parse_logs([(path, _read(path)) for path in paths]))
 
 
 def _read(path: str) -> str:
@@ -110,7 +110,7 @@ def _evidence(texts: Sequence[str], columns: int, room: int) -> list[str]:
         if text.startswith('File "'):
             shown.append(f"  | {_cut(text, columns - 4)}")
         else:
-            text = shortened(text, min(MOST_WRAPPED, max(1, room - len(shown))) * (columns - 16))
+            text = shorten(text, min(MOST_WRAPPED, max(1, room - len(shown))) * (columns - 16))
             shown += textwrap.wrap(text, columns, initial_indent="  | ", subsequent_indent="  |   ")
     return shown[:room]
 

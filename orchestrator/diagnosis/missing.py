@@ -36,7 +36,7 @@ def judge(finding: Finding, path: str, answers: Mapping[str, str | None], hosts:
     if not lacking or len(lacking) + len(having) < len(hosts):
         return finding  # it is there now, or not every host has told
     code = "file-missing-on-host" if having else "dataset-missing"
-    cause = causes.load().causes[code]
+    cause = causes.load_knowledge().causes[code]
     seen = f"{path} exists on {fold(having)}, not on {fold(lacking)}" if having else f"{path} exists on no host"
     own = [host for host in finding.hosts if host in lacking]
     return replace(

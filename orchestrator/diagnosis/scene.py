@@ -1,4 +1,4 @@
-"""What the logs of all hosts show together: lines, exceptions, exits, who is which rank on which host. Pure."""
+"""All that logs and hosts show together: lines, exceptions, exits, and which rank was on which host. Pure."""
 
 from __future__ import annotations
 
@@ -7,46 +7,51 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from . import exits as ends
-from . import tracebacks
-from .exits import Exit
-from .tracebacks import Raised
-from .transcript import NCCL, Said, host_of_file
+from .exits import Exit, find_exits
+from .record import RunRecord
+from .stacks import Stack
+from .tracebacks import LoggedException, find_exceptions
+from .transcript import NCCL, LogLine, guess_host
 
 STEPS = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|batch|it)\b\W{0,4}\d+|\d+%\|.*it/s")
-# how launchers speak of the end of others
+# how launchers report the end of others
 ENDED = re.compile(
     r"closing signal|exitcode|local_rank: \d|ChildFailedError|torch[./]distributed[./]elastic|srun: error|slurmstepd|"
     r"attempts? left|[Rr]estarting|^={9,}$|^-{9,}$|error_file|launch\.py"
 )
-APART = 2.0  # s that stdout and stderr of a rank may be out of order by
+STREAM_SKEW = 2.0  # s by which the stdout and stderr of a rank may be out of order
+STEPS_OF_TRAINING = 3  # lines with steps that show that training is under way
 LAST_WORDS = 6  # lines
 NOISE = re.compile(r"^\*+$|OMP_NUM_THREADS")
 TROUBLE = re.compile(
     r"(?i)error|exception|traceback|fail|killed|abort|signal|fault|timed? ?out|unable|cannot|can't|could not|denied|"
     r"refused|\bxid\b|no such|not found|warn|invalid|mismatch|out of memory|oom|nan\b|\binf\b|exit"
 )
-NRANKS = re.compile(
+WORLD_SIZE = re.compile(
     r"nranks (\d+)|world[_ ]size[=: ]+(\d+)|WORLD_SIZE[=: ]+(\d+)|Num processes:? (\d+)|across all (\d+) ranks"
 )
+MAX_RANKS = 4096
+NO_RECORD = RunRecord()
 
 
 @dataclass(frozen=True)
 class Scene:
-    lines: tuple[Said, ...]
-    raised: tuple[Raised, ...]
+    lines: tuple[LogLine, ...]
+    exceptions: tuple[LoggedException, ...]
     exits: tuple[Exit, ...]
     ranks: Mapping[int, str | None]
-    """All ranks that are known, and their hosts."""
-    lone: Mapping[str, int]
-    """The rank that failed by itself in a file, where there is but one."""
-    told_hosts: tuple[str, ...] = ()
-    """All hosts of the run, where they are known."""
+    """All known ranks, and their hosts."""
+    failed_rank: Mapping[str, int]
+    """{source: the one rank in it that failed by itself}; a source with several has no entry."""
+    record: RunRecord = NO_RECORD
+    recorder_lines: tuple[LogLine, ...] = ()
+    stacks: tuple[Stack, ...] = ()
+    """What ranks were doing when the hosts stopped a run that printed nothing."""
 
     @cached_property
     def hosts(self) -> tuple[str, ...]:
-        """Whoever printed anything, and the hosts told."""
-        return tuple(dict.fromkeys([*self.told_hosts, *(line.host or line.source for line in self.lines)]))
+        """Every host (or source) that printed anything, and the known hosts of the run."""
+        return tuple(dict.fromkeys([*self.record.hosts, *map(host_or_source, self.lines)]))
 
     @cached_property
     def text(self) -> str:
@@ -54,156 +59,169 @@ class Scene:
 
     @cached_property
     def first_step(self) -> int | None:
-        """The number of the third line that tells of training steps."""
-        found = [line.number for line in self.lines if STEPS.search(line.text)]
-        return found[2] if len(found) > 2 else None
+        """The number of the third line that reports training steps."""
+        numbers = [line.number for line in self.lines if STEPS.search(line.text)]
+        return numbers[STEPS_OF_TRAINING - 1] if len(numbers) >= STEPS_OF_TRAINING else None
 
-    def host(self, line: Said) -> str | None:
+    def host_of(self, line: LogLine) -> str | None:
         if line.host is not None:
             return line.host
         return self.ranks.get(line.rank) if line.rank is not None else None
 
-    def goes_on(self, raised: Raised) -> bool:
-        """Whether the rank went on training after an exception: it was caught, or ended nothing."""
-        if raised.ignored:
+    def continues_after(self, exception: LoggedException) -> bool:
+        """Whether the rank continued to train after an exception: it was caught, or ended nothing."""
+        if exception.ignored:
             return True
-        line = raised.line
-        if line.rank is not None and self.lone.get(line.source) == line.rank and not self._tagged(line):
+        line = exception.line
+        if line.rank is not None and self.failed_rank.get(line.source) == line.rank and not self._is_tagged(line):
             line = replace(line, rank=None)  # concluded from the launcher's report, not written in the lines
-        after = [one for one in self.lines if one.number > line.number and _after(one, line)]
-        if line.rank is None:  # of a file without ranks: all of them, until the launcher speaks of an end
-            after = after[: next((place for place, one in enumerate(after) if ENDED.search(one.text)), None)]
-        return sum(1 for one in after if STEPS.search(one.text) and not TROUBLE.search(one.text)) >= 3
+        later = [other for other in self.lines if other.number > line.number and _is_surely_later(other, line)]
+        if line.rank is None:  # the lines of all ranks, until the launcher reports an end
+            later = later[: next((place for place, other in enumerate(later) if ENDED.search(other.text)), None)]
+        steps = [other for other in later if STEPS.search(other.text) and not TROUBLE.search(other.text)]
+        return len(steps) >= STEPS_OF_TRAINING
 
-    def _tagged(self, line: Said) -> bool:
-        return any(one.source == line.source and one.rank == line.rank for one in self.lines)
+    def _is_tagged(self, line: LogLine) -> bool:
+        return any(other.source == line.source and other.rank == line.rank for other in self.lines)
 
     @cached_property
-    def last_words(self) -> tuple[Said, ...]:
-        """The last few lines of each source before its launcher spoke of an end."""
-        found: list[Said] = []
+    def last_words(self) -> tuple[LogLine, ...]:
+        """The last few lines of each source before its launcher reported an end."""
+        words: list[LogLine] = []
         for source in dict.fromkeys(line.source for line in self.lines):
-            of_source = [line for line in self.lines if line.source == source]
-            end = next((place for place, line in enumerate(of_source) if line.agent or ENDED.search(line.text)), None)
-            found += [line for line in of_source[:end] if not NOISE.search(line.text)][-LAST_WORDS:]
-        return tuple(found)
+            own = [line for line in self.lines if line.source == source]
+            end = next((place for place, line in enumerate(own) if line.agent or ENDED.search(line.text)), None)
+            words += [line for line in own[:end] if not NOISE.search(line.text)][-LAST_WORDS:]
+        return tuple(words)
 
     @cached_property
-    def last_said(self) -> Mapping[tuple[object, ...], Said]:
-        """The last line of each stream before others spoke of its end."""
-        found: dict[tuple[object, ...], Said] = {}
-        over: set[str] = set()
+    def last_lines(self) -> Mapping[tuple[object, ...], LogLine]:
+        """The last line of each stream before others reported its end."""
+        last: dict[tuple[object, ...], LogLine] = {}
+        ended: set[str] = set()
         for line in self.lines:
             if line.agent or ENDED.search(line.text):
-                over.add(line.source)
-            elif line.rank is not None or line.source not in over:
-                found[line.source, line.host, line.rank, line.stream] = line
-        return found
+                ended.add(line.source)
+            elif line.rank is not None or line.source not in ended:
+                last[line.source, line.host, line.rank, line.stream] = line
+        return last
 
 
-def _after(one: Said, line: Said) -> bool:
-    """Whether the same rank said it after the line: in the same stream, or surely later."""
-    if not _same_stream(one, line):
+def host_or_source(line: LogLine) -> str:
+    return line.host or line.source
+
+
+def _is_surely_later(other: LogLine, line: LogLine) -> bool:
+    """Whether the same rank wrote a line after another: in the same stream, or long after it."""
+    if other.source != line.source or other.host != line.host or other.attempt != line.attempt:
         return False
-    return one.stream == line.stream or (one.at or 0.0) > (line.at or 0.0) + APART
-
-
-def _same_stream(one: Said, other: Said) -> bool:
-    if one.source != other.source or one.host != other.host or one.attempt != other.attempt:
+    if other.rank != line.rank or other.local_rank != line.local_rank:
         return False
-    return one.rank == other.rank and one.local_rank == other.local_rank
+    return other.stream == line.stream or (other.at or 0.0) > (line.at or 0.0) + STREAM_SKEW
 
 
-def make(
-    lines: Sequence[Said],
-    known_exits: Sequence[Exit] = (),
-    hosts: Sequence[str] = (),
-    known_ranks: Mapping[int, str] | None = None,
+LocalRanks = Mapping[tuple[str | None, int | None], int | None]
+"""{(host, local rank): rank}"""
+
+
+def build_scene(
+    lines: Sequence[LogLine],
+    record: RunRecord = NO_RECORD,
+    recorder_lines: Sequence[LogLine] = (),
+    stacks: Sequence[Stack] = (),
 ) -> Scene:
-    found = [*known_exits, *ends.find(lines)]
-    named = _hosts_of_sources(lines, found)
+    """`lines`: those of ranks and launchers; the recorder's own and the stacks come apart."""
+    exits = [*record.exits, *find_exits(lines)]
+    named = _hosts_of_sources(lines, exits)
     lines = [line if line.host else replace(line, host=named.get(line.source)) for line in lines]
-    by_local: dict[tuple[str | None, int | None], int | None] = {
-        (one.host, one.local_rank): one.rank for one in found if one.rank is not None and one.local_rank is not None
+    local_ranks: LocalRanks = {
+        (exit_.host, exit_.local_rank): exit_.rank
+        for exit_ in exits
+        if exit_.rank is not None and exit_.local_rank is not None
     }
-    lines = [_ranked(line, by_local) for line in lines]
-    found = [_exit_ranked(one, named, by_local) for one in found]
-    raised = tracebacks.find(lines)
-    failing: dict[str, list[Exit]] = {}
-    for one in found:
-        if one.rank is not None and one.line is not None and not one.agent:
-            failing.setdefault(one.line.source, []).append(one)
-    lone = {source: rank for source, failed in failing.items() if (rank := _lone(failed)) is not None}
-    raised = tuple(
-        replace(one, line=replace(one.line, rank=lone.get(one.line.source)))
-        if one.line.rank is None and not one.agent and not one.thread
-        else one
-        for one in raised
+    lines = [_add_rank(line, local_ranks) for line in lines]
+    exits = [_add_host_and_rank(exit_, named, local_ranks) for exit_ in exits]
+    failed_rank = _failed_ranks(exits)
+    exceptions = tuple(_add_failed_rank(exception, failed_rank) for exception in find_exceptions(lines))
+    ranks = _known_ranks(record, exits, lines)
+    return Scene(
+        tuple(lines), exceptions, tuple(exits), ranks, failed_rank, record, tuple(recorder_lines), tuple(stacks)
     )
-    ranks: dict[int, str | None] = dict(known_ranks or {})
-    for one in found:
-        if one.rank is not None:
-            ranks[one.rank] = one.host or ranks.get(one.rank)
-    for line in lines:
-        if line.rank is not None and (line.rank not in ranks or ranks[line.rank] is None):
-            ranks[line.rank] = line.host
-    return Scene(tuple(lines), raised, tuple(found), _filled(ranks, lines), lone, tuple(hosts))
 
 
-def _filled(ranks: dict[int, str | None], lines: Sequence[Said]) -> dict[int, str | None]:
-    """With ranks that only the size of the world tells of, or lines such as `rank 3 step 7`."""
-    size = 0
-    for line in lines:
-        if match := NRANKS.search(line.text):
-            size = max(size, int(next(filter(None, match.groups()))))
-        elif (spoken := re.match(r"(?i)\[?rank[\s:=#]*(\d+)\b", line.text)) and int(spoken[1]) < 4096:
-            ranks.setdefault(int(spoken[1]), line.host)
-    size = max([size, *(rank + 1 for rank in ranks)])
-    if 0 < size <= 4096:
-        for rank in range(size):
-            ranks.setdefault(rank, None)
-    return dict(sorted(ranks.items()))
-
-
-def _hosts_of_sources(lines: Sequence[Said], found: Sequence[Exit]) -> dict[str, str]:
-    """The host that a file is of: torchrun's report or NCCL's lines say it, else the file's name may."""
+def _hosts_of_sources(lines: Sequence[LogLine], exits: Sequence[Exit]) -> dict[str, str]:
+    """The host that a file is of: torchrun's report or NCCL's lines name it, else the file's name may."""
     named: dict[str, set[str]] = {}
-    for one in found:
-        if one.line is not None and one.host:
-            named.setdefault(one.line.source, set()).add(one.host)
+    for exit_ in exits:
+        if exit_.line is not None and exit_.host:
+            named.setdefault(exit_.line.source, set()).add(exit_.host)
     for line in lines:
         if match := NCCL.search(line.text):
             named.setdefault(line.source, set()).add(match["host"])
-    sources = dict.fromkeys(line.source for line in lines)
     hosts = {}
-    for source in sources:
-        told = named.get(source, set()) - {"localhost"}  # which is all, and says nothing
-        host = next(iter(told)) if len(told) == 1 else host_of_file(source) if not told else None
+    for source in dict.fromkeys(line.source for line in lines):
+        names = named.get(source, set()) - {"localhost"}  # every host is called that
+        host = next(iter(names)) if len(names) == 1 else guess_host(source) if not names else None
         host = host or ("localhost" if named.get(source) == {"localhost"} else None)
         if host:
             hosts[source] = host
     return hosts
 
 
-def _ranked(line: Said, by_local: Mapping[tuple[str | None, int | None], int | None]) -> Said:
+def _add_rank(line: LogLine, local_ranks: LocalRanks) -> LogLine:
     if line.rank is not None or line.local_rank is None:
         return line
-    rank = by_local.get((line.host, line.local_rank))
+    rank = local_ranks.get((line.host, line.local_rank))
     return line if rank is None else replace(line, rank=rank)
 
 
-def _exit_ranked(
-    one: Exit, named: Mapping[str, str], by_local: Mapping[tuple[str | None, int | None], int | None]
-) -> Exit:
-    host = one.host or (named.get(one.line.source) if one.line is not None else None)
-    if one.rank is not None or one.local_rank is None:
-        return replace(one, host=host)
-    return replace(one, host=host, rank=by_local.get((host, one.local_rank)))
+def _add_host_and_rank(exit_: Exit, named: Mapping[str, str], local_ranks: LocalRanks) -> Exit:
+    host = exit_.host or (named.get(exit_.line.source) if exit_.line is not None else None)
+    if exit_.rank is not None or exit_.local_rank is None:
+        return replace(exit_, host=host)
+    return replace(exit_, host=host, rank=local_ranks.get((host, exit_.local_rank)))
 
 
-def _lone(failing: Sequence[Exit]) -> int | None:
+def _failed_ranks(exits: Sequence[Exit]) -> dict[str, int]:
+    by_source: dict[str, list[Exit]] = {}
+    for exit_ in exits:
+        if exit_.rank is not None and exit_.line is not None and not exit_.agent:
+            by_source.setdefault(exit_.line.source, []).append(exit_)
+    return {source: rank for source, own in by_source.items() if (rank := _only_failed(own)) is not None}
+
+
+def _only_failed(exits: Sequence[Exit]) -> int | None:
     """The one rank with an exit status of its own; of several the one that its launcher saw first."""
-    ranks = {one.rank for one in failing if one.code != -15}
+    ranks = {exit_.rank for exit_ in exits if exit_.code != -15}
     if len(ranks) != 1:
-        ranks = {one.rank for one in failing if one.root and one.code != -15}
+        ranks = {exit_.rank for exit_ in exits if exit_.root and exit_.code != -15}
     return ranks.pop() if len(ranks) == 1 else None
+
+
+def _add_failed_rank(exception: LoggedException, failed_rank: Mapping[str, int]) -> LoggedException:
+    line = exception.line
+    if line.rank is not None or exception.agent or exception.thread:
+        return exception
+    return replace(exception, line=replace(line, rank=failed_rank.get(line.source)))
+
+
+def _known_ranks(record: RunRecord, exits: Sequence[Exit], lines: Sequence[LogLine]) -> dict[int, str | None]:
+    """Every rank that anything shows, also the size of the world or lines such as `rank 3 step 7`."""
+    ranks: dict[int, str | None] = dict(record.ranks or {})
+    for exit_ in exits:
+        if exit_.rank is not None:
+            ranks[exit_.rank] = exit_.host or ranks.get(exit_.rank)
+    for line in lines:
+        if line.rank is not None and ranks.get(line.rank) is None:
+            ranks[line.rank] = line.host
+    size = 0
+    for line in lines:
+        if match := WORLD_SIZE.search(line.text):
+            size = max(size, int(next(filter(None, match.groups()))))
+        elif (named := re.match(r"(?i)\[?rank[\s:=#]*(\d+)\b", line.text)) and int(named[1]) < MAX_RANKS:
+            ranks.setdefault(int(named[1]), line.host)
+    size = max([size, *(rank + 1 for rank in ranks)])
+    if 0 < size <= MAX_RANKS:
+        for rank in range(size):
+            ranks.setdefault(rank, None)
+    return dict(sorted(ranks.items()))

@@ -1,6 +1,6 @@
-"""The stacks of all ranks of a run of ours that printed nothing for too long -> who keeps the others waiting. Pure.
+"""The stacks of all ranks of a run that printed nothing for too long -> which rank keeps the others waiting. Pure.
 
-The hosts show them before they end the ranks (node/stacks.py): by py-spy, or by SIGABRT and Python's own handler.
+The hosts show them before they stop the ranks (node/stacks.py): by py-spy, or by SIGABRT and Python's own handler.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from . import hangs
-from .dumps import Judged
-from .transcript import Said
+from .dumps import HangCause
+from .transcript import LogLine
 
 HEADER = re.compile(
     r"ddp-orch: rank (?P<rank>\d+), (?P<how>(?P<child>child )?pid \d+, state (?P<state>\w+).*): "
@@ -36,20 +36,22 @@ INSTALLED = re.compile(
 )
 WAITING = re.compile(r"\btorch/(?:distributed|nn/parallel|autograd|_tensor)\b")
 STOPPED, ON_A_DISK = {"T", "t"}, "D"
-SHOWN = 4  # ranks
+EVIDENCE_RANKS = 4
 
 
-@dataclass
+Frame = tuple[str, str, str]
+"""(file, line, function)"""
+
+
+@dataclass(frozen=True)
 class Stack:
     """Where a rank is: the frames of its main thread, the innermost first."""
 
     rank: int
-    line: Said
+    line: LogLine
     state: str = ""
     how: str = ""
-    frames: list[tuple[str, str, str]] = field(default_factory=list)
-    """(file, line, function)"""
-    in_main: bool = False
+    frames: tuple[Frame, ...] = ()
     child: bool = False
     """It is of a process that the rank has started."""
 
@@ -77,40 +79,44 @@ class Stack:
         return f"{file.rsplit('/', 1)[-1]} line {line} in {name}"
 
 
-def cut(lines: Sequence[Said], *, with_py_spy: bool = False) -> tuple[list[Said], list[Stack]]:
-    """The lines without our stacks, and these: of the first attempt that has any, one a rank.
+def split_off(lines: Sequence[LogLine], *, with_py_spy: bool = False) -> tuple[list[LogLine], list[Stack]]:
+    """The lines without the stacks, and these: of the first attempt that has any, one for each rank.
 
-    `with_py_spy`: its dumps, which begin like lines of anybody, are known to be there.
+    `with_py_spy`: the lines may have its dumps, which begin like lines that any program may print.
     """
-    left: list[Said] = []
-    open_: dict[int, Stack] = {}
-    found: list[Stack] = []
+    rest: list[LogLine] = []
+    current: dict[int, tuple[Stack, list[str]]] = {}  # of each rank
+    blocks: list[tuple[Stack, list[str]]] = []
     for line in lines:
-        stack = open_.get(line.rank) if line.rank is not None else None
-        header = HEADER.match(line.text)
-        if header:
-            stack = Stack(int(header["rank"]), line, header["state"], header["how"], child=header["child"] is not None)
-        elif with_py_spy and line.rank is not None and line.stream == "stderr" and PY_SPY.match(line.text):
-            stack = Stack(line.rank, line)
-        elif stack is None or line.stream != stack.line.stream or not _is_part(line.text):
-            if stack is not None and line.stream == stack.line.stream:
-                del open_[stack.rank]
-            left.append(line)
-            continue
+        stack, texts = current.get(line.rank, (None, [])) if line.rank is not None else (None, [])
+        begun = _begin_stack(line, with_py_spy)
+        if begun is not None:
+            current[begun.rank] = (begun, [])
+            blocks.append(current[begun.rank])
+        elif stack is None or line.stream != stack.line.stream:
+            rest.append(line)
+        elif _is_part(line.text):
+            texts.append(line.text)
         else:
-            _add(stack, line.text)
-            continue
-        open_[stack.rank] = stack
-        found.append(stack)
-    first = min((stack.line.attempt for stack in found), default=1)
+            del current[stack.rank]
+            rest.append(line)
+    first = min((stack.line.attempt for stack, _ in blocks), default=1)
     by_rank: dict[int, list[Stack]] = {}
-    for stack in found:
+    for stack, texts in blocks:
         if stack.line.attempt == first:
-            by_rank.setdefault(stack.rank, []).append(stack)
-    return left, [_telling(family) for family in by_rank.values()]
+            by_rank.setdefault(stack.rank, []).append(replace(stack, frames=_main_frames(texts)))
+    return rest, [_choose_stack(family) for family in by_rank.values()]
 
 
-def _telling(family: Sequence[Stack]) -> Stack:
+def _begin_stack(line: LogLine, with_py_spy: bool) -> Stack | None:
+    if header := HEADER.match(line.text):
+        return Stack(int(header["rank"]), line, header["state"], header["how"], child=header["child"] is not None)
+    if with_py_spy and line.rank is not None and line.stream == "stderr" and PY_SPY.match(line.text):
+        return Stack(line.rank, line)
+    return None
+
+
+def _choose_stack(family: Sequence[Stack]) -> Stack:
     """The rank's own stack, or that of its child that trains, where the rank is only its launcher."""
     own, *children = sorted(family, key=lambda stack: stack.child)  # py-spy shows the rank itself first
     if own.operation is not None or not own.waits_for_children:
@@ -123,54 +129,66 @@ def _is_part(text: str) -> bool:
     return any(pattern.match(text) for pattern in (THREAD, FRAME, REST))
 
 
-def _add(stack: Stack, text: str) -> None:
-    if thread := THREAD.match(text):
-        stack.in_main = thread["main"] is not None
-    elif stack.in_main and (match := FRAME.match(text)):
-        stack.frames.append(
-            (match["file"] or match["file2"], match["line"] or match["line2"], match["name"] or match["name2"])
-        )
+def _main_frames(texts: Sequence[str]) -> tuple[Frame, ...]:
+    """Those of the main thread."""
+    frames: list[Frame] = []
+    in_main = False
+    for text in texts:
+        if thread := THREAD.match(text):
+            in_main = thread["main"] is not None
+        elif in_main and (match := FRAME.match(text)):
+            values = match.groupdict()
+            file, line, name = (values[key] or values[f"{key}2"] for key in ("file", "line", "name"))
+            frames.append((file, line, name))
+    return tuple(frames)
 
 
-def judge(stacks: Sequence[Stack]) -> tuple[Judged, Said] | None:
-    """What it is, and the line that tells of it."""
+def find_hang_cause(stacks: Sequence[Stack]) -> tuple[HangCause, LogLine] | None:
+    """The cause, and the line that shows it."""
     waiting = [stack for stack in stacks if stack.operation is not None]
     absent = [stack for stack in stacks if stack.operation is None and stack.frames]
     stopped = [stack for stack in stacks if stack.state in STOPPED]
     stopped = stopped or [stack for stack in stacks if stack.state == ON_A_DISK and stack not in waiting]
     if stopped:
         others = [stack for stack in waiting if stack not in stopped]
-        return _judged("process-stopped", stopped, others, f"state {stopped[0].state}")
+        return _cause("process-stopped", stopped, others, f"state {stopped[0].state}")
     if absent and waiting:
-        first = absent[0]
-        why = f"rank {first.rank}, at {first.place}"
-        hosts, absent_hosts = ({stack.line.host for stack in some} for some in (stacks, absent))
-        one_of_several = len(absent) > 1 and len(absent_hosts) == 1 < len(hosts)
-        return _judged("straggler" if one_of_several else "rank0-work-exceeds-timeout", absent, waiting, why)
+        return _explain_absence(absent, waiting, stacks)
     if absent:
-        return _odd_one(absent) or _judged("unknown", [], absent, "no rank is seen in a collective")
+        return _find_odd_one(absent) or _cause("unknown", [], absent, "no rank is seen in a collective")
     if not waiting:
         return None
     waits = [hangs.Wait(stack.rank, stack.line.host, stack.line, stack.operation) for stack in waiting]
-    if (hang := hangs.mismatch(waits, ())) is not None:
+    if (hang := hangs.find_mismatch(waits, ())) is not None:
         culprits = sorted(waiting, key=lambda stack: stack.rank != hang.rank)
-        return _judged(hang.code, culprits[:1], culprits[1:], hang.message)
-    return _judged("collective-timeout", [], waiting, f"all wait in {waiting[0].operation}")
+        return _cause(hang.code, culprits[:1], culprits[1:], hang.message)
+    return _cause("collective-timeout", [], waiting, f"all wait in {waiting[0].operation}")
 
 
-def _odd_one(stacks: Sequence[Stack]) -> tuple[Judged, Said] | None:
+def _explain_absence(
+    absent: Sequence[Stack], waiting: Sequence[Stack], stacks: Sequence[Stack]
+) -> tuple[HangCause, LogLine]:
+    """Ranks outside of the collective that the others wait in. Several on one of several hosts: that host is slow."""
+    first = absent[0]
+    all_hosts, absent_hosts = ({stack.line.host for stack in some} for some in (stacks, absent))
+    slow_host = len(absent) > 1 and len(absent_hosts) == 1 < len(all_hosts)
+    code = "straggler" if slow_host else "rank0-work-exceeds-timeout"
+    return _cause(code, absent, waiting, f"rank {first.rank}, at {first.place}")
+
+
+def _find_odd_one(stacks: Sequence[Stack]) -> tuple[HangCause, LogLine] | None:
     """On GPUs collectives return at once: most ranks wait at one line, for a result, and one is elsewhere."""
     usual, count = Counter(stack.place for stack in stacks).most_common(1)[0]
     odd = [stack for stack in stacks if stack.place != usual]
     if not odd or count <= len(stacks) / 2:
         return None
     others = [stack for stack in stacks if stack.place == usual]
-    return _judged("rank0-work-exceeds-timeout", odd, others, f"rank {odd[0].rank}, at {odd[0].place}")
+    return _cause("rank0-work-exceeds-timeout", odd, others, f"rank {odd[0].rank}, at {odd[0].place}")
 
 
-def _judged(code: str, culprits: Sequence[Stack], others: Sequence[Stack], why: str) -> tuple[Judged, Said]:
-    shown = [*culprits, *others][:SHOWN]
+def _cause(code: str, culprits: Sequence[Stack], others: Sequence[Stack], why: str) -> tuple[HangCause, LogLine]:
+    shown = [*culprits, *others][:EVIDENCE_RANKS]
     evidence = tuple(
         f"rank {stack.rank}: {stack.place}" + (f", in {stack.operation}" if stack.operation else "") for stack in shown
     )
-    return Judged(code, culprits[0].rank if culprits else None, why, evidence), shown[0].line
+    return HangCause(code, culprits[0].rank if culprits else None, why, evidence), shown[0].line

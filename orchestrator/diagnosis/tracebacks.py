@@ -1,21 +1,22 @@
-"""Lines -> the exceptions in them, each with its chain and rank; several ranks may interleave. Pure."""
+"""Lines -> the exceptions in them, each with its chain and rank. The lines of several ranks may interleave. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from .transcript import Said
+from .transcript import LogLine
 
 START = re.compile(r"Traceback \(most recent call last\):\s*$|^\W*Traceback \(most recent call last\) ─")
 BOXED = re.compile(r"^\s*│\s(?P<path>/\S+):(?P<line>\d+) in (?P<name>\S+)")  # as rich draws it: typer, accelerate
 MARKS = re.compile(r"[\^~ ]*")  # under the code of a frame
 INSTALLED = re.compile(r"(?:site|dist)-packages|/lib/python\d|<frozen")
-# what people catch to go another way
+# what people catch to try something else
 TRIED = re.compile(r"(?:FileNotFound|Key|Index|Attribute|Import|ModuleNotFound|Value)Error$|StopIteration$")
-IGNORED = re.compile(r"^Exception ignored (?:in|while)\b|^--- Logging error ---")  # Python itself says that it goes on
-# what follows is the exception that the one before it only passes on
+IGNORED = re.compile(r"^Exception ignored (?:in|while)\b|^--- Logging error ---")  # Python itself continues
+# the exception before this line only passes on the one that follows
 PASSED_ON = re.compile(
     r"(?i)original traceback|^\s*\+-\+-+ 1 -+|^(?:-- |\W*)(?:process \d+ )?(?:terminated )?"
     r"(?:with the following error|caused by|"
@@ -31,7 +32,7 @@ KIND = (
     r"(?:Error|Exception|Interrupt|Exit|Timeout|Closed|Failure|Failed|Mismatch|NotFound)\w*"
 )
 RAISED = re.compile(rf"(?P<indent> {{0,8}})(?P<kind>{KIND}|(?:\w+\.)+[A-Z]\w+|OSError|NanLoss\w*)(?P<text>: .*|:?)$")
-# after frames; of Python's own some are not capitalised: socket.gaierror, zlib.error
+# after frames; some of Python's own exceptions are not capitalised: socket.gaierror, zlib.error
 ANYTHING = re.compile(
     r"(?P<indent> {0,2})(?P<kind>(?:[A-Za-z_]\w*\.)*_?[A-Z]\w+|(?:\w+\.)+(?:\w*error|timeout))(?P<text>: .*|:?)$"
 )
@@ -48,38 +49,45 @@ AGENT_FRAMES = re.compile(
     r"|bin/(?:torchrun|accelerate|deepspeed)\"|accelerate/commands|deepspeed/launcher|torch/distributed/launch\.py"
 )
 WORKER_FRAMES = re.compile(r'File "(?!<frozen|[^"]*(?:site|dist)-packages|[^"]*/bin/)[^"]+", line \d+')
+OF_LAUNCHER = ("ChildFailedError", "SignalException", "CalledProcessError")
+"""What launchers raise when a worker or the launcher itself was ended."""
 
 
 @dataclass(frozen=True)
-class Raised:
+class LoggedException:
     """An exception. `kind` and `text` are its own; `chain` has those that led to it, the first one first."""
 
-    line: Said  # the one with its kind
+    line: LogLine  # the one with its kind
     kind: str
     text: str  # its message, all lines of it
     frames: tuple[str, ...]
-    chain: tuple[Raised, ...] = ()
+    chain: tuple[LoggedException, ...] = ()
     agent: bool = False  # the launcher's own, not a rank's
-    during: bool = False  # raised while others of its chain were handled, so perhaps of another reason
-    ignored: bool = False  # the interpreter says itself that it goes on
+    during: bool = False  # raised while others of its chain were handled, so it may have another reason
+    ignored: bool = False  # the interpreter says itself that it continues
     thread: bool = False  # of a thread or a child: the rank may outlive it
     code: tuple[int, ...] = ()  # the numbers of the lines that show source code: they quote, and report nothing
 
     @property
     def own_words(self) -> bool:
-        """Raised by the training's own code, in words of its own: they may quote anything."""
-        places = [frame for frame in self.frames if frame.startswith('File "')]
+        """Raised by the training's own code with its own message, which may quote anything."""
+        places = self.places
         return self.deliberate and bool(places) and INSTALLED.search(places[-1]) is None
 
     @property
     def deliberate(self) -> bool:
-        """By a `raise` or an `assert`, and not by an accident."""
+        """Raised by a `raise` or an `assert`, and not by accident."""
         code = [frame for frame in self.frames if not frame.startswith('File "') and not MARKS.fullmatch(frame)]
         return bool(code) and re.search(r"(?:^|: )(?:raise|assert)\b", code[-1]) is not None
 
     @property
-    def sources(self) -> tuple[Raised, ...]:
-        """Those of the chain that may tell the cause, the best first.
+    def places(self) -> tuple[str, ...]:
+        """The frames without their source code: `File "train.py", line 9, in main`."""
+        return tuple(frame for frame in self.frames if frame.startswith('File "'))
+
+    @property
+    def sources(self) -> tuple[LoggedException, ...]:
+        """Those of the chain that may show the cause, the best first.
 
         Usually the first one. But where a try was expected to fail now and then, what was raised by accident in
         its place is the failure itself: a missing cache is handled by building it, and the building fails.
@@ -89,158 +97,164 @@ class Raised:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """To match signatures against. Of an assertion without words its code is what it says."""
+        """What signatures are matched against. An assertion without a message shows its code instead."""
         code = next((frame for frame in reversed(self.frames) if frame.startswith("assert ")), "")
-        said = self.text or (code if self.kind == "AssertionError" else "")
-        return tuple(f"{self.kind}: {said}".split("\n"))
+        message = self.text or (code if self.kind == "AssertionError" else "")
+        return tuple(f"{self.kind}: {message}".split("\n"))
 
 
-def find(lines: Sequence[Said]) -> tuple[Raised, ...]:
+def find_exceptions(lines: Sequence[LogLine]) -> tuple[LoggedException, ...]:
     """All exceptions, in the order of their last lines."""
-    streams: dict[tuple[object, ...], list[Said]] = {}
+    streams: dict[tuple[object, ...], list[LogLine]] = {}
     for line in lines:
         key = (line.source, line.host, line.rank, line.local_rank, line.attempt, line.stream)
         streams.setdefault(key, []).append(line)
-    found = [raised for stream in streams.values() for raised in _of_stream(stream)]
-    return tuple(sorted(found, key=lambda raised: raised.line.number))
+    exceptions = [exception for stream in streams.values() for exception in _parse_stream(stream)]
+    return tuple(sorted(exceptions, key=lambda exception: exception.line.number))
 
 
-@dataclass
-class _Pending:
-    """What the lines before an exception say of it."""
+@dataclass(frozen=True)
+class _State:
+    """What the lines since the last exception say of the next one."""
 
-    inside: bool = False  # a traceback has begun
-    chained: bool = False
-    original: bool = False  # the exception before it only passes it on
-    during: bool = False
-    ignored: bool = False
-    thread: bool = False
-    spawned: int | None = None  # the rank, where mp.spawn tells it
-    frames: list[str] = field(default_factory=list)
-    code: list[int] = field(default_factory=list)
+    place: Literal["outside", "cut off", "inside"] = "outside"
+    """Of a traceback; `cut off`: in one whose beginning the log does not have."""
+    link: Literal["", "cause", "during"] = ""
+    """The last exception caused this one, or was being handled when this one was raised."""
+    passes_on: bool = False
+    """The last exception only passes on this one."""
+    origin: Literal["", "ignored", "thread"] = ""
+    spawned: int | None = None
+    """The rank, where mp.spawn reports it."""
 
-    def begin(self, line: Said, before: str) -> None:
+    def enter(self, text: str, previous: str) -> _State:
         """A traceback begins."""
-        spawned = SPAWNED.search(before)
-        self.inside, self.frames, self.code = True, [], []
-        self.original = PASSED_ON.search(line.text) is not None or PASSED_ON.search(before) is not None
-        self.spawned = int(spawned["rank"]) if spawned else None
-
-    def announces(self, text: str) -> bool:
-        """Whether a line only tells how the next exception is related to the last one."""
-        if CHAINED.search(text):
-            self.chained, self.during = True, DURING.search(text) is not None
-            return True
-        ignored, thread = IGNORED.search(text) is not None, THREAD.search(text) is not None
-        if self.inside or not (ignored or thread):
-            return False
-        self.ignored, self.thread = ignored, thread
-        return True
-
-    def add(self, line: Said) -> None:
-        """A line of the traceback."""
-        text = line.text.strip()
-        self.frames.append(text)
-        if not text.startswith('File "'):
-            self.code.append(line.number)
-
-    def join(self, raised: Raised, found: list[Raised]) -> Raised:
-        """With the chain before it. One that was never raised here has no traceback of its own."""
-        if not found or not (self.chained or (self.original and self.inside)):
-            return raised
-        before = found.pop()
-        # a data loader shows the worker's exception after its own; else the first of a chain comes first
-        joined = (
-            replace(before, chain=(raised, *before.chain), line=_of_rank(before.line, raised.line.rank))
-            if self.original
-            else replace(raised, chain=(*before.chain, replace(before, chain=())))
+        spawned = SPAWNED.search(previous)
+        return replace(
+            self,
+            place="inside",
+            passes_on=PASSED_ON.search(text) is not None or PASSED_ON.search(previous) is not None,
+            spawned=int(spawned["rank"]) if spawned else None,
         )
-        return replace(joined, thread=joined.thread or before.thread, ignored=before.ignored)
+
+    def announce(self, text: str) -> _State | None:
+        """After a line that only says how the next exception is related to others; None: it is another line."""
+        if CHAINED.search(text):
+            return replace(self, link="during" if DURING.search(text) else "cause")
+        if self.place == "inside":
+            return None
+        if IGNORED.search(text):
+            return replace(self, origin="ignored")
+        return replace(self, origin="thread") if THREAD.search(text) else None
+
+    def skip(self, text: str) -> _State:
+        """After a line that is no exception: a cut-off traceback ends with its indentation."""
+        return replace(self, place="outside") if self.place == "cut off" and not text.startswith(" ") else self
 
 
-def _of_stream(lines: list[Said]) -> list[Raised]:
-    found: list[Raised] = []
-    pending = _Pending()
+def _parse_stream(lines: list[LogLine]) -> list[LoggedException]:
+    """The exceptions of one stream, whose lines are in order."""
+    exceptions: list[LoggedException] = []
+    state = _State("cut off" if lines[0].text.startswith(" ") else "outside")
+    frames: list[tuple[int, str]] = []  # of the traceback: line numbers and texts
     position = 0
-    cut_off = lines[0].text.startswith(" ")  # the log may begin in the midst of a traceback
     while position < len(lines):
-        line = _ungrouped(lines[position])
-        before = lines[position - 1].text if position > 0 else ""
+        line = _ungroup(lines[position])
+        previous = lines[position - 1].text if position > 0 else ""
         position += 1
         if START.search(line.text):
-            pending.begin(line, before)
-            continue
-        if pending.announces(line.text):
-            continue
-        if pending.inside and (boxed := BOXED.match(line.text)):
-            pending.frames.append(f'File "{boxed["path"]}", line {boxed["line"]}, in {boxed["name"]}')
-            continue
-        match = RAISED.match(line.text) or (ANYTHING.match(line.text) if pending.inside and pending.frames else None)
-        indented = match is not None and match["indent"] and not pending.inside and not cut_off
-        if match is None or indented or not _plausible(match, pending.inside):
-            cut_off = cut_off and line.text.startswith(" ")
-            if (pending.inside or cut_off) and (line.text.startswith(" ") or 'File "' in line.text):
-                pending.add(line)
-            continue
-        text, position = _message(lines, position, match)
-        found.append(pending.join(_raised(line, match["kind"], text, pending), found))
-        pending, cut_off = _Pending(), False
-    return found
+            state, frames = state.enter(line.text, previous), []
+        elif (announced := state.announce(line.text)) is not None:
+            state = announced
+        elif state.place == "inside" and (boxed := BOXED.match(line.text)):
+            frames.append((line.number, f'File "{boxed["path"]}", line {boxed["line"]}, in {boxed["name"]}'))
+        elif match := _match_exception(line.text, state, bool(frames)):
+            message, position = _read_message(lines, position, match)
+            exception = _build(line, match["kind"], message, state, frames)
+            exceptions.append(_join(exception, state, exceptions))
+            state, frames = _State(), []
+        else:
+            state = state.skip(line.text)
+            if state.place != "outside" and (line.text.startswith(" ") or 'File "' in line.text):
+                frames.append((line.number, line.text.strip()))
+    return exceptions
 
 
-def _raised(line: Said, kind: str, text: str, pending: _Pending) -> Raised:
-    agent = line.agent or _of_agent(pending.frames, kind)
-    return Raised(
-        _of_rank(line, pending.spawned),
-        kind,
-        text,
-        tuple(pending.frames),
-        agent=agent,
-        during=pending.during,
-        ignored=pending.ignored,
-        thread=pending.thread,
-        code=tuple(pending.code),
-    )
+def _match_exception(text: str, state: _State, has_frames: bool) -> re.Match[str] | None:
+    """The line that names an exception: in a traceback nearly anything after its frames."""
+    inside = state.place == "inside"
+    match = RAISED.match(text) or (ANYTHING.match(text) if inside and has_frames else None)
+    if match is None or (match["indent"] and state.place == "outside"):
+        return None
+    return match if inside or _is_surely_exception(match) else None
 
 
-def _of_rank(line: Said, rank: int | None) -> Said:
-    return line if line.rank is not None else replace(line, rank=rank)
-
-
-def _ungrouped(line: Said) -> Said:
-    match = GROUPED.match(line.text)
-    return replace(line, text=line.text[match.end() :]) if match else line
-
-
-def _plausible(match: re.Match[str], inside: bool) -> bool:
-    """Outside a traceback only what can be nothing but an exception: `x.Error: text`, not a heading or a log line."""
-    if inside:
-        return True
+def _is_surely_exception(match: re.Match[str]) -> bool:
+    """Outside of a traceback: `x.Error: text` can be nothing else; a heading or a log line can."""
     kind = match["kind"].rsplit(".", 1)[-1]
     return bool(re.search(r"(?:Error|Exception|Interrupt)$", kind)) and (match["text"] != "" or "." in match["kind"])
 
 
-def _of_agent(frames: Sequence[str], kind: str) -> bool:
-    if kind.endswith(("ChildFailedError", "SignalException", "CalledProcessError")):
+def _build(line: LogLine, kind: str, text: str, state: _State, frames: Sequence[tuple[int, str]]) -> LoggedException:
+    texts = tuple(frame for _, frame in frames)
+    return LoggedException(
+        _with_rank(line, state.spawned),
+        kind,
+        text,
+        texts,
+        agent=line.agent or _is_of_agent(texts, kind),
+        during=state.link == "during",
+        ignored=state.origin == "ignored",
+        thread=state.origin == "thread",
+        code=tuple(number for number, frame in frames if not frame.startswith('File "')),
+    )
+
+
+def _join(exception: LoggedException, state: _State, before: list[LoggedException]) -> LoggedException:
+    """With the chain before it, which is taken from `before`."""
+    if not before or not (state.link or state.passes_on):
+        return exception
+    last = before.pop()
+    if state.passes_on:  # a data loader shows the worker's exception after its own
+        line = _with_rank(last.line, exception.line.rank)
+        joined = replace(last, chain=(exception, *last.chain), line=line)
+    else:
+        joined = replace(exception, chain=(*last.chain, replace(last, chain=())))
+    return replace(joined, thread=joined.thread or last.thread, ignored=last.ignored)
+
+
+def _with_rank(line: LogLine, rank: int | None) -> LogLine:
+    return line if line.rank is not None else replace(line, rank=rank)
+
+
+def _ungroup(line: LogLine) -> LogLine:
+    match = GROUPED.match(line.text)
+    return replace(line, text=line.text[match.end() :]) if match else line
+
+
+def _is_of_agent(frames: Sequence[str], kind: str) -> bool:
+    if kind.endswith(OF_LAUNCHER):
         return True
     return any(AGENT_FRAMES.search(frame) for frame in frames) and not any(
         WORKER_FRAMES.search(frame) and not AGENT_FRAMES.search(frame) for frame in frames
     )
 
 
-def _message(lines: list[Said], position: int, match: re.Match[str]) -> tuple[str, int]:
-    """The whole message, and where to go on."""
+def _read_message(lines: list[LogLine], position: int, match: re.Match[str]) -> tuple[str, int]:
+    """The whole message, and the position behind it."""
     parts = [match["text"].removeprefix(":").strip()]
     for line in lines[position : position + MESSAGE_LINES]:
-        other = RAISED.match(line.text)
-        if ENDS_MESSAGE.search(line.text) or CHAINED.search(line.text) or (other and _plausible(other, False)):
+        next_exception = RAISED.match(line.text)
+        if ENDS_MESSAGE.search(line.text) or CHAINED.search(line.text):
             break
-        if not line.text.startswith((" ", "\t")) and len(parts) > 1 and not _goes_on(parts[-1]):
+        if next_exception is not None and _is_surely_exception(next_exception):
+            break
+        if not line.text.startswith((" ", "\t")) and len(parts) > 1 and _ends_sentence(parts[-1]):
             break
         parts.append(line.text.strip())
         position += 1
     return "\n".join(parts), position
 
 
-def _goes_on(text: str) -> bool:
-    return not text.endswith((".", "!", "?")) or text == ""
+def _ends_sentence(text: str) -> bool:
+    return text.endswith((".", "!", "?"))

@@ -8,100 +8,111 @@ from collections.abc import Sequence
 from . import hangs
 from .hangs import FINISHED
 from .scene import STEPS, TROUBLE, Scene
-from .signs import ENDING, Suspect
-from .transcript import Said
+from .suspects import ENDING, Suspects, any_proof
+from .transcript import LogLine
 
 COMPLAINTS = re.compile(
     r"NCCL WARN|A worker died or was killed|^NCCL error|srun: error|slurmstepd: error|terminate called|core dumped"
 )
 FATAL = re.compile(r"(?i)^\W*(?:\w+: |\[\w+\] ?)?(?:fatal|critical|error|panic|aborted)\b(?! ?=)")
 LOSS = re.compile(r"(?i)(?<![a-z])loss\S*[\s=:'\"]+\(?(?:(?P<lost>-?(?:nan|inf)\b)|-?\d)")
-SAID_BY_OTHERS = 18  # level from which what others say of a failure is a sign of one
-LAST_WORDS = 12  # lines at the end of all; a failure is there, if it is anywhere
-BROKEN_OFF = 4  # lines at the end; a traceback that begins there is not told to its end
+REPORTED_BY_OTHERS = 18  # level from which what others print about a failure is a sign of one
+LAST_WORDS = 12  # lines at the end of the logs; if there is a failure, it shows there
+CUT_OFF = 4  # lines at the end; a traceback that begins there is incomplete
 
 
-def failed(seen: Scene, suspects: Sequence[Suspect], secondary: Sequence[Suspect]) -> bool:
+def has_failed(scene: Scene, suspects: Suspects, consequences: Suspects) -> bool:
     """Whether the logs show a failure, and not only trouble that was overcome."""
-    return _in_trouble(seen, suspects, secondary) and not _ended_well(seen, suspects)
+    return _is_in_trouble(scene, suspects, consequences) and not _has_ended_well(scene, suspects)
 
 
-def _in_trouble(seen: Scene, suspects: Sequence[Suspect], secondary: Sequence[Suspect]) -> bool:
-    if _has_ended(seen, suspects):
+def _is_in_trouble(scene: Scene, suspects: Suspects, consequences: Suspects) -> bool:
+    if _has_ended_badly(scene, suspects) or _trains_in_vain(scene):
         return True
-    if any(one.code == "exit-barrier-noise" for one in suspects):
-        return False
-    if any(one.level >= SAID_BY_OTHERS and not one.hint for one in suspects):
+    if any(suspect.code == "exit-barrier-noise" for suspect in suspects):
+        return False  # agents complain at the end of every successful run
+    if any_proof(suspects, REPORTED_BY_OTHERS):
         return True
-    return any(COMPLAINTS.search(line.text) for line in seen.lines) or _last_words_are_bad(seen, secondary)
+    return any(COMPLAINTS.search(line.text) for line in scene.lines) or _ends_with_an_error(scene, consequences)
 
 
-def _has_ended(seen: Scene, suspects: Sequence[Suspect]) -> bool:
-    """Whether anything ended badly, or goes on in vain."""
+def _has_ended_badly(scene: Scene, suspects: Suspects) -> bool:
     return (
-        any(one.level >= ENDING and not one.hint for one in suspects)
-        or _loss_is_lost(seen)
-        or any(one.code != 0 and one.line is not None for one in seen.exits)
-        or any("exit_barrier" not in "".join(one.frames) and not seen.goes_on(one) for one in seen.raised)
-        or any("Traceback (most recent" in line.text for line in seen.lines[-BROKEN_OFF:])
+        any_proof(suspects, ENDING)
+        or any(exit_.code != 0 and exit_.line is not None for exit_ in scene.exits)
+        or _has_uncaught_exception(scene)
+        or any("Traceback (most recent" in line.text for line in scene.lines[-CUT_OFF:])
     )
 
 
-def _loss_is_lost(seen: Scene) -> bool:
-    """The last losses are no numbers: it may well go on to its end, in vain."""
-    losses = [found for line in seen.lines[-LAST_WORDS:] if (found := LOSS.search(line.text))]
-    return len(losses) > 1 and all(one["lost"] for one in losses[-2:])
+def _has_uncaught_exception(scene: Scene) -> bool:
+    return any(
+        "exit_barrier" not in "".join(exception.frames) and not scene.continues_after(exception)
+        for exception in scene.exceptions
+    )
 
 
-def _last_words_are_bad(seen: Scene, secondary: Sequence[Suspect]) -> bool:
-    """The log ends with an error, and not with steps of training or the word of an end."""
-    last = seen.lines[-LAST_WORDS:]
+def _trains_in_vain(scene: Scene) -> bool:
+    """The last losses are not numbers. The run may well continue to its end."""
+    losses = [match for line in scene.lines[-LAST_WORDS:] if (match := LOSS.search(line.text))]
+    return len(losses) > 1 and all(match["lost"] for match in losses[-2:])
+
+
+def _ends_with_an_error(scene: Scene, consequences: Suspects) -> bool:
+    """The log ends with an error, and neither with steps of training nor with words that it has finished."""
+    last = scene.lines[-LAST_WORDS:]
     if any(STEPS.search(line.text) or FINISHED.search(line.text) for line in last):
         return False
-    blames = {one.line.number for one in secondary if one.raised is None or not seen.goes_on(one.raised)}
-    return any(FATAL.search(line.text) or line.number in blames for line in last)
+    complaints = {
+        consequence.line.number
+        for consequence in consequences
+        if consequence.exception is None or not scene.continues_after(consequence.exception)
+    }
+    return any(FATAL.search(line.text) or line.number in complaints for line in last)
 
 
 WELL = re.compile(r"(?i)\b(?:finish(?:ed)?|complet(?:ed?|ion)|done|success(?:ful(?:ly)?)?|succeeded)\b")
-NONE = re.compile(
+NO_TROUBLE = re.compile(
     r"(?i)\b(?:errors?|failed|failures?|warnings?)\W{0,2}\s?0(?!\d)|\b(?:no|0) (?:errors?|failures?|warnings?)\b"
 )
 STATUS = re.compile(r"(?i)\b(?:with|code|status)\W{0,3}-?[1-9]")  # finished with 137
 EXIT_0 = re.compile(r"(?i)\bexit(?:ed|s)?(?: with)?(?: status| code)?\W{0,2}\s?0$")
 
 
-def _ended_well(seen: Scene, suspects: Sequence[Suspect]) -> bool:
-    """Whether all that was bad was overcome: after it each file goes on, and tells of a good end.
+def _has_ended_well(scene: Scene, suspects: Suspects) -> bool:
+    """Whether all trouble was overcome: each file continues after it, and reports a good end.
 
-    A good end is an exit status of 0, where something was said between that and what was bad (`| tee` has one too), or
-    the word of every rank that is known. Not where a launcher has given up.
+    A good end is an exit status of 0, if there are lines between it and the trouble (`| tee` has one too), or the word
+    of every known rank. Not where a launcher has given up.
     """
-    if any(one.kind.endswith("ChildFailedError") for one in seen.raised):
+    if any(exception.kind.endswith("ChildFailedError") for exception in scene.exceptions):
         return False
-    last_bad: dict[str, int] = {}
-    bad = [one.line for one in suspects if one.level >= ENDING and not one.hint]
-    bad += [one.line for one in seen.exits if one.code != 0 and one.line is not None]
-    for line in [*bad, *(one.line for one in seen.raised)]:
-        last_bad[line.source] = max(line.number, last_bad.get(line.source, 0))
-    return bool(last_bad) and all(
-        _goes_well([line for line in seen.lines if line.source == source and line.number > number], seen)
-        for source, number in last_bad.items()
+    last_trouble: dict[str, int] = {}
+    trouble = [suspect.line for suspect in suspects if suspect.level >= ENDING and not suspect.hint]
+    trouble += [exit_.line for exit_ in scene.exits if exit_.code != 0 and exit_.line is not None]
+    trouble += [exception.line for exception in scene.exceptions]
+    for line in trouble:
+        last_trouble[line.source] = max(line.number, last_trouble.get(line.source, 0))
+    return bool(last_trouble) and all(
+        _reports_good_end([line for line in scene.lines if line.source == source and line.number > number], scene)
+        for source, number in last_trouble.items()
     )
 
 
-def _goes_well(after: Sequence[Said], seen: Scene) -> bool:
-    last = after[-LAST_WORDS:]
-    good = [
-        line
-        for line in last
-        if WELL.search(line.text) and not (TROUBLE.search(NONE.sub("", line.text)) or STATUS.search(line.text))
-    ]
+def _reports_good_end(later: Sequence[LogLine], scene: Scene) -> bool:
+    """`later`: the lines of a source after its last trouble."""
+    last = later[-LAST_WORDS:]
+    good = [line for line in last if _is_good(line.text)]
     if not good:
         return False
     if any(EXIT_0.search(line.text.strip()) for line in last[-2:]):
         return True
-    speakers = {rank for line in good for rank in (line.rank, hangs.speaker(line)) if rank is not None}
-    if not seen.ranks:  # nobody says which rank he is: several say it, of all hosts, and it is the last word
-        hosts = {line.host for line in seen.lines if line.source == good[0].source}
+    if not scene.ranks:  # no line names its rank: several lines, of all hosts, and the last line of all is good
+        hosts = {line.host for line in scene.lines if line.source == good[0].source}
         return len(good) > 1 and hosts == {line.host for line in good} and good[-1] is last[-1]
-    return speakers >= {rank for rank, host in seen.ranks.items() if host in (None, good[0].host)}
+    reporting = {rank for line in good for rank in (line.rank, hangs.rank_in_text(line)) if rank is not None}
+    return reporting >= {rank for rank, host in scene.ranks.items() if host in (None, good[0].host)}
+
+
+def _is_good(text: str) -> bool:
+    return bool(WELL.search(text)) and not TROUBLE.search(NO_TROUBLE.sub("", text)) and not STATUS.search(text)

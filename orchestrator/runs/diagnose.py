@@ -19,9 +19,11 @@ from ..commands.context import (
     warn_of_unheard,
 )
 from ..diagnosis import from_logs, missing
-from ..diagnosis.engine import Diagnosis, Finding, Known, diagnose
+from ..diagnosis.dumps import Collective, Dump, Group
+from ..diagnosis.engine import Diagnosis, Finding, diagnose
 from ..diagnosis.exits import Exit
-from ..diagnosis.transcript import Said, origin
+from ..diagnosis.record import RunRecord
+from ..diagnosis.transcript import LogLine, strip_torch_tags
 from ..errors import UnreachableError
 from ..hosts import claims
 from ..hosts.fleet import Fleet
@@ -200,12 +202,12 @@ def judge(
     if first and not any(failure["at"] == first["at"] for _, failure in failures):
         failures.append((first["host"], first))
     by = verdict.get("stopped_by") if verdict["state"] == "killed" else None
-    known = Known(
+    record = RunRecord(
         exits=_exits(failures),
         hosts=tuple(gathered),
         ranks=ranks,
         oom_hosts=tuple(host for host, answer in gathered.items() if answer["oom_kills"]),
-        dumps=[dump for answer in gathered.values() for dump in answer["dumps"]],
+        dumps=[dump_of(summary) for answer in gathered.values() for summary in answer["dumps"]],
         lost=first["host"] if first and first.get("lost") else None,
         stopped_by=by,
         failed_at=min((failure["at"] for _, failure in failures), default=None),
@@ -218,7 +220,7 @@ def judge(
         stalled=bool(first and first.get("stalled")),
         same_code=same_code,
     )
-    return diagnose(_said(lines, gathered, last), known)
+    return diagnose(_said(lines, gathered, last), record)
 
 
 def judge_earlier(
@@ -227,8 +229,8 @@ def judge_earlier(
     """Why an attempt failed after which the run was started again."""
     failures = _failures(gathered, attempt)
     failed_at = min((failure["at"] for _, failure in failures), default=None)
-    known = Known(exits=_exits(failures), failed_at=failed_at, same_code=same_code)
-    return diagnose(_said(lines, gathered, attempt), known).findings[0]
+    record = RunRecord(exits=_exits(failures), failed_at=failed_at, same_code=same_code)
+    return diagnose(_said(lines, gathered, attempt), record).findings[0]
 
 
 def _failures(gathered: Mapping[str, Mapping[str, Any]], attempt: int) -> list[tuple[str, Mapping[str, Any]]]:
@@ -248,10 +250,10 @@ def _exits(failures: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Exit]:
     ]
 
 
-def _said(lines: Sequence[Line], gathered: Mapping[str, Mapping[str, Any]], attempt: int) -> list[Said]:
+def _said(lines: Sequence[Line], gathered: Mapping[str, Mapping[str, Any]], attempt: int) -> list[LogLine]:
     """What was said in an attempt, and what the kernels said meanwhile."""
     told = [
-        Said(0, one.host, one.host, one.rank, one.at, one.text, None, one.stream == "agent", one.attempt, one.stream)
+        LogLine(0, one.host, one.host, one.rank, one.at, one.text, None, one.stream == "agent", one.attempt, one.stream)
         for one in lines
         if one.attempt == attempt
     ]
@@ -259,18 +261,31 @@ def _said(lines: Sequence[Line], gathered: Mapping[str, Mapping[str, Any]], atte
     ended = min((line.at for line in lines if line.attempt > attempt), default=float("inf"))
     for host, answer in gathered.items():
         told += [
-            Said(0, host, host, None, one["at"], one["text"], None, True, attempt)
+            LogLine(0, host, host, None, one["at"], one["text"], None, True, attempt)
             for one in answer["kernel"]
             if begun <= one["at"] < ended
         ]
     told.sort(key=lambda line: line.at or 0.0)
-    return [origin(line, number) for number, line in enumerate(told)]
+    return [strip_torch_tags(line, number) for number, line in enumerate(told)]
 
 
 def exit_of(host: str, failure: Mapping[str, Any]) -> Exit:
     name = failure.get("signal")
     code = -signal.Signals[name].value if name and name in signal.Signals.__members__ else failure.get("exit_code") or 1
     what = f"{failure['what']}" + (f" ({failure['said']})" if failure.get("said") else "")
-    line = Said(-1, host, host, failure["rank"], failure["at"], what)
+    line = LogLine(-1, host, host, failure["rank"], failure["at"], what)
     agent = failure["rank"] is None
     return Exit(code, -1, host, failure["rank"], failure["at"], failure.get("pid"), line, None, not agent, agent)
+
+
+def dump_of(summary: Mapping[str, Any]) -> Dump:
+    """Of what node/flight.py makes of a flight-recorder dump."""
+    groups = tuple(
+        Group(group["group"], group["enqueued"], _collective_of(group["waits"]) if group["waits"] else None)
+        for group in summary["groups"]
+    )
+    return Dump(summary["rank"], groups)
+
+
+def _collective_of(waits: Mapping[str, Any]) -> Collective:
+    return Collective(waits["seq"], waits["op"], waits["sizes"], waits["types"], waits["state"], tuple(waits["frames"]))

@@ -149,4 +149,4 @@ def test_a_start_without_hosts_is_offered_only_where_up_accepts_it(text: str, do
 
 
 def test_the_fixes_of_a_diagnosis_have_no_placeholder_for_the_inventory() -> None:
-    assert [cause.code for cause in causes.load().causes.values() if "INVENTORY" in cause.fix] == []
+    assert [cause.code for cause in causes.load_knowledge().causes.values() if "INVENTORY" in cause.fix] == []

@@ -18,7 +18,7 @@ CASES = sorted(path.parent for path in GOLDEN.glob("*/expected.json"))
 
 def of(folder: Path) -> Diagnosis:
     logs = sorted(path for path in folder.iterdir() if path.suffix == ".log")
-    return diagnose(transcript.read([(str(path), path.read_text(encoding="utf-8")) for path in logs]))
+    return diagnose(transcript.parse_logs([(str(path), path.read_text(encoding="utf-8")) for path in logs]))
 
 
 @pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
@@ -53,7 +53,7 @@ def blocks(name: str) -> list[Block]:
 
 
 def first_code(logs: list[tuple[str, str]]) -> str:
-    findings = diagnose(transcript.read(logs)).findings
+    findings = diagnose(transcript.parse_logs(logs)).findings
     return findings[0].code if findings else "none"
 
 
@@ -91,7 +91,7 @@ def test_the_first_cause_of_a_public_report_is_the_one_that_its_thread_found(
 
 
 def test_every_cause_says_what_it_means_and_how_to_mend_it() -> None:
-    known = causes.load().causes
+    known = causes.load_knowledge().causes
     assert len(known) > 100
     for code, cause in known.items():
         assert re.fullmatch(r"[a-z0-9-]+", code)

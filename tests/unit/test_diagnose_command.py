@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.diagnosis import own as diagnosis_own
-from orchestrator.diagnosis import transcript
+from orchestrator.diagnosis import recorder_lines, transcript
 from orchestrator.diagnosis.engine import Diagnosis, Finding, diagnose
 from orchestrator.diagnosis.from_logs import as_text, of_logs
-from orchestrator.diagnosis.transcript import Said
+from orchestrator.diagnosis.transcript import LogLine
 from orchestrator.output.lines import Line
 from orchestrator.runs import diagnose as diagnose_run
 
@@ -84,7 +83,7 @@ def test_the_evidence_is_the_exception_and_not_the_line_that_raises_it() -> None
     raises = '    raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB" + why())'
     text = ["Traceback (most recent call last):", '  File "/home/ann/train.py", line 9, in <module>', raises]
     text += ["RuntimeError: CUDA out of memory. Tried to allocate 20.00 GiB (GPU 0)"]
-    first = diagnose(transcript.read([("train.log", "\n".join(text))])).findings[0]
+    first = diagnose(transcript.parse_logs([("train.log", "\n".join(text))])).findings[0]
     assert first.code == "cuda-oom"
     assert first.evidence == ('File "/home/ann/train.py", line 9, in <module>', text[-1])
 
@@ -191,7 +190,7 @@ def test_a_loss_that_a_restart_overcame_is_not_the_cause_of_a_later_failure() ->
     found = diagnose_run.judge(lines, verdict, answers, {0: "a", 1: "c"}, attempt=2)
     assert [(one.code, one.hosts, one.rank) for one in found.findings] == [("script-exception", ("c",), 1)]
     plain = "".join(f"{one.host}:{'agent' if one.rank is None else 1} | {one.text}\n" for one in lines)
-    (first,) = diagnose(transcript.read([("run.log", plain)])).findings
+    (first,) = diagnose(transcript.parse_logs([("run.log", plain)])).findings
     assert (first.code, first.hosts, first.rank) == ("script-exception", ("c",), 1)
 
 
@@ -211,12 +210,12 @@ def test_what_a_job_says_that_cannot_start_is_evidence_although_our_program_repo
     lines += [Line(71.0, "a", None, "agent", 1, "ddp-orch: first failure: a: torchrun: FAILED; stopping all nodes")]
     found = diagnose_run.judge(lines, VERDICT, {"a": answer()}, {0: "a"}).findings[0]
     assert not any("first failure" in text for text in found.evidence)
-    assert len(diagnosis_own.cut([Said(0, "a", "a", None, 1.0, lines[0].text, agent=True)])[0]) == 1
+    assert len(recorder_lines.split_off([LogLine(0, "a", "a", None, 1.0, lines[0].text, agent=True)])[0]) == 1
 
 
 def test_the_hosts_of_our_own_logs_may_be_addresses() -> None:
     text = "10.77.0.3:4 ! ValueError: 1 channel\n10.77.0.1:agent | ddp-orch: first failure: 10.77.0.3: rank 4\n"
-    one, other = transcript.read([("run.log", text)])
+    one, other = transcript.parse_logs([("run.log", text)])
     assert (one.host, one.rank, one.text) == ("10.77.0.3", 4, "ValueError: 1 channel")
     assert (other.host, other.agent) == ("10.77.0.1", True)
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 
 from orchestrator.diagnosis import stacks
-from orchestrator.diagnosis.transcript import Said
+from orchestrator.diagnosis.dumps import HangCause
+from orchestrator.diagnosis.transcript import LogLine
 
 
-def said(rank: int, text: str, number: int = 0) -> list[Said]:
+def said(rank: int, text: str, number: int = 0) -> list[LogLine]:
     return [
-        Said(number + place, f"host-{rank}", f"host-{rank}", rank, 1.0, line, None, False, 1, "stderr")
+        LogLine(number + place, f"host-{rank}", f"host-{rank}", rank, 1.0, line, None, False, 1, "stderr")
         for place, line in enumerate(text.splitlines())
     ]
 
 
-def dump(rank: int, state: str, *frames: str, child: str = "") -> list[Said]:
+def dump(rank: int, state: str, *frames: str, child: str = "") -> list[LogLine]:
     header = f"ddp-orch: rank {rank}, {child}pid 9, state {state}, waits in futex: its stacks follow"
     rest = ["Fatal Python error: Aborted", "", "Current thread 0x00007f (most recent call first):", *frames, ""]
     return said(rank, "\n".join([header, *rest, "Extension modules: numpy (total: 1)"]), 100 * rank)
@@ -25,15 +26,15 @@ BACKWARD = '  File "/venv/lib/python3.11/site-packages/torch/autograd/__init__.p
 AT = '  File "/home/ann/code/train.py", line {} in main'
 
 
-def judged(*dumps: list[Said]) -> stacks.Judged:
-    left, found = stacks.cut([line for one in dumps for line in one])
+def judged(*dumps: list[LogLine]) -> HangCause:
+    left, found = stacks.split_off([line for one in dumps for line in one])
     assert left == []
-    result = stacks.judge(found)
+    result = stacks.find_hang_cause(found)
     assert result is not None
     return result[0]
 
 
-def places(found: stacks.Judged) -> list[tuple[str, ...]]:
+def places(found: HangCause) -> list[tuple[str, ...]]:
     """The rank, line and functions that each piece of evidence names."""
     return [tuple(re.findall(r"\b(?:\d+|main|step|backward)\b", one)) for one in found.evidence]
 
@@ -109,15 +110,15 @@ Thread 24311 (idle): "MainThread"
     f (train.py:3)
     <module> (train.py:4)"""
     lines = [*said(2, text), *said(2, "another line", 50)]
-    assert stacks.cut(lines) == (lines, [])  # lines like these may be anybody's, where no run of ours has stalled
-    left, (found,) = stacks.cut(lines, with_py_spy=True)
+    assert stacks.split_off(lines) == (lines, [])  # lines like these may be anybody's, where no run of ours has stalled
+    left, (found,) = stacks.split_off(lines, with_py_spy=True)
     assert [line.text for line in left] == ["another line"]
-    assert found.frames == [("train.py", "3", "f"), ("train.py", "4", "<module>")]
+    assert found.frames == (("train.py", "3", "f"), ("train.py", "4", "<module>"))
 
 
 def test_only_the_first_attempt_counts_and_what_else_is_said_stays() -> None:
     first, second = dump(1, "S", AT.format(8)), dump(1, "S")
-    second = [Said(**{**line.__dict__, "attempt": 2}) for line in second]
+    second = [LogLine(**{**line.__dict__, "attempt": 2}) for line in second]
     between = said(1, "loss 0.1", 50)
-    left, found = stacks.cut([*first, *between, *second])
+    left, found = stacks.split_off([*first, *between, *second])
     assert left == between and [stack.line.attempt for stack in found] == [1]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.diagnosis import transcript
-from orchestrator.diagnosis.engine import Known, diagnose
+from orchestrator.diagnosis.engine import diagnose
+from orchestrator.diagnosis.record import RunRecord
 
 ERROR = """\
 [rank0]: Traceback (most recent call last):
@@ -15,8 +16,8 @@ ERROR = """\
 SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x5 and 4x8)\n"
 
 
-def found(text: str, known: Known | None = None) -> tuple[str, str]:
-    first = diagnose(transcript.read([("train.log", text)]), known).findings[0]
+def found(text: str, record: RunRecord | None = None) -> tuple[str, str]:
+    first = diagnose(transcript.parse_logs([("train.log", text)]), record).findings[0]
     return first.code, first.confidence
 
 
@@ -94,4 +95,4 @@ def test_an_exception_before_a_restart_was_not_caught() -> None:
 
 
 def test_what_the_guards_saw_is_confident() -> None:
-    assert found("step 1\n", Known(lost="gpu-2", failed_at=10.0)) == ("host-lost", "high")
+    assert found("step 1\n", RunRecord(lost="gpu-2", failed_at=10.0)) == ("host-lost", "high")

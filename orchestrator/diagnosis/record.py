@@ -1,0 +1,31 @@
+"""What the hosts of a run know of its end beyond its output. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .dumps import Dump
+from .exits import Exit
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    exits: Sequence[Exit] = ()
+    hosts: Sequence[str] = ()
+    ranks: Mapping[int, str] | None = None
+    oom_hosts: Sequence[str] = ()
+    """Where the cgroup counted a kill for lack of memory."""
+    dumps: Sequence[Dump] = ()
+    """Flight-recorder dumps (node/flight.py)."""
+    lost: str | None = None
+    """The host that became unreachable, where that was the first failure."""
+    stopped_by: str | None = None
+    """Who stopped the run, where it did not fail."""
+    failed_at: float | None = None
+    finished: Mapping[int, float] | None = None
+    """When ranks ended with exit code 0."""
+    stalled: bool = False
+    """No rank had printed a line for run.stall_timeout: the hosts showed the stacks of all ranks and stopped them."""
+    same_code: bool = False
+    """ddp-orch sent the code, so all hosts have the same."""

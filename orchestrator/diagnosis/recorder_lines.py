@@ -1,0 +1,43 @@
+"""The lines that ddp-orch's recorder writes into a run's log. They repeat others, so they prove no cause. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from .transcript import LogLine
+
+# a job that cannot start reports that under the same name, on its own stderr
+RECORDER_LINE = re.compile(r"ddp-orch: (?!cannot start |setup line )")
+ATTEMPT = re.compile(r"ddp-orch: attempt (?P<attempt>\d+) on ")
+LOST = re.compile(r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): host lost\b")
+
+
+def split_attempts(lines: Sequence[LogLine]) -> list[list[LogLine]]:
+    """The lines of each attempt, the last one last: what an earlier one overcame did not end the run.
+
+    A log in plain text has no attempt numbers; there the recorder's lines show where an attempt begins.
+    """
+    numbered = any(line.attempt > 1 for line in lines)
+    attempts: dict[int, list[LogLine]] = {}
+    current: dict[str, int] = {}  # of each source
+    for line in lines:
+        if match := ATTEMPT.match(line.text) if line.agent and not numbered else None:
+            current[line.source] = int(match["attempt"])
+        attempts.setdefault(current.get(line.source, line.attempt), []).append(line)
+    return [attempts[attempt] for attempt in sorted(attempts)] or [[]]
+
+
+def split_off(lines: Sequence[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
+    """The lines of others, and the recorder's."""
+    own = [line for line in lines if line.agent and RECORDER_LINE.match(line.text)]
+    numbers = {line.number for line in own}
+    return [line for line in lines if line.number not in numbers], own
+
+
+def find_lost_host(own: Sequence[LogLine]) -> tuple[str, LogLine] | None:
+    """The host that the recorder reports as lost first, and its line."""
+    for line in reversed(own):
+        if match := LOST.match(line.text):
+            return match["host"], line
+    return None

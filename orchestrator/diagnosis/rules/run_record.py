@@ -1,0 +1,131 @@
+"""What the hosts of a run know beyond its output: who stopped it, which host was lost, where its ranks were. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .. import dumps, recorder_lines, stacks
+from ..hangs import PEER_GONE
+from ..scene import Scene
+from ..suspects import ENDING, Suspect, Suspects, any_proof
+from ..transcript import LogLine
+
+OWN_SIGNALS = ("sigterm-preempted", "user-interrupt", "sighup-session-closed")
+REPORTED = 93  # levels of what the rules here conclude
+EARLY_END = ENDING + 5
+SHOWN_HANG, UNSURE_HANG = 36, 22
+
+
+def drop_own_signals(suspects: Suspects, scene: Scene) -> Suspects:
+    """Signals that ddp-orch itself sent after the first failure are no cause.
+
+    After all rules that go by output, for which the end of a rank is an end, whoever caused it.
+    """
+    failed_at = scene.record.failed_at
+    if failed_at is None:
+        return suspects
+    return tuple(
+        suspect for suspect in suspects if suspect.code not in OWN_SIGNALS or (suspect.line.at or 0.0) < failed_at
+    )
+
+
+def add_stop(suspects: Suspects, scene: Scene) -> Suspects:
+    """The run was stopped, and its head knows by whom.
+
+    Before `find_early_finisher`, which asks whether any end is known.
+    """
+    if scene.record.stopped_by is None:
+        return suspects
+    line = LogLine(len(scene.lines), "", None, None, None, f"stopped by {scene.record.stopped_by}")
+    return (*suspects, Suspect("user-interrupt", REPORTED, line, None, None, "high", line.text))
+
+
+def check_cgroup_kills(suspects: Suspects, scene: Scene) -> Suspects:
+    """SIGKILL on a host whose cgroup has counted a kill for lack of memory.
+
+    It changes a code only; after `add_rank_to_memory_kills`, which would take another rank for such a suspect.
+    """
+    why = "the cgroup has counted a kill for want of memory"
+    return tuple(
+        replace(suspect, code="cgroup-oom-killed", confidence="medium", why=why)
+        if suspect.code == "worker-sigkilled" and suspect.host in scene.record.oom_hosts
+        else suspect
+        for suspect in suspects
+    )
+
+
+def find_early_finisher(suspects: Suspects, scene: Scene) -> Suspects:
+    """Ranks that had ended with exit code 0 when another one lost its peer: they had fewer batches, or left.
+
+    Only where no end is known, and so after `drop_own_signals` and `add_stop`; before `add_lost_host`, which adds one.
+    """
+    finished, failed_at = scene.record.finished or {}, scene.record.failed_at
+    early = sorted(rank for rank, at in finished.items() if failed_at is not None and at < failed_at)
+    complaints = [
+        exception
+        for exception in scene.exceptions
+        if not exception.agent
+        and exception.line.rank not in finished
+        and any(PEER_GONE.search(text) for text in exception.lines)
+    ]
+    if not early or not complaints or any_proof(suspects, ENDING):
+        return suspects
+    first = complaints[0]
+    why = f"rank {', '.join(map(str, early))} had ended with exit code 0, and was still waited for"
+    host = scene.host_of(first.line)
+    uneven = Suspect("uneven-inputs", EARLY_END, first.line, first.line.rank, host, "medium", why, first)
+    return (*suspects, uneven)
+
+
+def add_lost_host(suspects: Suspects, scene: Scene) -> Suspects:
+    """A host that the gang lost, or of which the recorder's line in a log says so.
+
+    After `find_early_finisher`, as ranks that left early may be why a host counts as lost.
+    """
+    reported = recorder_lines.find_lost_host(scene.recorder_lines)
+    host = scene.record.lost or (reported[0] if reported else None)
+    if host is None:
+        return suspects
+    last = next((line for line in reversed(scene.lines) if line.host == host), None)
+    line = reported[1] if reported else last or LogLine(0, host, host, None, scene.record.failed_at, "")
+    return (*suspects, Suspect("host-lost", REPORTED, line, None, host, "high", "nothing was heard of it any more"))
+
+
+def drop_after_stacks(suspects: Suspects, scene: Scene) -> Suspects:
+    """The hosts showed the stacks of all ranks, and stopped them: what comes after that is ddp-orch's own doing.
+
+    After all rules that find suspects, and before `add_hang_causes`, whose suspects have the time of the stacks.
+    """
+    if not scene.stacks:
+        return suspects
+    shown = scene.stacks[0].line
+    return tuple(
+        suspect
+        for suspect in suspects
+        if suspect.line.number < shown.number and (suspect.line.at or 0) < (shown.at or 1)
+    )
+
+
+def add_hang_causes(suspects: Suspects, scene: Scene) -> Suspects:
+    """Who keeps the others waiting, by flight-recorder dumps and by stacks. After `drop_after_stacks`."""
+    return suspects + _suspect_by_dumps(scene) + _suspect_by_stacks(scene)
+
+
+def _suspect_by_dumps(scene: Scene) -> Suspects:
+    cause = dumps.find_hang_cause(scene.record.dumps)
+    if cause is None:
+        return ()
+    host = scene.ranks.get(cause.rank) if cause.rank is not None else None
+    line = LogLine(len(scene.lines), host or "", host, cause.rank, None, "\n".join(cause.evidence))
+    return (Suspect(cause.code, SHOWN_HANG, line, cause.rank, host, "medium", cause.why),)
+
+
+def _suspect_by_stacks(scene: Scene) -> Suspects:
+    shown = stacks.find_hang_cause(scene.stacks)
+    if shown is None:
+        return ()
+    cause, line = shown
+    line = replace(line, text="\n".join(cause.evidence))
+    if cause.rank is None:
+        return (Suspect(cause.code, UNSURE_HANG, line, None, None, "low", cause.why),)
+    return (Suspect(cause.code, SHOWN_HANG, line, cause.rank, line.host, "medium", cause.why),)

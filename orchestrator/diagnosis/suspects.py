@@ -1,0 +1,51 @@
+"""Suspects: signs of a cause in the logs, each with the level that decides which one counts. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from .tracebacks import LoggedException
+from .transcript import LogLine
+
+Confidence = Literal["high", "medium", "low"]
+
+# levels of precedence (docs/diagnose.md)
+DECISIVE = 90  # the kernel, the hardware, the scheduler or ssh report it: whatever the order
+SPECIFIC = 50  # an error that names itself: the first one counts
+ENDING = 30  # a process that ended, a hang: the first one counts
+FALLBACK = 10  # what others print about a failure that is itself not in the logs
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """One sign of one cause, somewhere."""
+
+    code: str
+    level: int
+    line: LogLine
+    rank: int | None
+    host: str | None
+    confidence: Confidence = "high"
+    why: str = ""
+    exception: LoggedException | None = None
+    hint: bool = False
+    """A warning: it explains a failure and proves none."""
+    explains: tuple[str, ...] = ()
+    """Of a hint: the codes that it is the cause of."""
+    also: tuple[str, ...] = ()
+    """Other hosts that show the same."""
+
+
+Suspects = tuple[Suspect, ...]
+
+
+def any_proof(suspects: Suspects, level: int) -> bool:
+    """Whether a suspect of at least this level is more than a hint."""
+    return any(suspect.level >= level and not suspect.hint for suspect in suspects)
+
+
+def map_code(suspects: Suspects, code: str, change: Callable[[Suspect], Suspect]) -> Suspects:
+    """With those of one code changed."""
+    return tuple(change(suspect) if suspect.code == code else suspect for suspect in suspects)
