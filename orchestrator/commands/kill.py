@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ..errors import UnreachableError, UsageError
-from ..hosts.fleet import folded
+from ..hosts.fleet import Fleet, Work, folded
 from ..inventory.advice import command
 from ..inventory.hostnames import nearest
+from ..inventory.model import Host, Inventory
 from ..output.console import Console, fold
 from ..output.terminal import one_line
-from ..runs import registry
+from ..runs import ending, registry
+from ..runs.ending import Killed, Victims
+from ..runs.registry import Listing, Run
+from ..ssh.pipe import ConnectFailure
 from .context import inventory_of_run, open_fleet, stderr_console, warn_of_doubts, warn_of_unheard, whoami
+
+
+@dataclass(frozen=True)
+class Request:
+    """`kill` as it was asked for."""
+
+    wanted: str | None
+    read: Inventory
+    leftovers: bool
+    everything: bool
+    forced: Mapping[str, tuple[int, ...]]
+    grace: float | None
+
+    @property
+    def forced_only(self) -> bool:
+        return bool(self.forced) and not (self.leftovers or self.everything or self.wanted is not None)
+
+    @property
+    def newest(self) -> bool:
+        """Nobody said which run."""
+        return not (self.leftovers or self.everything or self.forced_only) and self.wanted is None
+
+    def command(self, *words: str) -> str:
+        return command("kill", *words, inventory=self.read.path)
 
 
 def kill(
@@ -33,40 +60,131 @@ def kill(
     console = stderr_console()
     read = inventory_of_run(given, hosts, wanted)
     forced = _forced(force, [host.name for host in read.hosts])
-    named_only = bool(forced) and not (leftovers or everything or wanted is not None)
+    asked = Request(wanted, read, leftovers, everything, forced, grace)
     with open_fleet(read) as fleet:
-        # a run that is named is stopped on the other hosts while one of them is silent
-        enough = None if wanted is None else partial(registry.is_known, wanted, read.path)
-        listing = registry.Search(fleet, read.hosts, members=True).wait(enough)
-        warn_of_doubts(listing, console)
-        chosen = [] if named_only else _to_kill(listing, wanted, read.path, leftovers=leftovers, everything=everything)
-        for run in chosen:
-            warn_of_unheard(run, listing, console)
-        port = read.run.rdzv.port
-        victims = registry.Victims(
-            runs=tuple(run.run_id for run in chosen),
-            members={run.run_id: {host: part.get("members", ()) for host, part in run.parts.items()} for run in chosen},
-            stale=wanted is None and not named_only,
-            ports=() if port == "auto" else (port,),
-            force=forced,
-            run_grace=max((run.grace for run in chosen), default=0.0),
-        )
-        result = registry.kill(fleet, read.hosts, victims, grace=grace, by=whoami(), doing="ending")
-    # what a host did not list was not ended there, even if it has answered by now
-    unlisted = {host: error for host, error in listing.failed.items() if host not in listing.late}
-    result = replace(result, failed={**unlisted, **result.failed})
+        result, listing, chosen = _end(asked, fleet, console)
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     _tell_kill(result, chosen, read.path, console)
     others = [run.run_id for run in listing.runs if run.unfinished and run not in chosen]
-    every = command("kill", "--all", inventory=read.path)
-    if others and wanted is None and not (leftovers or named_only):
+    if others and wanted is None and not (leftovers or asked.forced_only):
+        every = asked.command("--all")
         console.note(f"of your runs {', '.join(others)} {'goes' if len(others) == 1 else 'go'} on; `{every}` ends all")
     if result.failed:
-        again = command("kill", *([] if wanted is None else [wanted]), inventory=read.path)
+        again = asked.command(*([] if wanted is None else [wanted]))
         console.warning(f"nothing is proven of {fold(result.failed)}; once it can be reached: {again}")
         return UnreachableError.exit_code
     return 1 if result.remaining else 0
+
+
+def _end(asked: Request, fleet: Fleet, console: Console) -> tuple[Killed, Listing, Sequence[Run]]:
+    """End what was asked for. While a host is silent: what the others are enough to know of, and the rest afterwards.
+
+    Gives the proof, what the hosts listed, and the runs that were chosen.
+    """
+    search = registry.Search(fleet, asked.read.hosts, members=True)
+    listing = first = search.wait(lambda _: True)
+    early: Sequence[Run] = []
+    begun = []
+    if first.late:
+        console.note(f"no answer yet from {fold(first.late)}; {_meanwhile(asked, first)}")
+    if first.late and _needs_rest(asked, first):
+        if asked.wanted is None:
+            # of hosts that contradict each other, a late one may tell which is right
+            early = [run for run in _certain(asked, first) if not run.disputed]
+            begun.append(_begin(asked, first.answered, _victims(asked, early), fleet))
+        listing = search.wait()
+    warn_of_doubts(listing, console)
+    chosen = _certain(asked, listing) if listing.late else _to_kill(asked, listing, console)
+    for run in chosen:
+        warn_of_unheard(run, listing, console)
+    # a host that took no connection is not asked for one again
+    left = {host.name for host in asked.read.hosts if not isinstance(listing.failed.get(host.name), ConnectFailure)}
+    if begun:
+        ids = {run.run_id for run in early}
+        more = replace(_victims(asked, [run for run in chosen if run.run_id not in ids]), stale=False, force={})
+        begun += [_begin(asked, left & first.answered, more, fleet)] if more.runs else []
+        left -= first.answered
+    begun.append(_begin(asked, left, _victims(asked, chosen), fleet))
+    result = ending.proof([run.run_id for run in chosen], [one.wait() for one in begun])
+    # what a host did not list was not ended there, even if it has answered by now
+    return replace(result, failed={**listing.missing, **result.failed}), listing, chosen
+
+
+def _begin(asked: Request, names: Collection[str], victims: Victims, fleet: Fleet) -> Work[Host, ending.Answers]:
+    hosts = [host for host in asked.read.hosts if host.name in names]
+    begun = ending.begin(fleet, hosts, victims, grace=asked.grace, by=whoami(), doing="ending")
+    begun.start()
+    return begun
+
+
+def _victims(asked: Request, chosen: Sequence[Run]) -> Victims:
+    port = asked.read.run.rdzv.port
+    return Victims(
+        runs=tuple(run.run_id for run in chosen),
+        members={run.run_id: {host: part.get("members", ()) for host, part in run.parts.items()} for run in chosen},
+        stale=asked.wanted is None and not asked.forced_only,
+        ports=() if port == "auto" else (port,),
+        force=asked.forced,
+        run_grace=max((run.grace for run in chosen), default=0.0),
+    )
+
+
+# --- which runs
+
+
+def _certain(asked: Request, listing: Listing) -> Sequence[Run]:
+    """What is to be ended whatever hosts may say that have not answered yet.
+
+    Who wants the newest run, or one by a part of its id, may mean one that such a host has.
+    """
+    if asked.wanted is not None:
+        known = registry.is_found(asked.wanted, asked.read.path, listing)
+        run = registry.choose(listing, asked.wanted, asked.read.path) if known else None
+        return [run] if run is not None and _is_meant(run, asked.wanted, listing.late) else []
+    if asked.leftovers or asked.forced_only:
+        return []  # every host clears up after its own runs that have no guard; no host's word ends another's part
+    return [run for run in listing.runs if run.broken or (asked.everything and run.unfinished)]
+
+
+def _is_meant(run: Run, wanted: str, late: Collection[str]) -> bool:
+    """Its name is taken on all its hosts while it is unfinished, so that they have no other run of that name."""
+    return run.run_id == wanted or (run.name == wanted and run.unfinished and set(late) <= set(run.unheard))
+
+
+def _needs_rest(asked: Request, listing: Listing) -> bool:
+    """Whether hosts that have not answered yet have a say in what is to be ended."""
+    if asked.wanted is not None:
+        return not _certain(asked, listing)
+    return asked.newest or asked.everything
+
+
+def _to_kill(asked: Request, listing: Listing, console: Console) -> Sequence[Run]:
+    """With all answers that can be had."""
+    if asked.wanted is not None:
+        return [registry.choose(listing, asked.wanted, asked.read.path)]
+    newest = [run for run in listing.runs if run.unfinished][-1:] if asked.newest else []
+    for run in list(newest):
+        if unknown := set(listing.failed) - set(run.hosts):
+            console.warning(f"{_may_have(unknown)}; to end {run.run_id} all the same: {asked.command(run.run_id)}")
+            newest = []
+    return [*_certain(asked, listing), *newest]
+
+
+def _meanwhile(asked: Request, listing: Listing) -> str:
+    if not _needs_rest(asked, listing):
+        return "the others end what they have"
+    if asked.everything:
+        return "the runs of the others are ended meanwhile"
+    if asked.wanted is not None:
+        return f"waiting, as it may have a run that {asked.wanted!r} means; with its whole id a run is ended at once"
+    newest = [run.run_id for run in listing.runs if run.unfinished][-1:]
+    at_once = "".join(f"; to end {run_id} at once: {asked.command(run_id)}" for run_id in newest)
+    return f"waiting, as {_may_have(listing.late)}{at_once}"
+
+
+def _may_have(hosts: Collection[str]) -> str:
+    return f"{fold(hosts)} may have a newer run"
 
 
 def _forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -84,19 +202,7 @@ def _forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, 
     return found
 
 
-def _to_kill(
-    listing: registry.Listing, wanted: str | None, inventory: str, *, leftovers: bool, everything: bool
-) -> list[registry.Run]:
-    if wanted is not None:
-        return [registry.choose(listing, wanted, inventory)]
-    if leftovers:
-        return []  # every host clears up after its own runs that have no guard; no host's word ends another's part
-    broken = [run for run in listing.runs if run.broken]
-    unfinished = [run for run in listing.runs if run.unfinished]
-    return broken + (unfinished if everything else unfinished[-1:])
-
-
-def _tell_kill(result: registry.Killed, chosen: Sequence[registry.Run], inventory: str, console: Console) -> None:
+def _tell_kill(result: Killed, chosen: Sequence[Run], inventory: str, console: Console) -> None:
     for line in folded(result.failed):
         console.error(line)
     for one in result.remaining:
@@ -124,5 +230,5 @@ def _tell_kill(result: registry.Killed, chosen: Sequence[registry.Run], inventor
             console.note(f"stopped {what or 'leftovers'}: {processes}{where}{proof}")
         else:
             console.note(f"run {what} was over ({chosen[0].state}); nothing of it was left")
-    elif not result.remaining:
+    elif not result.remaining and not result.failed:
         console.note("nothing to end")

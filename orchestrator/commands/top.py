@@ -20,7 +20,7 @@ from ..inventory.hostnames import pick
 from ..inventory.model import Host
 from ..output.console import Console, wants_colour
 from ..output.lines import Mask
-from ..runs import registry
+from ..runs import ending, registry
 from .board import Seen, render
 from .context import inventory_of_run, mask_of, open_fleet, stderr_console, warn_of, warn_of_doubts
 
@@ -196,8 +196,8 @@ class _Live:
                 self._ask("that is not its id, nothing is killed; Enter comes back to the board")
             return
         self._console.note("stopping the run gracefully ...")
-        victims = registry.Victims(runs=(self._run.run_id,), run_grace=self._run.grace)
-        registry.kill(self._fleet, self._hosts, victims, grace=None, by="top")
+        victims = ending.Victims(runs=(self._run.run_id,), run_grace=self._run.grace)
+        ending.kill(self._fleet, self._hosts, victims, grace=None, by="top")
 
     @staticmethod
     def _ask(question: str) -> str:

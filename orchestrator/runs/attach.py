@@ -23,7 +23,7 @@ from ..output.lines import Line, Mask, Painter
 from ..output.terminal import one_line
 from ..output.torchrun_noise import Quieter
 from ..plan.plan import Plan
-from . import registry
+from . import ending
 from .follow import Choice, View
 
 STOP_WINDOW = 10.0  # s for all hosts to hear that the run is to stop, when nobody waits for its end
@@ -136,7 +136,7 @@ def attend(
         bell.heard(batch)
         printer.show(batch)
 
-    victims = registry.Victims(runs=(resolved.run_id,), run_grace=resolved.inventory.run.grace)
+    victims = ending.Victims(runs=(resolved.run_id,), run_grace=resolved.inventory.run.grace)
     with _stopping_on_interrupt(victims, hosts, fleet, console):
         view.run(show)
         printer.close()
@@ -172,14 +172,14 @@ def _diagnose(
 
 @contextlib.contextmanager
 def _stopping_on_interrupt(
-    victims: registry.Victims, hosts: Sequence[Host], fleet: Fleet, console: Console
+    victims: ending.Victims, hosts: Sequence[Host], fleet: Fleet, console: Console
 ) -> Iterator[None]:
     asked: list[threading.Thread] = []
     over = threading.Event()
 
     def stop(grace: float | None, note: str) -> None:
         console.note(note)
-        result = registry.kill(fleet, hosts, victims, grace=grace, by="Ctrl-C")
+        result = ending.kill(fleet, hosts, victims, grace=grace, by="Ctrl-C")
         if not over.is_set():  # else it is we who have closed the sessions
             for line in folded(result.failed):
                 console.warning(f"could not be told to stop: {line}")

@@ -18,7 +18,7 @@ from ..output.lines import Line
 from ..plan import plan
 from ..plan import snapshot as ship
 from ..plan.plan import Plan
-from . import launch, registry
+from . import ending, launch
 from .follow import Choice, View
 from .launch import Surroundings
 
@@ -80,7 +80,7 @@ def _watch(resolved: Plan, fleet: Fleet, around: Surroundings) -> Result:
                 progress.at(host.name, "importing torch")
             view.run(take)
     except KeyboardInterrupt:
-        registry.kill(fleet, hosts, registry.Victims(runs=(resolved.run_id,)), grace=0.0, by="Ctrl-C")
+        ending.kill(fleet, hosts, ending.Victims(runs=(resolved.run_id,)), grace=0.0, by="Ctrl-C")
         raise
     parts = {host: outcome["run"] for host, outcome in view.outcomes.items() if outcome.get("run")}
     verdict = claims.verdict_of(parts, {host.name: node for node, host in enumerate(hosts)}) or {}

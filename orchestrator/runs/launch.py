@@ -30,7 +30,7 @@ from ..plan.snapshot import Snapshot
 from ..schema.facts import Facts
 from ..ssh.config import by_hand
 from ..ui.progress import Silent
-from . import bandwidths, registry
+from . import bandwidths, ending
 from . import probe as preflight
 from .probe import Probed
 
@@ -270,7 +270,7 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
         ) from error
     except (Refused, KeyboardInterrupt) as error:
         # the head's guard may have begun all the same, and obeys no abort then
-        registry.kill(fleet, [head, *others], registry.Victims(runs=(resolved.run_id,)), grace=0.0, by=around.by)
+        ending.kill(fleet, [head, *others], ending.Victims(runs=(resolved.run_id,)), grace=0.0, by=around.by)
         if isinstance(error, Refused):
             raise worst([error], str(error)) from error
         raise

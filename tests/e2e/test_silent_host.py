@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from lab.host import Host
 from lab.lab import Lab
+from lab.waiting import wait_until
 
-from .driver import COUNTER, code, counts, ok, orch, script, start, wait_for_state
+from .driver import COUNTER, assert_clean, code, counts, ok, orch, runs, script, start, wait_for_state
 
 LATE = "no answer yet from node-2"
 FAILURE = "node-2: connect:"  # how it begins to say, once the wait for a connection is over
@@ -147,3 +148,47 @@ def test_diagnose_says_what_the_others_show_and_corrects_it_when_the_last_host_a
     assert before.stdout is not None
     assert "first cause:" not in "".join(before.stdout.readlines())  # nothing new, so nothing again
     assert before.wait(60) == 4
+
+
+def test_bare_kill_ends_no_older_run_while_a_silent_host_may_have_a_newer_one(lab3: Lab, late: Host) -> None:
+    inventory = lab3.inventory(cluster_addresses=True, run={"launcher": "direct"}, ssh={"connect_timeout": 8})
+    name = script(lab3, COUNTER)
+    older = start(lab3, inventory, "--hosts", "node-[0-1]", "--", name, "10000", "0.1")
+    newer = start(lab3, inventory, "--hosts", "node-2", "--", name, "10000", "0.1")
+    lab3.hosts[2].cut("ssh")
+    given_up = ok(orch(lab3, "kill", "-i", inventory, "--grace", "1"), 4)
+    assert f"node-2 may have a newer run; to end {older} all the same: ddp-orch kill {older} -i" in given_up.stderr
+    assert lab3.marked(older) and lab3.marked(newer)
+    lab3.hosts[2].heal()
+    ssh_is_silent(late)
+    killing = begin(lab3, "kill", "-i", inventory, "--grace", "1")
+    read_to(killing, "node-2 may have a newer run")
+    ssh_is_silent(late, "CONT")
+    assert killing.stdout is not None
+    said = killing.stdout.read()
+    assert killing.wait(60) == 0, said
+    assert f"stopped {newer}" in said and not lab3.marked(newer)
+    assert runs(lab3, inventory)[older]["state"] == "running"
+    ok(orch(lab3, "kill", "-i", inventory, "--grace", "1"))
+    assert_clean(lab3)
+
+
+def test_kill_all_ends_the_runs_of_the_others_while_a_host_is_silent(lab3: Lab, late: Host) -> None:
+    inventory = lab3.inventory(cluster_addresses=True, run={"launcher": "direct"})
+    name = script(lab3, COUNTER)
+    on_two = start(lab3, inventory, "--hosts", "node-[0-1]", "--", name, "10000", "0.1")
+    on_one = start(lab3, inventory, "--hosts", "node-2", "--", name, "10000", "0.1")
+    ssh_is_silent(late)
+    killing = lab3.popen(
+        ["ddp-orch", "kill", "--all", "--json", "--grace", "1", "-i", str(inventory)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+    wait_until(lambda: not lab3.marked(on_two), 15, "the run of the hosts that answered is ended")
+    assert killing.poll() is None and lab3.marked(on_one)
+    ssh_is_silent(late, "CONT")
+    out, err = killing.communicate(timeout=60)
+    assert killing.returncode == 0, err
+    assert LATE in err and {one["host"] for one in json.loads(out)["killed"]} == {"node-0", "node-1", "node-2"}
+    assert_clean(lab3)

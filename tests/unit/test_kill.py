@@ -11,7 +11,7 @@ from orchestrator.commands.kill import _forced, _tell_kill
 from orchestrator.errors import UsageError
 from orchestrator.node.serve import leftovers
 from orchestrator.output.console import Console
-from orchestrator.runs.registry import Killed
+from orchestrator.runs.ending import Killed
 
 HOSTS = ["gpu-01", "gpu-02", "::1"]
 

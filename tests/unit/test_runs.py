@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.errors import UnreachableError, UsageError
-from orchestrator.hosts.fleet import Fleet, Results
-from orchestrator.runs.registry import Killed, Listing, Run, Victims, choose, kill
+from orchestrator.hosts.fleet import Fleet, Work
+from orchestrator.runs.ending import Killed, Victims, kill
+from orchestrator.runs.registry import Listing, Run, choose
 
 
 def part(node: int, state: str = "running", hosts: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
@@ -117,8 +118,8 @@ def test_several_runs_of_a_host_are_stopped_at_once() -> None:
             together.wait()
             return {"killed": [{"pid": 7, "cmd": arguments["run_id"]}]}
 
-        def each(self, hosts: Sequence[Any], work: Callable[[Any, Any], Any], doing: str) -> Results[Any]:
-            return Results({host.name: work(host, host) for host in hosts}, {})
+        def begin(self, hosts: Sequence[Any], work: Callable[[Any, Any], Any], doing: str) -> Work[Any, Any]:
+            return Work(hosts, lambda host: work(host, host), 1)
 
     host: Any = Host()
     killed = kill(cast(Fleet, host), [host], Victims(runs=("x", "y", "z")), grace=30.0, by="ann")

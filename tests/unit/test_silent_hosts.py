@@ -38,7 +38,10 @@ class TwoHosts(Dialer):
             relay.result(request, {"runs": [A_RUN]})
         elif request["op"] == "stop":
             self.stopped.append(request["args"]["run_id"])
+            self.on_stop()
             relay.result(request, NOTHING)
+
+    def on_stop(self) -> None: ...
 
     def prepare(self, hosts: Any) -> None: ...
 
@@ -68,6 +71,20 @@ def test_a_run_that_is_named_is_stopped_before_a_silent_host_has_answered(
     assert kill.kill(RUN, inventory, None, grace=0.0, **options) == 4
     assert hosts.stopped == [RUN]
     assert re.search(r"\bb: .*`stop`.* 1 s", capsys.readouterr().err)
+
+
+def test_part_of_an_id_may_mean_a_run_of_a_silent_host_and_is_not_ended_before_that_has_answered(
+    hosts: TwoHosts, inventory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed: list[bool] = []
+    monkeypatch.setattr(session, "ANSWER_LIMIT", 2.0)
+    monkeypatch.setattr(session, "LIMITS", {"stop": 1.0})
+    monkeypatch.setattr(hosts, "on_stop", lambda: listed.append("no answer yet from b" in capsys.readouterr().err))
+    options: dict[str, Any] = {"leftovers": False, "everything": False, "force": [], "as_json": False}
+    began = time.monotonic()
+    assert kill.kill(RUN[:10], inventory, None, grace=0.0, **options) == 4
+    assert hosts.stopped == [RUN] and listed == [True]
+    assert time.monotonic() - began > 2.0
 
 
 def test_ps_on_a_terminal_shows_what_there_is_while_a_host_is_silent(
