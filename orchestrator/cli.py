@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import click
 
-from . import __version__, deprecated
-from .commands import completion
+from . import __version__
+from .commands import completion, deprecated
 from .commands import hints as slips
 from .errors import Interrupted, OrchError, UsageError
 

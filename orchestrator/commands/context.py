@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from .. import deprecated
 from ..errors import InventoryError, OrchError, UsageError
 from ..hosts.fleet import Fleet, folded
 from ..hosts.node_program import node_program
@@ -27,6 +26,7 @@ from ..output.lines import SHORTEST_SECRET, Mask
 from ..runs import recent, registry
 from ..ssh.dialer import Dialer
 from ..ui.progress import Progress, Silent
+from . import deprecated
 
 LOOK_PATIENCE = 5.0
 """Seconds that a command which only looks waits for a host to accept a connection."""
