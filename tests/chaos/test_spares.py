@@ -25,8 +25,8 @@ def test_a_lost_host_is_replaced_by_the_spare(lab4: Lab, moment: str) -> None:
         run.wait_for_moment(moment, victim, dice)
         lab4.hosts[victim].crash()
         run.assert_ended(0, "succeeded", within=150, attempt=2)
-    assert f"first failure: node-{victim}: host lost" in run.output
-    assert f"a restart follows, with node-3 in place of node-{victim}" in run.output
+    assert re.search(rf"first failure: node-{victim}: .*\blost\b", run.output)
+    assert re.search(rf"\brestart\b.*\bnode-3\b.*\bnode-{victim}\b", run.output)
     assert re.search(rf"node-3:{victim} +\| rank {victim} step 99 sum 6", run.output)
 
 
@@ -47,7 +47,7 @@ def test_without_a_spare_the_run_goes_on_with_fewer_hosts(lab3: Lab, moment: str
         run.wait_for_moment(moment, victim, dice)
         lab3.hosts[victim].cut()
         run.assert_ended(0, "succeeded", within=150, attempt=2)
-    assert f"a restart follows, on 2 hosts, without node-{victim}" in run.output
+    assert re.search(rf"\brestart\b.*\b2 hosts\b.*\bnode-{victim}\b", run.output)
     assert "rank 1 step 99 sum 3" in run.output
 
 
@@ -58,4 +58,4 @@ def test_a_host_that_fails_twice_gives_its_place_to_the_spare(lab4: Lab) -> None
             run.wait_for("rank 1 step 3 ", times=attempt)
             kill(lab4.hosts[1], worker(lab4.hosts[1], run.run_id))
         run.assert_ended(0, "succeeded", within=200, attempt=3)
-    assert "restart 2 of 3 follows, with node-3 in place of node-1" in run.output
+    assert re.search(r"\brestart 2 of 3\b.*\bnode-3\b.*\bnode-1\b", run.output)

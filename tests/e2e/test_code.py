@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,10 +44,10 @@ def test_credentials_stay_here_and_the_code_line_says_so(tmp_path: Path) -> None
     sent = [".gitignore", "data/set/prepare.py", "inventory.yaml", "train.py", "weights"]
     assert f"has {sent}" in done.stdout
     (line,) = [line for line in done.stderr.splitlines() if "code: " in line]
-    assert line.startswith("- code: 5 files, 11.0 MB, of ")
+    assert line.startswith("- code: 5 files, 11.0 MB, ")
     assert "; largest: weights 11.0 MB, " in line
     assert line.endswith("; 2 credentials left out: .env, certs/tls.key")
-    assert "- not sent, as .gitignore excludes it: data/set/train.bin\n" in done.stderr
+    assert re.search(r"^- .*\.gitignore\b.*: data/set/train\.bin$", done.stderr, re.MULTILINE)
 
 
 def test_what_sync_names_arrives_beside_the_code(tmp_path: Path) -> None:
@@ -63,5 +64,5 @@ def test_a_dry_run_says_what_would_stay_here(tmp_path: Path) -> None:
     done = up(folder, "--dry-run")
     assert "  5 files, 11.0 MB, from " in done.stdout
     assert "\n  2 credentials left out: .env, certs/tls.key\n" in done.stdout
-    assert "\n  not sent, as .gitignore excludes it: data/set/train.bin\n" in done.stdout
-    assert "warning: " in done.stderr and "out is not sent: a link out of the code, to /etc/hostname" in done.stderr
+    assert re.search(r"^  .*\.gitignore\b.*: data/set/train\.bin$", done.stdout, re.MULTILINE)
+    assert re.search(r"^warning: \S*\bout .* /etc/hostname\b", done.stderr, re.MULTILINE)

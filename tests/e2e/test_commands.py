@@ -76,11 +76,11 @@ def test_a_missing_host_is_4_for_ps_logs_and_kill_which_do_what_they_can(lab2: L
     listed = ok(orch(lab2, "ps", "-i", inventory, "--json"), 4)
     assert [run["run_id"] for run in json.loads(listed.stdout)] == [run_id]
     assert "node-1" in listed.stderr and "--hosts '!node-1'" in listed.stderr
-    assert "node-0 (not heard: node-1)" in ok(orch(lab2, "ps", "-i", inventory), 4).stdout
+    assert re.search(r"\bnode-0 \([^)]*\bnode-1\)", ok(orch(lab2, "ps", "-i", inventory), 4).stdout)
     assert "node-0:0" in ok(orch(lab2, "logs", "-i", inventory), 4).stdout
-    assert "node-1 could not be asked" in ok(orch(lab2, "kill", "nosuch", "-i", inventory), 4).stderr
+    assert "error: " in ok(orch(lab2, "kill", "nosuch", "-i", inventory), 4).stderr
     killed = ok(orch(lab2, "kill", "-i", inventory, "--grace", "1", "--json"), 4)
-    assert "nothing is proven of node-1" in killed.stderr
+    assert re.search(r"^warning: .*\bnode-1\b.*\bddp-orch kill\b", killed.stderr, re.MULTILINE)
     proof = json.loads(killed.stdout)
     assert proof["unreachable"] == ["node-1"] and proof["run_id"] == run_id
     lab2.hosts[1].sshd_start()
@@ -97,7 +97,7 @@ def test_a_part_of_the_hosts_can_be_looked_at_though_a_run_needs_more(lab2: Lab)
     assert "node-1:1" in part.stdout and "node-0" not in part.stdout + part.stderr
     assert len(lines_of(lab2, inventory, run_id, "--grep", "count 1[0-4]$")) == 10
     assert lines_of(lab2, inventory, run_id, "--until", "1h") == []
-    assert f"run {run_id}: no such line" in ok(orch(lab2, "logs", "--grep", "zzz", "-i", inventory)).stderr
+    assert run_id in ok(orch(lab2, "logs", "--grep", "zzz", "-i", inventory)).stderr
     assert len(lines_of(lab2, inventory, run_id, "--since", "1h", "--stream", "stdout")) == 40
     assert "no such ranks" in ok(orch(lab2, "logs", "--rank", "7", "-i", inventory), 2).stderr
 
@@ -114,7 +114,7 @@ def test_exec_keeps_stdout_and_stderr_apart_and_names_hosts_that_failed(lab2: La
     assert (second["host"], second["exit_code"]) == ("node-1", None) and second["error"]
     # in a pipe, who has failed is told when the others go on
     first_line, *rest = ok(orch(lab2, "exec", inventory, "--", "sleep 3"), 4).stderr.splitlines()
-    assert "0 of 2 hosts done after" in first_line
+    assert re.match(r"- 0 .*\b2 ", first_line)
     assert "; running: node-0; failed: node-1: connect: " in first_line and rest[-1].startswith("error: node-1: ")
     lab2.hosts[1].sshd_start()
 
@@ -124,7 +124,7 @@ def test_ctrl_c_in_exec_ends_the_command_and_shows_what_the_hosts_have_said_that
     argv = ["ddp-orch", "exec", lab2.inventory(), "--", command]
     with lab2.popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stderr
-        assert "1 of 2 hosts done after 10 s; running: node-1" in running.stderr.readline()
+        assert re.match(r"- 1 .*\b2 .*\b10 s\b.*: node-1$", running.stderr.readline())
         running.send_signal(signal.SIGINT)
         out, errors = running.communicate(timeout=20)
     assert out == "node-0: done\n" and running.returncode == 130
@@ -144,7 +144,7 @@ def test_the_commands_that_up_prints_work_where_it_was_called(lab2: Lab) -> None
         assert follow == "ddp-orch logs -f nightly -i 'my big.yaml'"
         looked = lab2.run(["bash", "-c", f"timeout -s INT 3 {follow}"], cwd=folder, timeout=60)
         assert "rank 0 count 0" in looked.stdout
-        assert "ddp-orch kill nightly -i 'my big.yaml' ends it" in looked.stderr
+        assert "ddp-orch kill nightly -i 'my big.yaml'" in looked.stderr
         assert "no unfinished run" in ok(orch(lab2, "ps")).stderr  # of ./inventory.yaml
         ok(lab2.run(["bash", "-c", "ddp-orch kill nightly --grace 0"], cwd=folder, timeout=60))  # it is remembered
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -154,7 +155,7 @@ def test_ctrl_c_that_ends_the_reader_of_the_output_too_stops_the_run_and_says_so
         up.stdout.close()
         said = up.stderr.read()
         assert up.wait(30) == 130
-    assert "nobody reads the output any more; the run has been told to stop" in said
+    assert re.search(r"^error: .*\boutput\b", said, re.MULTILINE)
     assert "no longer watching" not in said and "Traceback" not in said
     (run_id,) = runs(lab2, inventory)
     wait_for_state(lab2, inventory, run_id, "killed")
@@ -170,7 +171,7 @@ def test_ctrl_c_in_logs_f_ends_the_looking_only_and_says_so(lab2: Lab) -> None:
         assert following.stdout.readline()
         following.send_signal(signal.SIGINT)
         _, errors = following.communicate(timeout=20)
-    assert (following.returncode, errors) == (0, f"the run goes on; ddp-orch kill {run_id} ends it\n")
+    assert following.returncode == 0 and errors.count("\n") == 1 and f"ddp-orch kill {run_id}" in errors
     assert runs(lab2, inventory)[run_id]["state"] == "running"
     ok(orch(lab2, "kill", "-i", inventory, "--grace", "1"))
     assert_clean(lab2)
@@ -215,7 +216,7 @@ def test_a_dead_link_is_found_and_the_logs_go_on_when_it_heals(lab2: Lab) -> Non
     lab2.hosts[1].cut("ssh")
     cut_at = time.monotonic()
     said = follow.stderr.readline()
-    assert "node-1" in said and "trying to reach it again" in said
+    assert said.startswith("warning: node-1: ")
     assert time.monotonic() - cut_at <= 40  # paramiko alone notices nothing for 120 s and more
     while not (lines[-1]["host"] == "node-0" and lines[-1]["text"].endswith(" 250")):
         lines.append(json.loads(follow.stdout.readline()))  # what node-0 prints does not wait for node-1
@@ -231,7 +232,7 @@ rank = int(os.environ["RANK"])
 print("starting", flush=True)
 for step in range(3):
     print(f"step:{step} loss:{3 + rank / 10:.1f} token=correct-horse-battery", flush=True)
-print("\\x1b]0;title\\x07only I say this" if rank == 1 else "the others say this", file=sys.stderr, flush=True)
+print("\\x1b]0;title\\x07only I do" if rank == 1 else "the others do", file=sys.stderr, flush=True)
 """
 
 
@@ -248,7 +249,7 @@ def test_logs_searched_folded_and_written_to_files(lab2: Lab, tmp_path: Path) ->
         (rank, f"step:{step} loss:3.{rank} token=***") for rank in (1, 2) for step in (1, 2)
     ]
     assert [line["text"] for line in lines_of(lab2, inventory, run_id, "--stream", "stderr", "--rank", "1")] == [
-        "only I say this"
+        "only I do"
     ]
     assert lines_of(lab2, inventory, run_id, "--until", "1h") == []
     assert lines_of(lab2, inventory, run_id, "--since", "1h") == lines_of(lab2, inventory, run_id)

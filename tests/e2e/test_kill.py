@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from lab.lab import Lab
 from lab.waiting import wait_until
@@ -79,19 +80,20 @@ def test_another_run_and_other_peoples_look_alikes_survive(lab2: Lab) -> None:
     other = start(lab2, inventory, "--", name, "1000", "0.1")
     begun = ok(orch(lab2, "up", inventory, "-d", "--", name, "1000", "0.1"))
     victim = begun.stdout.strip()
-    assert f"node-[0-1]: run {other} goes on there too, on the same CPUs" in begun.stderr
+    assert re.search(rf"\bnode-\[0-1\]: .*{other}.*\bCPUs\b", begun.stderr)
     wait_for_state(lab2, inventory, victim, "running")
     killed = ok(orch(lab2, "kill", victim, "-i", inventory, "--grace", "1"))
-    assert f"stopped {victim}: 2 processes on 2 hosts; verified: none left" in killed.stderr
+    assert re.search(rf"\b{victim}: 2 processes .*\b2 hosts\b.*\bverified\b", killed.stderr)
     again = ok(orch(lab2, "kill", victim, "-i", inventory))
-    assert f"run {victim} was over (killed); nothing of it was left" in again.stderr
+    assert re.search(rf"\b{victim} .*\(killed\)", again.stderr)
     assert all(process.poll() is None for process in bystanders)
     states = {run_id: run["state"] for run_id, run in runs(lab2, inventory).items()}
     assert (states[other], states[victim]) == ("running", "killed")
     assert not lab2.marked(victim)
     third = start(lab2, inventory, "--", name, "1000", "0.1")
     newest = ok(orch(lab2, "kill", "-i", inventory, "--grace", "1"))
-    assert f"stopped {third}" in newest.stderr and f"of your runs {other} goes on" in newest.stderr
+    assert f"stopped {third}" in newest.stderr
+    assert re.search(rf"\b{other} .*`ddp-orch kill --all\b", newest.stderr)
     ok(orch(lab2, "kill", "--all", "-i", inventory, "--grace", "1"))
     for process in bystanders:
         process.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -19,17 +20,17 @@ def test_a_notification_that_fails_is_reported_before_and_after_a_run_and_on_req
     (tmp_path / "bad.yaml").write_text(f"{hosts}notify: {{webhook: 'http://127.0.0.1:9/x', command: nosuchcmd --x}}\n")
 
     done = orch(tmp_path, "notify", "good.yaml", "--test")
-    assert done.returncode == 0 and "me: notify.command has taken a message" in done.stderr, done.stderr
+    assert done.returncode == 0 and "me: notify.command " in done.stderr, done.stderr
     assert json.loads(heard.read_text())["state"] == "test"
     failed = orch(tmp_path, "notify", "bad.yaml", "--test")
     assert failed.returncode == 3, failed.stderr
-    assert "me: notify.webhook failed: Connection refused" in failed.stderr
-    assert "me: notify.command failed: exit status 127" in failed.stderr
+    assert re.search(r"\bme: notify\.webhook .*: Connection refused$", failed.stderr, re.MULTILINE)
+    assert re.search(r"\bme: notify\.command .*\b127$", failed.stderr, re.MULTILINE)
 
     up = orch(tmp_path, "up", "bad.yaml", "--skip-check", "--", "train.py")
     assert up.returncode == 0, up.stderr
-    assert "notify.webhook would fail: no connection to 127.0.0.1:9: Connection refused" in up.stderr
-    assert "notify.command would fail: nosuchcmd: not found" in up.stderr
-    said = "notify.webhook failed: Connection refused"
-    wait_until(lambda: said in orch(tmp_path, "ps", "bad.yaml", "--all").stderr, 90, "ps says so")
-    assert f"ddp-orch: {said}" in orch(tmp_path, "logs", "-i", "bad.yaml").stdout
+    assert re.search(r"\bnotify\.webhook .* 127\.0\.0\.1:9: Connection refused\b", up.stderr)
+    assert re.search(r"\bnotify\.command .*: nosuchcmd: ", up.stderr)
+    said = re.compile(r"\bnotify\.webhook .*: Connection refused\b")
+    wait_until(lambda: said.search(orch(tmp_path, "ps", "bad.yaml", "--all").stderr), 90, "ps says so")
+    assert re.search(rf"ddp-orch: {said.pattern}", orch(tmp_path, "logs", "-i", "bad.yaml").stdout)

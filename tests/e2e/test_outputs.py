@@ -35,14 +35,14 @@ def test_files_beside_the_code_are_fetched_and_kept_until_then(tmp_path: Path) -
         return done.stderr
 
     said = up("first")
-    assert "does not find them: conf, model.pt on me. {output}" in said and "ddp-orch fetch" in said
+    assert ": conf, model.pt on me" in said and "ddp-orch fetch" in said
     where = Path(re.search(r"\n  in (/.*)", said)[1])  # type: ignore[index]
     assert (where / "model.pt").is_file()
     up("second")
     said = up("third")
-    assert "me: a run is kept longer than run.keep says" in said and "not fetched: " in said, said
+    assert re.search(r"\bme: .*\brun\.keep\b", said) and "not fetched: " in said, said
     pruned = orch(tmp_path, "prune", "inventory.yaml").stderr
-    assert "me: 2 runs are kept longer than run.keep says" in pruned, pruned
+    assert re.search(r"\bme: 2 runs .*\brun\.keep\b", pruned), pruned
 
     done = orch(tmp_path, "fetch", "first")
     assert done.returncode == 0 and "2 files to fetch" in done.stderr, done.stderr
@@ -51,7 +51,7 @@ def test_files_beside_the_code_are_fetched_and_kept_until_then(tmp_path: Path) -
     assert "removed 1 run, " in orch(tmp_path, "prune", "inventory.yaml").stderr
     assert not where.exists()
     forced = orch(tmp_path, "prune", "inventory.yaml", "--force").stderr
-    assert "removed 1 run, " in forced and "kept longer" not in forced, forced
+    assert "removed 1 run, " in forced and "run.keep" not in forced, forced
     missed = orch(tmp_path, "fetch", "third", "*.pt")
     assert missed.returncode == 2 and "are in code/: 'code/*.pt'" in missed.stderr, missed.stderr
     again = orch(tmp_path, "fetch", "third", "code/*.pt")
@@ -69,17 +69,17 @@ def test_outputs_on_a_shared_disk_resume_and_are_fetched_once(tmp_path: Path) ->
         command = ["up", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py"]
         done = orch(tmp_path, *command, "{output}", "$DDP_ORCH_OUTPUT_DIR/x")
         assert done.returncode == 0, done.stderr
-    assert "is not expanded, as no shell reads it; write '{output}/x'" in done.stderr
-    assert "the output folder of mine has files already" in done.stderr
-    assert f"what it wrote is in {tmp_path}/disk/mine on its hosts" in done.stderr
+    assert re.search(r"\$DDP_ORCH_OUTPUT_DIR/x\b.*'\{output\}/x'", done.stderr)
+    assert re.search(r"\bme: .*\bfolder of mine\b", done.stderr)
+    assert re.search(rf" {tmp_path}/disk/mine .*\bddp-orch fetch\b", done.stderr)
     assert orch(tmp_path, "fetch").returncode == 0
     files = sorted(
         str(path.relative_to(tmp_path / "mine")) for path in (tmp_path / "mine").rglob("*") if path.is_file()
     )
     named = orch(tmp_path, "prune", "inventory.yaml", "--outputs", "--run", "mine")
-    assert named.returncode == 2 and f"are in {tmp_path}/disk/mine (run.output)" in named.stderr, named.stderr
+    assert named.returncode == 2 and f" {tmp_path}/disk/mine (run.output)" in named.stderr, named.stderr
     assert files == [".gitignore", "shared/argument", "shared/count", "shared/logs/0.json", "shared/logs/1.json"]
-    assert "0 files to fetch, 0 bytes; 4 unchanged" in orch(tmp_path, "fetch").stderr
+    assert re.search(r"\b0 files .*\b4 unchanged\b", orch(tmp_path, "fetch").stderr)
 
 
 def test_a_run_that_wrote_nothing_is_said_to_have_no_outputs(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_run_that_wrote_nothing_is_said_to_have_no_outputs(tmp_path: Path) -> 
     done = orch(tmp_path, "up", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py")
     assert done.returncode == 0 and "outside" not in done.stderr, done.stderr
     done = orch(tmp_path, "fetch", "mine")
-    assert done.returncode == 0 and "wrote no file to $DDP_ORCH_OUTPUT_DIR" in done.stderr
+    assert done.returncode == 0 and " $DDP_ORCH_OUTPUT_DIR " in done.stderr
     assert not (tmp_path / "mine").exists()
 
 
@@ -103,19 +103,20 @@ def test_a_name_resumes_in_its_folder_which_is_fetched_and_outlives_its_runs(tmp
     for _ in range(2):
         done = orch(tmp_path, "up", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py")
         assert done.returncode == 0, done.stderr
-    assert "me: the output folder of mine has files already; the run goes on there" in done.stderr
+    assert re.search(r"\bme: .*\bfolder of mine\b", done.stderr)
     done = orch(tmp_path, "fetch")  # the newest
     assert done.returncode == 0 and "3 files" in done.stderr, done.stderr
     assert (tmp_path / "mine" / "me" / "count").read_text() == "2"
     assert sorted(path.name for path in (tmp_path / "mine" / "me" / "logs").iterdir()) == ["0.json", "1.json"]
     again = orch(tmp_path, "fetch", "mine", "**/*.json")
-    assert again.returncode == 0 and "0 files to fetch, 0 bytes; 2 unchanged" in again.stderr
+    assert again.returncode == 0 and re.search(r"\b0 files .*\b2 unchanged\b", again.stderr)
     assert orch(tmp_path, "fetch", "mine", "*.pt").returncode == 2
 
     inventory.write_text(hosts + "run: {keep: {runs: 1}}\n")
     pruned = orch(tmp_path, "prune", "inventory.yaml")
     assert pruned.returncode == 0 and "me: removed 1 run, " in pruned.stderr, pruned.stderr
-    assert "nothing to remove; 1 run that is over kept" in orch(tmp_path, "prune", "inventory.yaml").stderr
+    unchanged = orch(tmp_path, "prune", "inventory.yaml").stderr
+    assert re.search(r"\b1 run .*\bkept\b", unchanged) and "removed" not in unchanged
     (output,) = (tmp_path / "state").glob("*/out/mine/count")
     assert output.read_text() == "2"
 
@@ -132,7 +133,7 @@ def test_outputs_are_deleted_when_that_is_asked_for_and_agreed_to(tmp_path: Path
 
     unnamed, _ = kept()
     asked = orch(tmp_path, "prune", "inventory.yaml", "--outputs")
-    assert asked.returncode == 2 and "nothing was deleted; give --yes" in asked.stderr, asked.stderr
+    assert asked.returncode == 2 and "--yes" in asked.stderr, asked.stderr
     assert asked.stdout.splitlines()[1].startswith(f"{unnamed}  me ") and len(kept()) == 2
     done = orch(tmp_path, "prune", "inventory.yaml", "--outputs", "--yes")
     assert done.returncode == 0 and "deleted 1 output folder, " in done.stderr, done.stderr
@@ -158,7 +159,7 @@ def test_what_is_brought_here_does_not_travel_with_the_code_of_the_next_run(tmp_
         return next(line for line in done.stderr.splitlines() if "code: " in line)
 
     first = up()
-    assert re.search(r"code: 3 files, \d+ bytes, of ", first) and str(tmp_path) in first
+    assert re.search(r"code: 3 files, \d+ bytes, ", first) and str(tmp_path) in first
     for command in (["fetch"], ["fetch", "-o", "results/all"], ["logs", "-o", "logs"], ["report"]):
         done = orch(tmp_path, *command)
         assert done.returncode == 0, done.stderr
@@ -195,9 +196,11 @@ def test_of_a_run_that_goes_on_fetch_says_so(tmp_path: Path) -> None:
         assert started.returncode == 0, started.stderr
         wait_until(lambda: "written" in orch(tmp_path, "logs", "mine").stdout, 60, "it has written")
         done = orch(tmp_path, "fetch", "mine")
-        assert done.returncode == 0 and "goes on; what it writes from here on comes by fetching again" in done.stderr
+        assert done.returncode == 0, done.stderr
+        while_running = sum(line.startswith("run ") for line in done.stderr.splitlines())
     finally:
         assert orch(tmp_path, "kill", "--all", "--grace", "1").returncode == 0
-    assert "goes on" not in orch(tmp_path, "fetch", "mine").stderr
+    after_it = sum(line.startswith("run ") for line in orch(tmp_path, "fetch", "mine").stderr.splitlines())
+    assert (while_running, after_it) == (1, 0)
     over = orch(tmp_path, "logs", "-f", "mine")
-    assert over.returncode == 130 and "a new run goes on with it: ddp-orch up --name mine" in over.stderr
+    assert over.returncode == 130 and "ddp-orch up --name mine" in over.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -67,7 +68,7 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint(make_lab: Callable[
     inventory = lab.inventory()
     result = ok(orch(lab, "up", inventory, "--hosts", "node-0"), 4)
     assert "node-0" in result.stderr and "SHA256:" in result.stderr
-    assert "node-[0-1]: host key: its key is not in known_hosts" in ok(orch(lab, "up", inventory), 4).stderr
+    assert re.search(r"\bnode-\[0-1\]: host key: .*\bknown_hosts\b", ok(orch(lab, "up", inventory), 4).stderr)
     accepting = lab.inventory(ssh={"host_keys": "accept-new"}, run={"launcher": "direct"})
     ok(orch(lab, "up", accepting, "--", script(lab, "print(1)")))
 
@@ -131,6 +132,6 @@ def test_a_blocked_rendezvous_port_is_found_before_the_start(lab2: Lab) -> None:
     inventory = lab2.inventory(cluster_addresses=True)
     lab2.hosts[1].cut("cluster")
     result = ok(orch(lab2, "up", inventory, timeout=60), 3)
-    assert "node-1: cannot reach the head" in result.stderr
+    assert re.search(r"\bnode-1: .*\bthe head\b", result.stderr)
     lab2.hosts[1].heal()
     assert_clean(lab2)

@@ -106,7 +106,7 @@ def test_the_report_of_a_failed_run_opens_without_an_error_and_asks_nobody_for_a
     assert seen.errors == () and seen.requests == ()
     assert (seen.width, seen.height) == (900, 800)
     assert RED in seen.colours and GREEN not in seen.colours
-    assert "First failure: gpu-03: rank 27: exit code 1" in seen.text
+    assert "gpu-03: rank 27: exit code 1" in seen.text
     assert "<td>gpu-[00-15]</td><td>0-26,28-127</td><td>closed by peer" in seen.text
     assert seen.text.count("<polyline") > 3 * RANKS / 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -21,14 +22,14 @@ def test_secrets_that_cannot_be_hidden_are_named_and_their_values_are_in_no_reco
     env = {"TOKEN": TOKEN, "PIN": PIN}
     up = orch(tmp_path, "up", "secrets.yaml", "--name", "mine", "--skip-check", "--", "train.py", env=env)
     assert up.returncode == 0, up.stderr
-    assert "PIN: values of fewer than 8 characters are not hidden in output" in up.stderr
+    assert re.search(r"\bPIN: .*\b8\b", up.stderr)
     assert TOKEN not in up.stdout and f"*** {PIN}" in up.stdout
 
     for command in (["logs"], ["logs", "--json"], ["diagnose"], ["report"], ["top"]):
         shown = orch(tmp_path, *command, "mine", "-i", "inventory.yaml")
-        assert "that are not hidden here: PIN, TOKEN not set in this environment" in shown.stderr, (command, shown)
+        assert ": PIN, TOKEN " in shown.stderr, (command, shown)
         hidden = orch(tmp_path, *command, "mine", "-i", "inventory.yaml", env=env)
-        assert "that are not hidden here" not in hidden.stderr and TOKEN not in hidden.stdout, (command, hidden)
+        assert "TOKEN" not in hidden.stderr and TOKEN not in hidden.stdout, (command, hidden)
     assert TOKEN in orch(tmp_path, "logs", "mine", "-i", "inventory.yaml").stdout
     for record in (tmp_path / "state").rglob("*.json*"):
         assert TOKEN not in record.read_text() and PIN not in record.read_text(), record

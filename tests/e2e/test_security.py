@@ -118,7 +118,7 @@ def test_a_host_that_lies_fails_alone_and_writes_nothing_to_the_terminal_or_the_
         for name, argv in COMMANDS.items():
             result = orch(lab2, *argv, "-i", inventory)
             assert result.returncode == (0 if name == "top" else 4), (lie, name, result.stderr)
-            assert "node-1: its answer makes no sense" in result.stderr, (lie, name, result.stderr)
+            assert re.search(r"\bnode-1: .*\banswer\b", result.stderr), (lie, name, result.stderr)
             assert "Traceback" not in result.stderr and not CONTROL.search(result.stdout + result.stderr), (lie, name)
             if name == "logs":
                 assert "node-0:0" in result.stdout
@@ -194,7 +194,7 @@ def test_no_host_but_the_head_tells_how_a_run_ended(lab2: Lab, node: int) -> Non
     tamper(program, "runs", FORGED % node)
     failing = script(lab2, "import os, sys; sys.exit(3 if os.environ['RANK'] == '0' else 0)")
     ended = orch(lab2, "up", inventory, "--name", "mine", "--", failing)
-    assert ended.returncode == 1 and "failed: node-0: rank 0: exit code 3" in ended.stderr, ended.stderr
+    assert ended.returncode == 1 and "node-0: rank 0: exit code 3" in ended.stderr, ended.stderr
     assert orch(lab2, "logs", "-f", "mine", "-i", inventory).returncode == 1
     (run,) = [run for run in runs(lab2, inventory).values() if run["name"] == "mine"]
     assert run["state"] == "failed"
@@ -212,9 +212,8 @@ def test_a_host_that_is_in_no_run_ends_none(lab2: Lab) -> None:
     both = lab2.inventory(hosts=hosts[::-1], run={"launcher": "direct"})
     ok(orch(lab2, "ps", "-i", both))
     (program,) = lab2.hosts[1].home.glob(".local/state/ddp-orch/node-*")
-    listing = (
-        "import json, sys; sys.path.insert(0, sys.argv[1])\nfrom node import runs; print(json.dumps(runs.listing({})))"
-    )
+    listing = "import json, sys; sys.path.insert(0, sys.argv[1])\n"
+    listing += "from node.serve import runs; print(json.dumps(runs.listing({})))"
     at = f"/home/ann/.local/state/ddp-orch/{program.name}"
     listed = lab2.hosts[0].run([lab2.python, "-c", listing, at], "ann", check=True).stdout
     (honest,) = json.loads(listed)["runs"]
@@ -222,7 +221,7 @@ def test_a_host_that_is_in_no_run_ends_none(lab2: Lab) -> None:
     tamper(program, "runs", f"listing = lambda _: {{'runs': [{lie!r}]}}")
     for argv in (("ps",), ("kill", "--leftovers")):
         result = ok(orch(lab2, *argv, "-i", both))
-        assert f"node-1: ignored what it says of run {run_id}" in result.stderr
+        assert re.search(rf"\bnode-1: .*\b{run_id}\b", result.stderr)
     assert runs(lab2, one)[run_id]["state"] == "running"
     assert "nothing to end" in result.stderr
     ok(orch(lab2, "kill", run_id, "-i", one, "--grace", "0"))

@@ -14,6 +14,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+from golden_files import assert_message
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ddp-orch[trainer]'")
 
@@ -139,7 +140,9 @@ def test_hosts_without_a_shared_disk_go_on_from_the_newest_undamaged_snapshot_th
         outputs = outputs_of(ranks)
     assert [process.returncode for process in ranks] == [0, 0, 0]
     assert "resumed epoch:14 step:154 " in outputs[0]
-    assert f"DAMAGED snapshot on {socket.gethostname()}, not used, kept as damaged/{last.name}.damaged" in outputs[1]
+    assert re.search(
+        rf"^DAMAGED .*\b{socket.gethostname()}\b.* damaged/{last.name}\.damaged$", outputs[1], re.MULTILINE
+    )
     assert (tmp_path / "damaged" / f"{last.name}.damaged").exists()
     for host in ("damaged", "whole"):
         assert_same_weights(tmp_path / "empty", tmp_path / host)
@@ -149,17 +152,15 @@ def test_hosts_without_a_shared_disk_go_on_from_the_newest_undamaged_snapshot_th
 def test_missing_torchvision_is_said_in_one_line_by_one_rank(tmp_path: Path) -> None:
     broken = tmp_path / "torchvision"
     broken.mkdir()
-    (broken / "__init__.py").write_text("raise ImportError('No module named torchvision\\nand more')")
+    (broken / "__init__.py").write_text("raise ImportError('no torchvision\\nand more')")
     failed = run(torchrun(2, "-m", "trainer", "--model=resnet18"), cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert failed.returncode == 1  # torchrun's own
     (said,) = [line for line in failed.stderr.splitlines() if line.startswith("trainer: ")]
-    assert "--model resnet18 needs torchvision" in said and "(No module named torchvision)" in said
+    assert "--model resnet18 needs torchvision" in said and "(no torchvision)" in said
     assert re.search(r"exitcode\s*: 2 ", failed.stderr), failed.stderr
 
 
 def test_a_wrong_flag_is_said_in_one_line_by_one_rank(tmp_path: Path) -> None:
     failed = run(torchrun(2, "-m", "trainer", "--batchsize=3"), cwd=tmp_path)
-    said = [line for line in failed.stderr.splitlines() if line.startswith("trainer: ")]
-    assert said == [
-        "trainer: unrecognized arguments: --batchsize=3; did you mean --batch-size? (see python -m trainer --help)"
-    ]
+    (said,) = [line for line in failed.stderr.splitlines() if line.startswith("trainer: ")]
+    assert_message("trainer-unknown-flag", said)

@@ -53,7 +53,7 @@ def test_new_keys_are_shown_as_ssh_keygen_shows_them_and_added_with_yes(tmp_path
         first, second = asked.stdout.splitlines()
         assert first.split()[0] == "new" and as_ssh_keygen(one.host_key) in first and first.endswith("(ED25519)")
         assert as_ssh_keygen(two.directory / "host_rsa") in second and "gpu2" in second and second.endswith("(RSA)")
-        assert "gpu[1-2]: its key is not trusted yet" in asked.stderr
+        assert re.search(r"\bgpu\[1-2\]: .*\bkey\b", asked.stderr)
 
         said = trust(client, hosts, "--yes")
         assert (said.returncode, said.stdout) == (0, asked.stdout), said.stderr
@@ -62,7 +62,7 @@ def test_new_keys_are_shown_as_ssh_keygen_shows_them_and_added_with_yes(tmp_path
         assert [line[:3] for line in lines] == ["|1|", "|1|"] and public(one.host_key) in lines[0]
 
         again = trust(client, hosts)
-        assert again.returncode == 0 and "all keys are trusted; next: ddp-orch check" in again.stderr, again.stderr
+        assert again.returncode == 0 and "ddp-orch check" in again.stderr, again.stderr
         assert "added" not in again.stderr
         assert [line.split()[0] for line in again.stdout.splitlines()] == ["known", "known"]
         assert client.known_hosts.read_text().splitlines() == lines
@@ -81,8 +81,8 @@ def test_a_changed_and_a_revoked_key_are_never_added_but_others_are(tmp_path: Pa
         result = trust(client, [entry(one, "gpu1"), entry(two, "gpu2"), entry(three, "gpu3")], "--yes")
         assert result.returncode == 4
         assert [line.split()[0] for line in result.stdout.splitlines()] == ["CHANGED", "REVOKED", "new"]
-        assert "gpu1" in result.stderr and "THE HOST KEY HAS CHANGED" in result.stderr
-        assert "is revoked by" in result.stderr
+        assert "gpu1" in result.stderr and "HAS CHANGED" in result.stderr
+        assert "revoked" in result.stderr
         known = client.known_hosts.read_text()
         assert public(one.host_key) not in known and known.count(public(two.host_key)) == 1
         assert public(three.host_key) in known
@@ -95,7 +95,7 @@ def test_jump_hosts_are_asked_first_and_what_is_behind_one_only_when_it_is_trust
         client.configure("Host bastion", "HostName 127.0.0.1", f"Port {jump.port}", *identity)
         hosts = [entry(one, "gpu1", proxy_jump="bastion"), entry(jump, "login", identity_file=str(client.key))]
         asked = trust(client, hosts)
-        assert asked.returncode == 4 and "gpu1" in asked.stderr and "on the way to it is not trusted" in asked.stderr
+        assert asked.returncode == 4 and re.search(r"\bgpu1: .*\bjump host\b", asked.stderr), asked.stderr
         assert len(asked.stdout.splitlines()) == 1  # bastion and login are one sshd
         assert one.log().count("Connection from") == 0
 
@@ -127,7 +127,7 @@ def test_the_commands_that_a_changed_key_is_told_with_work_as_they_are(tmp_path:
         client.trust(*(server.known_line(old) for server in servers))
         hosts = [entry(server, f"gpu{number}") for number, server in enumerate(servers, 1)]
         refused = trust(client, hosts, "--yes")
-        assert refused.returncode == 4 and refused.stderr.count("THE HOST KEY HAS CHANGED") == 1, refused.stderr
+        assert refused.returncode == 4 and refused.stderr.count("HAS CHANGED") == 1, refused.stderr
         remove, accept = re.findall("`([^`]+)`", refused.stderr)
         subprocess.run(["bash", "-c", remove], check=True, capture_output=True)
         assert client.known_hosts.read_text() == ""

@@ -31,7 +31,7 @@ def test_the_bundled_trainer_learns_the_digits_on_two_hosts(lab2: Lab) -> None:
     assert accuracy and float(accuracy[1]) >= 0.95
     assert "node-1:1     | start rank:1 world_size:2" in result.stdout
     assert "succeeded" in result.stderr
-    assert "bring it here with: ddp-orch fetch" in result.stderr
+    assert "ddp-orch fetch" in result.stderr
     (run,) = runs(lab2, inventory).values()
     assert run["state"] == "succeeded"
     assert [(node["host"], node["node_rank"], node["exit_code"]) for node in run["nodes"]] == [
@@ -171,7 +171,7 @@ def test_a_script_that_fails_ends_with_1_and_names_the_first_failure(lab2: Lab) 
     text = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(60)\n"
     inventory = lab2.inventory()
     result = ok(orch(lab2, "up", inventory, "--", script(lab2, text)), 1)
-    assert re.search(r"failed: node-1: rank 1: exit code 3", result.stderr)
+    assert "node-1: rank 1: exit code 3" in result.stderr
     assert_clean(lab2)
 
 
