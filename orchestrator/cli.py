@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import click
 
 from . import __version__
-from .commands import completion, deprecated
-from .commands import hints as slips
+from .commands import completion, deprecated, hints
 from .errors import Interrupted, OrchError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -79,7 +78,7 @@ class Command(click.Command):
 
             for notice in notices:
                 warn_once(notice)
-        if not context.resilient_parsing and (said := slips.misplaced(context, option)) is not None:
+        if not context.resilient_parsing and (said := hints.misplaced(context, option)) is not None:
             raise UsageError(said)
         if option is not None:
             context.params["inventory"] = option
@@ -102,7 +101,7 @@ class Program(click.Group):
     command_class = Command
 
     def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
-        context.meta[slips.ARGV] = tuple(argv)
+        context.meta[hints.ARGV] = tuple(argv)
         if not argv and not context.resilient_parsing:
             click.echo(context.get_help(), err=True)
             sys.exit(UsageError.exit_code)
@@ -111,7 +110,7 @@ class Program(click.Group):
     def resolve_command(
         self, context: click.Context, argv: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if (said := slips.elsewhere(argv)) is not None and not context.resilient_parsing:
+        if (said := hints.elsewhere(argv)) is not None and not context.resilient_parsing:
             raise UsageError(said)
         return super().resolve_command(context, argv)
 
@@ -395,15 +394,13 @@ def diagnose(
 
     After 2 s, print the result from the hosts that have answered. If a late answer changes it, print it again.
     """
-    if log:
-        from .diagnosis import from_logs as diagnose_logs
+    from .commands import diagnose as diagnosing
 
-        sys.exit(diagnose_logs.show(diagnose_logs.of_logs([*log, *run]), as_json))
+    if log:
+        sys.exit(diagnosing.diagnose_logs([*log, *run], as_json))
     if len(run) > 1:
         raise UsageError("one RUN at a time; log files come after --log")
-    from .runs import diagnose as diagnose_run
-
-    sys.exit(diagnose_run.show(run[0] if run else None, inventory, hosts, as_json))
+    sys.exit(diagnosing.diagnose_run(run[0] if run else None, inventory, hosts, as_json))
 
 
 @cli.command(short_help="download the outputs of a run")
@@ -488,7 +485,7 @@ def exec_(inventory: str | None, command: tuple[str, ...], hosts: str | None, se
     from .commands import exec as execute
 
     if not command:
-        raise UsageError(slips.no_command(inventory))
+        raise UsageError(hints.no_command(inventory))
     sys.exit(execute.execute(inventory, command, hosts, setup, as_json))
 
 
@@ -567,7 +564,7 @@ def guarded(work: Callable[[], Any]) -> int:
     try:
         work()
     except click.ClickException as error:
-        hint = slips.hint(error)  # first: it takes away what the message offers in vain
+        hint = hints.hint(error)  # first: it takes away what the message offers in vain
         said = error.format_message().rstrip(".")
         console.error(f"{said}{_usage(error)}" if hint is None else f"{said}; {hint}")
         return UsageError.exit_code

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.schema.decode import decode
-from orchestrator.schema.facts import Facts
+from orchestrator.answers.decode import decode
+from orchestrator.answers.facts import Facts
 
 GB = 1 << 30
 PYTHON: dict[str, Any] = {

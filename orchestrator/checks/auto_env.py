@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..schema.facts import Facts
+from ..answers.facts import Facts
 from .network import active_rdma, has_ipv6
 
 FAST = 100_000  # Mbit/s: from there on one thread and one socket of NCCL do not fill the wire

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from ..answers.facts import Facts, Gpu, Python
 from ..plan.plan import Node, Plan
-from ..schema.facts import Facts, Gpu, Python
 from .findings import Findings, Severity, shell_word
 
 SMI = "nvidia-smi -q"

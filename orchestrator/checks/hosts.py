@@ -13,8 +13,8 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
+from ..answers.facts import Facts, Hello, Python
 from ..plan.plan import Node, Plan, arguments
-from ..schema.facts import Facts, Hello, Python
 from ..ssh.pipe import ConnectFailure, with_hosts
 from . import gpus, network, python
 from .findings import Finding, Findings, Severity, say, shell_word

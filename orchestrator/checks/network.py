@@ -7,9 +7,9 @@ import posixpath
 import shlex
 from collections.abc import Mapping
 
+from ..answers.facts import Facts, Python, RdmaPort
 from ..output.terminal import one_line
 from ..plan.plan import Node, Plan
-from ..schema.facts import Facts, Python, RdmaPort
 from .findings import Findings
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ..answers.facts import Facts, NoPython, Python
 from ..plan.plan import Node, Plan
-from ..schema.facts import Facts, NoPython, Python
 from .findings import Findings, Severity, shell_word
 
 TORCH_LEAST = (2, 4)

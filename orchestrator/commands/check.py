@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from ..answers.facts import Facts
 from ..checks import auto_env
 from ..checks import hosts as checks
 from ..checks.auto_env import Choice
@@ -28,7 +29,6 @@ from ..plan import entrypoint, plan
 from ..plan.plan import Plan
 from ..runs import bandwidths, deep, launch, mesh, probe, reach
 from ..runs.mesh import Network
-from ..schema.facts import Facts
 from ..ssh.config import by_hand
 from .context import chosen_inventory, open_fleet, stderr_console
 

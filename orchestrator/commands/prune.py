@@ -13,9 +13,8 @@ from ..inventory import advice
 from ..inventory.run_ids import RUN_ID, SUFFIX
 from ..output.console import fold_messages, size
 from ..runs import registry
+from ..runs.launch import describe_unfetched
 from .context import chosen_inventory, open_fleet, stderr_console
-
-SHOWN = 3  # runs named of many
 
 
 def prune(given: str | None, hosts: str | None, *, force: bool) -> int:
@@ -30,27 +29,12 @@ def prune(given: str | None, hosts: str | None, *, force: bool) -> int:
     for line in fold_messages(said):
         console.note(line)
     for line in fold_messages(
-        {host: kept for host, gone in results.done.items() if (kept := unfetched(gone, read.path))}
+        {host: kept for host, gone in results.done.items() if (kept := describe_unfetched(gone, read.path))}
     ):
         console.warning(line)
     for line in folded(results.failed):
         console.error(line)
     return UnreachableError.exit_code if results.failed else 0
-
-
-def unfetched(answer: Mapping[str, Any], inventory: str) -> str:
-    """What a host says of runs that it only keeps because their files were not fetched; "" when there are none."""
-    runs = answer["unfetched"]
-    if not runs:
-        return ""
-    named = ", ".join(runs[-SHOWN:]) + (f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else "")
-    kept = "a run is" if len(runs) == 1 else f"{len(runs)} runs are"
-    return (
-        f"{kept} kept longer than run.keep says ({size(answer['unfetched_bytes'])}), with files written outside "
-        f"$DDP_ORCH_OUTPUT_DIR that were not fetched: {named}. "
-        f"Fetch them with `{advice.command('fetch', runs[-1], inventory=inventory)}`, or delete them with "
-        f"`{advice.command('prune', '--force', inventory=inventory)}`"
-    )
 
 
 def _words(answer: Mapping[str, Any]) -> str:

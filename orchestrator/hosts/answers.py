@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Generic, TypeVar
 
+from ..answers.decode import MalformedAnswer, decode
+from ..answers.facts import Facts
+from ..answers.network import DialReport, Listening
 from ..inventory.hostnames import NAME
 from ..inventory.run_ids import RUN_ID, RUN_NAME
-from ..schema.decode import MalformedAnswer, decode
-from ..schema.facts import Facts
-from ..schema.network import DialReport, Listening
 
 Shape = Any
 """A type; a range that an int is in; a pattern for a text; None; `[shape]`; `{key: shape}`, other keys allowed;

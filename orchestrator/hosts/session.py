@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
+from ..answers.decode import MalformedAnswer, decode
+from ..answers.facts import Hello
 from ..errors import OrchError, UnreachableError
 from ..node.serve import wire
 from ..output.terminal import one_line
-from ..schema.decode import MalformedAnswer, decode
-from ..schema.facts import Hello
 from ..ssh.dialer import quote
 from ..ssh.pipe import Connection
 from . import answers

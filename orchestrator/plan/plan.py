@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ..answers.facts import Facts, Python
 from ..errors import UsageError
 from ..inventory.model import Host, Inventory
 from ..output.console import size
-from ..schema.facts import Facts, Python
 from . import launchers
 from .launchers import Launcher
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -158,7 +159,7 @@ def _diagnose(
     mask: Mask,
     console: Console,
 ) -> None:
-    from ..diagnosis import from_logs
+    from ..diagnosis import rendering
     from . import diagnose  # only a failed run needs them
 
     parts = {host: outcome["run"] for host, outcome in view.outcomes.items() if outcome.get("run")}
@@ -167,7 +168,10 @@ def _diagnose(
     except OrchError as error:
         console.warning(f"no diagnosis: {error}")
         return
-    from_logs.print_end(found, mask, sys.stderr, about)
+    columns = min(rendering.WIDTH, shutil.get_terminal_size((rendering.WIDTH, 24)).columns)
+    for line in rendering.as_text(rendering.masked(found, mask), columns, rendering.where_more(found, about)):
+        sys.stderr.write(line + "\n")
+    sys.stderr.flush()
 
 
 @contextlib.contextmanager

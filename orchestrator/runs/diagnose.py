@@ -1,94 +1,30 @@
-"""`diagnose RUN`: ask all hosts what they recorded and what they know, and diagnose it."""
+"""Diagnose one run: ask its hosts what they recorded and what they know."""
 
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..commands.context import (
-    FoundRun,
-    find_run_early,
-    inventory_of_run,
-    mask_of,
-    open_fleet,
-    stderr_console,
-    wait_for_rest,
-    warn_of_unheard,
-)
-from ..diagnosis import from_logs, missing
+from ..diagnosis import missing
 from ..diagnosis.dumps import Collective, Dump, Group
 from ..diagnosis.engine import Diagnosis, Finding, diagnose
 from ..diagnosis.exits import Exit
 from ..diagnosis.record import RunRecord
 from ..diagnosis.transcript import LogLine, strip_torch_tags
-from ..errors import UnreachableError
 from ..hosts import claims
 from ..hosts.fleet import Fleet
 from ..hosts.session import Session
-from ..inventory import advice
-from ..inventory.model import Host, Inventory
-from ..output.console import Console, fold
+from ..inventory.model import Host
+from ..output.console import fold
 from ..output.lines import Line
 from . import kept_back
 from .follow import Choice, View
 
 LINES = 100_000  # that are asked for, of all streams together
 MOST_ATTEMPTS = 10  # before the last
-ENDED = {"succeeded": "has succeeded", "failed": "failed", "killed": "was stopped", "lost": "was lost"}
 LINES_A_STREAM = 200, 4000  # the fewest and the most: the last of each, as a failure is at the end
-
-
-def show(wanted: str | None, given: str | None, hosts: str | None, as_json: bool) -> int:
-    """The command. Exit code 4 where a host was not reached."""
-    console = stderr_console()
-    read = inventory_of_run(given, hosts, wanted)
-    with open_fleet(read, looking=True) as fleet:
-        first = final = find_run_early(fleet, read, wanted, console)
-        warn_of_unheard(first.run, first.listing, console)
-        said = None
-        if as_json and first.listing.late:  # one document, by all hosts
-            final = wait_for_rest(first, read, wanted, console)
-        found = _of_found(final, read, fleet)
-        if final.listing.late:
-            console.note(f"no answer yet from {fold(first.listing.late)}; the others show:")
-            _show(found, final, read, as_json, console)
-            sys.stdout.flush()
-            said = found
-            final = wait_for_rest(first, read, wanted, console)
-            found = _of_found(final, read, fleet) if _is_news(first, final) else said
-    if said is None:
-        _show(found, final, read, as_json, console)
-    elif first.listing.late & final.listing.answered:
-        changes = found != said or final.run.run_id != first.run.run_id
-        what = "changes the diagnosis:" if changes else "changes nothing in the diagnosis"
-        console.note(f"{fold(first.listing.late & final.listing.answered)} has answered, which {what}")
-        if changes:
-            _show(found, final, read, as_json, console)
-    return UnreachableError.exit_code if final.listing.failed else 0
-
-
-def _is_news(first: FoundRun, final: FoundRun) -> bool:
-    return final.run.run_id != first.run.run_id or final.run.parts.keys() != first.run.parts.keys()
-
-
-def _of_found(found: FoundRun, read: Inventory, fleet: Fleet) -> Diagnosis:
-    run = found.run
-    return of_run(run.run_id, run.parts, run.nodes, {host.name: host for host in read.hosts}, fleet)
-
-
-def _show(diagnosis: Diagnosis, found: FoundRun, read: Inventory, as_json: bool, console: Console) -> None:
-    run = found.run
-    about = advice.about(run, found.listing.runs, read.path)
-    from_logs.show(diagnosis, as_json, mask_of(read, run, console), about)
-    if not as_json and (run.unfinished or not diagnosis.findings):
-        hang = (
-            f"; if it hangs: {about.command('top')} shows who is silent, and run.stall_timeout ends it with the "
-            "stacks of all ranks"
-        )
-        console.note(f"run {run.run_id} {ENDED.get(run.state, f'is {run.state}')}" + (hang if run.unfinished else ""))
 
 
 def of_run(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from ..answers.facts import Facts
 from ..checks import auto_env
 from ..checks.hosts import Finding, say
-from ..commands.prune import unfetched
 from ..errors import FindingsError, HeldError, Interrupted, OrchError, UnreachableError, UsageError
 from ..hosts.fleet import Fleet, Results, each, folded, worst
 from ..hosts.session import InvalidAnswer, Refused, Session
@@ -27,7 +27,6 @@ from ..plan import plan
 from ..plan.entrypoint import TRAINER
 from ..plan.plan import Code, Plan
 from ..plan.snapshot import Snapshot
-from ..schema.facts import Facts
 from ..ssh.config import by_hand
 from ..ui.progress import Silent
 from . import bandwidths, ending
@@ -36,6 +35,7 @@ from .probe import Probed
 
 LARGE = 10_000_000  # bytes of code from which on it is said what takes the most
 CHUNK = 256 * 1024  # bytes sent at a time
+MOST_NAMED = 3  # runs named of many
 HELD = {"port-in-use", "gpu-memory-held-by-others"}  # findings that say: by somebody else
 
 
@@ -288,9 +288,24 @@ def _say_beside(answers: Mapping[str, Mapping[str, Any]], resolved: Plan, around
 
 
 def _say_unfetched(answers: Mapping[str, Mapping[str, Any]], inventory: str, around: Surroundings) -> None:
-    kept = {host: unfetched(answer, inventory) for host, answer in answers.items()}
+    kept = {host: describe_unfetched(answer, inventory) for host, answer in answers.items()}
     for line in fold_messages({host: said for host, said in kept.items() if said}):
         around.warn(line)
+
+
+def describe_unfetched(answer: Mapping[str, Any], inventory: str) -> str:
+    """What a host says of runs that it only keeps because their files were not fetched; "" when there are none."""
+    runs = answer["unfetched"]
+    if not runs:
+        return ""
+    named = ", ".join(runs[-MOST_NAMED:]) + (f" and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else "")
+    kept = "a run is" if len(runs) == 1 else f"{len(runs)} runs are"
+    return (
+        f"{kept} kept longer than run.keep says ({size(answer['unfetched_bytes'])}), with files written outside "
+        f"$DDP_ORCH_OUTPUT_DIR that were not fetched: {named}. "
+        f"Fetch them with `{advice.command('fetch', runs[-1], inventory=inventory)}`, or delete them with "
+        f"`{advice.command('prune', '--force', inventory=inventory)}`"
+    )
 
 
 def _say_network(

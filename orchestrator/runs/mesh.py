@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..answers.facts import Facts, Lookup
+from ..answers.network import Dialled, DialReport, Listening
 from ..errors import OrchError
 from ..hosts.answers import DIAL, LISTEN
 from ..hosts.fleet import Fleet, Results
 from ..hosts.session import InvalidAnswer, Session
 from ..inventory.model import Host
 from ..plan.plan import Plan
-from ..schema.facts import Facts, Lookup
-from ..schema.network import Dialled, DialReport, Listening
 from .bandwidths import fastest
 
 FULL = 32  # hosts up to which every pair is tried

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..answers.facts import Facts, Hello
 from ..checks import hosts
 from ..hosts.answers import PROBE
 from ..hosts.session import Session
 from ..inventory.model import Notify
 from ..plan.plan import Node, Plan
 from ..plan.snapshot import Snapshot
-from ..schema.facts import Facts, Hello
 
 MAX_SOURCE = 1 << 20  # bytes of a script that is sent to be compiled
 

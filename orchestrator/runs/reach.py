@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping
 from statistics import median
 
+from ..answers.facts import Facts
 from ..checks.findings import Finding, Findings, shell_word
 from ..plan.plan import Plan
-from ..schema.facts import Facts
 from .mesh import Network, Pair
 
 SLOW = 100e6 / 8  # bytes a second: below this any training waits for its network

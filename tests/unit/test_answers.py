@@ -12,6 +12,8 @@ from host_facts import decoded, with_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.answers.decode import MalformedAnswer
+from orchestrator.answers.facts import Hello
 from orchestrator.checks import auto_env, hosts
 from orchestrator.hosts import answers
 from orchestrator.hosts import session as sessions
@@ -20,8 +22,6 @@ from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.hosts.session import InvalidAnswer, Refused, Session, SessionLost
 from orchestrator.inventory import model
 from orchestrator.plan import plan
-from orchestrator.schema.decode import MalformedAnswer
-from orchestrator.schema.facts import Hello
 
 ABSENT = "<absent>"
 A_PROCESS = {"pid": 9, "used_mib": 70000, "uid": 1000, "command": "python"}

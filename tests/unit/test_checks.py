@@ -12,6 +12,8 @@ import pytest
 from golden_files import assert_message
 from host_facts import GPU, PYTHON, decoded, disk, facts, with_gpus
 
+from orchestrator.answers.decode import decode
+from orchestrator.answers.facts import Hello
 from orchestrator.checks.findings import Findings, outliers_of
 from orchestrator.checks.hosts import Finding, judge, path_arguments, unreached
 from orchestrator.errors import OrchError
@@ -19,8 +21,6 @@ from orchestrator.hosts.fleet import folded
 from orchestrator.inventory import model
 from orchestrator.plan import plan
 from orchestrator.runs import probe
-from orchestrator.schema.decode import decode
-from orchestrator.schema.facts import Hello
 from orchestrator.ssh.pipe import ConnectFailure
 
 

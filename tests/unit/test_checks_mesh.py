@@ -12,6 +12,8 @@ from golden_files import assert_message
 from host_facts import ETH0, decoded
 from host_facts import facts as facts_of
 
+from orchestrator.answers.facts import Facts, Lookup
+from orchestrator.answers.network import Dialled, DialReport
 from orchestrator.checks import auto_env
 from orchestrator.checks.findings import Finding
 from orchestrator.checks.network import nccl_matches
@@ -20,8 +22,6 @@ from orchestrator.inventory import model
 from orchestrator.plan import plan
 from orchestrator.runs.mesh import Network, Pair, Subnet, _common, _targets, render
 from orchestrator.runs.reach import judge
-from orchestrator.schema.facts import Facts, Lookup
-from orchestrator.schema.network import Dialled, DialReport
 
 NAMES = ("a", "b", "c", "d")
 ADDRESSES = {name: f"10.0.0.{number}" for number, name in enumerate(NAMES, 1)}

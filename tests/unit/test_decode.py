@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from orchestrator.schema.decode import DEEPEST, NOT_NULL, AnyFloat, MalformedAnswer, decode
+from orchestrator.answers.decode import DEEPEST, NOT_NULL, AnyFloat, MalformedAnswer, decode
 
 
 @dataclass(frozen=True)

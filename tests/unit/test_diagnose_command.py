@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.commands.diagnose import of_logs
 from orchestrator.diagnosis import recorder_lines, transcript
 from orchestrator.diagnosis.engine import Diagnosis, Finding, diagnose
-from orchestrator.diagnosis.from_logs import as_text, of_logs
+from orchestrator.diagnosis.rendering import as_text
 from orchestrator.diagnosis.transcript import LogLine
 from orchestrator.output.lines import Line
 from orchestrator.runs import diagnose as diagnose_run

@@ -1,156 +1,354 @@
-"""Who may import whom, and what runs where."""
+"""Which package may import which, and what runs where. Each rule is shown to fail on a planted violation."""
 
 from __future__ import annotations
 
 import ast
-import graphlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CONTROLLER = sorted(path for path in (ROOT / "orchestrator").rglob("*.py") if not {"node", "payload"} & {*path.parts})
-NODE = sorted((ROOT / "orchestrator" / "node").rglob("*.py"))
-TRAINER = sorted((ROOT / "trainer").glob("*.py"))
-DEMO = {"demo.py", "two_hosts.py", "embedded_ssh.py"}
-"""Here this machine plays the hosts too, behind an SSH server of its own."""
+
+LAYERS = (
+    {"cli"},
+    {"demo"},
+    {"commands"},
+    {"runs"},
+    {"checks", "hosts"},
+    {"plan", "ssh", "diagnosis", "ui"},
+    {"answers"},
+    {"inventory"},
+    {"output"},
+    {"errors"},
+)
+"""The controller's rooms. A room imports only rooms of lower layers, never one beside it."""
+
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+
+SHARED = {"node", "node.serve.figures", "node.serve.unpack", "node.serve.wire"}
+"""What the controller imports of the node program: the protocol version, figures in lines, archives, frames."""
+
+PURE = ("inventory", "plan", "checks", "diagnosis", "output")
+OUTSIDE = {"os", "time", "random", "secrets", "socket", "subprocess", "threading"}
+READERS = {
+    "inventory.advice": {"os"},  # the default inventory, to leave it out of advice
+    "inventory.run_ids": {"secrets"},  # makes them
+    "output.console": {"os"},  # os.environ as a type
+    "plan.entrypoint": {"os"},  # paths of the user's code
+    "plan.code_files": {"os"},  # lists the user's code
+    "plan.git": {"os", "subprocess"},  # asks git
+    "plan.snapshot": {"os"},  # reads the user's code
+}
+"""Modules of pure rooms that reach outside, and for what."""
+
+ONLY = {
+    "fabric": {"ssh"},
+    "paramiko": {"ssh", "demo"},
+    "invoke": {"ssh"},
+    "yaml": {"inventory", "diagnosis"},
+    "rich": {"ui", "commands"},
+    "click": {"cli", "commands"},
+    "ClusterShell": {"inventory", "output"},
+    "torch": {"runs.payload"},
+    "torchvision": set(),
+    "numpy": set(),
+}
+"""Third-party packages, and the rooms that import them."""
+
+TWICE = {
+    # one noun, seen by the controller and by the node program
+    "facts": {"answers.facts", "node.serve.facts"},
+    "follow": {"node.serve.follow", "runs.follow"},
+    "gpus": {"checks.gpus", "node.serve.gpus"},
+    "launch": {"node.run.launch", "runs.launch"},
+    "mesh": {"node.serve.mesh", "runs.mesh"},
+    "network": {"answers.network", "checks.network", "node.host.network"},
+    "notify": {"commands.notify", "node.run.notify"},
+    "probe": {"node.serve.probe", "runs.probe"},
+    "runs": {"answers.runs", "node.serve.runs"},
+    "stacks": {"diagnosis.stacks", "node.run.stacks"},
+    # a command, and what it does
+    "diagnose": {"commands.diagnose", "runs.diagnose"},
+    # what starts the deep check, and the script that it runs on the hosts
+    "deep": {"runs.deep", "runs.payload.deep"},
+}
+"""Module names that stand in several packages and mean the same in each."""
+
+Sources = Mapping[str, str]
+"""Module name (without `orchestrator.`; `trainer.` in front for the trainer's) -> source text."""
 
 
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+def load() -> dict[str, str]:
+    sources = {}
+    for package in ("orchestrator", "trainer"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            sources[name.removeprefix("orchestrator.")] = path.read_text(encoding="utf-8")
+    return sources
 
 
-def imports(path: Path) -> Iterator[str]:
-    """The modules that a file imports anywhere in it, relative ones made absolute."""
-    package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(parsed(path)):
+SOURCES = load()
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@cache
+def is_package(name: str) -> bool:
+    return any(other.startswith(f"{name}.") for other in SOURCES) or name in ("orchestrator", "trainer")
+
+
+def imports(name: str, sources: Sources) -> Iterator[str]:
+    """Everything that a module imports, also below `if TYPE_CHECKING` and in functions; ours without `orchestrator.`.
+
+    `from .node import wire` is `node.wire` where that is a module, and `node` otherwise.
+    """
+    whole = name if name.startswith("trainer") or name == "orchestrator" else f"orchestrator.{name}"
+    package = whole.split(".") if is_package(name) else whole.split(".")[:-1]
+    for node in ast.walk(parsed(sources[name])):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (alias.name.removeprefix("orchestrator.") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
-            module = ".".join(filter(None, (base, node.module)))
-            yield module
-            yield from (name for alias in node.names if is_module(name := f"{module}.{alias.name}"))
+            module = ".".join(filter(None, (base, node.module))).removeprefix("orchestrator.")
+            for alias in node.names:
+                inner = f"{module}.{alias.name}" if module != "orchestrator" else alias.name
+                yield inner if inner in sources else module
 
 
-def is_module(name: str) -> bool:
-    """Of ours; else it is a name in a module."""
-    path = ROOT.joinpath(*name.split("."))
-    return path.with_suffix(".py").is_file() or path.is_dir()
+def edges(sources: Sources) -> Iterator[tuple[str, str]]:
+    return ((name, imported) for name in sources for imported in set(imports(name, sources)) if imported != name)
 
 
-def importers(of: str, files: list[Path]) -> set[str]:
-    return {path.name for path in files if any(f"{name}.".startswith(f"{of}.") for name in imports(path))}
+def room(name: str) -> str:
+    return name.split(".")[0]
 
 
-def texts(path: Path) -> Iterator[str]:
-    """The string constants of a file but its docstrings."""
-    tree = parsed(path)
-    prose = {
-        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
-            yield node.value
+def is_controller(name: str) -> bool:
+    return room(name) not in ("node", "trainer")
 
 
-def test_there_is_something_to_look_at() -> None:
-    assert len(CONTROLLER) > 20
-    assert len(NODE) > 15
-    assert len(TRAINER) > 5
+# --- the rules: each gives its violations
 
 
-# --- the node program
+def arrows_point_down(sources: Sources) -> list[str]:
+    return [
+        f"{name} imports {imported}"
+        for name, imported in edges(sources)
+        if room(name) != room(imported)
+        and room(name) in LEVEL
+        and room(imported) in LEVEL
+        and LEVEL[room(name)] >= LEVEL[room(imported)]
+    ]
 
 
-@pytest.mark.parametrize("path", NODE, ids=lambda path: path.name)
-def test_the_node_program_imports_the_standard_library_and_itself(path: Path) -> None:
-    for name in imports(path):
-        assert name.split(".")[0] in sys.stdlib_module_names or f"{name}.".startswith("orchestrator.node."), name
+def every_module_is_in_a_room(sources: Sources) -> list[str]:
+    rooms = {*LEVEL, "node", "trainer", "orchestrator"}
+    return [name for name in sources if room(name) not in rooms]
 
 
-@pytest.mark.parametrize("path", NODE, ids=lambda path: path.name)
-def test_the_node_program_is_written_in_python_3_8(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 8))
-    for node in ast.walk(tree):
-        # valid syntax, but 3.8 fails when it comes by: list[int] in an annotation, and these methods of str
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-            assert node.value.id not in ("list", "dict", "set", "frozenset", "tuple", "type"), f"line {node.lineno}"
-        if isinstance(node, ast.Attribute):
-            assert node.attr not in ("removeprefix", "removesuffix", "pidfd_open", "pidfd_send_signal"), node.attr
+def there_are_no_circles(sources: Sources) -> list[str]:
+    """A package's `__init__` is left out: Python imports it with each of its modules."""
+    below: dict[str, set[str]] = defaultdict(set)
+    for name, imported in edges(sources):
+        if imported in sources and not is_package(imported):
+            below[name].add(imported)
+    circles = []
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        if name in path:
+            circles.append(" > ".join((*path[path.index(name) :], name)))
+        elif name not in done:
+            for imported in sorted(below[name]):
+                visit(imported, (*path, name))
+            done.add(name)
+
+    for name in sorted(sources):
+        visit(name, ())
+    return circles
 
 
-def test_the_node_program_says_its_paths_only_relative_to_its_own_package() -> None:
+def commands_are_imported_by_the_command_line_only(sources: Sources) -> list[str]:
+    return [
+        f"{name} imports {imported}"
+        for name, imported in edges(sources)
+        if room(imported) == "commands" and room(name) not in ("cli", "demo", "commands")
+    ]
+
+
+def decisions_do_not_reach_outside(sources: Sources) -> list[str]:
+    return [
+        f"{name} imports {imported}"
+        for name, imported in edges(sources)
+        if room(name) in PURE and room(imported) in OUTSIDE - READERS.get(name, set())
+    ]
+
+
+def the_controller_shares_little_with_the_node_program(sources: Sources) -> list[str]:
+    """The demo is left out: it plays host."""
+    return [
+        f"{name} imports {imported}"
+        for name, imported in edges(sources)
+        if is_controller(name) and room(name) != "demo" and room(imported) == "node" and imported not in SHARED
+    ]
+
+
+def what_lives_with_the_run_needs_no_session(sources: Sources) -> list[str]:
+    forbidden = {"run": {"serve"}, "host": {"run", "serve"}}
+    return [
+        f"{name} imports {imported}"
+        for name, imported in edges(sources)
+        if name.startswith("node.") and imported.startswith("node.")
+        if (imported.split(".")[1] in forbidden.get(name.split(".")[1], set()))
+    ]
+
+
+def the_node_program_imports_the_standard_library_and_itself(sources: Sources) -> list[str]:
+    return [
+        f"{name} imports {imported}"
+        for name, imported in edges(sources)
+        if room(name) == "node" and room(imported) not in sys.stdlib_module_names and room(imported) != "node"
+    ]
+
+
+def the_node_program_imports_itself_relatively(sources: Sources) -> list[str]:
     """On a host it is the package `node`: there is no `orchestrator` there."""
-    for path in NODE:
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                assert not (node.module or "").startswith("orchestrator"), path.name
+    return [
+        f"{name}, line {node.lineno}"
+        for name in sources
+        if room(name) == "node"
+        for node in ast.walk(parsed(sources[name]))
+        if (isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").startswith("orchestrator"))
+        or (isinstance(node, ast.Import) and any(alias.name.startswith("orchestrator") for alias in node.names))
+    ]
 
 
-def test_the_controller_shares_little_with_the_node_program() -> None:
-    """The two sides of frames and of archives, and how figures are read; the demo plays host."""
-    shared = {
-        name
-        for path in CONTROLLER
-        if path.name not in DEMO
-        for name in imports(path)
-        if "orchestrator.node." in f"{name}."
-    }
-    names = ("", ".serve", ".serve.figures", ".serve.unpack", ".serve.wire")
-    assert shared <= {f"orchestrator.node{name}" for name in names}
+def the_node_program_is_written_in_python_3_8(sources: Sources) -> list[str]:
+    """Its syntax, and what 3.8 accepts and then fails on: `list[int]` in an annotation, and newer methods."""
+    violations = []
+    for name in sources:
+        if room(name) != "node":
+            continue
+        try:
+            tree = ast.parse(sources[name], name, feature_version=(3, 8))
+        except SyntaxError as error:
+            violations.append(f"{name}, line {error.lineno}")
+            continue
+        for node in ast.walk(tree):
+            generic = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id
+            newer = isinstance(node, ast.Attribute) and node.attr
+            if generic in ("list", "dict", "set", "frozenset", "tuple", "type") or newer in (
+                "removeprefix",
+                "removesuffix",
+                "pidfd_open",
+                "pidfd_send_signal",
+            ):
+                violations.append(f"{name}, line {node.lineno}")  # type: ignore[attr-defined]
+    return violations
 
 
-# --- the trainer
+def trainer_and_orchestrator_do_not_know_each_other(sources: Sources) -> list[str]:
+    return [
+        f"{name} imports {imported}"
+        for name, imported in edges(sources)
+        if (room(name) == "trainer") != (room(imported) == "trainer")
+        and (room(imported) == "trainer" or imported in sources or room(imported) == "orchestrator")
+    ]
 
 
-def test_trainer_and_orchestrator_do_not_know_each_other() -> None:
-    assert importers("orchestrator", TRAINER) == set()
-    assert importers("trainer", CONTROLLER + NODE) == set()
+def third_party_packages_have_their_rooms(sources: Sources) -> list[str]:
+    return [
+        f"{name} imports {imported}"
+        for name, imported in edges(sources)
+        if is_controller(name) or room(name) == "node"
+        if room(imported) in ONLY and not any(f"{name}.".startswith(f"{allowed}.") for allowed in ONLY[room(imported)])
+    ]
 
 
-def test_no_two_modules_of_the_trainer_import_each_other() -> None:
-    """Directly or through others, at the top of a file or in a function."""
-    graph = {
-        f"trainer.{path.stem}": {name for name in imports(path) if name.startswith("trainer.") and is_module(name)}
-        for path in TRAINER
-    }
-    assert graph["trainer.__main__"]
-    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which shows the circle
+def no_name_means_two_things(sources: Sources) -> list[str]:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for name in sources:
+        if not is_package(name) and room(name) != "trainer" and not name.endswith("__main__"):
+            homes[name.split(".")[-1]].append(name)
+    return [
+        f"{base}: {', '.join(sorted(names))}"
+        for base, names in homes.items()
+        if len(names) > 1 and not set(names) <= TWICE.get(base, set())
+    ]
 
 
-# --- the controller
+def the_controller_runs_where_there_is_no_proc(sources: Sources) -> list[str]:
+    linux = {"prctl", "memfd_create", "pidfd_open", "splice", "sched_getaffinity", "epoll"}
+    violations = []
+    for name in sources:
+        if not is_controller(name) or room(name) == "demo" or name.startswith("runs.payload"):
+            continue
+        tree = parsed(sources[name])
+        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) and id(node) not in prose else None
+            if (isinstance(text, str) and ("/proc/" in text or text == "/proc")) or (
+                isinstance(node, ast.Attribute) and node.attr in linux
+            ):
+                violations.append(f"{name}, line {node.lineno}")
+        violations += [f"{name} imports ctypes" for imported in imports(name, sources) if room(imported) == "ctypes"]
+    return violations
 
 
-def test_only_the_ssh_modules_import_fabric_and_paramiko() -> None:
-    files = [path for path in CONTROLLER if path.parent.name not in ("ssh", "demo")]
-    assert importers("fabric", files) | importers("paramiko", files) | importers("invoke", files) == set()
-    assert importers("paramiko", CONTROLLER)
+# --- every rule with a violation: the module to which it is added, and the line
+
+RULES: list[tuple[Callable[[Sources], list[str]], str, str]] = [
+    (arrows_point_down, "output.lines", "from ..runs import registry"),
+    (arrows_point_down, "hosts.fleet", "if TYPE_CHECKING:\n    from ..checks.findings import Finding"),
+    (every_module_is_in_a_room, "utils", ""),
+    (there_are_no_circles, "ssh.tcp", "def f():\n    from .dialer import Dialer"),
+    (commands_are_imported_by_the_command_line_only, "runs.launch", "from ..commands.prune import prune"),
+    (decisions_do_not_reach_outside, "plan.plan", "import time"),
+    (decisions_do_not_reach_outside, "diagnosis.engine", "from os import environ"),
+    (the_controller_shares_little_with_the_node_program, "runs.launch", "from ..node.run import gang"),
+    (the_controller_shares_little_with_the_node_program, "commands.report", "from ..node.host.state import Record"),
+    (what_lives_with_the_run_needs_no_session, "node.run.guard", "from ..serve import probe"),
+    (what_lives_with_the_run_needs_no_session, "node.host.state", "from ..run import journal"),
+    (the_node_program_imports_the_standard_library_and_itself, "node.run.gang", "import yaml"),
+    (the_node_program_imports_the_standard_library_and_itself, "node.run.gang", "from ...output import lines"),
+    (the_node_program_imports_itself_relatively, "node.run.gang", "from orchestrator.node.run import guard"),
+    (the_node_program_is_written_in_python_3_8, "node.run.gang", "def f(x: list[int]) -> None: ..."),
+    (the_node_program_is_written_in_python_3_8, "node.run.gang", "match 1:\n    case 1: ..."),
+    (trainer_and_orchestrator_do_not_know_each_other, "trainer.train", "from orchestrator.output import lines"),
+    (trainer_and_orchestrator_do_not_know_each_other, "plan.plan", "import trainer.train"),
+    (third_party_packages_have_their_rooms, "runs.launch", "import paramiko"),
+    (third_party_packages_have_their_rooms, "runs.launch", "def f():\n    import torch"),
+    (no_name_means_two_things, "checks.plan", ""),
+    (the_controller_runs_where_there_is_no_proc, "hosts.fleet", "x = open('/proc/self/stat')"),
+    (the_controller_runs_where_there_is_no_proc, "hosts.fleet", "import ctypes"),
+]
 
 
-@pytest.mark.parametrize("heavy", ["torch", "torchvision", "numpy"])
-def test_the_controller_never_imports_torch(heavy: str) -> None:
-    assert importers(heavy, CONTROLLER + NODE) == set()
+@pytest.mark.parametrize("rule", dict.fromkeys(rule for rule, _, _ in RULES), ids=lambda rule: rule.__name__)
+def test_rule(rule: Callable[[Sources], list[str]]) -> None:
+    assert rule(SOURCES) == []
 
 
-@pytest.mark.parametrize("path", [path for path in CONTROLLER if path.name not in DEMO], ids=lambda path: path.name)
-def test_the_controller_runs_where_there_is_no_proc(path: Path) -> None:
-    assert not [text for text in texts(path) if "/proc/" in text or text == "/proc"]
-    assert importers("ctypes", [path]) == set()
-    attributes = {node.attr for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)}
-    assert not attributes & {"prctl", "memfd_create", "pidfd_open", "splice", "sched_getaffinity", "epoll"}
+@pytest.mark.parametrize(("rule", "module", "line"), RULES, ids=lambda value: getattr(value, "__name__", None))
+def test_rule_finds_a_violation(rule: Callable[[Sources], list[str]], module: str, line: str) -> None:
+    planted = {**SOURCES, module: f"{SOURCES.get(module, '')}\n{line}\n"}
+    assert len(rule(planted)) > len(rule(SOURCES))
 
 
-def test_only_the_command_line_reads_argv_environment_clock_and_chance() -> None:
-    """Decisions are values: what they need of the outside is given to them."""
-    inventory = ["inventory/model", "inventory/schema", "inventory/values", "inventory/hostnames"]
-    pure = [*inventory, "plan/plan", "plan/launchers", "checks/hosts", "output/lines"]
-    for name in pure:
-        found = set(imports(ROOT / "orchestrator" / f"{name}.py"))
-        assert not found & {"os", "time", "random", "secrets", "socket", "subprocess"}, name
+def test_exceptions_are_needed() -> None:
+    """A list of exceptions that only grows would allow too much."""
+    assert {name for name in READERS if not set(map(room, imports(name, SOURCES))) & READERS[name]} == set()
+    assert {name for name in SHARED if name not in {imported for _, imported in edges(SOURCES)}} == set()
+    assert set().union(*TWICE.values()) - SOURCES.keys() == set()
 
 
 def test_help_needs_none_of_what_the_commands_need() -> None:

@@ -11,11 +11,11 @@ import host_facts
 import pytest
 from host_facts import GPU, PYTHON, decoded
 
+from orchestrator.answers.facts import Facts
 from orchestrator.inventory import model
 from orchestrator.node.run.link import node_key
 from orchestrator.plan import launchers, plan
 from orchestrator.plan.plan import Code, Plan
-from orchestrator.schema.facts import Facts
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plan"
 COMMAND = ("-u", "train.py", "--lr", "0.1")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .decode import NOT_NULL
-from .values import (
+from .fields import (
     AbsolutePath,
     Attempt,
     FinalState,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .facts import Lookup
-from .values import Address, HostName, Port
+from .fields import Address, HostName, Port
 
 
 @dataclass(frozen=True)

@@ -1,88 +1,21 @@
-"""`diagnose`: read log files, print a diagnosis. Decides nothing."""
+"""Lay a diagnosis out as text for people. Decides nothing. Pure."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TextIO
 
-from ..errors import UsageError
 from ..inventory.advice import AboutRun
 from ..output.console import fold
 from ..output.lines import Mask, presentable, rfc3339
-from . import transcript
-from .engine import FIRST_TIME, Diagnosis, Finding, diagnose, shorten
+from .engine import FIRST_TIME, Diagnosis, Finding, shorten
 
-MOST = 64 << 20  # bytes of one log that are read: half from its beginning, half from its end
 WIDTH = 100  # the most columns
 MOST_SHOWN = 12  # lines
 MOST_EARLIER = 2  # attempts before the last
 MOST_WRAPPED = 4  # lines of one message
-
-
-def of_logs(paths: Sequence[str]) -> Diagnosis:
-    return diagnose(transcript.parse_logs([(path, _read(path)) for path in paths]))
-
-
-def _read(path: str) -> str:
-    if path == "-":
-        return sys.stdin.read()
-    try:
-        with Path(path).open("rb") as file:
-            begin = file.read(MOST // 2)
-            size = file.seek(0, 2)
-            file.seek(max(len(begin), size - MOST // 2))
-            data = begin + file.read()
-    except OSError as error:
-        raise UsageError(f"--log {path}: {error.strerror}") from error
-    return data.decode("utf-8", errors="replace")
-
-
-def show(found: Diagnosis, as_json: bool, mask: Mask | None = None, about: AboutRun | None = None) -> int:
-    """Print it on stdout, of a run with where there is more. 0: to have found a failure is a success."""
-    found = _masked(found, mask or Mask())
-    if as_json:
-        print(json.dumps(found.as_dict(), indent=2))
-    elif not found.findings and not found.earlier:
-        print("no failure is to be seen")
-    else:
-        print("\n".join(as_text(found, _columns(), _more(found, about))))
-    return 0
-
-
-def _more(found: Diagnosis, about: AboutRun | None) -> str:
-    shown = [*found.findings, *(finding for _, finding in reversed(found.earlier))]
-    if about is None or not shown:
-        return ""
-    rank = shown[0].rank
-    only = () if rank is None else ("--rank", str(rank))
-    return f"  all that it said: {about.command('logs', *only)}"
-
-
-def _masked(found: Diagnosis, mask: Mask) -> Diagnosis:
-    def hide(one: Finding) -> Finding:
-        evidence = tuple(presentable(text, False, mask) for text in one.evidence)
-        return replace(one, message=presentable(one.message, False, mask), evidence=evidence)
-
-    earlier = tuple((attempt, hide(finding)) for attempt, finding in found.earlier)
-    return Diagnosis(tuple(map(hide, found.findings)), tuple(map(hide, found.consequences)), earlier)
-
-
-def print_end(found: Diagnosis, mask: Mask, out: TextIO, about: AboutRun) -> None:
-    """At the end of a failed `up`."""
-    for line in as_text(_masked(found, mask), _columns(), _more(found, about)):
-        out.write(line + "\n")
-    out.flush()
-
-
-def _columns() -> int:
-    return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
 def as_text(found: Diagnosis, columns: int = WIDTH, where: str = "") -> list[str]:
@@ -138,3 +71,24 @@ def _of_consequences(consequences: Sequence[Finding]) -> list[str]:
     ranks = {str(one.rank) for one in consequences if one.rank is not None}
     who = f"rank{'s' if len(ranks) > 1 else ''} {fold(ranks)}" if ranks else "the launchers"
     return [f"what {who} said of errors only follows from it; diagnose --json has the lines"]
+
+
+def where_more(found: Diagnosis, about: AboutRun | None) -> str:
+    """The line that says how to see all that the first cause's rank printed; "" for logs that are no run of ours."""
+    shown = [*found.findings, *(finding for _, finding in reversed(found.earlier))]
+    if about is None or not shown:
+        return ""
+    rank = shown[0].rank
+    only = () if rank is None else ("--rank", str(rank))
+    return f"  all that it said: {about.command('logs', *only)}"
+
+
+def masked(found: Diagnosis, mask: Mask) -> Diagnosis:
+    """Hide secrets and tame escape sequences in all that came from hosts."""
+
+    def hide(one: Finding) -> Finding:
+        evidence = tuple(presentable(text, False, mask) for text in one.evidence)
+        return replace(one, message=presentable(one.message, False, mask), evidence=evidence)
+
+    earlier = tuple((attempt, hide(finding)) for attempt, finding in found.earlier)
+    return Diagnosis(tuple(map(hide, found.findings)), tuple(map(hide, found.consequences)), earlier)

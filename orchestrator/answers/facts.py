@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from .decode import NOT_NULL
-from .values import Address, CudaVersion, Port, is_interval
+from .fields import Address, CudaVersion, Port, is_interval
 
 
 @dataclass(frozen=True)
