@@ -8,14 +8,14 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --con
 .PHONY: help demo test test-all chaos breakages fuzz lint clean
 
 help:
-	@echo 'make demo     train on two hosts of this machine, over real SSH: what ddp-orch does, in a minute'
-	@echo 'make test     the core of the tests, in about ten minutes; ARGS="tests/unit -x" for some of them'
-	@echo 'make test-all all tests, as in CI: half an hour'
-	@echo 'make chaos    every fault that a run must survive or end well of: an hour and a half; needs root'
-	@echo 'make breakages  every fault that check knows or a launch may meet, made in a lab: about ten minutes'
-	@echo 'make fuzz     inventories, frames and log lines of any kind, 100,000 of each, and 10,000 answers of hostile hosts: half an hour or more; EXAMPLES=1000'
-	@echo 'make lint     ruff and mypy'
-	@echo 'make clean    remove what these have made'
+	@echo 'make demo     train on two hosts on this machine over real SSH (about a minute)'
+	@echo 'make test     run the core tests (about ten minutes); ARGS="tests/unit -x" selects some'
+	@echo 'make test-all run all tests, as CI does (half an hour)'
+	@echo 'make chaos    inject faults into runs (an hour and a half; needs root)'
+	@echo 'make breakages  make every fault that check knows, in a lab (about ten minutes)'
+	@echo 'make fuzz     test random inventories, frames, log lines and answers of hostile hosts (half an hour or more); EXAMPLES=1000 for fewer'
+	@echo 'make lint     run ruff and mypy'
+	@echo 'make clean    remove everything that these have made'
 
 demo: .venv/.complete
 	@.venv/bin/python -m orchestrator.cli demo

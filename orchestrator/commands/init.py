@@ -24,24 +24,24 @@ MAX_INCLUDES = 16
 FORGES = {"github.com", "gist.github.com", "ssh.github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "git.sr.ht"}
 
 TEXT = """\
-# The hosts of a training run. Every other key has a default; all of them:
+# The hosts of a training run. Every other key has a default. To see all keys:
 #   ddp-orch config{path}
 
-hosts:                  # the first one has rank 0
+hosts:                  # rank 0 runs on the first host
 {hosts}
 
 defaults:               # for all hosts
-  python: python3       # the python that has torch, such as /opt/venv/bin/python
-  # setup: [module load cuda]     # shell lines before it
+  python: python3       # an interpreter with torch, such as /opt/venv/bin/python
+  # setup: [module load cuda]     # shell lines to run before python
 
 # run:
-#   max_restarts: 3     # start again after a failure
+#   max_restarts: 3     # restart after a failure
 
 # Next:
-#   ddp-orch trust{path}    # compare the hosts' keys, accept them
-#   ddp-orch check{path}    # is everything there?
-#   ddp-orch up{path}       # train: the bundled trainer
-#   ddp-orch up{path} -- train.py --lr 0.1    # or your own
+#   ddp-orch trust{path}    # accept the SSH keys of the hosts
+#   ddp-orch check{path}    # find problems before you start
+#   ddp-orch up{path}       # train the bundled model
+#   ddp-orch up{path} -- train.py --lr 0.1    # run your own script
 """
 
 

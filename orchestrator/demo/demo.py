@@ -41,11 +41,12 @@ run:
 """
 
 NEXT = """\
-next: train on your own hosts, which need nothing but sshd, python3 and torch
-  {me} init ann@lovelace ann@hopper    # writes inventory.yaml; name there the python that has torch
-  {me} check    # would a run work, and if not, why
-  {me} up    # the same training there
-  {me} up -- train.py --lr 0.1    # your own script"""
+Next, train on your own hosts. They need only sshd, python3 and torch:
+  {me} init ann@lovelace ann@hopper    # write inventory.yaml; set `python` in it to an interpreter with torch
+  {me} trust    # accept the SSH keys of the hosts
+  {me} check    # find problems before you start
+  {me} up    # train the same model there
+  {me} up -- train.py --lr 0.1    # run your own script"""
 
 
 def main() -> int:
