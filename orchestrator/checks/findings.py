@@ -6,42 +6,12 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 from ..output.console import fold
+from ..output.finding import SEVERITIES, Finding, Severity
 from ..output.terminal import one_line
 
 _PLAIN = re.compile(r"[A-Za-z0-9._/:@+-]+")
-
-Severity = Literal["error", "warning", "note"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A judged fact. `code` is stable (docs/findings.md); equal messages of several hosts are one finding."""
-
-    severity: Severity
-    code: str
-    hosts: tuple[str, ...]
-    message: str
-    fix: str
-    """What to type or to change, one thing a line; never done by us."""
-    evidence: tuple[str, ...] = ()
-    """What was asked, and what the answer was; `try: COMMAND` where the answer is for a person to see."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "severity": self.severity,
-            "code": self.code,
-            "hosts": list(self.hosts),
-            "rank": None,
-            "at": None,
-            "confidence": 1.0,
-            "message": self.message,
-            "evidence": list(self.evidence),
-            "fix": self.fix,
-        }
 
 
 @dataclass

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..answers.facts import Facts, Gpu, Python
+from ..output.finding import Severity
 from ..plan.plan import Node, Plan
-from .findings import Findings, Severity, shell_word
+from .findings import Findings, shell_word
 
 SMI = "nvidia-smi -q"
 HELD_MIB = 1024  # more than this in use by others is worth a word

@@ -14,12 +14,13 @@ from itertools import pairwise
 from statistics import median
 
 from ..answers.facts import Facts, Hello, Python
+from ..output.finding import Finding, Severity
 from ..plan.plan import Node, Plan, arguments
 from ..ssh.pipe import ConnectFailure, with_hosts
 from . import gpus, network, python
-from .findings import Finding, Findings, Severity, say, shell_word
+from .findings import Findings, say, shell_word
 
-__all__ = ["Finding", "judge", "say", "unreached"]
+__all__ = ["judge", "say", "unreached"]
 
 MIB, GIB = 1 << 20, 1 << 30
 STATE_LEAST, DISK_LOW, FILES_LOW = 64 * MIB, GIB, 1000

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 
 from ..answers.facts import Facts, NoPython, Python
+from ..output.finding import Severity
 from ..plan.plan import Node, Plan
-from .findings import Findings, Severity, shell_word
+from .findings import Findings, shell_word
 
 TORCH_LEAST = (2, 4)
 ASK = "python -c 'import sys, importlib.metadata as m; print(sys.version, m.version(\"torch\"))'"

@@ -17,13 +17,13 @@ from ..answers.facts import Facts
 from ..checks import auto_env
 from ..checks import hosts as checks
 from ..checks.auto_env import Choice
-from ..checks.findings import SEVERITIES, Finding, Severity
 from ..errors import FindingsError
 from ..hosts.fleet import Fleet, worst
 from ..inventory import model, run_ids
 from ..inventory.advice import completed
 from ..output import lines as logs
 from ..output.console import fold, wants_colour
+from ..output.finding import SEVERITIES, Finding, Severity
 from ..output.terminal import tame
 from ..plan import entrypoint, plan
 from ..plan.plan import Plan

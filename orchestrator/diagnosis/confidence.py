@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 
+from ..output.finding import Confidence
 from .scene import Scene
-from .suspects import DECISIVE, ENDING, FALLBACK, SPECIFIC, Confidence, Suspect, Suspects
+from .suspects import DECISIVE, ENDING, FALLBACK, SPECIFIC, Suspect, Suspects
 from .tracebacks import INSTALLED, LoggedException
 from .transcript import LogLine
 

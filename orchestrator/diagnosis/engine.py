@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ..output.lines import rfc3339
+from ..output.finding import Finding
 from . import causes, recorder_lines, stacks, verdict
 from .causes import Knowledge
 from .confidence import rate_confidence
@@ -17,43 +17,14 @@ from .record import RunRecord
 from .refine import refine
 from .scene import NO_RECORD, Scene, build_scene
 from .signs import find_suspects, has_complained_of_peers
-from .suspects import ENDING, SPECIFIC, Confidence, Suspect, Suspects
+from .suspects import ENDING, SPECIFIC, Suspect, Suspects
 from .transcript import LogLine
 
-FIRST_TIME = 1e9  # s; an earlier time had no year
 MAX_FINDINGS = 4
 MAX_CONSEQUENCES = 64
 EVIDENCE_LINES = 6
 EVIDENCE_WIDTH = 600
 LAST_LINES = 3  # of a rank that ended without an error
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The contract of `diagnose --json`."""
-
-    severity: Literal["error", "warning", "note"]
-    code: str
-    hosts: tuple[str, ...]
-    rank: int | None
-    at: float | None
-    confidence: Confidence
-    message: str
-    evidence: tuple[str, ...]
-    fix: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "severity": self.severity,
-            "code": self.code,
-            "hosts": list(self.hosts),
-            "rank": self.rank,
-            "at": None if self.at is None or self.at < FIRST_TIME else rfc3339(self.at),
-            "confidence": self.confidence,
-            "message": self.message,
-            "evidence": list(self.evidence),
-            "fix": self.fix,
-        }
 
 
 @dataclass(frozen=True)
@@ -111,12 +82,12 @@ def _finding(suspect: Suspect, scene: Scene, knowledge: Knowledge, severity: Lit
         severity,
         suspect.code,
         tuple(dict.fromkeys([*([host] if host else []), *suspect.also])),
+        cause.meaning + (f" ({suspect.why})" if suspect.why else ""),
+        cause.fix,
+        _evidence(suspect),
         suspect.rank,
         suspect.line.at,
         suspect.confidence,
-        cause.meaning + (f" ({suspect.why})" if suspect.why else ""),
-        _evidence(suspect),
-        cause.fix,
     )
 
 
@@ -170,7 +141,7 @@ def _finding_of_silence(silent: Exit, scene: Scene, knowledge: Knowledge) -> Fin
     if report is not None:
         own = own or [word.text[:EVIDENCE_WIDTH] for word in scene.last_words if word.source == report.source]
     evidence = (*own[-LAST_LINES:], *([report.text.strip()] if report is not None else []))
-    return Finding("error", "unknown", hosts, silent.rank, silent.at, "low", message, evidence, cause.fix)
+    return Finding("error", "unknown", hosts, message, cause.fix, evidence, silent.rank, silent.at, "low")
 
 
 FAILURES = re.compile(
@@ -193,12 +164,12 @@ def _unknown(scene: Scene, knowledge: Knowledge) -> Finding:
     ][:FIRST_LINES]
     evidence = tuple(line.text[:EVIDENCE_WIDTH] for line in lines)
     if not lines:
-        return Finding("error", "unknown", (), None, None, "low", cause.meaning, evidence, cause.fix)
+        return Finding("error", "unknown", (), cause.meaning, cause.fix, confidence="low")
     first = lines[0]
     host = scene.host_of(first)
     message = f"{cause.meaning} The first error is shown."
     hosts = (host,) if host else ()
-    return Finding("error", "unknown", hosts, first.rank, first.at, "low", message, evidence, cause.fix)
+    return Finding("error", "unknown", hosts, message, cause.fix, evidence, first.rank, first.at, "low")
 
 
 # --- consequences
@@ -216,7 +187,7 @@ def _consequences(suspects: Suspects, first: Finding) -> tuple[Finding, ...]:
         shown = text[:EVIDENCE_WIDTH]
         hosts = (suspect.host,) if suspect.host else ()
         code = _code_of_consequence(text, first)
-        findings[place] = Finding("note", code, hosts, suspect.rank, suspect.line.at, "high", shown, (shown,), "")
+        findings[place] = Finding("note", code, hosts, shown, "", (shown,), suspect.rank, suspect.line.at, "high")
     return tuple(findings.values())[:MAX_CONSEQUENCES]
 
 

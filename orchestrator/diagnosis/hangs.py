@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..output.finding import Confidence
 from .exits import Exit
-from .suspects import Confidence
 from .tracebacks import LoggedException
 from .transcript import LogLine
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..output.console import fold
+from ..output.finding import Finding
 from . import causes
-from .engine import Finding
 
 CODES = ("dataset-missing", "file-missing-on-host")
 QUOTED = re.compile(r"['\"](/?[\w.-]+(?:/[\w. -]+)*/?)['\"]")

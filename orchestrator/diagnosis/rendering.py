@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from ..inventory.advice import AboutRun
 from ..output.console import fold
+from ..output.finding import FIRST_TIME, Finding
 from ..output.lines import Mask, presentable, rfc3339
-from .engine import FIRST_TIME, Diagnosis, Finding, shorten
+from .engine import Diagnosis, shorten
 
 WIDTH = 100  # the most columns
 MOST_SHOWN = 12  # lines

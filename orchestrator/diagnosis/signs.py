@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ..output.finding import Confidence
 from . import hangs
 from .causes import Cause, Knowledge, Signature
 from .exits import Exit
 from .scene import Scene, host_or_source
-from .suspects import DECISIVE, ENDING, SPECIFIC, Confidence, Suspect, Suspects
+from .suspects import DECISIVE, ENDING, SPECIFIC, Suspect, Suspects
 from .tracebacks import OF_LAUNCHER, LoggedException
 from .transcript import LogLine
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
+from ..output.finding import Confidence
 from .tracebacks import LoggedException
 from .transcript import LogLine
-
-Confidence = Literal["high", "medium", "low"]
 
 # levels of precedence (docs/diagnose.md)
 DECISIVE = 90  # the kernel, the hardware, the scheduler or ssh report it: whatever the order

@@ -9,11 +9,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..checks.findings import Finding, Findings
+from ..checks.findings import Findings
 from ..errors import OrchError
 from ..hosts import answers, claims
 from ..hosts.fleet import Fleet
 from ..inventory.model import Inventory
+from ..output.finding import Finding
 from ..output.lines import Line
 from ..plan import plan
 from ..plan import snapshot as ship

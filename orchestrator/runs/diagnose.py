@@ -9,7 +9,7 @@ from typing import Any
 
 from ..diagnosis import missing
 from ..diagnosis.dumps import Collective, Dump, Group
-from ..diagnosis.engine import Diagnosis, Finding, diagnose
+from ..diagnosis.engine import Diagnosis, diagnose
 from ..diagnosis.exits import Exit
 from ..diagnosis.record import RunRecord
 from ..diagnosis.transcript import LogLine, strip_torch_tags
@@ -18,6 +18,7 @@ from ..hosts.fleet import Fleet
 from ..hosts.session import Session
 from ..inventory.model import Host
 from ..output.console import fold
+from ..output.finding import Finding
 from ..output.lines import Line
 from . import kept_back
 from .follow import Choice, View

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ..diagnosis.engine import Diagnosis, Finding
+from ..diagnosis.engine import Diagnosis
+from ..output.finding import Finding
 from ..plan import snapshot
 from . import recent
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from ..answers.facts import Facts
 from ..checks import auto_env
-from ..checks.hosts import Finding, say
+from ..checks.hosts import say
 from ..errors import FindingsError, HeldError, Interrupted, OrchError, UnreachableError, UsageError
 from ..hosts.fleet import Fleet, Results, each, folded, worst
 from ..hosts.session import InvalidAnswer, Refused, Session
@@ -23,6 +23,7 @@ from ..inventory import advice
 from ..inventory.advice import completed
 from ..inventory.model import Host, select
 from ..output.console import all_but, fold, fold_messages, size
+from ..output.finding import Finding
 from ..plan import plan
 from ..plan.entrypoint import TRAINER
 from ..plan.plan import Code, Plan

@@ -17,6 +17,7 @@ from ..checks import hosts
 from ..hosts.answers import PROBE
 from ..hosts.session import Session
 from ..inventory.model import Notify
+from ..output.finding import Finding
 from ..plan.plan import Node, Plan
 from ..plan.snapshot import Snapshot
 
@@ -111,7 +112,7 @@ def ask(session: Session, question: Mapping[str, Any]) -> Probed:
     return Probed(facts, session.hello, (facts.clock - answered, facts.clock - asked))
 
 
-def judge(plan: Plan, probed: Mapping[str, Probed]) -> tuple[hosts.Finding, ...]:
+def judge(plan: Plan, probed: Mapping[str, Probed]) -> tuple[Finding, ...]:
     """What would break the run, by the facts of the hosts that were reached."""
     return hosts.judge(
         plan,

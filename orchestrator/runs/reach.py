@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from statistics import median
 
 from ..answers.facts import Facts
-from ..checks.findings import Finding, Findings, shell_word
+from ..checks.findings import Findings, shell_word
+from ..output.finding import Finding
 from ..plan.plan import Plan
 from .mesh import Network, Pair
 

@@ -15,10 +15,11 @@ from host_facts import GPU, PYTHON, decoded, disk, facts, with_gpus
 from orchestrator.answers.decode import decode
 from orchestrator.answers.facts import Hello
 from orchestrator.checks.findings import Findings, outliers_of
-from orchestrator.checks.hosts import Finding, judge, path_arguments, unreached
+from orchestrator.checks.hosts import judge, path_arguments, unreached
 from orchestrator.errors import OrchError
 from orchestrator.hosts.fleet import folded
 from orchestrator.inventory import model
+from orchestrator.output.finding import Finding
 from orchestrator.plan import plan
 from orchestrator.runs import probe
 from orchestrator.ssh.pipe import ConnectFailure

@@ -15,10 +15,10 @@ from host_facts import facts as facts_of
 from orchestrator.answers.facts import Facts, Lookup
 from orchestrator.answers.network import Dialled, DialReport
 from orchestrator.checks import auto_env
-from orchestrator.checks.findings import Finding
 from orchestrator.checks.network import nccl_matches
 from orchestrator.hosts.fleet import Results
 from orchestrator.inventory import model
+from orchestrator.output.finding import Finding
 from orchestrator.plan import plan
 from orchestrator.runs.mesh import Network, Pair, Subnet, _common, _targets, render
 from orchestrator.runs.reach import judge

@@ -12,9 +12,10 @@ import pytest
 
 from orchestrator.commands.diagnose import of_logs
 from orchestrator.diagnosis import recorder_lines, transcript
-from orchestrator.diagnosis.engine import Diagnosis, Finding, diagnose
+from orchestrator.diagnosis.engine import Diagnosis, diagnose
 from orchestrator.diagnosis.rendering import as_text
 from orchestrator.diagnosis.transcript import LogLine
+from orchestrator.output.finding import Finding
 from orchestrator.output.lines import Line
 from orchestrator.runs import diagnose as diagnose_run
 
@@ -73,7 +74,7 @@ def test_people_see_at_most_twelve_lines_of_the_terminals_width(folder: Path, co
 
 def test_of_a_frame_with_a_long_path_the_file_and_the_line_number_are_shown() -> None:
     frame = f'File "/home/ann/{"deep/" * 30}code/train.py", line 16, in <module>'
-    found = Finding("error", "script-exception", ("a",), 0, None, "high", "It failed.", (frame, "x" * 99), "Mend it.")
+    found = Finding("error", "script-exception", ("a",), "It failed.", "Fix it.", (frame, "x" * 99), 0, None, "high")
     _, _, shown, *message, _ = as_text(Diagnosis((found,), ()), 80)
     assert shown.startswith('  | File "...') and shown.endswith('/deep/code/train.py", line 16, in <module>')
     assert (len(shown), len(message[0])) == (80, 80)
@@ -95,11 +96,11 @@ def test_a_message_is_shown_to_its_point(columns: int) -> None:
         "RuntimeError: setStorage: sizes [3, 4], strides [4, 1], storage offset 0, and itemsize 4 requiring a storage "
     )
     text += "size of 48 are out of bounds for storage of size 4: the product (1 * 1) does not equal 12"
-    found = Finding("error", "shape-mismatch", ("a",), 0, None, "high", "It failed.", (text, text + " " * 9), "Fix it.")
+    found = Finding("error", "shape-mismatch", ("a",), "It failed.", "Fix it.", (text, text + " " * 9), 0, None, "high")
     shown = [line for line in as_text(Diagnosis((found,), ()), columns) if line.startswith("  |")]
     assert "does not equal 12" in " ".join(" ".join(shown).replace("|", " ").split())
     assert all(len(line) <= columns for line in shown)
-    longer = Finding("error", "unknown", (), None, None, "low", "It failed.", ("x " * 900 + "the point",), "Fix it.")
+    longer = Finding("error", "unknown", (), "It failed.", "Fix it.", ("x " * 900 + "the point",), confidence="low")
     shown = as_text(Diagnosis((longer,), ()), columns)
     assert len(shown) <= 12 and any("the point" in line for line in shown)
 

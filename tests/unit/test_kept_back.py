@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from golden_files import assert_message
 
-from orchestrator.diagnosis.engine import Diagnosis, Finding
+from orchestrator.diagnosis.engine import Diagnosis
 from orchestrator.inventory import model
+from orchestrator.output.finding import Finding
 from orchestrator.plan import entrypoint
 from orchestrator.runs import kept_back, recent
 

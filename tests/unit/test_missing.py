@@ -8,7 +8,7 @@ import pytest
 from golden_files import assert_message
 
 from orchestrator.diagnosis import missing
-from orchestrator.diagnosis.engine import Finding
+from orchestrator.output.finding import Finding
 
 GONE = "No such file or directory"
 HOSTS = ("a", "b", "c")
@@ -16,7 +16,7 @@ HOSTS = ("a", "b", "c")
 
 def finding(text: str, code: str = "dataset-missing") -> Finding:
     frame = 'File "/home/ann/code/train.py", line 3, in <module>'
-    return Finding("error", code, ("b",), 1, None, "medium", "It may be missing.", (frame, text), "Look.")
+    return Finding("error", code, ("b",), "It may be missing.", "Look.", (frame, text), 1, None, "medium")
 
 
 @pytest.mark.parametrize(

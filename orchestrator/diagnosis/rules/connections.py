@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ...output.finding import Confidence
 from ..hangs import FINISHED, PEER_GONE, lines_of_ranks
 from ..scene import STEPS, Scene, host_or_source
-from ..suspects import ENDING, SPECIFIC, Confidence, Suspect, Suspects, any_proof, map_code
+from ..suspects import ENDING, SPECIFIC, Suspect, Suspects, any_proof, map_code
 from ..transcript import LogLine
 
 ADDRESS = re.compile(
