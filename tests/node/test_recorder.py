@@ -404,7 +404,7 @@ def test_what_a_guard_tells_fits_the_channel_however_often_ranks_have_failed(tmp
     for attempt in range(1, 31):
         guard._obey({"do": "stop", "attempt": attempt, "grace": 0.0, "why": "a test", "stacks": False})
         for rank in range(100):
-            guard._failed({"rank": rank, "what": f"rank {rank}: {'x' * 100}", "at": 1.0})
+            guard._attempts.add_failure({"rank": rank, "what": f"rank {rank}: {'x' * 100}", "at": 1.0})
             told = json.loads(theirs.recv(1 << 20))
     assert (told["attempt"], told["failures"][0]["rank"]) == (30, 0)
     ours.close()

@@ -73,11 +73,11 @@ class RecorderChild:
         return self._channel
 
     @property
-    def has_to_be_told(self) -> bool:
+    def has_unsent_status(self) -> bool:
         return self._outbox is not None
 
-    def tell(self, status: Dict[str, Any]) -> None:
-        """Say how things stand; what was not said yet is out of date with it."""
+    def send_status(self, status: Dict[str, Any]) -> None:
+        """Send how things stand; a status that was not sent yet is out of date."""
         self._outbox = json.dumps(status).encode("ascii")
         self.flush()
 
@@ -92,7 +92,7 @@ class RecorderChild:
             pass  # it died; SIGCHLD is on its way, and the next one is told everything
         self._outbox = None
 
-    def said(self) -> List[Dict[str, Any]]:
+    def receive(self) -> List[Dict[str, Any]]:
         """At most one message; call again when the channel is readable."""
         self.flush()
         try:

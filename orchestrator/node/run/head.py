@@ -11,6 +11,7 @@ from ..host import network, state
 from . import gang, gang_events, messages, notify, team
 from .gang_state import NodePhase, Phase, State
 from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed
+from .messages import AttemptPhase
 from .peers import TICK, ClusterLink, RecorderApi
 
 STALL_WARNING = 600.0  # s without a line of any rank, where no stall_timeout is set
@@ -141,13 +142,13 @@ class HeadLink(ClusterLink):
         host = self._state.nodes[number].host
         if status["stop"] is not None:
             self._step(gang_events.StopRequested(status["stop"]["by"], status["stop"]["grace"], now))
-        if status["phase"] == "running":
+        if status["phase"] is AttemptPhase.RUNNING:
             self._step(gang_events.Started(number, status["attempt"], now))
         for failure in status["failures"]:
             if failure["rank"] not in self._ranks(number):  # a node reports its own ranks only
                 failure["rank"] = None
             self._step(gang_events.Failed(number, failure["attempt"], dict(failure, host=host, node=number), now))
-        if status["phase"] == "exited":
+        if status["phase"] is AttemptPhase.EXITED:
             self._step(gang_events.Exited(number, status["attempt"], bool(status["outcome"]["ok"]), now))
 
     def _ranks(self, number: int) -> range:

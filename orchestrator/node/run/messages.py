@@ -4,6 +4,7 @@ A link proves which node speaks, not that its host is honest. A message that an 
 Malformed.
 """
 
+import enum
 from typing import Any, Callable, Dict, List, Optional
 
 from . import gang_events
@@ -12,7 +13,14 @@ TEXT = 300  # characters: such texts end up in our lines of the log, in records 
 FAILURES = 64  # of one attempt; the first is what counts
 FROZEN = 1024  # ranks
 LARGEST = 1 << 53  # of a number: what JSON carries exactly
-PHASES = ("prepared", "running", "exited")
+
+
+class AttemptPhase(enum.Enum):
+    """Of the newest attempt on one node, as its guard sees it."""
+
+    PREPARED = "prepared"  # there was none yet
+    RUNNING = "running"
+    EXITED = "exited"  # none of its processes is left
 
 
 class Malformed(Exception):
@@ -27,13 +35,15 @@ def status(message: Any) -> Dict[str, Any]:
     """A node's status (docs/protocol.md): the part that the gang needs."""
     message = _object(message)
     stop, outcome = message.get("stop"), message.get("outcome")
-    if message.get("phase") not in PHASES:
-        raise Malformed("phase")
-    if outcome is None and message["phase"] == "exited":
+    try:
+        phase = AttemptPhase(message.get("phase"))
+    except ValueError as error:
+        raise Malformed("phase") from error
+    if outcome is None and phase is AttemptPhase.EXITED:
         raise Malformed("outcome")
     return {
         "attempt": _integer(message.get("attempt")),
-        "phase": message["phase"],
+        "phase": phase,
         "outcome": None if outcome is None else {"ok": _object(outcome).get("ok") is True},
         "failures": [_failure(one) for one in _list(message.get("failures"))[:FAILURES]],
         "stop": None if stop is None else {"by": _text(_object(stop).get("by")), "grace": _number(stop.get("grace"))},

@@ -16,6 +16,7 @@ from ..host import processes, state
 from ..host.sweep import sweep
 from . import gang_events, journal, messages
 from .link import LEASE
+from .messages import AttemptPhase
 from .peers import ClusterLink, RecorderApi
 
 PUMPS_A_TURN = 4  # MiB from one FIFO before the others get their turn
@@ -46,7 +47,7 @@ class Recorder:
         self._guard_pid = guard_pid
         self._status: Dict[str, Any] = {
             "attempt": 0,
-            "phase": "prepared",
+            "phase": AttemptPhase.PREPARED.value,
             "failures": [],
             "outcome": None,
             "start": None,
@@ -284,7 +285,7 @@ class Recorder:
         }
         self._status = dict(
             self._status,
-            phase="exited",
+            phase=AttemptPhase.EXITED.value,
             failures=self._status["failures"][: messages.FAILURES - 1] + [failure],  # the gang reads no more
             outcome={"ok": False, "stopped": None, "statuses": {}, "unkillable": left, "ended": []},
         )

@@ -59,7 +59,7 @@ class Tree:
         attempt: int,
         setup: List[str],
         program: List[str],
-        spare_pid: Callable[[], int],
+        recorder_pid: Callable[[], int],
         report: Callable[[Dict[str, Any]], None],
         umask: int,
         descriptors: int,
@@ -71,7 +71,7 @@ class Tree:
         self.stopping: Optional[str] = None
         self._setup = setup
         self._program = program
-        self._spare_pid = spare_pid  # the recorder's pid: our child, but neither it nor what it starts is of the tree
+        self._recorder_pid = recorder_pid  # the recorder is our child, but not of the tree
         self._report = report
         self._umask = umask
         self._descriptors = descriptors
@@ -217,7 +217,7 @@ class Tree:
         return {found.process for found in self._look()}
 
     def _look(self) -> List[processes.Stat]:
-        return processes.below(os.getpid(), without=self._spare_pid())
+        return processes.below(os.getpid(), without=self._recorder_pid())
 
     def stop(self, grace: float, why: str) -> None:
         """TERM now, KILL after `grace` seconds. A later call may shorten the grace, never lengthen it."""

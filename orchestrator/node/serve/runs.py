@@ -7,8 +7,10 @@ from typing import Any, Dict, List, Optional
 from ..host import processes, state
 from ..host.sweep import belonging
 from ..run import history
+from ..run.messages import AttemptPhase
 
 SCRIPT_MOST = 200  # characters
+STATES = {AttemptPhase.PREPARED: "starting", AttemptPhase.RUNNING: "running", AttemptPhase.EXITED: "stopping"}
 
 
 def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
@@ -66,10 +68,9 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     elif os.path.exists(os.path.join(folder, "stop.json")):
         answer["state"] = "stopping"
     else:
-        here = {"prepared": "starting", "running": "running", "exited": "stopping"}[now["phase"]]
-        answer["state"] = (state.read(os.path.join(folder, "gang.json")) or {}).get(
-            "label", here
-        )  # the head knows more
+        here = STATES[AttemptPhase(now["phase"])]
+        gang = state.read(os.path.join(folder, "gang.json")) or {}  # the head knows more
+        answer["state"] = gang.get("label", here)
     return answer
 
 

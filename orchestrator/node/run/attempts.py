@@ -1,0 +1,248 @@
+"""The attempts of a run on this host: processes and FIFOs of each, from the order to its outcome. For the guard."""
+
+import os
+import socket
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+from ..host import network, processes, state
+from . import gang_events, launch
+from .tree import Tree, make_fifos
+
+TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is dear
+TREE_RECORD_SHARE = 1000  # looking at the processes may cost a 1000th of a core
+STACKS_WINDOW = 15.0  # s for the stacks of hanging ranks
+
+
+class PendingStop(NamedTuple):
+    """A stop that waits until the stacks of the ranks are in the journal."""
+
+    pid: int  # of the process that shows them
+    at: float  # when it is done with or without them, by the monotonic clock
+    grace: float
+    why: str
+
+
+class Attempts:
+    """`tree`: the processes of the newest attempt, None before the first. `failures`: of all attempts.
+
+    `place`: node_rank and first_rank in the newest attempt, both None for a spare.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        spec: Dict[str, Any],
+        private: Dict[str, Any],
+        rendezvous: List[socket.socket],
+        recorder_pid: Callable[[], int],
+        send_status: Callable[[], None],
+        write_state: Callable[[], None],
+    ) -> None:
+        """`rendezvous`: listeners that keep the rendezvous port until the first attempt needs it; on the head."""
+        self.tree: Optional[Tree] = None
+        self.failures: List[Dict[str, Any]] = []
+        self.place = _first_place(spec)
+        self.rendezvous = rendezvous
+        self.register = -1
+        self._folder = folder
+        self._spec = spec
+        self._private = private
+        self._recorder_pid = recorder_pid
+        self._send_status = send_status
+        self._write_state = write_state
+        self._rdzv_port = 0  # of the attempt; 0 on other nodes than the head
+        self._keepers: Dict[int, Dict[str, int]] = {}  # attempt -> path of a FIFO -> the descriptor that keeps it
+        self._register_buffer = b""
+        self._outcome_is_sent = False
+        self._tree_due = 0.0
+        self._pending: Optional[PendingStop] = None
+        self._recorded: Any = None
+        self._record_at = 0.0
+
+    @property
+    def number(self) -> int:
+        """Of the newest attempt, 0 before the first."""
+        return self.tree.attempt if self.tree else 0
+
+    @property
+    def is_running(self) -> bool:
+        return self.tree is not None and self.tree.outcome is None
+
+    # starting
+
+    def start(self, order: gang_events.Run) -> None:
+        for listener in self.rendezvous:
+            listener.close()
+        self.rendezvous = []
+        self._rdzv_port = order.master_port if order.node_rank == 0 else 0
+        tree = self._new_tree(order.attempt)
+        try:
+            self._start_processes(tree, order)
+        except OSError as error:
+            self._follow(tree)
+            failure = {"rank": None, "exit_code": None, "signal": None, "pid": None}
+            self.add_failure(dict(failure, what="cannot start: %s" % error, at=time.time()))
+        self._record_at = time.monotonic() + 0.2
+        self.place = {"node_rank": order.node_rank, "first_rank": order.first_rank}
+        self._write_state()
+
+    def _start_processes(self, tree: Tree, order: gang_events.Run) -> None:
+        spec = self._spec
+        output = state.output_folder(self._folder, spec)
+        if not spec.get("shared_output"):  # that was made, and a shared disk may hang by now
+            os.makedirs(output, 0o700, exist_ok=True)
+        paths = launch.Paths(self._folder, self._path("fifo"), self._path("log"), spec["cwd"], output)
+        jobs, rank_job = launch.jobs(spec, self._private["secrets"], order, paths, self._program())
+        state.replace(self._path("rank.json"), rank_job)
+        ranks = range(order.first_rank, order.first_rank + spec["nproc"])
+        sources = [str(rank) for rank in ranks] + (["agent"] if spec["agent_argv"] else [])
+        self._keepers[order.attempt] = make_fifos(paths.fifo, order.attempt, sources)
+        if not spec["agent_argv"]:
+            tree.direct(order.first_rank)
+        self._follow(tree)
+        self._send_status()  # the recorder opens the FIFOs now
+        tree.start(jobs)
+
+    def _new_tree(self, attempt: int) -> Tree:
+        spec = self._spec
+        program = self._program()
+        return Tree(
+            attempt, spec["setup"], program, self._recorder_pid, self.add_failure, spec["umask"], spec["descriptors"]
+        )
+
+    def _follow(self, tree: Tree) -> None:
+        self.tree, self._outcome_is_sent = tree, False
+
+    def wait(self) -> None:
+        """The gang made a spare of this node."""
+        self.place = {"node_rank": None, "first_rank": None}
+
+    # watching
+
+    def open_register(self) -> None:
+        """Make the FIFO in which ranks report themselves; `register` is its descriptor."""
+        os.mkfifo(self._path("fifo", "register"), 0o600)
+        self.register = os.open(self._path("fifo", "register"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def read_registrations(self) -> None:
+        try:
+            self._register_buffer += os.read(self.register, 65536)
+        except BlockingIOError:
+            return
+        *lines, self._register_buffer = self._register_buffer.split(b"\n")
+        for line in lines:
+            if self.tree is not None:
+                self.tree.register(line)
+
+    def ranks(self) -> List[int]:
+        """Descriptors that become readable when a rank ends."""
+        return self.tree.descriptors() if self.tree else []
+
+    def on_rank_exit(self, handle: int) -> None:
+        if self.tree is not None and handle in self.tree.descriptors():
+            self.tree.rank_ended(handle)
+
+    def on_child_exit(self, pid: int, status: int) -> None:
+        """Of any child of the guard but the recorder."""
+        if self._pending is not None and pid == self._pending.pid:
+            self._pending = self._pending._replace(at=0.0)
+        elif self.tree is not None:
+            self.tree.root_ended(pid, status)
+
+    def due_at(self) -> float:
+        due = [float("inf")]
+        if self.tree is not None:
+            due.append(self._tree_due)
+            if self.tree.outcome is None:
+                due.append(self._record_at)
+        if self._pending is not None:
+            due.append(self._pending.at)
+        return min(due)
+
+    def advance(self, now: float) -> None:
+        tree = self.tree
+        if tree is not None:
+            self._tree_due = now + tree.tick()
+            if tree.outcome is not None and not self._outcome_is_sent:
+                self._outcome_is_sent = True
+                self._write_state()
+                self._send_status()
+            elif tree.outcome is None and now >= self._record_at:
+                self._record_processes()
+        if self._pending is not None and now >= self._pending.at:
+            pending, self._pending = self._pending, None
+            self.stop_now(pending.grace, pending.why)
+
+    def add_failure(self, failure: Dict[str, Any]) -> None:
+        if not any(known["attempt"] == self.number for known in self.failures):
+            failure = dict(failure, what=failure["what"] + self._stolen_port())
+        self.failures.append(dict(failure, attempt=self.number))
+        self._send_status()
+
+    def _stolen_port(self) -> str:
+        """On the head: whether another user listens on the rendezvous port, which we must free before it is used."""
+        user = network.listening_user(self._rdzv_port) if self._rdzv_port else None
+        if user in (None, os.geteuid()):
+            return ""
+        return "; port %d is held by another user (uid %d)" % (self._rdzv_port, user or 0)
+
+    def _record_processes(self) -> None:
+        """Write down which processes are ours: a sweep after a killed guard finds them without their mark too."""
+        begun = time.thread_time()  # what it costs us, not what others take meanwhile
+        members = sorted(self.tree.members()) if self.tree else []
+        if members != self._recorded:
+            try:  # it is of no use after a power loss, so nobody waits for the disk
+                state.replace(self._path("procs.json"), {"boot_id": state.boot_id(), "processes": members})
+                self._recorded = members
+            except OSError:
+                pass  # a full disk; the mark is left, and the next look may write it
+        cost = time.thread_time() - begun
+        self._record_at = time.monotonic() + max(TREE_RECORD_EVERY, cost * TREE_RECORD_SHARE)
+
+    # stopping
+
+    def stop(self, attempt: int, grace: float, why: str, with_stacks: bool) -> None:
+        """The gang's order. `with_stacks`: only ranks that still run can show them, so the stop waits for that."""
+        if self.tree is None or self.tree.attempt < attempt:  # never begun here: it is over at once
+            self._follow(self._new_tree(attempt))
+        if self.tree is None or self.tree.attempt != attempt or self.tree.outcome is not None:
+            return
+        if with_stacks and self._pending is not None:
+            return
+        if not with_stacks or self.tree.stopping is not None:
+            self.tree.stop(grace, why)
+            return
+        try:
+            argv = self._program() + ["stacks", self._path("fifo"), str(attempt)]
+            argv += ["%d:%d:%d" % (rank, process.pid, process.started) for rank, process in self.tree.ranks()]
+            pid = os.posix_spawn(argv[0], argv, os.environ)
+            self._pending = PendingStop(pid, time.monotonic() + STACKS_WINDOW, grace, why)
+        except OSError:  # no process or memory to be had
+            self.tree.stop(grace, why)
+
+    def stop_now(self, grace: float, why: str) -> None:
+        """Whatever attempt is running."""
+        if self.tree is not None and self.tree.outcome is None:
+            self.tree.stop(grace, why)
+
+    def close_fifos(self, attempt: int) -> None:
+        """The recorder has all that the processes of attempts before this one have written, and these are gone."""
+        for old in [old for old in self._keepers if old < attempt]:
+            for path, keeper in self._keepers.pop(old).items():
+                os.unlink(path)
+                os.close(keeper)
+
+    def _program(self) -> List[str]:
+        return processes.own_program(self._spec["program"])
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self._folder, *names)
+
+
+def _first_place(spec: Dict[str, Any]) -> Dict[str, Optional[int]]:
+    """This node's place in the first attempt. A spare has none."""
+    before = spec["nodes"][: spec["node"]]
+    if spec["nodes"][spec["node"]]["spare"]:
+        return {"node_rank": None, "first_rank": None}
+    return {"node_rank": len(before), "first_rank": sum(node["nproc"] for node in before)}

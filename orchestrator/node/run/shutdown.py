@@ -1,0 +1,79 @@
+"""How a run ends on this host: the stop request, the verdict, the recorder's last bytes, the exit record.
+
+For the guard; whether processes still run is known to attempts.py.
+"""
+
+import os
+import shutil
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from ..host import state
+from .child import RecorderChild
+
+DRAIN_WINDOW = 15.0  # s for the recorder to write what the FIFOs still hold
+
+
+class Shutdown:
+    """`stop`: the stop request. `verdict`: of the run, by the gang. `finished`: the guard has nothing left to do."""
+
+    def __init__(self, folder: str, recorder: RecorderChild, send_status: Callable[[], None]) -> None:
+        self.stop: Optional[Dict[str, Any]] = None
+        self.verdict: Optional[Dict[str, Any]] = None
+        self.finished = False
+        self._folder = folder
+        self._recorder = recorder
+        self._send_status = send_status
+        self._drain_by: Optional[float] = None
+
+    @property
+    def is_draining(self) -> bool:
+        return self._drain_by is not None
+
+    def due_at(self) -> float:
+        waiting = self._drain_by is not None and self._recorder.pid > 0
+        return self._drain_by if self._drain_by is not None and waiting else float("inf")
+
+    def request_stop(self, by: str, grace: float) -> None:
+        """A later request counts only if its grace is shorter."""
+        if self.stop is None or grace < self.stop["grace"]:
+            self.stop = {"by": by, "grace": grace, "at": time.time()}
+
+    def advance(self, now: float) -> None:
+        """There is a verdict, and no process is left: have the recorder write the rest, then end."""
+        if self._drain_by is None:
+            self._drain_by = now + DRAIN_WINDOW
+            self._send_status()
+        elif now > self._drain_by and self._recorder.pid > 0:
+            self._recorder.kill()
+            self.finished = True
+
+    def on_recorder_exit(self, status: int) -> None:
+        """`status`: as wait() gives it. 0 while it drains: it has written everything."""
+        if self._drain_by is not None and status == 0:
+            self._recorder.due = None
+            self.finished = True
+
+    def abort(self) -> None:
+        """The run was never committed: remove everything as if it had not been prepared."""
+        if self._recorder.pid > 0:
+            self._recorder.kill()
+            os.waitpid(self._recorder.pid, 0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self.finished = True
+
+    def write_record(self, node: int, outcome: Optional[Dict[str, Any]], failures: List[Dict[str, Any]]) -> None:
+        """Write exit.json and remove the FIFOs; nothing where there is no verdict."""
+        if self.verdict is None:
+            return
+        record = {
+            "verdict": self.verdict,
+            "node": node,
+            "outcome": outcome,
+            "failures": failures,
+            "at": time.time(),
+        }
+        state.write_last(self._folder, record)
+        fifos = os.path.join(self._folder, "fifo")
+        for name in os.listdir(fifos):
+            os.unlink(os.path.join(fifos, name))
