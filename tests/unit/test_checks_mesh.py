@@ -96,13 +96,13 @@ def test_the_runs_ports_matter_on_the_head_and_are_a_note_elsewhere() -> None:
         ("ufw", "ufw allow"),
         ("firewalld", "firewall-cmd --reload"),
         ("iptables", "iptables -I INPUT"),
-        ("nft ip filter INPUT", "insert rule ip filter INPUT"),
+        ("nft ip filter INPUT", "filter INPUT"),
     ],
 )
 def test_the_fix_is_in_the_words_of_the_firewall_that_is_there(firewall: str, words: str) -> None:
     (finding,) = found(network({(name, "c"): DROPPED for name in "abd"}), firewalls=[firewall])
     assert words in finding.fix
-    assert_message(f"fix-of-{firewall.split()[0]}", finding.fix)
+    assert_message(f"fix-of-a-firewall/{firewall.split()[0]}", finding.fix)
     assert all(address in finding.fix for address in ("10.0.0.1", "10.0.0.2", "10.0.0.4"))
 
 
