@@ -166,6 +166,8 @@ def test_a_recorder_that_can_start_no_thread_tells_all_the_same(tmp_path: Path) 
     said = {"text": "a text", "attempt": 1}
     threading.stack_size(1 << 46)  # more than there are addresses: no thread can be started
     try:
+        with pytest.raises(RuntimeError):
+            threading.Thread(target=print).start()
         notify.tell(str(program), {"command": f"touch {tmp_path}/told"}, said, str(tmp_path))
     finally:
         threading.stack_size(0)
