@@ -29,7 +29,7 @@ def test_a_killed_guard_ends_the_run_and_leaves_nothing(lab3: Lab, victim: int, 
         guard = ours(host, "ddp-guard")
         assert guard is not None
         kill(host, guard)
-        run.assert_ended(1, "failed", f"{host.name}: the guard was killed")
+        run.assert_ended(1, "failed", f"{host.name}: the guard")
 
 
 @pytest.mark.parametrize("victim", [0, 2], ids=["head", "other"])

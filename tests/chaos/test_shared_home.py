@@ -24,7 +24,7 @@ def test_faults_on_hosts_with_one_home_are_told_apart(make_lab: Callable[..., La
         guard = ours(lab.hosts[1], "ddp-guard")
         assert guard is not None
         kill(lab.hosts[1], guard)
-        run.assert_ended(1, "failed", "node-1: the guard was killed")
+        run.assert_ended(1, "failed", "node-1: the guard")
     with trial(lab, lab.inventory(), GLOO, FOR_EVER, "0.05") as run:
         run.wait_for_moment("random", 2, dice)
         lab.hosts[2].crash()

@@ -18,7 +18,8 @@ def test_a_stopped_rank_is_named_and_ends_the_run(lab3: Lab, moment: str) -> Non
     with trial(lab3, lab3.inventory(run={"stall_timeout": 30}), GLOO, FOR_EVER, "0.05") as run:
         run.wait_for_moment(moment, victim, dice)
         kill(host, worker(host, run.run_id), "STOP")
-        run.assert_ended(1, "failed", f"{host.name}: rank {victim}: stopped by a signal (SIGSTOP)", within=150)
+        run.assert_ended(1, "failed", f"{host.name}: rank {victim}: ", within=150)
+        assert "(SIGSTOP)" in run.conclusion
 
 
 def test_a_run_with_a_stopped_rank_is_started_again(lab3: Lab) -> None:

@@ -73,5 +73,5 @@ def test_a_rank_that_leaves_before_all_have_met_is_found_by_the_silence(lab3: La
     """The others would wait for it for half an hour, and nothing has failed."""
     fault(lab3.hosts[2], "leave")
     with trial(lab3, lab3.inventory(run={"stall_timeout": 30}), GLOO, FOR_EVER, "0.05") as run:
-        run.assert_ended(1, "failed", "all hosts: no rank printed a line for ", within=150)
+        run.assert_ended(1, "failed", "all hosts: ", within=150)
     assert "init_process_group" in run.output, "the stacks do not show where they hung"

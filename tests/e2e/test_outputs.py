@@ -70,7 +70,7 @@ def test_outputs_on_a_shared_disk_resume_and_are_fetched_once(tmp_path: Path) ->
         done = orch(tmp_path, *command, "{output}", "$DDP_ORCH_OUTPUT_DIR/x")
         assert done.returncode == 0, done.stderr
     assert re.search(r"\$DDP_ORCH_OUTPUT_DIR/x\b.*'\{output\}/x'", done.stderr)
-    assert re.search(r"\bme: .*\bfolder of mine\b", done.stderr)
+    assert re.search(r"\bme: .*\bof mine\b", done.stderr)
     assert re.search(rf" {tmp_path}/disk/mine .*\bddp-orch fetch\b", done.stderr)
     assert orch(tmp_path, "fetch").returncode == 0
     files = sorted(
@@ -103,7 +103,7 @@ def test_a_name_resumes_in_its_folder_which_is_fetched_and_outlives_its_runs(tmp
     for _ in range(2):
         done = orch(tmp_path, "up", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py")
         assert done.returncode == 0, done.stderr
-    assert re.search(r"\bme: .*\bfolder of mine\b", done.stderr)
+    assert re.search(r"\bme: .*\bof mine\b", done.stderr)
     done = orch(tmp_path, "fetch")  # the newest
     assert done.returncode == 0 and "3 files" in done.stderr, done.stderr
     assert (tmp_path / "mine" / "me" / "count").read_text() == "2"

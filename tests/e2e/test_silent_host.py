@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from lab.waiting import wait_until
 
 from .driver import COUNTER, assert_clean, code, counts, ok, orch, runs, script, start, wait_for_state
 
-LATE = "no answer yet from node-2"
+LATE = "yet from node-2"
 FAILURE = "node-2: connect:"  # how it begins to say, once the wait for a connection is over
 
 FAILS_ON_2 = """
@@ -137,8 +138,7 @@ def test_diagnose_says_what_the_others_show_and_corrects_it_when_the_last_host_a
     assert shown.stdout is not None
     rest = "".join(shown.stdout.readlines())
     assert shown.wait(60) == 0, rest
-    assert "node-2 has answered, which changes the diagnosis:" in rest
-    assert "script-exception" in rest.partition("which changes")[2]
+    assert re.search(r"\bnode-2 .*\bdiagnosis:\n(.*\n)*.*\bscript-exception\b", rest)
     lab3.hosts[2].cut("ssh")
     document = ok(orch(lab3, "diagnose", "--json", "-i", inventory), 4)
     (finding, *_) = json.loads(document.stdout)["findings"]
@@ -157,7 +157,7 @@ def test_bare_kill_ends_no_older_run_while_a_silent_host_may_have_a_newer_one(la
     newer = start(lab3, inventory, "--hosts", "node-2", "--", name, "10000", "0.1")
     lab3.hosts[2].cut("ssh")
     given_up = ok(orch(lab3, "kill", "-i", inventory, "--grace", "1"), 4)
-    assert f"node-2 may have a newer run; to end {older} all the same: ddp-orch kill {older} -i" in given_up.stderr
+    assert re.search(rf"\bnode-2 .*\bddp-orch kill {older} -i", given_up.stderr)
     assert lab3.marked(older) and lab3.marked(newer)
     lab3.hosts[2].heal()
     ssh_is_silent(late)

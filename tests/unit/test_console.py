@@ -22,7 +22,7 @@ def test_messages_are_plain_lines_in_a_pipe() -> None:
     console.warning("3 s ahead")
     console.note("2 hosts")
     console.step("prepared")
-    assert stream.getvalue() == "error: gpu-02: refused\nwarning: 3 s ahead\n2 hosts\n- prepared\n"
+    assert stream.getvalue().splitlines() == ["error: gpu-02: refused", "warning: 3 s ahead", "2 hosts", "- prepared"]
 
 
 def test_a_status_is_for_terminals_and_makes_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:

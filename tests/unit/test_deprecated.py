@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,7 @@ def test_an_old_option_works_and_says_once_what_to_use(
     params = command(name).make_context(name, list(old)).params
     words = {word.partition("=")[0] for word in old} - {word.partition("=")[0] for word in new} - {"gpu1"}
     option = new[0].partition("=")[0]
-    assert capsys.readouterr().err == f"warning: {words.pop()} is deprecated; use {option}\n"
+    assert re.fullmatch(rf"warning: {words.pop()} .* {option}\n", capsys.readouterr().err)
     assert params == command(name).make_context(name, list(new)).params
     assert capsys.readouterr().err == ""
 
@@ -62,8 +63,8 @@ def test_an_old_key_works_and_says_once_what_to_use(tmp_path: Path) -> None:
         (tmp_path / "inventory.yaml").write_text(text)
         shown.append(orch(tmp_path, "config"))
     assert shown[0].stdout == shown[1].stdout and "log_size: 1GiB" in shown[0].stdout
-    notice = "warning: inventory.yaml:2: run.keep.journal is deprecated; use log_size\n"
-    assert [done.stderr for done in shown] == [notice, ""]
+    assert re.fullmatch(r"warning: inventory\.yaml:2: run\.keep\.journal .*\blog_size\n", shown[0].stderr)
+    assert shown[1].stderr == ""
 
 
 def test_a_command_that_reads_an_inventory_twice_says_it_once(
@@ -83,7 +84,7 @@ def test_a_key_under_both_names_is_an_error(tmp_path: Path, keys: str) -> None:
     (tmp_path / "inventory.yaml").write_text(f"hosts: [gpu1]\nrun: {{keep: {{{keys}}}}}\n")
     done = orch(tmp_path, "config")
     assert done.returncode == 2
-    assert "given twice; journal is the old name of log_size" in done.stderr
+    assert re.search(r"\binventory\.yaml:2: .*\bjournal\b.*\blog_size\b", done.stderr)
 
 
 @pytest.mark.parametrize("old", OLD_FLAGS)
@@ -99,10 +100,9 @@ def test_up_gives_the_trainer_its_new_flags_and_says_it_once(tmp_path: Path) -> 
     done = orch(tmp_path, "up", "--dry-run", "--json", "--", "--accumulate", "2", "--clip=2")
     for node in json.loads(done.stdout)["nodes"]:
         assert node["command"][-4:] == ["--grad-clip=1", "--grad-accum-steps", "2", "--grad-clip=2"]
-    assert sorted(done.stderr.splitlines()) == [
-        "warning: --accumulate is deprecated; use --grad-accum-steps",
-        "warning: --clip is deprecated; use --grad-clip",
-    ]
+    accumulate, clip = sorted(done.stderr.splitlines())
+    assert re.fullmatch(r"warning: --accumulate .* --grad-accum-steps", accumulate)
+    assert re.fullmatch(r"warning: --clip .* --grad-clip", clip)
 
 
 def test_the_trainer_by_itself_says_it_once(tmp_path: Path) -> None:
@@ -110,4 +110,4 @@ def test_the_trainer_by_itself_says_it_once(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "trainer", "--warm-up=0.1", "--epochs=0", f"--out={tmp_path}"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-    assert done.stderr == "trainer: --warm-up is deprecated; use --warmup-fraction\n"
+    assert re.fullmatch(r"trainer: --warm-up .* --warmup-fraction\n", done.stderr)
