@@ -6,12 +6,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from orchestrator.answers.decode import decode
+from orchestrator.answers.runs import Part
 from orchestrator.inventory.model import Host
 from orchestrator.node.serve import wire
 
-A_RUN = {
+A_RUN: dict[str, Any] = {
     "run_id": "20260101-000000-abcd",
     "name": "mine",
     "state": "running",
@@ -35,6 +38,16 @@ A_RUN = {
     "grace": 30.0,
 }
 """As an honest host lists it."""
+
+A_FAILURE = {"host": "a", "node": 0, "rank": 0, "what": "rank 0: exit code 3", "at": 1.0}
+"""As the verdict on a run has the first one."""
+
+
+def part_of(**told: Any) -> Part:
+    """What a host says of a run that is `A_RUN` but for this. `node` may be one that no host may claim."""
+    node = told.get("node", A_RUN["node"])
+    return replace(decode(Part, {**A_RUN, **told, "node": max(0, node)}, "run"), node=node)
+
 
 HELLO = {"codes": [], "boot_id": "b", "machine_id": "m", "state_inode": [1, 2]}
 

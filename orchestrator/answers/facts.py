@@ -29,6 +29,14 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class Clock:
+    """`clock`"""
+
+    clock: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True)
 class Disk:
     path: str
     kind: str

@@ -1,4 +1,4 @@
-"""What a host says of its runs: one part of each, how it ended, and which processes were ended. Pure."""
+"""What a host says of its part of a run, and of the end of the whole. Pure."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from .fields import (
     VariableName,
 )
 
+UNFINISHED = ("starting", "running", "restarting", "stopping")
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -39,18 +41,22 @@ class Failure:
     said: str | None = None
     """The last line that it printed."""
     attempt: Attempt | None = field(default=None, metadata=NOT_NULL)
+    gone: bool | None = None
+    """Whether the host's guard was killed; None: no process told of this failure."""
+    at_start: bool | None = None
+    """Whether the attempt had just begun."""
     lost: bool = False
     """The host was not heard of any more."""
     stalled: bool = False
     """No rank printed a line for longer than `stall_timeout`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FirstFailure(Failure):
     """The failure that ended the run, and where."""
 
-    host: str = ""
-    node: NodeNumber | None = None
+    host: str
+    node: NodeNumber | None
     """None: of no node, as all are silent."""
 
 
@@ -97,9 +103,15 @@ class Part:
     verdict: Verdict | None = field(default=None, metadata=NOT_NULL)
     outputs: bool = False
     members: tuple[Member, ...] = ()
+    """Where they were asked for."""
     not_notified: Mapping[str, str] = field(default_factory=dict)
-    secrets: tuple[VariableName, ...] = ()
+    secrets: tuple[VariableName, ...] | None = field(default=None, metadata=NOT_NULL)
+    """Names of the run's secrets; None: unknown."""
     shared_output: AbsolutePath | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        return self.state in UNFINISHED
 
 
 @dataclass(frozen=True)

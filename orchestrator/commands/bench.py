@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from ..answers.decode import MalformedAnswer, decode
+from ..answers.printed import BenchResult
 from ..errors import Interrupted, RunFailed, UsageError
-from ..hosts import answers
 from ..output.console import Console, wants_colour
 from ..output.lines import Line
 from ..plan import entrypoint, plan
@@ -55,7 +55,7 @@ def bench(wanted: Bench) -> int:
     if wanted.trainer_args:  # `up` would name run.args for them
         entrypoint.trainer_flags((*read.run.args, *wanted.trainer_args), "what follows --", read.path)
     names = [host.name for host in plan.order(read) if not host.spare]
-    measured: list[tuple[int, dict[str, Any]]] = []
+    measured: list[tuple[int, BenchResult]] = []
     try:
         for count in host_counts(wanted.counts, len(names)):
             batch = (wanted.batch_per_host or BATCH) * (1 if wanted.strong_scaling else count)
@@ -90,18 +90,18 @@ def host_counts(given: str | None, most: int) -> list[int]:
     return counts
 
 
-def scaling(measured: list[tuple[int, dict[str, Any]]]) -> list[Point]:
+def scaling(measured: list[tuple[int, BenchResult]]) -> list[Point]:
     base_hosts, base = measured[0]
-    base_speed = base["samples_per_second"]["together"] / base_hosts
+    base_speed = base.samples_per_second.together / base_hosts
     return [
         Point(
             hosts=hosts,
-            ranks=each["world_size"],
-            batch_size=each["batch_size"],
-            samples_per_second=each["samples_per_second"]["together"],
-            efficiency=each["samples_per_second"]["together"] / hosts / base_speed,
-            limit=each["limit"],
-            seconds_per_step=each["seconds_per_step"],
+            ranks=each.world_size,
+            batch_size=each.batch_size,
+            samples_per_second=each.samples_per_second.together,
+            efficiency=each.samples_per_second.together / hosts / base_speed,
+            limit=each.limit,
+            seconds_per_step=asdict(each.seconds_per_step),
         )
         for hosts, each in measured
     ]
@@ -143,7 +143,7 @@ class Collector:
         self._console.status("")
 
 
-def _measured(path: str, names: list[str], args: tuple[str, ...], console: Console) -> dict[str, Any]:
+def _measured(path: str, names: list[str], args: tuple[str, ...], console: Console) -> BenchResult:
     """The JSON of the trainer's line `bench {...}` in a run on these hosts. Raises RunFailed, Interrupted."""
     wanted = up.Up(
         inventory=path,
@@ -172,11 +172,9 @@ def _measured(path: str, names: list[str], args: tuple[str, ...], console: Conso
     if code or not found:
         raise RunFailed("\n".join(["the benchmark did not come to its end; its last lines:", *texts[-10:]]))
     try:
-        result: dict[str, Any] = json.loads(found[-1])
-        answers.check("bench", result)
-    except (ValueError, RecursionError, answers.Nonsense) as error:
+        return decode(BenchResult, json.loads(found[-1]), "bench")
+    except (ValueError, RecursionError, MalformedAnswer) as error:
         raise RunFailed(f"the benchmark's result makes no sense: {error}") from error
-    return result
 
 
 def _draw(points: list[Point], path: Path, console: Console) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..answers.recorded import GpuUsage, RankSample, Sample
+from ..answers.runs import FirstFailure, Part
 from ..hosts import claims
 from ..output.console import fold
 from ..output.folding import ranges
@@ -31,8 +33,6 @@ LAST_LINE_LEAST = 16  # characters of a last line that are worth a column
 QUIET = 15.0  # s without a line of a rank, from which its silence is told
 SLOW = 1.05  # times the median step time, from which a rank is named as slow
 
-Sample = Mapping[str, Any]  # as the op `sample` gives it
-
 
 @dataclass(frozen=True)
 class Seen:
@@ -47,9 +47,9 @@ class Seen:
     """Which node it is; None where hosts contradict each other."""
 
     @property
-    def part(self) -> Mapping[str, Any]:
+    def part(self) -> Part | None:
         """The host's part of the run."""
-        return (self.now or {}).get("run") or {}
+        return self.now.run if self.now else None
 
     @property
     def state(self) -> str:
@@ -60,8 +60,8 @@ class Seen:
         return claims.state_of_host(self.part) if self.part else "no such run"
 
     @property
-    def ranks(self) -> Sequence[Mapping[str, Any]]:
-        return () if self.now is None else self.now["ranks"]
+    def ranks(self) -> Sequence[RankSample]:
+        return () if self.now is None else self.now.ranks
 
     def figure(self, name: str) -> float | None:
         """Of the host's ranks the slowest one: the least step and rate, the longest step time; the highest loss."""
@@ -72,32 +72,32 @@ class Seen:
         """Seconds since any rank of the host has printed a line, where that is long. (Often only one speaks.)"""
         if self.now is None or self.state != "running":
             return None
-        silent = min((self.now["clock"] - rank["at"] for rank in self.ranks if rank["at"]), default=0.0)
+        silent = min((self.now.clock - rank.at for rank in self.ranks if rank.at), default=0.0)
         return silent if silent >= QUIET else None
 
-    def rate(self, of: str) -> float | None:
+    def rate(self, of: Literal["cpu", "received", "sent"]) -> float | None:
         """`cpu` in cores; `received` and `sent` in bytes a second, of all interfaces."""
         if self.now is None or self.before is None:
             return None
-        seconds = self.now["clock"] - self.before["clock"]
+        seconds = self.now.clock - self.before.clock
         if seconds <= 0:
             return None
         if of == "cpu":
-            busy, whole = (new - old for new, old in zip(self.now["cpu"], self.before["cpu"], strict=True))
-            return float(busy / whole * self.now["cores"]) if whole > 0 and self.now["cores"] else None
-        old = {nic["name"]: nic[of] for nic in self.before["nics"]}
-        return float(sum(max(0, nic[of] - old.get(nic["name"], nic[of])) for nic in self.now["nics"]) / seconds)
+            busy, whole = (new - old for new, old in zip(self.now.cpu, self.before.cpu, strict=True))
+            return float(busy / whole * self.now.cores) if whole > 0 and self.now.cores else None
+        old = {nic.name: nic.counted(of) for nic in self.before.nics}
+        return sum(max(0, nic.counted(of) - old.get(nic.name, nic.counted(of))) for nic in self.now.nics) / seconds
 
     def line_share(self) -> float | None:
         """The busiest interface's share of its speed, 0 to 1; None where no speed is told."""
         if self.now is None or self.before is None:
             return None
-        seconds = self.now["clock"] - self.before["clock"]
-        old = {nic["name"]: nic for nic in self.before["nics"]}
+        seconds = self.now.clock - self.before.clock
+        old = {nic.name: nic for nic in self.before.nics}
         shares = [
-            max(nic[way] - old[nic["name"]][way] for way in ("received", "sent")) / seconds / (nic["mbit"] * 125_000)
-            for nic in self.now["nics"]
-            if nic["mbit"] and nic["name"] in old and seconds > 0
+            max(nic.received - old[nic.name].received, nic.sent - old[nic.name].sent) / seconds / (nic.mbit * 125_000)
+            for nic in self.now.nics
+            if nic.mbit and nic.name in old and seconds > 0
         ]
         return max(shares, default=None)
 
@@ -136,7 +136,7 @@ def render(run_id: str, seen: Sequence[Seen], width: int, height: int, mask: Mas
     lines: list[RenderableType] = [_title(run_id, seen), _training(known)]
     room = max(2, height - len(lines) - 2 - bool(keys))
     first_failure = _first_failure(seen)
-    culprit = str(first_failure["host"]) if first_failure else None
+    culprit = first_failure.host if first_failure else None
     ordered = sorted(seen, key=lambda one: _trouble(one, culprit)) if len(seen) > room else list(seen)
     shown, rest = (ordered, []) if len(seen) <= room else (ordered[: room - 1], ordered[room - 1 :])
     lines.append(_table(shown, width, mask))
@@ -159,26 +159,24 @@ def _trouble(one: Seen, culprit: str | None) -> tuple[int, float]:
     return grave, float("inf") if step is None else step
 
 
-def _first_failure(seen: Sequence[Seen]) -> Mapping[str, Any] | None:
-    known = {one.host: one for one in seen if one.node is not None}
-    verdict = claims.verdict_of(
-        {host: one.part for host, one in known.items()}, {host: one.node or 0 for host, one in known.items()}
-    )
-    return (verdict or {}).get("first_failure")
+def _first_failure(seen: Sequence[Seen]) -> FirstFailure | None:
+    nodes = {one.host: one.node for one in seen if one.node is not None}
+    verdict = claims.verdict_of({one.host: one.part for one in seen if one.part}, nodes)
+    return verdict.first_failure if verdict else None
 
 
 def _title(run_id: str, seen: Sequence[Seen]) -> Text:
     believed = sorted((one.node, one.host) for one in seen if one.node is not None and one.part)
-    part = next((one.part for one in seen if believed and one.host == believed[0][1]), {})
+    part = next((one.part for one in seen if believed and one.host == believed[0][1]), None)
     silent = sum(bool(one.trouble) for one in seen)
-    state = str(part.get("state", "asking"))
+    state = part.state if part else "asking"
     ranks = sum(len(one.ranks) for one in seen)
-    name = f" ({part['name']})" if part.get("name", run_id) != run_id else ""
+    name = f" ({part.name})" if part and part.name != run_id else ""
     text = Text.assemble((f"{run_id}{name}", "bold"), "  ", (state, STYLES.get(state, "green")))
     if silent:
         text.append(f"  {silent} no answer", style="bold red")
     counted = f"{len(seen)} {'host' if len(seen) == 1 else 'hosts'}, {ranks} {'rank' if ranks == 1 else 'ranks'}"
-    text.append(f"  attempt {part.get('attempt', '?')}  {counted}")
+    text.append(f"  attempt {part.attempt if part else '?'}  {counted}")
     return text
 
 
@@ -197,7 +195,7 @@ def _training(seen: Sequence[Seen]) -> Text:
         same = min(rates) == max(rates)
         words["rate"] += f" on each of {len(rates)} ranks" if same else f", {_number(sum(rates))}/s in total"
     timed = sorted(
-        (rank["figures"]["step_time"], rank["rank"], one.host) for one, rank in ranks if "step_time" in rank["figures"]
+        (rank.figures["step_time"], rank.rank, one.host) for one, rank in ranks if "step_time" in rank.figures
     )
     if timed and timed[-1][0] > SLOW * timed[len(timed) // 2][0]:
         words["step_time"] += f"  slowest rank {timed[-1][1]} ({timed[-1][2]})"
@@ -242,9 +240,9 @@ def _cells(one: Seen) -> dict[str, str]:
     cells = {"HOST": one.host, "STATE": one.state}
     if one.now is None:
         return cells
-    gpus = one.now["gpus"]
-    ranks = sorted(rank["rank"] for rank in one.ranks)
-    used, there = one.now["memory"]
+    gpus = one.now.gpus
+    ranks = sorted(rank.rank for rank in one.ranks)
+    used, there = one.now.memory
     net = [one.rate("received"), one.rate("sent")]
     share = one.line_share()
     cpu = one.rate("cpu")
@@ -256,11 +254,11 @@ def _cells(one: Seen) -> dict[str, str]:
         "LOSS": _or_dash(one.figure("loss")),
         "RATE/S": _or_dash(one.figure("rate")),
         "STEP s": _or_dash(one.figure("step_time")),
-        "GPU %": _span([gpu["busy"] for gpu in gpus]),
+        "GPU %": _span([gpu.busy for gpu in gpus]),
         "GPU MEM": _gib(gpus),
-        "W": _or_dash(sum(watts) if (watts := [gpu["watts"] for gpu in gpus if gpu["watts"] is not None]) else None),
-        "°C": _or_dash(max((gpu["celsius"] for gpu in gpus if gpu["celsius"] is not None), default=None)),
-        "CPU": "-" if cpu is None else f"{cpu:.1f}/{one.now['cores']}",
+        "W": _or_dash(sum(watts) if (watts := [gpu.watts for gpu in gpus if gpu.watts is not None]) else None),
+        "°C": _or_dash(max((gpu.celsius for gpu in gpus if gpu.celsius is not None), default=None)),
+        "CPU": "-" if cpu is None else f"{cpu:.1f}/{one.now.cores}",
         "MEM": f"{used / there:.0%}",
         "NET RX/TX": "-" if None in net else "/".join(_bytes(value or 0.0) for value in net),
         "NIC %": "-" if share is None else f"{share:.0%}",
@@ -271,33 +269,33 @@ def _last(one: Seen) -> str:
     """What the host said last, or why it says nothing."""
     if one.trouble:
         return one.trouble
-    newest = max(one.ranks, key=lambda rank: rank["at"], default=None)
-    return f"{newest['rank']}: {newest['last']}" if newest and newest["last"] else ""
+    newest = max(one.ranks, key=lambda rank: rank.at, default=None)
+    return f"{newest.rank}: {newest.last}" if newest and newest.last else ""
 
 
 def _last_word(seen: Sequence[Seen], mask: Mask) -> Text:
     """The failure, if there is one; else the newest line of all."""
     first = _first_failure(seen)
     if first:
-        said = f" ({first['said']})" if first.get("said") else ""
-        text = f"first failure: {first['host']}: {first['what']}{said}"
+        said = f" ({first.said})" if first.said else ""
+        text = f"first failure: {first.host}: {first.what}{said}"
         return Text(_shown(text, mask), style="bold red")
     newest = max(
-        ((rank["at"], one.host, rank) for one in seen for rank in one.ranks), key=lambda found: found[0], default=None
+        ((rank.at, one.host, rank) for one in seen for rank in one.ranks), key=lambda found: found[0], default=None
     )
-    if newest is None or not newest[2]["last"]:
+    if newest is None or not newest[2].last:
         return Text("")
-    return Text(_shown(f"{newest[1]}:{newest[2]['rank']} | {newest[2]['last']}", mask), style="dim")
+    return Text(_shown(f"{newest[1]}:{newest[2].rank} | {newest[2].last}", mask), style="dim")
 
 
-def _figures(ranks: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    return [rank["figures"][name] for rank in ranks if name in rank["figures"]]
+def _figures(ranks: Sequence[RankSample], name: str) -> list[float]:
+    return [rank.figures[name] for rank in ranks if name in rank.figures]
 
 
-def _losses(ranks: Sequence[Mapping[str, Any]]) -> list[float]:
+def _losses(ranks: Sequence[RankSample]) -> list[float]:
     """Those of the ranks that are farthest, as losses of different steps differ; and those that are no number."""
     farthest = max(_figures(ranks, "step"), default=None)
-    figures = [rank["figures"] for rank in ranks if "loss" in rank["figures"]]
+    figures = [rank.figures for rank in ranks if "loss" in rank.figures]
     return [one["loss"] for one in figures if one.get("step") == farthest or one["loss"] != one["loss"]]
 
 
@@ -334,13 +332,13 @@ def _span(values: Sequence[float | None]) -> str:
     return _number(known[0]) if known[0] == known[-1] else f"{_number(known[0])}-{_number(known[-1])}"
 
 
-def _gib(gpus: Sequence[Mapping[str, Any]]) -> str:
+def _gib(gpus: Sequence[GpuUsage]) -> str:
     """The fullest GPU: it is the one that runs out of memory."""
-    known = [(gpu["used"] / gpu["total"], gpu) for gpu in gpus if gpu["used"] is not None and gpu["total"]]
+    known = [(gpu.used / gpu.total, gpu.used, gpu.total) for gpu in gpus if gpu.used is not None and gpu.total]
     if not known:
         return "-"
-    _, gpu = max(known, key=lambda one: one[0])
-    return f"{gpu['used'] / 2**30:.0f}/{gpu['total'] / 2**30:.0f}G"
+    _, used, total = max(known, key=lambda one: one[0])
+    return f"{used / 2**30:.0f}/{total / 2**30:.0f}G"
 
 
 def _bytes(value: float) -> str:

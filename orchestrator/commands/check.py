@@ -126,7 +126,7 @@ def _as_dict(
         "consequences": [],
         "choices": [vars(choice) for choice in chosen],
         "network": mesh.as_dict(network) if network else None,
-        "measured": [dict(one) for one in result.figures] if result else [],
+        "measured": [one.as_dict() for one in result.figures] if result else [],
     }
 
 

@@ -136,7 +136,9 @@ def part_of(read: Inventory, pattern: str, option: str = "--hosts") -> Inventory
 
 def mask_of(read: Inventory, run: registry.Run, console: Console) -> Mask:
     """Hides the secrets of a run and of the inventory that this environment has; warns of those that are not hidden."""
-    of_run = {name for part in run.parts.values() for name in part.get("secrets", read.run.secrets)}
+    of_run = {
+        name for part in run.parts.values() for name in (read.run.secrets if part.secrets is None else part.secrets)
+    }
     for line in not_hidden(run.run_id, of_run):
         console.warning(line)
     return Mask(value for name in {*of_run, *read.run.secrets} if (value := os.environ.get(name)))

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..answers.files import FileData, Outputs
 from ..errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
+from ..hosts.answers import FETCHED, OUTPUTS, SEND
 from ..hosts.fleet import Fleet, Results, folded, worst
 from ..hosts.session import Session
 from ..inventory.model import Host, Inventory
@@ -70,7 +72,7 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Outputs:
+class RunOutputs:
     """A folder of outputs on some hosts: that of a run they know, or one of that name whose run they know no more."""
 
     run: str
@@ -174,7 +176,7 @@ def _make(folder: Path) -> None:
         raise UsageError(f"-o {folder}: {error.strerror}") from error
 
 
-def _outputs_of(fleet: Fleet, read: Inventory, wanted: str | None, console: Console) -> Outputs:
+def _outputs_of(fleet: Fleet, read: Inventory, wanted: str | None, console: Console) -> RunOutputs:
     """Raises as `runs.choose` does."""
     listing = registry.find(fleet, read.hosts)
     warn_of(listing.failed, console)
@@ -190,24 +192,23 @@ def _outputs_of(fleet: Fleet, read: Inventory, wanted: str | None, console: Cons
         having = frozenset(host for host, (found,) in listed.done.items() if found.files)
         if not having:
             raise
-        return Outputs(wanted, wanted, having, {"name": wanted}, incomplete)
+        return RunOutputs(wanted, wanted, having, {"name": wanted}, incomplete)
     warn_of_unheard(run, listing, console)
     first = next(iter(run.nodes or run.parts))
-    reader = first if run.parts[first].get("shared_output") else None
+    reader = first if run.parts[first].shared_output else None
     hosts, key = frozenset(run.parts), {"run_id": run.run_id}
-    return Outputs(run.run_id, _default_folder(run), hosts, key, incomplete, run.unfinished, reader)
+    return RunOutputs(run.run_id, _default_folder(run), hosts, key, incomplete, run.unfinished, reader)
 
 
 def _list(session: Session, asked: Mapping[str, Any], sources: list[Source]) -> list[Listed]:
     found = []
     for source in sources:
-        answer = session.request("outputs", {**asked, "parts": list(source.parts)})
-        written = answer.get("written")
-        found.append(Listed(source, checked(answer), written if isinstance(written, str) else None))
+        listing = session.request(OUTPUTS, {**asked, "parts": list(source.parts)})
+        found.append(Listed(source, checked(listing), listing.written))
     return found
 
 
-def _matches(fleet: Fleet, hosts: Iterable[Host], what: Outputs, pattern: str) -> bool:
+def _matches(fleet: Fleet, hosts: Iterable[Host], what: RunOutputs, pattern: str) -> bool:
     asked = what.asked(pattern=pattern)
     listed = fleet.each(hosts, lambda host, session: _list(session, asked, what.sources(host.name, Path())))
     return _totals(listed.done)[0] > 0
@@ -218,29 +219,24 @@ def _is_partial(host: str, brought: Results[list[str]]) -> bool:
     return host in brought.failed or bool(brought.done.get(host))
 
 
-def _confirm(session: Session, what: Outputs, listed: list[Listed]) -> None:
+def _confirm(session: Session, what: RunOutputs, listed: list[Listed]) -> None:
     """Tell a host that we have all it listed: from then on it may remove the run's record."""
     for found in listed:
         if found.written is not None and "code" in found.source.parts:
-            session.request("fetched", what.asked(written=found.written))
+            session.request(FETCHED, what.asked(written=found.written))
 
 
-def checked(answer: Mapping[str, Any]) -> list[Remote]:
+def checked(listing: Outputs) -> list[Remote]:
     """The files of a listing. Raises UnreachableError where it is not what an honest host would say."""
     found = {}
-    files = answer.get("files")
-    if not isinstance(files, list):
-        raise UnreachableError("its listing makes no sense")
-    for entry in files:
-        match entry:
-            case [str(path), int(size), int(mtime)] if 0 <= size < LARGEST and abs(mtime) < LARGEST:
-                found[path] = Remote(path, size, mtime)
-            case _:
-                raise UnreachableError("its listing makes no sense")
+    for path, size, mtime in listing.files:
+        if not 0 <= size < LARGEST or not abs(mtime) < LARGEST:
+            raise UnreachableError("its listing makes no sense")
         if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path or not _can_be_named(path):
             raise UnreachableError(
                 f"it names a file outside of its output folder: {path!r}; nothing is fetched from it"
             )
+        found[path] = Remote(path, size, mtime)
     return list(found.values())
 
 
@@ -287,16 +283,16 @@ class Receiver:
         self._left = 0
         self._broken = False
 
-    def take(self, header: Mapping[str, Any], payload: bytes) -> None:
-        if header.get("file") != self._next or self._next >= len(self._files):
-            return  # the rest of a file that was given up, or nonsense
+    def take(self, data: FileData, payload: bytes) -> None:
+        if data.file != self._next or self._next >= len(self._files):
+            return  # the rest of a file that was given up
         remote = self._files[self._next]
         try:
-            if "error" in header:
-                raise OSError(None, str(header["error"])[:200])
+            if data.error is not None:
+                raise OSError(None, data.error[:200])
             self._add(remote, payload)
-            if header.get("end"):
-                self._finish(remote, header.get("mtime"))
+            if data.end:
+                self._finish(remote, remote.mtime if data.mtime is None else data.mtime)
         except (OSError, ValueError, OverflowError) as error:
             self.problems.append(f"{remote.path}: {getattr(error, 'strerror', None) or error}")
             self.give_up()
@@ -329,11 +325,11 @@ class Receiver:
             raise ValueError("it has grown much since it was listed; fetch it again")
         self._out.write(payload)
 
-    def _finish(self, remote: Remote, mtime: object) -> None:
+    def _finish(self, remote: Remote, mtime: int) -> None:
         assert self._out is not None
         self._out.close()
         self._out = None
-        os.utime(self._aside(), ns=(remote.mtime, mtime if isinstance(mtime, int) else remote.mtime))
+        os.utime(self._aside(), ns=(remote.mtime, mtime))
         target = self._folder / remote.path
         _make_folders(self._folder, remote.path)
         self._aside().replace(target)
@@ -349,7 +345,7 @@ def _make_folders(folder: Path, path: str) -> None:
         folder.mkdir(exist_ok=True)
 
 
-def _bring(session: Session, what: Outputs, listed: Listed, show: Callable[[int], None]) -> list[str]:
+def _bring(session: Session, what: RunOutputs, listed: Listed, show: Callable[[int], None]) -> list[str]:
     """Fetch files of one host; gives what went wrong with single ones. `show`: told the bytes that have come."""
     folder, files = listed.source.folder, listed.files
     problems: list[str] = []
@@ -358,13 +354,13 @@ def _bring(session: Session, what: Outputs, listed: Listed, show: Callable[[int]
         batch = files[start : start + BATCH]
         receiver = Receiver(folder, batch, room)
 
-        def take(header: dict[str, Any], payload: bytes, receiver: Receiver = receiver) -> None:
-            receiver.take(header, payload)
+        def take(data: FileData, payload: bytes, receiver: Receiver = receiver) -> None:
+            receiver.take(data, payload)
             show(room.taken)
 
         arguments = what.asked(paths=[one.path for one in batch])
         try:
-            session.request("send", arguments, on_data=take)
+            session.follow(SEND, arguments, take)
         finally:
             receiver.give_up()
         problems += receiver.problems

@@ -122,7 +122,7 @@ def _victims(asked: Request, chosen: Sequence[Run]) -> Victims:
     port = asked.read.run.rdzv.port
     return Victims(
         runs=tuple(run.run_id for run in chosen),
-        members={run.run_id: {host: part.get("members", ()) for host, part in run.parts.items()} for run in chosen},
+        members={run.run_id: {host: part.members for host, part in run.parts.items()} for run in chosen},
         stale=asked.wanted is None and not asked.forced_only,
         ports=() if port == "auto" else (port,),
         force=asked.forced,
@@ -205,24 +205,24 @@ def _forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, 
 def _tell_kill(result: Killed, chosen: Sequence[Run], inventory: str, console: Console) -> None:
     for line in folded(result.failed):
         console.error(line)
-    for one in result.remaining:
-        process = f"pid {one['pid']}"
-        if one["owner"]:  # else no process has this pid
-            process += f" ({one['cmd']}) of {one['owner']} is still there"
-        console.error(f"{one['host']}: {one_line(process + ': ' + one['why'])}")
-    for one in result.holders:
-        pid = f"pid {one['pid']} ({one['cmd'][:80]})" if one["pid"] else "a process"
-        force = command("kill", "--force", f"{one['host']}:{one['pid']}", inventory=inventory)
-        end = f"; to end it: {force}" if one["pid"] else ""
-        held = one_line(f"{one['what']} is held by {pid} of {one['owner']}, which is not ours")
-        console.warning(f"{one['host']}: {held}{end}")
+    for host, process in result.remaining:
+        named = f"pid {process.pid}"
+        if process.owner:  # else no process has this pid
+            named += f" ({process.cmd}) of {process.owner} is still there"
+        console.error(f"{host}: {one_line(named + ': ' + process.why)}")
+    for host, holder in result.holders:
+        pid = f"pid {holder.pid} ({holder.cmd[:80]})" if holder.pid else "a process"
+        force = command("kill", "--force", f"{host}:{holder.pid}", inventory=inventory)
+        end = f"; to end it: {force}" if holder.pid else ""
+        held = one_line(f"{holder.what} is held by {pid} of {holder.owner}, which is not ours")
+        console.warning(f"{host}: {held}{end}")
     if result.memory_freed:
-        where = fold({one["host"] for one in result.memory_freed})
+        where = fold({host for host, _ in result.memory_freed})
         console.note(f"removed {len(result.memory_freed)} files that killed ranks had left in shared memory on {where}")
     what = ", ".join(run.run_id for run in chosen)
     count = len(result.killed)
     if count or chosen:
-        hosts = len({one["host"] for one in result.killed})
+        hosts = len({host for host, _ in result.killed})
         where = f" on {hosts} {'host' if hosts == 1 else 'hosts'}" if hosts else ""
         proof = "" if result.remaining or result.failed else "; verified: none left"
         if count or any(run.unfinished or run.broken for run in chosen):

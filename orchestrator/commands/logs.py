@@ -84,7 +84,7 @@ def logs(wanted: Logs) -> int:
         ranks_of = claims.ranks_of(run.parts, run.all_nodes)
         view = View(run.run_id, asked, choice, fleet, console.warning, sys.stdout.isatty(), ranks_of, late=late)
         mask = mask_of(read, run, console)
-        here = sum(run.parts[host.name]["nproc"] for host in asked if host.name in run.parts)
+        here = sum(run.parts[host.name].nproc for host in asked if host.name in run.parts)
         here = run.ranks if late else here
         bell = attach.Bell(read.notify.bell and wanted.follow, console)
         ranks = len(choice.ranks) if choice.ranks else min(run.ranks, here)

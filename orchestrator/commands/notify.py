@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..errors import FindingsError, UnreachableError, UsageError
+from ..hosts.answers import NOTIFY
 from ..hosts.fleet import folded
 from ..plan import plan
 from .context import chosen_inventory, open_fleet, stderr_console
@@ -28,12 +29,12 @@ def test(given: str | None) -> int:
     }
     with open_fleet(read) as fleet:
         fleet.prepare([head])
-        results = fleet.each([head], lambda _, session: session.request("notify", {"wanted": wanted, "said": said}))
+        results = fleet.each([head], lambda _, session: session.request(NOTIFY, {"wanted": wanted, "said": said}))
     for line in folded(results.failed):
         console.error(line)
     if results.failed:
         return UnreachableError.exit_code
-    problems = results.done[head.name]["problems"]
+    problems = results.done[head.name].problems
     for what in configured:
         if what in problems:
             console.error(f"{head.name}: notify.{what} failed: {problems[what]}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
 
+from ..answers.files import Pruned
 from ..errors import UnreachableError, UsageError
+from ..hosts.answers import OUTPUT_FOLDERS, PRUNE, REMOVE_OUTPUTS
 from ..hosts.fleet import folded
 from ..inventory import advice
 from ..inventory.run_ids import RUN_ID, SUFFIX
@@ -24,7 +25,7 @@ def prune(given: str | None, hosts: str | None, *, force: bool) -> int:
     with open_fleet(read) as fleet:
         fleet.prepare(read.hosts)
         arguments = {"keep": keep, "force": force}
-        results = fleet.each(read.hosts, lambda _, session: session.request("prune", arguments), "pruning")
+        results = fleet.each(read.hosts, lambda _, session: session.request(PRUNE, arguments), "pruning")
     said = {host: _words(gone) for host, gone in results.done.items()}
     for line in fold_messages(said):
         console.note(line)
@@ -37,9 +38,9 @@ def prune(given: str | None, hosts: str | None, *, force: bool) -> int:
     return UnreachableError.exit_code if results.failed else 0
 
 
-def _words(answer: Mapping[str, Any]) -> str:
-    runs, outputs = len(answer["runs"]), len(answer["outputs"])
-    unused, freed, left = answer["unused"], answer["freed"], answer["left"]
+def _words(answer: Pruned) -> str:
+    runs, outputs = len(answer.runs), len(answer.outputs)
+    unused, freed, left = answer.unused, answer.freed, answer.left
     kept = f"{left} {'run' if left == 1 else 'runs'} that {'is' if left == 1 else 'are'} over kept"
     if not runs and not outputs and not unused:
         return f"nothing to remove; {kept}"
@@ -70,9 +71,9 @@ def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], 
     read = chosen_inventory(given, hosts)
     with open_fleet(read) as fleet:
         fleet.prepare(read.hosts)
-        listed = fleet.each(read.hosts, lambda _, session: session.request("output_folders", {})["folders"], "looking")
+        listed = fleet.each(read.hosts, lambda _, session: session.request(OUTPUT_FOLDERS, {}).folders, "looking")
         folders = [
-            Folder(one["name"], host, one["bytes"], one["age"], one["in_use"])
+            Folder(one.name, host, one.bytes, one.age, one.in_use)
             for host, found in sorted(listed.done.items())
             for one in found
         ]
@@ -100,7 +101,7 @@ def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], 
             names.setdefault(folder.host, []).append(folder.name)
         removed = fleet.each(
             [host for host in read.hosts if host.name in names],
-            lambda host, session: session.request("remove_outputs", {"names": names[host.name]}),
+            lambda host, session: session.request(REMOVE_OUTPUTS, {"names": names[host.name]}),
             "deleting",
         )
     for line in folded(removed.failed):
@@ -108,12 +109,12 @@ def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], 
     left = {
         host: f"not deleted: {', '.join(missing)}; a run uses it, or it has files of another user"
         for host, answer in removed.done.items()
-        if (missing := sorted(set(names[host]) - set(answer["removed"])))
+        if (missing := sorted(set(names[host]) - set(answer.removed)))
     }
     for line in fold_messages(left):
         console.warning(line)
-    freed = sum(max(0, answer["freed"]) for answer in removed.done.values())
-    count = sum(len(set(answer["removed"]) & set(names[host])) for host, answer in removed.done.items())
+    freed = sum(max(0, answer.freed) for answer in removed.done.values())
+    count = sum(len(set(answer.removed) & set(names[host])) for host, answer in removed.done.items())
     console.note(f"deleted {count} output {'folder' if count == 1 else 'folders'}, {size(freed)} freed")
     return UnreachableError.exit_code if listed.failed or removed.failed else 0
 
@@ -133,7 +134,7 @@ def folder_of(wanted: str, folders: Collection[str], known: Iterable[registry.Ru
     if len(matches) > 1:
         raise UsageError(f"--run {wanted!r} names several runs: {', '.join(matches)}; give more of it")
     run = of_id.get(matches[0]) if matches else None
-    shared = next((path for part in run.parts.values() if (path := part.get("shared_output"))), None) if run else None
+    shared = next((path for part in run.parts.values() if (path := part.shared_output)), None) if run else None
     if shared:
         raise UsageError(f"the outputs of run {matches[0]} are in {shared} (run.output), which prune does not touch")
     folder = run.name if run else matches[0] if matches else wanted

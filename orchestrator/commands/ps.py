@@ -34,7 +34,7 @@ def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) ->
         _print(listing, shown, time.time())
         for run in shown:
             for host, part in run.parts.items():
-                for what, why in part.get("not_notified", {}).items():
+                for what, why in part.not_notified.items():
                     console.warning(f"run {run.run_id}: {host}: notify.{what} failed: {why}")
     else:
         over = len(listing.runs)

@@ -11,8 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..answers import recorded
+from ..answers.recorded import Record, Spec, UsageAt, Way
+from ..answers.runs import FirstFailure, Part
 from ..errors import UnreachableError, UsageError
 from ..hosts import claims
+from ..hosts.answers import RECORD
 from ..hosts.fleet import Fleet
 from ..hosts.session import Refused
 from ..inventory.model import Host
@@ -24,6 +28,7 @@ from ..runs.follow import Choice, View, clock_ahead
 from ..ui import html
 from .context import find_run, inventory_of_run, mask_of, open_fleet, stderr_console, warn_of
 
+WAYS: tuple[Way, ...] = ("received", "sent")
 LAST_LINES = 40  # of the rank that failed first
 PRIVATE = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 FIGURES = "|".join(re.escape(name) for names in NAMES.values() for name in names)
@@ -70,17 +75,17 @@ def report(wanted: str | None, given: str | None, hosts: str | None, output: str
         mask = mask_of(read, run, console)
         of_run = [host for host in read.hosts if host.name in run.parts]
         asked = {"run_id": run.run_id}
-        answers = fleet.each(of_run, lambda _, session: session.request("record", asked), "reading its record")
+        answers = fleet.each(of_run, lambda _, session: session.request(RECORD, asked), "reading its record")
         warn_of(answers.failed, console)
         records = {host: answers.done[host] for host in _by_node(run) if host in answers.done}
-        if not any(record["run"] for record in records.values()):
+        if not any(record.run and record.spec for record in records.values()):
             raise UnreachableError(f"no host tells of run {run.run_id}; nothing is written")
         clocks = fleet.each(of_run, lambda _, session: clock_ahead(session)).done
         figures = _lines(fleet, of_run, run, Choice(follow=False, grep=FIGURES))
         first = _first_failure(run, records)
         said: list[Line] = []
-        if first and first.get("rank") is not None:
-            choice = Choice(follow=False, tail=LAST_LINES, ranks=frozenset([first["rank"]]), stream="stderr")
+        if first and first.rank is not None:
+            choice = Choice(follow=False, tail=LAST_LINES, ranks=frozenset([first.rank]), stream="stderr")
             said = [line for line in _lines(fleet, of_run, run, choice) if line.attempt == run.attempt]
         by_name = {host.name: host for host in read.hosts}
         diagnosis = diagnose.of_run(run.run_id, run.parts, run.nodes, by_name, fleet).as_dict()
@@ -138,7 +143,7 @@ def _lines(fleet: Fleet, hosts: Sequence[Host], run: registry.Run, choice: Choic
 
 def make(
     run: registry.Run,
-    records: Mapping[str, Mapping[str, Any]],
+    records: Mapping[str, Record],
     clocks: Mapping[str, float],
     figures: Sequence[Line],
     said: Sequence[Line],
@@ -148,26 +153,30 @@ def make(
     """Pure. `records`, the head's first, and `clocks` (seconds that a clock is ahead of ours) by host; `figures`: lines
     in which there may be a figure; `said`: what the first failure is explained by.
     """
-    head = next(record for record in records.values() if record["run"])
-    spec, ended = head["spec"], head["exit"]
-    timeline = _timeline(head["events"], [node["host"] for node in spec["nodes"]])
+    head, spec = next((record, record.spec) for record in records.values() if record.run and record.spec)
+    timeline = _timeline(head.events, [node.host for node in spec.nodes])
     began = timeline[0][0] if timeline else min((line.at for line in figures), default=0.0)
     training = _training(figures, began)
+    first = _first_failure(run, records)
     return Report(
         run_id=run.run_id,
         name=run.name,
         state=run.state,
         started_at=run.started_at,
-        ended_at=rfc3339(ended["at"]) if ended else None,
-        by=spec["by"],
+        ended_at=rfc3339(head.exit.at) if head.exit else None,
+        by=spec.by,
         attempts=run.attempt,
         ranks=run.ranks,
-        first_failure=_shown(_first_failure(run, records), mask),
+        first_failure=_shown(first and _as_dict(first), mask),
         said=tuple(presentable(line.text, False, mask) for line in said),
         timeline=tuple(
             {"at": rfc3339(at), "seconds": at - began, "what": presentable(what, False, mask)} for at, what in timeline
         ),
-        hosts=tuple(_host(host, record) for host, record in records.items() if record["run"]),
+        hosts=tuple(
+            _host(host, record, record.run, record.spec)
+            for host, record in records.items()
+            if record.run and record.spec
+        ),
         training=training,
         diagnosis=_shown(diagnosis, mask),
         slow_ranks=_slow_ranks(training["step_time"]),
@@ -185,54 +194,67 @@ def _shown(value: Any, mask: Mask) -> Any:
     return [_shown(one, mask) for one in value] if isinstance(value, Sequence) else value
 
 
-def _first_failure(run: registry.Run, records: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    verdict = claims.verdict_of({host: record["run"] for host, record in records.items() if record["run"]}, run.nodes)
-    first: Mapping[str, Any] | None = (verdict or {}).get("first_failure")
-    return first
+def _first_failure(run: registry.Run, records: Mapping[str, Record]) -> FirstFailure | None:
+    verdict = claims.verdict_of({host: record.run for host, record in records.items() if record.run}, run.nodes)
+    return verdict.first_failure if verdict else None
 
 
-def _timeline(events: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[tuple[float, str]]:
+def _as_dict(failure: FirstFailure) -> dict[str, Any]:
+    """As JSON, with what its host knows of it: a process that failed has an exit code, a host that is silent none."""
+    place = {"host": failure.host, "node": failure.node}
+    if failure.gone is not None:
+        keys = ("rank", "exit_code", "signal", "pid", "what", "said", "gone", "attempt", "at")
+        known = {**{key: getattr(failure, key) for key in keys}, **place}
+    else:
+        known = {**place, "rank": failure.rank, "what": failure.what, "said": failure.said, "at": failure.at}
+        known |= {"lost": failure.lost or None, "stalled": failure.stalled or None}
+        known = {key: value for key, value in known.items() if value is not None or key in ("node", "rank")}
+    return known if failure.at_start is None else {**known, "at_start": failure.at_start}
+
+
+def _timeline(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[tuple[float, str]]:
     """What the head's gang went through, in words."""
     found: list[tuple[float, str]] = []
     attempt = 0
+
+    def host(node: int) -> str:
+        return hosts[node] if node < len(hosts) else ""
+
     for event in events:
-        kind, fields = event["event"], event["fields"]
-        host = hosts[fields["node"]] if "node" in fields and fields["node"] < len(hosts) else ""
-        if kind in ("StartRequested", "PortFound"):
-            attempt += 1
-            what = f"attempt {attempt} is started"
-        elif kind == "Failed":
-            said = f" ({fields['failure']['said']})" if fields["failure"].get("said") else ""
-            what = f"{host}: {fields['failure']['what']}{said}"
-        elif kind == "Exited":
-            what = f"{host}: all processes of attempt {fields['attempt']} have ended" + (
-                "" if fields["ok"] else " badly"
-            )
-        elif kind == "Lost":
-            what = f"{host} is lost: nothing was heard of it"
-        elif kind == "Stalled":
-            what = f"no rank has printed a line for {fields['quiet']:.0f} s"
-        elif kind == "StopRequested":
-            what = f"stopped by {fields['by']}"
-        else:
-            continue
-        found.append((fields["at"], what))
+        match event:
+            case recorded.Started():
+                attempt += 1
+                what = f"attempt {attempt} is started"
+            case recorded.Failed(fields=failed):
+                said = f" ({failed.failure.said})" if failed.failure.said else ""
+                what = f"{host(failed.node)}: {failed.failure.what}{said}"
+            case recorded.Exited(fields=exited):
+                badly = "" if exited.ok else " badly"
+                what = f"{host(exited.node)}: all processes of attempt {exited.attempt} have ended{badly}"
+            case recorded.Lost(fields=lost):
+                what = f"{host(lost.node)} is lost: nothing was heard of it"
+            case recorded.Stalled(fields=stalled):
+                what = f"no rank has printed a line for {stalled.quiet:.0f} s"
+            case recorded.Stopped(fields=stopped):
+                what = f"stopped by {stopped.by}"
+            case recorded.OtherEvent():
+                continue
+        found.append((event.fields.at, what))
     return found
 
 
-def _host(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    run, spec = record["run"], record["spec"]
-    newest = record["samples"][-1] if record["samples"] else None
+def _host(name: str, record: Record, run: Part, spec: Spec) -> dict[str, Any]:
+    newest = record.samples[-1] if record.samples else None
     return {
         "host": name,
         "state": claims.state_of_host(run),
-        "exit_code": run["exit_code"],
-        "signal": run["signal"],
-        "nproc": run["nproc"],
-        "python": spec["python"],
-        "gpus": len(newest["gpus"]) if newest else None,
-        "cores": newest["cores"] if newest else None,
-        "memory": newest["memory"][1] if newest else None,
+        "exit_code": run.exit_code,
+        "signal": run.signal,
+        "nproc": run.nproc,
+        "python": spec.python,
+        "gpus": len(newest.gpus) if newest else None,
+        "cores": newest.cores if newest else None,
+        "memory": newest.memory[1] if newest else None,
     }
 
 
@@ -263,7 +285,7 @@ def _slow_ranks(step_times: Mapping[str, Sequence[tuple[float, float]]]) -> tupl
 
 
 def _machines(
-    records: Mapping[str, Mapping[str, Any]], clocks: Mapping[str, float], began: float
+    records: Mapping[str, Record], clocks: Mapping[str, float], began: float
 ) -> dict[str, dict[str, tuple[tuple[float, float], ...]]]:
     names = ("gpu", "gpu_memory", "watts", "cpu", "received", "sent")
     series: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {name: {} for name in names}
@@ -271,36 +293,38 @@ def _machines(
     for host, record in records.items():
         ahead = clocks.get(host, 0.0) - first
         points: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-        for before, now in zip([None, *record["samples"]], record["samples"], strict=False):
+        for before, now in zip([None, *record.samples], record.samples, strict=False):
             for name, value in _measured(before, now).items():
-                points[name].append((now["at"] - ahead - began, value))
+                points[name].append((now.at - ahead - began, value))
         for name, of in points.items():
             if of:
                 series[name][host] = tuple(of)
     return series
 
 
-def _measured(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, float]:
+def _measured(before: UsageAt | None, now: UsageAt) -> dict[str, float]:
     """GPU and CPU in percent, memory in bytes (the fullest GPU), power of all GPUs in W, network in bytes/s."""
     found: dict[str, float] = {}
-    for name, key, join in (("gpu", "busy", None), ("gpu_memory", "used", max), ("watts", "watts", sum)):
-        known = [gpu[key] for gpu in now["gpus"] if gpu[key] is not None]
-        if known:
-            found[name] = float(join(known) if join else sum(known) / len(known))
-    if before is not None and now["at"] > before["at"]:
-        busy, whole = (new - old for new, old in zip(now["cpu"], before["cpu"], strict=True))
+    if busy := [gpu.busy for gpu in now.gpus if gpu.busy is not None]:
+        found["gpu"] = float(sum(busy) / len(busy))
+    if used := [gpu.used for gpu in now.gpus if gpu.used is not None]:
+        found["gpu_memory"] = float(max(used))
+    if watts := [gpu.watts for gpu in now.gpus if gpu.watts is not None]:
+        found["watts"] = float(sum(watts))
+    if before is not None and now.at > before.at:
+        worked, whole = (new - old for new, old in zip(now.cpu, before.cpu, strict=True))
         if whole > 0:
-            found["cpu"] = 100 * busy / whole
-        old = {nic["name"]: nic for nic in before["nics"]}
-        for way in ("received", "sent"):
-            moved = sum(max(0, nic[way] - old[nic["name"]][way]) for nic in now["nics"] if nic["name"] in old)
-            found[way] = moved / (now["at"] - before["at"])
+            found["cpu"] = 100 * worked / whole
+        old = {nic.name: nic for nic in before.nics}
+        for way in WAYS:
+            moved = sum(max(0, nic.counted(way) - old[nic.name].counted(way)) for nic in now.nics if nic.name in old)
+            found[way] = moved / (now.at - before.at)
     return found
 
 
-def _config(spec: Mapping[str, Any], mask: Mask) -> dict[str, Any]:
+def _config(spec: Spec, mask: Mask) -> dict[str, Any]:
     """What was run, and how. Values of variables that look like credentials are left out, whoever set them."""
-    env = {name: "***" if PRIVATE.search(name) else mask.hide(value) for name, value in sorted(spec["env"].items())}
+    env = {name: "***" if PRIVATE.search(name) else mask.hide(value) for name, value in sorted(spec.env.items())}
     keys = (
         "inventory",
         "workdir",
@@ -314,8 +338,8 @@ def _config(spec: Mapping[str, Any], mask: Mask) -> dict[str, Any]:
         "ports",
     )
     return {
-        "command": [mask.hide(word) for word in spec["command"]],
-        "launcher": "torchrun" if spec["agent_argv"] else "direct",
+        "command": [mask.hide(word) for word in spec.command],
+        "launcher": "torchrun" if spec.agent_argv else "direct",
         "env": env,
-        **{key: spec.get(key) for key in keys},
+        **{key: getattr(spec, key) for key in keys},
     }

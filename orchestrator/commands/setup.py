@@ -11,10 +11,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from ..answers.decode import MalformedAnswer, decode
+from ..answers.printed import FoundPython
 from ..errors import FindingsError, UsageError
-from ..hosts import answers
 from ..hosts.fleet import Fleet, each, folded, worst
 from ..inventory import model
 from ..inventory.model import Host
@@ -151,32 +151,32 @@ def _ssh_copy_id(host: Host) -> list[str]:
 def _ready(host: Host, fleet: Fleet, wanted: Wanted) -> Ready:
     """Raises FindingsError or UnreachableError."""
     own = _look(host, fleet, host.python, host.setup)
-    if own is not None and own["torch"] and wanted.torch in (None, own["torch"], own["torch"].partition("+")[0]):
-        return Ready(own["executable"], own["torch"], "kept")
+    if own is not None and own.torch and wanted.torch in (None, own.torch, own.torch.partition("+")[0]):
+        return Ready(own.executable, own.torch, "kept")
     base = own or _look(host, fleet, "python3", ())
     if base is None:
         raise FindingsError(f"{host.name}: no {host.python} and no python3 there; give `python` of the host")
-    if tuple(base["python"]) < PYTHON_LEAST or not base["venv"]:
-        version = ".".join(map(str, base["python"]))
+    if base.python < PYTHON_LEAST or not base.venv:
+        version = ".".join(map(str, base.python))
         raise FindingsError(
-            f"{host.name}: {base['executable']} ({version}) cannot make a venv for torch: it needs python >= "
+            f"{host.name}: {base.executable} ({version}) cannot make a venv for torch: it needs python >= "
             f"{'.'.join(map(str, PYTHON_LEAST))} with venv and ensurepip (apt install python3-venv, or conda, or uv)"
         )
-    venv = f"{base['home']}/{VENV}"
+    venv = f"{base.home}/{VENV}"
     before = _look(host, fleet, f"{venv}/bin/python", ())
-    if before is not None and before["torch"] and wanted.torch in (None, before["torch"], _public(before["torch"])):
-        return Ready(before["executable"], before["torch"], "kept")
+    if before is not None and before.torch and wanted.torch in (None, before.torch, _public(before.torch)):
+        return Ready(before.executable, before.torch, "kept")
     what = f"torch=={wanted.torch}" if wanted.torch else "torch"
     fleet.progress.at(host.name, f"installing {what}")
     source = ["--index-url", wanted.index_url] if wanted.index_url else []
     if wanted.wheels:
         source = ["--no-index", "--find-links", wanted.wheels]
-    argv = ["sh", "-c", INSTALL, "ddp-orch-setup", base["executable"], venv, what, *source]
-    done = fleet.run_on(host, quote(locked(base["executable"], venv, argv)))
+    argv = ["sh", "-c", INSTALL, "ddp-orch-setup", base.executable, venv, what, *source]
+    done = fleet.run_on(host, quote(locked(base.executable, venv, argv)))
     after = _look(host, fleet, f"{venv}/bin/python", ()) if done.status == 0 else None
-    if after is None or not after["torch"]:
+    if after is None or not after.torch:
         raise FindingsError(f"{host.name}: installing {what}: {why_not_installed(what, done.stderr, done.status)}")
-    return Ready(after["executable"], after["torch"], "installed")
+    return Ready(after.executable, after.torch, "installed")
 
 
 def locked(python: str, venv: str, argv: Sequence[str]) -> list[str]:
@@ -200,7 +200,7 @@ def _public(version: str) -> str:
     return version.partition("+")[0]
 
 
-def _look(host: Host, fleet: Fleet, python: str, lines: Sequence[str]) -> dict[str, Any] | None:
+def _look(host: Host, fleet: Fleet, python: str, lines: Sequence[str]) -> FoundPython | None:
     """What LOOK says of a python inside `lines` of setup; None when it does not run."""
     argv = [python, "-c", LOOK]
     if lines:
@@ -209,11 +209,9 @@ def _look(host: Host, fleet: Fleet, python: str, lines: Sequence[str]) -> dict[s
     if done.status != 0:
         return None
     try:
-        found = json.loads(done.stdout.strip().splitlines()[-1])
-        answers.check("python", found)
-    except (IndexError, ValueError, RecursionError, answers.Nonsense):
+        return decode(FoundPython, json.loads(done.stdout.strip().splitlines()[-1]), "python")
+    except (IndexError, ValueError, RecursionError, MalformedAnswer):
         return None  # a wrapper that prints something else
-    return dict(found)
 
 
 def _tell(hosts: Sequence[Host], ready: Mapping[str, Ready], console: Console) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from ..errors import OrchError, UnreachableError
+from ..hosts.answers import SAMPLE
 from ..hosts.fleet import Fleet, unexpected
 from ..inventory.hostnames import pick
 from ..inventory.model import Host
@@ -58,7 +59,7 @@ class Watcher:
     def _look(self, host: Host) -> None:
         seen = self._seen[host.name]
         try:
-            now = self._fleet.session(host).request("sample", {"run_id": self._run_id})
+            now = self._fleet.session(host).request(SAMPLE, {"run_id": self._run_id})
         except Exception as error:  # noqa: BLE001  answers of other people's machines lead here
             failure = error if isinstance(error, OrchError) else unexpected(host.name, error)
             self._seen[host.name] = replace(seen, trouble=str(failure).removeprefix(f"{host.name}: "))

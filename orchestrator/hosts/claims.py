@@ -7,10 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..answers.runs import Part, Verdict
 from ..plan.plan import Plan
-
-Part = Mapping[str, Any]
-"""What one host says of a run (answers.RUN)."""
 
 
 @dataclass(frozen=True)
@@ -37,50 +35,49 @@ def judge(parts: Mapping[str, Part], unreachable: Collection[str] = ()) -> Claim
         return Claims(members, frozenset(members), frozenset(parts) - set(members))
     claimants: dict[int, list[str]] = {}
     for host, part in members.items():
-        claimants.setdefault(part["node"], []).append(host)
+        claimants.setdefault(part.node, []).append(host)
     disputed: set[str] = set()
     strangers = set(parts) - set(members)
     for hosts in claimants.values():
         first = members[hosts[0]]
-        by_name = first["hosts"].index(hosts[0]) if hosts[0] in first["hosts"] else None
-        if first["host"] in hosts:
-            strangers |= set(hosts) - {first["host"]}
+        by_name = first.hosts.index(hosts[0]) if hosts[0] in first.hosts else None
+        if first.host in hosts:
+            strangers |= set(hosts) - {first.host}
         elif len(hosts) > 1:
             disputed |= set(hosts)
-        elif first["host"] in unreachable or (by_name is not None and by_name not in claimants):
+        elif first.host in unreachable or (by_name is not None and by_name not in claimants):
             strangers |= set(hosts)  # by its name it is another node, which no other host claims to be
     kept = {host: part for host, part in members.items() if host not in strangers}
     return Claims(kept, frozenset(disputed), frozenset(strangers))
 
 
 def _is_sound(part: Part) -> bool:
-    node, hosts = part["node"], part["hosts"]
-    return 0 <= node < len(hosts) == len(part["nprocs"]) and bool(hosts[node] == part["host"])
+    node, hosts = part.node, part.hosts
+    return 0 <= node < len(hosts) == len(part.nprocs) and hosts[node] == part.host
 
 
 def _plan(part: Part) -> tuple[Any, ...]:
-    return tuple(part["hosts"]), tuple(part["nprocs"]), part["team"]
+    return part.hosts, part.nprocs, part.team
 
 
-def verdict_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Part | None:
+def verdict_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Verdict | None:
     """How a run ended, by its head; where that tells nothing by the first other host, which cannot prove a success.
 
     `nodes`: the node that each host is, by the plan or by claims that were judged; others have no say.
     """
-    told = sorted((nodes[host], host) for host, part in parts.items() if host in nodes and part.get("verdict"))
-    if not told:
+    verdicts = {nodes[host]: part.verdict for host, part in parts.items() if host in nodes and part.verdict}
+    if not verdicts:
         return None
-    node, host = told[0]
-    verdict: Part = parts[host]["verdict"]
-    return verdict if node == 0 or verdict["state"] != "succeeded" else None
+    node = min(verdicts)
+    return verdicts[node] if node == 0 or verdicts[node].state != "succeeded" else None
 
 
 def state_of_host(part: Part) -> str:
     """The run's, but `stopped` where the run failed or was lost because of another host."""
-    first = (part.get("verdict") or {}).get("first_failure") or {}
-    culprit = first.get("node")
-    stopped = part["state"] in ("failed", "lost") and culprit is not None and culprit != part["node"]
-    return "stopped" if stopped else str(part["state"])
+    first = part.verdict.first_failure if part.verdict else None
+    culprit = first.node if first else None
+    stopped = part.state in ("failed", "lost") and culprit is not None and culprit != part.node
+    return "stopped" if stopped else part.state
 
 
 class Ranks:
@@ -114,7 +111,7 @@ def ranks_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Ranks:
     first = next((parts[host] for host in nodes if host in parts), None)
     if first is None:
         return Ranks()
-    places = _places(first["nprocs"], first["team"])
+    places = _places(first.nprocs, first.team)
     planned = {host: places[node] for host, node in nodes.items() if node < len(places)}
     newest = _newest_attempt(parts, nodes)
     return Ranks({newest: _claimed(parts, nodes, newest), 1: planned})
@@ -122,7 +119,7 @@ def ranks_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Ranks:
 
 def newest_ranks(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> dict[int, str]:
     """The host of each rank, in the newest attempt that its host has heard of."""
-    attempts = sorted({min(parts[host]["attempt"], _newest_attempt(parts, nodes)) for host in nodes if host in parts})
+    attempts = sorted({min(parts[host].attempt, _newest_attempt(parts, nodes)) for host in nodes if host in parts})
     found = {}
     for attempt in attempts:
         for host, ranks in _claimed(parts, nodes, attempt).items():
@@ -132,7 +129,7 @@ def newest_ranks(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> dict[in
 
 def _newest_attempt(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> int:
     """The head decides on attempts."""
-    known = [(nodes[host], int(parts[host]["attempt"])) for host in nodes if host in parts]
+    known = [(nodes[host], parts[host].attempt) for host in nodes if host in parts]
     of_head = [attempt for node, attempt in known if node == 0]
     return max(of_head or (attempt for _, attempt in known))
 
@@ -141,9 +138,9 @@ def _claimed(parts: Mapping[str, Part], nodes: Mapping[str, int], attempt: int) 
     """The ranks of an attempt that its hosts claim, without those that two claim; but the head is believed."""
     newest = _newest_attempt(parts, nodes)
     claimed = {
-        host: range(part["first_rank"], part["first_rank"] + part["nproc"])
+        host: range(part.first_rank, part.first_rank + part.nproc)
         for host in nodes
-        if (part := parts.get(host)) and min(part["attempt"], newest) == attempt and part["first_rank"] is not None
+        if (part := parts.get(host)) and min(part.attempt, newest) == attempt and part.first_rank is not None
     }
     return {
         host: ranks

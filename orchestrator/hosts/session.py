@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from ..answers.decode import MalformedAnswer, decode
 from ..answers.facts import Hello
@@ -17,11 +17,11 @@ from ..node.serve import wire
 from ..output.terminal import one_line
 from ..ssh.dialer import quote
 from ..ssh.pipe import Connection
-from . import answers
-from .answers import Operation, Untyped
+from .answers import Operation, Streaming
 from .node_program import NodeProgram
 
 A = TypeVar("A")
+D = TypeVar("D")
 NOISE_LIMIT = 64 * 1024  # bytes a login shell may print before the marker
 PING_EVERY = 5.0  # s
 DEAD_AFTER = 14.0  # s without a frame, though the relay answers every PING at once
@@ -179,7 +179,7 @@ def _interpreter(python: str) -> tuple[str, ...]:
     return (python,) if python.startswith("/") else ("/usr/bin/env", "python3")
 
 
-Data = Callable[[dict[str, Any], bytes], None]
+Data = Callable[[Mapping[str, Any], bytes], None]
 
 
 @dataclass(frozen=True)
@@ -365,7 +365,6 @@ class Session:
             self._waiting.pop(number, None)  # a second answer is to nothing that was asked
             request.results.put(answer)
         elif frame.kind == wire.DATA and request.on_data is not None:
-            answers.check_data(request.operation.name, frame.header, frame.payload)
             self._taking = True
             try:
                 request.on_data(frame.header, frame.payload)
@@ -390,63 +389,56 @@ class Session:
 
     # requests
 
-    @overload
     def request(
+        self, operation: Operation[A], arguments: Mapping[str, Any], *, upload: Iterable[bytes] = (), more: float = 0.0
+    ) -> A:
+        """Ask the relay and wait for its answer, within the operation's limit and `more` seconds.
+
+        A host that exceeds the limit counts as silent, and its session ends. Raises SessionLost, or Refused with the
+        node's reason.
+        """
+        return self._ask(operation, arguments, None, upload, more)
+
+    def follow(
+        self, operation: Streaming[A, D], arguments: Mapping[str, Any], on_data: Callable[[D, bytes], None]
+    ) -> A:
+        """As `request`, of an operation that gives data before its answer: `on_data(header, payload)` is called from
+        the receiving thread.
+        """
+
+        def take(header: Mapping[str, Any], payload: bytes) -> None:
+            on_data(operation.decode_data(header, payload), payload)
+
+        return self._ask(operation, arguments, take)
+
+    def _ask(
         self,
         operation: Operation[A],
         arguments: Mapping[str, Any],
-        *,
-        upload: Iterable[bytes] = ...,
-        on_data: Data | None = ...,
-        more: float = ...,
-    ) -> A: ...
-
-    @overload
-    def request(
-        self,
-        operation: str,
-        arguments: Mapping[str, Any],
-        *,
-        upload: Iterable[bytes] = ...,
-        on_data: Data | None = ...,
-        more: float = ...,
-    ) -> dict[str, Any]: ...
-
-    def request(
-        self,
-        operation: Operation[A] | str,
-        arguments: Mapping[str, Any],
-        *,
+        take: Data | None,
         upload: Iterable[bytes] = (),
-        on_data: Data | None = None,
         more: float = 0.0,
-    ) -> A | dict[str, Any]:
-        """Ask the relay and wait for its answer, within the operation's limit and `more` seconds.
-
-        A host that exceeds the limit counts as silent, and its session ends. `on_data(header, payload)` is called from
-        the receiving thread. Raises SessionLost, or Refused with the node's reason.
-        """
-        asked: Operation[Any] = Untyped(operation) if isinstance(operation, str) else operation
-        request = _Request(asked, on_data, time.monotonic())
+    ) -> A:
+        request = _Request(operation, take, time.monotonic())
         with self._sending:
             self._numbers += 1
             number = self._numbers
-            self._uploads += asked.name == "unpack"
+            self._uploads += operation.name == "unpack"
         self._waiting[number] = request
         try:
-            self._send(wire.Frame(wire.REQUEST, {"id": number, "op": asked.name, "args": arguments}))
-            if asked.name == "unpack":
+            self._send(wire.Frame(wire.REQUEST, {"id": number, "op": operation.name, "args": arguments}))
+            if operation.name == "unpack":
                 self._upload(number, upload)
                 request.heard = time.monotonic()
             if self._lost is not None:
                 request.results.put(None)  # it may have been lost before we were among those who are told
-            result = self._answer(request, LIMITS.get(asked.name, ANSWER_LIMIT) + more)
+            result = self._answer(request, LIMITS.get(operation.name, ANSWER_LIMIT) + more)
         except OSError as error:
             raise SessionLost(f"{self.host}: {self._lost or error}") from error
         finally:
             self._waiting.pop(number, None)
             with self._sending:
-                self._uploads -= asked.name == "unpack"
+                self._uploads -= operation.name == "unpack"
         if result is None:
             raise self._why()
         if isinstance(result, Refused):

@@ -10,8 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from ..answers.attach import StrayOutputs
+from ..answers.runs import Part, Verdict
 from ..errors import Interrupted, OrchError, RunFailed, UnreachableError
 from ..hosts import claims
 from ..hosts.fleet import Fleet, folded
@@ -162,7 +164,7 @@ def _diagnose(
     from ..diagnosis import rendering
     from . import diagnose  # only a failed run needs them
 
-    parts = {host: outcome["run"] for host, outcome in view.outcomes.items() if outcome.get("run")}
+    parts = {host: outcome.run for host, outcome in view.outcomes.items() if outcome.run}
     try:
         found = diagnose.of_run(run_id, parts, nodes, {host.name: host for host in hosts}, fleet)
     except OrchError as error:
@@ -227,57 +229,57 @@ def conclude(
     `attend`."""
     for line in folded(view.failed):
         console.warning(line)
-    of_run = {host: run for host in nodes if (run := view.outcomes.get(host, {}).get("run"))}
+    of_run = {host: part for host in nodes if host in view.outcomes and (part := view.outcomes[host].run)}
     parts = list(of_run.values())
     verdict = claims.verdict_of(of_run, nodes)
     if verdict is None:
         console.error(f"run {run_id}: no host tells how it ended; `{about.of_all('ps', '--all')}` shows what is known")
         return UnreachableError.exit_code
-    match verdict["state"]:
+    match verdict.state:
         case "succeeded":
             console.note(f"run {run_id} succeeded{took}")
         case "killed":
-            console.note(f"run {run_id} was stopped by {one_line(verdict.get('stopped_by') or 'somebody')}")
+            console.note(f"run {run_id} was stopped by {one_line(verdict.stopped_by or 'somebody')}")
         case "lost":
             console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_without_head(verdict, parts[0], resume)}")
         case _:
             console.error(f"run {run_id} failed: {_first_failure(verdict)}")
-    stray = {host: found for host, outcome in view.outcomes.items() if (found := outcome.get("stray_outputs"))}
+    stray = {host: found for host, outcome in view.outcomes.items() if (found := outcome.stray_outputs)}
     if stray:
         console.warning(_stray_outputs(stray))
-    if tell_outputs and (stray or any(part.get("outputs") for part in parts)):
-        resumes = verdict["state"] != "succeeded" and any(part.get("outputs") for part in parts)
+    if tell_outputs and (stray or any(part.outputs for part in parts)):
+        resumes = verdict.state != "succeeded" and any(part.outputs for part in parts)
         again = f"; a new run goes on with it: {resume}" if resumes else ""
-        shared = next((path for part in parts if (path := part.get("shared_output"))), None)
+        shared = next((path for part in parts if (path := part.shared_output)), None)
         place = f"in {shared} on its hosts" if shared else "on its hosts"
         console.note(f"what it wrote is {place}; bring it here with: {about.command('fetch')}{again}")
-    return OUTCOMES[verdict["state"]]
+    return OUTCOMES[verdict.state]
 
 
-def _stray_outputs(having: Mapping[str, Mapping[str, Any]]) -> str:
+def _stray_outputs(having: Mapping[str, StrayOutputs]) -> str:
     """What scripts write to relative paths: no later run finds it there."""
-    host, found = min(having.items())
-    names = ", ".join(found["files"]) + (", ..." if found["count"] > len(found["files"]) else "")
+    host, found = min(having.items(), key=lambda item: item[0])
+    names = ", ".join(found.files) + (", ..." if found.count > len(found.files) else "")
     others = f", and on {fold(set(having) - {host})}" if len(having) > 1 else ""
     return (
         "it wrote files outside $DDP_ORCH_OUTPUT_DIR, where a new run with its name does not find them: "
-        f"{names} on {host}{others}. {{output}} in an argument names that folder\n  in {found['folder']}"
+        f"{names} on {host}{others}. {{output}} in an argument names that folder\n  in {found.folder}"
     )
 
 
-def _without_head(verdict: Mapping[str, Any], part: Mapping[str, Any], resume: str) -> str:
+def _without_head(verdict: Verdict, part: Part, resume: str) -> str:
     """How to go on when it is the head that was lost: with another, which is for a person to choose."""
-    if (verdict.get("first_failure") or {}).get("node") != 0:
+    if verdict.first_failure is None or verdict.first_failure.node != 0:
         return ""
     return (
-        f"\n  to go on from the newest snapshot: take {part['hosts'][0]} out of the inventory, or give another `head` "
-        f"(such as {part['host']}), then: {resume}"
+        f"\n  to go on from the newest snapshot: take {part.hosts[0]} out of the inventory, or give another `head` "
+        f"(such as {part.host}), then: {resume}"
     )
 
 
-def _first_failure(verdict: Mapping[str, Any]) -> str:
-    first = verdict.get("first_failure")
-    if not first:
+def _first_failure(verdict: Verdict) -> str:
+    first = verdict.first_failure
+    if first is None:
         return "reason unknown"
-    last = "" if first.get("stalled") else " (the first to end; what came later is its consequence)"
-    return f"{one_line(first['host'])}: {one_line(first['what'])}{last}"
+    last = "" if first.stalled else " (the first to end; what came later is its consequence)"
+    return f"{one_line(first.host)}: {one_line(first.what)}{last}"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ..answers.decode import MalformedAnswer, decode
+from ..answers.printed import AllReduce, DeepFigure, Product
 from ..checks.findings import Findings
 from ..errors import OrchError
-from ..hosts import answers, claims
+from ..hosts import claims
 from ..hosts.fleet import Fleet
 from ..inventory.model import Inventory
 from ..output.finding import Finding
@@ -29,11 +30,21 @@ SLOWER = 3  # times less than the median of all ranks
 
 
 @dataclass(frozen=True)
+class Figure:
+    """What a rank has measured."""
+
+    host: str
+    measured: AllReduce | Product
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"host": self.host, **asdict(self.measured)}
+
+
+@dataclass(frozen=True)
 class Result:
     """What the run measured."""
 
-    figures: tuple[Mapping[str, Any], ...]
-    """As payload/deep.py prints them, and `host`."""
+    figures: tuple[Figure, ...]
     failure: str
     """Why the run failed; empty when it did not."""
     failed_on: tuple[str, ...]
@@ -58,15 +69,15 @@ def run(read: Inventory, run_id: str, fleet: Fleet, around: Surroundings) -> Res
 
 
 def _watch(resolved: Plan, fleet: Fleet, around: Surroundings) -> Result:
-    figures: list[Mapping[str, Any]] = []
+    figures: list[Figure] = []
     others: list[tuple[str, str]] = []
 
     def take(batch: list[Line]) -> None:
         for line in batch:
             _, marker, text = line.text.partition(MARKER)
             if marker and (figure := _figure(text)) is not None:
-                figures.append({"host": line.host, **figure})
-                progress.at(line.host, figure["what"].replace("_", " "))
+                figures.append(Figure(line.host, figure))
+                progress.at(line.host, figure.what.replace("_", " "))
             elif line.stream == "stderr":
                 others.append((line.host, line.text))
         progress.tick()
@@ -83,25 +94,22 @@ def _watch(resolved: Plan, fleet: Fleet, around: Surroundings) -> Result:
     except KeyboardInterrupt:
         ending.kill(fleet, hosts, ending.Victims(runs=(resolved.run_id,)), grace=0.0, by="Ctrl-C")
         raise
-    parts = {host: outcome["run"] for host, outcome in view.outcomes.items() if outcome.get("run")}
-    verdict = claims.verdict_of(parts, {host.name: node for node, host in enumerate(hosts)}) or {}
-    first = verdict.get("first_failure") or {}
-    if verdict.get("state") == "succeeded":
+    parts = {host: outcome.run for host, outcome in view.outcomes.items() if outcome.run}
+    verdict = claims.verdict_of(parts, {host.name: node for node, host in enumerate(hosts)})
+    first = verdict.first_failure if verdict else None
+    if verdict is not None and verdict.state == "succeeded":
         return Result(tuple(figures), "", (), ())
-    everybody = tuple(node.host.name for node in resolved.nodes)
-    failed_on = (str(first["host"]),) if first.get("host") else everybody
+    failed_on = (first.host,) if first else tuple(node.host.name for node in resolved.nodes)
     last = tuple(text for host, text in others if host in failed_on)[-5:]
-    return Result(tuple(figures), str(first.get("what") or "no host tells why"), failed_on, last)
+    return Result(tuple(figures), first.what if first else "no host tells why", failed_on, last)
 
 
-def _figure(text: str) -> dict[str, Any] | None:
+def _figure(text: str) -> AllReduce | Product | None:
     """A line of the payload; None where a host made it up."""
     try:
-        figure: dict[str, Any] = json.loads(text)
-        answers.check("deep", figure)
-    except (ValueError, RecursionError, answers.Nonsense):
+        return decode(DeepFigure, {"figure": json.loads(text)}, "deep").figure
+    except (ValueError, RecursionError, MalformedAnswer):
         return None
-    return figure
 
 
 def judge(result: Result) -> tuple[Finding, ...]:
@@ -113,38 +121,41 @@ def judge(result: Result) -> tuple[Finding, ...]:
         fix = "start it by hand to see all of it: ddp-orch up INVENTORY --debug"
         found.add("error", "deep-run-failed", result.failed_on, message, fix, seen)
     for one in result.figures:
-        if one["what"] == "all_reduce" and not one["right"]:
-            message = f"an all-reduce of {one['bytes']} bytes by {one['backend']} gave a wrong sum"
+        if isinstance(one.measured, AllReduce) and not one.measured.right:
+            message = f"an all-reduce of {one.measured.bytes} bytes by {one.measured.backend} gave a wrong sum"
             fix = "NCCL_P2P_DISABLE=1, then NCCL_IB_DISABLE=1, in env: which of them cures it says where to look"
-            found.add("error", "collective-wrong-result", one["host"], message, fix, json.dumps(dict(one)))
-    products = [one for one in result.figures if one["what"] == "product"]
-    for one in products:
-        usual = median(other["tflops"] for other in products if other["device"] == one["device"])
-        if one["tflops"] * SLOWER < usual:
-            message = f"rank {one['rank']} ({one['device']}) computes at {one['tflops']:.3g} TFLOP/s"
+            found.add("error", "collective-wrong-result", one.host, message, fix, json.dumps(one.as_dict()))
+    products = _products(result)
+    for host, product in products:
+        usual = median(other.tflops for _, other in products if other.device == product.device)
+        if product.tflops * SLOWER < usual:
+            message = f"rank {product.rank} ({product.device}) computes at {product.tflops:.3g} TFLOP/s"
             seen = f"matrix product; median of all ranks {usual:.3g} TFLOP/s"
             fix = "look for other work and heat there: nvidia-smi, uptime"
-            found.add("warning", "straggler", one["host"], message, fix, seen)
+            found.add("warning", "straggler", host, message, fix, seen)
     return found.all()
+
+
+def _products(result: Result) -> list[tuple[str, Product]]:
+    return [(one.host, one.measured) for one in result.figures if isinstance(one.measured, Product)]
 
 
 def render(result: Result) -> str:
     """All-reduces by backend and size, the slowest rank of each named; the matrix products."""
     lines = []
-    reduces = [one for one in result.figures if one["what"] == "all_reduce"]
-    for backend, size in dict.fromkeys((one["backend"], one["bytes"]) for one in reduces):
-        same = [one for one in reduces if (one["backend"], one["bytes"]) == (backend, size)]
-        slowest = max(same, key=lambda one: float(one["seconds"]))
+    reduces = [(one.host, one.measured) for one in result.figures if isinstance(one.measured, AllReduce)]
+    for backend, size in dict.fromkeys((one.backend, one.bytes) for _, one in reduces):
+        same = [(host, one) for host, one in reduces if (one.backend, one.bytes) == (backend, size)]
+        host, slowest = max(same, key=lambda item: item[1].seconds)
         lines.append(
-            f"  all-reduce {backend} {size >> 10:>6} KiB  {size / slowest['seconds'] * 8 / 1e9:8.3g} Gbit/s"
-            f"  {slowest['seconds'] * 1e3:8.3g} ms  slowest: rank {slowest['rank']} on {slowest['host']}"
+            f"  all-reduce {backend} {size >> 10:>6} KiB  {size / slowest.seconds * 8 / 1e9:8.3g} Gbit/s"
+            f"  {slowest.seconds * 1e3:8.3g} ms  slowest: rank {slowest.rank} on {host}"
         )
-    products = [one for one in result.figures if one["what"] == "product"]
+    products = sorted(_products(result), key=lambda item: item[1].tflops)
     if products:
-        worst = min(products, key=lambda one: float(one["tflops"]))
-        best = max(products, key=lambda one: float(one["tflops"]))
+        (host, worst), (_, best) = products[0], products[-1]
         lines.append(
-            f"  matrix product  {worst['tflops']:.3g} to {best['tflops']:.3g} TFLOP/s a rank"
-            f"  slowest: rank {worst['rank']} on {worst['host']}"
+            f"  matrix product  {worst.tflops:.3g} to {best.tflops:.3g} TFLOP/s a rank"
+            f"  slowest: rank {worst.rank} on {host}"
         )
     return "\n".join(["a real run:", *lines]) + "\n" if lines else ""

@@ -6,38 +6,61 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..answers import ends
+from ..answers.ends import Ending, LeftoversEnding
+from ..answers.runs import Member
 from ..errors import OrchError
+from ..hosts.answers import FORCE, STALE, STOP
 from ..hosts.fleet import Fleet, Results, Work, each
 from ..hosts.session import Session
 from ..inventory.model import Host
 
 STOPS_AT_ONCE = 16  # runs of one host; each may take its whole grace
-Answers = list[dict[str, Any]]  # of one host, to `stop`, `force` and `stale`
+Answers = list[Ending]  # of one host, to `stop`, `force` and `stale`
 
 
 @dataclass(frozen=True)
 class Killed:
-    """The proof of a kill (contract: `kill --json`)."""
+    """The proof of a kill."""
 
     run_id: str | None
-    killed: tuple[dict[str, Any], ...]
-    ports_freed: tuple[dict[str, Any], ...]
-    gpus_freed: tuple[dict[str, Any], ...]
-    remaining: tuple[dict[str, Any], ...]
-    memory_freed: tuple[dict[str, Any], ...]
-    """Segments of shared memory."""
-    holders: tuple[dict[str, Any], ...]
-    """Strangers' processes on the ports and GPUs that a run would want: host, what, pid, owner, cmd."""
+    endings: Sequence[tuple[str, Ending]]
+    """What each host has ended, by the host; a host may have been asked for several things."""
     failed: Mapping[str, OrchError]
 
+    @property
+    def killed(self) -> list[tuple[str, ends.Killed]]:
+        """Each with its host, as all of these."""
+        return [(host, process) for host, ending in self.endings for process in ending.killed]
+
+    @property
+    def remaining(self) -> list[tuple[str, ends.Remaining]]:
+        return [(host, process) for host, ending in self.endings for process in ending.remaining]
+
+    @property
+    def memory_freed(self) -> list[tuple[str, str]]:
+        """Segments of shared memory."""
+        return [(host, file) for host, ending in self._leftovers for file in ending.memory_freed]
+
+    @property
+    def holders(self) -> list[tuple[str, ends.Holder]]:
+        """Strangers' processes on the ports and GPUs that a run would want."""
+        return [(host, holder) for host, ending in self._leftovers for holder in ending.holders]
+
+    @property
+    def _leftovers(self) -> list[tuple[str, LeftoversEnding]]:
+        return [(host, ending) for host, ending in self.endings if isinstance(ending, LeftoversEnding)]
+
     def as_dict(self) -> dict[str, Any]:
-        remaining = [*self.remaining, *(dict(one, why=f"not ours: holds {one['what']}") for one in self.holders)]
+        """As `kill --json` promises it."""
+        remaining = [(host, process.pid, process.owner, process.why) for host, process in self.remaining]
+        remaining += [(host, one.pid, one.owner, f"not ours: holds {one.what}") for host, one in self.holders]
         return {
             "run_id": self.run_id,
-            "killed": list(self.killed),
-            "ports_freed": list(self.ports_freed),
-            "gpus_freed": list(self.gpus_freed),
-            "remaining": [{key: one[key] for key in ("host", "pid", "owner", "why")} for one in remaining],
+            "killed": [{"host": host, "pid": process.pid, "cmd": process.cmd} for host, process in self.killed],
+            "ports_freed": [{"host": host, "port": port} for host, one in self.endings for port in one.ports_freed],
+            "gpus_freed": [{"host": host, "gpu": gpu} for host, one in self.endings for gpu in one.gpus_freed],
+            "remaining": [dict(zip(("host", "pid", "owner", "why"), one, strict=True)) for one in remaining],
             "unreachable": sorted(self.failed),
         }
 
@@ -47,7 +70,7 @@ class Victims:
     """What a kill shall end."""
 
     runs: tuple[str, ...] = ()
-    members: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
+    members: Mapping[str, Mapping[str, Sequence[Member]]] = field(default_factory=dict)
     """What was seen of these runs: run id -> host -> its processes as `find` lists them."""
     stale: bool = False
     """Everything that runs which are over have left."""
@@ -86,20 +109,20 @@ def begin(
     def end(host: Host, session: Session) -> Answers:
         more = victims.run_grace if grace is None else grace
 
-        def stop(run: _Named) -> dict[str, Any]:
+        def stop(run: _Named) -> Ending:
             members = victims.members.get(run.name, {}).get(host.name, ())
             asked = {"run_id": run.name, "grace": grace, "by": by, "members": members}
-            return session.request("stop", asked, more=more)
+            return session.request(STOP, asked, more=more)
 
         # not a ThreadPoolExecutor: after an interrupt, Python would wait for a host that hangs
         stopped = each(map(_Named, victims.runs), stop, STOPS_AT_ONCE)
         for error in stopped.failed.values():
             raise error
-        answers = list(stopped.done.values())
+        answers: Answers = list(stopped.done.values())
         if host.name in victims.force:
-            answers.append(session.request("force", {"pids": list(victims.force[host.name])}))
+            answers.append(session.request(FORCE, {"pids": list(victims.force[host.name])}))
         if victims.stale:
-            answers.append(session.request("stale", {"ports": list(victims.ports)}))
+            answers.append(session.request(STALE, {"ports": list(victims.ports)}))
         return answers
 
     return fleet.begin(hosts, end, doing)
@@ -108,18 +131,7 @@ def begin(
 def proof(run_ids: Sequence[str], results: Sequence[Results[Answers]]) -> Killed:
     """What the hosts answered, some perhaps more than once."""
 
-    def gather(key: str) -> tuple[dict[str, Any], ...]:
-        found = []
-        for host, answers in (one for result in results for one in result.done.items()):
-            for answer in answers:
-                if key not in answer:
-                    continue
-                found += [{"host": host, **(item if isinstance(item, dict) else {key: item})} for item in answer[key]]
-        return tuple(found)
-
-    ports = tuple({"host": item["host"], "port": item["ports_freed"]} for item in gather("ports_freed"))
-    gpus = tuple({"host": item["host"], "gpu": item["gpus_freed"]} for item in gather("gpus_freed"))
-    memory = tuple({"host": item["host"], "file": item["memory_freed"]} for item in gather("memory_freed"))
+    endings = [(host, ending) for result in results for host, endings in result.done.items() for ending in endings]
     run_id = run_ids[0] if len(run_ids) == 1 else None
     failed = {host: error for result in results for host, error in result.failed.items()}
-    return Killed(run_id, gather("killed"), ports, gpus, gather("remaining"), memory, gather("holders"), failed)
+    return Killed(run_id, endings, failed)

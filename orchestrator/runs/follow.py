@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..answers.attach import Attached, Live, Pieces
+from ..answers.decode import MalformedAnswer
 from ..errors import OrchError, UnreachableError
-from ..hosts.answers import Nonsense
+from ..hosts.answers import ATTACH, CLOCK
 from ..hosts.claims import Ranks
 from ..hosts.fleet import Fleet, unexpected
 from ..hosts.session import Refused, Session
@@ -61,7 +63,7 @@ def clock_ahead(session: Session) -> float:
     best_way, best = float("inf"), 0.0
     for _ in range(CLOCK_TRIES):
         asked, began = time.time(), time.monotonic()
-        clock = session.request("clock", {})["clock"]
+        clock = session.request(CLOCK, {}).clock
         way = time.monotonic() - began
         if way < best_way:
             best_way, best = way, clock - (asked + way / 2)
@@ -111,7 +113,7 @@ class View:
         self._over = threading.Event()  # nobody needs to wait for a host that is away
         self._over_at = math.inf
         self._away: dict[str, OrchError] = {}  # hosts whose connection broke and is not there again, and why
-        self.outcomes: dict[str, Mapping[str, Any]] = {}
+        self.outcomes: dict[str, Attached] = {}
         self.failed: dict[str, OrchError] = {}
 
     @property
@@ -147,7 +149,8 @@ class View:
             self._stopped.set()
             self._over.set()
         for (host, name), assembler in self._assemblers.items():
-            if name not in self.outcomes.get(host, {}).get("cut", ()):  # the line goes on, after the time wanted
+            outcome = self.outcomes.get(host)
+            if outcome is None or name not in outcome.cut:  # else the line goes on, after the time wanted
                 self._merger.add(host, assembler.flush(), time.monotonic())
         show(self._merger.flush())
 
@@ -194,16 +197,16 @@ class View:
                 if lines:
                     self._merger.add(host, lines, now)
 
-    def _feed(self, host: str, value: tuple[dict[str, Any], bytes]) -> None:
+    def _feed(self, host: str, value: tuple[Pieces, bytes]) -> None:
         header, payload = value
         position = 0
         now = self._heard[host] = time.monotonic()
         self._taken[host] += 1
-        for index, offset, length, at in header["parts"]:
+        for index, offset, length, at in header.parts:
             if not length:  # a search has come so far
                 self._merger.passed(host, at / 1e9)
                 continue
-            key = host, header["streams"][index]
+            key = host, header.streams[index]
             assembler = self._assemblers.get(key)
             if assembler is None:
                 if not self._belongs(*key):
@@ -259,17 +262,17 @@ class View:
         told = last = live = False
         share = _Share(host.name, len(self._hosts))
 
-        def on_data(header: dict[str, Any], payload: bytes) -> None:
+        def on_data(header: Pieces | Live, payload: bytes) -> None:
             nonlocal live
-            if "live" in header:
+            if isinstance(header, Live):
                 live = True
-                offsets.update(header["offsets"])
+                offsets.update(header.offsets)
             else:
-                for index, offset, length, _ in header["parts"]:
-                    offsets[header["streams"][index]] = offset + length
+                for index, offset, length, _ in header.parts:
+                    offsets[header.streams[index]] = offset + length
             if len(offsets) > STREAMS_MOST:
-                raise Nonsense(f"attach: more than {STREAMS_MOST} streams")
-            if "live" in header:
+                raise MalformedAnswer(f"attach: more than {STREAMS_MOST} streams")
+            if isinstance(header, Live):
                 self._put(host, "live")
                 return
             if self._kept:
@@ -287,9 +290,9 @@ class View:
                 if told:
                     self._warn(f"{host.name}: connected again")
                     told, wait = False, 0.5
-                outcome = session.request("attach", self._question(host, offsets, live), on_data=on_data)
+                outcome = session.follow(ATTACH, self._question(host, offsets, live), on_data)
                 self.outcomes[host.name] = outcome
-                if (outcome.get("run") or {}).get("verdict"):
+                if outcome.run is not None and outcome.run.verdict is not None:
                     self._over.set()
                 return
             except Refused as error:

@@ -11,14 +11,17 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from ..answers.facts import Facts
+from ..answers.files import Unfetched
+from ..answers.prepare import Prepared
 from ..checks import auto_env
 from ..checks.hosts import say
 from ..errors import FindingsError, HeldError, Interrupted, OrchError, UnreachableError, UsageError
+from ..hosts.answers import ABORT, PREPARE_HEAD, PREPARE_NODE, START, UNPACK, Operation
 from ..hosts.fleet import Fleet, Results, each, folded, worst
-from ..hosts.session import InvalidAnswer, Refused, Session
+from ..hosts.session import Refused, Session
 from ..inventory import advice
 from ..inventory.advice import completed
 from ..inventory.model import Host, select
@@ -34,6 +37,7 @@ from . import bandwidths, ending
 from . import probe as preflight
 from .probe import Probed
 
+P = TypeVar("P", bound=Prepared)
 LARGE = 10_000_000  # bytes of code from which on it is said what takes the most
 CHUNK = 256 * 1024  # bytes sent at a time
 MOST_NAMED = 3  # runs named of many
@@ -156,7 +160,7 @@ def _probe(
     probed = preflight.ask(session, question)
     if wanted.code is not None and not host.workdir and wanted.code.sha256 not in session.codes:
         progress.at(host.name, f"sending the code, {size(wanted.code.size)}")
-        session.request("unpack", {"sha256": wanted.code.sha256}, upload=parcel.chunks())
+        session.request(UNPACK, {"sha256": wanted.code.sha256}, upload=parcel.chunks())
         session.codes.add(wanted.code.sha256)  # `--wait` comes here again
     return probed
 
@@ -211,49 +215,47 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
     prefer = bandwidths.fastest(measured) if measured else None
     sessions: dict[str, Session] = {}  # a prepared guard obeys the very session that prepared it, and ends with it
 
-    def prepare(host: Host, session: Session, of_head: dict[str, Any] | None) -> dict[str, Any]:
+    def prepare(host: Host, session: Session, operation: Operation[P], of_head: dict[str, Any] | None) -> P:
         spec = plan.spec(resolved, numbers[host.name], facts, created_at=around.created_at, by=around.by)
         private = plan.private(resolved, numbers[host.name], run_key=around.run_key, secrets=around.secrets)
         sessions[host.name] = session
-        answer = session.request("prepare", {"spec": spec, "private": private, "head": of_head, "prefer": prefer})
-        if ("addresses" if of_head is None else "reachable") not in answer:
-            raise InvalidAnswer(host.name, "prepare: not what was asked for")
-        return answer
+        asked = {"spec": spec, "private": private, "head": of_head, "prefer": prefer}
+        return session.request(operation, asked)
 
     def abort(host: Host) -> str | None:
         """Who has stopped the run on this host in the meantime."""
         session = sessions.get(host.name)
         if session is None or session.lost:
             return None
-        by: str | None = session.request("abort", {"run_id": resolved.run_id})["stopped_by"]
-        return by
+        return session.request(ABORT, {"run_id": resolved.run_id}).stopped_by
 
     try:
-        first = fleet.each([head], lambda host, session: prepare(host, session, None), "preparing")
+        first = fleet.each([head], lambda host, session: prepare(host, session, PREPARE_HEAD, None), "preparing")
         _stop_on(first, "the head cannot take part; nothing was started", resolved)
         at_head = first.done[head.name]
-        rest = fleet.each(others, lambda host, session: prepare(host, session, at_head), "preparing")
+        of_head = {"addresses": at_head.addresses, "rdzv_port": at_head.rdzv_port, "link_port": at_head.link_port}
+        rest = fleet.each(others, lambda host, session: prepare(host, session, PREPARE_NODE, of_head), "preparing")
         _stop_on(rest, _cannot_take_part(rest, resolved), resolved)
-        prepared = {**first.done, **rest.done}
+        prepared: dict[str, Prepared] = {**first.done, **rest.done}
         _say_beside(prepared, resolved, around)
         _say_unfetched(prepared, resolved.inventory.path, around)
-        if resumed := [host for host, answer in prepared.items() if answer["resumes"]]:
+        if resumed := [host for host, answer in prepared.items() if answer.resumes]:
             around.step(
                 f"{fold(resumed)}: the output folder of {resolved.name} has files already; the run goes on there"
             )
-        reachable = {name: answer["reachable"] for name, answer in rest.done.items()}
-        master_addr = _common_address(at_head["addresses"], reachable)
+        reachable = {name: answer.reachable for name, answer in rest.done.items()}
+        master_addr = _common_address(at_head.addresses, reachable)
         start = {
             "master_addr": master_addr,
-            "master_port": at_head["rdzv_port"],
+            "master_port": at_head.rdzv_port,
             # the head listens on these alone from now on: the others dialled the first that they reach
             "link_addresses": sorted({master_addr, *(addresses[0] for addresses in reachable.values())}),
         }
         _say_network(
-            start, resolved, facts, {name: str(answer["interface"]) for name, answer in rest.done.items()}, around
+            start, resolved, facts, {name: str(answer.interface) for name, answer in rest.done.items()}, around
         )
         if not measured:
-            _say_unmeasured(at_head["addresses"], reachable, facts[head.name], around)
+            _say_unmeasured(at_head.addresses, reachable, facts[head.name], around)
         _check_alive(sessions)
     except BaseException as error:
         aborted = each([head, *others], abort, fleet.parallel)
@@ -262,7 +264,7 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
             raise Interrupted(f"run {resolved.run_id} was stopped by {by} before it had started") from error
         raise
     try:
-        sessions[head.name].request("start", {"run_id": resolved.run_id, "start": start})
+        sessions[head.name].request(START, {"run_id": resolved.run_id, "start": start})
     except UnreachableError as error:
         # the head may have heard it: then the run goes on, and else the others give up when nobody calls them
         raise UnreachableError(
@@ -277,32 +279,32 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
         raise
 
 
-def _say_beside(answers: Mapping[str, Mapping[str, Any]], resolved: Plan, around: Surroundings) -> None:
+def _say_beside(answers: Mapping[str, Prepared], resolved: Plan, around: Surroundings) -> None:
     """GPUs are held by one run at a time; CPUs are not, and two runs on them are slow for no reason to be seen."""
     hosts_of: dict[str, list[str]] = {}
     for host, answer in answers.items():
-        for run_id in answer["beside"]:
+        for run_id in answer.beside:
             hosts_of.setdefault(run_id, []).append(host)
     for run_id, hosts in hosts_of.items():
         kill = advice.command("kill", run_id, inventory=resolved.inventory.path)
         around.warn(f"{fold(hosts)}: run {run_id} goes on there too, on the same CPUs; to end it: {kill}")
 
 
-def _say_unfetched(answers: Mapping[str, Mapping[str, Any]], inventory: str, around: Surroundings) -> None:
+def _say_unfetched(answers: Mapping[str, Prepared], inventory: str, around: Surroundings) -> None:
     kept = {host: describe_unfetched(answer, inventory) for host, answer in answers.items()}
     for line in fold_messages({host: said for host, said in kept.items() if said}):
         around.warn(line)
 
 
-def describe_unfetched(answer: Mapping[str, Any], inventory: str) -> str:
+def describe_unfetched(answer: Unfetched, inventory: str) -> str:
     """What a host says of runs that it only keeps because their files were not fetched; "" when there are none."""
-    runs = answer["unfetched"]
+    runs = answer.unfetched
     if not runs:
         return ""
     named = ", ".join(runs[-MOST_NAMED:]) + (f" and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else "")
     kept = "a run is" if len(runs) == 1 else f"{len(runs)} runs are"
     return (
-        f"{kept} kept longer than run.keep says ({size(answer['unfetched_bytes'])}), with files written outside "
+        f"{kept} kept longer than run.keep says ({size(answer.unfetched_bytes)}), with files written outside "
         f"$DDP_ORCH_OUTPUT_DIR that were not fetched: {named}. "
         f"Fetch them with `{advice.command('fetch', runs[-1], inventory=inventory)}`, or delete them with "
         f"`{advice.command('prune', '--force', inventory=inventory)}`"
@@ -354,7 +356,7 @@ def _check_alive(sessions: Mapping[str, Session]) -> None:
         raise UnreachableError(f"{fold(lost)}: the connection was lost during the launch; nothing was started")
 
 
-def _common_address(candidates: list[str], reachable: Mapping[str, list[str]]) -> str:
+def _common_address(candidates: Sequence[str], reachable: Mapping[str, Sequence[str]]) -> str:
     """The first of the head's addresses that all other nodes reach."""
     for address in candidates:
         if all(address in addresses for addresses in reachable.values()):

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..answers.runs import UNFINISHED, Part
 from ..errors import OrchError, UnreachableError, UsageError
 from ..hosts import claims
+from ..hosts.answers import LIST
 from ..hosts.fleet import Fleet, Results
 from ..hosts.session import Session
 from ..inventory.advice import command
@@ -18,7 +20,6 @@ from ..output.console import fold
 
 PATIENCE = 2.0  # s for all hosts to answer, before what has come may be enough
 QUIET = 1.0  # s without one more answer: of many hosts the last ones are slow, not silent
-UNFINISHED = ("starting", "running", "restarting", "stopping")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Run:
     state: str
     attempt: int
     started_at: str
-    parts: Mapping[str, Mapping[str, Any]]
+    parts: Mapping[str, Part]
     """What each of its hosts that answered says, by the host's name in our inventory."""
     disputed: frozenset[str] = frozenset()
     """Hosts of `parts` that contradict each other."""
@@ -38,7 +39,7 @@ class Run:
     @property
     def nodes(self) -> dict[str, int]:
         """The node that each host is, the head first; without the hosts that contradict each other."""
-        nodes = {host: part["node"] for host, part in self.parts.items() if host not in self.disputed}
+        nodes = {host: part.node for host, part in self.parts.items() if host not in self.disputed}
         return dict(sorted(nodes.items(), key=lambda item: item[1]))
 
     @property
@@ -48,17 +49,17 @@ class Run:
     @property
     def broken(self) -> bool:
         """Over as a whole, while a host still has a part that is not."""
-        return not self.unfinished and any(part["state"] in UNFINISHED for part in self.parts.values())
+        return not self.unfinished and any(part.unfinished for part in self.parts.values())
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """All its hosts in the order of nodes, by their names in the inventory that it was started from."""
-        return tuple(self._first["hosts"])
+        return self._first.hosts
 
     @property
     def unheard(self) -> tuple[str, ...]:
         """Those of `hosts` that told nothing of it."""
-        heard = {part["node"] for part in self.parts.values()}
+        heard = {part.node for part in self.parts.values()}
         return tuple(name for node, name in enumerate(self.hosts) if node not in heard)
 
     @property
@@ -69,42 +70,42 @@ class Run:
     @property
     def by(self) -> str:
         """Who started it, as user@machine."""
-        return str(self._first["by"])
+        return self._first.by
 
     @property
     def script(self) -> str:
-        return str(self._first["script"])
+        return self._first.script
 
     @property
     def grace(self) -> float:
         """Seconds between TERM and KILL when it is stopped."""
-        return float(self._first["grace"])
+        return float(self._first.grace)
 
     @property
     def ended_at(self) -> float | None:
         """Unix seconds, by the clock of the host that was the last to end; None if none has."""
-        return max((part["ended_at"] for part in self.parts.values() if part["ended_at"] is not None), default=None)
+        return max((part.ended_at for part in self.parts.values() if part.ended_at is not None), default=None)
 
     @property
     def ranks(self) -> int:
         """As many as any attempt may have had."""
-        return int(self._first["ranks"])
+        return self._first.ranks
 
     @property
-    def _first(self) -> Mapping[str, Any]:
+    def _first(self) -> Part:
         return self.parts[next(iter(self.nodes or self.parts))]
 
     def as_dict(self) -> dict[str, Any]:
         nodes = [
             {
                 "host": host,
-                "node_rank": part["node_rank"],
-                "state": part["state"],
-                "exit_code": part["exit_code"],
-                "signal": part["signal"],
-                "pid": part["pid"] if part["state"] in UNFINISHED else None,
+                "node_rank": part.node_rank,
+                "state": part.state,
+                "exit_code": part.exit_code,
+                "signal": part.signal,
+                "pid": part.pid if part.unfinished else None,
             }
-            for host, part in sorted(self.parts.items(), key=lambda item: item[1]["node"])
+            for host, part in sorted(self.parts.items(), key=lambda item: item[1].node)
         ]
         return {
             "run_id": self.run_id,
@@ -139,7 +140,7 @@ class Listing:
         return tuple(host for host in run.unheard if host not in self.answered)
 
 
-Answer = tuple[list[dict[str, Any]], str]  # the parts of runs, and why the usual state folder could not be read
+Answer = tuple[Sequence[Part], str]  # the parts of runs, and why the usual state folder could not be read
 
 
 def find(
@@ -161,8 +162,7 @@ class Search:
         """`members`: each part of an unfinished run has its processes in `members`, too."""
 
         def ask(_: Host, session: Session) -> Answer:
-            listed = session.request("list", {"members": members})["runs"]
-            return listed, "; ".join(session.hello.passed_over)
+            return session.request(LIST, {"members": members}).runs, "; ".join(session.hello.passed_over)
 
         fleet.prepare(hosts)
         self._work = fleet.begin(hosts, ask, doing)
@@ -189,10 +189,10 @@ class Search:
 
 def _listing(answers: Results[Answer]) -> Listing:
     passed_over = {host: why for host, (_, why) in answers.done.items() if why}
-    parts: dict[str, dict[str, dict[str, Any]]] = {}
+    parts: dict[str, dict[str, Part]] = {}
     for host, (found, _) in answers.done.items():
         for part in found:
-            parts.setdefault(part["run_id"], {})[host] = part
+            parts.setdefault(part.run_id, {})[host] = part
     judged = {run_id: claims.judge(of_hosts, answers.failed) for run_id, of_hosts in parts.items()}
     runs = sorted(
         (_join(run_id, of_run) for run_id, of_run in judged.items() if of_run.parts),
@@ -204,15 +204,15 @@ def _listing(answers: Results[Answer]) -> Listing:
 def _join(run_id: str, of_run: claims.Claims) -> Run:
     parts = of_run.parts.values()
     believed = [part for host, part in of_run.parts.items() if host not in of_run.disputed]
-    first = min(believed or parts, key=lambda part: part["node"])
-    state, attempt = first["state"] if believed else "lost", first["attempt"]
+    first = min(believed or parts, key=lambda part: part.node)
+    state, attempt = first.state if believed else "lost", first.attempt
     # the head, if it answered, knows the state of the whole run; any other only its own
-    if not believed or first["node"] != 0:
-        attempt = max(part["attempt"] for part in parts)
+    if not believed or first.node != 0:
+        attempt = max(part.attempt for part in parts)
         if state not in UNFINISHED:
-            states = {part["state"] for part in parts}
+            states = {part.state for part in parts}
             state = next((one for one in UNFINISHED if one in states), state)
-    return Run(run_id, first["name"], state, attempt, first["started_at"], of_run.parts, of_run.disputed)
+    return Run(run_id, first.name, state, attempt, first.started_at, of_run.parts, of_run.disputed)
 
 
 def _doubts(judged: Mapping[str, claims.Claims]) -> tuple[str, ...]:

@@ -22,6 +22,9 @@ import host_facts
 from host_facts import PYTHON, decoded
 from lab.waiting import wait_until
 
+from orchestrator.answers.decode import MalformedAnswer
+from orchestrator.hosts import answers
+from orchestrator.hosts.answers import Operation
 from orchestrator.hosts.node_program import NodeProgram, node_program
 from orchestrator.hosts.session import Session
 from orchestrator.inventory import model
@@ -72,11 +75,32 @@ class Host:
         before = os.environ.get("DDP_ORCH_STATE_DIR")
         os.environ["DDP_ORCH_STATE_DIR"] = str(self.state)
         try:
-            return Session(self.state.name, LocalConnection(), self.python, self.program, secrets.token_hex(16))
+            return PlainSession(self.state.name, LocalConnection(), self.python, self.program, secrets.token_hex(16))
         finally:
             del os.environ["DDP_ORCH_STATE_DIR"]
             if before is not None:
                 os.environ["DDP_ORCH_STATE_DIR"] = before
+
+
+class PlainSession(Session):
+    """Takes operations by name, and gives answers as they came, once it is clear that they can be decoded."""
+
+    def request(self, operation: Any, arguments: Any, **options: Any) -> Any:
+        if not isinstance(operation, str):
+            return super().request(operation, arguments, **options)
+        answer = super().request(Operation(operation, Any), arguments, **options)  # type: ignore[arg-type]
+        typed = [one for one in vars(answers).values() if isinstance(one, Operation) and one.name == operation]
+        trouble = [error for one in typed for error in [malformed(one, answer)] if error]
+        assert len(trouble) < len(typed), trouble
+        return answer
+
+
+def malformed(operation: Operation[Any], answer: Any) -> str | None:
+    try:
+        operation.decode(answer)
+    except MalformedAnswer as error:
+        return str(error)
+    return None
 
 
 class Run:

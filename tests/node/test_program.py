@@ -19,6 +19,8 @@ import pytest
 from lab.waiting import wait_until
 from local_runs import Host, Runs, changed_program, local_runs
 
+from orchestrator.answers.attach import Live, Pieces
+from orchestrator.hosts.answers import ATTACH
 from orchestrator.hosts.node_program import node_program
 from orchestrator.hosts.session import Refused, SessionLost
 from orchestrator.node.host import processes, state
@@ -275,15 +277,15 @@ class Reading:
         self.streams: dict[str, bytes] = {}
         self.times: list[int] = []
         self.offsets: dict[str, list[tuple[int, int]]] = {}
-        self.answer = host.session.request("attach", {**ALL, "run_id": run_id, **options}, on_data=self._take)
+        self.answer = host.session.follow(ATTACH, {**ALL, "run_id": run_id, **options}, self._take)
         for pieces in self.offsets.values() if options.get("grep") is None else ():
             ends = [offset + length for offset, length in pieces]
             assert [offset for offset, _ in pieces][1:] == ends[:-1], "pieces of a stream follow one another"
 
-    def _take(self, header: dict[str, Any], payload: bytes) -> None:
+    def _take(self, header: Pieces | Live, payload: bytes) -> None:
         at = 0
-        for index, offset, length, when in header.get("parts", []):
-            stream = header["streams"][index]
+        for index, offset, length, when in header.parts if isinstance(header, Pieces) else ():
+            stream = header.streams[index]
             self.streams[stream] = self.streams.get(stream, b"") + payload[at : at + length]
             self.offsets.setdefault(stream, []).append((offset, length))
             self.times.append(when)
@@ -297,8 +299,8 @@ def test_a_reader_gets_all_streams_in_the_order_of_time_until_the_run_ends(runs:
     text = b"".join(b"%d\n" % number for number in range(20))
     assert (live.streams["1.0.out"], live.streams["1.1.out"]) == (text, text)
     assert live.streams["1.run.out"].endswith(b"succeeded\n")
-    assert live.answer["ended"] is True
-    assert live.answer["offsets"]["1.0.out"] == len(text)
+    assert live.answer.ended is True
+    assert live.answer.offsets["1.0.out"] == len(text)
     later = Reading(run.hosts[0], run.run_id)
     assert later.streams == live.streams
     assert later.times == sorted(later.times)
@@ -331,7 +333,7 @@ def test_a_search_finds_the_lines_while_the_run_writes_them(runs: Runs) -> None:
     run = runs.start(code)
     live = Reading(run.hosts[0], run.run_id, follow=True, sources=["0"], grep="step 1[0-4]$")
     assert live.streams == {"1.0.out": b"".join(b"step %d\n" % number for number in range(10, 15))}
-    assert live.answer["ended"] is True
+    assert live.answer.ended is True
     assert Reading(run.hosts[0], run.run_id, sources=["0"], grep="step 1[0-4]$").streams == live.streams
     with pytest.raises(Refused, match=r"'\('"):
         Reading(run.hosts[0], run.run_id, grep="(")

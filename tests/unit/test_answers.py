@@ -12,12 +12,13 @@ from host_facts import decoded, with_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.answers.attach import Live, Pieces
 from orchestrator.answers.decode import MalformedAnswer
 from orchestrator.answers.facts import Hello
 from orchestrator.checks import auto_env, hosts
 from orchestrator.hosts import answers
 from orchestrator.hosts import session as sessions
-from orchestrator.hosts.answers import Nonsense
+from orchestrator.hosts.answers import ATTACH, LIST, Operation
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.hosts.session import InvalidAnswer, Refused, Session, SessionLost
 from orchestrator.inventory import model
@@ -28,21 +29,25 @@ A_PROCESS = {"pid": 9, "used_mib": 70000, "uid": 1000, "command": "python"}
 ESCAPE = "\x1b]52;c;Zm9v\x07"
 
 
-def refused(operation: str, answer: Any) -> str:
-    with pytest.raises(Nonsense) as caught:
-        answers.check(operation, answer)
+def refused(operation: Operation[Any], answer: Any) -> str:
+    with pytest.raises(MalformedAnswer) as caught:
+        operation.decode(answer)
     return str(caught.value)
 
 
 def test_what_an_honest_host_lists_is_taken() -> None:
     lost = {"host": "a", "what": "it fell silent", "node": 0, "rank": None, "at": 1.0}
     for verdict in ({"state": "lost"}, {"state": "lost", "first_failure": lost, "stopped_by": None}):
-        answers.check("list", {"runs": [A_RUN, {**A_RUN, "verdict": verdict, "signal": "SIGKILL", "exit_code": None}]})
-        answers.check("attach", {"run": {**A_RUN, "verdict": verdict}, "ended": True, "offsets": {}, "cut": []})
-    answers.check("attach", {"run": None})
+        over = {**A_RUN, "verdict": verdict, "signal": "SIGKILL", "exit_code": None}
+        assert [part.verdict is None for part in LIST.decode({"runs": [A_RUN, over]}).runs] == [True, False]
+        run = ATTACH.decode({"run": {**A_RUN, "verdict": verdict}, "ended": True, "offsets": {}, "cut": []}).run
+        assert run is not None and run.verdict is not None and run.verdict.state == "lost"
+    assert ATTACH.decode({"run": None}).run is None
     streams = ["1.0.out", "12.4711.err", "1.agent.err", "0.run.out"]
-    answers.check_data("attach", {"streams": streams, "parts": [[3, 0, 1, 1], [0, 7, 2, 2]]}, b"abc")
-    answers.check_data("attach", {"live": True, "offsets": {"1.0.out": 3}}, b"")
+    parts = [[3, 0, 1, 1], [0, 7, 2, 2]]
+    data = ATTACH.decode_data({"streams": streams, "parts": parts}, b"abc")
+    assert data == Pieces(tuple(streams), ((3, 0, 1, 1), (0, 7, 2, 2)))
+    assert ATTACH.decode_data({"live": True, "offsets": {"1.0.out": 3}}, b"") == Live(True, {"1.0.out": 3})
 
 
 @pytest.mark.parametrize(
@@ -79,12 +84,12 @@ def test_what_an_honest_host_lists_is_taken() -> None:
     ],
 )
 def test_a_run_that_no_host_could_have_is_refused_with_its_key(key: str, value: Any) -> None:
-    assert refused("list", {"runs": [A_RUN, {**A_RUN, key: value}]}).startswith(f"list.runs[].{key}")
+    assert refused(LIST, {"runs": [A_RUN, {**A_RUN, key: value}]}).startswith(f"list.runs[1].{key}")
 
 
 @pytest.mark.parametrize("key", [key for key in A_RUN if key != "verdict"])
 def test_a_missing_key_is_refused(key: str) -> None:
-    assert refused("list", {"runs": [{name: A_RUN[name] for name in A_RUN if name != key}]}) == f"list.runs[].{key}"
+    assert refused(LIST, {"runs": [{name: A_RUN[name] for name in A_RUN if name != key}]}) == f"list.runs[0].{key}"
 
 
 @pytest.mark.parametrize(
@@ -105,8 +110,8 @@ def test_a_missing_key_is_refused(key: str) -> None:
     ],
 )
 def test_pieces_that_do_not_fit_are_refused(header: dict[str, Any], payload: bytes) -> None:
-    with pytest.raises(Nonsense):
-        answers.check_data("attach", header, payload)
+    with pytest.raises(MalformedAnswer):
+        ATTACH.decode_data(header, payload)
 
 
 JSON = st.recursive(
@@ -116,11 +121,14 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from([*answers.ANSWERS, "other"]), JSON)
-def test_any_answer_is_taken_or_nonsense(operation: str, answer: Any) -> None:
+OPERATIONS = [one for one in vars(answers).values() if isinstance(one, Operation)]
+
+
+@given(st.sampled_from(OPERATIONS), JSON)
+def test_any_answer_is_taken_or_malformed(operation: Operation[Any], answer: Any) -> None:
     try:
-        answers.check(operation, answer)
-    except Nonsense as error:
+        operation.decode(answer)
+    except MalformedAnswer as error:
         assert str(error).isprintable()
 
 
@@ -208,14 +216,14 @@ def test_an_answer_to_nothing_that_was_asked_is_passed_over(number: Any) -> None
         relay.say(4, {"id": number})
         relay.result(request, {"fine": True})
 
-    assert session(Relay(answer)).request("anything", {}) == {"fine": True}
+    assert session(Relay(answer)).request(Operation("anything", Any), {}) == {"fine": True}
 
 
 @pytest.mark.parametrize("result", [None, [], "x", {"runs": 1}, {"runs": [json.loads("{}")]}])
 def test_nonsense_is_that_host_s_failure(result: Any) -> None:
     one = session(Relay(lambda relay, request: relay.result(request, result)))
     with pytest.raises(InvalidAnswer, match=r"^a: .*\blist\b"):
-        one.request("list", {})
+        one.request(LIST, {})
     one.close()
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from orchestrator.answers.printed import BenchResult, StepSeconds, Together
 from orchestrator.commands import up
 from orchestrator.commands.bench import Bench, Collector, _draw, _measured, bench, host_counts, scaling, table
 from orchestrator.errors import Interrupted, RunFailed, UsageError
@@ -16,12 +17,9 @@ from orchestrator.output.console import Console
 from orchestrator.output.lines import Line
 
 
-def figures(ranks: int, speed: float, limit: str) -> dict[str, Any]:
+def figures(ranks: int, speed: float, limit: str) -> BenchResult:
     seconds = {"compute": 0.01, "data": 0.001, "allreduce": 0.005, "together": 0.012}
-    return {
-        "world_size": ranks, "batch_size": 128, "limit": limit, "seconds_per_step": seconds,
-        "samples_per_second": {"together": speed},
-    }  # fmt: skip
+    return BenchResult(ranks, 128, limit, Together(speed), StepSeconds(**seconds))
 
 
 POINTS = scaling(
@@ -72,7 +70,7 @@ def test_what_was_measured_is_shown_when_it_is_interrupted(
     def runs(asked: up.Up, printer: Collector) -> int:
         if asked.hosts == "a,b":
             return Interrupted.exit_code  # of a run that Ctrl-C has stopped
-        printer.show([Line(1.0, "a", 0, "stdout", 1, f"bench {json.dumps(figures(1, 1000.0, 'data'))}")])
+        printer.show([Line(1.0, "a", 0, "stdout", 1, f"bench {json.dumps(asdict(figures(1, 1000.0, 'data')))}")])
         return 0
 
     monkeypatch.setattr(up, "up", runs)

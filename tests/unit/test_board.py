@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from fake_relay import A_RUN
 from rich.console import Console
 
+from orchestrator.answers.decode import decode
+from orchestrator.answers.recorded import Sample
 from orchestrator.commands.board import Seen, render
 from orchestrator.node.serve.figures import figures
 from orchestrator.output.lines import Mask
 
 KEYS = "q quit"
-FAILURE = {"state": "failed", "first_failure": {"host": "gpu-03", "what": "rank 5: exit code 1", "said": "KeyError: 7"}}
+FIRST = {"host": "gpu-03", "node": 3, "rank": 5, "at": 1.0, "what": "rank 5: exit code 1", "said": "KeyError: 7"}
+FAILURE = {"state": "failed", "first_failure": FIRST}
 
 
 def sample(number: int, at: float, **part: Any) -> dict[str, Any]:
@@ -29,7 +33,7 @@ def sample(number: int, at: float, **part: Any) -> dict[str, Any]:
             {"index": 0, "busy": 98, "used": 8 << 30, "total": 80 << 30, "watts": 300.0, "celsius": 61},
             {"index": 1, "busy": 12, "used": 40 << 30, "total": 80 << 30, "watts": 200.0, "celsius": 70},
         ],
-        "run": {"node": number, "state": "running", "attempt": 1, "name": "nightly", **part},
+        "run": {**A_RUN, "node": number, "state": "running", "attempt": 1, "name": "nightly", **part},
         "ranks": [
             {
                 "rank": rank,
@@ -42,14 +46,29 @@ def sample(number: int, at: float, **part: Any) -> dict[str, Any]:
     }
 
 
-def hosts(count: int) -> list[Seen]:
-    return [Seen(f"gpu-{number:02}", sample(number, 2.0), sample(number, 0.0), node=number) for number in range(count)]
+@dataclass(frozen=True)
+class Told:
+    """What a host says, as JSON."""
+
+    host: str
+    now: dict[str, Any] | None = None
+    before: dict[str, Any] | None = None
+    trouble: str = ""
+    node: int | None = None
+
+    def seen(self) -> Seen:
+        now, before = (told and decode(Sample, told, "sample") for told in (self.now, self.before))
+        return Seen(self.host, now, before, self.trouble, self.node)
 
 
-def shown(seen: list[Seen], width: int = 200, height: int = 50, mask: Mask | None = None) -> list[str]:
+def hosts(count: int) -> list[Told]:
+    return [Told(f"gpu-{number:02}", sample(number, 2.0), sample(number, 0.0), node=number) for number in range(count)]
+
+
+def shown(seen: list[Told], width: int = 200, height: int = 50, mask: Mask | None = None) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, color_system=None)
-    console.print(render("20260131-120000-ab12", seen, width, height, mask or Mask(), KEYS))
+    console.print(render("20260131-120000-ab12", [one.seen() for one in seen], width, height, mask or Mask(), KEYS))
     return out.getvalue().splitlines()
 
 
@@ -70,14 +89,14 @@ def test_rates_are_made_of_two_samples() -> None:
     assert row.split()[:12] == [
         "gpu-00", "0-1", "running", "100", "12-98", "40/80G", "500", "70", "6.4/64", "10%", "500M/2.5G", "20%"
     ]  # fmt: skip
-    without = next(line for line in shown([Seen("gpu-00", sample(0, 2.0), node=0)]) if line.startswith("gpu-00"))
+    without = next(line for line in shown([Told("gpu-00", sample(0, 2.0), node=0)]) if line.startswith("gpu-00"))
     assert "6.4/64" not in without
 
 
 def test_hosts_in_trouble_come_first_where_not_all_have_room() -> None:
     seen = hosts(64)
-    seen[40] = Seen("gpu-40", trouble="connect: no answer in time")
-    seen[50] = Seen("gpu-50", sample(50, 2.0, state="failed"), sample(50, 0.0))
+    seen[40] = Told("gpu-40", trouble="connect: no answer in time")
+    seen[50] = Told("gpu-50", sample(50, 2.0, state="failed"), sample(50, 0.0))
     lines = shown(seen, 80, 24)
     rows = [line.split()[0] for line in lines[3:] if line.startswith("gpu-")]
     assert set(rows[:2]) == {"gpu-40", "gpu-50"} and rows[2] == "gpu-00"
@@ -86,10 +105,14 @@ def test_hosts_in_trouble_come_first_where_not_all_have_room() -> None:
 
 def test_the_first_to_fail_comes_before_those_that_stop_because_of_it() -> None:
     seen = [
-        Seen(one.host, sample(number, 2.0, state="stopping", verdict=FAILURE if number == 0 else None), node=number)
+        Told(
+            one.host,
+            sample(number, 2.0, state="stopping", **({"verdict": FAILURE} if number == 0 else {})),
+            node=number,
+        )
         for number, one in enumerate(hosts(64))
     ]
-    seen[60] = Seen("gpu-60", trouble="connect: no answer in time")
+    seen[60] = Told("gpu-60", trouble="connect: no answer in time")
     rows = [line.split()[0] for line in shown(seen, 80, 24)[3:] if line.startswith("gpu-")]
     assert rows[:3] == ["gpu-03", "gpu-60", "gpu-00"]
     over = [
@@ -100,7 +123,7 @@ def test_the_first_to_fail_comes_before_those_that_stop_because_of_it() -> None:
 
 def test_the_first_failure_is_named() -> None:
     seen = hosts(4)
-    seen[0] = Seen("gpu-00", sample(0, 2.0, state="failed", verdict=FAILURE), node=0)
+    seen[0] = Told("gpu-00", sample(0, 2.0, state="failed", verdict=FAILURE), node=0)
     assert "gpu-03: rank 5: exit code 1" in shown(seen, 80, 24)[-2]
 
 
@@ -110,7 +133,7 @@ def test_a_rank_that_is_slower_than_the_others_is_named() -> None:
         assert one.now is not None
         for rank in one.now["ranks"]:
             rank["figures"]["step_time"] = 0.5 + 0.1 * (rank["rank"] == 3)
-        assert number == one.part["node"]
+        assert number == one.now["run"]["node"]
     assert "slowest rank 3 (gpu-01)" in shown(seen)[1]
     for one in seen:
         assert one.now is not None
@@ -133,7 +156,7 @@ def test_no_host_makes_more_lines_than_its_own() -> None:
     seen[0].now["ranks"][0].update(at=1001.0, last="x\ngpu-09 running")
     seen[1] = replace(seen[1], trouble="no answer\ngpu-09 running")
     assert len(shown(seen)) == len(shown(hosts(3)))
-    first = {"host": "gpu-00", "node": 0, "what": "x\ngpu-09 running"}
+    first = {**FIRST, "what": "x\ngpu-09 running"}
     seen[0] = replace(seen[0], now=sample(0, 2.0, state="failed", verdict={"state": "failed", "first_failure": first}))
     assert len(shown(seen)) == len(shown(hosts(3)))
 
@@ -145,7 +168,7 @@ def test_one_host_is_not_called_hosts() -> None:
 def test_a_host_that_knows_no_such_run_and_one_not_asked_yet_are_shown() -> None:
     gone = sample(0, 1.0)
     gone.update(run=None, ranks=[])
-    text = "\n".join(shown([Seen("a", gone), Seen("b")]))
+    text = "\n".join(shown([Told("a", gone), Told("b")]))
     assert "no such run" in text and "asking" in text
 
 
@@ -225,7 +248,7 @@ def test_only_losses_of_one_step_are_compared() -> None:
 
 
 def test_only_the_host_that_failed_first_is_called_failed() -> None:
-    verdict = {"state": "failed", "first_failure": {"host": "gpu-01", "node": 1, "what": "rank 2: exit code 1"}}
+    verdict = {"state": "failed", "first_failure": {**FIRST, "host": "gpu-01", "node": 1}}
     seen = [replace(one, now=sample(n, 2.0, state="failed", verdict=verdict)) for n, one in enumerate(hosts(3))]
     lines = shown(seen)
     assert "failed" in lines[0]
@@ -235,7 +258,7 @@ def test_only_the_host_that_failed_first_is_called_failed() -> None:
 
 def test_a_host_that_is_not_the_head_does_not_tell_the_state_of_the_run() -> None:
     seen = hosts(2)
-    lie = {"node": -1, "state": "succeeded", "verdict": {"state": "succeeded"}, "name": "owned"}
+    lie = {"node": 0, "state": "succeeded", "verdict": {"state": "succeeded"}, "name": "owned"}
     seen[1] = replace(seen[1], now=sample(1, 2.0, **lie))
     assert "running" in shown(seen)[0] and "nightly" in shown(seen)[0]
     seen[1] = replace(seen[1], node=None)

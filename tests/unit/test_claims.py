@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_relay import A_RUN, Dialer, Relay
+from fake_relay import A_FAILURE, A_RUN, Dialer, Relay, part_of
 
+from orchestrator.answers.runs import Part, Verdict
 from orchestrator.hosts import claims
 from orchestrator.hosts.claims import Claims, Ranks
 from orchestrator.hosts.fleet import Fleet
@@ -19,17 +21,21 @@ GOOD = ["good1", "good2"]
 
 
 def part(node: int, hosts: list[str], **more: Any) -> dict[str, Any]:
-    host = hosts[node] if 0 <= node < len(hosts) else "?"
-    place = {"node": node, "host": host, "hosts": hosts, "nprocs": [1] * len(hosts), "team": len(hosts)}
-    return {**A_RUN, **place, "node_rank": node, "first_rank": node, **more}
+    host = hosts[node] if 0 <= node < len(hosts) else "nobody"
+    place: dict[str, Any] = {"node": node, "host": host, "hosts": hosts, "nprocs": [1] * len(hosts), "team": len(hosts)}
+    return {**A_RUN, **place, "node_rank": abs(node), "first_rank": abs(node), **more}
 
 
 HONEST = {"good1": part(0, GOOD), "good2": part(1, GOOD)}
 
 
+def decoded(parts: dict[str, dict[str, Any]]) -> dict[str, Part]:
+    return {host: part_of(**told) for host, told in parts.items()}
+
+
 def judged(unreachable: tuple[str, ...] = (), **parts: dict[str, Any]) -> tuple[set[str], set[str], set[str]]:
     """The hosts that are believed, that contradict each other, and that have no say."""
-    found = claims.judge(parts, unreachable)
+    found = claims.judge(decoded(parts), unreachable)
     return set(found.parts) - found.disputed, set(found.disputed), set(found.strangers)
 
 
@@ -78,7 +84,7 @@ def test_two_hosts_that_contradict_each_other_are_not_believed() -> None:
     ids="-".join,
 )
 def test_hosts_may_have_other_names_than_in_the_inventory_that_started_the_run(names: tuple[str, str]) -> None:
-    found = claims.judge({name: part(node, GOOD) for node, name in enumerate(names)})
+    found = claims.judge(decoded({name: part(node, GOOD) for node, name in enumerate(names)}))
     assert found == Claims(found.parts, frozenset(), frozenset()) and set(found.parts) == set(names)
 
 
@@ -134,21 +140,21 @@ def test_a_host_that_lies_about_many_runs_is_named_once() -> None:
 
 def test_the_head_tells_how_a_run_ended_and_nobody_else_that_it_succeeded() -> None:
     nodes = {"a": 0, "b": 1}
-    failed, lost, succeeded = ({"verdict": {"state": state}} for state in ("failed", "lost", "succeeded"))
-    assert claims.verdict_of({"a": failed, "b": {**succeeded, "node": -1}}, nodes) == {"state": "failed"}
+    failed, lost, succeeded = (part_of(verdict={"state": state}) for state in ("failed", "lost", "succeeded"))
+    assert claims.verdict_of({"a": failed, "b": replace(succeeded, node=-1)}, nodes) == Verdict("failed")
     assert claims.verdict_of({"b": succeeded}, nodes) is None
-    assert claims.verdict_of({"b": lost}, nodes) == {"state": "lost"}
+    assert claims.verdict_of({"b": lost}, nodes) == Verdict("lost")
     assert claims.verdict_of({"c": lost}, nodes) is None
-    assert claims.verdict_of({"a": {"verdict": None}}, nodes) is None
+    assert claims.verdict_of({"a": part_of()}, nodes) is None
 
 
 def test_only_the_culprit_has_failed() -> None:
-    verdict = {"state": "failed", "first_failure": {"node": 1}}
-    states = [claims.state_of_host(part(node, GOOD, state="failed", verdict=verdict)) for node in (0, 1)]
+    verdict = {"state": "failed", "first_failure": {**A_FAILURE, "node": 1}}
+    states = [claims.state_of_host(part_of(**part(node, GOOD, state="failed", verdict=verdict))) for node in (0, 1)]
     assert states == ["stopped", "failed"]
-    silent = {"state": "failed", "first_failure": {"node": None}}  # all ranks of all hosts
-    assert claims.state_of_host(part(0, GOOD, state="failed", verdict=silent)) == "failed"
-    assert claims.state_of_host(part(0, GOOD)) == "running"
+    silent = {"state": "failed", "first_failure": {**A_FAILURE, "node": None}}  # all ranks of all hosts
+    assert claims.state_of_host(part_of(**part(0, GOOD, state="failed", verdict=silent))) == "failed"
+    assert claims.state_of_host(part_of(**part(0, GOOD))) == "running"
 
 
 # --- the ranks
@@ -165,7 +171,7 @@ def test_the_ranks_of_the_first_attempt_are_those_of_the_plan() -> None:
     parts = {host: part(node, hosts, **plan, first_rank=2 * node) for node, host in enumerate(hosts)}
     parts["b"]["first_rank"] = 0  # b lies
     nodes = {host: node for node, host in enumerate(hosts)}
-    assert owners(claims.ranks_of(parts, nodes), 1) == ["a", "a", "b", ""]
+    assert owners(claims.ranks_of(decoded(parts), nodes), 1) == ["a", "a", "b", ""]
     assert claims.ranks_of({}, {}).belongs(1, 0, "a")
 
 
@@ -176,11 +182,11 @@ def test_the_ranks_of_the_newest_attempt_are_those_that_no_two_claim() -> None:
     swapped = {"a": part(0, hosts, **plan), "b": part(1, hosts, **plan), "c": part(2, hosts, **plan, nproc=1)}
     swapped["b"].update(attempt=1)  # lost, and c in its place
     swapped["c"].update(first_rank=1)
-    assert owners(claims.ranks_of(swapped, nodes), 2, count=2) == ["a", "c"]
-    assert claims.newest_ranks(swapped, nodes) == {0: "a", 1: "c"}
-    swapped["c"].update(first_rank=0, attempt=10**9)  # the rank of the head, in an attempt that it invents
-    assert owners(claims.ranks_of(swapped, nodes), 2, "ac", 1) == ["a"]
-    assert claims.newest_ranks(swapped, nodes)[0] == "a"
+    assert owners(claims.ranks_of(decoded(swapped), nodes), 2, count=2) == ["a", "c"]
+    assert claims.newest_ranks(decoded(swapped), nodes) == {0: "a", 1: "c"}
+    swapped["c"].update(first_rank=0, attempt=9_999_999)  # the rank of the head, in an attempt that it invents
+    assert owners(claims.ranks_of(decoded(swapped), nodes), 2, "ac", 1) == ["a"]
+    assert claims.newest_ranks(decoded(swapped), nodes)[0] == "a"
 
 
 def test_in_an_attempt_that_nobody_has_told_of_a_rank_belongs_to_the_first_that_sends_it() -> None:

@@ -5,35 +5,36 @@ from __future__ import annotations
 import ast
 import json
 import re
-from typing import Any
+from dataclasses import asdict
 
-from orchestrator.runs.deep import MARKER, SCRIPT, Result, _figure, judge, render
-
-
-def product(rank: int, tflops: float, device: str = "cpu") -> dict[str, Any]:
-    return {"host": f"h{rank}", "rank": rank, "what": "product", "device": device, "tflops": tflops}
+from orchestrator.answers.printed import AllReduce, Product
+from orchestrator.runs.deep import MARKER, SCRIPT, Figure, Result, _figure, judge, render
 
 
-def reduce(rank: int, seconds: float = 1e-3, right: bool = True) -> dict[str, Any]:
-    return {
-        "host": f"h{rank}",
-        "rank": rank,
-        "what": "all_reduce",
-        "backend": "gloo",
-        "bytes": 1 << 20,
-        "seconds": seconds,
-        "right": right,
-    }
+def product(rank: int, tflops: float, device: str = "cpu") -> Figure:
+    return Figure(f"h{rank}", Product(rank, "product", device, tflops))
 
 
-def result(*figures: dict[str, Any]) -> Result:
+def reduce(rank: int, seconds: float = 1e-3, right: bool = True) -> Figure:
+    return Figure(f"h{rank}", AllReduce(rank, "all_reduce", "gloo", 1 << 20, seconds, right))
+
+
+def result(*figures: Figure) -> Result:
     return Result(figures, "", (), ())
 
 
 def test_only_what_the_payload_prints_is_a_figure() -> None:
     for honest in (product(0, 1.0), reduce(0)):
-        assert _figure(json.dumps(honest)) == honest
-    hostile = ("", "[", "7", "{}", '{"what": "product"}', json.dumps({**reduce(0), "bytes": "x"}), "[" * 10**5)
+        assert _figure(json.dumps(asdict(honest.measured))) == honest.measured
+    hostile = (
+        "",
+        "[",
+        "7",
+        "{}",
+        '{"what": "product"}',
+        json.dumps({**reduce(0).as_dict(), "bytes": "x"}),
+        "[" * 10**5,
+    )
     assert [_figure(text) for text in hostile] == [None] * len(hostile)
 
 

@@ -7,9 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from orchestrator.answers.decode import decode
+from orchestrator.answers.evidence import Evidence
+from orchestrator.answers.runs import Verdict
 from orchestrator.commands.diagnose import of_logs
 from orchestrator.diagnosis import recorder_lines, transcript
 from orchestrator.diagnosis.engine import Diagnosis, diagnose
@@ -123,12 +127,24 @@ def answer(*failures: dict[str, object], kernel: tuple[dict[str, object], ...] =
     return {"failures": list(failures), "kernel": list(kernel), "oom_kills": oom, "dumps": []}
 
 
+def evidence(answers: dict[str, dict[str, Any]]) -> dict[str, Evidence]:
+    return {host: decode(Evidence, answer, "evidence") for host, answer in answers.items()}
+
+
+def judge(
+    lines: list[Line], verdict: dict[str, Any], answers: dict[str, Any], *arguments: Any, **options: Any
+) -> Diagnosis:
+    first = verdict["first_failure"] and {"node": 0, **verdict["first_failure"]}
+    ended = decode(Verdict, {**verdict, "first_failure": first}, "run")
+    return diagnose_run.judge(lines, ended, evidence(answers), *arguments, **options)
+
+
 def judged(verdict: dict[str, object], **answers: dict[str, object]) -> tuple[str, tuple[str, ...], int | None]:
     lines = [
         Line(99.0, "a", 0, "stdout", 1, "step 1"),
         Line(100.5, "a", 0, "stderr", 1, "Connection closed by peer [x]"),
     ]
-    first = diagnose_run.judge(lines, verdict, answers, {0: "a", 1: "b"}).findings[0]
+    first = judge(lines, verdict, answers, {0: "a", 1: "b"}).findings[0]
     return first.code, first.hosts, first.rank
 
 
@@ -137,7 +153,7 @@ def test_what_a_rank_said_on_stdout_neither_ends_nor_outlives_its_traceback_on_s
     error = ["Traceback (most recent call last):", '  File "/w/train.py", line 7, in <module>', "KeyError: 'missing'"]
     said = [Line(1050.0, "b", 1, "stderr", 1, text) for text in error]
     said += [Line(1050.1, "b", 1, "stdout", 1, f"step:{step} loss:3.0") for step in range(20)]
-    first = diagnose_run.judge(said, VERDICT, {"a": answer(), "b": answer()}, {0: "a", 1: "b"}).findings[0]
+    first = judge(said, VERDICT, {"a": answer(), "b": answer()}, {0: "a", 1: "b"}).findings[0]
     assert (first.code, first.rank, first.confidence) == ("script-exception", 1, "high")
     assert not any("loss" in text for text in first.evidence)
 
@@ -148,9 +164,9 @@ def test_hosts_that_have_the_same_code_from_us_do_not_differ_in_it() -> None:
     said += [Line(100.1, "b", 1, "stdout", 1, "importing")]
     failed = {**VERDICT, "first_failure": {"host": "a", "node": 0, "rank": 0, "what": "exit 2", "at": 100.2}}
     answers = {"a": answer(), "b": answer()}
-    ours = diagnose_run.judge(said, failed, answers, {0: "a", 1: "b"}, same_code=True).findings
+    ours = judge(said, failed, answers, {0: "a", 1: "b"}, same_code=True).findings
     assert [one.code for one in ours][:1] == ["script-bad-argument"] and len(ours) == 1
-    theirs = diagnose_run.judge(said, failed, answers, {0: "a", 1: "b"}, same_code=False).findings[0]
+    theirs = judge(said, failed, answers, {0: "a", 1: "b"}, same_code=False).findings[0]
     assert (theirs.code, theirs.confidence) == ("code-version-skew", "medium")
 
 
@@ -167,7 +183,7 @@ def test_a_host_of_which_nothing_was_heard_is_lost() -> None:
     assert judged({**VERDICT, "state": "lost", "first_failure": lost}, a=answer()) == ("host-lost", ("b",), None)
     said = [Line(100.0, "a", None, "agent", 1, "ddp-orch: first failure: b: host lost; stopping all nodes")]
     verdict = {**VERDICT, "state": "lost", "first_failure": lost}
-    first = diagnose_run.judge(said, verdict, {"a": answer()}, {0: "a", 1: "b"}).findings[0]
+    first = judge(said, verdict, {"a": answer()}, {0: "a", 1: "b"}).findings[0]
     assert (first.code, first.hosts) == ("host-lost", ("b",))  # and not a, which tells of it
 
 
@@ -189,7 +205,7 @@ def test_a_loss_that_a_restart_overcame_is_not_the_cause_of_a_later_failure() ->
     lines = [HEALED, begun, *raised(70.0, 2)]
     verdict = {**VERDICT, "first_failure": {**of_rank_1(70.1, 2), "host": "c", "node": 2}}
     answers = {"a": answer(), "c": answer(of_rank_1(70.1, 2))}
-    found = diagnose_run.judge(lines, verdict, answers, {0: "a", 1: "c"}, attempt=2)
+    found = judge(lines, verdict, answers, {0: "a", 1: "c"}, attempt=2)
     assert [(one.code, one.hosts, one.rank) for one in found.findings] == [("script-exception", ("c",), 1)]
     plain = "".join(f"{one.host}:{'agent' if one.rank is None else 1} | {one.text}\n" for one in lines)
     (first,) = diagnose(transcript.parse_logs([("run.log", plain)])).findings
@@ -202,7 +218,7 @@ def test_our_own_line_about_a_failure_is_no_evidence_on_the_head() -> None:
     lines = [*raised(70.0, 1, text), Line(70.2, "a", None, "agent", 1, own), Line(69.0, "a", 0, "stdout", 1, "step 1")]
     verdict = {**VERDICT, "first_failure": {**of_rank_1(70.1, 1), "host": "c", "node": 1}}
     answers = {"a": answer(), "c": answer(of_rank_1(70.1, 1))}
-    first = diagnose_run.judge(lines, verdict, answers, {0: "a", 1: "c"}).findings[0]
+    first = judge(lines, verdict, answers, {0: "a", 1: "c"}).findings[0]
     assert (first.code, first.hosts, first.rank) == ("missing-module-on-host", ("c",), 1)
 
 
@@ -210,7 +226,7 @@ def test_our_own_line_about_a_failure_is_no_evidence_on_the_head() -> None:
 def test_what_a_job_says_that_cannot_start_is_evidence_although_our_program_reports_it(own: str) -> None:
     lines = [Line(70.0, "a", None, "agent", 1, f"ddp-orch: {own}")]
     lines += [Line(71.0, "a", None, "agent", 1, "ddp-orch: first failure: a: torchrun: FAILED; stopping all nodes")]
-    found = diagnose_run.judge(lines, VERDICT, {"a": answer()}, {0: "a"}).findings[0]
+    found = judge(lines, VERDICT, {"a": answer()}, {0: "a"}).findings[0]
     assert not any("first failure" in text for text in found.evidence)
     assert len(recorder_lines.split_off([LogLine(0, "a", "a", None, 1.0, lines[0].text, agent=True)])[0]) == 1
 
@@ -226,7 +242,7 @@ def test_of_a_run_that_was_started_again_the_failed_attempts_are_named() -> None
     follows = Line(59.0, "a", None, "agent", 1, "ddp-orch: attempt 2 on a, c, rendezvous at 10.0.0.1:20001")
     lines = [HEALED, follows, Line(60.0, "a", 0, "stdout", 2, "step 1 loss 2"), *raised(70.0, 2)]
     answers = {"a": answer(), "c": answer(of_rank_1(70.1, 2))}
-    first, second = (diagnose_run.judge_earlier(lines, answers, attempt, True) for attempt in (1, 2))
+    first, second = (diagnose_run.judge_earlier(lines, evidence(answers), attempt, True) for attempt in (1, 2))
     assert (first.code, first.hosts) == ("host-lost", ("b",))
     assert (second.code, second.hosts, second.rank) == ("script-exception", ("c",), 1)
     found = Diagnosis((), (), ((1, first), (2, second)))
@@ -248,7 +264,7 @@ def test_a_rank_that_ended_with_0_before_the_others_failed_was_still_waited_for(
     lines += [one._replace(host="a", rank=0) for one in raised(70.0, 1, gone)]
     failed = {**of_rank_1(70.1, 1), "rank": 0, "host": "a", "node": 0}
     answers = {"a": answer(failed), "b": {**answer(), "finished": [{"rank": 1, "attempt": 1, "at": 69.5}]}}
-    judged = diagnose_run.judge(lines, {**VERDICT, "first_failure": failed}, answers, {0: "a", 1: "b"})
+    judged = judge(lines, {**VERDICT, "first_failure": failed}, answers, {0: "a", 1: "b"})
     first = judged.findings[0]
     assert (first.code, first.hosts, first.rank) == ("uneven-inputs", ("a",), 0)
     assert re.search(r"\brank 1\b.*\bexit code 0\b", first.message)
@@ -268,14 +284,14 @@ def test_one_rank_at_work_on_another_host_keeps_all_others_in_the_barrier() -> N
     lines = [Line(60.0 + part, "b", 1, "stdout", 1, f"downloading part {part}/14") for part in range(9)]
     lines += [*waited(0, "a"), *waited(2, "c")]
     ranks = {0: "a", 1: "b", 2: "c"}
-    first = diagnose_run.judge(lines, VERDICT, {host: answer() for host in "abc"}, ranks).findings[0]
+    first = judge(lines, VERDICT, {host: answer() for host in "abc"}, ranks).findings[0]
     assert (first.code, first.hosts, first.rank) == ("rank0-work-exceeds-timeout", ("b",), 1)
 
 
 def test_several_ranks_at_work_are_not_one_that_keeps_the_others_waiting() -> None:
     lines = [Line(60.0 + step, "a", rank, "stdout", 1, f"loading batch {step}") for step in range(9) for rank in (1, 2)]
     said = [*lines, *waited(0, "a"), *waited(3, "a")]
-    first = diagnose_run.judge(said, VERDICT, {"a": answer()}, dict.fromkeys(range(4), "a")).findings[0]
+    first = judge(said, VERDICT, {"a": answer()}, dict.fromkeys(range(4), "a")).findings[0]
     assert first.code != "rank0-work-exceeds-timeout"
 
 
@@ -284,7 +300,7 @@ def test_a_launcher_within_a_rank_that_fails_by_itself_is_the_cause() -> None:
     lines = [Line(70.0, "b", 1, "stderr", 1, line) for line in text.splitlines()]
     failed = {**of_rank_1(70.1, 1), "host": "b", "node": 1}
     answers = {"a": answer(), "b": answer(of_rank_1(70.1, 1))}
-    first = diagnose_run.judge(lines, {**VERDICT, "first_failure": failed}, answers, {0: "a", 1: "b"}).findings[0]
+    first = judge(lines, {**VERDICT, "first_failure": failed}, answers, {0: "a", 1: "b"}).findings[0]
     assert (first.code, first.hosts, first.rank) == ("script-bad-argument", ("b",), 1)
 
 
@@ -297,5 +313,5 @@ def test_a_host_is_called_as_in_the_inventory_whatever_its_own_name_is() -> None
     report = ["Root Cause (first observed failure):", "  host      : ip-10-0-0-2", "  rank      : 1 (local_rank: 0)"]
     report += ["  exitcode  : -11 (pid: 78)  (SIGSEGV)"]
     lines = [Line(100.0, "b", None, "agent", 1, text) for text in report]
-    first = diagnose_run.judge(lines, VERDICT, {"a": answer(), "b": answer()}, {0: "a", 1: "b"}).findings[0]
+    first = judge(lines, VERDICT, {"a": answer(), "b": answer()}, {0: "a", 1: "b"}).findings[0]
     assert (first.code, first.hosts, first.rank) == ("worker-segfault", ("b",), 1)

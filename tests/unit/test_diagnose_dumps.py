@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.answers.decode import decode
+from orchestrator.answers.evidence import DumpSummary
 from orchestrator.diagnosis import dumps
+from orchestrator.diagnosis.dumps import Dump
 from orchestrator.diagnosis.engine import diagnose
 from orchestrator.diagnosis.record import RunRecord
 from orchestrator.diagnosis.transcript import LogLine
@@ -34,13 +37,17 @@ def dump(folder: Path, rank: int, entries: list[dict[str, Any]]) -> dict[str, An
     return flight.summary(str(path))
 
 
+def decoded(summaries: list[dict[str, Any]]) -> list[Dump]:
+    return [dump_of(decode(DumpSummary, summary, "dump")) for summary in summaries]
+
+
 def test_a_rank_that_never_joined_a_collective_is_named(tmp_path: Path) -> None:
     told = [
         dump(tmp_path, 0, [entry(7), entry(8, "scheduled")]),
         dump(tmp_path, 1, [entry(7)]),
         dump(tmp_path, 2, [entry(7), entry(8, "started")]),
     ]
-    judged = dumps.find_hang_cause([dump_of(summary) for summary in told])
+    judged = dumps.find_hang_cause(decoded(told))
     assert judged is not None
     assert (judged.code, judged.rank) == ("collective-timeout", 1)
     assert "never joined collective 8 (nccl:all_reduce)" in judged.why
@@ -53,7 +60,7 @@ def test_ranks_in_different_collectives_are_a_mismatch(tmp_path: Path) -> None:
         dump(tmp_path, 1, [entry(8, "started", profiling_name="nccl:broadcast", input_sizes=[[3]])]),
         dump(tmp_path, 2, [entry(8, "started")]),
     ]
-    judged = dumps.find_hang_cause([dump_of(summary) for summary in told])
+    judged = dumps.find_hang_cause(decoded(told))
     assert judged is not None
     assert (judged.code, judged.rank) == ("collective-mismatch", 1)
 
@@ -61,14 +68,12 @@ def test_ranks_in_different_collectives_are_a_mismatch(tmp_path: Path) -> None:
 def test_dumps_decide_where_the_output_is_silent(tmp_path: Path) -> None:
     told = [dump(tmp_path, 0, [entry(8, "started")]), dump(tmp_path, 1, [entry(7)])]
     line = LogLine(0, "a", "a", 0, 1.7e9, "step 7")
-    first = diagnose(
-        [line], RunRecord(hosts=("a", "b"), ranks={0: "a", 1: "b"}, dumps=[dump_of(summary) for summary in told])
-    ).findings[0]
+    first = diagnose([line], RunRecord(hosts=("a", "b"), ranks={0: "a", 1: "b"}, dumps=decoded(told))).findings[0]
     assert (first.code, first.rank, first.hosts) == ("collective-timeout", 1, ("b",))
 
 
 def test_all_ranks_completed_is_no_finding(tmp_path: Path) -> None:
-    assert dumps.find_hang_cause([dump_of(dump(tmp_path, rank, [entry(8)])) for rank in (0, 1)]) is None
+    assert dumps.find_hang_cause(decoded([dump(tmp_path, rank, [entry(8)]) for rank in (0, 1)])) is None
 
 
 class Evil:

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from orchestrator.answers.decode import MalformedAnswer, decode
+from orchestrator.answers.files import FileData
 from orchestrator.commands import fetch
 from orchestrator.commands.fetch import Listed, Receiver, Remote, Room, Source
 from orchestrator.errors import UnreachableError
+from orchestrator.hosts.answers import OUTPUTS
 from orchestrator.node.host import state
 from orchestrator.node.serve import outputs
 
@@ -33,12 +36,17 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def listed(pattern: str = "") -> list[Remote]:
-    return fetch.checked(outputs.listing({"run_id": "run-1", "pattern": pattern, "parts": ["output", "code"]}))
+    return checked(outputs.listing({"run_id": "run-1", "pattern": pattern, "parts": ["output", "code"]}))
+
+
+def checked(listing: Any) -> list[Remote]:
+    return fetch.checked(OUTPUTS.decode(listing))
 
 
 def bring(folder: Path, files: list[Remote]) -> Receiver:
     receiver = Receiver(folder, files, Room(files))
-    outputs.send({"run_id": "run-1", "paths": [one.path for one in files]}, receiver.take)
+    asked = {"run_id": "run-1", "paths": [one.path for one in files]}
+    outputs.send(asked, lambda header, payload: receiver.take(decode(FileData, header, "send"), payload))
     return receiver
 
 
@@ -92,8 +100,8 @@ def test_a_pattern_chooses(out: Path, pattern: str, found: list[str]) -> None:
     ],
 )
 def test_a_listing_that_leads_elsewhere_is_refused_as_a_whole(entry: Any) -> None:
-    with pytest.raises(UnreachableError):
-        fetch.checked({"files": [["fine", 1, 1], entry]})
+    with pytest.raises((UnreachableError, MalformedAnswer)):
+        checked({"files": [["fine", 1, 1], entry]})
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
@@ -105,8 +113,8 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     (here / "file").symlink_to(elsewhere / "mine")
     files = [Remote("logs/x", 1, 1), Remote("file", 1, 1)]
     receiver = Receiver(here, files, Room(files))
-    receiver.take({"file": 0, "end": True, "mtime": 1}, b"x")
-    receiver.take({"file": 1, "end": True, "mtime": 1}, b"y")
+    receiver.take(FileData(0, end=True, mtime=1), b"x")
+    receiver.take(FileData(1, end=True, mtime=1), b"y")
     assert len(receiver.problems) == 1 and str(here / "logs") in receiver.problems[0]
     assert tree(elsewhere) == {"mine": b"mine"}
     assert not (here / "file").is_symlink() and (here / "file").read_text() == "y"
@@ -115,14 +123,14 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "frames",
     [
-        [({"file": 0}, bytes(fetch.GROWTH + 20))],  # more than it said
-        [({"file": 0}, b"x"), ({"file": 0, "error": "gone"}, b"")],
-        [({"file": 0}, b"x"), ({"file": 0, "end": True, "mtime": 10**40}, b"")],
-        [({"file": 0}, b"x")],  # and then silence
-        [({"file": 9, "end": True}, b"x"), ({"file": None}, b""), ({}, b"")],
+        [(FileData(0), bytes(fetch.GROWTH + 20))],  # more than it said
+        [(FileData(0), b"x"), (FileData(0, error="gone"), b"")],
+        [(FileData(0), b"x"), (FileData(0, end=True, mtime=10**40), b"")],
+        [(FileData(0), b"x")],  # and then silence
+        [(FileData(9, end=True), b"x")],
     ],
 )
-def test_a_file_that_is_not_whole_leaves_nothing(tmp_path: Path, frames: list[tuple[dict[str, Any], bytes]]) -> None:
+def test_a_file_that_is_not_whole_leaves_nothing(tmp_path: Path, frames: list[tuple[FileData, bytes]]) -> None:
     files = [Remote("x", 1, 1)]
     receiver = Receiver(tmp_path / "here", files, Room(files))
     for header, payload in frames:
@@ -144,8 +152,8 @@ def test_many_files_together_grow_no_more_than_one(tmp_path: Path) -> None:
     files = [Remote(f"{number}", 0, 1) for number in range(20)]
     receiver = Receiver(tmp_path, files, Room(files))
     for number in range(20):
-        receiver.take({"file": number}, bytes(fetch.GROWTH // 4))
-        receiver.take({"file": number, "end": True, "mtime": 1}, b"")
+        receiver.take(FileData(number), bytes(fetch.GROWTH // 4))
+        receiver.take(FileData(number, end=True, mtime=1), b"")
     assert sum(map(len, tree(tmp_path).values())) <= fetch.GROWTH
     assert sorted(tree(tmp_path)) == ["0", "1", "2", "3"] and len(receiver.problems) == 16
 
@@ -155,8 +163,8 @@ def test_many_files_together_grow_no_more_than_one(tmp_path: Path) -> None:
     [7, None, [["a", 10**400, 1]], [["a", 1, 10**400]], [["a", -1, 1]], [["a", "1", 1]], [[]], [7], ["abc"]],
 )
 def test_a_listing_that_no_host_could_have_is_refused(files: Any) -> None:
-    with pytest.raises(UnreachableError, match="listing"):
-        fetch.checked({"files": files})
+    with pytest.raises((UnreachableError, MalformedAnswer), match=r"listing|outputs\.files"):
+        checked({"files": files})
 
 
 def test_a_host_whose_files_find_no_room_stops_no_other(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from golden_files import assert_message
 
 from orchestrator.commands.kill import _forced, _tell_kill
 from orchestrator.errors import UsageError
+from orchestrator.hosts.answers import FORCE
 from orchestrator.node.serve import leftovers
 from orchestrator.output.console import Console
 from orchestrator.runs.ending import Killed
@@ -36,8 +37,8 @@ def test_a_host_that_is_not_in_the_inventory_is_refused_with_the_nearest() -> No
 
 
 def test_a_process_that_does_not_exist_is_not_still_there() -> None:
-    (nobody,) = leftovers.force({"pids": [99_999_999]})["remaining"]
+    ending = FORCE.decode(leftovers.force({"pids": [99_999_999]}))
     out = io.StringIO()
-    killed = Killed(None, (), (), (), ({**nobody, "host": "gpu-01"},), (), (), {})
+    killed = Killed(None, [("gpu-01", ending)], {})
     _tell_kill(killed, [], "inventory.yaml", Console(out, False))
     assert_message("kill-force-of-no-process", out.getvalue())

@@ -62,6 +62,7 @@ ONLY = {
 
 TWICE = {
     # one noun, seen by the controller and by the node program
+    "evidence": {"answers.evidence", "node.serve.evidence"},
     "facts": {"answers.facts", "node.serve.facts"},
     "follow": {"node.serve.follow", "runs.follow"},
     "gpus": {"checks.gpus", "node.serve.gpus"},
@@ -69,9 +70,12 @@ TWICE = {
     "mesh": {"node.serve.mesh", "runs.mesh"},
     "network": {"answers.network", "checks.network", "node.host.network"},
     "notify": {"commands.notify", "node.run.notify"},
+    "prepare": {"answers.prepare", "node.serve.prepare"},
     "probe": {"node.serve.probe", "runs.probe"},
     "runs": {"answers.runs", "node.serve.runs"},
     "stacks": {"diagnosis.stacks", "node.run.stacks"},
+    # what a host answers, and who asks it
+    "attach": {"answers.attach", "runs.attach"},
     # a command, and what it does
     "diagnose": {"commands.diagnose", "runs.diagnose"},
     # what starts the deep check, and the script that it runs on the hosts

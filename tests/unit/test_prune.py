@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fake_relay import part_of
 from golden_files import assert_message
 
 from orchestrator.commands.prune import Folder, choose, folder_of, table
@@ -40,7 +41,7 @@ def test_the_table_has_run_host_size_and_age() -> None:
 
 
 def run(run_id: str, name: str | None = None, shared: str | None = None) -> Run:
-    return Run(run_id, name or run_id, "succeeded", 1, "", {"a": {"shared_output": shared}})
+    return Run(run_id, name or run_id, "succeeded", 1, "", {"a": part_of(shared_output=shared)})
 
 
 def test_outputs_are_found_by_the_id_of_their_run_or_a_part_of_it() -> None:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from fake_relay import part_of
 
 from orchestrator.commands import ps
 from orchestrator.runs.registry import Listing, Run
@@ -15,15 +16,7 @@ NOON = 1767268800.0
 
 
 def run(number: int, state: str = "running", attempt: int = 1, name: str = "", **more: Any) -> Run:
-    part = {
-        "node": 0,
-        "state": state,
-        "hosts": ["a"],
-        "by": "ann@laptop",
-        "script": "train.py",
-        "ended_at": None,
-        **more,
-    }
+    part = part_of(**{"state": state, "hosts": ["a"], "nprocs": [1], "team": 1, **more})
     run_id = f"20260101-120000-000{number}"
     return Run(run_id, name or run_id, state, attempt, STARTED, {"a": part})
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_relay import A_RUN
 from golden_files import assert_message
 
+from orchestrator.answers.decode import decode
+from orchestrator.answers.recorded import Record
 from orchestrator.commands import report
 from orchestrator.errors import UsageError
 from orchestrator.output.lines import Line, Mask
@@ -68,7 +71,7 @@ def records() -> dict[str, dict[str, Any]]:
     found = {}
     for node in (0, 1):
         run = {
-            "run_id": "R", "name": "nightly", "started_at": "1970-01-01T00:16:39Z", "node": node, "state": "failed",
+            **A_RUN, "name": "nightly", "started_at": "1970-01-01T00:16:39Z", "node": node, "state": "failed",
             "attempt": 2, "exit_code": node, "signal": None, "nproc": 2, "ranks": 4, "verdict": VERDICT,
         }  # fmt: skip
         samples = [sample(1000.0 + 10 * number, None if node else 90) for number in range(4)]
@@ -78,10 +81,16 @@ def records() -> dict[str, dict[str, Any]]:
     return found
 
 
+def make(told: dict[str, dict[str, Any]], state: str, *arguments: Any) -> report.Report:
+    """The report of what hosts say."""
+    known = {host: decode(Record, one, "record") for host, one in told.items()}
+    parts = {host: record.run for host, record in known.items() if record.run}
+    attempt = max(part.attempt for part in parts.values())
+    return report.make(Run("R", "nightly", state, attempt, "1970-01-01T00:16:39Z", parts), known, *arguments)
+
+
 @pytest.fixture
 def made() -> report.Report:
-    known = records()
-    run = Run("R", "nightly", "failed", 2, "1970-01-01T00:16:39Z", {host: one["run"] for host, one in known.items()})
     figures = [
         Line(1000.0 + step, "gpu-0", rank, "stdout", 1, f"step:{step} loss:{9 - step} step_time:{1 + (rank == 3)}")
         for step in range(5)
@@ -89,7 +98,8 @@ def made() -> report.Report:
     ]
     figures.append(Line(1006.0, "gpu-0", 0, "stdout", 2, "step:5 loss:nan"))
     said = [Line(1050.0, "gpu-1", 3, "stderr", 2, "\x1b[2J<script>alert(1)</script> correct-horse")]
-    return report.make(run, known, {"gpu-0": 0.0, "gpu-1": 0.0}, figures, said, DIAGNOSIS, Mask(["correct-horse"]))
+    clocks = {"gpu-0": 0.0, "gpu-1": 0.0}
+    return make(records(), "failed", clocks, figures, said, DIAGNOSIS, Mask(["correct-horse"]))
 
 
 def test_it_tells_what_happened_when(made: report.Report) -> None:
@@ -147,8 +157,8 @@ def test_it_is_one_file_that_asks_nobody_for_anything(made: report.Report) -> No
 
 def test_a_run_of_which_little_is_known_has_a_report_too() -> None:
     known = {"gpu-0": {**records()["gpu-0"], "events": [], "samples": [], "exit": None}}
-    run = Run("R", "R", "running", 1, "1970-01-01T00:16:39Z", {"gpu-0": known["gpu-0"]["run"]})
-    text = html.render(asdict(report.make(run, known, {}, [], [], {"findings": [], "consequences": []}, Mask())))
+    made = make(known, "running", {}, [], [], {"findings": [], "consequences": []}, Mask())
+    text = html.render(asdict(made))
     assert "not over yet" in text and "nothing was measured" in text
 
 
@@ -172,8 +182,7 @@ def test_of_a_lost_run_only_the_host_that_was_lost_is_called_so() -> None:
     lost = {**VERDICT, "state": "lost", "first_failure": {**FIRST, "what": "host lost", "rank": None}}
     for one in known.values():
         one["run"] = {**one["run"], "state": "lost", "verdict": lost}
-    run = Run("R", "nightly", "lost", 2, "1970-01-01T00:16:39Z", {host: one["run"] for host, one in known.items()})
-    made = report.make(run, known, {}, [], [], DIAGNOSIS, Mask())
+    made = make(known, "lost", {}, [], [], DIAGNOSIS, Mask())
     assert [(one["host"], one["state"]) for one in made.hosts] == [("gpu-0", "stopped"), ("gpu-1", "lost")]
 
 

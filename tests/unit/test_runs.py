@@ -7,32 +7,32 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
+from fake_relay import part_of
 
+from orchestrator.answers import ends
+from orchestrator.answers.ends import Ending, LeftoversEnding
+from orchestrator.answers.runs import Part
 from orchestrator.errors import UnreachableError, UsageError
 from orchestrator.hosts.fleet import Fleet, Work
 from orchestrator.runs.ending import Killed, Victims, kill
 from orchestrator.runs.registry import Listing, Run, choose
 
 
-def part(node: int, state: str = "running", hosts: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
-    return {
-        "node": node,
-        "state": state,
-        "ended_at": None,
-        "by": "ann@laptop",
-        "script": "train.py",
-        "exit_code": None,
-        "signal": None,
-        "pid": 100 + node,
-        "hosts": list(hosts),
-        "node_rank": node,
-        "first_rank": 2 * node,
-        "nproc": 2,
-        "ranks": 6,
-    }
+def part(node: int, state: str = "running", hosts: tuple[str, ...] = ("a", "b")) -> Part:
+    return part_of(
+        node=node,
+        host=hosts[node],
+        state=state,
+        pid=100 + node,
+        hosts=list(hosts),
+        node_rank=node,
+        first_rank=2 * node,
+        nproc=2,
+        ranks=6,
+    )
 
 
-def run(run_id: str, name: str = "", state: str = "running", **parts: dict[str, Any]) -> Run:
+def run(run_id: str, name: str = "", state: str = "running", **parts: Part) -> Run:
     return Run(run_id, name or run_id, state, 1, f"{run_id}Z", parts or {"a": part(0, state), "b": part(1, state)})
 
 
@@ -90,15 +90,16 @@ def test_ps_has_the_keys_it_promises_and_no_pid_of_what_is_over() -> None:
 
 
 def test_kill_has_the_keys_it_promises() -> None:
-    left = {"host": "a", "pid": 1, "cmd": "python", "owner": "ann", "why": "stuck", "start": 7}
-    holder = {"host": "a", "what": "port 29500", "pid": 811, "cmd": "redis", "owner": "bob"}
-    told = Killed("x", (), (), (), (left,), (), (holder,), {"b": UnreachableError("b: refused")}).as_dict()
+    left = ends.Remaining(1, "ann", "python", "stuck")
+    holder = ends.Holder(811, "bob", "redis", "port 29500")
+    ending = LeftoversEnding((ends.Killed(9, "train"),), (29400,), (0,), (left,), (), (holder,))
+    told = Killed("x", [("a", ending)], {"b": UnreachableError("b: refused")}).as_dict()
     assert "port 29500" in told["remaining"][1].pop("why")
     assert told == {
         "run_id": "x",
-        "killed": [],
-        "ports_freed": [],
-        "gpus_freed": [],
+        "killed": [{"host": "a", "pid": 9, "cmd": "train"}],
+        "ports_freed": [{"host": "a", "port": 29400}],
+        "gpus_freed": [{"host": "a", "gpu": 0}],
         "remaining": [
             {"host": "a", "pid": 1, "owner": "ann", "why": "stuck"},
             {"host": "a", "pid": 811, "owner": "bob"},
@@ -114,13 +115,13 @@ def test_several_runs_of_a_host_are_stopped_at_once() -> None:
     class Host:
         name = "a"
 
-        def request(self, operation: str, arguments: dict[str, Any], more: float = 0.0) -> dict[str, Any]:
+        def request(self, operation: object, arguments: dict[str, Any], more: float = 0.0) -> Ending:
             together.wait()
-            return {"killed": [{"pid": 7, "cmd": arguments["run_id"]}]}
+            return Ending((ends.Killed(7, arguments["run_id"]),), (), (), ())
 
         def begin(self, hosts: Sequence[Any], work: Callable[[Any, Any], Any], doing: str) -> Work[Any, Any]:
             return Work(hosts, lambda host: work(host, host), 1)
 
     host: Any = Host()
     killed = kill(cast(Fleet, host), [host], Victims(runs=("x", "y", "z")), grace=30.0, by="ann")
-    assert [one["cmd"] for one in killed.killed] == ["x", "y", "z"]
+    assert [process.cmd for _, process in killed.killed] == ["x", "y", "z"]

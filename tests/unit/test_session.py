@@ -15,7 +15,10 @@ import pytest
 from fake_relay import A_RUN, HELLO, Answer, Dialer, Relay
 from lab.waiting import wait_until
 
+from orchestrator.answers.attach import Attached
+from orchestrator.answers.decode import decode
 from orchestrator.hosts import session as sessions
+from orchestrator.hosts.answers import LIST, STOP, Operation, Streaming
 from orchestrator.hosts.fleet import Fleet, Late, each
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.hosts.session import InvalidAnswer, Refused, Session, SessionLost
@@ -26,6 +29,7 @@ from orchestrator.output.lines import Line
 from orchestrator.runs import follow as views
 from orchestrator.runs.follow import Choice, View
 
+ANYTHING = Streaming("anything", Any, lambda header, _: header)  # type: ignore[arg-type, var-annotated]
 HOSTS = parse("hosts: [a, b, c]", "inventory.yaml").hosts
 VERDICT = {"run": {**A_RUN, "state": "lost", "verdict": {"state": "lost"}}}
 
@@ -56,22 +60,22 @@ def test_an_answer_that_came_before_the_connection_broke_is_an_answer() -> None:
         relay.cut()
 
     for _ in range(20):  # whoever comes first: the reader or the one who asks
-        assert session(answer)[0].request("anything", {}) == {"fine": True}
+        assert session(answer)[0].request(ANYTHING, {}) == {"fine": True}
 
 
 def test_a_request_over_a_broken_connection_says_so() -> None:
     one, _ = session(lambda relay, request: relay.cut())
     with pytest.raises(SessionLost, match=r"^a: "):
-        one.request("anything", {})
+        one.request(ANYTHING, {})
     with pytest.raises(SessionLost):
-        one.request("anything", {})
+        one.request(ANYTHING, {})
 
 
 def test_silence_is_found() -> None:
     one, relay = session(lambda relay, request: None)
     relay.say = lambda *_: None  # type: ignore[method-assign]
     with pytest.raises(SessionLost, match="nothing heard"):
-        one.request("anything", {})
+        one.request(ANYTHING, {})
 
 
 def test_a_bug_where_the_data_goes_reaches_the_one_who_asked() -> None:
@@ -80,7 +84,7 @@ def test_a_bug_where_the_data_goes_reaches_the_one_who_asked() -> None:
 
     one, _ = session(lambda relay, request: relay.data(request, b"x"))
     with pytest.raises(RuntimeError) as raised:
-        one.request("anything", {}, on_data=broken)
+        one.follow(ANYTHING, {}, broken)
     assert isinstance(raised.value.__cause__, KeyError)
 
 
@@ -92,7 +96,7 @@ def test_a_slow_taker_of_data_is_not_taken_for_a_silent_host() -> None:
         relay.result(request, {})
 
     one, relay = session(answer)
-    waiting = threading.Thread(target=lambda: one.request("anything", {}, on_data=lambda *_: resume.wait(10) and None))
+    waiting = threading.Thread(target=lambda: one.follow(ANYTHING, {}, lambda *_: resume.wait(10) and None))
     waiting.start()
     deadline = time.monotonic() + 10
     while relay.pings < 10 and time.monotonic() < deadline:  # longer than DEAD_AFTER, while the reader is held up
@@ -114,7 +118,7 @@ def test_a_host_that_answers_every_ping_but_no_request_is_given_up(monkeypatch: 
     monkeypatch.setattr(sessions, "ANSWER_LIMIT", 0.5)
     one, relay = session(no_answer)
     with pytest.raises(SessionLost, match=r"^a: .*`list`"):
-        one.request("list", {})
+        one.request(LIST, {})
     assert one.lost and relay.closed.is_set()  # which ends the relay and what it works on
 
 
@@ -126,7 +130,7 @@ def test_an_answer_may_take_longer_by_what_the_asker_grants(monkeypatch: pytest.
         relay.result(request, {"killed": [], "ports_freed": [], "gpus_freed": [], "remaining": []})
 
     one, _ = session(lambda relay, request: threading.Thread(target=answer, args=(relay, request)).start())
-    assert one.request("stop", {}, more=60.0)["killed"] == []
+    assert one.request(STOP, {}, more=60.0).killed == ()
 
 
 def test_time_in_which_nobody_takes_the_data_is_not_the_host_s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +142,7 @@ def test_time_in_which_nobody_takes_the_data_is_not_the_host_s(monkeypatch: pyte
         relay.result(request, {})
 
     one, relay = session(answer)
-    asked = threading.Thread(target=lambda: one.request("anything", {}, on_data=lambda *_: resume.wait(10) and None))
+    asked = threading.Thread(target=lambda: one.follow(ANYTHING, {}, lambda *_: resume.wait(10) and None))
     asked.start()
     wait_until(lambda: relay.pings >= 20, 10, "more time has passed than an answer may take")
     resume.set()
@@ -154,7 +158,7 @@ def test_every_operation_with_a_limit_of_its_own_is_one_of_the_relay() -> None:
 def test_a_host_says_hello_once() -> None:
     one, _ = session(lambda relay, request: relay.say(wire.HELLO, HELLO))
     with pytest.raises(Refused, match="hello: sent twice"):
-        one.request("anything", {})
+        one.request(ANYTHING, {})
 
 
 # --- a fleet
@@ -164,8 +168,8 @@ def test_a_broken_session_is_opened_again_and_only_once_for_all_who_ask() -> Non
     dialer = Dialer(a=lambda relay, request: relay.cut() if request["op"] == "break" else relay.result(request, {}))
     one = fleet(dialer)
     with pytest.raises(SessionLost):
-        one.session(HOSTS[0]).request("break", {})
-    threads = [threading.Thread(target=lambda: one.session(HOSTS[0]).request("anything", {})) for _ in range(4)]
+        one.session(HOSTS[0]).request(Operation("break", Any), {})
+    threads = [threading.Thread(target=lambda: one.session(HOSTS[0]).request(ANYTHING, {})) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -340,7 +344,7 @@ def test_a_host_that_is_away_keeps_nobody_once_the_run_is_over() -> None:
     view, of, said = watch(Dialer(a=answer, b=lambda relay, request: relay.cut()), 2)
     view.run(shown.extend)
     assert [line.text for line in shown] == ["last words"]
-    assert view.outcomes == {"a": VERDICT}
+    assert view.outcomes == {"a": decode(Attached, VERDICT, "attach")}
     assert list(view.failed) == ["b"]
     assert any(line.startswith("b: ") for line in said)
     of.close()

@@ -15,6 +15,7 @@ from fake_relay import A_RUN, Dialer, Relay
 from golden_files import assert_message
 from lab.waiting import wait_until
 
+from orchestrator.answers.facts import Clock
 from orchestrator.errors import OrchError
 from orchestrator.hosts.claims import Ranks
 from orchestrator.hosts.fleet import Fleet
@@ -195,8 +196,8 @@ def test_a_clock_is_compared_and_small_differences_are_left_alone() -> None:
         def __init__(self, ahead: float) -> None:
             self.ahead = ahead
 
-        def request(self, operation: str, arguments: dict[str, Any]) -> dict[str, float]:
-            return {"clock": views.time.time() + self.ahead}
+        def request(self, operation: object, arguments: dict[str, Any]) -> Clock:
+            return Clock(views.time.time() + self.ahead)
 
     assert views.clock_ahead(Session(0.001)) == 0.0  # type: ignore[arg-type]
     assert views.clock_ahead(Session(-30.0)) == pytest.approx(-30.0, abs=1.0)  # type: ignore[arg-type]

@@ -6,8 +6,9 @@ import io
 from typing import Any
 
 import pytest
-from fake_relay import A_RUN, Dialer
+from fake_relay import A_FAILURE, A_RUN, Dialer, part_of
 
+from orchestrator.answers.attach import Attached
 from orchestrator.hosts.fleet import Fleet
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.inventory.advice import AboutRun
@@ -19,7 +20,7 @@ from orchestrator.runs.follow import Choice, View
 HOSTS = parse("hosts: [a, b]", "inventory.yaml").hosts
 NODES = {"a": 0, "b": 1}
 SUCCEEDED = {"state": "succeeded", "first_failure": None, "stopped_by": None}
-FAILED = {"state": "failed", "first_failure": {"host": "a", "node": 0, "what": "rank 0: exit code 3"}}
+FAILED = {"state": "failed", "first_failure": A_FAILURE}
 
 
 def concluded(nodes: dict[str, int] = NODES, **verdicts: dict[str, Any]) -> tuple[int, list[str]]:
@@ -27,7 +28,7 @@ def concluded(nodes: dict[str, int] = NODES, **verdicts: dict[str, Any]) -> tupl
     fleet = Fleet(Dialer(), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
     view = View(A_RUN["run_id"], HOSTS, Choice(follow=True), fleet, lambda _: None)
     for host, verdict in verdicts.items():
-        view.outcomes[host] = {"run": {**A_RUN, "node": -1 if host == "b" else 0, "host": host, "verdict": verdict}}
+        view.outcomes[host] = Attached(part_of(node=-1 if host == "b" else 0, host=host, verdict=verdict))
     stream = io.StringIO()
     about, console = AboutRun("mine", "inventory.yaml"), Console(stream, colour=False)
     code = conclude(A_RUN["run_id"], about, nodes, view, console, resume="")
@@ -44,7 +45,7 @@ def test_the_outcome_is_that_of_the_head_whatever_another_host_claims() -> None:
 
 @pytest.mark.parametrize("key", ["host", "what"])
 def test_a_hosts_words_make_no_lines_of_ours(key: str) -> None:
-    hostile = {**FAILED, "first_failure": {"host": "a", "node": 0, "what": "x", key: "y\nerror: EVIL\r\x1b[2J"}}
+    hostile = {**FAILED, "first_failure": {**A_FAILURE, "what": "x", key: "y\nerror: EVIL\r\x1b[2J"}}
     assert not any(line.startswith("error: EVIL") for line in concluded(a=hostile)[1])
     killed = {"state": "killed", "first_failure": None, "stopped_by": "ann\nerror: EVIL"}
     code, lines = concluded(a=killed)
