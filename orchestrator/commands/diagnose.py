@@ -112,7 +112,7 @@ def _print(diagnosis: Diagnosis, as_json: bool, mask: Mask, about: AboutRun | No
     if as_json:
         print(json.dumps(diagnosis.as_dict(), indent=2))
     elif not diagnosis.findings and not diagnosis.earlier:
-        print("no failure is to be seen")
+        print("no failure found")
     else:
         columns = min(rendering.WIDTH, shutil.get_terminal_size((rendering.WIDTH, 24)).columns)
         print("\n".join(rendering.as_text(diagnosis, columns, rendering.where_more(diagnosis, about))))

@@ -1,4 +1,4 @@
-"""Output and exits of all ranks -> the first cause, named, and what only follows from it. Pure."""
+"""Output and exits of all ranks -> the first cause and its consequences. Pure."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _comes_first(silent: Exit, first: Suspect) -> bool:
 
 def _finding_of_silence(silent: Exit, scene: Scene, knowledge: Knowledge) -> Finding:
     cause = knowledge.causes["unknown"]
-    message = f"{cause.meaning} The first to end was rank {silent.rank}, with exit code {silent.code} and no error."
+    message = f"{cause.meaning} Rank {silent.rank} ended first, with exit code {silent.code} and no error."
     hosts = (silent.host,) if silent.host else ()
     own = [line.text for line in scene.lines if line.rank == silent.rank]
     report = silent.line

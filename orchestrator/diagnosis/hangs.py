@@ -51,7 +51,7 @@ SLOW = re.compile(r"(?i)\bslow|\bstraggl|throttl|\bdelay|lagging|behind|sleep|\b
 SMALL_PASSED = re.compile(r"(?i)small\b.*\b(?:ok|done|passed|works?)")
 SPEAKER = re.compile(r"(?i)\b(?:rank|proc(?:ess(?: index)?)?)[\s:=#]*(\d{1,4})\b")
 EXCEPTION_LINES = 4  # from an exception's line to the time-out in its message
-LAST_LINES = 3  # of a rank that tell how it ended its part
+LAST_LINES = 3  # of a rank that show how it ended
 WORK_LINES = 12  # of a rank that show it at work
 LINES_AFTER = 30  # after the first time-out, in a log without ranks
 LARGE = 100_000  # elements
@@ -168,7 +168,7 @@ def _timeout_code(waits: Sequence[Wait]) -> str:
     return "collective-timeout" if waits[0].seq is not None else "gloo-recv-timeout"
 
 
-# --- whom they waited for
+# --- which rank they waited for
 
 
 def _find_stopped(
@@ -244,7 +244,9 @@ def _explain_barrier(in_barrier: Sequence[Wait], what: str, lines: Sequence[LogL
     own = lines_of_ranks(lines, [wait.rank for wait in in_barrier], first.line.number)
     finished = any(FINISHED.search(line.text) for line in own)
     if alone and not finished:
-        return Hang("barrier-deadlock", "medium", 0, first.host, first.line, f"{what}, and nothing told of an end")
+        return Hang(
+            "barrier-deadlock", "medium", 0, first.host, first.line, f"{what}, and nothing shows that it had finished"
+        )
     return Hang("uneven-inputs", "high" if finished else "medium", first.rank, first.host, first.line, what)
 
 
@@ -301,7 +303,7 @@ def _explain_absence(
 ) -> Hang:
     """Why a rank did not take part: by its last lines. `first`: the line that reports the first time-out."""
     rank = absent[0]
-    missing = f"rank {rank} is missing among those that waited"
+    missing = f"rank {rank} is missing among the ranks that waited"
     own = [
         line for line in lines_of_ranks(lines, absent) if "Traceback" not in line.text and not line.text.startswith(" ")
     ]
@@ -314,9 +316,9 @@ def _explain_absence(
         return hang("straggler", last[-1])
     work = _last_line_of_work(own[-WORK_LINES:]) or _find_untagged_work(lines, first) if len(absent) == 1 else None
     if work is not None and (rank == 0 or not own or in_barrier):
-        return hang("rank0-work-exceeds-timeout", work, "; it was at work")
+        return hang("rank0-work-exceeds-timeout", work, "; it was busy")
     if any(FINISHED.search(line.text) for line in last):
-        return hang("barrier-deadlock" if in_barrier else "uneven-inputs", last[-1], "; it had ended its part")
+        return hang("barrier-deadlock" if in_barrier else "uneven-inputs", last[-1], "; it had finished its part")
     begun = (first.at or 0.0) - max((wait.limit or 0.0 for wait in waits), default=0.0)
     meanwhile = [line for line in own if line.number < first.number and (line.at is None or line.at >= begun)]
     if meanwhile and any(STEP.search(line.text) for line in own if line.number > first.number):

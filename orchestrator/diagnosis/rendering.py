@@ -71,7 +71,7 @@ def _of_consequences(consequences: Sequence[Finding]) -> list[str]:
         return []
     ranks = {str(one.rank) for one in consequences if one.rank is not None}
     who = f"rank{'s' if len(ranks) > 1 else ''} {fold(ranks)}" if ranks else "the launchers"
-    return [f"what {who} said of errors only follows from it; diagnose --json has the lines"]
+    return [f"the errors of {who} are consequences; diagnose --json shows them"]
 
 
 def where_more(found: Diagnosis, about: AboutRun | None) -> str:
@@ -81,7 +81,7 @@ def where_more(found: Diagnosis, about: AboutRun | None) -> str:
         return ""
     rank = shown[0].rank
     only = () if rank is None else ("--rank", str(rank))
-    return f"  all that it said: {about.command('logs', *only)}"
+    return f"  full log: {about.command('logs', *only)}"
 
 
 def masked(found: Diagnosis, mask: Mask) -> Diagnosis:

@@ -74,7 +74,7 @@ class Stack:
         """`train.py line 8 in <module>`: the innermost of the user's own frames."""
         own = [frame for frame in self.frames if not INSTALLED.search(frame[0])] or self.frames
         if not own:
-            return self.how or "nobody knows where"
+            return self.how or "an unknown place"
         file, line, name = own[0]
         return f"{file.rsplit('/', 1)[-1]} line {line} in {name}"
 
@@ -155,7 +155,7 @@ def find_hang_cause(stacks: Sequence[Stack]) -> tuple[HangCause, LogLine] | None
     if absent and waiting:
         return _explain_absence(absent, waiting, stacks)
     if absent:
-        return _find_odd_one(absent) or _cause("unknown", [], absent, "no rank is seen in a collective")
+        return _find_odd_one(absent) or _cause("unknown", [], absent, "no rank is in a collective")
     if not waiting:
         return None
     waits = [hangs.Wait(stack.rank, stack.line.host, stack.line, stack.operation) for stack in waiting]

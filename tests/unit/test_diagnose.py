@@ -90,7 +90,7 @@ def test_the_first_cause_of_a_public_report_is_the_one_that_its_thread_found(
         assert first_code(logs) in code.split("|")
 
 
-def test_every_cause_says_what_it_means_and_how_to_mend_it() -> None:
+def test_every_cause_has_a_meaning_and_a_fix_in_sentences() -> None:
     known = causes.load_knowledge().causes
     assert len(known) > 100
     for code, cause in known.items():

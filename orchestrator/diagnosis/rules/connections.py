@@ -65,12 +65,12 @@ def check_timeouts(suspects: Suspects, scene: Scene) -> Suspects:
     confidence: Confidence = "medium"
     port = _port_not_configured(lines, scene)
     if port is not None:
-        code, why = "ephemeral-ports-blocked", f"port {port} is one that nobody configured"
+        code, why = "ephemeral-ports-blocked", f"nobody configured port {port}"
     elif waited_for:
         code, why = "rdzv-port-blocked", "the head waited for clients, and one could not connect"
         suspects = map_code(suspects, "rdzv-node-missing", lambda suspect: replace(suspect, hint=True))
     elif _everyone_waited(lines, scene):
-        code, why = "rdzv-endpoint-not-hosted", "every host waited for the endpoint, the head too"
+        code, why = "rdzv-endpoint-not-hosted", "every host waited for the endpoint, also the head"
     else:
         code, why = "rdzv-port-blocked", "a firewall, or nothing listens there"
         confidence = "medium" if len(scene.hosts) > 1 else "low"
@@ -116,10 +116,10 @@ def find_silent_host(suspects: Suspects, scene: Scene) -> Suspects:
     # its ranks lived on, and lost their peers as well
     continued = any(exception.line.host == host for exception in scene.exceptions)
     if continued or any(LOST.search(line.text) for line in by_host[host]):
-        why = "its launcher never reported"
+        why = "its launcher reported nothing"
         return (*suspects, Suspect("agent-killed", ABSENT, last, None, host, "medium", why))
     if any(STEPS.search(line.text) for line in by_host[host]):
-        return (*suspects, Suspect("host-lost", ABSENT, last, None, host, "low", "it stopped without a word"))
+        return (*suspects, Suspect("host-lost", ABSENT, last, None, host, "low", "it stopped without a message"))
     return suspects
 
 
@@ -144,7 +144,7 @@ def find_missed_rendezvous(suspects: Suspects, scene: Scene) -> Suspects:
         return suspects
     line = others[0].line
     confidence: Confidence = "low"
-    why = "both reached the store and did not meet: another rdzv id, or another --nnodes"
+    why = "both reached the store and did not meet: their rdzv ids or their --nnodes differ"
     # who was told that the rendezvous is closed knew it by its id
     code = "nnodes-mismatch" if others[0].kind.endswith("RendezvousClosedError") else "rdzv-id-mismatch"
     if any("_create_tcp_store" in frame for frame in others[0].frames):
@@ -168,13 +168,13 @@ def find_absent_peer(suspects: Suspects, scene: Scene) -> Suspects:
     if not complaining or None in complaining or not absent or any(suspect.level >= ENDING for suspect in suspects):
         return suspects
     if all(_has_finished(rank, scene) for rank in absent):
-        why = f"rank {', '.join(map(str, absent))} had ended, and was still waited for"
+        why = f"rank {', '.join(map(str, absent))} had ended while others still waited for it"
         first = min(rank for rank in complaining if rank is not None)
         return map_code(suspects, "gloo-peer-lost", lambda suspect: _uneven(suspect, first, why, scene))
     if len(absent) > 1:
         return suspects
     rank = absent[0]
-    why = f"rank {rank} alone complains of nobody: it ended, or left the group, without an error"
+    why = f"only rank {rank} reports no lost peer: it ended, or left the group, without an error"
     return map_code(
         suspects,
         "gloo-peer-lost",

@@ -59,7 +59,7 @@ def check_gpu_memory(suspects: Suspects, scene: Scene) -> Suspects:
         return replace(
             suspect,
             code="gpu-memory-held-by-others",
-            why=f"about {foreign:.1f} GiB are not this job's",
+            why=f"about {foreign:.1f} GiB belong to other processes",
             confidence="medium" if usage.contained or foreign < CLEARLY_FOREIGN else "high",
         )
 

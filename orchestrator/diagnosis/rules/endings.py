@@ -81,7 +81,7 @@ def find_lone_sigterm(suspects: Suspects, scene: Scene) -> Suspects:
     Before the rules that ask whether any end is known.
     """
     sent = {int(match[1]) for match in STOPPED_PID.finditer(scene.text)}
-    why = "a rank alone was told to end"
+    why = "only this rank received it"
     return suspects + tuple(
         Suspect("sigterm-preempted", LONE_SIGTERM, replace(line, at=exit_.at), exit_.rank, exit_.host, "medium", why)
         for exit_ in scene.exits

@@ -45,7 +45,7 @@ def check_cgroup_kills(suspects: Suspects, scene: Scene) -> Suspects:
 
     It changes a code only; after `add_rank_to_memory_kills`, which would take another rank for such a suspect.
     """
-    why = "the cgroup has counted a kill for want of memory"
+    why = "the cgroup counted a kill for lack of memory"
     return tuple(
         replace(suspect, code="cgroup-oom-killed", confidence="medium", why=why)
         if suspect.code == "worker-sigkilled" and suspect.host in scene.record.oom_hosts
@@ -71,7 +71,7 @@ def find_early_finisher(suspects: Suspects, scene: Scene) -> Suspects:
     if not early or not complaints or any_proof(suspects, ENDING):
         return suspects
     first = complaints[0]
-    why = f"rank {', '.join(map(str, early))} had ended with exit code 0, and was still waited for"
+    why = f"rank {', '.join(map(str, early))} had ended with exit code 0 while others still waited for it"
     host = scene.host_of(first.line)
     uneven = Suspect("uneven-inputs", EARLY_END, first.line, first.line.rank, host, "medium", why, first)
     return (*suspects, uneven)
@@ -88,7 +88,7 @@ def add_lost_host(suspects: Suspects, scene: Scene) -> Suspects:
         return suspects
     last = next((line for line in reversed(scene.lines) if line.host == host), None)
     line = reported[1] if reported else last or LogLine(0, host, host, None, scene.record.failed_at, "")
-    return (*suspects, Suspect("host-lost", REPORTED, line, None, host, "high", "nothing was heard of it any more"))
+    return (*suspects, Suspect("host-lost", REPORTED, line, None, host, "high", "it became unreachable"))
 
 
 def drop_after_stacks(suspects: Suspects, scene: Scene) -> Suspects:
