@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -24,7 +25,7 @@ def test_a_host_that_loses_its_power_ends_the_run_on_the_others(lab3: Lab, momen
     after = run.fact()
     assert after["state"] == "lost"
     assert {node["state"] for node in after["nodes"]} == {"lost"}
-    assert "nothing to end" in ok(orch(lab3, "kill", "-i", run.inventory)).stderr
+    assert json.loads(ok(orch(lab3, "kill", "--json", "-i", run.inventory)).stdout)["killed"] == []
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

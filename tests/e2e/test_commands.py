@@ -43,7 +43,7 @@ def test_a_third_ctrl_c_leaves_though_a_host_cannot_be_reached(lab2: Lab) -> Non
         for host in lab2.hosts:
             host.cut("ssh")
         said = ""
-        for word in ("stopping", "killing", "no longer watching"):
+        for word in ("stopping", "killing", "ddp-orch logs -f"):
             up.send_signal(signal.SIGINT)
             while word not in said:
                 said = up.stderr.readline()
@@ -99,7 +99,7 @@ def test_a_part_of_the_hosts_can_be_looked_at_though_a_run_needs_more(lab2: Lab)
     assert lines_of(lab2, inventory, run_id, "--until", "1h") == []
     assert run_id in ok(orch(lab2, "logs", "--grep", "zzz", "-i", inventory)).stderr
     assert len(lines_of(lab2, inventory, run_id, "--since", "1h", "--stream", "stdout")) == 40
-    assert "no such ranks" in ok(orch(lab2, "logs", "--rank", "7", "-i", inventory), 2).stderr
+    assert run_id in ok(orch(lab2, "logs", "--rank", "7", "-i", inventory), 2).stderr
 
 
 def test_exec_keeps_stdout_and_stderr_apart_and_names_hosts_that_failed(lab2: Lab) -> None:
@@ -145,7 +145,8 @@ def test_the_commands_that_up_prints_work_where_it_was_called(lab2: Lab) -> None
         looked = lab2.run(["bash", "-c", f"timeout -s INT 3 {follow}"], cwd=folder, timeout=60)
         assert "rank 0 count 0" in looked.stdout
         assert "ddp-orch kill nightly -i 'my big.yaml'" in looked.stderr
-        assert "no unfinished run" in ok(orch(lab2, "ps")).stderr  # of ./inventory.yaml
+        listed = ok(orch(lab2, "ps", "--json"))  # of ./inventory.yaml
+        assert json.loads(listed.stdout) == []
         ok(lab2.run(["bash", "-c", "ddp-orch kill nightly --grace 0"], cwd=folder, timeout=60))  # it is remembered
     finally:
         for name in ("inventory.yaml", "my big.yaml"):

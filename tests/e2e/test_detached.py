@@ -90,7 +90,8 @@ def test_logs_f_goes_on_by_itself_when_its_sessions_are_cut(lab2: Lab) -> None:
                 host.sshd_kill_sessions()
     assert follow.wait() == 0
     assert counts(lines) == {0: list(range(200)), 1: list(range(200))}
-    assert "connected again" in follow.stderr.read()
+    notices = follow.stderr.read().splitlines()
+    assert any(re.match(r"warning: node-\d: \D*\bagain$", line) for line in notices), notices
 
 
 @pytest.mark.parametrize("delay", [0.3, 0.6, 0.8, 1.0, 1.2, 1.5])
@@ -156,7 +157,7 @@ def test_ctrl_c_that_ends_the_reader_of_the_output_too_stops_the_run_and_says_so
         said = up.stderr.read()
         assert up.wait(30) == 130
     assert re.search(r"^error: .*\boutput\b", said, re.MULTILINE)
-    assert "no longer watching" not in said and "Traceback" not in said
+    assert "ddp-orch logs" not in said and "Traceback" not in said
     (run_id,) = runs(lab2, inventory)
     wait_for_state(lab2, inventory, run_id, "killed")
     assert_clean(lab2)
@@ -195,7 +196,7 @@ def test_a_second_run_of_the_same_name_is_refused_while_the_first_goes_on(lab2: 
     run_id = start(lab2, inventory, "--name", "mine", "--", script(lab2, COUNTER), "1000", "0.1")
     wait_for_state(lab2, inventory, run_id, "running")
     refused = ok(orch(lab2, "up", inventory, "-d", "--name", "mine", "--", script(lab2, COUNTER), "1", "0"), 5)
-    assert "taken by run" in refused.stderr
+    assert run_id in refused.stderr
     ok(orch(lab2, "kill", run_id, "-i", inventory, "--grace", "1"))
     assert_clean(lab2)
 

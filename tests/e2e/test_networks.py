@@ -44,13 +44,13 @@ def test_a_slow_network_that_the_inventory_names_is_said_to_be_the_inventorys(la
     inventory = lab2.inventory(defaults={"user": "ann", "python": lab2.python, "interface": "eth0"})
     checked = ok(orch(lab2, "check", inventory)).stdout
     assert re.search(r"\(eth0, .*\bhead\b[^)]*\) .*\bslow\b", checked)
-    assert "remove interface for node-0" in checked
+    assert re.search(r"\binterface for node-0\b", checked)
 
 
 def test_without_a_measurement_up_says_that_check_can_tell(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
     result = ok(orch(lab2, "up", inventory, "--", script(lab2, "print(1)")))
-    assert "several networks (eth0, eth1)" in result.stderr
+    assert re.search(r"\(eth0, eth1\).*`ddp-orch check\b", result.stderr)
 
 
 REDUCE = """

@@ -89,7 +89,7 @@ def test_a_run_that_wrote_nothing_is_said_to_have_no_outputs(tmp_path: Path) -> 
         "run: {launcher: direct, sync: [train.py]}\n"
     )
     done = orch(tmp_path, "up", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py")
-    assert done.returncode == 0 and "outside" not in done.stderr, done.stderr
+    assert done.returncode == 0 and "$DDP_ORCH_OUTPUT_DIR" not in done.stderr, done.stderr
     done = orch(tmp_path, "fetch", "mine")
     assert done.returncode == 0 and " $DDP_ORCH_OUTPUT_DIR " in done.stderr
     assert not (tmp_path / "mine").exists()

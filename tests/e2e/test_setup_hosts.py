@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -55,8 +56,8 @@ def test_hosts_without_torch_get_the_same_one_and_a_second_time_nothing_is_done(
     assert "node-[0-1]: torch 2.9.0 installed" in first.stderr
     again = ok(orch(lab2, "setup", inventory, "--index-url", url))
     assert "node-[0-1]: torch 2.9.0 kept" in again.stderr and "installing" not in again.stderr
-    check = ok(orch(lab2, "check", lab2.inventory(defaults={"user": "ann", "python": VENV}), "--quick"))
-    assert "nothing found" in check.stdout
+    check = ok(orch(lab2, "check", lab2.inventory(defaults={"user": "ann", "python": VENV}), "--quick", "--json"))
+    assert json.loads(check.stdout)["findings"] == []
 
 
 @pytest.mark.skipif(not shutil.which("script"), reason="no script(1) to give it a terminal")

@@ -181,10 +181,11 @@ def test_a_run_that_is_here_already_is_not_prepared_twice(runs: Runs) -> None:
     run = runs.start(WAIT)
     run.wait_for("ready", "1.0.out")
     spec = run.record("spec.json")
-    with pytest.raises(Refused, match="already here"):
+    with pytest.raises(Refused, match=run.run_id) as refused:
         run.hosts[0].session.request(
             "prepare", {"spec": spec, "private": {"secrets": {}, "key": "00" * 32, "notify": {}}, "head": None}
         )
+    assert refused.value.code == "held"
     assert run.members()
 
 
