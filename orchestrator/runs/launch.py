@@ -251,9 +251,8 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
             # the head listens on these alone from now on: the others dialled the first that they reach
             "link_addresses": sorted({master_addr, *(addresses[0] for addresses in reachable.values())}),
         }
-        _say_network(
-            start, resolved, facts, {name: str(answer.interface) for name, answer in rest.done.items()}, around
-        )
+        interfaces = {name: str(answer.interface) for name, answer in rest.done.items()}
+        _say_network(master_addr, at_head.rdzv_port, resolved, facts, interfaces, around)
         if not measured:
             _say_unmeasured(at_head.addresses, reachable, facts[head.name], around)
         _check_alive(sessions)
@@ -312,7 +311,8 @@ def describe_unfetched(answer: Unfetched, inventory: str) -> str:
 
 
 def _say_network(
-    start: Mapping[str, Any],
+    master_addr: str,
+    port: int,
     resolved: Plan,
     facts: Mapping[str, Facts],
     interfaces: dict[str, str],
@@ -322,7 +322,7 @@ def _say_network(
     if len(resolved.nodes) == 1:
         return
     head = resolved.nodes[0].host.name
-    of_head = [one.name for one in facts[head].interfaces if one.address == start["master_addr"]]
+    of_head = [one.name for one in facts[head].interfaces if one.address == master_addr]
     chosen = {head: of_head[0] if of_head else "?", **interfaces}
     for node in resolved.nodes:
         if node.host.interface != "auto":
@@ -331,7 +331,7 @@ def _say_network(
     for host, interface in chosen.items():
         by_name.setdefault(interface, []).append(host)
     told = "; ".join(f"{interface} on {fold(hosts)}" for interface, hosts in by_name.items())
-    around.step(f"rendezvous at {start['master_addr']} port {start['master_port']}; interface {told}")
+    around.step(f"rendezvous at {master_addr} port {port}; interface {told}")
 
 
 def _say_unmeasured(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..answers.facts import Facts, Lookup
@@ -19,6 +19,17 @@ from .bandwidths import fastest
 FULL = 32  # hosts up to which every pair is tried
 SAMPLE = 8  # hosts that measure the networks they share with the head, at the same time
 ROUNDS = 2  # times that each of them is measured: whatever else the network carries only ever lowers the figure
+
+
+@dataclass(frozen=True)
+class Target:
+    """An address of another host that a host is to dial."""
+
+    host: str
+    address: str
+    ports: tuple[int, ...]
+    token: str
+    """By which the other one knows that it is meant."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +95,13 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     ports = plan.inventory.run.ports
     wanted = plan.inventory.run.rdzv.port
 
-    def listen(name: str) -> dict[str, Any]:
-        free = wanted != "auto" and str(wanted) not in facts[name].listeners and wanted >= facts[name].first_port
-        return {"token": token + name, "run_port": wanted if free else None, "ports": list(ports)}
-
     def start(host: Host, session: Session) -> Listening:
-        answer = session.request(LISTEN, listen(host.name))
+        fact = facts[host.name]
+        free = wanted != "auto" and str(wanted) not in fact.listeners and wanted >= fact.first_port
+        asked = {"token": token + host.name, "run_port": wanted if free else None, "ports": list(ports)}
+        answer = session.request(LISTEN, asked)
         if not answer.ports:
-            raise _nonsense(host, "listen")
+            raise _nonsense(host.name, "listen")
         return answer
 
     listening = fleet.each(hosts.values(), start, "listening")
@@ -101,11 +111,11 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     offered = _offered(head.cluster_address, head.interface, facts[head.name], listening.done[head.name].addresses)
     others = [host for name, host in hosts.items() if name in listening.done and host is not head]
     run_port = listening.done[head.name].ports[0]
-    to_head = {address: _target(head.name, address, [run_port], token) for address in offered}
+    to_head = {address: Target(head.name, address, (run_port,), token + head.name) for address in offered}
     sources = {host.name: _source(host, facts[host.name]) for host in others}
     reached = fleet.each(
         others,
-        lambda host, session: _ask(host, session, _dial(list(to_head.values()), sources[host.name])),
+        lambda host, session: _dial(session, list(to_head.values()), sources[host.name]),
         "trying to reach the head",
     )
     common, unreachable = _common(offered, reached)
@@ -114,8 +124,8 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     if len(shared) > 1:
         measured = fleet.each(
             [host for host in others if host.name in reached.done][:SAMPLE],
-            lambda host, session: _ask(
-                host, session, _dial([to_head[address] for address in shared] * ROUNDS, sources[host.name], bulk=True)
+            lambda host, session: _dial(
+                session, [to_head[address] for address in shared] * ROUNDS, sources[host.name], bulk=True
             ),
             "comparing networks",
         )
@@ -129,18 +139,15 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     names = list(addresses)
     dialled = fleet.each(
         [hosts[name] for name in names],
-        lambda host, session: _ask(
-            host,
+        lambda host, session: _dial(
             session,
-            _dial(
-                [
-                    _target(other, addresses[other], listening.done[other].ports, token)
-                    for other in _targets(names, host.name)
-                ],
-                addresses[host.name],
-                [facts[other].hostname for other in _targets(names, host.name)],
-                bulk=True,
-            ),
+            [
+                Target(other, addresses[other], listening.done[other].ports, token + other)
+                for other in _targets(names, host.name)
+            ],
+            addresses[host.name],
+            [facts[other].hostname for other in _targets(names, host.name)],
+            bulk=True,
         ),
         "trying to reach the others",
     )
@@ -154,15 +161,16 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     return Network(head.name, addresses, interfaces, tuple(offered), unreachable, pairs, known, failed, subnets)
 
 
-def _target(name: str, address: str, ports: Sequence[int], token: str) -> dict[str, Any]:
-    return {"host": name, "address": address, "ports": list(ports), "token": token + name}
-
-
 def _dial(
-    targets: list[dict[str, Any]], source: str | None, names: Sequence[str] = (), *, bulk: bool = False
-) -> dict[str, Any]:
-    """`bulk`: with large packets and bandwidth."""
-    return {"targets": targets, "source": source, "bulk": bulk, "names": list(names)}
+    session: Session, targets: Sequence[Target], source: str | None, names: Sequence[str] = (), *, bulk: bool = False
+) -> DialReport:
+    """Dial, and be told of exactly what was dialled. `bulk`: with large packets and bandwidth. Raises InvalidAnswer."""
+    wanted = {"targets": [asdict(target) for target in targets], "source": source, "bulk": bulk, "names": list(names)}
+    answer = session.request(DIAL, wanted)
+    asked = [(target.host, target.address, set(map(str, target.ports))) for target in targets]
+    if [(one.host, one.address, set(one.ports)) for one in answer.results] != asked:
+        raise _nonsense(session.host, "dial")
+    return answer
 
 
 def _source(host: Host, fact: Facts) -> str | None:
@@ -172,19 +180,8 @@ def _source(host: Host, fact: Facts) -> str | None:
     return next((one.address for one in fact.interfaces if one.name == host.interface), None)
 
 
-def _ask(host: Host, session: Session, question: dict[str, Any]) -> DialReport:
-    """Dial, and be told of exactly what was dialled. Raises InvalidAnswer."""
-    answer = session.request(DIAL, question)
-    asked = [
-        (target["host"], target["address"], {str(port) for port in target["ports"]}) for target in question["targets"]
-    ]
-    if [(one.host, one.address, set(one.ports)) for one in answer.results] != asked:
-        raise _nonsense(host, "dial")
-    return answer
-
-
-def _nonsense(host: Host, operation: str) -> InvalidAnswer:
-    return InvalidAnswer(host.name, f"{operation}: not what was asked for")
+def _nonsense(host: str, operation: str) -> InvalidAnswer:
+    return InvalidAnswer(host, f"{operation}: not what was asked for")
 
 
 def _offered(cluster_address: str | None, interface: str, fact: Facts, candidates: Sequence[str]) -> list[str]:

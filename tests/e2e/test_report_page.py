@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_relay import A_RUN
 from lab.lab import Lab
 
 from orchestrator.commands import report
+from orchestrator.hosts.answers import RECORD
 from orchestrator.output.lines import Line, Mask
 from orchestrator.runs.registry import Run
 from orchestrator.ui import html
@@ -74,16 +76,16 @@ def failed_run() -> dict[str, Any]:
     known = {}
     for node, name in enumerate(names):
         run = {
+            **A_RUN,
             "run_id": "20261122-040000-ab12", "name": "nightly", "started_at": "2026-11-22T04:00:00Z", "node": node,
             "state": "failed", "attempt": 2, "exit_code": 1, "signal": None, "nproc": 8, "ranks": RANKS,
             "verdict": verdict,
         }  # fmt: skip
         samples = [machine(1000.0 + number, node) for number in range(40)]
-        known[name] = {
-            "run": run, "spec": spec, "exit": {"at": 1060.0}, "events": events if node == 0 else [], "samples": samples
-        }  # fmt: skip
+        told = {"run": run, "spec": spec, "exit": {"at": 1060.0}, "samples": samples}
+        known[name] = RECORD.decode({**told, "events": events if node == 0 else []})
     run = Run("20261122-040000-ab12", "nightly", "failed", 2, "2026-11-22T04:00:00Z",
-              {name: one["run"] for name, one in known.items()})  # fmt: skip
+              {name: record.run for name, record in known.items() if record.run})  # fmt: skip
     figures = [
         Line(1000.0 + step, names[rank // 8], rank, "stdout", 1,
              f"step:{step} loss:{9 * math.exp(-step / 20):.4f} step_time:{0.25 * (1.6 if rank == 27 else 1):.3f}")
