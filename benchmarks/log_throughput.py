@@ -31,7 +31,7 @@ from orchestrator.node.run import journal
 from orchestrator.node.serve import follow
 from orchestrator.output.lines import Mask, Merger
 from orchestrator.runs.attach import Printer
-from orchestrator.runs.follow import Choice, View
+from orchestrator.runs.follow import LogFilter, View
 from orchestrator.ssh.pipe import LocalConnection
 
 RUN = "benchmark-run"
@@ -87,7 +87,7 @@ def shown(folder: Path, hosts: tuple[Host, ...]) -> tuple[int, float, float]:
     fleet = Fleet(Dialer(folder), node_program(), 1, lambda: secrets.token_hex(12))  # type: ignore[arg-type]
     for host in hosts:  # one after the other: the folder goes by the environment
         fleet.session(host)
-    view = View(RUN, hosts, Choice(follow=False), fleet, print)
+    view = View(RUN, hosts, LogFilter(follow=False), fleet, print)
     printer = Printer([host.name for host in hosts], Mask(), as_json=False)
     count = 0
 
@@ -115,7 +115,7 @@ def alone(folder: Path, hosts: tuple[Host, ...]) -> tuple[int, float, float]:
         asked: dict[str, Any] = {**question, "run_id": RUN, "offsets": {}, "follow": False}
         follow.follow(asked, lambda header, data, name=host.name: frames.append((name, header, data)))
     frames.sort(key=lambda frame: frame[1]["parts"][0][3])  # as they come in from all hosts at once
-    view = View(RUN, hosts, Choice(follow=False), None, print)  # type: ignore[arg-type]
+    view = View(RUN, hosts, LogFilter(follow=False), None, print)  # type: ignore[arg-type]
     view._merger = Merger(host.name for host in hosts)
     printer = Printer([host.name for host in hosts], Mask(), as_json=False)
     count = 0

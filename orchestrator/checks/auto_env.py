@@ -15,27 +15,27 @@ FAST = 100_000  # Mbit/s: from there on one thread and one socket of NCCL do not
 
 
 @dataclass(frozen=True)
-class Choice:
+class AutoEnv:
     variable: str
     value: str
     why: str
 
 
-def choose(facts: Mapping[str, Facts]) -> tuple[Choice, ...]:
+def choose(facts: Mapping[str, Facts]) -> tuple[AutoEnv, ...]:
     """The same for all hosts."""
     if len(facts) < 2:
         return ()
     chosen = []
     if len({has_ipv6(fact) for fact in facts.values()}) > 1:
-        chosen.append(Choice("NCCL_SOCKET_FAMILY", "AF_INET", "not all hosts have IPv6"))
+        chosen.append(AutoEnv("NCCL_SOCKET_FAMILY", "AF_INET", "not all hosts have IPv6"))
     with_gpus = all(fact.gpus for fact in facts.values())
     rdma = [bool(active_rdma(fact)) for fact in facts.values()]
     if any(rdma) and not all(rdma):
-        chosen.append(Choice("NCCL_IB_DISABLE", "1", "not all hosts have active RDMA ports"))
+        chosen.append(AutoEnv("NCCL_IB_DISABLE", "1", "not all hosts have active RDMA ports"))
     if with_gpus and not all(rdma) and all(_fastest(fact) >= FAST for fact in facts.values()):
         # NCCL's manual names these two for 100 Gbit/s networks without RDMA
-        chosen.append(Choice("NCCL_SOCKET_NTHREADS", "4", "100 Gbit/s without RDMA"))
-        chosen.append(Choice("NCCL_NSOCKS_PERTHREAD", "4", "100 Gbit/s without RDMA"))
+        chosen.append(AutoEnv("NCCL_SOCKET_NTHREADS", "4", "100 Gbit/s without RDMA"))
+        chosen.append(AutoEnv("NCCL_NSOCKS_PERTHREAD", "4", "100 Gbit/s without RDMA"))
     return tuple(chosen)
 
 

@@ -35,7 +35,7 @@ SLOW = 1.05  # times the median step time, from which a rank is named as slow
 
 
 @dataclass(frozen=True)
-class Seen:
+class HostView:
     """What is known of one host: its newest sample and the one before, or why there is none."""
 
     host: str
@@ -130,7 +130,7 @@ COLUMNS = (
 )
 
 
-def render(run_id: str, seen: Sequence[Seen], width: int, height: int, mask: Mask, keys: str) -> RenderableType:
+def render(run_id: str, seen: Sequence[HostView], width: int, height: int, mask: Mask, keys: str) -> RenderableType:
     """The whole screen. Where not all hosts have room, those in trouble come first and the others are one line."""
     known = [one for one in seen if one.part]
     lines: list[RenderableType] = [_title(run_id, seen), _training(known)]
@@ -152,20 +152,20 @@ def render(run_id: str, seen: Sequence[Seen], width: int, height: int, mask: Mas
     return Group(*lines)
 
 
-def _trouble(one: Seen, culprit: str | None) -> tuple[int, float]:
+def _trouble(one: HostView, culprit: str | None) -> tuple[int, float]:
     """The first to fail, those that fail or are silent, those that only stop because of it; then who is behind."""
     step = one.figure("step")
     grave = 0 if one.host == culprit else 1 if one.state in GRAVE else 3 if one.state in FINE else 2
     return grave, float("inf") if step is None else step
 
 
-def _first_failure(seen: Sequence[Seen]) -> FirstFailure | None:
+def _first_failure(seen: Sequence[HostView]) -> FirstFailure | None:
     nodes = {one.host: one.node for one in seen if one.node is not None}
     verdict = claims.verdict_of({one.host: one.part for one in seen if one.part}, nodes)
     return verdict.first_failure if verdict else None
 
 
-def _title(run_id: str, seen: Sequence[Seen]) -> Text:
+def _title(run_id: str, seen: Sequence[HostView]) -> Text:
     believed = sorted((one.node, one.host) for one in seen if one.node is not None and one.part)
     part = next((one.part for one in seen if believed and one.host == believed[0][1]), None)
     silent = sum(bool(one.trouble) for one in seen)
@@ -180,7 +180,7 @@ def _title(run_id: str, seen: Sequence[Seen]) -> Text:
     return text
 
 
-def _training(seen: Sequence[Seen]) -> Text:
+def _training(seen: Sequence[HostView]) -> Text:
     ranks = [(one, rank) for one in seen for rank in one.ranks]
     every = [rank for _, rank in ranks]
     words = {}
@@ -202,7 +202,7 @@ def _training(seen: Sequence[Seen]) -> Text:
     return Text("  ".join(words.values()) or "no step or loss in the ranks' last lines")
 
 
-def _table(seen: Sequence[Seen], width: int, mask: Mask) -> Table:
+def _table(seen: Sequence[HostView], width: int, mask: Mask) -> Table:
     host_width = max([4, *(len(one.host) for one in seen)])
     rows = [_cells(one) for one in seen]
     useful = [column for column in COLUMNS if any(row.get(column.title, "") not in ("", "-") for row in rows)]
@@ -236,7 +236,7 @@ def _width(columns: Sequence[_Column], host_width: int) -> int:
     return sum((column.width or host_width) + 1 for column in columns)
 
 
-def _cells(one: Seen) -> dict[str, str]:
+def _cells(one: HostView) -> dict[str, str]:
     cells = {"HOST": one.host, "STATE": one.state}
     if one.now is None:
         return cells
@@ -265,7 +265,7 @@ def _cells(one: Seen) -> dict[str, str]:
     }
 
 
-def _last(one: Seen) -> str:
+def _last(one: HostView) -> str:
     """What the host said last, or why it says nothing."""
     if one.trouble:
         return one.trouble
@@ -273,7 +273,7 @@ def _last(one: Seen) -> str:
     return f"{newest.rank}: {newest.last}" if newest and newest.last else ""
 
 
-def _last_word(seen: Sequence[Seen], mask: Mask) -> Text:
+def _last_word(seen: Sequence[HostView], mask: Mask) -> Text:
     """The failure, if there is one; else the newest line of all."""
     first = _first_failure(seen)
     if first:

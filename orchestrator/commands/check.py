@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..answers.facts import Facts
 from ..checks import auto_env
 from ..checks import hosts as checks
-from ..checks.auto_env import Choice
+from ..checks.auto_env import AutoEnv
 from ..errors import FindingsError
 from ..hosts.fleet import Fleet, worst
 from ..inventory import model, run_ids
@@ -69,7 +69,7 @@ def check(given: str | None, hosts: str | None, level: Level, as_json: bool) -> 
         broken = any(finding.severity == "error" for finding in findings)
         result = None
         if level == "deep" and not broken:
-            result = deep.run(read, run_ids.new_run_id(), fleet, _surroundings())
+            result = deep.run(read, run_ids.new_run_id(), fleet, _launch_context())
             findings += deep.judge(result)
         elif level == "deep":
             console.note("no real run is tried while there are errors")
@@ -104,9 +104,9 @@ def _try_network(made: Plan, facts: Mapping[str, Facts], fleet: Fleet, findings:
     return network
 
 
-def _surroundings() -> launch.Surroundings:
+def _launch_context() -> launch.LaunchContext:
     """Of the run of `--deep`: its facts were judged already, and no secret goes with it."""
-    return launch.Surroundings(
+    return launch.LaunchContext(
         created_at=logs.rfc3339(time.time()),
         by="check --deep",
         secrets={},
@@ -119,7 +119,7 @@ def _surroundings() -> launch.Surroundings:
 
 
 def _as_dict(
-    findings: Iterable[Finding], chosen: Iterable[Choice], network: Network | None, result: deep.Result | None
+    findings: Iterable[Finding], chosen: Iterable[AutoEnv], network: Network | None, result: deep.Result | None
 ) -> dict[str, Any]:
     return {
         "findings": [finding.as_dict() for finding in findings],
@@ -133,7 +133,7 @@ def _as_dict(
 def _render(
     made: Plan,
     findings: list[Finding],
-    chosen: tuple[Choice, ...],
+    chosen: tuple[AutoEnv, ...],
     network: Network | None,
     facts: Mapping[str, Facts],
     result: deep.Result | None,
@@ -167,7 +167,7 @@ def _finding(finding: Finding, severity: str, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _chosen(made: Plan, chosen: tuple[Choice, ...], network: Network | None, facts: Mapping[str, Facts]) -> list[str]:
+def _chosen(made: Plan, chosen: tuple[AutoEnv, ...], network: Network | None, facts: Mapping[str, Facts]) -> list[str]:
     """What `up` would choose by itself, each overridable in the inventory."""
     lines = ["chosen:"]
     if network is not None and network.head in network.addresses:

@@ -14,7 +14,7 @@ from ..inventory.model import Host, Inventory
 from ..output.console import Console, fold
 from ..output.terminal import one_line
 from ..runs import ending, registry
-from ..runs.ending import Killed, Victims
+from ..runs.ending import Killed, KillTargets
 from ..runs.registry import Listing, Run
 from ..ssh.pipe import ConnectFailure
 from .context import inventory_of_run, open_fleet, stderr_console, warn_of_doubts, warn_of_unheard, whoami
@@ -92,7 +92,7 @@ def _end(asked: Request, fleet: Fleet, console: Console) -> tuple[Killed, Listin
         if asked.wanted is None:
             # of hosts that contradict each other, a late one may tell which is right
             early = [run for run in _certain(asked, first) if not run.disputed]
-            begun.append(_begin(asked, first.answered, _victims(asked, early), fleet))
+            begun.append(_begin(asked, first.answered, _targets(asked, early), fleet))
         listing = search.wait()
     warn_of_doubts(listing, console)
     chosen = _certain(asked, listing) if listing.late else _to_kill(asked, listing, console)
@@ -102,25 +102,25 @@ def _end(asked: Request, fleet: Fleet, console: Console) -> tuple[Killed, Listin
     left = {host.name for host in asked.read.hosts if not isinstance(listing.failed.get(host.name), ConnectFailure)}
     if begun:
         ids = {run.run_id for run in early}
-        more = replace(_victims(asked, [run for run in chosen if run.run_id not in ids]), stale=False, force={})
+        more = replace(_targets(asked, [run for run in chosen if run.run_id not in ids]), stale=False, force={})
         begun += [_begin(asked, left & first.answered, more, fleet)] if more.runs else []
         left -= first.answered
-    begun.append(_begin(asked, left, _victims(asked, chosen), fleet))
+    begun.append(_begin(asked, left, _targets(asked, chosen), fleet))
     result = ending.proof([run.run_id for run in chosen], [one.wait() for one in begun])
     # what a host did not list was not ended there, even if it has answered by now
     return replace(result, failed={**listing.missing, **result.failed}), listing, chosen
 
 
-def _begin(asked: Request, names: Collection[str], victims: Victims, fleet: Fleet) -> Work[Host, ending.Answers]:
+def _begin(asked: Request, names: Collection[str], targets: KillTargets, fleet: Fleet) -> Work[Host, ending.Answers]:
     hosts = [host for host in asked.read.hosts if host.name in names]
-    begun = ending.begin(fleet, hosts, victims, grace=asked.grace, by=whoami(), doing="ending")
+    begun = ending.begin(fleet, hosts, targets, grace=asked.grace, by=whoami(), doing="ending")
     begun.start()
     return begun
 
 
-def _victims(asked: Request, chosen: Sequence[Run]) -> Victims:
+def _targets(asked: Request, chosen: Sequence[Run]) -> KillTargets:
     port = asked.read.run.rdzv.port
-    return Victims(
+    return KillTargets(
         runs=tuple(run.run_id for run in chosen),
         members={run.run_id: {host: part.members for host, part in run.parts.items()} for run in chosen},
         stale=asked.wanted is None and not asked.forced_only,

@@ -21,7 +21,7 @@ from ..output import lines
 from ..output.console import Console, fold
 from ..output.lines import Line, Mask
 from ..runs import attach, registry
-from ..runs.follow import Choice, View, clock_ahead
+from ..runs.follow import LogFilter, View, clock_ahead
 from ..runs.log_files import LogFiles
 from .context import (
     FoundRun,
@@ -37,7 +37,7 @@ from .context import (
 )
 
 T = TypeVar("T")
-EVERYTHING = Choice(follow=False)
+EVERYTHING = LogFilter(follow=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ def _to_screen(
     view: View,
     run: registry.Run,
     about: AboutRun,
-    choice: Choice,
+    choice: LogFilter,
     ranks: int,
     mask: Mask,
     wanted: Logs,
@@ -165,7 +165,7 @@ def _to_screen(
     return shown
 
 
-def _to_files(view: View, choice: Choice, hosts: Sequence[str], mask: Mask, folder: Path, console: Console) -> None:
+def _to_files(view: View, choice: LogFilter, hosts: Sequence[str], mask: Mask, folder: Path, console: Console) -> None:
     files = LogFiles(folder, hosts, mask)
     try:
         view.run(lambda batch: files.add(_chosen(batch, choice)))
@@ -174,12 +174,12 @@ def _to_files(view: View, choice: Choice, hosts: Sequence[str], mask: Mask, fold
     console.note(f"{files.lines} lines in {files.count} files in {folder}; all of them merged: {files.merged}")
 
 
-def _choice(wanted: Logs, now: float) -> Choice:
+def _choice(wanted: Logs, now: float) -> LogFilter:
     try:
         re.compile(wanted.grep or "")
     except re.error as error:
         raise UsageError(f"--grep {wanted.grep}: not a regular expression: {error}") from error
-    return Choice(
+    return LogFilter(
         follow=wanted.follow,
         tail=wanted.tail,
         ranks=_read("--rank", wanted.rank, lines.parse_ranks),
@@ -198,7 +198,7 @@ def _read(option: str, text: str | None, parse: Callable[[str], T]) -> T | None:
         raise UsageError(f"{option}: {error}") from error
 
 
-def _chosen(batch: Sequence[Line], choice: Choice) -> Sequence[Line]:
+def _chosen(batch: Sequence[Line], choice: LogFilter) -> Sequence[Line]:
     """Of what the hosts sent the lines that were asked for: a host sends whole pieces, and all states of a bar."""
     if choice.since is None and choice.until is None and choice.grep is None:
         return batch

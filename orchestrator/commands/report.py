@@ -24,7 +24,7 @@ from ..node.serve.figures import NAMES
 from ..node.serve.figures import figures as figures_in
 from ..output.lines import Line, Mask, presentable, rfc3339
 from ..runs import diagnose, registry
-from ..runs.follow import Choice, View, clock_ahead
+from ..runs.follow import LogFilter, View, clock_ahead
 from ..ui import html
 from .context import find_run, inventory_of_run, mask_of, open_fleet, stderr_console, warn_of
 
@@ -81,11 +81,11 @@ def report(wanted: str | None, given: str | None, hosts: str | None, output: str
         if not any(record.run and record.spec for record in records.values()):
             raise UnreachableError(f"no host tells of run {run.run_id}; nothing is written")
         clocks = fleet.each(of_run, lambda _, session: clock_ahead(session)).done
-        figures = _lines(fleet, of_run, run, Choice(follow=False, grep=FIGURES))
+        figures = _lines(fleet, of_run, run, LogFilter(follow=False, grep=FIGURES))
         first = _first_failure(run, records)
         said: list[Line] = []
         if first and first.rank is not None:
-            choice = Choice(follow=False, tail=LAST_LINES, ranks=frozenset([first.rank]), stream="stderr")
+            choice = LogFilter(follow=False, tail=LAST_LINES, ranks=frozenset([first.rank]), stream="stderr")
             said = [line for line in _lines(fleet, of_run, run, choice) if line.attempt == run.attempt]
         by_name = {host.name: host for host in read.hosts}
         diagnosis = diagnose.of_run(run.run_id, run.parts, run.nodes, by_name, fleet).as_dict()
@@ -131,7 +131,7 @@ def _by_node(run: registry.Run) -> list[str]:
     return [*run.nodes, *sorted(run.disputed)]
 
 
-def _lines(fleet: Fleet, hosts: Sequence[Host], run: registry.Run, choice: Choice) -> list[Line]:
+def _lines(fleet: Fleet, hosts: Sequence[Host], run: registry.Run, choice: LogFilter) -> list[Line]:
     found: list[Line] = []
     console = stderr_console()
     ranks = claims.ranks_of(run.parts, run.nodes)

@@ -22,7 +22,7 @@ from ..inventory.model import Host
 from ..output.console import Console, wants_colour
 from ..output.lines import Mask
 from ..runs import ending, registry
-from .board import Seen, render
+from .board import HostView, render
 from .context import inventory_of_run, mask_of, open_fleet, stderr_console, warn_of, warn_of_doubts
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ class Watcher:
     def __init__(self, fleet: Fleet, hosts: Sequence[Host], run_id: str, nodes: Mapping[str, int]) -> None:
         self._fleet = fleet
         self._run_id = run_id
-        self._seen = {host.name: Seen(host.name, node=nodes.get(host.name)) for host in hosts}
+        self._seen = {host.name: HostView(host.name, node=nodes.get(host.name)) for host in hosts}
         self._stopped = threading.Event()
         for host in hosts:
             threading.Thread(target=self._watch, args=(host,), name="top", daemon=True).start()
 
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[HostView]:
         """The newest of all hosts, in their order."""
         return list(self._seen.values())
 
@@ -64,7 +64,7 @@ class Watcher:
             failure = error if isinstance(error, OrchError) else unexpected(host.name, error)
             self._seen[host.name] = replace(seen, trouble=str(failure).removeprefix(f"{host.name}: "))
         else:
-            self._seen[host.name] = Seen(host.name, now, before=seen.now, node=seen.node)
+            self._seen[host.name] = HostView(host.name, now, before=seen.now, node=seen.node)
 
 
 def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
@@ -197,8 +197,8 @@ class _Live:
                 self._ask("that is not its id, nothing is killed; Enter comes back to the board")
             return
         self._console.note("stopping the run gracefully ...")
-        victims = ending.Victims(runs=(self._run.run_id,), run_grace=self._run.grace)
-        ending.kill(self._fleet, self._hosts, victims, grace=None, by="top")
+        targets = ending.KillTargets(runs=(self._run.run_id,), run_grace=self._run.grace)
+        ending.kill(self._fleet, self._hosts, targets, grace=None, by="top")
 
     @staticmethod
     def _ask(question: str) -> str:

@@ -20,8 +20,8 @@ from .context import chosen_inventory, make_dialer, make_progress, stderr_consol
 
 
 @dataclass(frozen=True)
-class Door:
-    """One sshd of the inventory: a host's or a jump host's. Hosts that share it are one door."""
+class SshEndpoint:
+    """One sshd of the inventory: a host's or a jump host's. Hosts that share it are one endpoint."""
 
     name: str
     target: Target
@@ -30,14 +30,14 @@ class Door:
     def behind(self) -> tuple[str, ...]:
         """The jump hosts that lead to it, by what they are known as."""
         jump = self.target.jump
-        return (*Door("", jump).behind, jump.known_as[0]) if jump else ()
+        return (*SshEndpoint("", jump).behind, jump.known_as[0]) if jump else ()
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The key behind a door, and what known_hosts says of it."""
+    """The key behind an endpoint, and what known_hosts says of it."""
 
-    door: Door
+    endpoint: SshEndpoint
     key: bytes
     verdict: Verdict
 
@@ -45,7 +45,7 @@ class Shown:
         """As `ssh-keygen -l` prints it, with what is known of it in front."""
         status = {"known": "known", "changed": "CHANGED", "revoked": "REVOKED"}.get(self.verdict.status, "new")
         kind = key_type(self.key).removeprefix("ssh-").split("-")[0].upper()
-        name = tame(self.door.name, colour=False)
+        name = tame(self.endpoint.name, colour=False)
         return f"{status:7} {bits(self.key):4} {fingerprint(self.key)} {name} ({kind})"
 
 
@@ -60,19 +60,25 @@ def trust(path: str | None, hosts: str | None, yes: bool) -> int:
     dialer.prepare(remote)
     chains = each(remote, dialer.chain, read.ssh.parallel)
     failed: dict[str, OrchError] = dict(chains.failed)
-    refused: set[str] = set()  # doors that nothing goes through, by what they are known as
+    refused: set[str] = set()  # endpoints that nothing goes through, by what they are known as
     try:
-        for doors in _levels(chains.done.values()):
-            open_ = [door for door in doors if not refused.intersection(door.behind)]
-            for door in doors:
-                if door not in open_:
+        for endpoints in _levels(chains.done.values()):
+            open_ = [endpoint for endpoint in endpoints if not refused.intersection(endpoint.behind)]
+            for endpoint in endpoints:
+                if endpoint not in open_:
                     reason = "not asked: a jump host on the way to it is not trusted"
-                    failed[door.target.name] = UnreachableError(reason)
-            looked = each(open_, lambda door: _look(dialer, door), read.ssh.parallel, progress, "asking for its key")
-            failed.update({door.target.name: looked.failed[door.name] for door in open_ if door.name in looked.failed})
+                    failed[endpoint.target.name] = UnreachableError(reason)
+            looked = each(open_, lambda one: _look(dialer, one), read.ssh.parallel, progress, "asking for its key")
+            failed.update(
+                {
+                    endpoint.target.name: looked.failed[endpoint.name]
+                    for endpoint in open_
+                    if endpoint.name in looked.failed
+                }
+            )
             shown = list(looked.done.values())
             trusted = _settle(dialer, shown, yes, failed, console)
-            refused |= {door.target.known_as[0] for door in doors} - trusted
+            refused |= {endpoint.target.known_as[0] for endpoint in endpoints} - trusted
     finally:
         dialer.close()
     for line in folded(failed):
@@ -82,15 +88,15 @@ def trust(path: str | None, hosts: str | None, yes: bool) -> int:
     return UnreachableError.exit_code if failed else 0
 
 
-def _levels(chains: Iterable[tuple[Target, ...]]) -> list[list[Door]]:
-    """All doors, those first that lead to others."""
-    levels: list[dict[tuple[str, ...], Door]] = []
+def _levels(chains: Iterable[tuple[Target, ...]]) -> list[list[SshEndpoint]]:
+    """All endpoints, those first that lead to others."""
+    levels: list[dict[tuple[str, ...], SshEndpoint]] = []
     for chain in chains:
         for depth, target in enumerate(chain):
             if depth == len(levels):
                 levels.append({})
-            door = Door(_name(target), target)
-            levels[depth].setdefault((*door.behind, target.known_as[0]), door)
+            endpoint = SshEndpoint(_name(target), target)
+            levels[depth].setdefault((*endpoint.behind, target.known_as[0]), endpoint)
     return [list(level.values()) for level in levels]
 
 
@@ -100,9 +106,9 @@ def _name(target: Target) -> str:
     return f"{target.name}{alias}" + (f" via {target.jump.name}" if target.jump else "")
 
 
-def _look(dialer: Dialer, door: Door) -> Shown:
-    key = dialer.look(door.target)
-    return Shown(door, key, dialer.host_keys.judge(door.target, key))
+def _look(dialer: Dialer, endpoint: SshEndpoint) -> Shown:
+    key = dialer.look(endpoint.target)
+    return Shown(endpoint, key, dialer.host_keys.judge(endpoint.target, key))
 
 
 def _settle(
@@ -113,24 +119,24 @@ def _settle(
         click.echo(one.line())
     new = [one for one in shown if one.verdict.status in ("unknown", "authority")]
     wanted = bool(new) and (yes or _ask(len(new)))
-    trusted = {one.door.target.known_as[0] for one in shown if one.verdict.status == "known"}
+    trusted = {one.endpoint.target.known_as[0] for one in shown if one.verdict.status == "known"}
     files: dict[Path, int] = {}
     for one in shown:
         if one.verdict.status == "known" or (one in new and not wanted):
             continue
         try:
-            path = dialer.host_keys.accept(one.door.target, one.key)
+            path = dialer.host_keys.accept(one.endpoint.target, one.key)
             files[path] = files.get(path, 0) + 1
-            trusted.add(one.door.target.known_as[0])
+            trusted.add(one.endpoint.target.known_as[0])
         except UnreachableError as error:  # among them all changed keys
-            failed[one.door.target.name] = error
+            failed[one.endpoint.target.name] = error
     for path, count in files.items():
         console.note(f"added {count} {'key' if count == 1 else 'keys'} to {path}")
     if new and not wanted:
         for one in new:
             say = "say yes, or give --yes" if sys.stdin.isatty() else "give --yes (no terminal to ask on)"
             reason = f"its key is not trusted yet; compare it, then {say}"
-            failed[one.door.target.name] = UnreachableError(reason)
+            failed[one.endpoint.target.name] = UnreachableError(reason)
     return trusted
 
 

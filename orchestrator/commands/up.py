@@ -86,7 +86,7 @@ def up(wanted: Up, printer: attach.LinePrinter | None = None) -> int:
     secrets_of_run = _secrets(read)
     for warning in not_hidden(run_id, secrets_of_run):
         console.warning(warning)
-    around = launch.Surroundings(
+    around = launch.LaunchContext(
         created_at=rfc3339(time.time()),
         by=whoami(),
         secrets=secrets_of_run,
@@ -141,7 +141,7 @@ def _once(say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def _launch(
-    made: Plan, snapshot: ship.Snapshot | None, fleet: Fleet, around: launch.Surroundings, wait: bool, console: Console
+    made: Plan, snapshot: ship.Snapshot | None, fleet: Fleet, around: launch.LaunchContext, wait: bool, console: Console
 ) -> Plan:
     told = ""
     while True:

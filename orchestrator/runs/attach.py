@@ -27,7 +27,7 @@ from ..output.terminal import one_line
 from ..output.torchrun_noise import Quieter
 from ..plan.plan import Plan
 from . import ending
-from .follow import Choice, View
+from .follow import LogFilter, View
 
 STOP_WINDOW = 10.0  # s for all hosts to hear that the run is to stop, when nobody waits for its end
 OUTCOMES = {
@@ -131,7 +131,7 @@ def attend(
     hosts = [node.host for node in resolved.nodes]
     nodes = {host.name: node for node, host in enumerate(hosts)}
     ranks = claims.ranks_of_plan(resolved)
-    view = View(resolved.run_id, hosts, Choice(follow=True), fleet, console.warning, sys.stdout.isatty(), ranks)
+    view = View(resolved.run_id, hosts, LogFilter(follow=True), fleet, console.warning, sys.stdout.isatty(), ranks)
     began = time.monotonic()
     bell = Bell(resolved.inventory.notify.bell, console)
 
@@ -139,8 +139,8 @@ def attend(
         bell.heard(batch)
         printer.show(batch)
 
-    victims = ending.Victims(runs=(resolved.run_id,), run_grace=resolved.inventory.run.grace)
-    with _stopping_on_interrupt(victims, hosts, fleet, console):
+    targets = ending.KillTargets(runs=(resolved.run_id,), run_grace=resolved.inventory.run.grace)
+    with _stopping_on_interrupt(targets, hosts, fleet, console):
         view.run(show)
         printer.close()
     bell.over()
@@ -178,14 +178,14 @@ def _diagnose(
 
 @contextlib.contextmanager
 def _stopping_on_interrupt(
-    victims: ending.Victims, hosts: Sequence[Host], fleet: Fleet, console: Console
+    targets: ending.KillTargets, hosts: Sequence[Host], fleet: Fleet, console: Console
 ) -> Iterator[None]:
     asked: list[threading.Thread] = []
     over = threading.Event()
 
     def stop(grace: float | None, note: str) -> None:
         console.note(note)
-        result = ending.kill(fleet, hosts, victims, grace=grace, by="Ctrl-C")
+        result = ending.kill(fleet, hosts, targets, grace=grace, by="Ctrl-C")
         if not over.is_set():  # else it is we who have closed the sessions
             for line in folded(result.failed):
                 console.warning(f"could not be told to stop: {line}")

@@ -21,8 +21,8 @@ from ..plan import plan
 from ..plan import snapshot as ship
 from ..plan.plan import Plan
 from . import ending, launch
-from .follow import Choice, View
-from .launch import Surroundings
+from .follow import LogFilter, View
+from .launch import LaunchContext
 
 SCRIPT = Path(__file__).parent / "payload" / "deep.py"
 MARKER = "ddp-orch-deep: "
@@ -52,7 +52,7 @@ class Result:
     """Of the hosts where it failed, on stderr."""
 
 
-def run(read: Inventory, run_id: str, fleet: Fleet, around: Surroundings) -> Result:
+def run(read: Inventory, run_id: str, fleet: Fleet, around: LaunchContext) -> Result:
     """Start the run, and wait for its end. The inventory's launcher and environment, one attempt."""
     snapshot = ship.snapshot(SCRIPT, (str(SCRIPT),), SCRIPT.parent)
     assert snapshot is not None  # as something is to be sent
@@ -68,7 +68,7 @@ def run(read: Inventory, run_id: str, fleet: Fleet, around: Surroundings) -> Res
     return _watch(resolved, fleet, around)
 
 
-def _watch(resolved: Plan, fleet: Fleet, around: Surroundings) -> Result:
+def _watch(resolved: Plan, fleet: Fleet, around: LaunchContext) -> Result:
     figures: list[Figure] = []
     others: list[tuple[str, str]] = []
 
@@ -85,14 +85,14 @@ def _watch(resolved: Plan, fleet: Fleet, around: Surroundings) -> Result:
     hosts = [node.host for node in resolved.nodes]
     progress = fleet.progress
     ranks = claims.ranks_of_plan(resolved)
-    view = View(resolved.run_id, hosts, Choice(follow=True), fleet, around.warn, ranks=ranks)
+    view = View(resolved.run_id, hosts, LogFilter(follow=True), fleet, around.warn, ranks=ranks)
     try:
         with progress.of([host.name for host in hosts]):
             for host in hosts:
                 progress.at(host.name, "importing torch")
             view.run(take)
     except KeyboardInterrupt:
-        ending.kill(fleet, hosts, ending.Victims(runs=(resolved.run_id,)), grace=0.0, by="Ctrl-C")
+        ending.kill(fleet, hosts, ending.KillTargets(runs=(resolved.run_id,)), grace=0.0, by="Ctrl-C")
         raise
     parts = {host: outcome.run for host, outcome in view.outcomes.items() if outcome.run}
     verdict = claims.verdict_of(parts, {host.name: node for node, host in enumerate(hosts)})

@@ -23,7 +23,7 @@ from ..output.console import fold
 from ..output.finding import Finding
 from ..output.lines import Line
 from . import kept_back
-from .follow import Choice, View
+from .follow import LogFilter, View
 
 LINES = 100_000  # that are asked for, of all streams together
 MOST_ATTEMPTS = 10  # before the last
@@ -57,7 +57,7 @@ def of_run(
     fewest, most = LINES_A_STREAM
     tail = max(fewest, min(most, LINES // streams))
     lines: list[Line] = []
-    choice = Choice(follow=False, tail=tail)
+    choice = LogFilter(follow=False, tail=tail)
     ranks = claims.ranks_of(here, nodes)
     view = View(run_id, [hosts[host] for host in here], choice, fleet, lambda _: None, ranks=ranks, kept=True)
     view.run(lines.extend)

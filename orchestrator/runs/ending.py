@@ -66,7 +66,7 @@ class Killed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Victims:
+class KillTargets:
     """What a kill shall end."""
 
     runs: tuple[str, ...] = ()
@@ -90,39 +90,39 @@ class _Named:
 
 
 def kill(
-    fleet: Fleet, hosts: Sequence[Host], victims: Victims, *, grace: float | None, by: str, doing: str = ""
+    fleet: Fleet, hosts: Sequence[Host], targets: KillTargets, *, grace: float | None, by: str, doing: str = ""
 ) -> Killed:
     """`begin`, and wait for all hosts."""
-    begun = begin(fleet, hosts, victims, grace=grace, by=by, doing=doing)
-    return proof(victims.runs, [begun.wait()])
+    begun = begin(fleet, hosts, targets, grace=grace, by=by, doing=doing)
+    return proof(targets.runs, [begun.wait()])
 
 
 def begin(
-    fleet: Fleet, hosts: Sequence[Host], victims: Victims, *, grace: float | None, by: str, doing: str = ""
+    fleet: Fleet, hosts: Sequence[Host], targets: KillTargets, *, grace: float | None, by: str, doing: str = ""
 ) -> Work[Host, Answers]:
-    """End the victims on all hosts at once, and all runs of a host at once; sweep, verify. To be started or waited for.
+    """End the targets on all hosts at once, and all runs of a host at once; sweep, verify. To be started or waited for.
 
     Every host is asked, also those that a record does not name: the record may be what is broken. `doing` names it
     where its progress shall be shown, which is where nobody else writes to the terminal.
     """
 
     def end(host: Host, session: Session) -> Answers:
-        more = victims.run_grace if grace is None else grace
+        more = targets.run_grace if grace is None else grace
 
         def stop(run: _Named) -> Ending:
-            members = victims.members.get(run.name, {}).get(host.name, ())
+            members = targets.members.get(run.name, {}).get(host.name, ())
             asked = {"run_id": run.name, "grace": grace, "by": by, "members": members}
             return session.request(STOP, asked, more=more)
 
         # not a ThreadPoolExecutor: after an interrupt, Python would wait for a host that hangs
-        stopped = each(map(_Named, victims.runs), stop, STOPS_AT_ONCE)
+        stopped = each(map(_Named, targets.runs), stop, STOPS_AT_ONCE)
         for error in stopped.failed.values():
             raise error
         answers: Answers = list(stopped.done.values())
-        if host.name in victims.force:
-            answers.append(session.request(FORCE, {"pids": list(victims.force[host.name])}))
-        if victims.stale:
-            answers.append(session.request(STALE, {"ports": list(victims.ports)}))
+        if host.name in targets.force:
+            answers.append(session.request(FORCE, {"pids": list(targets.force[host.name])}))
+        if targets.stale:
+            answers.append(session.request(STALE, {"ports": list(targets.ports)}))
         return answers
 
     return fleet.begin(hosts, end, doing)

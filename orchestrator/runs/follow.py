@@ -45,7 +45,7 @@ PERMANENT = {"ssh-auth-denied", "ssh-key-permissions", "ssh-host-key-changed", "
 
 
 @dataclass(frozen=True)
-class Choice:
+class LogFilter:
     """Which lines are wanted. Times are Unix seconds by the clock of the run's first host."""
 
     follow: bool
@@ -77,7 +77,7 @@ class View:
         self,
         run_id: str,
         hosts: Sequence[Host],
-        choice: Choice,
+        choice: LogFilter,
         fleet: Fleet,
         warn: Callable[[str], None],
         on_terminal: bool = True,

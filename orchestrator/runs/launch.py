@@ -45,7 +45,7 @@ HELD = {"port-in-use", "gpu-memory-held-by-others"}  # findings that say: by som
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class LaunchContext:
     """What a launch takes from outside besides the plan."""
 
     created_at: str
@@ -63,7 +63,7 @@ class Surroundings:
     """What a person types to start the same without these hosts; "" where that is no command line."""
 
 
-class Parcel:
+class PackedSnapshot:
     """A snapshot packed once, when the first host needs it, and read by all that do."""
 
     def __init__(self, snapshot: Snapshot | None) -> None:
@@ -94,16 +94,16 @@ def _packed(snapshot: Snapshot) -> BinaryIO:
     return file
 
 
-def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surroundings) -> Plan:
+def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: LaunchContext) -> Plan:
     """Start the run. Returns the plan as it was resolved. Raises the worst of what was found, and says all of it."""
     hosts = [node.host for node in wanted.nodes]
-    parcel = Parcel(snapshot)
+    packed = PackedSnapshot(snapshot)
     script = preflight.script_of(snapshot)
     questions = {node.host.name: preflight.question(wanted, node, script) for node in wanted.nodes}
     fleet.prepare(hosts)
 
     def probe(host: Host, session: Session) -> Probed:
-        return _probe(host, session, questions[host.name], wanted, parcel, fleet.progress)
+        return _probe(host, session, questions[host.name], wanted, packed, fleet.progress)
 
     probed = fleet.each(hosts, probe, "checking")
     if probed.failed:
@@ -128,7 +128,7 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Surrou
     return resolved
 
 
-def _say_code(code: Code, around: Surroundings) -> None:
+def _say_code(code: Code, around: LaunchContext) -> None:
     files = "1 file" if code.files == 1 else f"{code.files} files"
     of = "the bundled trainer" if code.root == str(TRAINER.parent) else code.root
     line = f"code: {files}, {size(code.size)}, of {of}"
@@ -141,7 +141,7 @@ def _say_code(code: Code, around: Surroundings) -> None:
         around.step(excluded)
 
 
-def _without(wanted: Plan, probed: Results[Any], around: Surroundings) -> Plan:
+def _without(wanted: Plan, probed: Results[Any], around: LaunchContext) -> Plan:
     """The plan without the hosts that cannot be reached, where it has spares or may do with fewer."""
     left = plan.without(wanted, probed.failed)
     if left is None or not all(isinstance(error, UnreachableError) for error in probed.failed.values()):
@@ -154,18 +154,18 @@ def _without(wanted: Plan, probed: Results[Any], around: Surroundings) -> Plan:
 
 
 def _probe(
-    host: Host, session: Session, question: dict[str, Any], wanted: Plan, parcel: Parcel, progress: Silent
+    host: Host, session: Session, question: dict[str, Any], wanted: Plan, packed: PackedSnapshot, progress: Silent
 ) -> Probed:
     """One host's facts, and the code brought there: what is there already is not sent again."""
     probed = preflight.ask(session, question)
     if wanted.code is not None and not host.workdir and wanted.code.sha256 not in session.codes:
         progress.at(host.name, f"sending the code, {size(wanted.code.size)}")
-        session.request(UNPACK, {"sha256": wanted.code.sha256}, upload=parcel.chunks())
+        session.request(UNPACK, {"sha256": wanted.code.sha256}, upload=packed.chunks())
         session.codes.add(wanted.code.sha256)  # `--wait` comes here again
     return probed
 
 
-def _how_to_do_without(wanted: Plan, probed: Results[Any], around: Surroundings) -> str:
+def _how_to_do_without(wanted: Plan, probed: Results[Any], around: LaunchContext) -> str:
     """For hosts that are down; what another host refuses for is to be mended."""
     down = [name for name, error in probed.failed.items() if isinstance(error, UnreachableError)]
     if len(down) < len(probed.failed) or len(down) == len(wanted.nodes):
@@ -192,7 +192,7 @@ def _stop_on(results: Results[Any], headline: str, wanted: Plan, hint: str = "")
         raise worst(results.failed.values(), "\n  ".join(lines))
 
 
-def _judge(findings: tuple[Finding, ...], wanted: Plan, around: Surroundings) -> None:
+def _judge(findings: tuple[Finding, ...], wanted: Plan, around: LaunchContext) -> None:
     hosts = [node.host for node in wanted.nodes]
 
     def told(finding: Finding) -> str:
@@ -207,7 +207,7 @@ def _judge(findings: tuple[Finding, ...], wanted: Plan, around: Surroundings) ->
         raise kind("\n  ".join(["the run would fail; nothing was started", *map(told, errors)]))
 
 
-def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet, around: Surroundings) -> None:
+def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet, around: LaunchContext) -> None:
     """Two phases. Whoever is not started in the end is told to forget it."""
     head, *others = [node.host for node in resolved.nodes]
     numbers = {node.host.name: number for number, node in enumerate(resolved.nodes)}
@@ -272,13 +272,13 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
         ) from error
     except (Refused, KeyboardInterrupt) as error:
         # the head's guard may have begun all the same, and obeys no abort then
-        ending.kill(fleet, [head, *others], ending.Victims(runs=(resolved.run_id,)), grace=0.0, by=around.by)
+        ending.kill(fleet, [head, *others], ending.KillTargets(runs=(resolved.run_id,)), grace=0.0, by=around.by)
         if isinstance(error, Refused):
             raise worst([error], str(error)) from error
         raise
 
 
-def _say_beside(answers: Mapping[str, Prepared], resolved: Plan, around: Surroundings) -> None:
+def _say_beside(answers: Mapping[str, Prepared], resolved: Plan, around: LaunchContext) -> None:
     """GPUs are held by one run at a time; CPUs are not, and two runs on them are slow for no reason to be seen."""
     hosts_of: dict[str, list[str]] = {}
     for host, answer in answers.items():
@@ -289,7 +289,7 @@ def _say_beside(answers: Mapping[str, Prepared], resolved: Plan, around: Surroun
         around.warn(f"{fold(hosts)}: run {run_id} goes on there too, on the same CPUs; to end it: {kill}")
 
 
-def _say_unfetched(answers: Mapping[str, Prepared], inventory: str, around: Surroundings) -> None:
+def _say_unfetched(answers: Mapping[str, Prepared], inventory: str, around: LaunchContext) -> None:
     kept = {host: describe_unfetched(answer, inventory) for host, answer in answers.items()}
     for line in fold_messages({host: said for host, said in kept.items() if said}):
         around.warn(line)
@@ -316,7 +316,7 @@ def _say_network(
     resolved: Plan,
     facts: Mapping[str, Facts],
     interfaces: dict[str, str],
-    around: Surroundings,
+    around: LaunchContext,
 ) -> None:
     """What was chosen by itself; an inventory's `interface` and a user's own variables win."""
     if len(resolved.nodes) == 1:
@@ -338,7 +338,7 @@ def _say_unmeasured(
     addresses: Sequence[str],
     reachable: Mapping[str, Sequence[str]],
     of_head: Facts,
-    around: Surroundings,
+    around: LaunchContext,
 ) -> None:
     """Where the speeds of the links do not tell the networks apart, only a measurement does."""
     shared = [address for address in addresses if all(address in one for one in reachable.values())]

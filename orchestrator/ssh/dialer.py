@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 
 from ..inventory.model import Host, SshOptions
 from .config import IMPORTING, Resolver, Target, resolve
-from .host_keys import HostKeys, Look, Seen
+from .host_keys import HostKeys, KeySeen, Look
 from .keys import KeyRing, Offer
 from .pipe import ConnectFailure, Connection, LocalConnection
 from .tcp import DroppedError, dial
 
 if TYPE_CHECKING:
-    from .login import Session
+    from .login import SshConnection
 
 __all__ = ["ConnectFailure", "Dialer", "Target", "quote", "resolve"]
 
@@ -120,7 +120,7 @@ class Dialer:
         deadline = time.monotonic() + self._options.connect_timeout
         try:
             self._reach(target, deadline, Look(self.host_keys)).close()
-        except Seen as seen:
+        except KeySeen as seen:
             return seen.key
         raise AssertionError("a look does not log in")
 
@@ -134,13 +134,13 @@ class Dialer:
                 shared.session.result().close()
         self._keys.close()
 
-    def _connect(self, target: Target, deadline: float) -> Session:
+    def _connect(self, target: Target, deadline: float) -> SshConnection:
         if denied := self._denied.get(target):
             raise denied  # a second try counts as an attack, and locks accounts
         self._check_named_key(target)
         return self._reach(target, deadline, self.host_keys)
 
-    def _reach(self, target: Target, deadline: float, trust: HostKeys | Look) -> Session:
+    def _reach(self, target: Target, deadline: float, trust: HostKeys | Look) -> SshConnection:
         if not target.jump:
             return self._persist(target, None, deadline, trust)
         self._reaching(target.name, f"waiting for {target.jump.name}")
@@ -148,7 +148,9 @@ class Dialer:
         with self._slot(target.jump):
             return self._persist(target, jump, deadline, trust)
 
-    def _persist(self, target: Target, jump: Session | None, deadline: float, trust: HostKeys | Look) -> Session:
+    def _persist(
+        self, target: Target, jump: SshConnection | None, deadline: float, trust: HostKeys | Look
+    ) -> SshConnection:
         """Log in; again, after a random wait, when sshd drops the connection before it asked who we are."""
         most = RETRY_FIRST
         tries = 1
@@ -175,7 +177,7 @@ class Dialer:
             most = min(2 * most, RETRY_MOST)
             tries += 1
 
-    def _jump(self, target: Target, jump: Target, deadline: float) -> Session:
+    def _jump(self, target: Target, jump: Target, deadline: float) -> SshConnection:
         """The one connection to a jump host: the first who needs it makes it, the others wait."""
         with self._lock:
             shared = self._jumps.get(jump)
@@ -227,7 +229,7 @@ class _SharedJump:
     """The connection to a jump host, being made, made or failed."""
 
     def __init__(self) -> None:
-        self.session: Future[Session] = Future()
+        self.session: Future[SshConnection] = Future()
         self.failed_at = 0.0
 
     def usable(self) -> bool:

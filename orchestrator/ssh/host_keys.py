@@ -72,7 +72,7 @@ class HostKeys:
         return self._files[files]
 
 
-class Seen(Exception):
+class KeySeen(Exception):
     """Not a failure: the key exchange is done, and the key is all that was wanted."""
 
     def __init__(self, key: bytes) -> None:
@@ -90,7 +90,7 @@ class Look:
         return self._host_keys.key_types(target)
 
     def check(self, target: Target, key: bytes) -> None:
-        raise Seen(key)
+        raise KeySeen(key)
 
 
 def _untrusted(target: Target, key: bytes, verdict: Verdict, trust: str) -> ConnectFailure:

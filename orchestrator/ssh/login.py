@@ -56,7 +56,7 @@ class Trust(Protocol):
         """Raises ConnectFailure when the key is not to be trusted."""
 
 
-class Session:
+class SshConnection:
     """A `Connection` to a host over SSH."""
 
     def __init__(self, target: Target, connection: _Connection) -> None:
@@ -103,7 +103,7 @@ class Session:
 class SshPipe:
     """A `Pipe` over a channel."""
 
-    def __init__(self, channel: paramiko.Channel, session: Session) -> None:
+    def __init__(self, channel: paramiko.Channel, session: SshConnection) -> None:
         self._channel = channel
         self._session = session
         channel.settimeout(STALL_LIMIT)
@@ -173,11 +173,11 @@ class SshPipe:
             self._tail.add(data)
 
 
-Link = socket.socket | Session
+Link = socket.socket | SshConnection
 """What a login goes over: a connected socket, or the session of a jump host."""
 
 
-def login(target: Target, link: Link, trust: Trust, offer: Offer, deadline: float) -> Session:
+def login(target: Target, link: Link, trust: Trust, offer: Offer, deadline: float) -> SshConnection:
     """Log in over a connected socket, or through a jump host's session. Owns the link's socket, also when it fails.
 
     Raises `DroppedError` for what may be tried again, `ConnectFailure` for what must not be.
@@ -185,7 +185,7 @@ def login(target: Target, link: Link, trust: Trust, offer: Offer, deadline: floa
     connection = _Connection(target, link, trust, offer, deadline)
     try:
         connection.open()
-        return Session(target, connection)
+        return SshConnection(target, connection)
     except BaseException as error:
         transport: Transport | None = connection.client.get_transport()
         phase = transport.phase if transport else "connection"
@@ -205,7 +205,7 @@ class _Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no typ
     inline_ssh_env = False  # declared, as what is not goes to the config, which is built anew then
 
     def __init__(
-        self, target: Target, link: socket.socket | Session, trust: Trust, offer: Offer, deadline: float
+        self, target: Target, link: socket.socket | SshConnection, trust: Trust, offer: Offer, deadline: float
     ) -> None:
         left = max(0.1, deadline - time.monotonic())
         key_types = trust.key_types(target)
@@ -217,7 +217,7 @@ class _Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no typ
             "timeout": left,
             "transport_factory": lambda sock, disabled_algorithms: Transport(sock, disabled_algorithms, key_types),
         }
-        if not isinstance(link, Session):
+        if not isinstance(link, SshConnection):
             options["sock"] = link
         super().__init__(
             host=target.hostname,
@@ -226,7 +226,7 @@ class _Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no typ
             # Empty: what fabric's own files and ssh_config say is not for fabric to read. Not shared: it is not
             # safe to use from several threads.
             config=fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True),
-            gateway=link._connection if isinstance(link, Session) else False,
+            gateway=link._connection if isinstance(link, SshConnection) else False,
             forward_agent=False,
             connect_kwargs=options,
         )

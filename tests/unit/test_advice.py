@@ -133,7 +133,7 @@ def test_a_start_without_hosts_is_offered_only_where_up_accepts_it(text: str, do
     of = plan.make(
         model.parse(text, "i.yaml"), run_id="R", name="R", command=("-u", "x.py"), code=None, env={}, debug=False
     )
-    around = launch.Surroundings(
+    around = launch.LaunchContext(
         created_at="",
         by="",
         secrets={},

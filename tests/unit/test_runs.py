@@ -14,7 +14,7 @@ from orchestrator.answers.ends import Ending, LeftoversEnding
 from orchestrator.answers.runs import Part
 from orchestrator.errors import UnreachableError, UsageError
 from orchestrator.hosts.fleet import Fleet, Work
-from orchestrator.runs.ending import Killed, Victims, kill
+from orchestrator.runs.ending import Killed, KillTargets, kill
 from orchestrator.runs.registry import Listing, Run, choose
 
 
@@ -123,5 +123,5 @@ def test_several_runs_of_a_host_are_stopped_at_once() -> None:
             return Work(hosts, lambda host: work(host, host), 1)
 
     host: Any = Host()
-    killed = kill(cast(Fleet, host), [host], Victims(runs=("x", "y", "z")), grace=30.0, by="ann")
+    killed = kill(cast(Fleet, host), [host], KillTargets(runs=("x", "y", "z")), grace=30.0, by="ann")
     assert [process.cmd for _, process in killed.killed] == ["x", "y", "z"]

@@ -27,7 +27,7 @@ from orchestrator.node.serve import relay as relays
 from orchestrator.node.serve import wire
 from orchestrator.output.lines import Line
 from orchestrator.runs import follow as views
-from orchestrator.runs.follow import Choice, View
+from orchestrator.runs.follow import LogFilter, View
 
 ANYTHING = Streaming("anything", Any, lambda header, _: header)  # type: ignore[arg-type, var-annotated]
 HOSTS = parse("hosts: [a, b, c]", "inventory.yaml").hosts
@@ -238,7 +238,7 @@ def test_what_is_done_for_each_host_stays_in_their_order() -> None:
 def watch(dialer: Dialer, hosts: int, *, follow: bool = True) -> tuple[View, Fleet, list[str]]:
     said: list[str] = []
     of = fleet(dialer)
-    return View("R", HOSTS[:hosts], Choice(follow=follow), of, said.append), of, said
+    return View("R", HOSTS[:hosts], LogFilter(follow=follow), of, said.append), of, said
 
 
 def test_a_host_that_sends_nonsense_is_not_asked_again_and_the_others_are_shown() -> None:
@@ -294,7 +294,7 @@ def test_a_host_that_sends_more_than_can_be_kept_is_read_no_further(monkeypatch:
 
     kept: list[Line] = []
     of = fleet(Dialer(a=endless, b=answer))
-    view = View("R", HOSTS[:2], Choice(follow=False), of, lambda _: None, kept=True)
+    view = View("R", HOSTS[:2], LogFilter(follow=False), of, lambda _: None, kept=True)
     view.run(kept.extend)
     of.close()
     assert len([line for line in kept if line.host == "a"]) == 1000 and [line.text for line in kept if line.text]

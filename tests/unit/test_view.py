@@ -26,7 +26,7 @@ from orchestrator.node.run import journal
 from orchestrator.node.serve import follow, wire
 from orchestrator.output.lines import Line
 from orchestrator.runs import follow as views
-from orchestrator.runs.follow import Choice, View
+from orchestrator.runs.follow import LogFilter, View
 from orchestrator.ssh.pipe import ConnectFailure
 
 HOSTS = parse("hosts: [a, b]", "inventory.yaml").hosts
@@ -80,7 +80,7 @@ def attach(relay: Relay, request: dict[str, Any], limit: float = float("inf")) -
     return sent
 
 
-def look(choice: Choice, **answers: Callable[[Relay, dict[str, Any]], Any]) -> tuple[list[Line], View, list[str]]:
+def look(choice: LogFilter, **answers: Callable[[Relay, dict[str, Any]], Any]) -> tuple[list[Line], View, list[str]]:
     of = Fleet(Dialer(**answers), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
     said: list[str] = []
     shown: list[Line] = []
@@ -90,7 +90,7 @@ def look(choice: Choice, **answers: Callable[[Relay, dict[str, Any]], Any]) -> t
     return shown, view, said
 
 
-def texts(choice: Choice) -> list[str]:
+def texts(choice: LogFilter) -> list[str]:
     return [line.text for line in look(choice, a=attach)[0]]
 
 
@@ -117,7 +117,7 @@ def test_cut_at_a_thousand_random_bytes_it_shows_what_was_written(
     def answer(relay: Relay, request: dict[str, Any]) -> None:
         sent.append(attach(relay, request, rng.randrange(1, 1300) if len(sent) < cuts else float("inf")))
 
-    shown, view, _ = look(Choice(follow=True, grep=grep), a=answer)
+    shown, view, _ = look(LogFilter(follow=True, grep=grep), a=answer)
     assert view.failed == {}
     assert len(sent) == cuts + 1
     assert sum(size > 0 for size in sent) > cuts / 50  # frames arrived between the cuts
@@ -137,26 +137,26 @@ def test_only_what_is_wanted_is_read(log: Path) -> None:
     put(log, "1.0.out", [(10, b"one\n"), (20, b"two loss\nthr"), (30, b"ee\n"), (40, b"four loss\n")])
     put(log, "1.0.err", [(15, b"warning: loss\n")])
     put(log, "2.agent.err", [(50, b"closing\n")])
-    assert texts(Choice(follow=False)) == ["one", "warning: loss", "two loss", "three", "four loss", "closing"]
-    assert texts(Choice(follow=False, stream="stdout")) == ["one", "two loss", "three", "four loss"]
-    assert texts(Choice(follow=False, stream="agent")) == ["closing"]
-    assert texts(Choice(follow=False, attempt=2)) == ["closing"]
-    assert texts(Choice(follow=False, since=20.0, stream="stdout")) == ["two loss", "three", "four loss"]
-    assert texts(Choice(follow=False, since=30.0, stream="stdout")) == ["three", "four loss"]
-    assert texts(Choice(follow=False, until=20.0)) == ["one", "warning: loss", "two loss"]
-    assert texts(Choice(follow=False, until=30.0, since=16.0)) == ["two loss", "three"]
-    assert texts(Choice(follow=False, since=60.0)) == []
-    assert texts(Choice(follow=False, grep="loss")) == ["warning: loss", "two loss", "four loss"]
-    assert texts(Choice(follow=False, grep="loss", until=30.0, stream="stdout")) == ["two loss"]
-    assert texts(Choice(follow=False, tail=1)) == ["warning: loss", "four loss", "closing"]
-    assert texts(Choice(follow=False, tail=1, since=45.0)) == ["closing"]
+    assert texts(LogFilter(follow=False)) == ["one", "warning: loss", "two loss", "three", "four loss", "closing"]
+    assert texts(LogFilter(follow=False, stream="stdout")) == ["one", "two loss", "three", "four loss"]
+    assert texts(LogFilter(follow=False, stream="agent")) == ["closing"]
+    assert texts(LogFilter(follow=False, attempt=2)) == ["closing"]
+    assert texts(LogFilter(follow=False, since=20.0, stream="stdout")) == ["two loss", "three", "four loss"]
+    assert texts(LogFilter(follow=False, since=30.0, stream="stdout")) == ["three", "four loss"]
+    assert texts(LogFilter(follow=False, until=20.0)) == ["one", "warning: loss", "two loss"]
+    assert texts(LogFilter(follow=False, until=30.0, since=16.0)) == ["two loss", "three"]
+    assert texts(LogFilter(follow=False, since=60.0)) == []
+    assert texts(LogFilter(follow=False, grep="loss")) == ["warning: loss", "two loss", "four loss"]
+    assert texts(LogFilter(follow=False, grep="loss", until=30.0, stream="stdout")) == ["two loss"]
+    assert texts(LogFilter(follow=False, tail=1)) == ["warning: loss", "four loss", "closing"]
+    assert texts(LogFilter(follow=False, tail=1, since=45.0)) == ["closing"]
 
 
 def test_of_a_search_only_the_hits_travel(log: Path) -> None:
     put(log, "1.0.out", [(number, b"x" * 99 + b"\n") for number in range(5000)] + [(9999, b"needle\n")])
     sent: list[int] = []
     shown, _, _ = look(
-        Choice(follow=False, grep="needle"), a=lambda relay, request: sent.append(attach(relay, request))
+        LogFilter(follow=False, grep="needle"), a=lambda relay, request: sent.append(attach(relay, request))
     )
     assert [line.text for line in shown] == ["needle"]
     assert sent[0] < 2000
@@ -181,7 +181,7 @@ def test_hosts_are_put_in_the_order_of_time_whatever_their_clocks_say(
         relay.say(wire.DATA, header, b"".join(data for _, data in answer_a))
         relay.result(request, {"run": None, "offsets": {}, "cut": []})
 
-    shown, _, _ = look(Choice(follow=False, since=50.0), a=attach, b=b)
+    shown, _, _ = look(LogFilter(follow=False, since=50.0), a=attach, b=b)
     assert [(line.text, line.at) for line in shown] == [
         ("first", 100.0),
         ("second", 101.0),
@@ -216,7 +216,7 @@ def test_a_login_that_is_denied_is_not_tried_again(log: Path) -> None:
     dialer = Denying(a=lambda relay, request: attach(relay, request, 1))
     of = Fleet(dialer, NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
     said: list[str] = []
-    view = View(RUN, HOSTS[:1], Choice(follow=True), of, said.append)
+    view = View(RUN, HOSTS[:1], LogFilter(follow=True), of, said.append)
     view.run(lambda lines: None)  # ends
     of.close()
     assert dialer.dialled == ["a", "a"]
@@ -248,7 +248,7 @@ def test_a_host_that_is_dead_keeps_nobody_once_the_run_is_over_elsewhere(
     dialer = Dying(a=over, b=lambda relay, request: attach(relay, request, 1))
     of = Fleet(dialer, NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
     said: list[str] = []
-    view = View(RUN, HOSTS, Choice(follow=True), of, said.append)
+    view = View(RUN, HOSTS, LogFilter(follow=True), of, said.append)
     view.run(lambda lines: None)
     assert waited_out == []
     assert "b: " in str(view.failed["b"])
@@ -272,7 +272,7 @@ def test_of_a_host_that_goes_after_the_end_of_the_run_it_is_not_said_that_the_ru
 
     of = Fleet(Dialer(a=over, b=gone), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
     said: list[str] = []
-    view = View(RUN, HOSTS, Choice(follow=True), of, said.append)
+    view = View(RUN, HOSTS, LogFilter(follow=True), of, said.append)
     ended = view._over
     view.run(lambda lines: None)
     of.close()
@@ -302,7 +302,7 @@ def test_a_line_whose_rest_waits_for_the_lines_of_other_hosts_is_not_shown_in_tw
         relay.result(request, {"run": None, "offsets": {}, "cut": []})
 
     of = Fleet(Dialer(a=a, b=b), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
-    view = View(RUN, HOSTS, Choice(follow=False), of, print)
+    view = View(RUN, HOSTS, LogFilter(follow=False), of, print)
     shown: list[Line] = []
     threading.Timer(0.5, held.set).start()  # five times as long as a line may be unfinished
     view.run(shown.extend)
@@ -334,7 +334,7 @@ def test_an_unfinished_line_is_shown_though_its_host_says_more_elsewhere(
         if "prompt>" in shown:
             seen.set()
 
-    View(RUN, HOSTS[:1], Choice(follow=True), of, print).run(show)
+    View(RUN, HOSTS[:1], LogFilter(follow=True), of, print).run(show)
     of.close()
     assert seen.is_set() and shown.count("prompt>") == 1
 
@@ -357,7 +357,7 @@ def test_lines_that_a_host_sends_in_the_name_of_another_ones_rank_are_dropped() 
     warnings: list[str] = []
     shown: list[Line] = []
     ranks = Ranks({1: {"a": range(1), "b": range(1, 2)}})
-    View(RUN, HOSTS, Choice(follow=False), of, warnings.append, ranks=ranks).run(shown.extend)
+    View(RUN, HOSTS, LogFilter(follow=False), of, warnings.append, ranks=ranks).run(shown.extend)
     of.close()
     assert sorted((line.host, line.text) for line in shown) == [
         ("a", "1.0.out"),

@@ -15,7 +15,7 @@ from orchestrator.inventory.advice import AboutRun
 from orchestrator.inventory.model import parse
 from orchestrator.output.console import Console
 from orchestrator.runs.attach import conclude
-from orchestrator.runs.follow import Choice, View
+from orchestrator.runs.follow import LogFilter, View
 
 HOSTS = parse("hosts: [a, b]", "inventory.yaml").hosts
 NODES = {"a": 0, "b": 1}
@@ -26,7 +26,7 @@ FAILED = {"state": "failed", "first_failure": A_FAILURE}
 def concluded(nodes: dict[str, int] = NODES, **verdicts: dict[str, Any]) -> tuple[int, list[str]]:
     """The exit code, and the lines that are said."""
     fleet = Fleet(Dialer(), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
-    view = View(A_RUN["run_id"], HOSTS, Choice(follow=True), fleet, lambda _: None)
+    view = View(A_RUN["run_id"], HOSTS, LogFilter(follow=True), fleet, lambda _: None)
     for host, verdict in verdicts.items():
         view.outcomes[host] = Attached(part_of(node=-1 if host == "b" else 0, host=host, verdict=verdict))
     stream = io.StringIO()
