@@ -29,7 +29,7 @@ def _memory() -> Tuple[int, int]:
 
 
 def _nics() -> List[Dict[str, Any]]:
-    found = []
+    nics = []
     for name in sorted(os.listdir("/sys/class/net")):
         if name.startswith(NOT_REAL) or _net(name, "operstate") == "down":
             continue
@@ -37,8 +37,8 @@ def _nics() -> List[Dict[str, Any]]:
         received, sent = _net(name, "statistics/rx_bytes"), _net(name, "statistics/tx_bytes")
         if received.isdigit() and sent.isdigit():
             mbit = int(speed) if speed.isdigit() and int(speed) > 0 else None
-            found.append({"name": name, "received": int(received), "sent": int(sent), "mbit": mbit})
-    return found
+            nics.append({"name": name, "received": int(received), "sent": int(sent), "mbit": mbit})
+    return nics
 
 
 def _net(name: str, what: str) -> str:

@@ -24,21 +24,23 @@ class Interface(NamedTuple):
 
 def interfaces() -> List[Interface]:
     """Every address of every interface, IPv4 before IPv6."""
-    found = []
+    result = []
     for name, address in _ipv4() + _ipv6():
         flags = _flags(name)
         bridge = os.path.isdir("/sys/class/net/%s/bridge" % name)
         up = flags & (IFF_UP | IFF_RUNNING) == (IFF_UP | IFF_RUNNING)
-        found.append(Interface(name, address, _speed(name), bridge, bool(flags & IFF_LOOPBACK), up))
-    return found
+        result.append(Interface(name, address, _speed(name), bridge, bool(flags & IFF_LOOPBACK), up))
+    return result
 
 
 def candidates() -> List[str]:
     """Addresses by which other hosts may reach this one, the likeliest first: bridges last (docker0 has the same
     address everywhere, but a virtualisation host's own address may be on one), the fastest interface first.
     """
-    usable = [one for one in interfaces() if one.up and not one.loopback]
-    return [one.address for one in sorted(usable, key=lambda one: (one.bridge, -one.speed))]
+    usable = [interface for interface in interfaces() if interface.up and not interface.loopback]
+    return [
+        interface.address for interface in sorted(usable, key=lambda interface: (interface.bridge, -interface.speed))
+    ]
 
 
 def source_address(target: str) -> str:
@@ -50,16 +52,16 @@ def source_address(target: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    for one in interfaces():
-        if one.address == address:
-            return one.name
+    for interface in interfaces():
+        if interface.address == address:
+            return interface.name
     return "lo" if address.startswith("127.") else ""
 
 
 def address_of(interface: str) -> Optional[str]:
-    for one in interfaces():
-        if one.name == interface:
-            return one.address
+    for candidate in interfaces():
+        if candidate.name == interface:
+            return candidate.address
     return None
 
 
@@ -76,25 +78,25 @@ def _ipv4() -> List[Tuple[str, str]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         answer = fcntl.ioctl(probe, SIOCGIFCONF, struct.pack("iL", length, address))
     raw = table.tobytes()[: struct.unpack_from("i", answer)[0]]
-    found = []
+    addresses = []
     for start in range(0, len(raw), ENTRY):
         label = raw[start : start + 16].split(b"\0")[0].decode("utf-8", "replace")
-        found.append((label.partition(":")[0], socket.inet_ntoa(raw[start + 20 : start + 24])))
-    return found
+        addresses.append((label.partition(":")[0], socket.inet_ntoa(raw[start + 20 : start + 24])))
+    return addresses
 
 
 def _ipv6() -> List[Tuple[str, str]]:
     """Global IPv6 addresses: link-local ones (scope 20) are useless without their interface's name."""
-    found = []
+    addresses = []
     try:
         with open("/proc/net/if_inet6", encoding="ascii") as lines:
             for line in lines:
                 raw, _, _, scope, _, name = line.split()
                 if scope == "00":
-                    found.append((name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(raw))))
+                    addresses.append((name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(raw))))
     except OSError:
         pass  # a kernel without IPv6
-    return found
+    return addresses
 
 
 def _flags(name: str) -> int:
@@ -131,8 +133,8 @@ def listen_on(addresses: List[str], ports: List[int]) -> List[socket.socket]:
                     if error.errno != errno.EADDRNOTAVAIL:
                         raise
         except OSError:
-            for one in bound:
-                one.close()
+            for listener in bound:
+                listener.close()
             continue
         if bound:
             return bound
@@ -146,10 +148,10 @@ def endpoint(address: str, port: int) -> str:
 
 def keep_only(listeners: List[socket.socket], addresses: List[str]) -> List[socket.socket]:
     """Close the listeners on all other addresses."""
-    for one in listeners:
-        if one.getsockname()[0] not in addresses:
-            one.close()
-    return [one for one in listeners if one.fileno() >= 0]
+    for listener in listeners:
+        if listener.getsockname()[0] not in addresses:
+            listener.close()
+    return [listener for listener in listeners if listener.fileno() >= 0]
 
 
 def free_for_torch(ports: List[int]) -> List[int]:
@@ -194,8 +196,8 @@ def listeners(ports: List[int]) -> Dict[int, int]:
 
 def listening_user(port: int) -> Optional[int]:
     """The user id of whoever listens on this TCP port; None if nobody does."""
-    for found, user, _ in _listening():
-        if found == port:
+    for listening_port, user, _ in _listening():
+        if listening_port == port:
             return user
     return None
 
@@ -216,13 +218,13 @@ def _listening() -> Iterator[Tuple[int, int, int]]:
 
 def holder(inode: int) -> Optional[int]:
     """The pid that has the socket open; None when it is another user's."""
-    wanted = "socket:[%d]" % inode
+    target = "socket:[%d]" % inode
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         try:
             for handle in os.listdir("/proc/%s/fd" % name):
-                if os.readlink("/proc/%s/fd/%s" % (name, handle)) == wanted:
+                if os.readlink("/proc/%s/fd/%s" % (name, handle)) == target:
                     return int(name)
         except OSError:
             continue

@@ -66,13 +66,13 @@ def stat(pid: int) -> Optional[Stat]:
 
 
 def identify(pid: int) -> Optional[Process]:
-    found = stat(pid)
-    return found.process if found else None
+    status = stat(pid)
+    return status.process if status else None
 
 
 def alive(process: Process) -> bool:
-    found = stat(process.pid)
-    return found is not None and found.process == process and found.state not in "ZX"
+    status = stat(process.pid)
+    return status is not None and status.process == process and status.state not in "ZX"
 
 
 def _pids() -> List[int]:
@@ -99,10 +99,10 @@ def name(pid: int) -> str:
 def ancestors(pid: int) -> List[int]:
     """The pids above a process, its parent first."""
     above: List[int] = []
-    found = stat(pid)
-    while found is not None and found.parent > 0:
-        above.append(found.parent)
-        found = stat(found.parent)
+    status = stat(pid)
+    while status is not None and status.parent > 0:
+        above.append(status.parent)
+        status = stat(status.parent)
     return above
 
 
@@ -115,7 +115,7 @@ def owner(pid: int) -> Optional[int]:
 
 def marks() -> Dict[Process, str]:
     """Every process of this user whose environment carries our mark, with its run id. (Root could read all.)"""
-    found = {}
+    run_ids = {}
     prefix = MARK.encode() + b"="
     for pid in _pids():
         # before its environment is read: if the pid changes hands in between, the identity is stale and nothing is hit
@@ -129,9 +129,9 @@ def marks() -> Dict[Process, str]:
             continue
         for entry in environment.split(b"\0"):
             if entry.startswith(prefix):
-                found[process] = entry[len(prefix) :].decode("ascii", "replace")
+                run_ids[process] = entry[len(prefix) :].decode("ascii", "replace")
                 break
-    return found
+    return run_ids
 
 
 def environment(pid: int) -> Dict[str, str]:
@@ -148,8 +148,8 @@ def frozen(members: Iterable[List[int]]) -> List[int]:
     """The ranks of which a process is stopped (state T), of the processes [pid, start time] that a guard recorded."""
     ranks = set()
     for pid, started in members:
-        found = stat(pid)
-        if found is not None and found.process.started == started and found.state in "Tt":
+        status = stat(pid)
+        if status is not None and status.process.started == started and status.state in "Tt":
             rank = environment(pid).get("RANK", "")
             if rank.isdigit():
                 ranks.add(int(rank))
@@ -158,16 +158,16 @@ def frozen(members: Iterable[List[int]]) -> List[int]:
 
 def descendants(root: int) -> Set[Process]:
     """Everything below `root`, zombies left out. A subreaper's descendants include what double-forked away."""
-    return {found.process for found in below(root)}
+    return {child.process for child in below(root)}
 
 
 def below(root: int, without: int = -1) -> List[Stat]:
     """The same, with what the kernel says about each; not the process `without`, nor what is below it."""
     children: Dict[int, List[Stat]] = {}
     for pid in _pids():
-        found = stat(pid)
-        if found is not None:
-            children.setdefault(found.parent, []).append(found)
+        status = stat(pid)
+        if status is not None:
+            children.setdefault(status.parent, []).append(status)
     family: List[Stat] = []
     waiting = [root]
     while waiting:

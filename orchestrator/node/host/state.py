@@ -48,9 +48,9 @@ class StateError(Exception):
 
 def base() -> str:
     """The state folder: $DDP_ORCH_STATE_DIR, or the first usable of ~/.local/state/ddp-orch, /var/tmp, /tmp."""
-    wanted = os.environ.get("DDP_ORCH_STATE_DIR")
-    if wanted:
-        return _private(wanted)
+    chosen = os.environ.get("DDP_ORCH_STATE_DIR")
+    if chosen:
+        return _private(chosen)
     reasons = []
     for candidate in _local_candidates():
         try:
@@ -80,17 +80,17 @@ def passed_over() -> List[str]:
 
 def _bases() -> List[str]:
     """The state folder, and others that have been the state folder while an earlier one could not be used."""
-    found = [base()]
+    bases = [base()]
     if os.environ.get("DDP_ORCH_STATE_DIR"):
-        return found
+        return bases
     for candidate in _local_candidates():
-        if candidate != found[0] and os.path.lexists(candidate):
+        if candidate != bases[0] and os.path.lexists(candidate):
             try:
                 _check_private(candidate)
-                found.append(candidate)
+                bases.append(candidate)
             except (OSError, StateError):
                 pass  # see passed_over
-    return found
+    return bases
 
 
 def _local_candidates() -> List[str]:
@@ -118,14 +118,14 @@ def _private(path: str) -> str:
 def _check_private(path: str) -> None:
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        found = os.fstat(folder)
-        if found.st_uid != os.geteuid():
+        status = os.fstat(folder)
+        if status.st_uid != os.geteuid():
             raise StateError(
-                "%s belongs to uid %d, not to you; remove it or set DDP_ORCH_STATE_DIR" % (path, found.st_uid)
+                "%s belongs to uid %d, not to you; remove it or set DDP_ORCH_STATE_DIR" % (path, status.st_uid)
             )
-        if found.st_mode & 0o077:
+        if status.st_mode & 0o077:
             raise StateError(
-                "%s can be entered by others (mode %o); chmod 700 it" % (path, stat.S_IMODE(found.st_mode))
+                "%s can be entered by others (mode %o); chmod 700 it" % (path, stat.S_IMODE(status.st_mode))
             )
     finally:
         os.close(folder)
@@ -202,11 +202,11 @@ def _find_host(base: str, here: Dict[str, Any]) -> Optional[str]:
     Hosts that share a home may be clones with one machine-id, so a hostname tells them apart; but it may change.
     """
     name = _name_of(here)
-    records = {one: read(os.path.join(base, one, "host.json")) or {} for one in os.listdir(base)}
-    known = {one: record for one, record in records.items() if record.get("machine_id") == here["machine_id"]}
+    records = {host: read(os.path.join(base, host, "host.json")) or {} for host in os.listdir(base)}
+    known = {host: record for host, record in records.items() if record.get("machine_id") == here["machine_id"]}
     running = [
-        one
-        for one, record in known.items()
+        host
+        for host, record in known.items()
         if (record.get("boot_id"), record.get("pid_namespace")) == (here["boot_id"], here["pid_namespace"])
     ]
     if name in running or (not running and name in records):
@@ -217,12 +217,12 @@ def _find_host(base: str, here: Dict[str, Any]) -> Optional[str]:
         return None
     # renamed and booted, or a container in the place of another, which may still be there
     free = [
-        one
-        for one, record in known.items()
-        if (record.get("boot_id") != here["boot_id"] or _is_unused(os.path.join(base, one)))
-        and not _works(os.path.join(base, one))
+        host
+        for host, record in known.items()
+        if (record.get("boot_id") != here["boot_id"] or _is_unused(os.path.join(base, host)))
+        and not _works(os.path.join(base, host))
     ]
-    return max(free, key=lambda one: os.stat(os.path.join(base, one, "host.json")).st_mtime, default=None)
+    return max(free, key=lambda host: os.stat(os.path.join(base, host, "host.json")).st_mtime, default=None)
 
 
 def _is_unused(folder: str) -> bool:
@@ -238,12 +238,12 @@ def _works(folder: str) -> bool:
 
 def homes() -> List[str]:
     """This host's folders, the one for what is new first: see `_bases`."""
-    found = [os.path.join(base(), host_id())]
+    folders = [os.path.join(base(), host_id())]
     for other in _bases()[1:]:
         name = _find_host(other, _identity())
         if name is not None:
-            found.append(os.path.join(other, name))
-    return found
+            folders.append(os.path.join(other, name))
+    return folders
 
 
 def _read(path: str) -> str:

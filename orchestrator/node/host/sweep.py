@@ -13,22 +13,22 @@ def sweep(run_id: str, folder: str) -> List[Dict[str, Any]]:
     deadline = time.monotonic() + 10.0
     while True:
         began = time.thread_time()
-        left = [one for one in belonging(run_id, folder) if one.pid != os.getpid()]
+        left = [process for process in belonging(run_id, folder) if process.pid != os.getpid()]
         look_at = time.monotonic() + (time.thread_time() - began) * processes.LOOK_SHARE
         if not left or time.monotonic() > deadline:
-            return [{"pid": one.pid, "cmd": processes.command(one.pid)} for one in left]
+            return [{"pid": process.pid, "cmd": processes.command(process.pid)} for process in left]
         processes.send_all(left, signal.SIGKILL)
-        while any(processes.alive(one) for one in left) and time.monotonic() < look_at:
+        while any(processes.alive(process) for process in left) and time.monotonic() < look_at:
             time.sleep(0.01)  # the kernel needs a moment to take them down
 
 
 def belonging(run_id: str, folder: str) -> List[processes.Process]:
     """Processes of a run, by their mark and by the record its guard kept."""
-    found = {process for process, mark in processes.marks().items() if mark == run_id}
+    members = {process for process, mark in processes.marks().items() if mark == run_id}
     record = state.read(os.path.join(folder, "procs.json")) or {}
     if record.get("boot_id") == state.boot_id():
         try:
-            found.update([processes.Process(*map(int, one)) for one in record.get("processes", [])])
+            members.update([processes.Process(*map(int, identity)) for identity in record.get("processes", [])])
         except state.DAMAGED:
             pass  # the mark finds nearly all of them
-    return [process for process in found if processes.alive(process)]
+    return [process for process in members if processes.alive(process)]

@@ -34,7 +34,7 @@ class RecorderChild:
         """`argv`: of its interpreter. False: there is no process to be had now."""
         self.due = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        inherited = [theirs.fileno()] + [one.fileno() for one in listeners]
+        inherited = [theirs.fileno()] + [listener.fileno() for listener in listeners]
         given = {"folder": folder, "spec": spec, "private": private, "guard_pid": os.getpid(), "sockets": inherited}
         stdin = -1
         try:
@@ -47,8 +47,8 @@ class RecorderChild:
             self.due = time.monotonic() + BACKOFF
             return False
         finally:
-            for one in listeners:
-                one.set_inheritable(False)
+            for listener in listeners:
+                listener.set_inheritable(False)
             theirs.close()
             if stdin >= 0:
                 os.close(stdin)

@@ -30,7 +30,7 @@ def start(
     Raises NotStarted.
     """
     ours, theirs = socket.socketpair()
-    handles = {name: [one.fileno() for one in listeners] for name, listeners in sockets.items()}
+    handles = {name: [listener.fileno() for listener in listeners] for name, listeners in sockets.items()}
     inherited = [theirs.fileno(), *(handle for some in handles.values() for handle in some), *locks]
     given = {
         "folder": folder,
@@ -56,8 +56,8 @@ def start(
     if child.returncode:
         ours.close()
         with open(errors, encoding="utf-8", errors="replace") as log:
-            said = log.read().strip().splitlines()
-        raise NotStarted("the guard did not start: %s" % (said[-1] if said else "it said nothing"))
+            error_lines = log.read().strip().splitlines()
+        raise NotStarted("the guard did not start: %s" % (error_lines[-1] if error_lines else "it said nothing"))
     return ours
 
 
@@ -88,7 +88,7 @@ def main_guard() -> int:
         dict(given["spec"], umask=umask, descriptors=descriptors),
         given["private"],
         socket.socket(fileno=given["control"]),
-        {name: [socket.socket(fileno=one) for one in handles] for name, handles in given["sockets"].items()},
+        {name: [socket.socket(fileno=number) for number in handles] for name, handles in given["sockets"].items()},
         given["locks"],
     )
     guard.hold()
@@ -110,8 +110,8 @@ def main_recorder() -> NoReturn:
     os.close(null)
     processes.set_name("ddp-recorder")
     guard, *listeners = [socket.socket(fileno=handle) for handle in given["sockets"]]
-    for one in (guard, *listeners):
-        one.set_inheritable(False)
+    for sock in (guard, *listeners):
+        sock.set_inheritable(False)
     history.History(given["folder"]).start()
     cluster_link = (lambda recorder: HeadLink(recorder, listeners)) if given["spec"]["node"] == 0 else WorkerLink
     Recorder(given["folder"], given["spec"], given["private"], guard, given["guard_pid"], cluster_link).run()

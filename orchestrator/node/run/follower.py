@@ -38,7 +38,7 @@ class WorkerLink(ClusterLink):
         return TICK
 
     def on_readable(self, handle: int) -> None:
-        link = next((one for one in self.links() if one.fileno() == handle), None)
+        link = next((link for link in self.links() if link.fileno() == handle), None)
         if link is None:
             return
         was_ready = link.ready
@@ -140,6 +140,6 @@ class WorkerLink(ClusterLink):
     def _tell_for_the_head(self, failure: Dict[str, Any], attempt: int) -> None:
         """One of those that are left tells, the first after the head; they have no links to agree by (ADR 0004)."""
         here = self._spec["nodes"][self._spec["node"]]["host"]
-        said = dict(failure, what="head lost, as %s says" % here)
-        message = notify.message(self._spec, "lost", attempt, said)
+        report = dict(failure, what="head lost, as %s says" % here)
+        message = notify.message(self._spec, "lost", attempt, report)
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)

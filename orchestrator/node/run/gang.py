@@ -86,7 +86,7 @@ def order_of(state: State, number: int) -> Optional[Order]:
             return None
         return End(state.verdict or {})
     if node.node_rank is None:
-        hosts = tuple(state.nodes[one].host for one in state.team)
+        hosts = tuple(state.nodes[member].host for member in state.team)
         return Wait(hosts) if state.attempt > 0 and node.phase is not NodePhase.LOST else None
     if node.phase is NodePhase.EXITED:
         return None

@@ -85,7 +85,7 @@ class HeadLink(ClusterLink):
         link = Link(connection, self._recorder.key, None)
         self._guests[link.fileno()] = link
         if len(self._guests) > 256:  # strangers that connect and say nothing shall not use up our descriptors
-            self._drop(min(self._guests.values(), key=lambda one: one.opened_at))
+            self._drop(min(self._guests.values(), key=lambda guest: guest.opened_at))
 
     def _exchange(self, link: Link) -> None:
         was_ready = link.ready
@@ -111,7 +111,7 @@ class HeadLink(ClusterLink):
             try:
                 for message in received:
                     if "status" in message:
-                        self._told(link.node, messages.status(message["status"]))
+                        self._on_node_status(link.node, messages.status(message["status"]))
                     if "silence" in message:
                         self._silence[link.node] = messages.silence(message["silence"])
             except messages.Malformed:
@@ -134,9 +134,9 @@ class HeadLink(ClusterLink):
             self._listeners = network.keep_only(self._listeners, status["start"]["link_addresses"])
         if status["start"] is not None and self._state.phase is Phase.WAITING:
             self._step(gang_events.StartRequested(status["start"]["master_addr"], status["start"]["master_port"], now))
-        self._told(0, messages.status(status))
+        self._on_node_status(0, messages.status(status))
 
-    def _told(self, number: int, status: Dict[str, Any]) -> None:
+    def _on_node_status(self, number: int, status: Dict[str, Any]) -> None:
         """A node tells all it knows, every time; what is news becomes an event."""
         now = self._now()
         host = self._state.nodes[number].host
@@ -185,14 +185,14 @@ class HeadLink(ClusterLink):
 
     def _watch_silence(self) -> None:
         """A hung collective spins at 100 % CPU: that no rank prints anything is the only sign of it."""
-        if gang.label(self._state) != "running" or not all(one in self._silence for one in self._state.team):
+        if gang.label(self._state) != "running" or not all(node in self._silence for node in self._state.team):
             return
         silence = {number: self._silence[number] for number in self._state.team}
-        quiet = min(one["quiet"] for one in silence.values())
+        quiet = min(node["quiet"] for node in silence.values())
         limit = self._spec["stall_timeout"]
         frozen = {
-            str(number): [rank for rank in one["frozen"] if rank in self._ranks(number)]
-            for number, one in silence.items()
+            str(number): [rank for rank in node["frozen"] if rank in self._ranks(number)]
+            for number, node in silence.items()
         }
         if limit is not None and quiet > limit:
             self._step(gang_events.Stalled(self._state.attempt, quiet, frozen, self._now()))
@@ -259,8 +259,10 @@ class HeadLink(ClusterLink):
             )
         if after.first_failure is not None and before.first_failure is None:
             first = after.first_failure
-            said = " (%s)" % first["said"] if first.get("said") else ""
-            self._recorder.say("first failure: %s: %s%s; stopping all nodes" % (first["host"], first["what"], said))
+            last_line = " (%s)" % first["said"] if first.get("said") else ""
+            self._recorder.say(
+                "first failure: %s: %s%s; stopping all nodes" % (first["host"], first["what"], last_line)
+            )
         elif after.first_failure is not None and after.first_failure != before.first_failure:
             what = "%s: %s" % (after.first_failure["host"], after.first_failure["what"])
             self._recorder.say("first failure, seen late: %s; it went silent before the other failed" % what)

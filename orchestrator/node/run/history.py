@@ -51,7 +51,7 @@ class History:
         kept = read(os.path.dirname(self._path))[::2]
         aside = self._path + ".new"
         with open(aside, "w", opener=_private) as file:
-            file.writelines(json.dumps(one) + "\n" for one in kept)
+            file.writelines(json.dumps(sample) + "\n" for sample in kept)
         os.rename(aside, self._path)
         self._count = len(kept)
         self._every *= 2
@@ -63,14 +63,14 @@ def _private(path: str, flags: int) -> int:
 
 def read(folder: str) -> List[Dict[str, Any]]:
     """The samples of a run, the oldest first; [] where there are none."""
-    found = []
+    samples = []
     try:
         with open(os.path.join(folder, NAME), encoding="ascii") as file:
             for line in file:
                 try:
-                    found.append(json.loads(line))
+                    samples.append(json.loads(line))
                 except ValueError:
                     pass  # one that was cut short
     except (OSError, UnicodeDecodeError):
         pass
-    return found
+    return samples

@@ -90,20 +90,20 @@ def last_words(folder: str, stream: Stream) -> str:
 
 def segments(folder: str) -> Dict[Stream, List[Segment]]:
     """The segments of every stream in a journal's folder, in order."""
-    found: Dict[Stream, List[Segment]] = {}
+    by_stream: Dict[Stream, List[Segment]] = {}
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
-        return found
+        return by_stream
     for name in names:
         parts = name.split(".")
         if len(parts) != 5 or parts[4] != "seg" or not (parts[0].isdigit() and parts[3].isdigit()):
             continue
         stream = Stream(int(parts[0]), parts[1], parts[2])
-        found.setdefault(stream, []).append(Segment(int(parts[3]), os.path.join(folder, name[:-4])))
-    for parts_of in found.values():
+        by_stream.setdefault(stream, []).append(Segment(int(parts[3]), os.path.join(folder, name[:-4])))
+    for parts_of in by_stream.values():
         parts_of.sort()
-    return found
+    return by_stream
 
 
 def trim(folder: str, limit: int) -> Dict[Stream, int]:
@@ -113,13 +113,13 @@ def trim(folder: str, limit: int) -> Dict[Stream, int]:
     for stream, parts in segments(folder).items():
         for segment in parts:
             try:
-                found = os.stat(segment.path + ".seg")
-                size = found.st_size + os.stat(segment.path + ".idx").st_size
+                status = os.stat(segment.path + ".seg")
+                size = status.st_size + os.stat(segment.path + ".idx").st_size
             except FileNotFoundError:
                 continue  # its writer has just left it
             total += size
             if segment != parts[-1]:
-                old.append((found.st_mtime_ns, stream, segment, size))
+                old.append((status.st_mtime_ns, stream, segment, size))
     dropped: Dict[Stream, int] = {}
     for _, stream, segment, size in sorted(old):
         if total <= limit:

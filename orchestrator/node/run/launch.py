@@ -115,7 +115,7 @@ def _command(words: List[str], output: str) -> List[str]:
 
 
 def _fill_in(text: str, output: str) -> str:
-    return OUTPUT.sub(lambda found: output if found.group() == "{output}" else "{output}", text)
+    return OUTPUT.sub(lambda match: output if match.group() == "{output}" else "{output}", text)
 
 
 def _direct(

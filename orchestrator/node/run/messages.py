@@ -45,7 +45,7 @@ def status(message: Any) -> Dict[str, Any]:
         "attempt": _integer(message.get("attempt")),
         "phase": phase,
         "outcome": None if outcome is None else {"ok": _object(outcome).get("ok") is True},
-        "failures": [_failure(one) for one in _list(message.get("failures"))[:FAILURES]],
+        "failures": [_failure(failure) for failure in _list(message.get("failures"))[:FAILURES]],
         "stop": None if stop is None else {"by": _text(_object(stop).get("by")), "grace": _number(stop.get("grace"))},
     }
 

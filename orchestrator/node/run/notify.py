@@ -46,16 +46,16 @@ def message(spec: Dict[str, Any], state: str, attempt: int, first_failure: Optio
     }
 
 
-def tell(program: str, wanted: Dict[str, Any], said: Dict[str, Any], folder: str) -> None:
+def tell(program: str, targets: Dict[str, Any], message: Dict[str, Any], folder: str) -> None:
     """Start a process that does it, and come back at once. `wanted`: webhook and command, each text or null.
 
     What goes wrong is in the log of the run, whose folder this is, and in its RECORD. Not a fork: the recorder has
     threads, and its links and FIFOs must not stay open through it.
     """
-    if not wanted.get("webhook") and not wanted.get("command"):
+    if not targets.get("webhook") and not targets.get("command"):
         return
     try:
-        given = in_memory(json.dumps({"wanted": wanted, "said": said, "folder": folder}).encode("ascii"))
+        given = in_memory(json.dumps({"wanted": targets, "said": message, "folder": folder}).encode("ascii"))
         try:
             child = subprocess.Popen(processes.own_program(program, "notify"), stdin=given, start_new_session=True)
         finally:
@@ -73,11 +73,11 @@ def main() -> int:
     return 0
 
 
-def send(wanted: Dict[str, Any], said: Dict[str, Any], tries: int = TRIES) -> Dict[str, str]:
+def send(targets: Dict[str, Any], message: Dict[str, Any], tries: int = TRIES) -> Dict[str, str]:
     """Tell both; gives what went wrong, by `webhook` and `command`."""
     problems = {
-        "webhook": post(wanted["webhook"], {"text": said["text"]}, tries) if wanted.get("webhook") else None,
-        "command": run(wanted["command"], said) if wanted.get("command") else None,
+        "webhook": post(targets["webhook"], {"text": message["text"]}, tries) if targets.get("webhook") else None,
+        "command": run(targets["command"], message) if targets.get("command") else None,
     }
     return {what: why for what, why in problems.items() if why is not None}
 
@@ -104,13 +104,13 @@ def test(arguments: Dict[str, Any]) -> Dict[str, Any]:
     return {"problems": send(arguments["wanted"], arguments["said"], tries=1)}
 
 
-def look(wanted: Dict[str, Any]) -> Dict[str, str]:
+def look(targets: Dict[str, Any]) -> Dict[str, str]:
     """What would go wrong, without sending anything. `wanted`: webhook (scheme host port), program: each or null."""
-    found = {
-        "webhook": _connect(**wanted["webhook"]) if wanted["webhook"] else None,
-        "command": _find(wanted["program"]) if wanted["program"] else None,
+    problems = {
+        "webhook": _connect(**targets["webhook"]) if targets["webhook"] else None,
+        "command": _find(targets["program"]) if targets["program"] else None,
     }
-    return {what: why for what, why in found.items() if why is not None}
+    return {what: why for what, why in problems.items() if why is not None}
 
 
 def _connect(scheme: str, host: str, port: int) -> Optional[str]:
@@ -132,8 +132,8 @@ def _connect(scheme: str, host: str, port: int) -> Optional[str]:
 def _find(program: str) -> Optional[str]:
     """As the shell looks for it, in the home directory."""
     argv = ["/bin/sh", "-c", 'command -v "$1" < /dev/null > /dev/null 2>&1', "sh", os.path.expanduser(program)]
-    found = subprocess.call(argv, cwd=os.path.expanduser("~"), timeout=COMMAND_WINDOW)
-    return None if found == 0 else "%s: not found" % program
+    status = subprocess.call(argv, cwd=os.path.expanduser("~"), timeout=COMMAND_WINDOW)
+    return None if status == 0 else "%s: not found" % program
 
 
 def post(webhook: str, body: Dict[str, Any], tries: int = TRIES) -> Optional[str]:
@@ -160,7 +160,7 @@ def post(webhook: str, body: Dict[str, Any], tries: int = TRIES) -> Optional[str
     return why
 
 
-def run(command: str, said: Dict[str, Any]) -> Optional[str]:
+def run(command: str, message: Dict[str, Any]) -> Optional[str]:
     """By `sh -c`, in the home directory, with the message as JSON on stdin. Gives what went wrong."""
     process = subprocess.Popen(
         ["/bin/sh", "-c", command],
@@ -171,7 +171,7 @@ def run(command: str, said: Dict[str, Any]) -> Optional[str]:
         start_new_session=True,
     )
     try:
-        process.communicate(json.dumps(said).encode("ascii") + b"\n", timeout=COMMAND_WINDOW)
+        process.communicate(json.dumps(message).encode("ascii") + b"\n", timeout=COMMAND_WINDOW)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -64,7 +64,7 @@ class Recorder:
         limit, streams = spec["keep"]["journal"], 2 * (spec["nproc"] + 1)
         self._segment = max(journal.SEGMENT_LEAST, min(journal.SEGMENT, limit // (4 * streams)))
         self._grown = self._segment  # bytes since the journal's size was looked at
-        self._said: List[str] = []  # the last line of each failure reported of this attempt
+        self._last_lines: List[str] = []  # the last line of each failure reported of this attempt
         self._orphan_until: Optional[float] = None
         self._poll = select.poll()
         self._link = cluster_link(self)
@@ -193,25 +193,25 @@ class Recorder:
         before, self._status = self._status["attempt"], json.loads(raw)
         if self._status["attempt"] != before:
             self._heard_ranks_at = time.monotonic()
-            self._said = []
+            self._last_lines = []
         self._open_fifos()
-        self._add_what_was_said()
+        self._add_last_lines()
         self._close_old_fifos()
         self._link.on_status(self._status)
 
-    def _add_what_was_said(self) -> None:
+    def _add_last_lines(self) -> None:
         """To each failure the last line on its process's stderr: with the exit code it tells one cause from another."""
         failures = self._status["failures"]
-        for failure in failures[len(self._said) :]:
+        for failure in failures[len(self._last_lines) :]:
             for handle in list(self._fifos):  # the guard saw the end of the process: all it wrote is in its FIFO
                 self._pump(handle, 0)
             rank = failure["rank"]
             source = "agent" if rank is None else str(rank)
             stream = journal.Stream(failure["attempt"], source, "err")
-            said = journal.last_words(os.path.join(self.folder, "log"), stream)
-            self._said.append(self._hidden(self._shortened(said)))
+            last_line = journal.last_words(os.path.join(self.folder, "log"), stream)
+            self._last_lines.append(self._hidden(self._shortened(last_line)))
         for number, failure in enumerate(failures):
-            failure["said"] = self._said[number]
+            failure["said"] = self._last_lines[number]
 
     def _shortened(self, text: str) -> str:
         """Without this host's own folders: the same failure of two hosts must read the same."""

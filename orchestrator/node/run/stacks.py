@@ -41,12 +41,14 @@ def main(arguments: List[str]) -> int:
         rank, pid, started = word.split(":")
         process = processes.Process(int(pid), int(started))
         stderr = os.path.join(folder, "%s.%s.err" % (attempt, rank))
-        below = [one.process for one in processes.below(process.pid) if _catches(one.process.pid)][:CHILDREN_MOST]
+        below = [item.process for item in processes.below(process.pid) if _catches(item.process.pid)][:CHILDREN_MOST]
         if _py_spy(process, stderr):
             to_spy += [(stderr, child) for child in below]
             continue
         how = "its stacks follow"
-        children.append([Shown(stderr, "rank %s, child %s: %s" % (rank, _state(one.pid), how), one) for one in below])
+        children.append(
+            [Shown(stderr, "rank %s, child %s: %s" % (rank, _state(item.pid), how), item) for item in below]
+        )
         if not _catches(process.pid):
             how = "no stacks: no py-spy here, and it does not catch SIGABRT"
         ranks.append(Shown(stderr, "rank %s, %s: %s" % (rank, _state(process.pid), how), process))
@@ -55,19 +57,19 @@ def main(arguments: List[str]) -> int:
         if time.monotonic() < deadline:
             _py_spy(child, stderr)
     # nobody shall act on the end of another before it has shown its own stacks
-    processes.send_all([one.process for some in [ranks, *children] for one in some], signal.SIGSTOP)
+    processes.send_all([item.process for some in [ranks, *children] for item in some], signal.SIGSTOP)
     for at_once in itertools.zip_longest(*children):
         if time.monotonic() < deadline:
-            _abort([one for one in at_once if one is not None])
+            _abort([item for item in at_once if item is not None])
     _abort(ranks)
     return 0
 
 
 def _abort(shown: List[Shown]) -> None:
-    for one in shown:
-        with open(one.stderr, "r+b", buffering=0) as stderr:
-            stderr.write(("ddp-orch: %s\n" % one.header).encode("ascii", "backslashreplace"))
-    some = [one.process for one in shown if _catches(one.process.pid)]
+    for item in shown:
+        with open(item.stderr, "r+b", buffering=0) as stderr:
+            stderr.write(("ddp-orch: %s\n" % item.header).encode("ascii", "backslashreplace"))
+    some = [item.process for item in shown if _catches(item.process.pid)]
     for process in some:
         try:
             _, hard = resource.prlimit(process.pid, resource.RLIMIT_CORE)
@@ -76,7 +78,7 @@ def _abort(shown: List[Shown]) -> None:
             pass  # it has gone; or it may leave a core file
     # all at once: when one has ended, torchrun ends the others
     processes.send_all(some, signal.SIGABRT)
-    processes.send_all([one.process for one in shown], signal.SIGCONT)  # one that is stopped handles no signal
+    processes.send_all([item.process for item in shown], signal.SIGCONT)  # one that is stopped handles no signal
     deadline = time.monotonic() + ABORT_WINDOW
     while time.monotonic() < deadline and any(processes.alive(process) for process in some):
         time.sleep(0.02)
@@ -113,10 +115,10 @@ def _catches(pid: int) -> bool:
 
 
 def _state(pid: int) -> str:
-    found = processes.stat(pid)
+    status = processes.stat(pid)
     try:
         with open("/proc/%d/wchan" % pid) as file:
             waits = file.read().strip("0\n")
     except OSError:
         waits = ""
-    return "pid %d, state %s%s" % (pid, found.state if found else "gone", ", waits in %s" % waits if waits else "")
+    return "pid %d, state %s%s" % (pid, status.state if status else "gone", ", waits in %s" % waits if waits else "")

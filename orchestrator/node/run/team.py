@@ -45,7 +45,7 @@ def why_not_again(state: State) -> Optional[str]:
         if restarts(state) >= state.max_restarts:
             spent = "all %d restarts are spent" % state.max_restarts
             return spent if state.max_restarts else "max_restarts is 0"
-        alike = [_same_at_start(one) for one in (*state.failures, failure)[-FAILS_ALIKE:]]
+        alike = [_same_at_start(failed) for failed in (*state.failures, failure)[-FAILS_ALIKE:]]
         if len(alike) == FAILS_ALIKE and alike[0] is not None and len(set(alike)) == 1:
             return "it failed three times in a row in the same way at its start"
     if next_team(state) is None:

@@ -91,8 +91,8 @@ class Tree:
     # starting
 
     def start(self, jobs: List[Job]) -> None:
-        for one in jobs:
-            self._roots[self._spawn(one.description)] = one.label
+        for root_job in jobs:
+            self._roots[self._spawn(root_job.description)] = root_job.label
 
     def _spawn(self, description: Dict[str, Any]) -> int:
         descriptor = -1
@@ -129,8 +129,8 @@ class Tree:
     def register(self, line: bytes) -> None:
         """A rank's own report, written just before it becomes the user's command."""
         try:
-            told = json.loads(line)
-            process, rank = processes.Process(int(told["pid"]), int(told["started"])), int(told["rank"])
+            report = json.loads(line)
+            process, rank = processes.Process(int(report["pid"]), int(report["started"])), int(report["rank"])
         except (ValueError, KeyError, TypeError):
             return  # the FIFO is open to all of the user's processes, and nothing they write there may end us
         try:
@@ -158,10 +158,10 @@ class Tree:
     def rank_ended(self, handle: int) -> None:
         process, rank = self._ranks.pop(handle)
         os.close(handle)
-        found = processes.stat(process.pid)
-        if found is None or found.process != process or found.state not in "ZX":
+        status = processes.stat(process.pid)
+        if status is None or status.process != process or status.state not in "ZX":
             return  # reaped before we looked: torchrun's own status will tell
-        self._rank_done(rank, found.exit_status, process.pid)
+        self._rank_done(rank, status.exit_status, process.pid)
 
     def _rank_done(self, rank: int, status: int, pid: int) -> None:
         if status:
@@ -214,7 +214,7 @@ class Tree:
     # ending
 
     def members(self) -> Set[processes.Process]:
-        return {found.process for found in self._look()}
+        return {child.process for child in self._look()}
 
     def _look(self) -> List[processes.Stat]:
         return processes.below(os.getpid(), without=self._recorder_pid())
@@ -228,11 +228,11 @@ class Tree:
         self.stopping = why
         self._kill_at = kill_at
         look = self._look()
-        members = {found.process for found in look}
+        members = {child.process for child in look}
         self._note(members)
         processes.send_all(members, signal.SIGCONT)
         self._ask_roots()
-        self._asked = {found.process for found in look if found.group in self._asked_groups}
+        self._asked = {child.process for child in look if child.group in self._asked_groups}
         self._ask_orphans(look)
 
     def _ask_roots(self) -> None:
@@ -253,18 +253,18 @@ class Tree:
 
     def _ask_orphans(self, look: List[processes.Stat]) -> None:
         """SIGTERM, once, to processes that have outlived their root: nobody else hands it to them."""
-        parents = {found.process.pid: found.parent for found in look}
+        parents = {child.process.pid: child.parent for child in look}
         asked = {process.pid for process in self._asked}
-        for found in look:
-            above = found.process.pid
+        for child in look:
+            above = child.process.pid
             while above in parents and above not in self._roots:
                 above = parents[above]
-            if above in self._roots or found.process in self._asked:
+            if above in self._roots or child.process in self._asked:
                 continue
             # what they start from now on belongs to their way of ending
-            if found.group not in self._asked_groups and found.parent not in asked:
-                processes.send(found.process, signal.SIGTERM)
-            self._asked.add(found.process)
+            if child.group not in self._asked_groups and child.parent not in asked:
+                processes.send(child.process, signal.SIGTERM)
+            self._asked.add(child.process)
 
     def tick(self) -> float:
         """Do what is due. Returns the seconds until it has to be asked again."""
@@ -274,7 +274,7 @@ class Tree:
             return 60.0  # the descriptors and SIGCHLD wake us
         now = time.monotonic()
         family = self._look()
-        members = {found.process for found in family}
+        members = {child.process for child in family}
         # twice: a look at /proc is no snapshot, and what forks and dies while we look may be missed by one
         if not self._roots and not members and not self.members():
             self._finish()
@@ -292,7 +292,7 @@ class Tree:
 
     def _barrier(self, members: Set[processes.Process], now: float) -> bool:
         """Only torchrun is left of those we wait for."""
-        if not self._seen_ranks or self._ranks or {one.pid for one in members} != set(self._roots):
+        if not self._seen_ranks or self._ranks or {process.pid for process in members} != set(self._roots):
             self._alone_since = None
             return False
         self._alone_since = self._alone_since or now
@@ -301,7 +301,7 @@ class Tree:
     def _kill(self, members: Set[processes.Process], now: float) -> float:
         self._killed_at = self._killed_at or now
         if now - self._killed_at > UNKILLABLE_AFTER:
-            self.unkillable = [{"pid": one.pid, "cmd": processes.command(one.pid)} for one in members]
+            self.unkillable = [{"pid": process.pid, "cmd": processes.command(process.pid)} for process in members]
             self._finish()
             return 60.0
         processes.send_all(members, signal.SIGSTOP)  # so that none forks between our look and our signal
@@ -312,8 +312,8 @@ class Tree:
 
     def _note(self, members: Set[processes.Process]) -> None:
         """Whom we end: `kill` shows them as its proof."""
-        for one in members - set(self._ended):
-            self._ended[one] = processes.command(one.pid)[:COMMAND_MOST]
+        for process in members - set(self._ended):
+            self._ended[process] = processes.command(process.pid)[:COMMAND_MOST]
 
     def _finish(self) -> None:
         for handle in self._ranks:
@@ -323,4 +323,6 @@ class Tree:
         ok = by_itself and bool(self._statuses) and not any(self._statuses.values()) and not self._roots
         self.outcome = {"ok": ok, "statuses": self._statuses, "stopped": self.stopping, "unkillable": self.unkillable}
         self.outcome["finished"] = self._finished
-        self.outcome["ended"] = [{"pid": one.pid, "cmd": command} for one, command in sorted(self._ended.items())]
+        self.outcome["ended"] = [
+            {"pid": process.pid, "cmd": command} for process, command in sorted(self._ended.items())
+        ]

@@ -29,13 +29,13 @@ def look(names: List[str], addresses: List[str]) -> Dict[str, Any]:
             except queue.Empty:
                 return
             began = time.monotonic()
-            found: List[str] = []
+            results: List[str] = []
             error: Optional[str] = None
             try:
-                found = ask(what)
+                results = ask(what)
             except OSError as failure:
                 error = failure.strerror or str(failure)
-            answers.put((what, {"found": found, "error": error, "seconds": round(time.monotonic() - began, 3)}))
+            answers.put((what, {"found": results, "error": error, "seconds": round(time.monotonic() - began, 3)}))
 
     for _ in range(min(AT_ONCE, len(questions))):
         threading.Thread(target=work, daemon=True).start()
@@ -54,8 +54,8 @@ def look(names: List[str], addresses: List[str]) -> Dict[str, Any]:
 
 def forward(name: str) -> List[str]:
     # as bytes: of a text Python makes an IDNA name, with tables that take longer to load than most look-ups take
-    found = socket.getaddrinfo(name.encode("ascii") if name.isascii() else name, None, 0, socket.SOCK_STREAM)
-    return sorted({str(address[0]) for _, _, _, _, address in found})
+    addresses = socket.getaddrinfo(name.encode("ascii") if name.isascii() else name, None, 0, socket.SOCK_STREAM)
+    return sorted({str(address[0]) for _, _, _, _, address in addresses})
 
 
 def reverse(address: str) -> List[str]:

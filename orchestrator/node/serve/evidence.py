@@ -54,12 +54,12 @@ def paths(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 def _kernel(since: float) -> List[Dict[str, Any]]:
     booted = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
-    found = []
+    messages = []
     for line in output_of(["dmesg"], KERNEL_WINDOW).splitlines():
         stamp = re.match(r"\[ *(\d+\.\d+)\] ", line)
         if stamp and KERNEL.search(line) and booted + float(stamp.group(1)) >= since:
-            found.append({"at": booted + float(stamp.group(1)), "text": line[stamp.end() :][:500]})
-    return found[-MOST_KERNEL_LINES:]
+            messages.append({"at": booted + float(stamp.group(1)), "text": line[stamp.end() :][:500]})
+    return messages[-MOST_KERNEL_LINES:]
 
 
 def _oom_kills() -> int:
@@ -76,13 +76,13 @@ def _oom_kills() -> int:
 
 
 def _dumps(environment: Dict[str, str], since: float) -> List[Dict[str, Any]]:
-    wanted = [environment.get(name) for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")]
-    found: List[str] = []
-    for prefix in [prefix for prefix in wanted if prefix] or DUMPS:
+    prefixes = [environment.get(name) for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")]
+    dumps: List[str] = []
+    for prefix in [prefix for prefix in prefixes if prefix] or DUMPS:
         for path in sorted(glob.glob(glob.escape(os.path.expanduser(prefix)) + "*"))[:MOST_DUMPS]:
             try:
                 if os.stat(path).st_mtime >= since:
-                    found.append(path)
+                    dumps.append(path)
             except OSError:
                 continue
-    return flight.summaries(found)
+    return flight.summaries(dumps)

@@ -28,15 +28,15 @@ def space(path: str) -> Optional[Dict[str, Any]]:
     while not os.path.exists(path) and path != "/":
         path = os.path.dirname(path)
     try:
-        found = os.statvfs(path)
+        filesystem = os.statvfs(path)
     except OSError:
         return None
     return {
         "path": path,
         "kind": state.filesystem(path),
-        "total": found.f_blocks * found.f_frsize,
-        "free": found.f_bavail * found.f_frsize,
-        "free_files": found.f_favail if found.f_files else None,
+        "total": filesystem.f_blocks * filesystem.f_frsize,
+        "free": filesystem.f_bavail * filesystem.f_frsize,
+        "free_files": filesystem.f_favail if filesystem.f_files else None,
     }
 
 
@@ -57,7 +57,7 @@ def files(paths: List[str], workdir: Optional[str]) -> Dict[str, Any]:
     where.update({"path " + path: path for path in paths})
     disks = {name: answers.get("disk " + name) for name in places}
     return {
-        "disks": {name: one for name, one in disks.items() if one is not None},
+        "disks": {name: disk_space for name, disk_space in disks.items() if disk_space is not None},
         "paths": {path: answers.get("path " + path) for path in paths},
         "workdir": answers.get("workdir", True) if workdir is not None else None,
         "stale_locks": answers.get("stale_locks", []),
@@ -67,10 +67,10 @@ def files(paths: List[str], workdir: Optional[str]) -> Dict[str, Any]:
 
 def rdma(root: str = "/sys/class/infiniband") -> List[Dict[str, str]]:
     """InfiniBand, RoCE, EFA: device, port, state (`ACTIVE`), layer (`InfiniBand`, `Ethernet`), rate, driver."""
-    found = []
+    devices = []
     for port in sorted(glob.glob(root + "/*/ports/*")):
         device = port.split("/")[-3]
-        found.append(
+        devices.append(
             {
                 "device": device,
                 "port": os.path.basename(port),
@@ -80,15 +80,15 @@ def rdma(root: str = "/sys/class/infiniband") -> List[Dict[str, str]]:
                 "driver": os.path.basename(os.path.realpath("%s/%s/device/driver" % (root, device))),
             }
         )
-    return found
+    return devices
 
 
 def interfaces() -> List[Dict[str, Any]]:
-    found = []
-    for one in network.interfaces():
-        mtu = _read("/sys/class/net/%s/mtu" % one.name)
-        found.append(dict(one._asdict(), mtu=int(mtu) if mtu.isdigit() else None))
-    return found
+    rows = []
+    for interface in network.interfaces():
+        mtu = _read("/sys/class/net/%s/mtu" % interface.name)
+        rows.append(dict(interface._asdict(), mtu=int(mtu) if mtu.isdigit() else None))
+    return rows
 
 
 def firewalls() -> List[str]:
@@ -96,15 +96,15 @@ def firewalls() -> List[str]:
 
     The kernel tells its rules to root only: others see the file from which they are loaded, and the mesh tries them.
     """
-    found = []
+    active = []
     if "ENABLED=yes" in _read("/etc/ufw/ufw.conf").replace(" ", ""):
-        found.append("ufw")
+        active.append("ufw")
     if os.path.exists("/run/firewalld") or os.path.exists("/run/firewalld.pid"):
-        found.append("firewalld")
+        active.append("firewalld")
     chains = input_chains(_nft_chains() or _read("/etc/nftables.conf"))
     if not chains and _program("iptables"):
-        return found + ["iptables"]
-    return found + ["nft " + chain for chain in chains]
+        return active + ["iptables"]
+    return active + ["nft " + chain for chain in chains]
 
 
 def input_chains(text: str) -> List[str]:
@@ -143,11 +143,11 @@ def port_range(text: str) -> List[int]:
 
 def listeners(ports: List[int]) -> Dict[str, Any]:
     """Who listens on these ports: {port: {pid, command}}; pid null when it is another user's."""
-    found: Dict[str, Any] = {}
+    holders: Dict[str, Any] = {}
     for port, inode in network.listeners(ports).items():
         pid = network.holder(inode)
-        found[str(port)] = {"pid": pid, "command": processes.command(pid)[:200] if pid else None}
-    return found
+        holders[str(port)] = {"pid": pid, "command": processes.command(pid)[:200] if pid else None}
+    return holders
 
 
 def orphans() -> List[Dict[str, Any]]:
@@ -168,14 +168,14 @@ def orphans() -> List[Dict[str, Any]]:
 def stale_locks() -> List[str]:
     """Locks of builds of torch extensions: whoever finds one waits for it without a word."""
     root = _extensions()
-    found = []
+    locks = []
     for path in glob.glob(root + "/*/lock") + glob.glob(root + "/*/*/lock"):
         try:
             if time.time() - os.stat(path).st_mtime > STALE_LOCK:
-                found.append(path)
+                locks.append(path)
         except OSError:
             continue  # just released
-    return sorted(found)
+    return sorted(locks)
 
 
 def _extensions() -> str:

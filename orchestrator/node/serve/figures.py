@@ -19,10 +19,10 @@ _FIGURE = re.compile(r"(?<![\w./])(%s)(?:%s)(%s)" % (_NAMES, _BETWEEN, _NUMBER),
 
 def figures(line: str) -> Dict[str, float]:
     """The figures of a training loop's line: any of step, loss, rate (a second, of all ranks), step_time (s)."""
-    found = {}
+    values = {}
     for name, value in _FIGURE.findall(line):
         try:
-            found[_NAME[name.lower()]] = float(value)
+            values[_NAME[name.lower()]] = float(value)
         except ValueError:
             pass  # 1.2.3
-    return found
+    return values

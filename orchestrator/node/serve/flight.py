@@ -40,8 +40,8 @@ def read(path: str) -> Any:
     """Raises OSError, ValueError or pickle.UnpicklingError."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
             raise ValueError("%s is not a file of ours" % path)
         data = file.read(MOST + 1)
     if len(data) > MOST:
@@ -87,8 +87,8 @@ def summary(path: str) -> Dict[str, Any]:
     for entry in dump["entries"]:
         if isinstance(entry, dict) and not entry.get("is_p2p"):
             _add(groups, entry, dump.get("pg_config"))
-    found = [groups[name] for name in list(groups)[:MOST_GROUPS]]
-    return {"rank": int(number.group(1)) if number else None, "groups": found}
+    kept = [groups[name] for name in list(groups)[:MOST_GROUPS]]
+    return {"rank": int(number.group(1)) if number else None, "groups": kept}
 
 
 def _add(groups: Dict[str, Dict[str, Any]], entry: Dict[str, Any], config: Any) -> None:
@@ -119,20 +119,20 @@ def _group(entry: Dict[str, Any]) -> str:
 
 
 def _ranks(config: Any, entry: Dict[str, Any]) -> str:
-    one = config.get(_group(entry)) if isinstance(config, dict) else None
-    return _text(one.get("ranks", ""), 400) if isinstance(one, dict) else ""
+    group_config = config.get(_group(entry)) if isinstance(config, dict) else None
+    return _text(group_config.get("ranks", ""), 400) if isinstance(group_config, dict) else ""
 
 
 def _frames(frames: Any) -> List[str]:
     """The innermost frames outside of torch."""
-    found: List[str] = []
+    lines: List[str] = []
     for frame in frames if isinstance(frames, list) else []:
-        if not isinstance(frame, dict) or len(found) == MOST_FRAMES:
+        if not isinstance(frame, dict) or len(lines) == MOST_FRAMES:
             continue
         place = _text(frame.get("filename"), 200)
         if "site-packages/torch" not in place:
-            found.append("%s:%s in %s" % (place, _text(frame.get("line"), 20), _text(frame.get("name"), 200)))
-    return [text[:200] for text in found]
+            lines.append("%s:%s in %s" % (place, _text(frame.get("line"), 20), _text(frame.get("name"), 200)))
+    return [text[:200] for text in lines]
 
 
 class _Short(reprlib.Repr):

@@ -31,15 +31,15 @@ def look() -> Dict[str, Any]:
     questions = [_Question([program] + arguments) for arguments in (QUERY, LINKS, TOPOLOGY)]
     deadline = time.monotonic() + WINDOW
     text, links, topology = [question.answer(deadline) for question in questions]
-    found = parse(text)
+    result = parse(text)
     active, paths = parse_links(links), parse_topology(topology)
-    for gpu in found["gpus"]:
+    for gpu in result["gpus"]:
         gpu["nvlinks"] = active.get(gpu["uuid"])
         gpu["paths"] = paths.get("GPU%d" % gpu["index"])
         for process in gpu["processes"]:
             process["uid"] = processes.owner(process["pid"])
             process["command"] = processes.command(process["pid"])[:200]
-    return dict(found, xids=_xids())
+    return dict(result, xids=_xids())
 
 
 class _Question:
@@ -74,8 +74,10 @@ def parse(text: str) -> Dict[str, Any]:
     try:
         root = ElementTree.fromstring(text[start : end + 17] if start >= 0 and end >= 0 else "")  # noqa: S314
     except ElementTree.ParseError:
-        said = ["its answer breaks off"] if start >= 0 else [line.strip() for line in text.splitlines() if line.strip()]
-        return {"gpus": [], "driver": None, "cuda": None, "error": " ".join(said[:2])[:300] or "no output"}
+        lines = (
+            ["its answer breaks off"] if start >= 0 else [line.strip() for line in text.splitlines() if line.strip()]
+        )
+        return {"gpus": [], "driver": None, "cuda": None, "error": " ".join(lines[:2])[:300] or "no output"}
     gpus = [_gpu(number, element) for number, element in enumerate(root.findall("gpu"))]
     return {
         "gpus": gpus,
@@ -114,28 +116,28 @@ def _gpu(number: int, gpu: "ElementTree.Element") -> Dict[str, Any]:
         "application_clock_default_mhz": _number(gpu, "default_applications_clocks/graphics_clock"),
         "power_limit_w": _power(gpu, "current_power_limit", "power_limit"),
         "power_default_w": _power(gpu, "default_power_limit", "default_power_limit"),
-        "lost": any(word in (one.text or "") for one in gpu.iter() for word in LOST),
+        "lost": any(word in (element.text or "") for element in gpu.iter() for word in LOST),
         "processes": [
-            {"pid": int(pid), "used_mib": _number(one, "used_memory")}
-            for one in gpu.findall("processes/process_info")
-            for pid in [_text(one, "pid")]
-            if pid and pid.isdigit() and (_text(one, "type") or "C") != "G"  # G: a desktop's
+            {"pid": int(pid), "used_mib": _number(element, "used_memory")}
+            for element in gpu.findall("processes/process_info")
+            for pid in [_text(element, "pid")]
+            if pid and pid.isdigit() and (_text(element, "type") or "C") != "G"  # G: a desktop's
         ],
     }
 
 
 def parse_links(text: str) -> Dict[str, List[int]]:
     """The answer to LINKS: {uuid of a GPU: [active NVLinks, all of its NVLinks]}."""
-    found: Dict[str, List[int]] = {}
+    by_gpu: Dict[str, List[int]] = {}
     uuid = ""
     for line in text.splitlines():
         named = re.match(r"GPU \d+: .*\(UUID: (\S+)\)", line)
         if named:
             uuid = named.group(1)
         elif uuid and re.match(r"\s+Link \d+: ", line):
-            active, every = found.get(uuid, [0, 0])
-            found[uuid] = [active + ("inactive" not in line), every + 1]
-    return found
+            active, every = by_gpu.get(uuid, [0, 0])
+            by_gpu[uuid] = [active + ("inactive" not in line), every + 1]
+    return by_gpu
 
 
 def parse_topology(text: str) -> Dict[str, Dict[str, str]]:
@@ -167,9 +169,9 @@ def _power(gpu: "ElementTree.Element", name: str, old_name: str) -> Optional[flo
 def _uncorrected(gpu: "ElementTree.Element") -> Optional[int]:
     """Memory errors since the driver was loaded that could not be mended. None where the board has no ECC."""
     counts = [
-        _number(one, ".")
-        for one in gpu.findall("ecc_errors/volatile/*")
-        if "uncorrectable" in one.tag and one.text is not None
+        _number(element, ".")
+        for element in gpu.findall("ecc_errors/volatile/*")
+        if "uncorrectable" in element.tag and element.text is not None
     ]
     counts.append(_number(gpu, "ecc_errors/volatile/double_bit/total"))
     known = [count for count in counts if count is not None]
@@ -178,14 +180,14 @@ def _uncorrected(gpu: "ElementTree.Element") -> Optional[int]:
 
 def _repair(gpu: "ElementTree.Element") -> Optional[str]:
     """A repair of memory that waits for a reset, or failed."""
-    for path, wanted, what in (
+    for path, value, what in (
         ("remapped_rows/remapped_row_failure", "Yes", "row remapping has failed"),
         ("remapped_rows/remapped_row_pending", "Yes", "row remapping is pending"),
         ("retired_pages/pending_retirement", "Yes", "page retirement is pending"),
         ("retired_pages/pending_blacklist", "Yes", "page retirement is pending"),
         ("gpu_reset_status/reset_required", "Yes", "a reset is required"),
     ):
-        if _text(gpu, path) == wanted:
+        if _text(gpu, path) == value:
             return what
     return None
 

@@ -44,7 +44,7 @@ class Reader:
 
 
 def _pieces(segment: Segment, offset: int, limit: int) -> List[Piece]:
-    found: List[Piece] = []
+    pieces: List[Piece] = []
     try:
         with open(segment.path + ".idx", "rb") as index, open(segment.path + ".seg", "rb") as data:
             records = os.fstat(index.fileno()).st_size // RECORD.size
@@ -58,13 +58,13 @@ def _pieces(segment: Segment, offset: int, limit: int) -> List[Piece]:
                 piece = os.pread(data.fileno(), max(0, min(end - offset, limit)), offset - segment.start)
                 if not piece:
                     break
-                found.append(Piece(offset, at, piece))
+                pieces.append(Piece(offset, at, piece))
                 offset += len(piece)
                 limit -= len(piece)
                 position += offset >= end
     except FileNotFoundError:
         pass  # an empty one that its writer has just left for a later one
-    return found
+    return pieces
 
 
 def _first_after(index: int, records: int, offset: int) -> int:

@@ -28,13 +28,17 @@ def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
     ports: List[int] = []
     held_gpus = _gpu_processes()
     for run_id, folder in _dead_runs():
-        before = {one: processes.command(one.pid) for one in belonging(run_id, folder)}
+        before = {process: processes.command(process.pid) for process in belonging(run_id, folder)}
         held = ports_of(folder)
         left = sweep(run_id, folder)
-        killed += [{"pid": one.pid, "cmd": command} for one, command in before.items() if not processes.alive(one)]
-        remaining += [dict(one, owner=owner(os.geteuid()), why="does not die: stuck in the kernel") for one in left]
+        killed += [
+            {"pid": process.pid, "cmd": command} for process, command in before.items() if not processes.alive(process)
+        ]
+        remaining += [
+            dict(process, owner=owner(os.geteuid()), why="does not die: stuck in the kernel") for process in left
+        ]
         ports += [port for port in held if port not in network.listeners(held)]
-    gone = {one["pid"] for one in killed}
+    gone = {process["pid"] for process in killed}
     return {
         "killed": killed,
         "ports_freed": ports,
@@ -100,11 +104,11 @@ def _clear_shared_memory() -> List[str]:
 
 def _is_mine(path: str) -> bool:
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return False
     # a minute: between making a segment and mapping it, its maker may be on no list
-    return found.st_uid == os.geteuid() and time.time() - found.st_mtime > 60
+    return status.st_uid == os.geteuid() and time.time() - status.st_mtime > 60
 
 
 def _files_in_use() -> Set[str]:
@@ -125,21 +129,21 @@ def _files_in_use() -> Set[str]:
 
 def _gpu_processes() -> List[Tuple[int, int]]:
     """(GPU, pid) of every process that computes there."""
-    return [(gpu["index"], one["pid"]) for gpu in gpus.look()["gpus"] for one in gpu["processes"]]
+    return [(gpu["index"], process["pid"]) for gpu in gpus.look()["gpus"] for process in gpu["processes"]]
 
 
 def _holders(ports: List[int], of_gpus: List[Tuple[int, int]]) -> List[Dict[str, Any]]:
     """Processes that are not of a run of ours, on these ports and on any GPU."""
     marks = {process.pid: mark for process, mark in processes.marks().items()}
-    found = []
+    holders = []
     for port, inode in sorted(network.listeners(ports).items()):
         pid = network.holder(inode)
         if pid is None:
-            found.append({"what": "port %d" % port, "pid": None, "owner": "another user", "cmd": ""})
+            holders.append({"what": "port %d" % port, "pid": None, "owner": "another user", "cmd": ""})
         elif pid not in marks:
-            found.append(dict(_who(pid), what="port %d" % port))
+            holders.append(dict(_who(pid), what="port %d" % port))
     strangers = [(index, pid) for index, pid in of_gpus if pid not in marks and processes.identify(pid)]
-    return found + [dict(_who(pid), what="GPU %d" % index) for index, pid in strangers]
+    return holders + [dict(_who(pid), what="GPU %d" % index) for index, pid in strangers]
 
 
 def _who(pid: int) -> Dict[str, Any]:

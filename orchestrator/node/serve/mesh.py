@@ -34,13 +34,13 @@ class Listeners:
         """Raises OSError when no port can be had."""
         self._token = token.encode("utf-8", "surrogateescape")
         self._sockets = [_listen(run_port, low, high)] + [_listen(0, 0, 0) for _ in range(RANDOM_PORTS)]
-        for one in self._sockets:
-            threading.Thread(target=self._accept, args=(one,), daemon=True).start()
+        for listener in self._sockets:
+            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     @property
     def ports(self) -> List[int]:
         """The run's first."""
-        return [one.getsockname()[1] for one in self._sockets]
+        return [listener.getsockname()[1] for listener in self._sockets]
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -79,9 +79,9 @@ def _listen(port: Optional[int], low: int, high: int) -> socket.socket:
         else [low + int.from_bytes(os.urandom(4), "big") % (high - low + 1) for _ in range(64)]
     )
     last: Optional[OSError] = None
-    for one in tries:
+    for candidate in tries:
         try:
-            return socket.create_server(("", one), family=family, backlog=128, dualstack_ipv6=dual)
+            return socket.create_server(("", candidate), family=family, backlog=128, dualstack_ipv6=dual)
         except OSError as error:
             last = error
     raise last or OSError("no port")
@@ -122,8 +122,8 @@ def dial(arguments: Dict[str, Any]) -> Dict[str, Any]:
     threads = [threading.Thread(target=work, args=item, daemon=True) for item in enumerate(arguments["targets"])]
     for thread in threads:
         thread.start()
-    wanted = arguments["names"]
-    found = dns.look(wanted, [target["address"] for target in arguments["targets"]] if wanted else [])
+    names = arguments["names"]
+    answers = dns.look(names, [target["address"] for target in arguments["targets"]] if names else [])
     for thread in threads:
         thread.join()
     if arguments["bulk"]:
@@ -131,7 +131,7 @@ def dial(arguments: Dict[str, Any]) -> Dict[str, Any]:
             result = results[number]
             if result["latency"] is not None and not result["stalled"]:
                 result["bandwidth"] = _bandwidth(result, target["token"].encode("utf-8", "surrogateescape"), source)
-    return {"results": results, "names": found}
+    return {"results": results, "names": answers}
 
 
 def _try(target: Dict[str, Any], source: Optional[str], bulk: bool) -> Dict[str, Any]:

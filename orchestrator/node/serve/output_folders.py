@@ -15,11 +15,11 @@ GENERATED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")  # the name of a run 
 def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """`folders`: each name, bytes, age (s since something in it was written), in_use (by a run that is not over)."""
     used = _used()
-    found = []
+    folders = []
     for name, folder in _folders():
         size, written = _measure(folder)
-        found.append({"name": name, "bytes": size, "age": max(0.0, time.time() - written), "in_use": name in used})
-    return {"folders": found}
+        folders.append({"name": name, "bytes": size, "age": max(0.0, time.time() - written), "in_use": name in used})
+    return {"folders": folders}
 
 
 def remove(arguments: Dict[str, Any]) -> Dict[str, Any]:
@@ -62,11 +62,11 @@ def _measure(folder: str) -> Tuple[int, float]:
     for parent, folders, names in os.walk(folder):
         for name in folders + names:
             try:
-                found = os.lstat(os.path.join(parent, name))
+                status = os.lstat(os.path.join(parent, name))
             except OSError:
                 continue
-            size += found.st_blocks * 512
-            written = max(written, found.st_mtime)
+            size += status.st_blocks * 512
+            written = max(written, status.st_mtime)
     return size, written
 
 

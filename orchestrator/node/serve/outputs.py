@@ -38,12 +38,12 @@ def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
         if not matches(path.split("/"), pattern):
             continue
         try:
-            found = os.lstat(full)
+            status = os.lstat(full)
         except FileNotFoundError:
             continue  # the run is going on
-        links += stat.S_ISLNK(found.st_mode)
-        if stat.S_ISREG(found.st_mode):
-            files.append([path, found.st_size, found.st_mtime_ns])
+        links += stat.S_ISLNK(status.st_mode)
+        if stat.S_ISREG(status.st_mode):
+            files.append([path, status.st_size, status.st_mtime_ns])
             size += len(json.dumps(files[-1]))
             if size > MAX_LISTING:
                 raise wire.Refused("unknown", "too many files (over %d): give a PATTERN of fewer" % len(files))
@@ -70,8 +70,8 @@ def unfetched(folder: str) -> bool:
 def stray_outputs(folder: str) -> Optional[Dict[str, Any]]:
     """What a run has written beside its code: folder, count, files (some). None: nothing, or in a workdir."""
     code = _code(folder, state.read(os.path.join(folder, "spec.json")))
-    found = sorted(_written(code, MOST_LOOKED_AT)) if code else []
-    return {"folder": code[0], "count": len(found), "files": found[:3]} if code and found else None
+    paths = sorted(_written(code, MOST_LOOKED_AT)) if code else []
+    return {"folder": code[0], "count": len(paths), "files": paths[:3]} if code and paths else None
 
 
 Code = Tuple[str, str]  # the run's copy of its code, and the snapshot that it was made from
@@ -111,14 +111,14 @@ def _is_new(path: str, sent: str) -> bool:
 
 def _digest(code: Code) -> Optional[str]:
     """Of the names, sizes and times of the files beside the code; None where there are none."""
-    found = []
+    entries = []
     for path in _written(code):
         try:
             known = os.lstat(os.path.join(code[0], path))
         except FileNotFoundError:
             continue
-        found.append([path, known.st_size, known.st_mtime_ns])
-    return hashlib.sha256(json.dumps(sorted(found)).encode("ascii")).hexdigest() if found else None
+        entries.append([path, known.st_size, known.st_mtime_ns])
+    return hashlib.sha256(json.dumps(sorted(entries)).encode("ascii")).hexdigest() if entries else None
 
 
 def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
@@ -146,11 +146,11 @@ def send(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
 def _send(path: str, number: int, emit: Emit) -> None:
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # not stuck on a FIFO
     with os.fdopen(handle, "rb", buffering=0) as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             emit({"file": number, "error": "no longer a file"}, b"")
             return
-        left = found.st_size  # what is appended meanwhile is for the next time
+        left = status.st_size  # what is appended meanwhile is for the next time
         while left:
             data = file.read(min(left, wire.MAX_PAYLOAD))
             if not data:
@@ -158,7 +158,7 @@ def _send(path: str, number: int, emit: Emit) -> None:
                 return
             left -= len(data)
             emit({"file": number}, data)
-        emit({"file": number, "end": True, "mtime": found.st_mtime_ns}, b"")
+        emit({"file": number, "end": True, "mtime": status.st_mtime_ns}, b"")
 
 
 def _roots(arguments: Dict[str, Any]) -> Tuple[str, Optional[Code]]:

@@ -53,8 +53,8 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         raise
     finally:  # the guard has its own
         for listeners in sockets.values():
-            for one in listeners:
-                one.close()
+            for listener in listeners:
+                listener.close()
         for lock in locks:
             os.close(lock)
     try:
@@ -79,17 +79,17 @@ def _start_guard(
         raise Refused("unknown", str(error)) from error
 
 
-def ask(control: socket.socket, message: Optional[Dict[str, Any]], wanted: str) -> Dict[str, Any]:
+def ask(control: socket.socket, message: Optional[Dict[str, Any]], kind: str) -> Dict[str, Any]:
     """Say something to a guard and wait for its answer of one kind."""
     try:
         if message is not None:
             control.sendall(json.dumps(message).encode("ascii") + b"\n")
-        return _receive(control, wanted)
+        return _receive(control, kind)
     except (BrokenPipeError, ConnectionResetError) as error:
         raise Refused("unknown", "the guard has ended; see guard.err in the run's folder") from error
 
 
-def _receive(control: socket.socket, wanted: str) -> Dict[str, Any]:
+def _receive(control: socket.socket, kind: str) -> Dict[str, Any]:
     buffer = b""
     deadline = time.monotonic() + JOIN_WINDOW + 10
     while True:
@@ -104,8 +104,8 @@ def _receive(control: socket.socket, wanted: str) -> Dict[str, Any]:
             answer = json.loads(line)
             if "error" in answer:
                 raise Refused(answer["code"], answer["error"])
-            if wanted in answer:
-                return dict(answer[wanted])
+            if kind in answer:
+                return dict(answer[kind])
 
 
 def abort(control: socket.socket) -> None:
@@ -156,8 +156,8 @@ def _copy(source: str, target: str) -> None:
 
 
 def _check_space(folder: str) -> None:
-    found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize
+    filesystem = os.statvfs(folder)
+    free = filesystem.f_bavail * filesystem.f_frsize
     if free < FREE_SPACE:
         raise _disk_full("%s has only %d MiB left" % (folder, free >> 20))
 
@@ -169,8 +169,8 @@ def _disk_full(what: str) -> Refused:
 
 def _take(spec: Dict[str, Any], taken: List[int]) -> None:
     """Locks, held for as long as the guard lives: for each GPU, and for the run's name, hence its output folder."""
-    wanted = [("GPU %d" % number, "gpu-%d" % number) for number in spec["gpu_ids"]]
-    for what, name in wanted + [("the name %s" % spec["name"], "name-%s" % spec["name"])]:
+    locks = [("GPU %d" % number, "gpu-%d" % number) for number in spec["gpu_ids"]]
+    for what, name in locks + [("the name %s" % spec["name"], "name-%s" % spec["name"])]:
         for home in state.homes()[1:]:  # of runs from a time when the state folder was there
             _lock(os.path.join(home, "locks", name), what, taken, os.O_RDWR)
         handle = _lock(os.path.join(state.folder("locks"), name), what, taken, os.O_RDWR | os.O_CREAT)
@@ -263,12 +263,12 @@ def _open_ports(spec: Dict[str, Any], prefer: Optional[str]) -> Tuple[Dict[str, 
     try:
         if not alone:
             sockets["link"] = network.listen_on(addresses, tries)
-            addresses = [one.getsockname()[0] for one in sockets["link"]]
-        wanted = tries if spec["rdzv_port"] == "auto" else [spec["rdzv_port"]]
-        sockets["rdzv"] = network.listen_on(addresses, network.free_for_torch(wanted))
+            addresses = [listener.getsockname()[0] for listener in sockets["link"]]
+        ports = tries if spec["rdzv_port"] == "auto" else [spec["rdzv_port"]]
+        sockets["rdzv"] = network.listen_on(addresses, network.free_for_torch(ports))
     except OSError as error:
-        for one in sockets.get("link", []):
-            one.close()
+        for listener in sockets.get("link", []):
+            listener.close()
         where = ", ".join(addresses)
         if spec["rdzv_port"] == "auto":
             raise Refused("port-in-use", "no free port in %d-%d on %s: %s" % (low, high, where, error)) from error

@@ -89,10 +89,10 @@ def _python(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """What `probe_python.py` finds in the host's python after its setup; `error` and `code` when it does not answer."""
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe_python.py"), encoding="utf-8") as file:
         program = file.read()
-    wanted = {"script": arguments["script"], "workdir": arguments["workdir"], "marker": MARKER}
+    request = {"script": arguments["script"], "workdir": arguments["workdir"], "marker": MARKER}
     # a file: argv has a limit, and setup may read stdin
     with tempfile.TemporaryFile() as question:
-        question.write(json.dumps(wanted).encode("ascii"))
+        question.write(json.dumps(request).encode("ascii"))
         question.flush()
         argv = [arguments["python"], "-c", program, str(question.fileno())]
         if arguments["setup"]:
@@ -121,12 +121,12 @@ def _answer(argv: List[str], arguments: Dict[str, Any], question: int) -> Dict[s
         return _unanswered("setup and %s did not answer within %d s" % (arguments["python"], PYTHON_WINDOW))
     text = answer.stdout.decode("utf-8", "replace")
     if answer.returncode == 0 and MARKER in text:
-        found: Dict[str, Any] = json.loads(text.rpartition(MARKER)[2].splitlines()[0])
-        return found
-    said = answer.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
-    what = said[-1] if said else "no output"
+        result: Dict[str, Any] = json.loads(text.rpartition(MARKER)[2].splitlines()[0])
+        return result
+    errors = answer.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
+    what = errors[-1] if errors else "no output"
     if answer.returncode == job.SETUP_FAILED and what.startswith(job.SETUP_SAYS):
-        before = ": " + said[-2] if len(said) > 1 else ""
+        before = ": " + errors[-2] if len(errors) > 1 else ""
         return _unanswered(what[len("ddp-orch: ") :] + before)
     code = "cpu-arch-mismatch" if answer.returncode == 126 and "format error" in what else "remote-env-differs"
     if answer.returncode == 127:

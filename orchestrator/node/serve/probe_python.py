@@ -36,11 +36,11 @@ def torch_versions() -> Dict[str, Optional[str]]:
             text = file.read()
     except OSError:
         text = ""
-    found: Dict[str, Optional[str]] = {"path": path}
+    versions: Dict[str, Optional[str]] = {"path": path}
     for key, name in (("torch", "__version__"), ("cuda", "cuda")):
         match = re.search(r"^%s\b[^=\n]*= *['\"]([^'\"]+)['\"]" % name, text, re.M)
-        found[key] = match.group(1) if match else None
-    return dict(found, torch=found["torch"] or "unknown")
+        versions[key] = match.group(1) if match else None
+    return dict(versions, torch=versions["torch"] or "unknown")
 
 
 def build_locks(torch: Optional[str]) -> Optional[str]:
@@ -57,7 +57,7 @@ def build_locks(torch: Optional[str]) -> Optional[str]:
 
 def packages() -> Dict[str, str]:
     """{name: version} of what matters beside torch, from the names of metadata folders, the first found first."""
-    found: Dict[str, str] = {}
+    versions: Dict[str, str] = {}
     for folder in sys.path:
         try:
             names = sorted(os.listdir(folder or "."))
@@ -66,26 +66,26 @@ def packages() -> Dict[str, str]:
         for name in names:
             match = PACKAGES.match(name)
             if match:
-                found.setdefault(match.group(1), match.group(2))
-    return found
+                versions.setdefault(match.group(1), match.group(2))
+    return versions
 
 
 def limits() -> Dict[str, Optional[int]]:
     """Soft limits; None: unlimited."""
-    found: Dict[str, Optional[int]] = {}
+    values: Dict[str, Optional[int]] = {}
     for key, number in (("nofile", 7), ("nproc", 6), ("memlock", 8)):  # numbers of Linux
         soft = resource.getrlimit(number)[0]
-        found[key] = None if soft == resource.RLIM_INFINITY else soft
-    return found
+        values[key] = None if soft == resource.RLIM_INFINITY else soft
+    return values
 
 
-def script(wanted: Optional[Dict[str, Any]], workdir: Optional[str]) -> Optional[Dict[str, Any]]:
+def script(request: Optional[Dict[str, Any]], workdir: Optional[str]) -> Optional[Dict[str, Any]]:
     """Whether the script is there and compiles, and which of its top-level imports cannot be found."""
-    if wanted is None:
+    if request is None:
         return None
-    source = wanted["source"]
+    source = request["source"]
     if source is None:
-        path = os.path.join(workdir or "", wanted["path"])
+        path = os.path.join(workdir or "", request["path"])
         try:
             with open(path, "rb") as file:
                 source = file.read()
@@ -94,32 +94,32 @@ def script(wanted: Optional[Dict[str, Any]], workdir: Optional[str]) -> Optional
     import ast  # only who asks about a script pays for it
 
     try:
-        tree = ast.parse(source, wanted["path"])
+        tree = ast.parse(source, request["path"])
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
-        text = "%s line %s: %s" % (wanted["path"], line, getattr(error, "msg", None) or error)
-        return {"path": wanted["path"], "error": text, "absent": None, "missing": []}
+        text = "%s line %s: %s" % (request["path"], line, getattr(error, "msg", None) or error)
+        return {"path": request["path"], "error": text, "absent": None, "missing": []}
     if "sys.path" in (source if isinstance(source, str) else source.decode("utf-8", "replace")):
-        return {"path": wanted["path"], "error": None, "absent": None, "missing": []}  # it looks in places of its own
-    local = set(wanted["local"])
-    if wanted["source"] is None:
-        folder = os.path.dirname(os.path.join(workdir or "", wanted["path"]))
+        return {"path": request["path"], "error": None, "absent": None, "missing": []}  # it looks in places of its own
+    local = set(request["local"])
+    if request["source"] is None:
+        folder = os.path.dirname(os.path.join(workdir or "", request["path"]))
         local |= {name.split(".")[0] for name in os.listdir(folder)}
     missing = sorted(name for name in imports(tree) - local if not findable(name))
-    return {"path": wanted["path"], "error": None, "absent": None, "missing": missing}
+    return {"path": request["path"], "error": None, "absent": None, "missing": missing}
 
 
 def imports(tree: "ast.Module") -> Set[str]:
     """Names of modules that the script imports in any case: not those in a `try`, an `if` or a function."""
     import ast
 
-    found: Set[str] = set()
+    modules: Set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.Import):
-            found.update(alias.name.split(".")[0] for alias in node.names)
+            modules.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            found.add(node.module.split(".")[0])
-    return found
+            modules.add(node.module.split(".")[0])
+    return modules
 
 
 def findable(name: str) -> bool:
@@ -152,7 +152,7 @@ def main() -> None:
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         file.seek(0)
         question = json.loads(file.read().decode("ascii"))
-    found = {
+    result = {
         "executable": sys.executable,
         "python": list(sys.version_info[:3]),
         "packages": packages(),
@@ -160,10 +160,10 @@ def main() -> None:
         "script": script(question["script"], question["workdir"]),
         "settings": {name: value for name, value in os.environ.items() if SETTINGS.match(name)},
     }
-    found.update(libraries(LIBRARIES))
+    result.update(libraries(LIBRARIES))
     torch = torch_versions()
-    found.update(torch, build_locks=build_locks(torch["path"]))
-    print("\n%s%s" % (question["marker"], json.dumps(found)))
+    result.update(torch, build_locks=build_locks(torch["path"]))
+    print("\n%s%s" % (question["marker"], json.dumps(result)))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str,
     removed, `freed` in bytes, and the runs that are only kept because of such files.
     """
     oldest = time.time() - keep["days"] * 86400
-    over = sorted(one for home in state.homes() for one in _over(home))[::-1]
+    over = sorted(run for home in state.homes() for run in _over(home))[::-1]
     due = []
     for brief in (True, False):
         alike = [(at, folder) for at, folder in over if _is_brief(at, folder) == brief]
@@ -82,7 +82,7 @@ def _is_empty(home: str) -> bool:
 
 def _over(home: str) -> List[Tuple[float, str]]:
     """When each run that is over ended, and its folder. One that was lost, or never whole, ended when last written."""
-    found = []
+    finished = []
     for folder in glob.glob(os.path.join(home, "runs", "*")):
         if not state.RUN_ID.match(os.path.basename(folder)):
             continue
@@ -94,8 +94,8 @@ def _over(home: str) -> List[Tuple[float, str]]:
             last = max(_mtime(path) for path in [folder] + [os.path.join(folder, name) for name in os.listdir(folder)])
             at = last if time.time() - last > UNFINISHED_AGE else None
         if at is not None and not state.guarded(folder):
-            found.append((at, folder))
-    return found
+            finished.append((at, folder))
+    return finished
 
 
 def _is_brief(ended: float, folder: str) -> bool:

@@ -27,12 +27,12 @@ def answers_of(questions: Dict[str, Callable[[], Any]], window: float) -> Dict[s
 
     So are their threads: nothing ends a look at a network file system whose server is gone.
     """
-    found: Dict[str, Any] = {}
+    answers: Dict[str, Any] = {}
     bugs: List[BaseException] = []
 
     def ask(name: str, question: Callable[[], Any]) -> None:
         try:
-            found[name] = question()
+            answers[name] = question()
         except BaseException as error:  # noqa: BLE001  raised below
             bugs.append(error)
 
@@ -44,4 +44,4 @@ def answers_of(questions: Dict[str, Callable[[], Any]], window: float) -> Dict[s
         thread.join(max(0.0, deadline - time.monotonic()))
     if bugs:
         raise bugs[0]
-    return dict(found)  # a late answer must not change it
+    return dict(answers)  # a late answer must not change it

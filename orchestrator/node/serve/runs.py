@@ -112,7 +112,7 @@ def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """`arguments`: members (optional): whether to list the processes of runs that have a guard."""
-    found = []
+    rows = []
     for run_id, folder in state.runs():
         if not state.LISTED.match(run_id):
             continue
@@ -120,10 +120,11 @@ def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
         if run is not None:
             if arguments.get("members") and state.guarded(folder):
                 run["members"] = [
-                    [one.pid, one.started, processes.command(one.pid)] for one in belonging(run_id, folder)
+                    [process.pid, process.started, processes.command(process.pid)]
+                    for process in belonging(run_id, folder)
                 ]
-            found.append(run)
-    return {"runs": found}
+            rows.append(run)
+    return {"runs": rows}
 
 
 def guard_of(folder: str) -> Optional[processes.Process]:

@@ -23,11 +23,11 @@ def sample(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _ranks(log: str, attempt: int) -> List[Dict[str, Any]]:
-    found: Dict[int, Dict[str, Any]] = {}
+    ranks: Dict[int, Dict[str, Any]] = {}
     for stream, parts in sorted(journal.segments(log).items()):
         if stream.attempt != attempt or not stream.source.isdigit():
             continue
-        rank = found.setdefault(int(stream.source), {"rank": int(stream.source), "last": "", "at": 0.0, "figures": {}})
+        rank = ranks.setdefault(int(stream.source), {"rank": int(stream.source), "last": "", "at": 0.0, "figures": {}})
         lines, at = _last_lines(parts[-1])
         if lines and at >= rank["at"]:
             rank.update(last=lines[-1][:LINE_MOST], at=at)
@@ -36,7 +36,7 @@ def _ranks(log: str, attempt: int) -> List[Dict[str, Any]]:
                 break
             for name, value in figures(line).items():
                 rank["figures"].setdefault(name, value)
-    return [found[rank] for rank in sorted(found)]
+    return [ranks[rank] for rank in sorted(ranks)]
 
 
 def _last_lines(segment: journal.Segment) -> Tuple[List[str], float]:

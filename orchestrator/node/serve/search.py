@@ -64,11 +64,11 @@ def _all_lines(chunk: bytes) -> Iterator[Tuple[int, int]]:
 def _lines_with(literal: bytes, chunk: bytes) -> Iterator[Tuple[int, int]]:
     end = 0
     while True:
-        found = chunk.find(literal, end)
-        if found < 0:
+        position = chunk.find(literal, end)
+        if position < 0:
             return
-        start = chunk.rfind(b"\n", end, found) + 1 or end
-        end = chunk.find(b"\n", found) + 1 or len(chunk)
+        start = chunk.rfind(b"\n", end, position) + 1 or end
+        end = chunk.find(b"\n", position) + 1 or len(chunk)
         yield start, end
 
 

@@ -26,7 +26,7 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
     folder = state.run_folder(run_id)
     before = {processes.Process(pid, started): command for pid, started, command in arguments.get("members", ())}
     if os.path.isdir(folder):
-        before.update((one, processes.command(one.pid)) for one in belonging(run_id, folder))
+        before.update((process, processes.command(process.pid)) for process in belonging(run_id, folder))
     held = ports_of(folder)
     guard = runs.guard_of(folder) if os.path.isdir(folder) else None
     if guard is not None:
@@ -44,15 +44,15 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         while processes.alive(guard) and time.monotonic() < deadline:
             if time.monotonic() >= look_at:
                 began = time.thread_time()
-                for one in belonging(run_id, folder):
-                    if one not in before:  # started after we looked: a rank, a child of a rank
-                        before[one] = processes.command(one.pid)
+                for process in belonging(run_id, folder):
+                    if process not in before:  # started after we looked: a rank, a child of a rank
+                        before[process] = processes.command(process.pid)
                 look_at = time.monotonic() + (time.thread_time() - began) * processes.LOOK_SHARE
             time.sleep(LOOK_EVERY)  # pidfd would need a kernel that not every host has
         if processes.alive(guard):
             processes.send(guard, signal.SIGKILL)
     left = sweep(run_id, folder)
-    killed = {one.pid: command for one, command in before.items() if not processes.alive(one)}
+    killed = {process.pid: command for process, command in before.items() if not processes.alive(process)}
     if guard is not None:
         killed.update(_ended(folder))
     return {
@@ -60,7 +60,9 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "killed": [{"pid": pid, "cmd": command} for pid, command in sorted(killed.items())],
         "ports_freed": [port for port in held if port not in network.listeners(held)],
         "gpus_freed": _gpus_of(folder) if guard is not None or arguments.get("members") else [],
-        "remaining": [dict(one, owner=owner(os.geteuid()), why="does not die: stuck in the kernel") for one in left],
+        "remaining": [
+            dict(process, owner=owner(os.geteuid()), why="does not die: stuck in the kernel") for process in left
+        ],
         "run": runs.describe(run_id, folder) if os.path.isdir(folder) else None,
     }
 
@@ -69,7 +71,7 @@ def _ended(folder: str) -> Dict[int, str]:
     """What the guard has ended by itself: commands by pid."""
     outcome = (state.read(os.path.join(folder, "exit.json")) or {}).get("outcome")
     try:
-        return {one["pid"]: one["cmd"] for one in outcome["ended"]} if outcome else {}
+        return {process["pid"]: process["cmd"] for process in outcome["ended"]} if outcome else {}
     except state.DAMAGED:
         return {}
 
