@@ -1,7 +1,7 @@
 """Of torchrun's own stack traces show one line each, and none of how it obeys when we stop it. Pure.
 
 Whenever a run is stopped, and at the end of many that went well, each host's torchrun says so in 25 lines of Python and
-30 of C++ (DESIGN: judge by exit status). Newcomers take them for the cause. What the ranks say is never touched, and
+30 of C++. Newcomers take them for the cause; only the exit status counts. What the ranks say is never touched, and
 nothing is lost: `logs --stream agent`, `--grep`, `--json` and `--output` have every line.
 """
 

@@ -117,7 +117,7 @@ def test_a_kill_during_an_up_leaves_a_run_that_is_known_or_nothing(lab2: Lab, nu
 
 
 def test_a_run_is_followed_and_ended_from_another_machine(lab2: Lab) -> None:
-    """F02: given the inventory alone; the laptop that started it is gone."""
+    """Given the inventory alone; the laptop that started it is gone."""
     inventory = lab2.inventory(run={"launcher": "direct"})
     run_id = start(lab2, inventory, "--", script(lab2, COUNTER), "100", "0.05")
     other = lab2.controller_home / "other"

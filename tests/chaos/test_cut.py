@@ -56,7 +56,7 @@ def test_a_host_cut_off_for_less_than_a_lease_is_not_lost(lab3: Lab, victim: int
 
 
 def test_a_cut_host_without_its_controller_stops_too(lab3: Lab) -> None:
-    """F20: no laptop is there to tell anybody."""
+    """No laptop is there to tell anybody."""
     with trial(lab3, lab3.inventory(), GLOO, FOR_EVER, "0.05") as run:
         run.wait_for_moment("random", 1, chance())
         run.up.kill()

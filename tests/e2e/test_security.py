@@ -24,7 +24,7 @@ from .sshds import SSHD, Client, host, make_key, sshd
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-# --- S01: a key that is swapped between two connections
+# --- a key that is swapped between two connections
 
 
 @pytest.mark.skipif(not SSHD, reason="no sshd on this machine")
@@ -64,7 +64,7 @@ def test_a_key_swapped_in_mid_project_is_refused_on_reconnect(tmp_path: Path, ju
             fleet.close()
 
 
-# --- S12: a host in hostile hands
+# --- a host in hostile hands
 
 
 def tamper(program: Path, module: str, lie: str) -> None:
@@ -228,7 +228,7 @@ def test_a_host_that_is_in_no_run_ends_none(lab2: Lab) -> None:
     assert_clean(lab2)
 
 
-# --- S15, S22: other users of the hosts
+# --- other users of the hosts
 
 ATTACK = """
 import json, os, pathlib, socket, sys
@@ -279,7 +279,7 @@ def _listeners(table: str) -> set[int]:
     return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
 
 
-# --- S13: decoys
+# --- decoys
 
 
 def test_decoys_beside_a_run_survive_its_end(lab2: Lab) -> None:

@@ -1,4 +1,4 @@
-"""S06: variables that change what a program loads are the job's; our own programs beside it do not see them."""
+"""Variables that change what a program loads are the job's; our own programs beside it do not see them."""
 
 from __future__ import annotations
 

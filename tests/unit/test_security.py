@@ -27,7 +27,7 @@ from orchestrator.ssh.pipe import LocalConnection
 
 ROOT = Path(__file__).parents[2]
 
-# --- S04, S05: nothing of an inventory is a command or an option
+# --- nothing of an inventory is a command or an option
 
 WORDS = ["$(touch CANARY)", "`touch CANARY`", ";touch CANARY;", "|touch CANARY", "&touch CANARY&", "\ntouch CANARY\n"]
 WORDS += ["-oProxyCommand=touch CANARY", "--", "-F/dev/null", "%h", "${IFS}", "'", '"', "\\", "@", ":", ",", "gpu[1-3]"]
@@ -72,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-# --- S09, S10: the private folder, where others may write beside it
+# --- the private folder, where others may write beside it
 
 ROUNDS = int(os.environ.get("DDP_ORCH_ROUNDS", "3000"))
 
@@ -119,7 +119,7 @@ def test_a_racer_who_swaps_links_gets_nothing_written_where_he_points(tmp_path: 
     assert list(victim.iterdir()) == []
 
 
-# --- S16: nothing that is unpickled may run code
+# --- nothing that is unpickled may run code
 
 
 def test_nothing_is_unpickled_but_by_readers_that_know_no_code() -> None:
@@ -165,7 +165,7 @@ def test_a_snapshot_that_would_run_code_is_not_loaded(folder: Path) -> None:
     assert not (folder / "canary").exists()
 
 
-# --- S19: the node program
+# --- the node program
 
 
 def test_a_node_program_damaged_on_its_way_is_never_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_a_node_program_damaged_on_its_way_is_never_run(folder: Path, monkeypatc
 
 
 def test_the_command_that_is_run_on_a_host_holds_nothing_but_hashes_and_the_python() -> None:
-    """S05: whatever is asked of a host goes over stdin, so no shell there ever sees a word of it."""
+    """Whatever is asked of a host goes over stdin, so no shell there ever sees a word of it."""
     from orchestrator.hosts.session import bootstrap_command
 
     command = bootstrap_command("/opt/my venv/bin/python$(id)", node_program(), "abc123")
