@@ -82,8 +82,10 @@ def logs(wanted: Logs) -> int:
             ahead = fleet.each(asked[:1], lambda _, session: clock_ahead(session)).done
             choice = _choice(wanted, time.time() + next(iter(ahead.values()), 0.0))
         ranks_of = claims.ranks_of(run.parts, run.all_nodes)
-        view = View(run.run_id, asked, choice, fleet, console.warning, sys.stdout.isatty(), ranks_of, late=late)
         mask = mask_of(read, run, console)
+        view = View(
+            run.run_id, asked, choice, fleet, console.warning, sys.stdout.isatty(), ranks_of, late=late, mask=mask
+        )
         here = sum(run.parts[host.name].nproc for host in asked if host.name in run.parts)
         here = run.ranks if late else here
         bell = attach.Bell(read.notify.bell and wanted.follow, console)

@@ -48,12 +48,13 @@ class LineAssembler:
 
     `\\r\\n` ends a line as `\\n` does. A `\\r` alone starts the line again, as progress bars do: of the states a line
     goes through at most one per REWRITE_INTERVAL becomes a line, and the last one always. Bytes that are not UTF-8 are
-    shown as `\\xff`. A line longer than LINE_LIMIT comes in parts, cut behind a space where there is one, so that no
-    word that a mask knows is cut in two.
+    shown as `\\xff`. A line longer than LINE_LIMIT comes in parts, cut behind a space where there is one. No cut goes
+    through what `mask` hides: the beginning of a secret waits for what follows it.
     """
 
-    def __init__(self, host: str, rank: int | None, stream: str, attempt: int) -> None:
+    def __init__(self, host: str, rank: int | None, stream: str, attempt: int, mask: Mask | None = None) -> None:
         self._origin = (host, rank, stream, attempt)
+        self._mask = mask or Mask()
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._rest = ""  # behind the last newline and the last \r; a \r at its end may still become a \r\n
         self._continues = False  # the line's beginning has been given out as a partial line
@@ -81,8 +82,10 @@ class LineAssembler:
         """For when nothing has come for a while: what is unfinished, a prompt or the newest state of a progress bar."""
         if self._rewriting or "\r" in self._rest:
             self._rewriting = True
-            return self._show(_newest(self._rest.split("\r")) or self._hidden)
-        rest, self._rest = self._rest, ""
+            state = _newest(self._rest.split("\r")) or self._hidden
+            return self._show(state[: self._mask.cut(state, len(state))])
+        end = self._mask.cut(self._rest, len(self._rest))
+        rest, self._rest = self._rest[:end], self._rest[end:]
         self._continues = self._continues or bool(rest)
         return self._give(rest, partial=True) if rest else []
 
@@ -111,7 +114,7 @@ class LineAssembler:
             self._hidden = _newest(states) or self._hidden
             if self._fed_at - self._shown_at >= REWRITE_INTERVAL:
                 lines += self._show(self._hidden)
-        *parts, rest = _parts(rest)
+        *parts, rest = self._parts(rest)
         if parts:
             self._continues = True
             lines += [Line(self._fed_at, *self._origin, part, partial=True) for part in parts]
@@ -126,9 +129,20 @@ class LineAssembler:
         return self._give(state)
 
     def _give(self, text: str, partial: bool = False) -> list[Line]:
-        *parts, last = _parts(text)
+        *parts, last = self._parts(text)
         lines = [Line(self._fed_at, *self._origin, part, partial=True) for part in parts]
         return [*lines, Line(self._fed_at, *self._origin, last, partial)]
+
+    def _parts(self, text: str) -> list[str]:
+        parts, start = [], 0
+        while len(text) - start > LINE_LIMIT:
+            limit = start + LINE_LIMIT
+            end = text.rfind(" ", limit - _WORD_LIMIT, limit) + 1 or limit
+            place = self._mask.cut(text, end)
+            end = place if place > start else end  # no secret is as long as that
+            parts.append(text[start:end])
+            start = end
+        return [*parts, text[start:]]
 
 
 def _newest(states: list[str]) -> str:
@@ -136,22 +150,12 @@ def _newest(states: list[str]) -> str:
     return next((state for state in reversed(states) if tame(state, colour=False).strip()), "")
 
 
-def _parts(text: str) -> list[str]:
-    parts, start = [], 0
-    while len(text) - start > LINE_LIMIT:
-        limit = start + LINE_LIMIT
-        end = text.rfind(" ", limit - _WORD_LIMIT, limit) + 1 or limit
-        parts.append(text[start:end])
-        start = end
-    return [*parts, text[start:]]
-
-
 class Mask:
     """Hides secrets in text that is about to be shown.
 
     Values of fewer than SHORTEST_SECRET characters are not hidden: they would be found by chance in too many places. Of
     a value with several lines each line is. Found are also the ways a value is commonly written: in base64 (also inside
-    of something longer, as in `Authorization: Basic`), URL-encoded, and escaped as in JSON or `repr`.
+    of something longer, as in `Authorization: Basic`), URL-encoded, and escaped as in JSON or `repr`, of its bytes too.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
@@ -159,12 +163,31 @@ class Mask:
         # the longest first: where one form is the beginning of another, no rest may be left
         known = sorted((form for form in forms if len(form) >= SHORTEST_SECRET), key=lambda form: (-len(form), form))
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
+        self._forms = known
 
     def __bool__(self) -> bool:
         return self._known is not None
 
     def hide(self, text: str) -> str:
         return self._known.sub("***", text) if self._known else text
+
+    def cut(self, text: str, end: int) -> int:
+        """The last place up to `end` to cut the text at, with no secret across it, nor the beginning of one before."""
+        if self._known is None or not end:
+            return end
+        longest = len(self._forms[0])
+        begun = max(_overlap(text, end, form) for form in self._forms)
+        place = end - begun
+        for match in self._known.finditer(text, max(0, place - longest), min(len(text), end + longest)):
+            if match.start() < place < match.end():
+                place = match.start()
+        return place
+
+
+def _overlap(text: str, end: int, form: str) -> int:
+    """How many characters before `end` are the beginning of `form`, but not all of it."""
+    most = min(len(form) - 1, end)
+    return next((size for size in range(most, 0, -1) if text.startswith(form[:size], end - size)), 0)
 
 
 def _forms(value: str) -> Iterable[str]:
@@ -177,7 +200,10 @@ def _forms(value: str) -> Iterable[str]:
     yield value
     yield tame(value, colour=False)  # as it looks once its line has been tamed
     yield from (quote(raw), quote(raw, safe=""), quote_plus(raw))
-    yield from (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1])
+    yield from (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
+    for literal in (repr(value)[1:-1], ascii(value)[1:-1], repr(raw)[2:-1]):
+        plain = literal.replace("\\'", "'")  # which quotes are escaped depends on what stands around it
+        yield from (plain, plain.replace("'", "\\'"), plain.replace('"', '\\"'))
     for shift in range(3):
         # base64 of PREFIX + value: only the characters made of the value's bits alone are always the same
         encoded = b64encode(b"\0" * shift + raw).decode()

@@ -131,7 +131,8 @@ def attend(
     hosts = [node.host for node in resolved.nodes]
     nodes = {host.name: node for node, host in enumerate(hosts)}
     ranks = claims.ranks_of_plan(resolved)
-    view = View(resolved.run_id, hosts, LogFilter(follow=True), fleet, console.warning, sys.stdout.isatty(), ranks)
+    choice = LogFilter(follow=True)
+    view = View(resolved.run_id, hosts, choice, fleet, console.warning, sys.stdout.isatty(), ranks, mask=mask)
     began = time.monotonic()
     bell = Bell(resolved.inventory.notify.bell, console)
 

@@ -20,7 +20,7 @@ from ..hosts.claims import Ranks
 from ..hosts.fleet import Fleet, unexpected
 from ..hosts.session import Refused, Session
 from ..inventory.model import Host
-from ..output.lines import Line, LineAssembler, Merger
+from ..output.lines import Line, LineAssembler, Mask, Merger
 from ..ssh.pipe import ConnectFailure
 
 RECONNECT_MOST = 30.0  # s between tries to reach a host again
@@ -85,9 +85,12 @@ class View:
         *,
         kept: bool = False,
         late: Collection[str] = (),
+        mask: Mask | None = None,
     ) -> None:
         """`kept`: the lines are all kept in memory, so a host may send only so many. `late`: hosts that are silent so
-        far; nothing waits for them, and their lines are shown when they come."""
+        far; nothing waits for them, and their lines are shown when they come. No line is cut within what `mask` hides.
+        """
+        self._mask = mask
         self._run_id = run_id
         self._hosts = hosts
         self._choice = choice
@@ -212,7 +215,7 @@ class View:
                 if not self._belongs(*key):
                     position += length
                     continue
-                assembler = self._assemblers[key] = _assembler(*key)
+                assembler = self._assemblers[key] = _assembler(*key, self._mask)
             lines = [] if self._expected.get(key, offset) == offset else assembler.flush()  # what lay between is lost
             self._expected[key] = offset + length
             self._unfinished[key] = self._newest[host] = at / 1e9
@@ -358,8 +361,8 @@ def _ns(at: float | None, ahead: float) -> int | None:
     return None if at is None else int((at + ahead) * 1e9)
 
 
-def _assembler(host: str, name: str) -> LineAssembler:
+def _assembler(host: str, name: str, mask: Mask | None) -> LineAssembler:
     attempt, origin, channel = name.split(".")
     if origin.isdigit():
-        return LineAssembler(host, int(origin), {"out": "stdout", "err": "stderr"}[channel], int(attempt))
-    return LineAssembler(host, None, "agent", int(attempt))
+        return LineAssembler(host, int(origin), {"out": "stdout", "err": "stderr"}[channel], int(attempt), mask)
+    return LineAssembler(host, None, "agent", int(attempt), mask)

@@ -237,6 +237,69 @@ def test_a_secret_is_hidden_however_it_is_written(written: str) -> None:
     assert Mask([SECRET, "another one"]).hide(f"token: {written}, ok") == "token: ***, ok"
 
 
+@pytest.mark.parametrize("value", [SECRET, "it's-a-s3cr3t", 'say-"s3cr3t"', "both'\"s3cr3t", "back\\slash\t-s3cr3t"])
+@pytest.mark.parametrize("around", ["", "'", '"', "'\"", "\x07ü"])
+def test_a_secret_is_hidden_in_a_literal_of_python(value: str, around: str) -> None:
+    text = f"{around}{value}"
+    for literal in (repr(text), ascii(text), repr(text.encode()), repr([text]), repr({"token": text.encode()})):
+        assert "s3cr3t" not in Mask([value]).hide(literal)
+
+
+def shown_by(mask: Mask, lines: Iterable[Line]) -> str:
+    return "".join(map(mask.hide, texts(lines)))
+
+
+@pytest.mark.parametrize("written", [SECRET, base64.b64encode(SECRET.encode()).decode(), repr(SECRET.encode())[2:-1]])
+def test_a_secret_is_hidden_wherever_a_long_line_is_cut(written: str) -> None:
+    mask = Mask([SECRET, "another secret", "s3cr3t/tok"])
+    for before in range(LINE_LIMIT - len(written) - 1, LINE_LIMIT + 2):
+        stream = LineAssembler("node-0", 3, "stdout", 0, mask)
+        data = f"{'x' * before}{written}{'y' * LINE_LIMIT}\n".encode()
+        lines = [*stream.feed(data[:LINE_LIMIT], 1.0), *stream.feed(data[LINE_LIMIT:], 2.0)]
+        assert shown_by(mask, lines) == f"{'x' * before}***{'y' * LINE_LIMIT}"
+        assert "".join(texts(lines)).encode() == data[:-1]
+
+
+@pytest.mark.parametrize("cut", range(1, len(SECRET.encode())))
+@pytest.mark.parametrize("bar", ["", "\r 50%\r"])
+def test_a_secret_whose_halves_come_far_apart_is_hidden(cut: int, bar: str) -> None:
+    mask = Mask([SECRET])
+    stream = LineAssembler("node-0", 3, "stdout", 0, mask)
+    written = SECRET.encode()
+    lines = stream.feed(f"{bar}token: ".encode() + written[:cut], 1.0)
+    lines += stream.idle()
+    lines += stream.feed(written[cut:], 20.0)
+    lines += stream.idle()
+    lines += stream.feed(b", ok\n", 40.0)
+    shown = shown_by(mask, lines)
+    assert shown.endswith("token: ***, ok") and SECRET[:2] not in shown
+
+
+def test_what_only_began_like_a_secret_is_shown_when_the_line_ends() -> None:
+    stream = LineAssembler("node-0", 3, "stdout", 0, Mask(["s3cr3t-value"]))
+    lines = [*stream.feed(b"s3cr", 1.0), *stream.idle()]
+    assert lines == []
+    lines = [*stream.feed(b"apbook ", 2.0), *stream.idle(), *stream.feed(b"s3c", 3.0), *stream.idle(), *stream.flush()]
+    assert texts(lines) == ["s3crapbook ", "s3c"]
+
+
+HIDDEN = st.text("abc", min_size=7, max_size=10).map(lambda text: f"<{text}")  # no two of them overlap
+
+
+@given(st.text("abc <", max_size=60), st.lists(HIDDEN, min_size=1, max_size=3), st.data())
+def test_no_cut_goes_through_what_is_hidden(text: str, secrets: list[str], data: st.DataObject) -> None:
+    text += data.draw(st.sampled_from(secrets)) + data.draw(st.sampled_from(["", *secrets]))
+    mask = Mask(secrets)
+    end = data.draw(st.integers(0, len(text)))
+    place = mask.cut(text, end)
+    assert 0 <= place <= end
+    for secret in secrets:
+        assert not any(text.startswith(secret, start) for start in range(max(0, place - len(secret) + 1), place))
+        assert not any(
+            text[start:end] == secret[: end - start] for start in range(max(0, end - len(secret) + 1), place)
+        )
+
+
 @pytest.mark.parametrize("user", ["a", "ab", "abc"])
 def test_a_secret_is_hidden_inside_of_a_basic_authorization(user: str) -> None:
     header = base64.b64encode(f"{user}:correct-horse-battery".encode()).decode()
