@@ -18,9 +18,10 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from ..errors import UsageError
+from .mask import SHORTEST_SECRET as SHORTEST_SECRET
+from .mask import Mask as Mask
 from .terminal import RESET, tame
 
-SHORTEST_SECRET = 8  # characters
 LINE_LIMIT = 64 * 1024  # characters; a longer line is shown in parts
 _WORD_LIMIT = 4 * 1024  # how far before the limit a space is looked for, to cut there and not inside a word
 REWRITE_INTERVAL = 0.5  # seconds between two shown states of a progress bar
@@ -148,68 +149,6 @@ class LineAssembler:
 def _newest(states: list[str]) -> str:
     """The last state that shows anything: bars are wiped with spaces or escape sequences before they are drawn."""
     return next((state for state in reversed(states) if tame(state, colour=False).strip()), "")
-
-
-class Mask:
-    """Hides secrets in text that is about to be shown.
-
-    Values of fewer than SHORTEST_SECRET characters are not hidden: they would be found by chance in too many places. Of
-    a value with several lines each line is. Found are also the ways a value is commonly written: in base64 (also inside
-    of something longer, as in `Authorization: Basic`), URL-encoded, and escaped as in JSON or `repr`, of its bytes too.
-    """
-
-    def __init__(self, values: Iterable[str] = ()) -> None:
-        forms = {form for value in values for part in (value, *value.splitlines()) for form in _forms(part)}
-        # the longest first: where one form is the beginning of another, no rest may be left
-        known = sorted((form for form in forms if len(form) >= SHORTEST_SECRET), key=lambda form: (-len(form), form))
-        self._known = re.compile("|".join(map(re.escape, known))) if known else None
-        self._forms = known
-
-    def __bool__(self) -> bool:
-        return self._known is not None
-
-    def hide(self, text: str) -> str:
-        return self._known.sub("***", text) if self._known else text
-
-    def cut(self, text: str, end: int) -> int:
-        """The last place up to `end` to cut the text at, with no secret across it, nor the beginning of one before."""
-        if self._known is None or not end:
-            return end
-        longest = len(self._forms[0])
-        begun = max(_overlap(text, end, form) for form in self._forms)
-        place = end - begun
-        for match in self._known.finditer(text, max(0, place - longest), min(len(text), end + longest)):
-            if match.start() < place < match.end():
-                place = match.start()
-        return place
-
-
-def _overlap(text: str, end: int, form: str) -> int:
-    """How many characters before `end` are the beginning of `form`, but not all of it."""
-    most = min(len(form) - 1, end)
-    return next((size for size in range(most, 0, -1) if text.startswith(form[:size], end - size)), 0)
-
-
-def _forms(value: str) -> Iterable[str]:
-    if len(value) < SHORTEST_SECRET:
-        return
-    from base64 import b64encode
-    from urllib.parse import quote, quote_plus
-
-    raw = value.encode("utf-8", "surrogateescape")
-    yield value
-    yield tame(value, colour=False)  # as it looks once its line has been tamed
-    yield from (quote(raw), quote(raw, safe=""), quote_plus(raw))
-    yield from (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
-    for literal in (repr(value)[1:-1], ascii(value)[1:-1], repr(raw)[2:-1]):
-        plain = literal.replace("\\'", "'")  # which quotes are escaped depends on what stands around it
-        yield from (plain, plain.replace("'", "\\'"), plain.replace('"', '\\"'))
-    for shift in range(3):
-        # base64 of PREFIX + value: only the characters made of the value's bits alone are always the same
-        encoded = b64encode(b"\0" * shift + raw).decode()
-        inner = encoded[(0, 2, 3)[shift] : (shift + len(raw)) * 8 // 6]
-        for form in (inner, encoded, encoded.rstrip("=")) if shift == 0 else (inner,):
-            yield from (form, form.replace("+", "-").replace("/", "_"))
 
 
 def presentable(text: str, colour: bool, mask: Mask) -> str:
