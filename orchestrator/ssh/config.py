@@ -6,6 +6,7 @@ What the inventory says wins over ssh_config. Opens no connection (a `Match exec
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import re
@@ -120,7 +121,7 @@ class Resolver:
             return Path(_expand(text, tokens, name)).expanduser()
 
         def paths(keyword: str) -> tuple[Path, ...]:
-            return tuple(path(text) for value in settings.get(keyword, ()) for text in value.split() if text != "none")
+            return tuple(path(text) for value in settings.get(keyword, ()) for text in _files(value))
 
         jump, command = None, None
         if proxy_jump := _value(settings, "proxyjump"):
@@ -223,6 +224,19 @@ class Resolver:
             "globalknownhostsfile": ["/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"],
         }
         return defaults | settings
+
+
+def _files(value: str) -> list[str]:
+    """The paths in a list. `ssh -G` separates them by spaces and quotes none, paramiko gives them as they are written.
+
+    ssh prints them with ~ expanded, so what follows an absolute path and is not absolute itself is a part of it.
+    """
+    if '"' in value or "\\ " in value:
+        with contextlib.suppress(ValueError):
+            return [text for text in shlex.split(value) if text != "none"]
+    absolute = value.startswith(("/", "~", "%"))
+    texts = re.split(" (?=[/~%])", value) if absolute else value.split()
+    return [text.strip() for text in texts if text != "none"]
 
 
 def resolve(host: Host, config_file: Path | None, agent_socket: str | None = None, timeout: float = 20.0) -> Target:

@@ -92,6 +92,22 @@ def test_ssh_config_is_honoured(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("written", ['"/k h/a b" "~/k h/d" /kh/c', "/k\\ h/a\\ b ~/k\\ h/d /kh/c"])
+def test_a_path_of_known_hosts_may_have_spaces(tmp_path: Path, written: str) -> None:
+    target = resolved(tmp_path, f"UserKnownHostsFile {written}\nGlobalKnownHostsFile none\n")
+    homes = Path.home(), Path(pwd.getpwuid(os.getuid()).pw_dir)
+    first, second, third = target.user_known_hosts
+    assert (first, third) == (Path("/k h/a b"), Path("/kh/c"))
+    assert second in [home / "k h" / "d" for home in homes]
+    assert target.global_known_hosts == ()
+
+
+@pytest.mark.usefixtures("reader")
+def test_paths_of_known_hosts_may_be_relative(tmp_path: Path) -> None:
+    assert resolved(tmp_path, "UserKnownHostsFile a b\n").user_known_hosts == (Path("a"), Path("b"))
+
+
+@pytest.mark.usefixtures("reader")
 def test_the_inventory_wins(tmp_path: Path) -> None:
     host = replace(PLAIN, user="bob", port=99, identity_file="/keys/mine", proxy_jump="me@there:77")
     text = "Host gpu1\n User ann\n Port 2222\n IdentityFile /keys/theirs\n ProxyJump other\n"
