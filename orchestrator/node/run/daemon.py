@@ -99,7 +99,7 @@ def main_guard() -> int:
 
 def main_recorder() -> NoReturn:
     """Verb `recorder RUN`: started by the guard, with all it needs on stdin and by inherited descriptors."""
-    from . import history  # the relay has no use for these
+    from . import history, upkeep  # the relay has no use for these
     from .follower import WorkerLink
     from .head import HeadLink
     from .recorder import Recorder
@@ -113,6 +113,7 @@ def main_recorder() -> NoReturn:
     for sock in (guard, *listeners):
         sock.set_inheritable(False)
     history.History(given["folder"]).start()
+    upkeep.start(given["folder"], given["spec"])
     cluster_link = (lambda recorder: HeadLink(recorder, listeners)) if given["spec"]["node"] == 0 else WorkerLink
     Recorder(given["folder"], given["spec"], given["private"], guard, given["guard_pid"], cluster_link).run()
     os._exit(0)  # whatever the thread of the history waits for
