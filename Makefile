@@ -3,14 +3,16 @@
 
 PYTHON ?= python3
 EXAMPLES ?= 100000
+LOGINS := tests/e2e/test_ssh_login.py tests/e2e/test_ssh_pipe.py tests/e2e/test_ssh_lab.py
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-all chaos breakages fuzz lint clean
+.PHONY: help demo test test-all test-newest chaos breakages fuzz lint clean
 
 help:
 	@echo 'make demo     train on two hosts on this machine over real SSH (about a minute)'
 	@echo 'make test     run the core tests (about ten minutes); ARGS="tests/unit -x" selects some'
 	@echo 'make test-all run all tests, as CI does (half an hour)'
+	@echo 'make test-newest  run unit tests and logins with the newest versions that pyproject.toml allows'
 	@echo 'make chaos    inject faults into runs (an hour and a half; needs root)'
 	@echo 'make breakages  make every fault that check knows, in a lab (about ten minutes)'
 	@echo 'make fuzz     test random inventories, frames, log lines and answers of hostile hosts (half an hour or more); EXAMPLES=1000 for fewer'
@@ -25,6 +27,14 @@ test: .venv/.complete
 
 test-all: .venv/.complete
 	.venv/bin/python -m pytest $(ARGS)
+
+# What a user gets who installs today, without constraints.txt. Not kept: what is the newest changes from day to day.
+test-newest: .venv/.complete
+	@rm -rf .venv-newest
+	@$(call inheriting_venv,.venv/bin/python,.venv-newest)
+	@.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager --editable .
+	@.venv-newest/bin/python -m pip list --disable-pip-version-check | grep -iE '^(fabric|paramiko|invoke|cryptography|click|rich|pyyaml|clustershell) '
+	.venv-newest/bin/python -m pytest $(or $(ARGS),tests/unit $(LOGINS))
 
 chaos: .venv/.complete
 	CHAOS=full .venv/bin/python -m pytest tests/chaos tests/node/test_restarts.py tests/node/test_grace.py --timeout 900 $(ARGS)
@@ -44,13 +54,13 @@ lint: .venv/.complete
 	.venv/bin/python -m mypy
 
 clean:
-	rm -rf .venv *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-newest *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The stamp is the last thing to be made: a set-up that was interrupted, or is older than the constraints, begins anew.
 .venv/.complete: constraints.txt
 	@rm -rf .venv
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=/path/to/python3" if sys.version_info < (3, 10) else 0)'
-	@if $(PYTHON) -c 'import torch' 2>/dev/null; then $(INHERITING_VENV); else $(PYTHON) -m venv .venv; fi
+	@if $(PYTHON) -c 'import torch' 2>/dev/null; then $(call inheriting_venv,$(PYTHON),.venv); else $(PYTHON) -m venv .venv; fi
 	@echo 'installing into .venv ...'
 	@$(PIP) setuptools
 	@$(PIP) --no-build-isolation --editable '.[test]'
@@ -58,10 +68,10 @@ clean:
 	@touch $@
 
 # A venv made by a Python in a venv sees the packages of the system below both, and not those of the other venv.
-define INHERITING_VENV
-$(PYTHON) -m venv --system-site-packages .venv && \
-$(PYTHON) -c 'import site, sys; print(*(site.getsitepackages() if sys.prefix != sys.base_prefix else []), sep="\n")' \
-  > "$$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
+define inheriting_venv # PYTHON FOLDER
+$(1) -m venv --system-site-packages $(2) && \
+$(1) -c 'import sys; print(*(path for path in sys.path if path.endswith("-packages") and sys.prefix != sys.base_prefix), sep="\n")' \
+  > "$$($(2)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
 endef
 
 TORCH_HINT := 'installing torch; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes it a small one, without CUDA'
