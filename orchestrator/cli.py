@@ -474,7 +474,11 @@ def notify(inventory: str | None, test: bool) -> None:
 @inventory
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
 @HOSTS
-@click.option("--setup", is_flag=True, help="Run `setup` of each host first, as for the ranks of a run.")
+@click.option(
+    "--setup",
+    is_flag=True,
+    help="Run `setup` of each host first, as for the ranks of a run, and find what belongs to its `python`.",
+)
 @JSON
 def exec_(inventory: str | None, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> None:
     """Run CMD on every host. Identical output is shown once, and the exit code is the worst one.

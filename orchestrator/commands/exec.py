@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import shlex
 import sys
 from collections.abc import Mapping
@@ -71,10 +72,23 @@ def _exec_as_dict(
 
 def _exec_line(host: Host, command: tuple[str, ...], setup: bool) -> str:
     line = command[0] if len(command) == 1 else quote(command)
-    if not setup or not host.setup:
+    path = _path_of_python(host.python)
+    if not setup or not (host.setup or path):
         return line
-    script = " && ".join(f"{{ {one}\n}}" for one in host.setup)
-    return quote(["bash", "-lc", f"{script} && {{ {line if len(command) == 1 else shlex.join(command)}\n}}"])
+    lines = [*host.setup, *path, line if len(command) == 1 else shlex.join(command)]
+    return quote(["bash", "-lc", " && ".join(f"{{ {one}\n}}" for one in lines)])
+
+
+def _path_of_python(python: str) -> tuple[str, ...]:
+    """The shell line that has a command find what a run's script has: first what is beside the `python` of a venv or
+    conda environment; what is beside another python last, as that may be /usr/bin.
+    """
+    folder = posixpath.dirname(python)
+    if not folder.startswith("/"):
+        return ()
+    beside, root = shlex.quote(folder), shlex.quote(posixpath.dirname(folder))
+    own = f"[ -e {root}/pyvenv.cfg ] || [ -e {root}/conda-meta ]"
+    return (f'if {own}; then export PATH={beside}:"$PATH"; else export PATH="$PATH":{beside}; fi',)
 
 
 def _print_folded(texts: Mapping[str, str], out: TextIO) -> None:

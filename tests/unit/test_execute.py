@@ -39,6 +39,26 @@ def test_nothing_of_a_command_is_run_after_a_setup_that_failed(
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.parametrize("command", [("python", "-c", "print('it is here')"), ("python -c 'print(\"it is here\")'",)])
+@pytest.mark.parametrize(("beside", "first"), [("pyvenv.cfg", True), ("conda-meta", True), ("other", False)])
+def test_after_setup_a_command_finds_the_python_of_the_inventory(
+    tmp_path: Path, beside: str, first: bool, command: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "an env" / "bin"
+    folder.mkdir(parents=True)
+    (folder.parent / beside).touch()
+    for name in ("python", "ls"):
+        (folder / name).write_text("#!/bin/sh\necho it is here\n")
+        (folder / name).chmod(0o755)
+    path = tmp_path / "inventory.yaml"
+    setup = ['export PATH=/usr/bin:/bin; hash -r; python() { command python "$@"; }'] if first else ["PATH=/bin"]
+    path.write_text(f"hosts: [{{name: here, address: localhost, python: '{folder}/python', setup: {setup}}}]\n")
+    assert execute(str(path), command, None, setup=True, as_json=False) == 0
+    assert capfd.readouterr().out == "here: it is here\n"
+    execute(str(path), ("ls", str(tmp_path)), None, setup=True, as_json=False)
+    assert ("it is here" in capfd.readouterr().out) == first
+
+
 def test_of_endless_output_only_the_beginning_is_kept(
     inventory: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
