@@ -16,7 +16,7 @@ from statistics import median
 from ..answers.facts import Facts, Hello, Python
 from ..output.finding import Finding, Severity
 from ..plan.plan import Node, Plan, arguments
-from ..ssh.pipe import ConnectFailure, with_hosts
+from ..ssh.pipe import ConnectFailure, OtherKey, with_hosts
 from . import gpus, network, python
 from .findings import Findings, say, shell_word
 
@@ -75,6 +75,15 @@ def judge(
     _paths(plan, nodes, facts, found)
     gpus.judge(plan, nodes, facts, found)
     network.judge(plan, nodes, facts, found)
+    return found.all()
+
+
+def other_keys(keys: Mapping[str, OtherKey]) -> tuple[Finding, ...]:
+    """Hosts that refused the key which the inventory names."""
+    found = Findings()
+    for host, key in keys.items():
+        fix = f"name the key in identity_file, or install it: ssh-copy-id -i {shell_word(key.named)} {shell_word(host)}"
+        found.add("warning", "ssh-auth-denied", host, str(key), fix, f"try: ssh {host}")
     return found.all()
 
 

@@ -65,6 +65,7 @@ def check(given: str | None, hosts: str | None, level: Level, as_json: bool) -> 
         )
         facts = {name: one.facts for name, one in probed.done.items()}
         findings = [*checks.unreached(probed.failed), *probe.judge(made, probed.done)]
+        findings += checks.other_keys(fleet.take_other_keys())
         network = _try_network(made, facts, fleet, findings) if level != "quick" else None
         broken = any(finding.severity == "error" for finding in findings)
         result = None

@@ -181,6 +181,8 @@ def open_fleet(of: Inventory, *, looking: bool = False) -> Iterator[Fleet]:
     try:
         yield fleet
     finally:
+        for line in fold_messages({host: str(key) for host, key in fleet.take_other_keys().items()}):
+            stderr_console().warning(line)
         fleet.close()
 
 

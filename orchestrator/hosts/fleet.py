@@ -17,7 +17,7 @@ from ..errors import FindingsError, HeldError, OrchError, UnreachableError
 from ..inventory.model import Host
 from ..output.console import fold_messages
 from ..ssh.dialer import Dialer
-from ..ssh.pipe import ConnectFailure, Pipe, with_hosts
+from ..ssh.pipe import ConnectFailure, OtherKey, Pipe, with_hosts
 from ..ui.progress import Silent
 from .node_program import NodeProgram
 from .session import Refused, Session
@@ -230,6 +230,10 @@ class Fleet:
     def prepare(self, hosts: Iterable[Host]) -> None:
         """Before the first connection: pass phrases are asked for here, once."""
         self._dialer.prepare(hosts)
+
+    def take_other_keys(self) -> dict[str, OtherKey]:
+        """Hosts that refused the key which the inventory names, and accepted another one: each is told once."""
+        return self._dialer.take_other_keys()
 
     def forget_refusals(self) -> None:
         """Hosts that refused the login are tried again."""

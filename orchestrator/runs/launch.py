@@ -109,6 +109,8 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Launch
     if probed.failed:
         wanted = _without(wanted, probed, around)
         hosts = [node.host for node in wanted.nodes]
+    for line in fold_messages({host: str(key) for host, key in fleet.take_other_keys().items()}):
+        around.warn(line)
     facts = {name: one.facts for name, one in probed.done.items()}
     _judge(preflight.judge(wanted, probed.done), wanted, around)
     chosen = auto_env.choose(facts)

@@ -25,7 +25,7 @@ from ..inventory.model import Host, SshOptions
 from .config import IMPORTING, Resolver, Target, resolve
 from .host_keys import HostKeys, KeySeen, Look
 from .keys import KeyRing, Offer
-from .pipe import ConnectFailure, Connection, LocalConnection
+from .pipe import ConnectFailure, Connection, LocalConnection, OtherKey
 from .tcp import DroppedError, dial
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class Dialer:
         self._jumps: dict[Target, _SharedJump] = {}
         self._slots: dict[Target, threading.Semaphore] = {}
         self._denied: dict[Target, ConnectFailure] = {}
+        self._other_keys: dict[str, OtherKey] = {}
+        self._told_keys: set[str] = set()
         self._lock = threading.Lock()
 
     def prepare(self, hosts: Iterable[Host]) -> None:
@@ -163,7 +165,9 @@ class Dialer:
                     from .login import login
 
                 offer = Offer((), ()) if isinstance(trust, Look) else self._keys.offer(target)
-                return login(target, link, trust, offer, deadline)
+                session = login(target, link, trust, offer, deadline)
+                self._note_other_key(target, session)
+                return session
             except DroppedError as dropped:
                 throttled = dropped.greeting.startswith(THROTTLED)
                 wait = random.uniform(0, most)  # noqa: S311  # no secret, only a spread
@@ -214,6 +218,18 @@ class Dialer:
         finally:
             if taken:
                 slot.release()
+
+    def _note_other_key(self, target: Target, session: Session) -> None:
+        named = target.identity_file
+        if named and session.accepted_key not in (str(named), f"{named}-cert.pub"):
+            self._other_keys[target.name] = OtherKey(str(named), session.accepted_key)
+
+    def take_other_keys(self) -> dict[str, OtherKey]:
+        """Hosts that refused the key which the inventory names, and accepted another one: each is told once."""
+        with self._lock:
+            taken = {name: key for name, key in self._other_keys.items() if name not in self._told_keys}
+            self._told_keys |= taken.keys()
+        return taken
 
     def _check_named_key(self, target: Target) -> None:
         """A key that the inventory names must be usable: said before anything is tried."""

@@ -63,6 +63,7 @@ class SshConnection:
         self.target = target
         self._connection = connection
         self._transport: Transport = connection.transport
+        self.accepted_key = self._transport.accepted_key
 
     @property
     def alive(self) -> bool:
@@ -272,6 +273,7 @@ class _KeysOnly:
                 if not transport.is_active():
                     raise self._denied("it closed the connection", tried) from error
                 continue
+            transport.accepted_key = identity.label
             if missing:
                 raise self._denied(f"after the key it also wants {', '.join(missing)}", tried)
             return

@@ -58,6 +58,8 @@ class Transport(paramiko.Transport):
     """paramiko's transport that offers no weak algorithm and gives each refused channel its own reason."""
 
     packetizer: _Packetizer
+    accepted_key = ""
+    """What people call the key that logged in."""
 
     def __init__(self, sock: Any, disabled_algorithms: dict[str, list[str]], key_types: frozenset[str]) -> None:
         super().__init__(sock, disabled_algorithms=disabled_algorithms, packetizer_class=_Packetizer)

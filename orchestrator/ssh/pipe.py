@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +34,17 @@ END_GRACE, END_WINDOW = 2.0, 1.0
 
 STDERR_LAG = 1.0
 """Seconds that `Pipe.exit_status` gives the end of stderr, once the command has ended."""
+
+
+@dataclass(frozen=True)
+class OtherKey:
+    """A login with another key than the one that the inventory names, which the host refused."""
+
+    named: str
+    accepted: str
+
+    def __str__(self) -> str:
+        return f"the host refused identity_file {self.named}; logged in with {self.accepted}"
 
 
 class ConnectFailure(UnreachableError):

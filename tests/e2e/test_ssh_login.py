@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from lab.waiting import wait_until
 
+from orchestrator.checks.hosts import other_keys
 from orchestrator.inventory.model import Host
 from orchestrator.ssh.dialer import ConnectFailure, Dialer
 from orchestrator.ssh.known_hosts import KnownHosts
@@ -335,6 +336,27 @@ def test_the_named_key_is_offered_before_the_seven_of_the_agent(
     assert "Failed publickey" not in server.log()
     said = failure(client.dialer(agent=path), host(server))
     assert said.code == "ssh-auth-denied" and "other0 " in said.reason and "closed" in said.reason
+
+
+def test_a_key_that_is_used_in_place_of_the_named_one_is_told_once(
+    server: Sshd, client: Client, tmp_path: Path, agent: Callable[..., str]
+) -> None:
+    client.configure("IdentityFile none")
+    wrong = make_key(tmp_path / "wrong")
+    dialer = client.dialer(agent=agent(client.key))
+    target = host(server, identity_file=str(wrong))
+    assert works(dialer, target)
+    ((name, key),) = dialer.take_other_keys().items()
+    assert (name, key.named) == (target.name, str(wrong)) and "(in the agent)" in key.accepted
+    (finding,) = other_keys({name: key})
+    assert (finding.severity, finding.code) == ("warning", "ssh-auth-denied") and str(wrong) in finding.message
+    assert works(dialer, target) and not dialer.take_other_keys()
+
+
+def test_the_named_key_is_nothing_to_tell_of(server: Sshd, client: Client, agent: Callable[..., str]) -> None:
+    for dialer in (client.dialer(), client.dialer(agent=agent(client.key))):
+        assert works(dialer, host(server, identity_file=str(client.key)))
+        assert not dialer.take_other_keys()
 
 
 def test_a_named_key_in_the_agent_is_taken_from_there_first(
