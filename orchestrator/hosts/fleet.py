@@ -337,7 +337,7 @@ class Fleet:
 
     def close(self) -> None:
         """Close all sessions, and end what `run_on` still runs."""
-        if any(command.pipe is not None for command in self._commands):
+        if self._commands:  # also one that is being started: it has no pipe yet
             self.end_commands()
         with self._lock:
             self._closed = True

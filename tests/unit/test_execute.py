@@ -100,3 +100,29 @@ def test_a_fleet_that_is_closed_ends_its_commands(tmp_path: Path) -> None:
     fleet.close()
     assert not Path(f"/proc/{int((tmp_path / 'pid').read_text())}").exists()
     running.join(20)
+
+
+def test_a_fleet_that_is_closed_ends_a_command_that_has_just_been_started(tmp_path: Path) -> None:
+    host = parse("hosts: [{name: here, address: localhost}]", "inventory.yaml").hosts[0]
+    started, answered = threading.Event(), threading.Event()
+
+    class Slow(LocalConnection):
+        def open(self, command: str, timeout: float) -> Any:
+            pipe = super().open(command, timeout)
+            started.set()
+            assert answered.wait(20)
+            return pipe
+
+    dialer: Any = SimpleNamespace(connect=lambda _: Slow(), close=lambda: None)
+    fleet = fleets.Fleet(dialer, NodeProgram("", b""), 1, lambda: "")
+    command = f"echo $$ > {tmp_path}/pid; exec sleep 60"
+    running = threading.Thread(target=lambda: fleets.each([host], lambda _: fleet.run_on(host, command), 1))
+    running.start()
+    assert started.wait(20)
+    closing = threading.Thread(target=fleet.close)
+    closing.start()
+    wait_until(lambda: fleet._interrupted or not closing.is_alive(), 20, "it looks for commands")
+    answered.set()
+    running.join(20)
+    closing.join(20)
+    assert not running.is_alive() and not closing.is_alive()
