@@ -98,6 +98,10 @@ class Recorder:
 
     def prepare(self, hosts: Any) -> None: ...
     def forget_refusals(self) -> None: ...
+
+    def take_other_keys(self) -> dict[str, Any]:
+        return {}
+
     def close(self) -> None: ...
 
 
