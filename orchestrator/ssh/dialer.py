@@ -219,7 +219,7 @@ class Dialer:
             if taken:
                 slot.release()
 
-    def _note_other_key(self, target: Target, session: Session) -> None:
+    def _note_other_key(self, target: Target, session: SshConnection) -> None:
         named = target.identity_file
         if named and session.accepted_key not in (str(named), f"{named}-cert.pub"):
             self._other_keys[target.name] = OtherKey(str(named), session.accepted_key)
