@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from .decode import MalformedAnswer, decode
 from .fields import StreamName
+from .operation import Streaming
 from .runs import Part
 
 
@@ -46,3 +49,17 @@ class Attached:
     cut: tuple[StreamName, ...] = ()
     """Streams that go on after the time that was asked for."""
     stray_outputs: StrayOutputs | None = None
+
+
+def _decode_pieces(header: Mapping[str, Any], payload: bytes) -> Pieces | Live:
+    if "live" in header:
+        return decode(Live, header, "attach")
+    data = decode(Pieces, header, "attach")
+    if any(min(part[:3]) < 0 or part[0] >= len(data.streams) for part in data.parts):
+        raise MalformedAnswer("attach.parts: not [stream, offset, length, time]")
+    if sum(part[2] for part in data.parts) != len(payload):
+        raise MalformedAnswer("attach.parts: not as long as what came")
+    return data
+
+
+ATTACH = Streaming("attach", Attached, _decode_pieces)

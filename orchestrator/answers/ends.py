@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .operation import Operation
+
 
 @dataclass(frozen=True)
 class Killed:
@@ -53,9 +55,6 @@ class LeftoversEnding(Ending):
     holders: tuple[Holder, ...]
 
 
-@dataclass(frozen=True)
-class Aborted:
-    """`abort`"""
-
-    stopped_by: str | None
-    """Who has stopped the run while it was being prepared."""
+STOP = Operation("stop", Ending)
+FORCE = Operation("force", Ending)
+STALE = Operation("stale", LeftoversEnding)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .fields import Attempt, Rank, UnixTime
+from .operation import Operation
 from .runs import Failure
 
 
@@ -72,3 +73,7 @@ class Paths:
 
     paths: Mapping[str, str | None]
     """Why each cannot be read; None: it can."""
+
+
+EVIDENCE = Operation("evidence", Evidence)
+PATHS = Operation("paths", Paths)

@@ -1,4 +1,4 @@
-"""What a host says of itself: HELLO, and the facts that a probe measured. Pure."""
+"""The facts that a probe measures on a host. Pure."""
 
 from __future__ import annotations
 
@@ -8,32 +8,7 @@ from typing import Annotated
 
 from .decode import NOT_NULL
 from .fields import Address, CudaVersion, Port, is_interval
-
-
-@dataclass(frozen=True)
-class Hello:
-    """What the node program says first."""
-
-    codes: tuple[str, ...]
-    """Hashes of the code snapshots that are there."""
-    boot_id: str
-    machine_id: str
-    state_inode: tuple[int, ...]
-    """Device and inode of the state folder."""
-    state: str | None = field(default=None, metadata=NOT_NULL)
-    """The state folder."""
-    passed_over: tuple[str, ...] = ()
-    """Why a folder that is preferred to it could not be used."""
-    pid: int | None = None
-    """Of the relay."""
-
-
-@dataclass(frozen=True)
-class Clock:
-    """`clock`"""
-
-    clock: float
-    """Unix seconds."""
+from .operation import Operation
 
 
 @dataclass(frozen=True)
@@ -230,3 +205,6 @@ class Facts:
     names: Mapping[str, Lookup]
     notify: Mapping[str, str] = field(default_factory=dict)
     """Why a notification would fail, by `webhook` or `command`."""
+
+
+PROBE = Operation("probe", Facts)

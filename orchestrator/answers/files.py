@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from .decode import decode
 from .fields import RunId, RunName, UnixTime
-
-
-@dataclass(frozen=True)
-class Nothing:
-    """The answer to what gives none but its success."""
+from .operation import Nothing, Operation, Streaming
 
 
 @dataclass(frozen=True)
@@ -81,3 +80,15 @@ class RemovedOutputs:
 
     removed: tuple[RunName, ...]
     freed: int
+
+
+def _decode_file_data(header: Mapping[str, Any], _: bytes) -> FileData:
+    return decode(FileData, header, "send")
+
+
+OUTPUTS = Operation("outputs", Outputs)
+SEND = Streaming("send", Nothing, _decode_file_data)
+FETCHED = Operation("fetched", Nothing)
+PRUNE = Operation("prune", Pruned)
+OUTPUT_FOLDERS = Operation("output_folders", OutputFolders)
+REMOVE_OUTPUTS = Operation("remove_outputs", RemovedOutputs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .facts import Lookup
 from .fields import Address, HostName, Port
+from .operation import Operation
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,7 @@ class DialReport:
 
     results: tuple[Dialled, ...]
     names: Mapping[str, Lookup]
+
+
+LISTEN = Operation("listen", Listening)
+DIAL = Operation("dial", DialReport)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .fields import Address, Port, RunId
 from .files import Unfetched
+from .operation import Nothing, Operation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +46,19 @@ class NotifyProblems:
 
     problems: Mapping[str, str]
     """Why it failed, by `webhook` or `command`."""
+
+
+@dataclass(frozen=True)
+class Aborted:
+    """`abort`"""
+
+    stopped_by: str | None
+    """Who has stopped the run while it was being prepared."""
+
+
+UNPACK = Operation("unpack", Nothing)
+PREPARE_HEAD = Operation("prepare", PreparedHead)
+PREPARE_NODE = Operation("prepare", PreparedNode)
+START = Operation("start", Nothing)
+ABORT = Operation("abort", Aborted)
+NOTIFY = Operation("notify", NotifyProblems)

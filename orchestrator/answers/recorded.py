@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from .decode import AnyFloat
 from .fields import Attempt, HostName, NodeNumber, Rank, UnixTime
+from .operation import Operation
 from .runs import Failure, Part
 
 
@@ -218,3 +219,7 @@ class Record:
     events: tuple[Event, ...]
     """Of the head only."""
     samples: tuple[UsageAt, ...]
+
+
+SAMPLE = Operation("sample", Sample)
+RECORD = Operation("record", Record)

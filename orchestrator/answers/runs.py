@@ -24,6 +24,7 @@ from .fields import (
     UnixTime,
     VariableName,
 )
+from .operation import Operation
 
 UNFINISHED = ("starting", "running", "restarting", "stopping")
 
@@ -119,3 +120,6 @@ class RunList:
     """`list`"""
 
     runs: tuple[Part, ...]
+
+
+LIST = Operation("list", RunList)

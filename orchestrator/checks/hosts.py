@@ -13,7 +13,8 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
-from ..answers.facts import Facts, Hello, Python
+from ..answers.facts import Facts, Python
+from ..answers.hello import Hello
 from ..output.finding import Finding, Severity
 from ..plan.plan import Node, Plan, arguments
 from ..ssh.pipe import ConnectFailure, OtherKey, with_hosts

@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..answers.files import FileData, Outputs
+from ..answers.files import FETCHED, OUTPUTS, SEND, FileData, Outputs
 from ..errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
-from ..hosts.answers import FETCHED, OUTPUTS, SEND
 from ..hosts.fleet import Fleet, Results, folded, worst
 from ..hosts.session import Session
 from ..inventory.model import Host, Inventory

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..answers.prepare import NOTIFY
 from ..errors import FindingsError, UnreachableError, UsageError
-from ..hosts.answers import NOTIFY
 from ..hosts.fleet import folded
 from ..plan import plan
 from .context import chosen_inventory, open_fleet, stderr_console

@@ -6,9 +6,8 @@ import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from ..answers.files import Pruned
+from ..answers.files import OUTPUT_FOLDERS, PRUNE, REMOVE_OUTPUTS, Pruned
 from ..errors import UnreachableError, UsageError
-from ..hosts.answers import OUTPUT_FOLDERS, PRUNE, REMOVE_OUTPUTS
 from ..hosts.fleet import folded
 from ..inventory import advice
 from ..inventory.run_ids import RUN_ID, SUFFIX

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..answers import recorded
-from ..answers.recorded import Record, Spec, UsageAt, Way
+from ..answers.recorded import RECORD, Record, Spec, UsageAt, Way
 from ..answers.runs import FirstFailure, Part
 from ..errors import UnreachableError, UsageError
 from ..hosts import claims
-from ..hosts.answers import RECORD
 from ..hosts.fleet import Fleet
 from ..hosts.session import Refused
 from ..inventory.model import Host

@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
+from ..answers.recorded import SAMPLE
 from ..errors import OrchError, UnreachableError
-from ..hosts.answers import SAMPLE
 from ..hosts.fleet import Fleet, unexpected
 from ..inventory.hostnames import pick
 from ..inventory.model import Host

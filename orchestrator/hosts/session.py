@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..answers.decode import MalformedAnswer, decode
-from ..answers.facts import Hello
+from ..answers.hello import Hello
+from ..answers.operation import Operation, Streaming
 from ..errors import OrchError, UnreachableError
 from ..node.serve import wire
 from ..output.terminal import one_line
 from ..ssh.dialer import quote
 from ..ssh.pipe import Connection
-from .answers import Operation, Streaming
 from .node_program import NodeProgram
 
 A = TypeVar("A")

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from ..answers.evidence import DumpSummary, Evidence, Waits
+from ..answers.evidence import EVIDENCE, PATHS, DumpSummary, Evidence, Waits
 from ..answers.runs import Failure, Part, Verdict
 from ..diagnosis import missing
 from ..diagnosis.dumps import Collective, Dump, Group
@@ -15,7 +15,6 @@ from ..diagnosis.exits import Exit
 from ..diagnosis.record import RunRecord
 from ..diagnosis.transcript import LogLine, strip_torch_tags
 from ..hosts import claims
-from ..hosts.answers import EVIDENCE, PATHS
 from ..hosts.fleet import Fleet
 from ..hosts.session import Session
 from ..inventory.model import Host

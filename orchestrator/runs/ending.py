@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..answers import ends
-from ..answers.ends import Ending, LeftoversEnding
+from ..answers.ends import FORCE, STALE, STOP, Ending, LeftoversEnding
 from ..answers.runs import Member
 from ..errors import OrchError
-from ..hosts.answers import FORCE, STALE, STOP
 from ..hosts.fleet import Fleet, Results, Work, each
 from ..hosts.session import Session
 from ..inventory.model import Host

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..answers.attach import Attached, Live, Pieces
+from ..answers.attach import ATTACH, Attached, Live, Pieces
 from ..answers.decode import MalformedAnswer
+from ..answers.hello import CLOCK
 from ..errors import OrchError, UnreachableError
-from ..hosts.answers import ATTACH, CLOCK
 from ..hosts.claims import Ranks
 from ..hosts.fleet import Fleet, unexpected
 from ..hosts.session import Refused, Session

@@ -15,11 +15,11 @@ from typing import Any, BinaryIO, TypeVar
 
 from ..answers.facts import Facts
 from ..answers.files import Unfetched
-from ..answers.prepare import Prepared
+from ..answers.operation import Operation
+from ..answers.prepare import ABORT, PREPARE_HEAD, PREPARE_NODE, START, UNPACK, Prepared
 from ..checks import auto_env
 from ..checks.hosts import say
 from ..errors import FindingsError, HeldError, Interrupted, OrchError, UnreachableError, UsageError
-from ..hosts.answers import ABORT, PREPARE_HEAD, PREPARE_NODE, START, UNPACK, Operation
 from ..hosts.fleet import Fleet, Results, each, folded, worst
 from ..hosts.session import Refused, Session
 from ..inventory import advice

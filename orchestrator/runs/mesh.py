@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..answers.facts import Facts, Lookup
-from ..answers.network import Dialled, DialReport, Listening
+from ..answers.network import DIAL, LISTEN, Dialled, DialReport, Listening
 from ..errors import OrchError
-from ..hosts.answers import DIAL, LISTEN
 from ..hosts.fleet import Fleet, Results
 from ..hosts.session import InvalidAnswer, Session
 from ..inventory.model import Host

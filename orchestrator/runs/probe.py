@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..answers.facts import Facts, Hello
+from ..answers.facts import PROBE, Facts
+from ..answers.hello import Hello
 from ..checks import hosts
-from ..hosts.answers import PROBE
 from ..hosts.session import Session
 from ..inventory.model import Notify
 from ..output.finding import Finding

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..answers.runs import UNFINISHED, Part
+from ..answers.runs import LIST, UNFINISHED, Part
 from ..errors import OrchError, UnreachableError, UsageError
 from ..hosts import claims
-from ..hosts.answers import LIST
 from ..hosts.fleet import Fleet, Results
 from ..hosts.session import Session
 from ..inventory.advice import command

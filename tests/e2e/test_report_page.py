@@ -11,8 +11,8 @@ import pytest
 from fake_relay import A_RUN
 from lab.lab import Lab
 
+from orchestrator.answers.recorded import RECORD
 from orchestrator.commands import report
-from orchestrator.hosts.answers import RECORD
 from orchestrator.output.lines import Line, Mask
 from orchestrator.runs.registry import Run
 from orchestrator.ui import html

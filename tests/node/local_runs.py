@@ -21,10 +21,10 @@ from typing import Any
 import host_facts
 from host_facts import PYTHON, decoded
 from lab.waiting import wait_until
+from operations import OPERATIONS
 
 from orchestrator.answers.decode import MalformedAnswer
-from orchestrator.hosts import answers
-from orchestrator.hosts.answers import Operation
+from orchestrator.answers.operation import Operation
 from orchestrator.hosts.node_program import NodeProgram, node_program
 from orchestrator.hosts.session import Session
 from orchestrator.inventory import model
@@ -89,7 +89,7 @@ class PlainSession(Session):
         if not isinstance(operation, str):
             return super().request(operation, arguments, **options)
         answer = super().request(Operation(operation, Any), arguments, **options)  # type: ignore[arg-type]
-        typed = [one for one in vars(answers).values() if isinstance(one, Operation) and one.name == operation]
+        typed = [one for one in OPERATIONS if one.name == operation]
         trouble = [error for one in typed for error in [malformed(one, answer)] if error]
         assert len(trouble) < len(typed), trouble
         return answer

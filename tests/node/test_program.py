@@ -19,8 +19,7 @@ import pytest
 from lab.waiting import wait_until
 from local_runs import Host, Runs, changed_program, local_runs
 
-from orchestrator.answers.attach import Live, Pieces
-from orchestrator.hosts.answers import ATTACH
+from orchestrator.answers.attach import ATTACH, Live, Pieces
 from orchestrator.hosts.node_program import node_program
 from orchestrator.hosts.session import Refused, SessionLost
 from orchestrator.node.host import processes, state

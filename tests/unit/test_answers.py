@@ -11,14 +11,15 @@ from fake_relay import A_RUN, Relay
 from host_facts import decoded, with_gpus
 from hypothesis import given
 from hypothesis import strategies as st
+from operations import OPERATIONS
 
-from orchestrator.answers.attach import Live, Pieces
+from orchestrator.answers.attach import ATTACH, Live, Pieces
 from orchestrator.answers.decode import MalformedAnswer
-from orchestrator.answers.facts import Hello
+from orchestrator.answers.hello import Hello
+from orchestrator.answers.operation import Operation
+from orchestrator.answers.runs import LIST
 from orchestrator.checks import auto_env, hosts
-from orchestrator.hosts import answers
 from orchestrator.hosts import session as sessions
-from orchestrator.hosts.answers import ATTACH, LIST, Operation
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.hosts.session import InvalidAnswer, Refused, Session, SessionLost
 from orchestrator.inventory import model
@@ -119,9 +120,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*A_RUN, "runs", "verdict"]), inner),
     max_leaves=12,
 )
-
-
-OPERATIONS = [one for one in vars(answers).values() if isinstance(one, Operation)]
 
 
 @given(st.sampled_from(OPERATIONS), JSON)

@@ -13,7 +13,7 @@ from golden_files import assert_message
 from host_facts import GPU, PYTHON, decoded, disk, facts, with_gpus
 
 from orchestrator.answers.decode import decode
-from orchestrator.answers.facts import Hello
+from orchestrator.answers.hello import Hello
 from orchestrator.checks.findings import Findings, outliers_of
 from orchestrator.checks.hosts import judge, path_arguments, unreached
 from orchestrator.errors import OrchError

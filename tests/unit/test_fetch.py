@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from orchestrator.answers.decode import MalformedAnswer, decode
-from orchestrator.answers.files import FileData
+from orchestrator.answers.files import OUTPUTS, FileData
 from orchestrator.commands import fetch
 from orchestrator.commands.fetch import Listed, Receiver, Remote, Room, Source
 from orchestrator.errors import UnreachableError
-from orchestrator.hosts.answers import OUTPUTS
 from orchestrator.node.host import state
 from orchestrator.node.serve import outputs
 

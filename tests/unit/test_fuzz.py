@@ -19,12 +19,13 @@ from typing import Any
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from operations import OPERATIONS
 from test_inventory_properties import NEARLY_YAML, STRUCTURES
 from test_terminal import HOSTILE, cells, shown, state
 
 from orchestrator.answers.decode import MalformedAnswer
+from orchestrator.answers.operation import Operation, Streaming
 from orchestrator.errors import InventoryError
-from orchestrator.hosts import answers
 from orchestrator.inventory import model
 from orchestrator.node.serve import wire
 from orchestrator.node.serve.wire import Decoder, Frame, WireError
@@ -83,12 +84,11 @@ FRAMES = st.builds(
     st.binary(max_size=40),
 )
 CHANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=3)
-OPERATIONS = st.sampled_from([one for one in vars(answers).values() if isinstance(one, answers.Operation)])
 
 
-@given(st.lists(FRAMES, max_size=3), CHANGES, st.binary(max_size=30), st.integers(1, 64), OPERATIONS)
+@given(st.lists(FRAMES, max_size=3), CHANGES, st.binary(max_size=30), st.integers(1, 64), st.sampled_from(OPERATIONS))
 def test_any_bytes_are_frames_or_a_wire_error_and_any_answer_is_one_or_nonsense(
-    frames: list[Frame], changes: list[tuple[int, int]], tail: bytes, step: int, operation: answers.Operation[Any]
+    frames: list[Frame], changes: list[tuple[int, int]], tail: bytes, step: int, operation: Operation[Any]
 ) -> None:
     data = bytearray(b"".join(map(wire.encode, frames)) + tail)
     for position, value in changes:
@@ -105,8 +105,8 @@ def test_any_bytes_are_frames_or_a_wire_error_and_any_answer_is_one_or_nonsense(
     assert len(decoder._buffer) <= len(data)
 
 
-def _take(frame: Frame, operation: answers.Operation[Any]) -> None:
-    if isinstance(operation, answers.Streaming):
+def _take(frame: Frame, operation: Operation[Any]) -> None:
+    if isinstance(operation, Streaming):
         with contextlib.suppress(MalformedAnswer):
             operation.decode_data(frame.header, frame.payload)
     with contextlib.suppress(MalformedAnswer):

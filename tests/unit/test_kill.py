@@ -7,9 +7,9 @@ import io
 import pytest
 from golden_files import assert_message
 
+from orchestrator.answers.ends import FORCE
 from orchestrator.commands.kill import _forced, _tell_kill
 from orchestrator.errors import UsageError
-from orchestrator.hosts.answers import FORCE
 from orchestrator.node.serve import leftovers
 from orchestrator.output.console import Console
 from orchestrator.runs.ending import Killed

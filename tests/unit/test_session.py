@@ -17,8 +17,10 @@ from lab.waiting import wait_until
 
 from orchestrator.answers.attach import Attached
 from orchestrator.answers.decode import decode
+from orchestrator.answers.ends import STOP
+from orchestrator.answers.operation import Operation, Streaming
+from orchestrator.answers.runs import LIST
 from orchestrator.hosts import session as sessions
-from orchestrator.hosts.answers import LIST, STOP, Operation, Streaming
 from orchestrator.hosts.fleet import Fleet, Late, each
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.hosts.session import InvalidAnswer, Refused, Session, SessionLost

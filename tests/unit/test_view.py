@@ -15,7 +15,7 @@ from fake_relay import A_RUN, Dialer, Relay
 from golden_files import assert_message
 from lab.waiting import wait_until
 
-from orchestrator.answers.facts import Clock
+from orchestrator.answers.hello import Clock
 from orchestrator.errors import OrchError
 from orchestrator.hosts.claims import Ranks
 from orchestrator.hosts.fleet import Fleet
