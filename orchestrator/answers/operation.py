@@ -15,6 +15,8 @@ from .decode import decode
 
 A = TypeVar("A")
 D = TypeVar("D")
+Arguments = dict[str, Any]
+"""Of a request, or a part of them: JSON for a host, made where it is sent and read by nobody here."""
 
 
 @dataclass(frozen=True)

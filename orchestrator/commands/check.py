@@ -32,7 +32,7 @@ from ..runs.mesh import Network
 from ..ssh.config import by_hand
 from .context import chosen_inventory, open_fleet, stderr_console
 
-WRAP: dict[str, Any] = {
+WRAP: dict[str, Any] = {  # options of textwrap.wrap, which are of several types
     "initial_indent": "  ",
     "subsequent_indent": "  ",
     "break_long_words": False,

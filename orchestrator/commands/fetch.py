@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..answers.files import FETCHED, OUTPUTS, SEND, FileData, Outputs
+from ..answers.operation import Arguments
 from ..errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
 from ..hosts.fleet import Fleet, Results, folded, worst
 from ..hosts.session import Session
@@ -92,7 +93,7 @@ class RunOutputs:
         shared = [Source(folder / SHARED, ("output",))] if host == self.reader else []
         return [*shared, Source(folder / host, ("code",))]
 
-    def asked(self, **more: Any) -> dict[str, Any]:
+    def asked(self, **more: Any) -> Arguments:
         return {**self.key, **more}
 
 
@@ -199,7 +200,7 @@ def _outputs_of(fleet: Fleet, read: Inventory, wanted: str | None, console: Cons
     return RunOutputs(run.run_id, _default_folder(run), hosts, key, incomplete, run.unfinished, reader)
 
 
-def _list(session: Session, asked: Mapping[str, Any], sources: list[Source]) -> list[Listed]:
+def _list(session: Session, asked: Arguments, sources: list[Source]) -> list[Listed]:
     found = []
     for source in sources:
         listing = session.request(OUTPUTS, {**asked, "parts": list(source.parts)})

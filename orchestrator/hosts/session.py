@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import queue
 import threading
 import time
@@ -12,12 +11,12 @@ from typing import Any, TypeVar
 
 from ..answers.decode import MalformedAnswer, decode
 from ..answers.hello import Hello
-from ..answers.operation import Operation, Streaming
+from ..answers.operation import Arguments, Operation, Streaming
 from ..errors import OrchError, UnreachableError
 from ..node.serve import wire
 from ..output.terminal import one_line
-from ..ssh.dialer import quote
 from ..ssh.pipe import Connection
+from .bootstrap import bootstrap_command, interpreter_of
 from .node_program import NodeProgram
 
 A = TypeVar("A")
@@ -53,99 +52,6 @@ LIMITS: Mapping[str, float] = {
 }
 """Seconds. A `stop` gets its grace in addition."""
 
-# Runs before anything of ours is on the host, by any Python: so its syntax is Python 2's too. It says whether the host
-# has the node program (by its hash), takes it from stdin if not, and becomes it. The program is unpacked, as Python
-# keeps no byte code of what lies in a zip, and compiling it anew took longer than all the rest of a session.
-STUB = """
-import os, sys
-def say(text):
-    os.write(1, ("\\n%s %s\\n" % (NONCE, text)).encode())
-if sys.version_info < (3, 8):
-    say("old " + sys.version.split()[0])
-    sys.exit(0)
-uid = os.geteuid()
-tried = []
-wanted = [os.environ.get("DDP_ORCH_STATE_DIR"), os.path.expanduser("~/.local/state/ddp-orch")]
-for base in wanted + ["/var/tmp/ddp-orch-%d" % uid, "/tmp/ddp-orch-%d" % uid]:
-    if not base or not base.startswith("/"):
-        continue
-    try:
-        os.makedirs(os.path.dirname(base), 0o700, exist_ok=True)
-        if not os.path.lexists(base):
-            try:
-                os.mkdir(base, 0o700)
-            except FileExistsError:
-                pass  # another host that has the same home was quicker
-        found = os.lstat(base)
-        if found.st_uid == uid and found.st_mode & 0o170077 == 0o040000 and os.access(base, os.W_OK):
-            break
-        tried.append(base + " is not private to you")
-    except OSError as error:
-        tried.append(str(error))
-else:
-    say("error no private folder for state: " + "; ".join(tried) + "; make one of them yours alone (chown, chmod 700)")
-    sys.exit(0)
-path = os.path.join(base, "node-" + SHA[:16])
-def whole():
-    # a power loss, a full disk or a cleaner of old files may have damaged it since it was written
-    size = 0
-    try:
-        for folder, _, names in os.walk(os.path.join(path, "node")):
-            for name in names:
-                if name.endswith(".py"):
-                    with open(os.path.join(folder, name), "rb") as source:
-                        text = source.read()
-                    if b"\\0" in text:
-                        return False
-                    size += len(text)
-        return size == SOURCES and os.path.isfile(os.path.join(path, "__main__.py"))
-    except OSError:
-        return False
-if not whole():
-    import hashlib
-    say("need")
-    data = b""
-    while len(data) < SIZE:
-        part = os.read(0, SIZE - len(data))
-        if not part:
-            sys.exit(0)
-        data += part
-    if hashlib.sha256(data).hexdigest() != SHA:
-        say("error the node program was damaged on its way")
-        sys.exit(0)
-    import io, shutil, zipfile
-    def sync(path):
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
-    aside = "%s.%s.new" % (path, NONCE)  # hosts that share a home may share a process number too
-    damaged = "%s.%s.old" % (path, NONCE)
-    failed = None
-    mask = os.umask(0o077)
-    try:
-        zipfile.ZipFile(io.BytesIO(data)).extractall(aside)
-        for folder, _, names in os.walk(aside):  # on the disk before it gets its name, which promises that it is whole
-            for name in names + ["."]:
-                sync(os.path.join(folder, name))
-        if not whole():  # another session may have been quicker
-            if os.path.lexists(path):
-                os.rename(path, damaged)
-            os.rename(aside, path)
-            sync(base)
-    except OSError as error:
-        failed = error
-    os.umask(mask)
-    shutil.rmtree(aside, True)
-    shutil.rmtree(damaged, True)
-    if not whole():
-        say("error the node program cannot be %s: %s; free some space there"
-            % (("written to " + base, failed.strerror) if failed else ("read from " + path, "it is damaged")))
-        sys.exit(0)
-say("have")
-# replaced by a process whose command line can be read: this text looks like an intruder's
-os.execv(sys.executable, [sys.executable, "-I", "-S", path, "serve", path])
-"""
-
 
 class SessionLost(UnreachableError):
     """The connection to a host broke, or the host fell silent."""
@@ -164,19 +70,6 @@ class InvalidAnswer(Refused):
 
     def __init__(self, host: str, why: object) -> None:
         super().__init__("unknown", f"{host}: its answer makes no sense: {why}")
-
-
-def bootstrap_command(python: str, program: NodeProgram, nonce: str) -> str:
-    """The one command line we run on a host: understood alike by sh, bash, zsh, fish and csh."""
-    head = f"NONCE, SHA, SIZE, SOURCES = {nonce!r}, {program.sha256!r}, {len(program.data)}, {program.sources}\n"
-    encoded = base64.b64encode((head + STUB).encode()).decode()
-    code = f'import base64;exec(base64.b64decode("{encoded}"))'
-    return f"exec {quote([*_interpreter(python), '-I', '-S', '-c'])} '{code}'"
-
-
-def _interpreter(python: str) -> tuple[str, ...]:
-    # `python3` is looked for on the PATH; a name that only `setup` makes known cannot be used before setup
-    return (python,) if python.startswith("/") else ("/usr/bin/env", "python3")
 
 
 Data = Callable[[Mapping[str, Any], bytes], None]
@@ -245,7 +138,7 @@ class Session:
         if status.startswith("old "):
             raise Refused(
                 "remote-env-differs",
-                f"{self.host}: {_interpreter(python)[-1]} there is {status[4:]}, and 3.8 is needed; "
+                f"{self.host}: {interpreter_of(python)[-1]} there is {status[4:]}, and 3.8 is needed; "
                 "give `python: /path` of a newer one",
             )
         if status != "have":
@@ -278,7 +171,7 @@ class Session:
         # first the status: with it what was written to stderr is all there
         status = None if silent else self._pipe.exit_status(5.0)
         said = (self._pipe.stderr() or seen).decode("utf-8", "backslashreplace").strip().splitlines()
-        interpreter = _interpreter(python)[-1]
+        interpreter = interpreter_of(python)[-1]
         if silent:
             return Refused(
                 "remote-env-differs",
@@ -390,7 +283,7 @@ class Session:
     # requests
 
     def request(
-        self, operation: Operation[A], arguments: Mapping[str, Any], *, upload: Iterable[bytes] = (), more: float = 0.0
+        self, operation: Operation[A], arguments: Arguments, *, upload: Iterable[bytes] = (), more: float = 0.0
     ) -> A:
         """Ask the relay and wait for its answer, within the operation's limit and `more` seconds.
 
@@ -399,9 +292,7 @@ class Session:
         """
         return self._ask(operation, arguments, None, upload, more)
 
-    def follow(
-        self, operation: Streaming[A, D], arguments: Mapping[str, Any], on_data: Callable[[D, bytes], None]
-    ) -> A:
+    def follow(self, operation: Streaming[A, D], arguments: Arguments, on_data: Callable[[D, bytes], None]) -> A:
         """As `request`, of an operation that gives data before its answer: `on_data(header, payload)` is called from
         the receiving thread.
         """
@@ -414,7 +305,7 @@ class Session:
     def _ask(
         self,
         operation: Operation[A],
-        arguments: Mapping[str, Any],
+        arguments: Arguments,
         take: Data | None,
         upload: Iterable[bytes] = (),
         more: float = 0.0,

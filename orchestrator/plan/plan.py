@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..answers.facts import Facts, Python
+from ..answers.operation import Arguments
 from ..errors import UsageError
 from ..inventory.model import Host, Inventory
 from ..output.console import size
@@ -247,7 +248,7 @@ def without(plan: Plan, names: Collection[str]) -> Plan | None:
     return replace(plan, nodes=(*team, *spares)) if len(team) >= plan.min_nodes else None
 
 
-def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str, by: str) -> dict[str, Any]:
+def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str, by: str) -> Arguments:
     """What a node's guard has to know, of secrets the names only (orchestrator/node/run/guard.py reads it)."""
     node = plan.nodes[number]
     run = plan.inventory.run
@@ -287,7 +288,7 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
     }
 
 
-def private(plan: Plan, number: int, *, run_key: bytes, secrets: Mapping[str, str]) -> dict[str, Any]:
+def private(plan: Plan, number: int, *, run_key: bytes, secrets: Mapping[str, str]) -> Arguments:
     """What a node's guard has to know and keeps in memory only.
 
     `key`: the head has the run's own, any other node one that is good for its own link (orchestrator/node/run/link.py).

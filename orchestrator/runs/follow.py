@@ -15,6 +15,7 @@ from typing import Any
 from ..answers.attach import ATTACH, Attached, Live, Pieces
 from ..answers.decode import MalformedAnswer
 from ..answers.hello import CLOCK
+from ..answers.operation import Arguments
 from ..errors import OrchError, UnreachableError
 from ..hosts.claims import Ranks
 from ..hosts.fleet import Fleet, unexpected
@@ -322,7 +323,7 @@ class View:
                 last = self._over.wait(random.uniform(0.2, wait))  # noqa: S311
                 wait = min(RECONNECT_MOST, wait * 2)
 
-    def _question(self, host: Host, offsets: Mapping[str, int], live: bool) -> dict[str, Any]:
+    def _question(self, host: Host, offsets: Mapping[str, int], live: bool) -> Arguments:
         choice = self._choice
         ahead = self._ahead.get(host.name, 0.0)
         return {

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from ..answers.facts import Facts
 from ..answers.files import Unfetched
-from ..answers.operation import Operation
+from ..answers.operation import Arguments, Operation
 from ..answers.prepare import ABORT, PREPARE_HEAD, PREPARE_NODE, START, UNPACK, Prepared
 from ..checks import auto_env
 from ..checks.hosts import say
@@ -156,7 +156,7 @@ def _without(wanted: Plan, probed: Results[Any], around: LaunchContext) -> Plan:
 
 
 def _probe(
-    host: Host, session: Session, question: dict[str, Any], wanted: Plan, packed: PackedSnapshot, progress: Silent
+    host: Host, session: Session, question: Arguments, wanted: Plan, packed: PackedSnapshot, progress: Silent
 ) -> Probed:
     """One host's facts, and the code brought there: what is there already is not sent again."""
     probed = preflight.ask(session, question)
@@ -217,7 +217,7 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
     prefer = bandwidths.fastest(measured) if measured else None
     sessions: dict[str, Session] = {}  # a prepared guard obeys the very session that prepared it, and ends with it
 
-    def prepare(host: Host, session: Session, operation: Operation[P], of_head: dict[str, Any] | None) -> P:
+    def prepare(host: Host, session: Session, operation: Operation[P], of_head: Arguments | None) -> P:
         spec = plan.spec(resolved, numbers[host.name], facts, created_at=around.created_at, by=around.by)
         private = plan.private(resolved, numbers[host.name], run_key=around.run_key, secrets=around.secrets)
         sessions[host.name] = session

@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from ..answers.facts import PROBE, Facts
 from ..answers.hello import Hello
+from ..answers.operation import Arguments
 from ..checks import hosts
 from ..hosts.session import Session
 from ..inventory.model import Notify
@@ -24,7 +24,7 @@ from ..plan.snapshot import Snapshot
 MAX_SOURCE = 1 << 20  # bytes of a script that is sent to be compiled
 
 
-def script_of(snapshot: Snapshot | None) -> dict[str, Any] | None:
+def script_of(snapshot: Snapshot | None) -> Arguments | None:
     """The script of a snapshot, as `probe` wants it: its text, and the names that are imported from beside it."""
     if snapshot is None:
         return None
@@ -42,7 +42,7 @@ def script_of(snapshot: Snapshot | None) -> dict[str, Any] | None:
     return {"path": snapshot.script, "source": source, "local": sorted(local)}
 
 
-def question(plan: Plan, node: Node, script: dict[str, Any] | None) -> dict[str, Any]:
+def question(plan: Plan, node: Node, script: Arguments | None) -> Arguments:
     """The arguments of `probe` for one host."""
     host = node.host
     if host.workdir:
@@ -65,7 +65,7 @@ def question(plan: Plan, node: Node, script: dict[str, Any] | None) -> dict[str,
     }
 
 
-def _notify(notify: Notify) -> dict[str, Any] | None:
+def _notify(notify: Notify) -> Arguments | None:
     """What the head is to look for. The path of a webhook may be a secret, and stays here."""
     place = urlsplit(notify.webhook) if notify.webhook else None
     webhook = None
@@ -104,7 +104,7 @@ class Probed:
     """Seconds: the least and the most by which its clock is ahead of ours."""
 
 
-def ask(session: Session, question: Mapping[str, Any]) -> Probed:
+def ask(session: Session, question: Arguments) -> Probed:
     """A host's facts."""
     asked = time.time()
     facts = session.request(PROBE, question)

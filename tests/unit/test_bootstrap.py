@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.hosts.bootstrap import STUB, bootstrap_command
 from orchestrator.hosts.node_program import SOURCES, NodeProgram, node_program
-from orchestrator.hosts.session import STUB, bootstrap_command
 
 PROGRAM = node_program()
 MARKER = b"n0nce "

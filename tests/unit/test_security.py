@@ -181,7 +181,7 @@ def test_a_node_program_damaged_on_its_way_is_never_run(folder: Path, monkeypatc
 
 def test_the_command_that_is_run_on_a_host_holds_nothing_but_hashes_and_the_python() -> None:
     """Whatever is asked of a host goes over stdin, so no shell there ever sees a word of it."""
-    from orchestrator.hosts.session import bootstrap_command
+    from orchestrator.hosts.bootstrap import bootstrap_command
 
     command = bootstrap_command("/opt/my venv/bin/python$(id)", node_program(), "abc123")
     head, code = command.split(" -c ")

@@ -1,0 +1,114 @@
+"""The command line that brings the node program to a host and becomes it. Sends nothing."""
+
+from __future__ import annotations
+
+import base64
+
+from ..ssh.dialer import quote
+from .node_program import NodeProgram
+
+# Runs before anything of ours is on the host, by any Python: so its syntax is Python 2's too. It says whether the host
+# has the node program (by its hash), takes it from stdin if not, and becomes it. The program is unpacked, as Python
+# keeps no byte code of what lies in a zip, and compiling it anew took longer than all the rest of a session.
+STUB = """
+import os, sys
+def say(text):
+    os.write(1, ("\\n%s %s\\n" % (NONCE, text)).encode())
+if sys.version_info < (3, 8):
+    say("old " + sys.version.split()[0])
+    sys.exit(0)
+uid = os.geteuid()
+tried = []
+wanted = [os.environ.get("DDP_ORCH_STATE_DIR"), os.path.expanduser("~/.local/state/ddp-orch")]
+for base in wanted + ["/var/tmp/ddp-orch-%d" % uid, "/tmp/ddp-orch-%d" % uid]:
+    if not base or not base.startswith("/"):
+        continue
+    try:
+        os.makedirs(os.path.dirname(base), 0o700, exist_ok=True)
+        if not os.path.lexists(base):
+            try:
+                os.mkdir(base, 0o700)
+            except FileExistsError:
+                pass  # another host that has the same home was quicker
+        found = os.lstat(base)
+        if found.st_uid == uid and found.st_mode & 0o170077 == 0o040000 and os.access(base, os.W_OK):
+            break
+        tried.append(base + " is not private to you")
+    except OSError as error:
+        tried.append(str(error))
+else:
+    say("error no private folder for state: " + "; ".join(tried) + "; make one of them yours alone (chown, chmod 700)")
+    sys.exit(0)
+path = os.path.join(base, "node-" + SHA[:16])
+def whole():
+    # a power loss, a full disk or a cleaner of old files may have damaged it since it was written
+    size = 0
+    try:
+        for folder, _, names in os.walk(os.path.join(path, "node")):
+            for name in names:
+                if name.endswith(".py"):
+                    with open(os.path.join(folder, name), "rb") as source:
+                        text = source.read()
+                    if b"\\0" in text:
+                        return False
+                    size += len(text)
+        return size == SOURCES and os.path.isfile(os.path.join(path, "__main__.py"))
+    except OSError:
+        return False
+if not whole():
+    import hashlib
+    say("need")
+    data = b""
+    while len(data) < SIZE:
+        part = os.read(0, SIZE - len(data))
+        if not part:
+            sys.exit(0)
+        data += part
+    if hashlib.sha256(data).hexdigest() != SHA:
+        say("error the node program was damaged on its way")
+        sys.exit(0)
+    import io, shutil, zipfile
+    def sync(path):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+    aside = "%s.%s.new" % (path, NONCE)  # hosts that share a home may share a process number too
+    damaged = "%s.%s.old" % (path, NONCE)
+    failed = None
+    mask = os.umask(0o077)
+    try:
+        zipfile.ZipFile(io.BytesIO(data)).extractall(aside)
+        for folder, _, names in os.walk(aside):  # on the disk before it gets its name, which promises that it is whole
+            for name in names + ["."]:
+                sync(os.path.join(folder, name))
+        if not whole():  # another session may have been quicker
+            if os.path.lexists(path):
+                os.rename(path, damaged)
+            os.rename(aside, path)
+            sync(base)
+    except OSError as error:
+        failed = error
+    os.umask(mask)
+    shutil.rmtree(aside, True)
+    shutil.rmtree(damaged, True)
+    if not whole():
+        say("error the node program cannot be %s: %s; free some space there"
+            % (("written to " + base, failed.strerror) if failed else ("read from " + path, "it is damaged")))
+        sys.exit(0)
+say("have")
+# replaced by a process whose command line can be read: this text looks like an intruder's
+os.execv(sys.executable, [sys.executable, "-I", "-S", path, "serve", path])
+"""
+
+
+def bootstrap_command(python: str, program: NodeProgram, nonce: str) -> str:
+    """The one command line we run on a host: understood alike by sh, bash, zsh, fish and csh."""
+    head = f"NONCE, SHA, SIZE, SOURCES = {nonce!r}, {program.sha256!r}, {len(program.data)}, {program.sources}\n"
+    encoded = base64.b64encode((head + STUB).encode()).decode()
+    code = f'import base64;exec(base64.b64decode("{encoded}"))'
+    return f"exec {quote([*interpreter_of(python), '-I', '-S', '-c'])} '{code}'"
+
+
+def interpreter_of(python: str) -> tuple[str, ...]:
+    # `python3` is looked for on the PATH; a name that only `setup` makes known cannot be used before setup
+    return (python,) if python.startswith("/") else ("/usr/bin/env", "python3")
