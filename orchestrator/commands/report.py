@@ -87,7 +87,7 @@ def report(wanted: str | None, given: str | None, hosts: str | None, output: str
             choice = LogFilter(follow=False, tail=LAST_LINES, ranks=frozenset([first.rank]), stream="stderr")
             said = [line for line in _lines(fleet, of_run, run, choice) if line.attempt == run.attempt]
         by_name = {host.name: host for host in read.hosts}
-        diagnosis = diagnose.of_run(run.run_id, run.parts, run.nodes, by_name, fleet).as_dict()
+        diagnosis = diagnose.gather_and_diagnose(run.run_id, run.parts, run.nodes, by_name, fleet).as_dict()
     made = make(run, records, clocks, figures, said, diagnosis, mask)
     text = json.dumps(asdict(made), indent=2)
     if as_json:

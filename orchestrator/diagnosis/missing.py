@@ -1,4 +1,4 @@
-"""A diagnosis of a missing file, and what every host says of that file -> which hosts lack it. Pure."""
+"""A diagnosis of a missing file, and what every host answers about that file -> which hosts lack it. Pure."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def path_of(finding: Finding) -> str | None:
     return None
 
 
-def judge(finding: Finding, path: str, answers: Mapping[str, str | None], hosts: Sequence[str]) -> Finding:
+def check_hosts(finding: Finding, path: str, answers: Mapping[str, str | None], hosts: Sequence[str]) -> Finding:
     """`answers`: of each host that could be asked, why it cannot read the path; None: it can."""
     lacking = [host for host in hosts if answers.get(host) == NOT_THERE]
     having = [host for host in hosts if host in answers and answers[host] is None]
     if not lacking or len(lacking) + len(having) < len(hosts):
-        return finding  # it is there now, or not every host has told
+        return finding  # it exists now, or not every host has answered
     code = "file-missing-on-host" if having else "dataset-missing"
     cause = causes.load_knowledge().causes[code]
-    seen = f"{path} exists on {fold(having)}, not on {fold(lacking)}" if having else f"{path} exists on no host"
-    own = [host for host in finding.hosts if host in lacking]
+    why = f"{path} exists on {fold(having)}, not on {fold(lacking)}" if having else f"{path} exists on no host"
+    first = [host for host in finding.hosts if host in lacking]
     return replace(
         finding,
         code=code,
-        hosts=tuple(dict.fromkeys([*own, *lacking])) if having else finding.hosts,
+        hosts=tuple(dict.fromkeys([*first, *lacking])) if having else finding.hosts,
         confidence="high",
-        message=f"{cause.meaning} ({seen})",
+        message=f"{cause.meaning} ({why})",
         fix=cause.fix,
     )

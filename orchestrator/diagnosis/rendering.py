@@ -14,82 +14,82 @@ from ..output.lines import Mask, presentable, rfc3339
 from .engine import Diagnosis, shorten
 
 WIDTH = 100  # the most columns
-MOST_SHOWN = 12  # lines
-MOST_EARLIER = 2  # attempts before the last
-MOST_WRAPPED = 4  # lines of one message
+MAX_LINES = 12
+MAX_PARAGRAPH = 2  # lines of the message, and of the fix
+MAX_EARLIER = 2  # attempts before the last
+MAX_WRAPPED = 4  # lines of one text of the evidence
 
 
-def as_text(found: Diagnosis, columns: int = WIDTH, where: str = "") -> list[str]:
-    """At most 12 lines for people. `where`: the line that tells where there is more."""
-    earlier = [(f"attempt {attempt} failed", finding) for attempt, finding in reversed(found.earlier)]
-    causes = [("first cause", finding) for finding in found.findings[:1]] + earlier
+def render_text(diagnosis: Diagnosis, columns: int = WIDTH, read_more: str = "") -> list[str]:
+    """At most 12 lines for people. `read_more`: the line that says where there is more."""
+    earlier = [(f"attempt {attempt} failed", finding) for attempt, finding in reversed(diagnosis.earlier)]
+    causes = [("first cause", finding) for finding in diagnosis.findings[:1]] + earlier
     if not causes:
         return []
-    word, first = causes[0]
-    lines = [_head(word, first)]
-    lines += textwrap.wrap(first.message, columns, initial_indent="  ", subsequent_indent="  ")[:2]
-    fix = textwrap.wrap(first.fix, columns, initial_indent="  fix: ", subsequent_indent="       ")[:2]
-    after = [where] if where else []
-    after += [_head("perhaps also", one) for one in found.findings[1:2]]
-    after += [_head(*one) for one in causes[1 : 1 + MOST_EARLIER]]
-    after += _of_consequences(found.consequences)
-    room = MOST_SHOWN - len(lines) - len(fix) - len(after)
-    return lines + _evidence(first.evidence, columns, room) + fix + after
+    _, first = causes[0]
+    message = textwrap.wrap(first.message, columns, initial_indent="  ", subsequent_indent="  ")[:MAX_PARAGRAPH]
+    fix = textwrap.wrap(first.fix, columns, initial_indent="  fix: ", subsequent_indent="       ")[:MAX_PARAGRAPH]
+    above = [_headline(*causes[0]), *message]
+    below = [*fix, *([read_more] if read_more else [])]
+    below += [_headline("perhaps also", finding) for finding in diagnosis.findings[1:2]]
+    below += [_headline(*cause) for cause in causes[1 : 1 + MAX_EARLIER]]
+    below += _summarise_consequences(diagnosis.consequences)
+    return above + _render_evidence(first.evidence, columns, MAX_LINES - len(above) - len(below)) + below
 
 
-def _evidence(texts: Sequence[str], columns: int, room: int) -> list[str]:
-    """The place, and the message whole where there is room for it."""
-    shown: list[str] = []
-    for text in texts:
-        if text.startswith('File "'):
-            shown.append(f"  | {_cut(text, columns - 4)}")
-        else:
-            text = shorten(text, min(MOST_WRAPPED, max(1, room - len(shown))) * (columns - 16))
-            shown += textwrap.wrap(text, columns, initial_indent="  | ", subsequent_indent="  |   ")
-    return shown[:room]
-
-
-def _cut(text: str, most: int) -> str:
-    """Of a frame the beginning of the path goes, as its end and the line number say more."""
-    frame = re.match(r'File "(.+)(", line \d+.*)', text)
-    if frame and len(text) > most and (left := most - len('File "...') - len(frame[2])) > 0:
-        return f'File "...{frame[1][-left:]}{frame[2]}'
-    return text[:most]
-
-
-def _head(word: str, finding: Finding) -> str:
+def _headline(title: str, finding: Finding) -> str:
     of_rank = finding.rank is not None  # its host is the first; others show the same
     where = [fold(finding.hosts[:1] if of_rank else finding.hosts)] if finding.hosts else []
     where += [f"rank {finding.rank}"] if of_rank else []
     where += [f"also {fold(finding.hosts[1:])}"] if of_rank and finding.hosts[1:] else []
     where += [f"at {rfc3339(finding.at)[11:19]}Z"] if finding.at is not None and finding.at >= FIRST_TIME else []
-    return f"{word}: {finding.code}{', ' if where else ''}{', '.join(where)} ({finding.confidence} confidence)"
+    return f"{title}: {finding.code}{', ' if where else ''}{', '.join(where)} ({finding.confidence} confidence)"
 
 
-def _of_consequences(consequences: Sequence[Finding]) -> list[str]:
+def _render_evidence(texts: Sequence[str], columns: int, room: int) -> list[str]:
+    """The place, and the whole message where there is room for it."""
+    lines: list[str] = []
+    for text in texts:
+        if text.startswith('File "'):
+            lines.append(f"  | {_shorten_frame(text, columns - 4)}")
+        else:
+            text = shorten(text, min(MAX_WRAPPED, max(1, room - len(lines))) * (columns - 16))
+            lines += textwrap.wrap(text, columns, initial_indent="  | ", subsequent_indent="  |   ")
+    return lines[:room]
+
+
+def _shorten_frame(text: str, width: int) -> str:
+    """Without the beginning of its path, as the end and the line number say more."""
+    frame = re.match(r'File "(.+)(", line \d+.*)', text)
+    if frame and len(text) > width and (left := width - len('File "...') - len(frame[2])) > 0:
+        return f'File "...{frame[1][-left:]}{frame[2]}'
+    return text[:width]
+
+
+def _summarise_consequences(consequences: Sequence[Finding]) -> list[str]:
     if not consequences:
         return []
-    ranks = {str(one.rank) for one in consequences if one.rank is not None}
+    ranks = {str(finding.rank) for finding in consequences if finding.rank is not None}
     who = f"rank{'s' if len(ranks) > 1 else ''} {fold(ranks)}" if ranks else "the launchers"
     return [f"the errors of {who} are consequences; diagnose --json shows them"]
 
 
-def where_more(found: Diagnosis, about: AboutRun | None) -> str:
-    """The line that says how to see all that the first cause's rank printed; "" for logs that are no run of ours."""
-    shown = [*found.findings, *(finding for _, finding in reversed(found.earlier))]
-    if about is None or not shown:
+def where_to_read_more(diagnosis: Diagnosis, about: AboutRun | None) -> str:
+    """The line with the command that shows all output of the first cause's rank; "" for logs of other launchers."""
+    findings = [*diagnosis.findings, *(finding for _, finding in reversed(diagnosis.earlier))]
+    if about is None or not findings:
         return ""
-    rank = shown[0].rank
+    rank = findings[0].rank
     only = () if rank is None else ("--rank", str(rank))
     return f"  full log: {about.command('logs', *only)}"
 
 
-def masked(found: Diagnosis, mask: Mask) -> Diagnosis:
-    """Hide secrets and tame escape sequences in all that came from hosts."""
+def hide_secrets(diagnosis: Diagnosis, mask: Mask) -> Diagnosis:
+    """With secrets masked and escape sequences tamed in all that came from hosts."""
 
-    def hide(one: Finding) -> Finding:
-        evidence = tuple(presentable(text, False, mask) for text in one.evidence)
-        return replace(one, message=presentable(one.message, False, mask), evidence=evidence)
+    def hide(finding: Finding) -> Finding:
+        evidence = tuple(presentable(text, False, mask) for text in finding.evidence)
+        return replace(finding, message=presentable(finding.message, False, mask), evidence=evidence)
 
-    earlier = tuple((attempt, hide(finding)) for attempt, finding in found.earlier)
-    return Diagnosis(tuple(map(hide, found.findings)), tuple(map(hide, found.consequences)), earlier)
+    earlier = tuple((attempt, hide(finding)) for attempt, finding in diagnosis.earlier)
+    return Diagnosis(tuple(map(hide, diagnosis.findings)), tuple(map(hide, diagnosis.consequences)), earlier)

@@ -167,12 +167,13 @@ def _diagnose(
 
     parts = {host: outcome.run for host, outcome in view.outcomes.items() if outcome.run}
     try:
-        found = diagnose.of_run(run_id, parts, nodes, {host.name: host for host in hosts}, fleet)
+        diagnosis = diagnose.gather_and_diagnose(run_id, parts, nodes, {host.name: host for host in hosts}, fleet)
     except OrchError as error:
         console.warning(f"no diagnosis: {error}")
         return
     columns = min(rendering.WIDTH, shutil.get_terminal_size((rendering.WIDTH, 24)).columns)
-    for line in rendering.as_text(rendering.masked(found, mask), columns, rendering.where_more(found, about)):
+    read_more = rendering.where_to_read_more(diagnosis, about)
+    for line in rendering.render_text(rendering.hide_secrets(diagnosis, mask), columns, read_more):
         sys.stderr.write(line + "\n")
     sys.stderr.flush()
 

@@ -29,73 +29,91 @@ MOST_ATTEMPTS = 10  # before the last
 LINES_A_STREAM = 200, 4000  # the fewest and the most: the last of each, as a failure is at the end
 
 
-def of_run(
+def gather_and_diagnose(
     run_id: str,
     parts: Mapping[str, Part],
     nodes: Mapping[str, int],
     hosts: Mapping[str, Host],
     fleet: Fleet,
 ) -> Diagnosis:
-    """`parts`: what the hosts say of the run (runs.py); `nodes`: the node that each is. Those that do not answer are
-    left out, and the first cause is as sure as the others can know it.
+    """`parts`: what the hosts answered about the run (registry.py); `nodes`: the node number of each host.
+
+    Hosts that do not answer are left out, and the first cause is only as sure as the others can know it.
     """
-    here = {host: parts[host] for host in nodes if host in parts and host in hosts}
-    verdict = claims.verdict_of(here, nodes)
-    first = min(here, key=lambda host: nodes[host], default=None)  # the head, where it has answered
-    attempt = here[first].attempt if first is not None else 0
-    between = first is not None and here[first].state == "restarting"
+    parts = {host: parts[host] for host in nodes if host in parts and host in hosts}
+    verdict = claims.verdict_of(parts, nodes)
     failed = verdict is not None and verdict.state != "succeeded"
-    if not failed and attempt < 2 and not between:
+    first = min(parts, key=lambda host: nodes[host], default=None)  # the head, where it has answered
+    attempt = parts[first].attempt if first is not None else 0
+    restarting = first is not None and parts[first].state == "restarting"
+    if not failed and attempt < 2 and not restarting:
         return Diagnosis((), ())
+    asked = [hosts[host] for host in parts]
+    answered, lines = _gather(run_id, parts, nodes, asked, fleet)
+    same_code = not any(host.workdir for host in asked)
+    diagnosis = Diagnosis((), ())
+    if verdict is not None and failed:
+        ranks = claims.newest_ranks(parts, nodes)
+        diagnosis = diagnose_last_attempt(lines, verdict, answered, ranks, attempt=attempt, same_code=same_code)
+        diagnosis = replace(diagnosis, findings=_look_for_file(run_id, diagnosis.findings, asked, fleet))
+        diagnosis = kept_back.explain(diagnosis, run_id) if same_code else diagnosis
+        diagnosis = _doubt(diagnosis, _silent_hosts(parts, nodes, answered), parts, verdict)
+    newest_ended = attempt if verdict is None and restarting else attempt - 1
+    ended = sorted({line.attempt for line in lines if line.attempt <= newest_ended})[-MOST_ATTEMPTS:]
+    earlier = tuple((each, diagnose_earlier_attempt(lines, answered, each, same_code)) for each in ended)
+    return replace(diagnosis, earlier=earlier)
+
+
+def _gather(
+    run_id: str, parts: Mapping[str, Part], nodes: Mapping[str, int], hosts: Sequence[Host], fleet: Fleet
+) -> tuple[dict[str, Evidence], list[Line]]:
+    """What the hosts know of the run, and the last lines of each stream, all by the clock of the first host."""
 
     def ask(_: Host, session: Session) -> Evidence:
         return session.request(EVIDENCE, {"run_id": run_id})
 
-    gathered = fleet.each([hosts[host] for host in here], ask, "asking what it knows")
-    streams = sum(2 * part.nproc + 1 for part in here.values())
+    answers = fleet.each(hosts, ask, "asking what it knows").done
+    streams = sum(2 * part.nproc + 1 for part in parts.values())
     fewest, most = LINES_A_STREAM
-    tail = max(fewest, min(most, LINES // streams))
+    log_filter = LogFilter(follow=False, tail=max(fewest, min(most, LINES // streams)))
     lines: list[Line] = []
-    choice = LogFilter(follow=False, tail=tail)
-    ranks = claims.ranks_of(here, nodes)
-    view = View(run_id, [hosts[host] for host in here], choice, fleet, lambda _: None, ranks=ranks, kept=True)
+    ranks = claims.ranks_of(parts, nodes)
+    view = View(run_id, hosts, log_filter, fleet, lambda _: None, ranks=ranks, kept=True)
     view.run(lines.extend)
-    answers = {host: _by_one_clock(answer, view.ahead.get(host, 0.0)) for host, answer in gathered.done.items()}
-    same_code = not any(hosts[host].workdir for host in here)
-    found = Diagnosis((), ())
-    if verdict is not None and failed:
-        newest = claims.newest_ranks(here, nodes)
-        found = judge(lines, verdict, answers, newest, attempt=attempt, same_code=same_code)
-        found = replace(found, findings=_look_for_files(run_id, found.findings, [hosts[host] for host in here], fleet))
-        found = kept_back.explain(found, run_id) if same_code else found
-        found = _without(found, _unasked(here, nodes, gathered.done), here, verdict)
-    over = attempt if verdict is None and between else attempt - 1
-    before = sorted({line.attempt for line in lines if line.attempt <= over})[-MOST_ATTEMPTS:]
-    return replace(found, earlier=tuple((one, judge_earlier(lines, answers, one, same_code)) for one in before))
+    return {host: _shift_clock(answer, view.ahead.get(host, 0.0)) for host, answer in answers.items()}, lines
 
 
-def _unasked(here: Mapping[str, Part], nodes: Mapping[str, int], answered: Collection[str]) -> list[str]:
-    """The hosts of the run, by its own names, that have told nothing."""
-    names = next(iter(here.values())).hosts
-    told = {nodes[host] for host in here if host in answered}
-    return [name for node, name in enumerate(names) if node not in told]
+def _shift_clock(answer: Evidence, ahead: float) -> Evidence:
+    return replace(
+        answer,
+        failures=tuple(replace(failure, at=failure.at - ahead) for failure in answer.failures),
+        kernel=tuple(replace(line, at=line.at - ahead) for line in answer.kernel),
+        finished=tuple(replace(end, at=end.at - ahead) for end in answer.finished),
+    )
 
 
-def _without(found: Diagnosis, unasked: Sequence[str], here: Mapping[str, Part], verdict: Verdict) -> Diagnosis:
-    """What is found while hosts have told nothing: one of them may have failed before, unless the head knows better."""
-    if not unasked or not found.findings:
-        return found
-    by_head = any(part.node == 0 and part.verdict for part in here.values())
+def _silent_hosts(parts: Mapping[str, Part], nodes: Mapping[str, int], answered: Collection[str]) -> list[str]:
+    """The hosts of the run, by its own names, that have not answered."""
+    names = next(iter(parts.values())).hosts
+    known = {nodes[host] for host in parts if host in answered}
+    return [name for node, name in enumerate(names) if node not in known]
+
+
+def _doubt(diagnosis: Diagnosis, silent: Sequence[str], parts: Mapping[str, Part], verdict: Verdict) -> Diagnosis:
+    """While hosts are silent, one of them may have failed before the first cause, unless the head knows better."""
+    if not silent or not diagnosis.findings:
+        return diagnosis
+    by_head = any(part.node == 0 and part.verdict for part in parts.values())
     failure = verdict.first_failure if by_head else None
-    first, *others = found.findings
+    first, *others = diagnosis.findings
     if failure and (first.hosts[:1], first.rank) == ((failure.host,), failure.rank):
-        return found
-    message = f"{first.message} ({fold(unasked)} could not be asked, and may have failed before.)"
-    sure = "medium" if first.confidence == "high" else first.confidence
-    return replace(found, findings=(replace(first, confidence=sure, message=message), *others))
+        return diagnosis
+    message = f"{first.message} ({fold(silent)} could not be asked, and may have failed before.)"
+    confidence = "medium" if first.confidence == "high" else first.confidence
+    return replace(diagnosis, findings=(replace(first, confidence=confidence, message=message), *others))
 
 
-def _look_for_files(
+def _look_for_file(
     run_id: str, findings: tuple[Finding, ...], hosts: Sequence[Host], fleet: Fleet
 ) -> tuple[Finding, ...]:
     """Where the first cause is a missing file, ask every host whether it has it."""
@@ -107,24 +125,14 @@ def _look_for_files(
         return session.request(PATHS, {"run_id": run_id, "paths": [path]}).paths[path]
 
     answers = fleet.each(hosts, ask, f"looking for {path}").done
-    first = missing.judge(findings[0], path, answers, [host.name for host in hosts])
-    return (first, *(one for one in findings[1:] if one.code != first.code))
+    first = missing.check_hosts(findings[0], path, answers, [host.name for host in hosts])
+    return (first, *(finding for finding in findings[1:] if finding.code != first.code))
 
 
-def _by_one_clock(answer: Evidence, ahead: float) -> Evidence:
-    """The view's lines have the clock of the first host; so shall what the hosts know."""
-    return replace(
-        answer,
-        failures=tuple(replace(one, at=one.at - ahead) for one in answer.failures),
-        kernel=tuple(replace(one, at=one.at - ahead) for one in answer.kernel),
-        finished=tuple(replace(one, at=one.at - ahead) for one in answer.finished),
-    )
-
-
-def judge(
+def diagnose_last_attempt(
     lines: Sequence[Line],
     verdict: Verdict,
-    gathered: Mapping[str, Evidence],
+    answers: Mapping[str, Evidence],
     ranks: Mapping[int, str],
     *,
     attempt: int | None = None,
@@ -132,47 +140,48 @@ def judge(
 ) -> Diagnosis:
     """Why the run ended: by what its last attempt shows.
 
-    `gathered`: what the hosts answered to `evidence`. `same_code`: it was sent to all of them.
+    `answers`: what the hosts answered to `evidence`. `same_code`: it was sent to all of them.
     """
     last = attempt or max((line.attempt for line in lines), default=1)
     first = verdict.first_failure
-    failures = _failures(gathered, last)
+    failures = _failures(answers, last)
     if first and not any(failure.at == first.at for _, failure in failures):
         failures.append((first.host, first))
-    by = verdict.stopped_by if verdict.state == "killed" else None
     record = RunRecord(
         exits=_exits(failures),
-        hosts=tuple(gathered),
+        hosts=tuple(answers),
         ranks=ranks,
-        oom_hosts=tuple(host for host, answer in gathered.items() if answer.oom_kills),
-        dumps=[dump_of(summary) for answer in gathered.values() for summary in answer.dumps],
+        oom_hosts=tuple(host for host, answer in answers.items() if answer.oom_kills),
+        dumps=[dump_of(summary) for answer in answers.values() for summary in answer.dumps],
         lost=first.host if first and first.lost else None,
-        stopped_by=by,
+        stopped_by=verdict.stopped_by if verdict.state == "killed" else None,
         failed_at=min((failure.at for _, failure in failures), default=None),
         finished={
-            one.rank: one.at
-            for host, answer in gathered.items()
-            for one in answer.finished
-            if one.attempt == last and ranks.get(one.rank) == host
+            end.rank: end.at
+            for host, answer in answers.items()
+            for end in answer.finished
+            if end.attempt == last and ranks.get(end.rank) == host
         },
         stalled=bool(first and first.stalled),
         same_code=same_code,
     )
-    return diagnose(_said(lines, gathered, last), record)
+    return diagnose(_lines_of_attempt(lines, answers, last), record)
 
 
-def judge_earlier(lines: Sequence[Line], gathered: Mapping[str, Evidence], attempt: int, same_code: bool) -> Finding:
-    """Why an attempt failed after which the run was started again."""
-    failures = _failures(gathered, attempt)
+def diagnose_earlier_attempt(
+    lines: Sequence[Line], answers: Mapping[str, Evidence], attempt: int, same_code: bool
+) -> Finding:
+    """Why an attempt failed before the run was restarted."""
+    failures = _failures(answers, attempt)
     failed_at = min((failure.at for _, failure in failures), default=None)
     record = RunRecord(exits=_exits(failures), failed_at=failed_at, same_code=same_code)
-    return diagnose(_said(lines, gathered, attempt), record).findings[0]
+    return diagnose(_lines_of_attempt(lines, answers, attempt), record).findings[0]
 
 
-def _failures(gathered: Mapping[str, Evidence], attempt: int) -> list[tuple[str, Failure]]:
+def _failures(answers: Mapping[str, Evidence], attempt: int) -> list[tuple[str, Failure]]:
     return [
         (host, failure)
-        for host, answer in gathered.items()
+        for host, answer in answers.items()
         for failure in answer.failures
         if failure.attempt in (None, attempt)
     ]
@@ -182,23 +191,25 @@ def _exits(failures: Sequence[tuple[str, Failure]]) -> list[Exit]:
     return [exit_of(host, failure) for host, failure in failures if failure.exit_code is not None or failure.signal]
 
 
-def _said(lines: Sequence[Line], gathered: Mapping[str, Evidence], attempt: int) -> list[LogLine]:
-    """What was said in an attempt, and what the kernels said meanwhile."""
-    told = [
-        LogLine(0, one.host, one.host, one.rank, one.at, one.text, None, one.stream == "agent", one.attempt, one.stream)
-        for one in lines
-        if one.attempt == attempt
+def _lines_of_attempt(lines: Sequence[Line], answers: Mapping[str, Evidence], attempt: int) -> list[LogLine]:
+    """The output of an attempt, and what the kernels logged meanwhile."""
+    own = [line for line in lines if line.attempt == attempt]
+    logged = [
+        LogLine(
+            0, line.host, line.host, line.rank, line.at, line.text, None, line.stream == "agent", attempt, line.stream
+        )
+        for line in own
     ]
-    begun = min((line.at for line in lines if line.attempt == attempt), default=0.0) if attempt > 1 else 0.0
+    begun = min((line.at for line in own), default=0.0) if attempt > 1 else 0.0
     ended = min((line.at for line in lines if line.attempt > attempt), default=float("inf"))
-    for host, answer in gathered.items():
-        told += [
-            LogLine(0, host, host, None, one.at, one.text, None, True, attempt)
-            for one in answer.kernel
-            if begun <= one.at < ended
+    for host, answer in answers.items():
+        logged += [
+            LogLine(0, host, host, None, line.at, line.text, None, True, attempt)
+            for line in answer.kernel
+            if begun <= line.at < ended
         ]
-    told.sort(key=lambda line: line.at or 0.0)
-    return [strip_torch_tags(line, number) for number, line in enumerate(told)]
+    logged.sort(key=lambda line: line.at or 0.0)
+    return [strip_torch_tags(line, number) for number, line in enumerate(logged)]
 
 
 def exit_of(host: str, failure: Failure) -> Exit:

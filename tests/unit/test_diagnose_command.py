@@ -14,10 +14,10 @@ import pytest
 from orchestrator.answers.decode import decode
 from orchestrator.answers.evidence import Evidence
 from orchestrator.answers.runs import Verdict
-from orchestrator.commands.diagnose import of_logs
+from orchestrator.commands.diagnose import diagnose_files
 from orchestrator.diagnosis import recorder_lines, transcript
 from orchestrator.diagnosis.engine import Diagnosis, diagnose
-from orchestrator.diagnosis.rendering import as_text
+from orchestrator.diagnosis.rendering import render_text
 from orchestrator.diagnosis.transcript import LogLine
 from orchestrator.output.finding import Finding
 from orchestrator.output.lines import Line
@@ -65,13 +65,13 @@ def test_a_log_that_cannot_be_read_is_2(tmp_path: Path) -> None:
 )
 def test_any_bytes_are_a_log(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.log").write_bytes(data)
-    assert isinstance(of_logs([str(tmp_path / "a.log")]), Diagnosis)
+    assert isinstance(diagnose_files([str(tmp_path / "a.log")]), Diagnosis)
 
 
 @pytest.mark.parametrize("folder", sorted(GOLDEN.glob("*-1")), ids=lambda folder: folder.name)
 @pytest.mark.parametrize("columns", [80, 100])
 def test_people_see_at_most_twelve_lines_of_the_terminals_width(folder: Path, columns: int) -> None:
-    lines = as_text(of_logs(sorted(map(str, folder.glob("*.log")))), columns)
+    lines = render_text(diagnose_files(sorted(map(str, folder.glob("*.log")))), columns)
     assert len(lines) <= 12
     assert all(len(line) <= max(columns, len("first cause: ") + 90) for line in lines)
 
@@ -79,7 +79,7 @@ def test_people_see_at_most_twelve_lines_of_the_terminals_width(folder: Path, co
 def test_of_a_frame_with_a_long_path_the_file_and_the_line_number_are_shown() -> None:
     frame = f'File "/home/ann/{"deep/" * 30}code/train.py", line 16, in <module>'
     found = Finding("error", "script-exception", ("a",), "It failed.", "Fix it.", (frame, "x" * 99), 0, None, "high")
-    _, _, shown, *message, _ = as_text(Diagnosis((found,), ()), 80)
+    _, _, shown, *message, _ = render_text(Diagnosis((found,), ()), 80)
     assert shown.startswith('  | File "...') and shown.endswith('/deep/code/train.py", line 16, in <module>')
     assert (len(shown), len(message[0])) == (80, 80)
     assert "".join(line[4:].strip() for line in message) == "x" * 99
@@ -101,11 +101,11 @@ def test_a_message_is_shown_to_its_point(columns: int) -> None:
     )
     text += "size of 48 are out of bounds for storage of size 4: the product (1 * 1) does not equal 12"
     found = Finding("error", "shape-mismatch", ("a",), "It failed.", "Fix it.", (text, text + " " * 9), 0, None, "high")
-    shown = [line for line in as_text(Diagnosis((found,), ()), columns) if line.startswith("  |")]
+    shown = [line for line in render_text(Diagnosis((found,), ()), columns) if line.startswith("  |")]
     assert "does not equal 12" in " ".join(" ".join(shown).replace("|", " ").split())
     assert all(len(line) <= columns for line in shown)
     longer = Finding("error", "unknown", (), "It failed.", "Fix it.", ("x " * 900 + "the point",), confidence="low")
-    shown = as_text(Diagnosis((longer,), ()), columns)
+    shown = render_text(Diagnosis((longer,), ()), columns)
     assert len(shown) <= 12 and any("the point" in line for line in shown)
 
 
@@ -136,7 +136,7 @@ def judge(
 ) -> Diagnosis:
     first = verdict["first_failure"] and {"node": 0, **verdict["first_failure"]}
     ended = decode(Verdict, {**verdict, "first_failure": first}, "run")
-    return diagnose_run.judge(lines, ended, evidence(answers), *arguments, **options)
+    return diagnose_run.diagnose_last_attempt(lines, ended, evidence(answers), *arguments, **options)
 
 
 def judged(verdict: dict[str, object], **answers: dict[str, object]) -> tuple[str, tuple[str, ...], int | None]:
@@ -242,11 +242,13 @@ def test_of_a_run_that_was_started_again_the_failed_attempts_are_named() -> None
     follows = Line(59.0, "a", None, "agent", 1, "ddp-orch: attempt 2 on a, c, rendezvous at 10.0.0.1:20001")
     lines = [HEALED, follows, Line(60.0, "a", 0, "stdout", 2, "step 1 loss 2"), *raised(70.0, 2)]
     answers = {"a": answer(), "c": answer(of_rank_1(70.1, 2))}
-    first, second = (diagnose_run.judge_earlier(lines, evidence(answers), attempt, True) for attempt in (1, 2))
+    first, second = (
+        diagnose_run.diagnose_earlier_attempt(lines, evidence(answers), attempt, True) for attempt in (1, 2)
+    )
     assert (first.code, first.hosts) == ("host-lost", ("b",))
     assert (second.code, second.hosts, second.rank) == ("script-exception", ("c",), 1)
     found = Diagnosis((), (), ((1, first), (2, second)))
-    text = as_text(found)
+    text = render_text(found)
     assert re.match(r"attempt 2 .*\bscript-exception, c\b", text[0])
     assert any(re.match(r"attempt 1 .*\bhost-lost, b\b", line) for line in text)
     told = found.as_dict()["findings"]

@@ -28,7 +28,7 @@ def test_a_failed_run_with_an_idle_spare_is_diagnosed() -> None:
 
     parts = {"a": part_of(**FAILED), "b": part_of(**spare)}
     fleet = Fleet(Dialer(a=answer, b=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
-    found = diagnose.of_run(FAILED["run_id"], parts, {"a": 0, "b": 1}, HOSTS, fleet)
+    found = diagnose.gather_and_diagnose(FAILED["run_id"], parts, {"a": 0, "b": 1}, HOSTS, fleet)
     fleet.close()
     assert [(finding.hosts, finding.rank) for finding in found.findings] == [(("a",), 0)]
 
@@ -46,7 +46,7 @@ def test_earlier_attempts_of_a_run_that_succeeded_are_diagnosed() -> None:
             relay.result(request, {"run": None})
 
     fleet = Fleet(Dialer(a=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
-    found = diagnose.of_run(succeeded["run_id"], {"a": part_of(**succeeded)}, {"a": 0}, HOSTS, fleet)
+    found = diagnose.gather_and_diagnose(succeeded["run_id"], {"a": part_of(**succeeded)}, {"a": 0}, HOSTS, fleet)
     fleet.close()
     assert found.findings == ()
     assert [(attempt, finding.rank) for attempt, finding in found.earlier] == [(1, 0)]
@@ -71,7 +71,7 @@ def test_a_cause_is_less_sure_while_the_head_has_told_nothing_of_what_came_befor
     def sure(**parts: dict[str, Any]) -> tuple[str, str]:
         decoded = {host: part_of(**part) for host, part in parts.items()}
         nodes = {host: part.node for host, part in decoded.items()}
-        cause = diagnose.of_run(FAILED["run_id"], decoded, nodes, HOSTS, fleet).findings[0]
+        cause = diagnose.gather_and_diagnose(FAILED["run_id"], decoded, nodes, HOSTS, fleet).findings[0]
         return cause.confidence, cause.message
 
     certain, plain = sure(a=head, b=other)

@@ -40,17 +40,17 @@ def test_of_another_cause_no_file_is_looked_for() -> None:
 
 
 def test_a_file_that_some_hosts_have_is_missing_on_the_others() -> None:
-    found = missing.judge(finding("..."), "/data/x", {"a": None, "b": GONE, "c": GONE}, HOSTS)
+    found = missing.check_hosts(finding("..."), "/data/x", {"a": None, "b": GONE, "c": GONE}, HOSTS)
     assert (found.code, found.hosts, found.confidence) == ("file-missing-on-host", ("b", "c"), "high")
     assert re.search(r"/data/x .*\ba\b.*(\[b-c\]|b,c)", found.message)
 
 
 def test_a_file_that_no_host_has_was_never_there() -> None:
-    found = missing.judge(finding("...", "file-missing-on-host"), "/data/x", dict.fromkeys(HOSTS, GONE), HOSTS)
+    found = missing.check_hosts(finding("...", "file-missing-on-host"), "/data/x", dict.fromkeys(HOSTS, GONE), HOSTS)
     assert (found.code, found.confidence, found.rank) == ("dataset-missing", "high", 1)
     assert_message("file-on-no-host", found.message)
 
 
 @pytest.mark.parametrize("answers", [{"a": GONE, "b": GONE}, dict.fromkeys(HOSTS), {"a": "Permission denied"}])
 def test_where_the_hosts_do_not_settle_it_the_diagnosis_stays(answers: dict[str, str | None]) -> None:
-    assert missing.judge(finding("..."), "/data/x", answers, HOSTS) == finding("...")
+    assert missing.check_hosts(finding("..."), "/data/x", answers, HOSTS) == finding("...")
