@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_relay import A_RUN, Relay
+from fake_relay import A_FAILURE, A_RUN, Relay
 from host_facts import decoded, with_gpus
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,11 +21,15 @@ from orchestrator.answers.hello import Hello
 from orchestrator.answers.operation import Operation
 from orchestrator.answers.runs import LIST
 from orchestrator.checks import auto_env, hosts
+from orchestrator.commands import ps
+from orchestrator.hosts import claims
 from orchestrator.hosts import session as sessions
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.hosts.session import InvalidAnswer, Refused, Session, SessionLost
 from orchestrator.inventory import model
+from orchestrator.node.serve import relay
 from orchestrator.plan import plan
+from orchestrator.runs.registry import Run
 
 ABSENT = "<absent>"
 A_PROCESS = {"pid": 9, "used_mib": 70000, "uid": 1000, "command": "python"}
@@ -176,11 +182,10 @@ def replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [ABSENT, None, True, -1, 2**70, 1.5, "", ESCAPE, "9" * 5000, [], [[]], [1], {}, {"a": 1}],
-    ids=lambda wrong: repr(wrong)[:20],
-)
+WRONG = [ABSENT, None, True, -1, 2**70, 1.5, "", ESCAPE, "9" * 5000, [], [[]], [1], {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: repr(wrong)[:20])
 def test_facts_with_anything_wrong_are_refused_or_judged(wrong: Any) -> None:
     full = decoded(FULL)
     read = model.parse("{hosts: [a, b], run: {rdzv: {port: 29500}}}", "inventory.yaml")
@@ -198,6 +203,52 @@ def test_facts_with_anything_wrong_are_refused_or_judged(wrong: Any) -> None:
         auto_env.choose({"a": facts, "b": full})
         plan.resolve(made, {"a": facts, "b": full})
     assert refusals > 20
+
+
+FULL_RUN: dict[str, Any] = {
+    **A_RUN,
+    "state": "failed",
+    "ended_at": 2.0,
+    "verdict": {
+        "state": "failed",
+        "first_failure": {**A_FAILURE, "exit_code": 3, "signal": None, "pid": 7, "said": "x", "attempt": 1},
+        "stopped_by": None,
+    },
+    "outputs": True,
+    "members": [[7, 8, "python"]],
+    "not_notified": {"webhook": "refused"},
+    "secrets": ["TOKEN"],
+    "shared_output": "/outputs",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: repr(wrong)[:20])
+def test_a_run_with_anything_wrong_is_refused_or_listed(wrong: Any) -> None:
+    (honest,) = LIST.decode({"runs": [{**FULL_RUN, "node": 1, "host": "b", "node_rank": 1, "first_rank": 1}]}).runs
+    refusals = 0
+    for place in places(FULL_RUN):
+        try:
+            (part,) = LIST.decode({"runs": [replaced(FULL_RUN, place, wrong)]}).runs
+        except MalformedAnswer as error:
+            assert str(error).isprintable()
+            refusals += 1
+            continue
+        known = {"a": part, "b": honest}
+        agreed = claims.judge(known)
+        nodes = {host: one.node for host, one in known.items() if host in agreed.parts}
+        assert claims.verdict_of(agreed.parts, nodes) is None or nodes
+        claims.ranks_of(agreed.parts, nodes)
+        claims.newest_ranks(agreed.parts, nodes)
+        run = Run(part.run_id, part.name, part.state, part.attempt, part.started_at, known)
+        json.dumps(run.as_dict())
+        ps._row(run, run.unheard, 3.0)
+    assert refusals > 10
+
+
+def test_every_operation_of_a_host_has_a_type_for_its_answer() -> None:
+    of_a_session = Path(relay.__file__).read_text().partition("self._operations: ")[2].partition("}\n")[0]
+    served = {*relay.OPERATIONS, *re.findall(r'"(\w+)": ', of_a_session)}
+    assert {operation.name for operation in OPERATIONS} == served
 
 
 # --- through a session
