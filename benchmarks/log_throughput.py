@@ -1,7 +1,7 @@
 """How many lines a second of many hosts the controller shows: assembled, merged by time, tagged, written.
 
 `--hosts` relays of this machine, without SSH, each with a journal of `--ranks` ranks that say the same at the same
-moments; the controller's `View` and `Printer` as `logs` has them, with a pipe to `cat` for the screen. All of it shares
+moments; the controller's `View` and `printer` as `logs` has them, with a pipe to `cat` for the screen. All of it shares
 this machine's cores. Before that, the controller alone: its share of the work on frames that are in memory already.
 
     python benchmarks/log_throughput.py [--hosts 16] [--ranks 4] [--lines 20000]
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,11 @@ from orchestrator.inventory.model import Host, parse
 from orchestrator.node.host import state
 from orchestrator.node.run import journal
 from orchestrator.node.serve import follow
-from orchestrator.output.lines import Mask, Merger
-from orchestrator.runs.attach import Printer
+from orchestrator.output.intake import Intake
+from orchestrator.output.lines import Line, Mask
+from orchestrator.output.pipeline import Pipeline, Stage
 from orchestrator.runs.follow import LogFilter, View
+from orchestrator.runs.printing import printer
 from orchestrator.ssh.pipe import LocalConnection
 
 RUN = "benchmark-run"
@@ -82,28 +84,30 @@ def screen() -> Iterator[None]:
             os.close(kept)
 
 
+class Counter(Stage):
+    count = 0
+
+    def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
+        self.count += len(lines)
+        return lines
+
+
 def shown(folder: Path, hosts: tuple[Host, ...]) -> tuple[int, float, float]:
     """Lines, seconds, and seconds of CPU of the controller."""
     fleet = Fleet(Dialer(folder), node_program(), 1, lambda: secrets.token_hex(12))  # type: ignore[arg-type]
     for host in hosts:  # one after the other: the folder goes by the environment
         fleet.session(host)
     view = View(RUN, hosts, LogFilter(follow=False), fleet, print)
-    printer = Printer([host.name for host in hosts], Mask(), as_json=False)
-    count = 0
-
-    def show(batch: Any) -> None:
-        nonlocal count
-        count += len(batch)
-        printer.show(batch)
+    counter = Counter()
+    print_ = printer([host.name for host in hosts], Mask(), as_json=False, all_of_it="")
 
     with screen():
         began, cpu = time.monotonic(), time.process_time()
-        view.run(show)
-        printer.close()
+        view.run(Pipeline((counter, print_)))
         took = time.monotonic() - began, time.process_time() - cpu
     fleet.close()
     assert not view.failed, view.failed
-    return count, *took
+    return counter.count, *took
 
 
 def alone(folder: Path, hosts: tuple[Host, ...]) -> tuple[int, float, float]:
@@ -115,23 +119,19 @@ def alone(folder: Path, hosts: tuple[Host, ...]) -> tuple[int, float, float]:
         asked: dict[str, Any] = {**question, "run_id": RUN, "offsets": {}, "follow": False}
         follow.follow(asked, lambda header, data, name=host.name: frames.append((name, header, data)))
     frames.sort(key=lambda frame: frame[1]["parts"][0][3])  # as they come in from all hosts at once
-    view = View(RUN, hosts, LogFilter(follow=False), None, print)  # type: ignore[arg-type]
-    view._merger = Merger(host.name for host in hosts)
-    printer = Printer([host.name for host in hosts], Mask(), as_json=False)
-    count = 0
+    names = [host.name for host in hosts]
+    intake = Intake(names, (), 0.5, lambda *_: True, lambda _: False)
+    counter = Counter()
+    pipeline = Pipeline((intake, counter, printer(names, Mask(), as_json=False, all_of_it="")))
     with screen():
         began, cpu = time.monotonic(), time.process_time()
         for number, (name, header, data) in enumerate(frames):
-            view._feed(name, (header, data))
+            intake.feed(name, header["streams"], header["parts"], data, time.monotonic())
             if number % 16 == 15:
-                batch = view._merger.ready(time.monotonic())
-                count += len(batch)
-                printer.show(batch)
-        batch = view._merger.flush()
-        count += len(batch)
-        printer.show(batch)
+                pipeline.push((), time.monotonic())
+        pipeline.flush(time.monotonic())
         took = time.monotonic() - began, time.process_time() - cpu
-    return count, *took
+    return counter.count, *took
 
 
 def main() -> None:

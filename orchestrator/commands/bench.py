@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from ..answers.printed import BenchResult
 from ..errors import Interrupted, RunFailed, UsageError
 from ..output.console import Console, wants_colour
 from ..output.lines import Line
+from ..output.pipeline import Stage
 from ..plan import entrypoint, plan
 from . import up
 from .context import chosen_inventory
@@ -122,22 +123,31 @@ def table(points: list[Point]) -> str:
     return "\n".join(lines)
 
 
-class Collector:
+class Collector(Stage):
     """In the place of a printer: keeps the lines, and shows on a terminal how long the run takes and its last line."""
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console, began: float) -> None:
+        """`began`: by the clock of `push`."""
         self.texts: list[str] = []
         self._console = console
-        self._clock = clock
-        self._began = self._shown = clock()
+        self._began = began
+        self._status_at = began + STATUS_EVERY
 
-    def show(self, batch: Sequence[Line]) -> None:
-        self.texts += [line.text for line in batch]
-        now = self._clock()
-        if now - self._shown >= STATUS_EVERY:
-            self._shown = now
+    @property
+    def wake_at(self) -> float:
+        return self._status_at
+
+    def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
+        self.texts += [line.text for line in lines]
+        if now >= self._status_at:
+            self._status_at = now + STATUS_EVERY
             last = self.texts[-1] if self.texts else "starting"
             self._console.status(f"{now - self._began:.0f} s  {last}")
+        return ()
+
+    def flush(self, now: float) -> Sequence[Line]:
+        self.close()
+        return ()
 
     def close(self) -> None:
         self._console.status("")
@@ -160,7 +170,7 @@ def _measured(path: str, names: list[str], args: tuple[str, ...], console: Conso
         tell_outputs=False,
         trainer_args=args,
     )
-    collector = Collector(console)
+    collector = Collector(console, time.monotonic())
     try:
         code = up.up(wanted, collector)
     finally:

@@ -20,7 +20,8 @@ from ..inventory.model import Inventory
 from ..output import lines
 from ..output.console import Console, fold
 from ..output.lines import Line, Mask
-from ..runs import attach, registry
+from ..output.pipeline import Pipeline, Sink, Stage
+from ..runs import attach, printing, registry
 from ..runs.follow import LogFilter, View, clock_ahead
 from ..runs.log_files import LogFiles
 from .context import (
@@ -143,7 +144,7 @@ def _to_screen(
     """The number of lines that were chosen."""
     # whoever asks for torchrun's own lines, or for those with a certain text, wants all of them
     quiet = wanted.stream is None and wanted.grep is None
-    printer = attach.Printer(
+    printer = printing.printer(
         list(run.all_nodes),
         mask,
         as_json=wanted.as_json,
@@ -153,24 +154,15 @@ def _to_screen(
         fold_ranks=ranks if wanted.fold else None,
     )
 
-    shown = 0
-
-    def show(batch: Sequence[Line]) -> None:
-        nonlocal shown
-        bell.heard(batch)
-        chosen = _chosen(batch, choice)
-        shown += len(chosen)
-        printer.show(chosen)
-
-    view.run(show)
-    printer.close()
-    return shown
+    chosen = _Chosen(choice)
+    view.run(Pipeline((bell, chosen, printer)))
+    return chosen.count
 
 
 def _to_files(view: View, choice: LogFilter, hosts: Sequence[str], mask: Mask, folder: Path, console: Console) -> None:
     files = LogFiles(folder, hosts, mask)
     try:
-        view.run(lambda batch: files.add(_chosen(batch, choice)))
+        view.run(Pipeline((_Chosen(choice), Sink(files.add))))
     finally:
         files.close()
     console.note(f"{files.lines} lines in {files.count} files in {folder}; all of them merged: {files.merged}")
@@ -200,11 +192,18 @@ def _read(option: str, text: str | None, parse: Callable[[str], T]) -> T | None:
         raise UsageError(f"{option}: {error}") from error
 
 
-def _chosen(batch: Sequence[Line], choice: LogFilter) -> Sequence[Line]:
+class _Chosen(Stage):
     """Of what the hosts sent the lines that were asked for: a host sends whole pieces, and all states of a bar."""
-    if choice.since is None and choice.until is None and choice.grep is None:
-        return batch
-    since = -math.inf if choice.since is None else choice.since
-    until = math.inf if choice.until is None else choice.until
-    found = re.compile(choice.grep or "").search
-    return [line for line in batch if since <= line.at <= until and found(line.text)]
+
+    def __init__(self, choice: LogFilter) -> None:
+        self.count = 0
+        self._takes_all = choice.since is None and choice.until is None and choice.grep is None
+        self._since = -math.inf if choice.since is None else choice.since
+        self._until = math.inf if choice.until is None else choice.until
+        self._search = re.compile(choice.grep or "").search
+
+    def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
+        if not self._takes_all:
+            lines = [line for line in lines if self._since <= line.at <= self._until and self._search(line.text)]
+        self.count += len(lines)
+        return lines

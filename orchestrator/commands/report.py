@@ -22,6 +22,7 @@ from ..inventory.model import Host
 from ..node.serve.figures import NAMES
 from ..node.serve.figures import figures as figures_in
 from ..output.lines import Line, Mask, presentable, rfc3339
+from ..output.pipeline import Sink
 from ..runs import diagnose, registry
 from ..runs.follow import LogFilter, View, clock_ahead
 from ..ui import html
@@ -135,7 +136,7 @@ def _lines(fleet: Fleet, hosts: Sequence[Host], run: registry.Run, choice: LogFi
     console = stderr_console()
     ranks = claims.ranks_of(run.parts, run.nodes)
     view = View(run.run_id, hosts, choice, fleet, console.warning, ranks=ranks, kept=True)
-    view.run(found.extend)
+    view.run(Sink(found.extend))
     warn_of({host: error for host, error in view.failed.items() if isinstance(error, Refused)}, console)
     return found
 

@@ -17,11 +17,12 @@ from ..inventory.model import Inventory
 from ..inventory.values import env_name, shown
 from ..output.console import Console, all_but
 from ..output.lines import Mask, rfc3339
+from ..output.pipeline import Stage
 from ..output.terminal import tame
 from ..plan import entrypoint, plan
 from ..plan import snapshot as ship
 from ..plan.plan import Plan
-from ..runs import attach, launch, recent
+from ..runs import attach, launch, printing, recent
 from .context import chosen_inventory, not_hidden, open_fleet, stderr_console, warn_once, whoami
 
 LARGEST = 3  # entries of the code that are named when it is large
@@ -67,8 +68,8 @@ class Up:
         return advice.command("up", *words, *(("--", *self.script) if self.script else ()), inventory=inventory)
 
 
-def up(wanted: Up, printer: attach.LinePrinter | None = None) -> int:
-    """`printer`: takes the lines of an attached run; None: they are printed."""
+def up(wanted: Up, printer: Stage | None = None) -> int:
+    """`printer`: takes the lines of an attached run; without it they are printed."""
     console = stderr_console()
     read = chosen_inventory(wanted.inventory)
     if wanted.hosts is not None:
@@ -111,7 +112,7 @@ def up(wanted: Up, printer: attach.LinePrinter | None = None) -> int:
                 console.note(f"closing this terminal does not stop the run, Ctrl-C does; to see it again: {follow}")
             names = [host.name for host in read.hosts]
             mask = Mask(around.secrets.values())
-            shown = printer or attach.Printer(
+            shown = printer or printing.printer(
                 names, mask, as_json=wanted.as_json, all_of_it=about.command("logs", "--stream", "agent")
             )
             return attach.attend(

@@ -7,13 +7,15 @@ again is counted again and again. What not all ranks have said within the window
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .console import fold
 from .lines import Line
+from .pipeline import Stage
 
 WINDOW = 1.0  # s that a line waits for those of other ranks
 
@@ -29,7 +31,7 @@ class _Group:
     """Lines that are shown as one."""
 
     first: Line
-    since: float  # when the first came, by the clock of `add`
+    since: float  # when the first came
     pieces: list[str]  # of the text, around the numbers
     lowest: list[str]
     highest: list[str]
@@ -43,18 +45,17 @@ class _Group:
             elif _value(number) > _value(self.highest[place]):
                 self.highest[place] = number
 
-    def shown(self) -> tuple[Line, str]:
-        """The line, and the name of those that have said it."""
+    def as_line(self) -> Line:
         text = self.pieces[0]
         for low, high, piece in zip(self.lowest, self.highest, self.pieces[1:], strict=True):
             text += (low if low == high else f"{low}..{high}") + piece
         ranks = sorted(member for member in self.members if isinstance(member, int))
         name = f"[{ranges(ranks)}]" if ranks else fold(str(member) for member in self.members) + ":agent"
-        return self.first._replace(text=text), name
+        return self.first._replace(text=text, tag=name)
 
 
-class Folder:
-    """Lines in, in the order of time; lines that stand for many out, each with the name of those that have said it."""
+class Folder(Stage):
+    """Lines in, in the order of time; lines that stand for many out, each with the `tag` of its writers."""
 
     def __init__(self, ranks: int) -> None:
         """`ranks`: how many there are; a line that all of them have said waits no longer."""
@@ -62,42 +63,45 @@ class Folder:
         self._groups: deque[_Group] = deque()
         self._open: dict[tuple[str, int, bool, str], list[_Group]] = {}
 
-    def add(self, lines: Iterable[Line], now: float) -> list[tuple[Line, str]]:
-        """`now` is a monotonic clock. Returns what can be shown by now."""
+    def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
         for line in lines:
             self._join(line, now)
-        shown = []
-        while self._groups and (self._complete(self._groups[0]) or now - self._groups[0].since >= WINDOW):
-            shown.append(self._close(self._groups.popleft()))
-        return shown
+        folded = []
+        while self._groups and (self._is_complete(self._groups[0]) or now >= self.wake_at):
+            folded.append(self._close(self._groups.popleft()))
+        return folded
 
-    def flush(self) -> list[tuple[Line, str]]:
-        shown = [self._close(group) for group in self._groups]
+    @property
+    def wake_at(self) -> float:
+        return self._groups[0].since + WINDOW if self._groups else math.inf
+
+    def flush(self, now: float) -> Sequence[Line]:
+        folded = [self._close(group) for group in self._groups]
         self._groups.clear()
-        return shown
+        return folded
 
     def _join(self, line: Line, now: float) -> None:
         pieces, numbers = _split(line.text)
         key = line.stream, line.attempt, line.rank is None, "\0".join(pieces)
         member = line.host if line.rank is None else line.rank
         alike = self._open.setdefault(key, [])
-        group = next((one for one in alike if member not in one.members), None)
+        group = next((group for group in alike if member not in group.members), None)
         if group is None:
             group = _Group(line, now, pieces, list(numbers), list(numbers))
             alike.append(group)
             self._groups.append(group)
         group.add(member, numbers)
 
-    def _complete(self, group: _Group) -> bool:
+    def _is_complete(self, group: _Group) -> bool:
         return group.first.rank is not None and len(group.members) >= self._ranks
 
-    def _close(self, group: _Group) -> tuple[Line, str]:
+    def _close(self, group: _Group) -> Line:
         line = group.first
         key = line.stream, line.attempt, line.rank is None, "\0".join(group.pieces)
         self._open[key].remove(group)
         if not self._open[key]:
             del self._open[key]
-        return group.shown()
+        return group.as_line()
 
 
 def _split(text: str) -> tuple[list[str], list[str]]:
@@ -124,10 +128,10 @@ def _value(number: str) -> float:
 
 def ranges(ranks: Sequence[int]) -> str:
     """`0,4-7` for 0, 4, 5, 6, 7, which are sorted."""
-    found: list[list[int]] = []
+    spans: list[list[int]] = []
     for rank in ranks:
-        if found and rank == found[-1][1] + 1:
-            found[-1][1] = rank
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
         else:
-            found.append([rank, rank])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+            spans.append([rank, rank])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)

@@ -42,6 +42,7 @@ class Line(NamedTuple):
     attempt: int
     text: str  # as written: not masked, not tamed
     partial: bool = False  # the next line of this stream goes on with it
+    tag: str = ""  # of a line that stands for many: those that have written it, such as [0-63]
 
 
 class LineAssembler:
@@ -77,7 +78,7 @@ class LineAssembler:
         if long or self._rewriting or self._continues or "\r" in text:
             return [line for ended in texts for line in self._finish(ended)] + self._shorten_rest()
         new, (host, rank, stream, attempt) = tuple.__new__, self._origin  # past NamedTuple's own __new__: twice as fast
-        return [new(Line, (at, host, rank, stream, attempt, ended, False)) for ended in texts]
+        return [new(Line, (at, host, rank, stream, attempt, ended, False, "")) for ended in texts]
 
     def idle(self) -> list[Line]:
         """For when nothing has come for a while: what is unfinished, a prompt or the newest state of a progress bar."""
@@ -182,9 +183,9 @@ class Painter:
         key = line[1:4]  # host, rank, stream
         return self._tagged(line.at, self._tags.get(key) or self._make_tag(*key), text)
 
-    def paint_folded(self, line: Line, name: str) -> str:
-        """A line that stands for those of several ranks, which `name` names."""
-        tag = self._framed(name, line.rank, line.stream)
+    def paint_folded(self, line: Line) -> str:
+        """A line that stands for those of several ranks, which its `tag` names."""
+        tag = self._framed(line.tag, line.rank, line.stream)
         return self._tagged(line.at, tag, presentable(line.text, self._colour, self._mask))
 
     def _tagged(self, at: float, tag: str, text: str) -> str:
@@ -245,7 +246,8 @@ class Merger:
         self._waiting: list[tuple[float, Line]] = []
         self._sorted = True
         self._stream_at: dict[tuple[str, int | None, str, int], float] = {}
-        self._arrivals: list[tuple[float, float]] = []  # (when lines came, the latest time any line up to then had)
+        # (when lines have been held long enough, the latest time that any line up to these had)
+        self._due: list[tuple[float, float]] = []
         self._held: Counter[str] = Counter()
 
     def held(self, source: str) -> int:
@@ -254,7 +256,7 @@ class Merger:
 
     def add(self, source: str, lines: list[Line], now: float) -> None:
         """`now` is a monotonic clock, as in `ready`. Lines leave with the host's offset subtracted from their `at`."""
-        latest = self._arrivals[-1][1] if self._arrivals else -math.inf
+        latest = self._due[-1][1] if self._due else -math.inf
         for line in lines:
             offset = self._offsets.get(line.host)
             if offset:
@@ -268,7 +270,7 @@ class Merger:
                 self._behind[source] = max(self._behind[source], at)
         self._held[source] += len(lines)
         self._sorted = False
-        self._arrivals.append((now, latest))
+        self._due.append((now + REORDER_WINDOW, latest))
 
     def set_offset(self, host: str, offset: float) -> None:
         """Seconds that its clock is ahead of ours, of a host that has sent no line yet."""
@@ -285,16 +287,24 @@ class Merger:
 
     def ready(self, now: float) -> list[Line]:
         """The lines that may be given out by now, in order."""
-        passed = bisect_right(self._arrivals, (now - REORDER_WINDOW, math.inf))
+        passed = bisect_right(self._due, (now, math.inf))
         if self._behind:
             limit = min(self._behind.values())
         elif passed:
-            limit = self._arrivals[passed - 1][1]
+            limit = self._due[passed - 1][1]
         else:
             return []
         if passed:
-            del self._arrivals[: passed - 1]  # the last one that has passed still says up to where
+            del self._due[: passed - 1]  # the last one that has passed still says up to where
         return self._take(limit)
+
+    @property
+    def wake_at(self) -> float:
+        """When `ready` has more to give out, if nothing is added by then."""
+        if not self._waiting or self._behind:
+            return math.inf
+        earliest = self._waiting[0][0] if self._sorted else -math.inf
+        return next((at for at, latest in self._due if latest >= earliest), math.inf)
 
     def flush(self) -> list[Line]:
         """Everything that is still held, in order."""

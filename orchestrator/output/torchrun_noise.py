@@ -7,10 +7,12 @@ nothing is lost: `logs --stream agent`, `--grep`, `--json` and `--output` have e
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 
 from .lines import Line
+from .pipeline import Stage
 
 BLOCK_MOST = 1000  # lines; what is longer is no stack trace
 HOLD = 3.0  # s until our own word that we stop a run is there: other nodes have heard it before the head can say it
@@ -30,7 +32,7 @@ _BETWEEN = {
 }
 
 
-class Quieter:
+class Quieter(Stage):
     """Lines in, in their order; lines out, of which the agents' are fewer."""
 
     def __init__(self, all_of_it: str = "ddp-orch logs --stream agent") -> None:
@@ -42,24 +44,27 @@ class Quieter:
         self._obeying: list[Line] = []  # what is not to be shown if it is we who stop the run
         self._now = self._held_at = 0.0
 
-    def filter(self, batch: Sequence[Line], now: float = 0.0) -> Sequence[Line]:
-        """`now`: seconds of any clock that goes on; to be called now and then, if only with no line."""
-        if self._obeying and self._held_at + HOLD < now:
+    def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
+        if now >= self.wake_at:
             held, self._obeying = self._obeying, []
-            return [*held, *self.filter(batch, now)]
+            return [*held, *self.push(lines, now)]
         self._now = now
-        if not self._obeying and all(line.rank is not None for line in batch):
-            return batch
-        return [shown for line in batch for one in self._one(line) for shown in self._stopping(one)]
+        if not self._obeying and all(line.rank is not None for line in lines):
+            return lines
+        return [shown for line in lines for short in self._shorten(line) for shown in self._hide_stop(short)]
 
-    def flush(self) -> list[Line]:
-        """No more lines will come: what was held is shown as it is."""
+    @property
+    def wake_at(self) -> float:
+        return self._held_at + HOLD if self._obeying else math.inf
+
+    def flush(self, now: float) -> Sequence[Line]:
+        """What was held is shown as it is."""
         held = [*self._obeying, *(line for block in self._blocks.values() for line in block)]
         self._blocks.clear()
         self._obeying.clear()
         return sorted(held, key=lambda line: line.at)
 
-    def _one(self, line: Line) -> Iterable[Line]:
+    def _shorten(self, line: Line) -> Iterable[Line]:
         if line.rank is not None or line.text.startswith("ddp-orch: "):
             return (line,)
         key = line.host, line.attempt
@@ -86,13 +91,13 @@ class Quieter:
             return ()
         return () if line.text in _BETWEEN else (line,)
 
-    def _stopping(self, line: Line) -> Iterable[Line]:
+    def _hide_stop(self, line: Line) -> Iterable[Line]:
         """Hold how torchrun obeys: with our own word that we stop the run it is dropped, without it shown."""
         if line.rank is None and line.text.startswith("ddp-orch: ") and any(word in line.text for word in _STOPS):
             self._stopped.add(line.attempt)
-            mine = [one for one in self._obeying if one.attempt == line.attempt]
-            self._obeying = [one for one in self._obeying if one.attempt != line.attempt]
-            return (*(one for one in mine if f"first failure: {one.host}: " in line.text), line)
+            held = [other for other in self._obeying if other.attempt == line.attempt]
+            self._obeying = [other for other in self._obeying if other.attempt != line.attempt]
+            return (*(other for other in held if f"first failure: {other.host}: " in line.text), line)
         if line.rank is None and _OBEYS.match(_bare(line)):
             if line.attempt not in self._stopped:
                 self._held_at = self._held_at if self._obeying else self._now

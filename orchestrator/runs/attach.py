@@ -1,16 +1,14 @@
-"""Watch a run for a person: print its lines, turn Ctrl-C into a stop, say how it ended. Starts nothing."""
+"""Watch a run for a person: show its lines, turn Ctrl-C into a stop, say how it ended. Starts nothing."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
 
 from ..answers.attach import StrayOutputs
 from ..answers.runs import Part, Verdict
@@ -19,12 +17,10 @@ from ..hosts import claims
 from ..hosts.fleet import Fleet, folded
 from ..inventory.advice import AboutRun
 from ..inventory.model import Host
-from ..output import lines
-from ..output.console import Console, fold, hush, wants_colour
-from ..output.folding import Folder
-from ..output.lines import Line, Mask, Painter
+from ..output.console import Console, fold, hush
+from ..output.lines import Line, Mask
+from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import one_line
-from ..output.torchrun_noise import Quieter
 from ..plan.plan import Plan
 from . import ending
 from .follow import LogFilter, View
@@ -38,76 +34,21 @@ OUTCOMES = {
 }
 
 
-class LinePrinter(Protocol):
-    """Takes the lines of a run as they come."""
-
-    def show(self, batch: Sequence[Line]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Printer:
-    """Prints lines on stdout: tagged for people, or one JSON object each.
-
-    `quiet`: of torchrun's own tracebacks only the last line; the command `all_of_it` shows them. `fold_ranks`: equal
-    lines of so many ranks as one.
-    """
-
-    def __init__(
-        self,
-        hosts: Sequence[str],
-        mask: Mask,
-        *,
-        as_json: bool,
-        timestamps: bool = False,
-        quiet: bool = True,
-        all_of_it: str,
-        fold_ranks: int | None = None,
-    ) -> None:
-        painter = Painter(hosts, wants_colour(sys.stdout, os.environ), timestamps, mask)
-        self._render = (lambda line: lines.to_json(line, mask)) if as_json else painter.paint
-        self._paint_folded = painter.paint_folded
-        self._quieter = Quieter(all_of_it) if quiet and not as_json else None
-        self._folder = Folder(fold_ranks) if fold_ranks is not None else None
-
-    def show(self, batch: Sequence[Line]) -> None:
-        """To be called now and then, if only with no line: what is held back to be folded has its time."""
-        if self._quieter is not None:
-            batch = self._quieter.filter(batch, time.monotonic())
-        if self._folder is None:
-            self._print([self._render(line) for line in batch])
-        else:
-            self._print([self._paint_folded(*one) for one in self._folder.add(batch, time.monotonic())])
-
-    def close(self) -> None:
-        """No more lines will come."""
-        rest = self._quieter.flush() if self._quieter is not None else []
-        if self._folder is None:
-            self._print([self._render(line) for line in rest])
-        else:
-            folded = [*self._folder.add(rest, time.monotonic()), *self._folder.flush()]
-            self._print([self._paint_folded(*one) for one in folded])
-
-    def _print(self, texts: Sequence[str]) -> None:
-        if texts:
-            sys.stdout.write("\n".join([*texts, ""]))
-            sys.stdout.flush()
-
-
-class Bell:
+class Bell(Stage):
     """Rings when the run is started again, and when it has ended. `wanted`: inventory `notify.bell`."""
 
     def __init__(self, wanted: bool, console: Console) -> None:
         self._ring = console.ring if wanted else lambda: None
         self._attempt: int | None = None
 
-    def heard(self, batch: Sequence[Line]) -> None:
-        """What the first lines tell is not news."""
-        newest = max((line.attempt for line in batch), default=0)
+    def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
+        """The first lines do not ring: what they show has been so before."""
+        newest = max((line.attempt for line in lines), default=0)
         if self._attempt is not None and newest > self._attempt:
             self._ring()
-        if batch:
+        if lines:
             self._attempt = max(newest, self._attempt or 0)
+        return lines
 
     def over(self) -> None:
         self._ring()
@@ -116,7 +57,7 @@ class Bell:
 def attend(
     resolved: Plan,
     fleet: Fleet,
-    printer: LinePrinter,
+    printer: Stage,
     mask: Mask,
     console: Console,
     *,
@@ -136,14 +77,9 @@ def attend(
     began = time.monotonic()
     bell = Bell(resolved.inventory.notify.bell, console)
 
-    def show(batch: Sequence[Line]) -> None:
-        bell.heard(batch)
-        printer.show(batch)
-
     targets = ending.KillTargets(runs=(resolved.run_id,), run_grace=resolved.inventory.run.grace)
     with _stopping_on_interrupt(targets, hosts, fleet, console):
-        view.run(show)
-        printer.close()
+        view.run(Pipeline((bell, printer)))
     bell.over()
     took = f" after {time.monotonic() - began:.1f} s"
     code = conclude(resolved.run_id, about, nodes, view, console, took, resume=resume, tell_outputs=tell_outputs)

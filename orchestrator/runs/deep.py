@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -17,9 +19,11 @@ from ..hosts.fleet import Fleet
 from ..inventory.model import Inventory
 from ..output.finding import Finding
 from ..output.lines import Line
+from ..output.pipeline import Stage
 from ..plan import plan
 from ..plan import snapshot as ship
 from ..plan.plan import Plan
+from ..ui.progress import Silent
 from . import ending, launch
 from .follow import LogFilter, View
 from .launch import LaunchContext
@@ -69,28 +73,16 @@ def run(read: Inventory, run_id: str, fleet: Fleet, around: LaunchContext) -> Re
 
 
 def _watch(resolved: Plan, fleet: Fleet, around: LaunchContext) -> Result:
-    figures: list[Figure] = []
-    others: list[tuple[str, str]] = []
-
-    def take(batch: list[Line]) -> None:
-        for line in batch:
-            _, marker, text = line.text.partition(MARKER)
-            if marker and (figure := _figure(text)) is not None:
-                figures.append(Figure(line.host, figure))
-                progress.at(line.host, figure.what.replace("_", " "))
-            elif line.stream == "stderr":
-                others.append((line.host, line.text))
-        progress.tick()
-
     hosts = [node.host for node in resolved.nodes]
     progress = fleet.progress
+    output = _Output(progress)
     ranks = claims.ranks_of_plan(resolved)
     view = View(resolved.run_id, hosts, LogFilter(follow=True), fleet, around.warn, ranks=ranks)
     try:
         with progress.of([host.name for host in hosts]):
             for host in hosts:
                 progress.at(host.name, "importing torch")
-            view.run(take)
+            view.run(output)
     except KeyboardInterrupt:
         ending.kill(fleet, hosts, ending.KillTargets(runs=(resolved.run_id,)), grace=0.0, by="Ctrl-C")
         raise
@@ -98,10 +90,36 @@ def _watch(resolved: Plan, fleet: Fleet, around: LaunchContext) -> Result:
     verdict = claims.verdict_of(parts, {host.name: node for node, host in enumerate(hosts)})
     first = verdict.first_failure if verdict else None
     if verdict is not None and verdict.state == "succeeded":
-        return Result(tuple(figures), "", (), ())
+        return Result(tuple(output.figures), "", (), ())
     failed_on = (first.host,) if first else tuple(node.host.name for node in resolved.nodes)
-    last = tuple(text for host, text in others if host in failed_on)[-5:]
-    return Result(tuple(figures), first.what if first else "no host tells why", failed_on, last)
+    last = tuple(text for host, text in output.errors if host in failed_on)[-5:]
+    return Result(tuple(output.figures), first.what if first else "no host tells why", failed_on, last)
+
+
+class _Output(Stage):
+    """Keeps the figures that the payload prints, and what else comes on stderr; shows the progress."""
+
+    def __init__(self, progress: Silent) -> None:
+        self.figures: list[Figure] = []
+        self.errors: list[tuple[str, str]] = []
+        self._progress = progress
+        self._tick_at = -math.inf
+
+    @property
+    def wake_at(self) -> float:
+        return self._tick_at
+
+    def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
+        for line in lines:
+            _, marker, text = line.text.partition(MARKER)
+            if marker and (figure := _figure(text)) is not None:
+                self.figures.append(Figure(line.host, figure))
+                self._progress.at(line.host, figure.what.replace("_", " "))
+            elif line.stream == "stderr":
+                self.errors.append((line.host, line.text))
+        pause = self._progress.tick()
+        self._tick_at = math.inf if pause is None else now + pause
+        return ()
 
 
 def _figure(text: str) -> AllReduce | Product | None:

@@ -21,6 +21,7 @@ from ..inventory.model import Host
 from ..output.console import fold
 from ..output.finding import Finding
 from ..output.lines import Line
+from ..output.pipeline import Sink
 from . import kept_back
 from .follow import LogFilter, View
 
@@ -79,7 +80,7 @@ def _gather(
     lines: list[Line] = []
     ranks = claims.ranks_of(parts, nodes)
     view = View(run_id, hosts, log_filter, fleet, lambda _: None, ranks=ranks, kept=True)
-    view.run(lines.extend)
+    view.run(Sink(lines.extend))
     return {host: _shift_clock(answer, view.ahead.get(host, 0.0)) for host, answer in answers.items()}, lines
 
 

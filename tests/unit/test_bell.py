@@ -42,19 +42,19 @@ def test_it_rings_when_the_run_has_ended(terminal: tuple[Console, int]) -> None:
 
 def test_it_rings_when_the_run_is_started_again_and_not_for_old_attempts(terminal: tuple[Console, int]) -> None:
     bell = Bell(True, terminal[0])
-    bell.heard([])
-    bell.heard([line(1), line(2)])
-    bell.heard([line(2)])
+    bell.push([], 0.0)
+    bell.push([line(1), line(2)], 0.0)
+    bell.push([line(2)], 0.0)
     assert heard(terminal) == b""
-    bell.heard([line(3)])
-    bell.heard([line(3), line(2)])
+    assert bell.push([line(3)], 0.0) == [line(3)]
+    bell.push([line(3), line(2)], 0.0)
     assert heard(terminal) == b"\a"
 
 
 def test_it_is_silent_where_it_is_not_wanted(terminal: tuple[Console, int]) -> None:
     bell = Bell(False, terminal[0])
-    bell.heard([line(1)])
-    bell.heard([line(2)])
+    bell.push([line(1)], 0.0)
+    bell.push([line(2)], 0.0)
     bell.over()
     assert heard(terminal) == b""
 

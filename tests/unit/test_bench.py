@@ -70,7 +70,8 @@ def test_what_was_measured_is_shown_when_it_is_interrupted(
     def runs(asked: up.Up, printer: Collector) -> int:
         if asked.hosts == "a,b":
             return Interrupted.exit_code  # of a run that Ctrl-C has stopped
-        printer.show([Line(1.0, "a", 0, "stdout", 1, f"bench {json.dumps(asdict(figures(1, 1000.0, 'data')))}")])
+        result = json.dumps(asdict(figures(1, 1000.0, "data")))
+        printer.push([Line(1.0, "a", 0, "stdout", 1, f"bench {result}")], 0.0)
         return 0
 
     monkeypatch.setattr(up, "up", runs)
@@ -81,7 +82,7 @@ def test_what_was_measured_is_shown_when_it_is_interrupted(
 
 def test_a_result_that_no_trainer_prints_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def runs(_: up.Up, printer: Collector) -> int:
-        printer.show([Line(1.0, "a", 0, "stdout", 1, 'bench {"world_size": "1"}')])
+        printer.push([Line(1.0, "a", 0, "stdout", 1, 'bench {"world_size": "1"}')], 0.0)
         return 0
 
     monkeypatch.setattr(up, "up", runs)
@@ -95,13 +96,14 @@ def test_on_a_terminal_its_run_is_seen_to_go_on() -> None:
             said.append(message)
 
     said: list[str] = []
-    now = iter((0.0, 0.05, 1.0, 1.5, 2.1))
-    collector = Collector(Statuses(io.StringIO(), False), lambda: next(now))
-    collector.show([])
-    collector.show([])
-    collector.show([Line(1.0, "a", 0, "stdout", 1, "step:1")])
-    collector.show([])
-    collector.close()
+    collector = Collector(Statuses(io.StringIO(), False), 0.0)
+    collector.push([], 0.05)
+    assert collector.wake_at == 1.0
+    collector.push([], 1.0)
+    collector.push([Line(1.0, "a", 0, "stdout", 1, "step:1")], 1.5)
+    assert collector.wake_at == 2.0
+    collector.push([], 2.1)
+    collector.flush(2.2)
     assert said == ["1 s  starting", "2 s  step:1", ""] and collector.texts == ["step:1"]
 
 

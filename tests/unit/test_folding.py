@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,13 +15,13 @@ def line(text: str, rank: int | None = 0, at: float = 0.0, host: str = "node-0",
     return Line(at, host, rank, stream if rank is not None else "agent", 1, text)
 
 
-def shown(folded: list[tuple[Line, str]]) -> list[str]:
-    return [f"{name} {one.text}" for one, name in folded]
+def shown(folded: Sequence[Line]) -> list[str]:
+    return [f"{line.tag} {line.text}" for line in folded]
 
 
 def fold(texts: dict[int, str]) -> list[str]:
     folder = Folder(len(texts))
-    return shown([*folder.add([line(text, rank) for rank, text in texts.items()], 0.0), *folder.flush()])
+    return shown([*folder.push([line(text, rank) for rank, text in texts.items()], 0.0), *folder.flush(0.0)])
 
 
 def test_equal_lines_are_shown_once_and_outliers_by_themselves() -> None:
@@ -46,29 +48,29 @@ def test_not_a_number_is_an_outlier() -> None:
 def test_a_line_said_twice_is_shown_twice() -> None:
     folder = Folder(2)
     lines = [line("saved", 0), line("saved", 0), line("saved", 1), line("saved", 1)]
-    assert shown(folder.add(lines, 0.0)) == ["[0-1] saved", "[0-1] saved"]
+    assert shown(folder.push(lines, 0.0)) == ["[0-1] saved", "[0-1] saved"]
 
 
 def test_steps_of_ranks_that_run_apart_are_not_mixed() -> None:
     folder = Folder(2)
-    folded = folder.add([line("step 1", 0), line("step 2", 0), line("step 1", 1), line("step 2", 1)], 0.0)
+    folded = folder.push([line("step 1", 0), line("step 2", 0), line("step 1", 1), line("step 2", 1)], 0.0)
     assert shown(folded) == ["[0-1] step 1", "[0-1] step 2"]
 
 
 def test_a_line_waits_for_the_other_ranks_and_not_for_ever() -> None:
     folder = Folder(2)
-    assert folder.add([line("hello", 1)], 0.0) == []
-    assert folder.add([], WINDOW / 2) == []
-    assert shown(folder.add([], WINDOW)) == ["[1] hello"]
-    assert shown(folder.add([line("hello", 0)], 2 * WINDOW)) == []
-    assert shown(folder.flush()) == ["[0] hello"]
+    assert folder.push([line("hello", 1)], 0.0) == []
+    assert folder.push([], WINDOW / 2) == []
+    assert shown(folder.push([], WINDOW)) == ["[1] hello"]
+    assert shown(folder.push([line("hello", 0)], 2 * WINDOW)) == []
+    assert shown(folder.flush(0.0)) == ["[0] hello"]
 
 
 def test_agents_lines_are_folded_by_host_and_streams_are_kept_apart() -> None:
     folder = Folder(2)
     lines = [line("closing", None, host=f"gpu-{number}") for number in (1, 2, 3)]
     lines += [line("closing", 0), line("closing", 1, stream="stderr")]
-    assert sorted(shown([*folder.add(lines, 0.0), *folder.flush()])) == [
+    assert sorted(shown([*folder.push(lines, 0.0), *folder.flush(0.0)])) == [
         "[0] closing",
         "[1] closing",
         "gpu-[1-3]:agent closing",
@@ -78,12 +80,12 @@ def test_agents_lines_are_folded_by_host_and_streams_are_kept_apart() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["a", "b 1", "b 2", "c -1.5e3", ""])), max_size=40))
 def test_no_line_is_lost(said: list[tuple[int, str]]) -> None:
     folder = Folder(4)
-    folded = [one for number, (rank, text) in enumerate(said) for one in folder.add([line(text, rank)], number / 7)]
-    folded += folder.flush()
-    counted = sum(len(expand(name)) for _, name in folded)
+    folded = [each for number, (rank, text) in enumerate(said) for each in folder.push([line(text, rank)], number / 7)]
+    folded += folder.flush(0.0)
+    counted = sum(len(expand(each.tag)) for each in folded)
     assert counted == len(said)
     for rank in range(4):
-        kinds = [one.text[:1] for one, name in folded if rank in expand(name)]
+        kinds = [each.text[:1] for each in folded if rank in expand(each.tag)]
         assert sorted(kinds) == sorted(text[:1] for who, text in said if who == rank)
 
 

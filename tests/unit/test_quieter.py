@@ -21,8 +21,8 @@ def agent(text: str, host: str = "node-0") -> Line:
 def test_of_a_stack_trace_the_last_line_is_shown(case: str) -> None:
     said = [line.partition(" ")[::2] for line in (GOLDEN / f"{case}.raw").read_text().splitlines()]
     quieter = Quieter()
-    shown = [line for host, text in said for line in quieter.filter([agent(text, host)])]
-    assert quieter.flush() == []
+    shown = [line for host, text in said for line in quieter.push([agent(text, host)], 0.0)]
+    assert quieter.flush(0.0) == []
     text = "".join(f"{line.host} {line.text}\n" for line in shown)
     assert text == (GOLDEN / f"{case}.shown").read_text()
 
@@ -32,24 +32,24 @@ def test_what_a_rank_says_is_never_touched() -> None:
         Line(0.0, "node-0", 3, "stderr", 1, text)
         for text in ("Traceback (most recent call last):", '  File "train.py", line 1', "ValueError: bad batch", "")
     ]
-    assert Quieter().filter(rank) == rank
-    assert Quieter().filter([agent("hello"), *rank]) == [agent("hello"), *rank]
+    assert Quieter().push(rank, 0.0) == rank
+    assert Quieter().push([agent("hello"), *rank], 0.0) == [agent("hello"), *rank]
 
 
 def test_our_own_lines_are_shown_at_once_also_within_a_trace() -> None:
     lines = [agent("Traceback (most recent call last):"), agent("  File"), agent("ddp-orch: the run has failed")]
     quieter = Quieter()
-    assert quieter.filter(lines) == [agent("ddp-orch: the run has failed")]
-    (last,) = quieter.filter([agent("KeyError: 1")])
+    assert quieter.push(lines, 0.0) == [agent("ddp-orch: the run has failed")]
+    (last,) = quieter.push([agent("KeyError: 1")], 0.0)
     assert re.fullmatch(r"KeyError: 1  \(2 .*: ddp-orch logs --stream agent\)", last.text)
 
 
 def test_a_trace_that_tail_has_cut_off_at_its_head_is_one_too() -> None:
     lines = [agent('  File "api.py", line 86, in f'), agent("    raise E"), agent("E: why"), agent("  indented, later")]
     summary = [agent("  rank      : 0 (local_rank: 0)"), agent("  exitcode  : 1 (pid: 9)"), agent("=====")]
-    assert Quieter().filter(summary) == summary
+    assert Quieter().push(summary, 0.0) == summary
     quieter = Quieter()
-    last, later = quieter.filter(lines)
+    last, later = quieter.push(lines, 0.0)
     assert re.fullmatch(r"E: why  \(2 .*: ddp-orch logs --stream agent\)", last.text)
     assert later.text == "  indented, later"
 
@@ -57,10 +57,10 @@ def test_a_trace_that_tail_has_cut_off_at_its_head_is_one_too() -> None:
 def test_a_trace_without_an_end_is_shown_as_it_is() -> None:
     lines = [agent("Traceback (most recent call last):"), agent("  File")]
     quieter = Quieter()
-    assert quieter.filter(lines) == []
-    assert quieter.flush() == lines
+    assert quieter.push(lines, 0.0) == []
+    assert quieter.flush(0.0) == lines
     endless = [lines[0], *(agent(f"  line {number}") for number in range(2000))]
-    assert [*quieter.filter(endless), *quieter.flush()] == endless
+    assert [*quieter.push(endless, 0.0), *quieter.flush(0.0)] == endless
 
 
 def test_how_torchrun_obeys_is_shown_unless_it_is_we_who_stop_it() -> None:
@@ -78,16 +78,16 @@ def test_how_torchrun_obeys_is_shown_unless_it_is_we_who_stop_it() -> None:
         ours, other_attempt = agent(f"ddp-orch: {word}"), said[0]._replace(attempt=2)
         for lines in ([ours, *said, other_attempt, later], [*said, other_attempt, later, ours]):
             quieter = Quieter()
-            assert {*quieter.filter(lines)} == {ours, later}
-            assert quieter.flush() == [other_attempt]
+            assert {*quieter.push(lines, 0.0)} == {ours, later}
+            assert quieter.flush(0.0) == [other_attempt]
     quieter = Quieter()
-    assert quieter.filter(said, 100.0) == quieter.filter([], 102.0) == []
-    assert list(quieter.filter([later], 104.0))[2:] == [later]  # nobody says so in time: it was not we
+    assert quieter.push(said, 100.0) == quieter.push([], 102.0) == []
+    assert list(quieter.push([later], 104.0))[2:] == [later]  # nobody says so in time: it was not we
     died = agent("ddp-orch: first failure: node-0: torchrun ended; stopping all nodes")
-    assert list(Quieter().filter([*said, died]))[::2] == [said[0], died]  # it was the first to be stopped
+    assert list(Quieter().push([*said, died], 0.0))[::2] == [said[0], died]  # it was the first to be stopped
     quieter = Quieter()
-    assert quieter.filter([*said, later]) == [later]
+    assert quieter.push([*said, later], 0.0) == [later]
     much_later = later._replace(at=4.0)
-    first, exception, last = quieter.filter([much_later])
+    first, exception, last = quieter.push([much_later], 0.0)
     assert first == said[0] and "got signal: 15  (2 " in exception.text and last == much_later
-    assert quieter.flush() == []
+    assert quieter.flush(0.0) == []

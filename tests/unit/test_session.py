@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from orchestrator.inventory.model import Host, parse
 from orchestrator.node.serve import relay as relays
 from orchestrator.node.serve import wire
 from orchestrator.output.lines import Line
-from orchestrator.runs import follow as views
+from orchestrator.output.pipeline import Sink
+from orchestrator.runs import readers
 from orchestrator.runs.follow import LogFilter, View
 
 ANYTHING = Streaming("anything", Any, lambda header, _: header)  # type: ignore[arg-type, var-annotated]
@@ -253,7 +254,7 @@ def test_a_host_that_sends_nonsense_is_not_asked_again_and_the_others_are_shown(
 
     shown: list[Line] = []
     view, of, said = watch(Dialer(a=damaged, b=answer), 2)
-    view.run(shown.extend)
+    view.run(Sink(shown.extend))
     assert [line.text for line in shown] == ["fine"] and said == []
     failure = view.failed["a"]
     assert isinstance(failure, InvalidAnswer) and "attach.parts" in str(failure)
@@ -261,15 +262,15 @@ def test_a_host_that_sends_nonsense_is_not_asked_again_and_the_others_are_shown(
 
 
 def test_an_exception_in_a_reader_is_the_failure_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(view: View, host: Host, kind: str, value: Any = None) -> None:
-        if kind == "data":
+    def broken(self: readers.Readers, host: str, event: readers.Event) -> None:
+        if isinstance(event, readers.Data):
             raise KeyError("parts")
-        put(view, host, kind, value)
+        put(self, host, event)
 
-    put = View._put
-    monkeypatch.setattr(View, "_put", broken)
+    put = readers.Readers.put
+    monkeypatch.setattr(readers.Readers, "put", broken)
     view, of, said = watch(Dialer(a=lambda relay, request: relay.data(request, b"x")), 1)
-    view.run(lambda lines: None)
+    view.run(Sink(lambda lines: None))
     failure = view.failed["a"]
     assert said == [] and isinstance(failure, Refused) and failure.code == "bug"
     assert "KeyError: 'parts' at test_session.py:" in str(failure)
@@ -277,8 +278,8 @@ def test_an_exception_in_a_reader_is_the_failure_of_its_host(monkeypatch: pytest
 
 
 def test_a_host_that_sends_more_than_can_be_kept_is_read_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "KEPT_LINES", 0)
-    monkeypatch.setattr(views, "KEPT_LINES_LEAST", 1000)
+    monkeypatch.setattr(readers, "KEPT_LINES", 0)
+    monkeypatch.setattr(readers, "KEPT_LINES_LEAST", 1000)
 
     def endless(relay: Relay, request: dict[str, Any]) -> None:
         def send() -> None:
@@ -297,7 +298,7 @@ def test_a_host_that_sends_more_than_can_be_kept_is_read_no_further(monkeypatch:
     kept: list[Line] = []
     of = fleet(Dialer(a=endless, b=answer))
     view = View("R", HOSTS[:2], LogFilter(follow=False), of, lambda _: None, kept=True)
-    view.run(kept.extend)
+    view.run(Sink(kept.extend))
     of.close()
     assert len([line for line in kept if line.host == "a"]) == 1000 and [line.text for line in kept if line.text]
     failure = view.failed["a"]
@@ -306,7 +307,7 @@ def test_a_host_that_sends_more_than_can_be_kept_is_read_no_further(monkeypatch:
 
 @pytest.mark.parametrize("live", [False, True])
 def test_a_host_has_only_so_many_streams(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
-    monkeypatch.setattr(views, "STREAMS_MOST", 100)
+    monkeypatch.setattr(readers, "STREAMS_MOST", 100)
 
     def answer(relay: Relay, request: dict[str, Any]) -> None:
         names = [f"{attempt}.0.out" for attempt in range(101)]
@@ -315,7 +316,7 @@ def test_a_host_has_only_so_many_streams(monkeypatch: pytest.MonkeyPatch, live: 
         relay.say(wire.DATA, {"id": request["id"], **header})
 
     view, of, _ = watch(Dialer(a=answer), 1)
-    view.run(lambda lines: None)
+    view.run(Sink(lambda lines: None))
     failure = view.failed["a"]
     assert isinstance(failure, InvalidAnswer) and "attach: " in str(failure) and "100" in str(failure)
     of.close()
@@ -325,12 +326,12 @@ def test_a_view_that_is_left_calls_no_host_lost() -> None:
     before = set(threading.enumerate())
     view, of, said = watch(Dialer(a=lambda relay, request: relay.data(request, b"one\n")), 1)
 
-    def leave(lines: list[Line]) -> None:
+    def leave(lines: Sequence[Line]) -> None:
         if lines:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        view.run(leave)
+        view.run(Sink(leave))
     of.close()
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
@@ -344,7 +345,7 @@ def test_a_host_that_is_away_keeps_nobody_once_the_run_is_over() -> None:
 
     shown: list[Line] = []
     view, of, said = watch(Dialer(a=answer, b=lambda relay, request: relay.cut()), 2)
-    view.run(shown.extend)
+    view.run(Sink(shown.extend))
     assert [line.text for line in shown] == ["last words"]
     assert view.outcomes == {"a": decode(Attached, VERDICT, "attach")}
     assert list(view.failed) == ["b"]
@@ -369,6 +370,6 @@ def test_a_prompt_is_shown_though_no_newline_has_come() -> None:
             relay, request = kept.pop()
             relay.result(request, VERDICT)
 
-    view.run(show)
+    view.run(Sink(show))
     assert [(line.text, line.partial) for line in shown] == [("continue? ", True)]
     of.close()

@@ -6,7 +6,7 @@ import math
 import random
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from orchestrator.node.host import state
 from orchestrator.node.run import journal
 from orchestrator.node.serve import follow, wire
 from orchestrator.output.lines import Line
+from orchestrator.output.pipeline import Sink
 from orchestrator.runs import follow as views
+from orchestrator.runs import readers
 from orchestrator.runs.follow import LogFilter, View
 from orchestrator.ssh.pipe import ConnectFailure
 
@@ -85,7 +87,7 @@ def look(choice: LogFilter, **answers: Callable[[Relay, dict[str, Any]], Any]) -
     said: list[str] = []
     shown: list[Line] = []
     view = View(RUN, HOSTS[: len(answers)], choice, of, said.append)
-    view.run(shown.extend)
+    view.run(Sink(shown.extend))
     of.close()
     return shown, view, said
 
@@ -217,7 +219,7 @@ def test_a_login_that_is_denied_is_not_tried_again(log: Path) -> None:
     of = Fleet(dialer, NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
     said: list[str] = []
     view = View(RUN, HOSTS[:1], LogFilter(follow=True), of, said.append)
-    view.run(lambda lines: None)  # ends
+    view.run(Sink(lambda lines: None))  # ends
     of.close()
     assert dialer.dialled == ["a", "a"]
     failure: OrchError = view.failed["a"]
@@ -249,7 +251,7 @@ def test_a_host_that_is_dead_keeps_nobody_once_the_run_is_over_elsewhere(
     of = Fleet(dialer, NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
     said: list[str] = []
     view = View(RUN, HOSTS, LogFilter(follow=True), of, said.append)
-    view.run(lambda lines: None)
+    view.run(Sink(lambda lines: None))
     assert waited_out == []
     assert "b: " in str(view.failed["b"])
     assert_message("view-away", "\n".join(said))
@@ -273,8 +275,8 @@ def test_of_a_host_that_goes_after_the_end_of_the_run_it_is_not_said_that_the_ru
     of = Fleet(Dialer(a=over, b=gone), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
     said: list[str] = []
     view = View(RUN, HOSTS, LogFilter(follow=True), of, said.append)
-    ended = view._over
-    view.run(lambda lines: None)
+    ended = view._readers.over
+    view.run(Sink(lambda lines: None))
     of.close()
     assert_message("view-away-after-the-end", said[0])
 
@@ -282,7 +284,7 @@ def test_of_a_host_that_goes_after_the_end_of_the_run_it_is_not_said_that_the_ru
 def test_a_line_whose_rest_waits_for_the_lines_of_other_hosts_is_not_shown_in_two(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "HELD_MOST", 10)
+    monkeypatch.setattr(readers, "HELD_MOST", 10)
     monkeypatch.setattr(views, "IDLE_SHOW", 0.1)
     held = threading.Event()
 
@@ -293,7 +295,7 @@ def test_a_line_whose_rest_waits_for_the_lines_of_other_hosts_is_not_shown_in_tw
             header = {"id": request["id"], "streams": ["1.0.out"], "parts": [[0, position, len(text), at * 10**9]]}
             relay.say(wire.DATA, header, text)
             position += len(text)
-            wait_until(lambda: view._merger.held("a") > 10, 10, "the first lines are held")
+            wait_until(lambda: view._intake.held("a") > 10, 10, "the first lines are held")
         relay.result(request, {"run": None, "offsets": {}, "cut": []})
 
     def b(relay: Relay, request: dict[str, Any]) -> None:
@@ -305,7 +307,7 @@ def test_a_line_whose_rest_waits_for_the_lines_of_other_hosts_is_not_shown_in_tw
     view = View(RUN, HOSTS, LogFilter(follow=False), of, print)
     shown: list[Line] = []
     threading.Timer(0.5, held.set).start()  # five times as long as a line may be unfinished
-    view.run(shown.extend)
+    view.run(Sink(shown.extend))
     of.close()
     of_a = [line.text for line in shown if line.host == "a"]
     assert of_a == [*(f"line {number}" for number in range(20)), "cut in two"]
@@ -329,12 +331,12 @@ def test_an_unfinished_line_is_shown_though_its_host_says_more_elsewhere(
     of = Fleet(Dialer(a=a), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
     shown: list[str] = []
 
-    def show(lines: list[Line]) -> None:
+    def show(lines: Sequence[Line]) -> None:
         shown.extend(line.text for line in lines)
         if "prompt>" in shown:
             seen.set()
 
-    View(RUN, HOSTS[:1], LogFilter(follow=True), of, print).run(show)
+    View(RUN, HOSTS[:1], LogFilter(follow=True), of, print).run(Sink(show))
     of.close()
     assert seen.is_set() and shown.count("prompt>") == 1
 
@@ -357,7 +359,7 @@ def test_lines_that_a_host_sends_in_the_name_of_another_ones_rank_are_dropped() 
     warnings: list[str] = []
     shown: list[Line] = []
     ranks = Ranks({1: {"a": range(1), "b": range(1, 2)}})
-    View(RUN, HOSTS, LogFilter(follow=False), of, warnings.append, ranks=ranks).run(shown.extend)
+    View(RUN, HOSTS, LogFilter(follow=False), of, warnings.append, ranks=ranks).run(Sink(shown.extend))
     of.close()
     assert sorted((line.host, line.text) for line in shown) == [
         ("a", "1.0.out"),

@@ -15,7 +15,8 @@ from orchestrator.inventory.advice import AboutRun
 from orchestrator.inventory.model import parse
 from orchestrator.output.console import Console
 from orchestrator.runs.attach import conclude
-from orchestrator.runs.follow import LogFilter, View
+from orchestrator.runs.follow import LogFilter, View, update
+from orchestrator.runs.readers import Ended
 
 HOSTS = parse("hosts: [a, b]", "inventory.yaml").hosts
 NODES = {"a": 0, "b": 1}
@@ -28,7 +29,8 @@ def concluded(nodes: dict[str, int] = NODES, **verdicts: dict[str, Any]) -> tupl
     fleet = Fleet(Dialer(), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
     view = View(A_RUN["run_id"], HOSTS, LogFilter(follow=True), fleet, lambda _: None)
     for host, verdict in verdicts.items():
-        view.outcomes[host] = Attached(part_of(node=-1 if host == "b" else 0, host=host, verdict=verdict))
+        part = part_of(node=-1 if host == "b" else 0, host=host, verdict=verdict)
+        view._known[host] = update(view._known[host], Ended(Attached(part)))
     stream = io.StringIO()
     about, console = AboutRun("mine", "inventory.yaml"), Console(stream, colour=False)
     code = conclude(A_RUN["run_id"], about, nodes, view, console, resume="")

@@ -1,0 +1,122 @@
+"""Turn the pieces of streams that hosts send into the lines of all hosts in the order of time. Reads nothing itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from .lines import Line, LineAssembler, Merger
+from .mask import Mask
+from .pipeline import Stage
+
+
+class Intake(Stage):
+    """The first stage of a pipeline: its lines come as pieces, through `feed`.
+
+    A line whose end does not come is given out as far as it goes after `idle_after` seconds: when its host has sent
+    nothing at all for so long, or only what was written so much later.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        late: Collection[str],
+        idle_after: float,
+        belongs: Callable[[str, str], bool],
+        on_its_way: Callable[[str], bool],
+        mask: Mask | None = None,
+    ) -> None:
+        """`late`: hosts that no other host's lines wait for. `belongs(host, stream)`: whether it may send this stream.
+
+        `on_its_way(host)`: whether there are pieces that `feed` has not got yet, which is no silence.
+        No line is cut within what `mask` hides.
+        """
+        self._idle_after = idle_after
+        self._belongs = belongs
+        self._on_its_way = on_its_way
+        self._mask = mask
+        self._merger = Merger(host for host in hosts if host not in late)
+        self._assemblers: dict[tuple[str, str], LineAssembler] = {}
+        self._expected: dict[tuple[str, str], int] = {}  # the offset behind what a stream has been fed
+        # where a line may be unfinished: host -> stream -> the time of its last piece
+        self._unfinished: dict[str, dict[str, float]] = {host: {} for host in hosts}
+        self._newest: dict[str, float] = {}  # the time of a host's last piece
+        self._fed_at: dict[str, float] = {}  # when it came
+
+    def set_clock(self, host: str, ahead: float) -> None:
+        """Before its first line: s that the host's clock is ahead."""
+        self._merger.set_offset(host, ahead)
+
+    def feed(
+        self, host: str, streams: Sequence[str], parts: Iterable[tuple[int, int, int, int]], payload: bytes, now: float
+    ) -> None:
+        """`parts` of the payload: which of the streams, offset in it, length, and time in ns since 1970."""
+        position = 0
+        self._fed_at[host] = now
+        for index, offset, length, at in parts:
+            if not length:  # a search has come so far
+                self._merger.passed(host, at / 1e9)
+                continue
+            name = streams[index]
+            lines = self._assemble(host, name, offset, payload[position : position + length], at / 1e9)
+            position += length
+            if lines:
+                self._merger.add(host, lines, now)
+
+    def _assemble(self, host: str, name: str, offset: int, data: bytes, at: float) -> list[Line]:
+        key = host, name
+        assembler = self._assemblers.get(key)
+        if assembler is None:
+            if not self._belongs(host, name):
+                return []
+            assembler = self._assemblers[key] = _assembler(host, name, self._mask)
+        lines = [] if self._expected.get(key, offset) == offset else assembler.flush()  # what lay between is lost
+        self._expected[key] = offset + len(data)
+        self._unfinished[host][name] = self._newest[host] = at
+        return lines + assembler.feed(data, at) if lines else assembler.feed(data, at)
+
+    def live(self, host: str) -> None:
+        """The host has handed over all there was, or is gone: wait for its lines no longer."""
+        self._merger.live(host)
+
+    def forget(self, host: str, names: Sequence[str]) -> None:
+        """What these streams have left unfinished is not shown."""
+        for name in names:
+            self._assemblers.pop((host, name), None)
+
+    def held(self, host: str) -> int:
+        """How many lines of a host wait for those of others. Any thread may ask."""
+        return self._merger.held(host)
+
+    @property
+    def wake_at(self) -> float:
+        waiting = [host for host, names in self._unfinished.items() if names and not self._on_its_way(host)]
+        idle_at = min((self._fed_at[host] + self._idle_after for host in waiting), default=math.inf)
+        return min(idle_at, self._merger.wake_at)
+
+    def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
+        for host, names in self._unfinished.items():
+            if names:
+                self._give_unfinished(host, names, now)
+        return self._merger.ready(now)
+
+    def _give_unfinished(self, host: str, names: dict[str, float], now: float) -> None:
+        silent = now >= self._fed_at[host] + self._idle_after and not self._on_its_way(host)
+        newest = self._newest[host]
+        for name in [name for name, at in names.items() if silent or newest - at >= self._idle_after]:
+            del names[name]
+            lines = self._assemblers[host, name].idle()
+            if lines:
+                self._merger.add(host, lines, now)
+
+    def flush(self, now: float) -> Sequence[Line]:
+        for (host, _), assembler in self._assemblers.items():
+            self._merger.add(host, assembler.flush(), now)
+        return self._merger.flush()
+
+
+def _assembler(host: str, name: str, mask: Mask | None) -> LineAssembler:
+    attempt, origin, channel = name.split(".")
+    if origin.isdigit():
+        return LineAssembler(host, int(origin), {"out": "stdout", "err": "stderr"}[channel], int(attempt), mask)
+    return LineAssembler(host, None, "agent", int(attempt), mask)
