@@ -10,11 +10,11 @@ import pytest
 
 from orchestrator.answers.decode import MalformedAnswer, decode
 from orchestrator.answers.files import OUTPUTS, FileData
-from orchestrator.commands import fetch
-from orchestrator.commands.fetch import Listed, Receiver, Remote, Room, Source
 from orchestrator.errors import UnreachableError
 from orchestrator.node.host import state
 from orchestrator.node.serve import outputs
+from orchestrator.runs import receiving
+from orchestrator.runs.receiving import Listed, Receiver, Remote, Room, Source
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def listed(pattern: str = "") -> list[Remote]:
 
 
 def checked(listing: Any) -> list[Remote]:
-    return fetch.checked(OUTPUTS.decode(listing))
+    return receiving.checked(OUTPUTS.decode(listing))
 
 
 def bring(folder: Path, files: list[Remote]) -> Receiver:
@@ -60,9 +60,9 @@ def test_files_arrive_as_they_are_and_are_not_wanted_again_until_they_change(out
     (out / "latest").unlink()
     (out / "fifo").unlink()
     assert tree(here) == tree(out)
-    assert all(fetch.is_here(here, one) for one in listed())
+    assert all(receiving.is_here(here, one) for one in listed())
     (out / "empty").write_text("no longer")
-    assert [one.path for one in listed() if not fetch.is_here(here, one)] == ["empty"]
+    assert [one.path for one in listed() if not receiving.is_here(here, one)] == ["empty"]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "frames",
     [
-        [(FileData(0), bytes(fetch.GROWTH + 20))],  # more than it said
+        [(FileData(0), bytes(receiving.GROWTH + 20))],  # more than it said
         [(FileData(0), b"x"), (FileData(0, error="gone"), b"")],
         [(FileData(0), b"x"), (FileData(0, end=True, mtime=10**40), b"")],
         [(FileData(0), b"x")],  # and then silence
@@ -151,9 +151,9 @@ def test_many_files_together_grow_no_more_than_one(tmp_path: Path) -> None:
     files = [Remote(f"{number}", 0, 1) for number in range(20)]
     receiver = Receiver(tmp_path, files, Room(files))
     for number in range(20):
-        receiver.take(FileData(number), bytes(fetch.GROWTH // 4))
+        receiver.take(FileData(number), bytes(receiving.GROWTH // 4))
         receiver.take(FileData(number, end=True, mtime=1), b"")
-    assert sum(map(len, tree(tmp_path).values())) <= fetch.GROWTH
+    assert sum(map(len, tree(tmp_path).values())) <= receiving.GROWTH
     assert sorted(tree(tmp_path)) == ["0", "1", "2", "3"] and len(receiver.problems) == 16
 
 
@@ -171,11 +171,11 @@ def test_a_host_whose_files_find_no_room_stops_no_other(tmp_path: Path) -> None:
         Listed(Source(tmp_path / "new" / host), [Remote("a", size, 1)], None)
         for host, size in (("evil", 10**15), ("good", 7))
     )
-    assert list(fetch._refused(tmp_path / "new", {"evil": [evil], "good": [good]})) == ["evil"]
+    assert list(receiving.refuse(tmp_path / "new", {"evil": [evil], "good": [good]})) == ["evil"]
 
 
 def test_nothing_is_written_through_a_link_in_the_place_of_a_hosts_folder(tmp_path: Path) -> None:
     (tmp_path / "evil").symlink_to(tmp_path)
     evil, good = (Listed(Source(tmp_path / host), [Remote("a", 7, 1)], None) for host in ("evil", "good"))
-    (refused,) = fetch._refused(tmp_path, {"evil": [evil], "good": [good]}).values()
+    (refused,) = receiving.refuse(tmp_path, {"evil": [evil], "good": [good]}).values()
     assert str(refused).startswith(f"evil: {tmp_path / 'evil'} ")
