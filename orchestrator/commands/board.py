@@ -13,7 +13,7 @@ from rich.text import Text
 from ..answers.recorded import GpuUsage, RankSample, Sample
 from ..answers.runs import FirstFailure, Part
 from ..hosts import claims
-from ..output.console import fold
+from ..output.console import fold, number_of
 from ..output.folding import ranges
 from ..output.lines import Mask, presentable
 from ..output.terminal import one_line
@@ -175,7 +175,7 @@ def _title(run_id: str, seen: Sequence[HostView]) -> Text:
     text = Text.assemble((f"{run_id}{name}", "bold"), "  ", (state, STYLES.get(state, "green")))
     if silent:
         text.append(f"  {silent} no answer", style="bold red")
-    counted = f"{len(seen)} {'host' if len(seen) == 1 else 'hosts'}, {ranks} {'rank' if ranks == 1 else 'ranks'}"
+    counted = f"{number_of(len(seen), 'host')}, {number_of(ranks, 'rank')}"
     text.append(f"  attempt {part.attempt if part else '?'}  {counted}")
     return text
 

@@ -22,7 +22,7 @@ from ..hosts.fleet import Fleet, worst
 from ..inventory import model, run_ids
 from ..inventory.advice import completed
 from ..output import lines as logs
-from ..output.console import fold, wants_colour
+from ..output.console import fold, number_of, wants_colour
 from ..output.finding import SEVERITIES, Finding, Severity
 from ..output.terminal import tame
 from ..plan import entrypoint, plan
@@ -153,8 +153,8 @@ def _render(
     if facts:
         parts.append("\n".join(_chosen(made, chosen, network, facts)) + "\n")
     counts = [(sum(finding.severity == severity for finding in findings), severity) for severity in SEVERITIES]
-    told = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for count, severity in counts if count)
-    parts.append(f"{'1 host' if len(made.nodes) == 1 else f'{len(made.nodes)} hosts'}: {told or 'nothing found'}\n")
+    told = ", ".join(number_of(count, severity) for count, severity in counts if count)
+    parts.append(f"{number_of(len(made.nodes), 'host')}: {told or 'nothing found'}\n")
     return "\n".join(parts)
 
 

@@ -15,7 +15,7 @@ from ..hosts.fleet import Fleet, Results, folded, worst
 from ..hosts.session import Session
 from ..inventory.model import Host, Inventory
 from ..inventory.run_ids import RUN_NAME
-from ..output.console import Console, fold_messages
+from ..output.console import Console, fold_messages, number_of
 from ..output.console import size as console_size
 from ..output.terminal import one_line
 from ..plan.code_files import make_results_folder
@@ -73,8 +73,7 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
                 hint = f"; files that the run wrote to relative paths are in code/: 'code/{pattern}'"
             raise UsageError(f"no output of {what.run} matches {pattern!r}{hint}")
         same_note = f"; {found.same} unchanged" if found.same else ""
-        files = "file" if found.count == 1 else "files"
-        console.step(f"{found.count} {files} to fetch, {console_size(found.size)}{same_note}")
+        console.step(f"{number_of(found.count, 'file')} to fetch, {console_size(found.size)}{same_note}")
         if found.count:
             _make(folder)
         brought = _bring_all(fleet, of_run, what, found, confirm=not pattern)

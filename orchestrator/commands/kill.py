@@ -11,7 +11,7 @@ from ..hosts.fleet import Fleet, Work, folded
 from ..inventory.advice import command
 from ..inventory.hostnames import nearest
 from ..inventory.model import Host, Inventory
-from ..output.console import Console, fold
+from ..output.console import Console, fold, number_of
 from ..output.terminal import one_line
 from ..runs import ending, registry
 from ..runs.ending import Killed, KillTargets
@@ -223,10 +223,10 @@ def _tell_kill(result: Killed, chosen: Sequence[Run], inventory: str, console: C
     count = len(result.killed)
     if count or chosen:
         hosts = len({host for host, _ in result.killed})
-        where = f" on {hosts} {'host' if hosts == 1 else 'hosts'}" if hosts else ""
+        where = f" on {number_of(hosts, 'host')}" if hosts else ""
         proof = "" if result.remaining or result.failed else "; verified: none left"
         if count or any(run.unfinished or run.broken for run in chosen):
-            processes = f"{count} {'process' if count == 1 else 'processes'}"
+            processes = number_of(count, "process", "processes")
             console.note(f"stopped {what or 'leftovers'}: {processes}{where}{proof}")
         else:
             console.note(f"run {what} was over ({chosen[0].state}); nothing of it was left")

@@ -11,7 +11,7 @@ from ..errors import UnreachableError, UsageError
 from ..hosts.fleet import folded
 from ..inventory import advice
 from ..inventory.run_ids import RUN_ID, SUFFIX
-from ..output.console import fold_messages, size
+from ..output.console import fold_messages, number_of, size
 from ..runs import registry
 from ..runs.launch import describe_unfetched
 from .context import chosen_inventory, open_fleet, stderr_console
@@ -40,12 +40,12 @@ def prune(given: str | None, hosts: str | None, *, force: bool) -> int:
 def _words(answer: Pruned) -> str:
     runs, outputs = len(answer.runs), len(answer.outputs)
     unused, freed, left = answer.unused, answer.freed, answer.left
-    kept = f"{left} {'run' if left == 1 else 'runs'} that {'is' if left == 1 else 'are'} over kept"
+    kept = f"{number_of(left, 'run')} that {'is' if left == 1 else 'are'} over kept"
     if not runs and not outputs and not unused:
         return f"nothing to remove; {kept}"
-    removed = [f"{runs} {'run' if runs == 1 else 'runs'}"] if runs else []
-    removed += [f"{outputs} output {'folder' if outputs == 1 else 'folders'}"] if outputs else []
-    removed += [f"{unused} unused {'piece' if unused == 1 else 'pieces'} of code"] if unused else []
+    removed = [number_of(runs, "run")] if runs else []
+    removed += [number_of(outputs, "output folder")] if outputs else []
+    removed += [f"{number_of(unused, 'unused piece')} of code"] if unused else []
     return f"removed {', '.join(removed)}, {freed / 1e6:.1f} MB freed; {kept}"
 
 
@@ -114,7 +114,7 @@ def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], 
         console.warning(line)
     freed = sum(max(0, answer.freed) for answer in removed.done.values())
     count = sum(len(set(answer.removed) & set(names[host])) for host, answer in removed.done.items())
-    console.note(f"deleted {count} output {'folder' if count == 1 else 'folders'}, {size(freed)} freed")
+    console.note(f"deleted {number_of(count, 'output folder')}, {size(freed)} freed")
     return UnreachableError.exit_code if listed.failed or removed.failed else 0
 
 
@@ -178,5 +178,5 @@ def _ask(chosen: Collection[Folder]) -> bool:
 
     if not sys.stdin.isatty():
         return False
-    what = f"{len(chosen)} output {'folder' if len(chosen) == 1 else 'folders'}"
+    what = number_of(len(chosen), "output folder")
     return click.confirm(f"Delete {what}, {size(sum(one.bytes for one in chosen))}?", default=False, err=True)

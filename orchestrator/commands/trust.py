@@ -12,7 +12,7 @@ import click
 from ..errors import OrchError, UnreachableError
 from ..hosts.fleet import each, folded
 from ..inventory.advice import command
-from ..output.console import Console
+from ..output.console import Console, number_of
 from ..output.terminal import tame
 from ..ssh.dialer import Dialer, Target
 from ..ssh.known_hosts import Verdict, bits, fingerprint, key_type
@@ -131,7 +131,7 @@ def _settle(
         except UnreachableError as error:  # among them all changed keys
             failed[one.endpoint.target.name] = error
     for path, count in files.items():
-        console.note(f"added {count} {'key' if count == 1 else 'keys'} to {path}")
+        console.note(f"added {number_of(count, 'key')} to {path}")
     if new and not wanted:
         for one in new:
             say = "say yes, or give --yes" if sys.stdin.isatty() else "give --yes (no terminal to ask on)"

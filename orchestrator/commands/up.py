@@ -19,7 +19,7 @@ from ..output.console import Console, all_but
 from ..output.lines import Mask, rfc3339
 from ..output.pipeline import Stage
 from ..output.terminal import tame
-from ..plan import entrypoint, plan
+from ..plan import description, entrypoint, plan
 from ..plan import snapshot as ship
 from ..plan.plan import Plan
 from ..runs import attach, launch, printing, recent
@@ -81,7 +81,7 @@ def up(wanted: Up, printer: Stage | None = None) -> int:
     for warning in (*plan.shell_variables(made), *(snapshot.warnings if snapshot else ())):
         warn_once(warning)
     if wanted.dry_run:
-        text = json.dumps(plan.as_dict(made), indent=2) + "\n" if wanted.as_json else plan.as_text(made)
+        text = json.dumps(description.as_dict(made), indent=2) + "\n" if wanted.as_json else description.as_text(made)
         sys.stdout.write(tame(text, colour=False))
         return 0
     secrets_of_run = _secrets(read)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import InventoryError, UsageError
+from ..output.console import number_of
 from ..output.terminal import tame
 from .hostnames import jump_hosts, nearest, pick
 from .schema import FILE, HostEntry
@@ -349,6 +350,6 @@ def select(inventory: Inventory, pattern: str) -> Inventory:
     if not working:
         raise UsageError(f"--hosts {pattern}: only spares are left")
     if inventory.run.nnodes != "auto" and inventory.run.nnodes[0] > len(working):
-        left = "1 host" if len(working) == 1 else f"{len(working)} hosts"
+        left = number_of(len(working), "host")
         raise UsageError(f"--hosts {pattern}: leaves {left}, and run.nnodes is {inventory.run.nnodes[0]}")
     return replace(inventory, hosts=hosts, head=inventory.head if inventory.head in working else working[0])

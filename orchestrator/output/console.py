@@ -93,6 +93,11 @@ def fold(hosts: Iterable[str]) -> str:
     return ",".join([str(NodeSet.fromlist(foldable, resolver=RESOLVER_NOGROUP)), *others])
 
 
+def number_of(count: int, noun: str, plural: str = "") -> str:
+    """`1 host`, `3 hosts`."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
 def size(count: int) -> str:
     """Bytes, for people: `12.3 MB`, `4.1 kB`, `9 bytes`."""
     if count < 1000:

@@ -25,9 +25,9 @@ from ..hosts.session import Refused, Session
 from ..inventory import advice
 from ..inventory.advice import completed
 from ..inventory.model import Host, select
-from ..output.console import all_but, fold, fold_messages, size
+from ..output.console import all_but, fold, fold_messages, number_of, size
 from ..output.finding import Finding
-from ..plan import plan
+from ..plan import description, plan
 from ..plan.entrypoint import TRAINER
 from ..plan.plan import Code, Plan
 from ..plan.snapshot import Snapshot
@@ -118,10 +118,9 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Launch
     ranks = plan.world_size(resolved)
     if wanted.code is not None and not all(node.host.workdir for node in wanted.nodes):
         _say_code(wanted.code, around)
-    count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
     spares = fold(node.host.name for node in resolved.nodes if node.host.spare)
     around.step(
-        f"{count} ready: {fold(host.name for host in hosts)}; {ranks} {'rank' if ranks == 1 else 'ranks'}"
+        f"{number_of(len(hosts), 'host')} ready: {fold(host.name for host in hosts)}; {number_of(ranks, 'rank')}"
         + (f"; spare: {spares}" if spares else "")
     )
     if chosen:
@@ -131,15 +130,15 @@ def launch(wanted: Plan, snapshot: Snapshot | None, fleet: Fleet, around: Launch
 
 
 def _say_code(code: Code, around: LaunchContext) -> None:
-    files = "1 file" if code.files == 1 else f"{code.files} files"
+    files = number_of(code.files, "file")
     of = "the bundled trainer" if code.root == str(TRAINER.parent) else code.root
     line = f"code: {files}, {size(code.size)}, of {of}"
     if code.size >= LARGE:
         line += "; largest: " + ", ".join(f"{name} {size(count)}" for name, count in code.largest)
-    if credentials := plan.credentials_left_out(code):
+    if credentials := description.credentials_left_out(code):
         line += f"; {credentials}"
     around.step(line)
-    if excluded := plan.excluded(code):
+    if excluded := description.excluded(code):
         around.step(excluded)
 
 

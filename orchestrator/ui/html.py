@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ..output.console import fold
+from ..output.console import fold, number_of
 from .svg import chart, short
 
 STYLE = """
@@ -79,7 +79,7 @@ def render(report: Mapping[str, Any]) -> str:
 
 def _summary(report: Mapping[str, Any]) -> str:
     ended = f"ended {report['ended_at'][:19]}Z" if report["ended_at"] else "not over yet"
-    attempts = "1 attempt" if report["attempts"] == 1 else f"{report['attempts']} attempts"
+    attempts = number_of(report["attempts"], "attempt")
     words = (
         f"started {report['started_at'][:19]}Z by {report['by']}",
         ended,

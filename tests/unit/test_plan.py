@@ -14,7 +14,7 @@ from host_facts import GPU, PYTHON, decoded
 from orchestrator.answers.facts import Facts
 from orchestrator.inventory import model
 from orchestrator.node.run.link import node_key
-from orchestrator.plan import launchers, plan
+from orchestrator.plan import description, launchers, plan
 from orchestrator.plan.plan import Code, Plan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plan"
@@ -33,7 +33,7 @@ def facts(*gpus: int, torch: str | None = None) -> Facts:
 
 
 def described(text: str, number: int = 0) -> dict[str, Any]:
-    node: dict[str, Any] = plan.as_dict(made(text))["nodes"][number]
+    node: dict[str, Any] = description.as_dict(made(text))["nodes"][number]
     return node
 
 
@@ -138,8 +138,8 @@ def test_what_the_user_says_wins_over_ours() -> None:
 
 def test_secrets_are_masked_in_text_and_in_json_and_only_their_names_are_in_the_spec() -> None:
     planned = made("hosts: [a]\nrun: {secrets: [TOKEN]}")
-    assert plan.as_dict(planned)["nodes"][0]["env"]["TOKEN"] == "***"
-    assert "TOKEN=***" in plan.as_text(planned)
+    assert description.as_dict(planned)["nodes"][0]["env"]["TOKEN"] == "***"
+    assert "TOKEN=***" in description.as_text(planned)
     spec = plan.spec(plan.resolve(planned, {"a": facts()}), 0, {"a": facts()}, created_at="now", by="ann")
     assert spec["secrets"] == ["TOKEN"] and "TOKEN" not in json.dumps({**spec, "secrets": []})
 
@@ -185,7 +185,7 @@ def test_c10d_says_who_hosts_the_store() -> None:
 def test_direct_has_no_agent() -> None:
     text = "hosts: [a]\nrun: {launcher: direct}"
     assert described(text)["agent"] is None
-    assert "  agent " not in plan.as_text(made(text))
+    assert "  agent " not in description.as_text(made(text))
     spec = plan.spec(plan.resolve(made(text), {"a": facts()}), 0, {"a": facts()}, created_at="now", by="ann")
     assert spec["agent_argv"] == []
 
@@ -203,14 +203,14 @@ def test_words_with_braces_are_the_users_own() -> None:
     planned = plan.make(
         read, run_id="R", name="n", command=("train.py", "{master_addr}"), code=CODE, env={}, debug=False
     )
-    node = plan.as_dict(planned)["nodes"][0]
+    node = description.as_dict(planned)["nodes"][0]
     assert node["command"] == ["python3", "train.py", "{master_addr}"]
     assert node["env"]["X"] == "{node_rank}"
 
 
 def test_the_text_of_a_plan_is_as_it_was() -> None:
     text = (GOLDEN / "three_hosts.yaml").read_text()
-    assert plan.as_text(made(text, {"LR": "1 e-3"}, debug=True)) == (GOLDEN / "three_hosts.txt").read_text()
+    assert description.as_text(made(text, {"LR": "1 e-3"}, debug=True)) == (GOLDEN / "three_hosts.txt").read_text()
 
 
 # --- spares, and hosts that cannot be had
@@ -224,7 +224,7 @@ def left(text: str, *names: str) -> list[tuple[str, bool]] | None:
 
 
 def test_spares_come_last_and_have_no_node_rank() -> None:
-    shown = plan.as_dict(made("hosts: [{name: s, spare: true}, a, b]\nhead: b"))["nodes"]
+    shown = description.as_dict(made("hosts: [{name: s, spare: true}, a, b]\nhead: b"))["nodes"]
     assert [(node["host"], node["node_rank"]) for node in shown] == [("b", 0), ("a", 1), ("s", None)]
 
 
