@@ -22,7 +22,7 @@ def _cpu() -> Tuple[int, int]:
 
 
 def _memory() -> Tuple[int, int]:
-    """Used and there."""
+    """Used, and total."""
     with open("/proc/meminfo") as file:
         kib = {line.split(":")[0]: int(line.split()[1]) for line in file}
     return (kib["MemTotal"] - kib.get("MemAvailable", kib["MemFree"])) * 1024, kib["MemTotal"] * 1024

@@ -1,4 +1,4 @@
-"""This host's addresses and interfaces, as far as an ordinary user can ask the kernel. Sends no packet."""
+"""This host's addresses and interfaces, as the kernel tells them to ordinary users. Sends no packet."""
 
 import array
 import errno
@@ -34,7 +34,7 @@ def interfaces() -> List[Interface]:
 
 
 def candidates() -> List[str]:
-    """Addresses by which other hosts may reach this one, the likeliest first: bridges last (docker0 has the same
+    """Addresses at which other hosts may reach this one, the likeliest first: bridges last (docker0 has the same
     address everywhere, but a virtualisation host's own address may be on one), the fastest interface first.
     """
     usable = [interface for interface in interfaces() if interface.up and not interface.loopback]
@@ -72,7 +72,7 @@ def nccl_name(interface: str) -> str:
 
 
 def _ipv4() -> List[Tuple[str, str]]:
-    """SIOCGIFCONF: the only question that also tells an interface's further addresses (as `eth0:1`)."""
+    """SIOCGIFCONF: the only call that also returns an interface's further addresses (as `eth0:1`)."""
     table = array.array("B", bytes(ENTRY * 512))
     address, length = table.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -195,7 +195,7 @@ def listeners(ports: List[int]) -> Dict[int, int]:
 
 
 def listening_user(port: int) -> Optional[int]:
-    """The user id of whoever listens on this TCP port; None if nobody does."""
+    """The id of the user who listens on this TCP port; None if nobody does."""
     for listening_port, user, _ in _listening():
         if listening_port == port:
             return user

@@ -1,6 +1,6 @@
-"""Processes on this host: finding those of a run, telling them apart for certain, ending them. Linux's /proc.
+"""Find, identify and signal the processes of a run on this host, by Linux's /proc.
 
-A process is identified by (pid, start time) within one boot: a pid alone may have been given to a stranger since.
+A process is identified by (pid, start time) within one boot: a pid alone may belong to another process by now.
 Nothing is ever chosen by its name, its port or its command line.
 """
 
@@ -15,7 +15,7 @@ MARK = "DDP_ORCH_RUN_ID"
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 # the same numbers on x86-64 and aarch64; in os and signal only since 3.9
 SYS_PIDFD_SEND_SIGNAL, SYS_PIDFD_OPEN = 424, 434
-LOOK_SHARE = 20  # looking for processes while they end may cost a 20th of a core
+LOOK_SHARE = 20  # while processes end, looking for them may take 5 % of a core
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -44,12 +44,12 @@ def set_name(name: str) -> None:
 
 
 def own_program(program: str, *verb: str) -> List[str]:
-    """The argv of a process of ours: the node program's path says to whoever reads `ps` what it is."""
+    """The argv of one of our processes. The path of the node program shows in `ps` what it is."""
     return [sys.executable, "-I", "-S", program, *verb]
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send `number` to us when `parent` ends. To be called in a fresh child."""
+    """Have the kernel send `number` to this process when `parent` ends. Call it in a new child."""
     prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it ended before the line above
         os.kill(os.getpid(), signal.SIGKILL)
@@ -157,7 +157,7 @@ def frozen(members: Iterable[List[int]]) -> List[int]:
 
 
 def descendants(root: int) -> Set[Process]:
-    """Everything below `root`, zombies left out. A subreaper's descendants include what double-forked away."""
+    """Everything below `root`, zombies left out. A subreaper's descendants include double-forked processes."""
     return {child.process for child in below(root)}
 
 
@@ -181,9 +181,9 @@ def below(root: int, without: int = -1) -> List[Stat]:
 
 
 def pidfd(process: Process) -> Optional[int]:
-    """A descriptor that becomes readable when the process ends; None where it is gone.
+    """A descriptor that becomes readable when the process ends; None if it has ended already.
 
-    Raises OSError where there are none to be had: the kernel is too old (< 5.3), or a container forbids the call.
+    Raises OSError where they do not work: the kernel is older than 5.3, or a container forbids the call.
     """
     handle = int(_libc.syscall(SYS_PIDFD_OPEN, process.pid, 0))  # close-on-exec always
     if handle < 0:

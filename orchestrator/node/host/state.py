@@ -1,4 +1,4 @@
-"""The private folder on a host in which everything of ours lies: where it is, and how files in it are written.
+"""The private folder for all of ddp-orch's files on a host: where it is, and how files in it are written.
 
 BASE/                     0700, owned by us, on a local disk
   <host id>/              a shared home may be mounted on many hosts: each writes only below its own id
@@ -35,7 +35,7 @@ LOCAL_FILESYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs
 
 UNUSED_AFTER = 3600.0  # s since the last session of a host until another container may have its folder
 
-_HOST_IDS: Dict[str, str] = {}  # by state folder: a process keeps its folder, whatever becomes of the hostname
+_HOST_IDS: Dict[str, str] = {}  # by state folder: a process keeps its folder when the hostname changes
 
 
 DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError)
@@ -43,7 +43,7 @@ DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
 class StateError(Exception):
-    """The state folder cannot be used; the text says why and how to mend it."""
+    """The state folder cannot be used; the text says why, and how to fix it."""
 
 
 def base() -> str:
@@ -63,7 +63,7 @@ def base() -> str:
 
 
 def passed_over() -> List[str]:
-    """Why places that exist and come before the state folder are not used. Runs that are there are not seen."""
+    """Why folders that exist and have a higher priority are not the state folder. The runs in them are not seen."""
     if os.environ.get("DDP_ORCH_STATE_DIR"):
         return []
     reasons = []
@@ -79,7 +79,7 @@ def passed_over() -> List[str]:
 
 
 def _bases() -> List[str]:
-    """The state folder, and others that have been the state folder while an earlier one could not be used."""
+    """The state folder, and others that were the state folder while a preferred one was not usable."""
     bases = [base()]
     if os.environ.get("DDP_ORCH_STATE_DIR"):
         return bases
@@ -215,7 +215,7 @@ def _find_host(base: str, here: Dict[str, Any]) -> Optional[str]:
         return min(running)  # renamed since it was booted
     if filesystem(base) not in LOCAL_FILESYSTEMS:
         return None
-    # renamed and booted, or a container in the place of another, which may still be there
+    # renamed and rebooted, or a container that replaces another one, which may still be running
     free = [
         host
         for host, record in known.items()
@@ -237,7 +237,7 @@ def _works(folder: str) -> bool:
 
 
 def homes() -> List[str]:
-    """This host's folders, the one for what is new first: see `_bases`."""
+    """This host's folders, first the one for new files: see `_bases`."""
     folders = [os.path.join(base(), host_id())]
     for other in _bases()[1:]:
         name = _find_host(other, _identity())
@@ -255,7 +255,7 @@ def _read(path: str) -> str:
 
 
 def folder(*parts: str) -> str:
-    """A private folder below this host's own part of the state folder, made if need be."""
+    """A private folder below this host's own part of the state folder. It is made if it does not exist."""
     path = os.path.join(base(), host_id())
     for part in ("",) + parts:
         path = os.path.join(path, part) if part else path
@@ -267,7 +267,7 @@ def folder(*parts: str) -> str:
 
 
 def run_folder(run_id: str) -> str:
-    """The folder of a run, which may not exist. `run_id` comes from outside: no path may hide in it."""
+    """The folder of a run, which may not exist. `run_id` comes from outside, so it is checked not to be a path."""
     if not RUN_ID.match(run_id):
         raise StateError("not a run id: %r" % run_id)
     for home in homes()[1:]:
@@ -334,7 +334,7 @@ def write_last(folder: str, record: Dict[str, Any]) -> None:
 
 
 def keep_space(folder: str) -> None:
-    """Take the space that `write_last` will need: how a run ended shall be known also if it filled the disk."""
+    """Reserve the space that `write_last` needs: the end of a run must be recorded even if the run filled the disk."""
     handle = os.open(os.path.join(folder, "reserve"), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         os.write(handle, bytes(RESERVE))
@@ -366,7 +366,7 @@ def _sync(path: str) -> None:
 
 
 def read(path: str) -> Optional[Dict[str, Any]]:
-    """The JSON object in a file, None when there is none or it cannot be read: a reader never guesses."""
+    """The JSON object in a file; None if there is none, or if it is unreadable."""
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read())

@@ -1,4 +1,4 @@
-"""The processes of a run on this host, and their end: by their mark and by the record that its guard kept."""
+"""Find and kill the processes of a run on this host, by their mark and by the record of the run's guard."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from . import processes, state
 
 
 def sweep(run_id: str, folder: str) -> List[Dict[str, Any]]:
-    """KILL what carries the run's mark or was recorded as its own, until nothing is left. Returns what did not end."""
+    """Send SIGKILL until no process of the run is left. Returns the processes that did not end."""
     deadline = time.monotonic() + 10.0
     while True:
         began = time.thread_time()
@@ -19,7 +19,7 @@ def sweep(run_id: str, folder: str) -> List[Dict[str, Any]]:
             return [{"pid": process.pid, "cmd": processes.command(process.pid)} for process in left]
         processes.send_all(left, signal.SIGKILL)
         while any(processes.alive(process) for process in left) and time.monotonic() < look_at:
-            time.sleep(0.01)  # the kernel needs a moment to take them down
+            time.sleep(0.01)  # the kernel needs a moment to end them
 
 
 def belonging(run_id: str, folder: str) -> List[processes.Process]:

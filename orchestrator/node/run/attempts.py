@@ -9,8 +9,8 @@ from ..host import network, processes, state
 from . import gang_events, launch
 from .tree import Tree, make_fifos
 
-TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is dear
-TREE_RECORD_SHARE = 1000  # looking at the processes may cost a 1000th of a core
+TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is expensive
+TREE_RECORD_SHARE = 1000  # looking at the processes may take 0.1 % of a core
 STACKS_WINDOW = 15.0  # s for the stacks of hanging ranks
 
 
@@ -90,7 +90,7 @@ class Attempts:
     def _start_processes(self, tree: Tree, order: gang_events.Run) -> None:
         spec = self._spec
         output = state.output_folder(self._folder, spec)
-        if not spec.get("shared_output"):  # that was made, and a shared disk may hang by now
+        if not spec.get("shared_output"):  # a shared one was made by `prepare`, and its disk may hang by now
             os.makedirs(output, 0o700, exist_ok=True)
         paths = launch.Paths(self._folder, self._path("fifo"), self._path("log"), spec["cwd"], output)
         jobs, rank_job = launch.jobs(spec, self._private["secrets"], order, paths, self._program())
@@ -196,7 +196,7 @@ class Attempts:
                 state.replace(self._path("procs.json"), {"boot_id": state.boot_id(), "processes": members})
                 self._recorded = members
             except OSError:
-                pass  # a full disk; the mark is left, and the next look may write it
+                pass  # a full disk; the mark still finds them, and the next try may succeed
         cost = time.thread_time() - begun
         self._record_at = time.monotonic() + max(TREE_RECORD_EVERY, cost * TREE_RECORD_SHARE)
 
@@ -204,7 +204,7 @@ class Attempts:
 
     def stop(self, attempt: int, grace: float, why: str, with_stacks: bool) -> None:
         """The gang's order. `with_stacks`: only ranks that still run can show them, so the stop waits for that."""
-        if self.tree is None or self.tree.attempt < attempt:  # never begun here: it is over at once
+        if self.tree is None or self.tree.attempt < attempt:  # it was never started here: it has exited at once
             self._follow(self._new_tree(attempt))
         if self.tree is None or self.tree.attempt != attempt or self.tree.outcome is not None:
             return
@@ -222,12 +222,12 @@ class Attempts:
             self.tree.stop(grace, why)
 
     def stop_now(self, grace: float, why: str) -> None:
-        """Whatever attempt is running."""
+        """Stop the attempt that is running, if one is."""
         if self.tree is not None and self.tree.outcome is None:
             self.tree.stop(grace, why)
 
     def close_fifos(self, attempt: int) -> None:
-        """The recorder has all that the processes of attempts before this one have written, and these are gone."""
+        """Close the FIFOs of earlier attempts: their processes have ended, and the recorder has all their output."""
         for old in [old for old in self._keepers if old < attempt]:
             for path, keeper in self._keepers.pop(old).items():
                 os.unlink(path)

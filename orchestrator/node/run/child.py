@@ -1,4 +1,4 @@
-"""The guard's hold on its recorder: start it, start it again, talk to it whole messages at a time. Never blocks."""
+"""The guard's handle on its recorder: start it, restart it, exchange whole messages with it. Never blocks."""
 
 import json
 import os
@@ -31,7 +31,7 @@ class RecorderChild:
         private: Dict[str, Any],
         listeners: List[socket.socket],
     ) -> bool:
-        """`argv`: of its interpreter. False: there is no process to be had now."""
+        """`argv`: of its interpreter. Returns False if no process can be started now."""
         self.due = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         inherited = [theirs.fileno()] + [listener.fileno() for listener in listeners]
@@ -89,7 +89,7 @@ class RecorderChild:
         except BlockingIOError:
             return
         except OSError:
-            pass  # it died; SIGCHLD is on its way, and the next one is told everything
+            pass  # it died; SIGCHLD is on its way, and the next one gets the whole status
         self._outbox = None
 
     def receive(self) -> List[Dict[str, Any]]:

@@ -5,7 +5,7 @@ import socket
 import time
 from typing import Any, Dict, List, Optional
 
-UNCOMMITTED_PATIENCE = 45.0  # s that a prepared guard waits for the head's word after its controller has gone
+UNCOMMITTED_PATIENCE = 45.0  # s that a prepared guard waits for the head's order after its controller has gone
 
 
 class Control:

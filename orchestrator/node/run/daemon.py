@@ -15,7 +15,7 @@ from ..host import processes
 
 
 class NotStarted(Exception):
-    """The guard ended before it was one; the text says why."""
+    """The guard ended while it was starting; the text says why."""
 
 
 def start(
@@ -71,12 +71,12 @@ def main_guard() -> int:
 
     given = json.load(sys.stdin)
     if os.fork():
-        return 0  # the relay waits for this, and the guard is nobody's child
+        return 0  # the relay waits for this parent; the guard is not its child
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.close(null)
-    umask = os.umask(0o077)  # ours; what the ranks write is as open as the user's login makes it
-    # a rank takes 12 of guard and recorder, and 1024 are little for a host with many
+    umask = os.umask(0o077)  # for our files; files of the ranks get the umask of the user's login
+    # each rank takes 12 descriptors of guard and recorder, so 1024 are not enough for many ranks
     descriptors, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for handle in given["inherited"]:
@@ -94,7 +94,7 @@ def main_guard() -> int:
     guard.hold()
     guard.run()
     guard.close()
-    os._exit(0)  # at once: whoever waits for the end of the control channel expects the process to be gone
+    os._exit(0)  # at once: a relay that waits for the end of the control channel expects the process to be gone
 
 
 def main_recorder() -> NoReturn:
@@ -116,4 +116,4 @@ def main_recorder() -> NoReturn:
     upkeep.start(given["folder"], given["spec"])
     cluster_link = (lambda recorder: HeadLink(recorder, listeners)) if given["spec"]["node"] == 0 else WorkerLink
     Recorder(given["folder"], given["spec"], given["private"], guard, given["guard_pid"], cluster_link).run()
-    os._exit(0)  # whatever the thread of the history waits for
+    os._exit(0)  # without waiting for the thread of the history

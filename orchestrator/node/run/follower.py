@@ -1,4 +1,4 @@
-"""The side of the link of all nodes but the head: brings orders, tells statuses, stops when the head is gone."""
+"""The link of all nodes but the head: receives orders, sends statuses, stops the run here when the head is gone."""
 
 import time
 from typing import Any, Dict, List, Optional
@@ -9,13 +9,13 @@ from .peers import TICK, ClusterLink, RecorderApi
 
 JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
 REDIAL = 0.3  # s between tries to reach the head
-# s of silence after which the head is dialled anew as well: once a cut has healed, TCP waits as long again before it
-# tries. On a link that loses much the old connection may still be the first to be heard again.
+# s of silence after which a second connection is tried: after a cut, TCP waits as long again as the cut took before it
+# retries. On a link with much packet loss the old connection may still be the first to recover.
 SILENT = LEASE / 2
 
 
 class WorkerLink(ClusterLink):
-    """Keeps a link to the head: our status there, its orders here. Without it for a lease, the attempt is ended."""
+    """Keeps a link to the head: sends our status, receives orders. Ends the attempt after a lease without it."""
 
     def __init__(self, recorder: RecorderApi) -> None:
         self._recorder = recorder
@@ -64,7 +64,7 @@ class WorkerLink(ClusterLink):
             self._recorder.obey(order)
 
     def _close(self, link: Optional[Link]) -> None:
-        """The next one, if there is one, takes the place of the first."""
+        """Close a link. The second one, if there is one, replaces the first."""
         if link is not None:
             link.close()
         if link is self._link:
@@ -101,7 +101,7 @@ class WorkerLink(ClusterLink):
             self._beat_at = now + BEAT
             self._send({"silence": self._recorder.silence()})
         if self._link is not None and now - self._heard_at > LEASE:
-            self.on_readable(self._link.fileno())  # it may be we who are late: what has come is heard first
+            self.on_readable(self._link.fileno())  # this process may be late itself: read what has arrived
         if self._link is not None and self._link.ready:
             silent = now - self._link.heard_at
             if silent > LEASE:
@@ -138,7 +138,7 @@ class WorkerLink(ClusterLink):
         self._recorder.command({"do": "end", "verdict": verdict})
 
     def _tell_for_the_head(self, failure: Dict[str, Any], attempt: int) -> None:
-        """One of those that are left tells, the first after the head; they have no links to agree by (ADR 0004)."""
+        """Notify in place of the head. Only node rank 1 does: the others have no links to agree by (ADR 0004)."""
         here = self._spec["nodes"][self._spec["node"]]["host"]
         report = dict(failure, what="head lost, as %s says" % here)
         message = notify.message(self._spec, "lost", attempt, report)

@@ -40,8 +40,8 @@ from .gang_events import (
 from .gang_state import FAILURE_GRACE, Node, NodePhase, Phase, State, change_node
 from .team import AT_START, next_team, place, restart_is_due, why_not_again, will_try_again
 
-START_WINDOW = 60.0  # s from an order to run until the node says that it runs
-STOP_WINDOW = 20.0  # s that a node may need beyond its ladder until it says that it has stopped
+START_WINDOW = 60.0  # s from an order to run until the node reports that it runs
+STOP_WINDOW = 20.0  # s that a node may need beyond the grace until it reports that it has stopped
 FAREWELL_WINDOW = 10.0  # s that the head waits for the others to end before it ends itself
 
 # phases of a node that has nothing to do any more, or cannot be asked to
@@ -67,7 +67,7 @@ def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
     if after == state and joined is None:
         return state, ()
     actions = []
-    by_node = after._replace(nodes=state.nodes) == state  # an order depends on its own node and what is the run's
+    by_node = after._replace(nodes=state.nodes) == state  # an order depends on its own node and on the run as a whole
     for number in range(len(after.nodes)):
         if by_node and 0 < number != joined and after.nodes[number] == state.nodes[number]:
             continue
@@ -101,7 +101,7 @@ def order_of(state: State, number: int) -> Optional[Order]:
             master_port=state.master_port,
         )
     if state.phase is Phase.STOPPING and state.attempt > 0:
-        # stacks take some seconds, and who has asked for a stop does not wait for them
+        # stacks take some seconds, and a user who asked for a stop does not wait for them
         stacks = bool((state.first_failure or {}).get("stalled")) and state.stopped_by is None
         return Stop(state.attempt, state.stop_grace, _why(state), stacks)
     return None
@@ -167,7 +167,7 @@ def _on_report(state: State, event: Union[Started, Failed, Exited]) -> State:
     if isinstance(event, Failed) and event.failure.get("gone"):
         return _on_guard_killed(state, event)
     if event.attempt != state.attempt or state.phase is Phase.WAITING:
-        return state  # of an attempt that is over, or of a node that broke before there was one: it will be lost
+        return state  # of an earlier attempt, or of a node that failed before the first one: it will be lost
     phase = state.nodes[event.node].phase
     if isinstance(event, Started):
         return change_node(state, event.node, phase=NodePhase.RUNNING) if phase is NodePhase.JOINED else state
@@ -182,7 +182,7 @@ def _on_report(state: State, event: Union[Started, Failed, Exited]) -> State:
 
 
 def _on_guard_killed(state: State, event: Failed) -> State:
-    """Nobody is left on that host who could start a further attempt, though its recorder still answers."""
+    """Without a guard the host cannot start another attempt, though its recorder still answers."""
     phase = state.nodes[event.node].phase
     if state.phase is Phase.WAITING or phase in (NodePhase.LOST, NodePhase.DISCONNECTED):
         return state
@@ -207,7 +207,7 @@ def _on_lost(state: State, event: Lost) -> State:
 
 
 def _was_silent_before_the_failure(state: State, event: Lost) -> bool:
-    """Of a host of the team: its peers may fail of its end at once, by a connection reset, long before a lease."""
+    """Its peers may fail at once when it dies, by a connection reset, long before its lease ends."""
     first = state.first_failure
     return (
         state.phase is Phase.STOPPING
@@ -231,7 +231,7 @@ def _on_stop_requested(state: State, event: StopRequested) -> State:
     if state.phase in (Phase.WAITING, Phase.RUNNING, Phase.RESTARTING):
         return state._replace(phase=Phase.STOPPING, stopped_by=event.by, stop_grace=event.grace, since=event.at)
     if state.phase is Phase.STOPPING:
-        # whatever is being stopped already: the grace may become shorter, and never begins again
+        # it is being stopped already: the grace may become shorter, and never starts again
         grace = min(event.grace, state.stop_grace)
         return state._replace(stop_grace=grace, stopped_by=state.stopped_by or event.by)
     return state
@@ -302,7 +302,7 @@ def _settle(state: State, at: float) -> State:
             return state._replace(phase=Phase.RESTARTING, since=at)
         if finished or at - state.since > state.stop_grace + STOP_WINDOW:
             if state.stopped_by is not None and why_not_again(state) is None:
-                state = _archive(state)  # the stop request ended the run: a restart would have followed the failure
+                state = _archive(state)  # without the stop request, a restart would have followed the failure
             return _over(state, _outcome(state), at)
     if state.phase is Phase.OVER and not _others_gone(state) and at - state.since > FAREWELL_WINDOW:
         nodes = state.nodes[:1] + tuple(node._replace(phase=NodePhase.DISCONNECTED) for node in state.nodes[1:])

@@ -30,7 +30,7 @@ class Started(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A process of the attempt ended badly by itself; its node still runs."""
+    """A process of the attempt failed; its node still runs."""
 
     node: int
     attempt: int
@@ -48,7 +48,7 @@ class Exited(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Nothing was heard of a node for a whole lease, since `heard_at`."""
+    """A node has been silent for a whole lease, since `heard_at`."""
 
     node: int
     at: float
@@ -69,7 +69,7 @@ class StopRequested(NamedTuple):
 
 
 class PortFound(NamedTuple):
-    """The head has a free port for the next attempt: an old one may still be in the kernel's hands."""
+    """The head has a free port for the next attempt: the kernel may not have released the old one yet."""
 
     port: int
     at: float
@@ -113,7 +113,7 @@ def event_name(event: Event) -> str:
     return _NAMES[type(event)]
 
 
-# --- orders: what a node shall do
+# --- orders: what a node has to do
 
 
 class Run(NamedTuple):
@@ -134,7 +134,7 @@ class Stop(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A spare: be there. `team`: the hosts that do the work."""
+    """A spare waits until it is needed. `team`: the hosts that do the work."""
 
     team: Tuple[str, ...]
 

@@ -23,7 +23,7 @@ from .control import Control
 from .messages import AttemptPhase
 from .shutdown import Shutdown
 
-LONGEST_TURN = 5.0  # s without anything to do until the guard looks around all the same
+LONGEST_TURN = 5.0  # s, the longest wait for an event
 
 
 class Guard:
@@ -213,7 +213,7 @@ class Guard:
 
     def request_stop(self, by: str, grace: float) -> None:
         self._shutdown.request_stop(by, grace)
-        # before our ranks end: those of other hosts may fail at once, and that is no failure then
+        # before our ranks end: ranks of other hosts may then fail at once, and that must not count as a failure
         self._send_status()
         self._attempts.stop_now(grace, "stopped by %s" % by)
 
@@ -231,7 +231,7 @@ class Guard:
             else:
                 self._attempts.on_child_exit(pid, status)
 
-    # the controller, while it is there
+    # the controller, while it is connected
 
     def _read_control(self) -> None:
         for message in self._control.receive():

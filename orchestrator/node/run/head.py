@@ -1,4 +1,4 @@
-"""The head's side of the link: runs the gang. Statuses of nodes become events, the gang's actions become orders."""
+"""The head's side of the link. It runs the gang: statuses of nodes become events, the gang's actions become orders."""
 
 import json
 import os
@@ -18,7 +18,7 @@ STALL_WARNING = 600.0  # s without a line of any rank, where no stall_timeout is
 
 
 class HeadLink(ClusterLink):
-    """Knows every node by its link; calls one lost that is silent for a lease."""
+    """Has a link to every node. A node that is silent for a lease is lost."""
 
     def __init__(self, recorder: RecorderApi, listeners: List[socket.socket]) -> None:
         self._recorder = recorder
@@ -31,7 +31,7 @@ class HeadLink(ClusterLink):
         self._heard: Dict[int, float] = {}
         self._tick_at = self._beat_at = 0.0
         self._answered = False
-        self._silence: Dict[int, Dict[str, Any]] = {}  # what each node told last of its ranks' silence
+        self._silence: Dict[int, Dict[str, Any]] = {}  # the last report of each node on the silence of its ranks
         self._warned_of_silence = False
         self._state = gang.begin(self._spec["nodes"], self._spec["max_restarts"], self._spec["min_nodes"])
         self._log = self._replay(os.path.join(recorder.folder, "gang.jsonl"))
@@ -84,7 +84,7 @@ class HeadLink(ClusterLink):
             return
         link = Link(connection, self._recorder.key, None)
         self._guests[link.fileno()] = link
-        if len(self._guests) > 256:  # strangers that connect and say nothing shall not use up our descriptors
+        if len(self._guests) > 256:  # silent connections of strangers must not use up our descriptors
             self._drop(min(self._guests.values(), key=lambda guest: guest.opened_at))
 
     def _exchange(self, link: Link) -> None:
@@ -137,7 +137,7 @@ class HeadLink(ClusterLink):
         self._on_node_status(0, messages.status(status))
 
     def _on_node_status(self, number: int, status: Dict[str, Any]) -> None:
-        """A node tells all it knows, every time; what is news becomes an event."""
+        """A status is always complete; what is new in it becomes an event."""
         now = self._now()
         host = self._state.nodes[number].host
         if status["stop"] is not None:
@@ -172,7 +172,7 @@ class HeadLink(ClusterLink):
             self._watch_silence()
         for number in list(self._heard):
             if self._silent(number) > LEASE and number in self._nodes:
-                self._exchange(self._nodes[number])  # it may be we who are late: what has come is heard first
+                self._exchange(self._nodes[number])  # this process may be late itself: read what has arrived
             silent = self._silent(number)
             if silent > LEASE and self._state.nodes[number].phase not in gang.GONE:
                 self._step(gang_events.Lost(number, self._now(), self._now() - silent))
@@ -207,7 +207,7 @@ class HeadLink(ClusterLink):
             )
 
     def _find_port(self) -> None:
-        """For the next attempt's rendezvous. Taken by a stranger in between, it fails that attempt only."""
+        """Find a port for the next attempt's rendezvous. If a stranger takes it in between, only that attempt fails."""
         low, high = self._spec["ports"]
         fixed = self._spec["rdzv_port"]
         tries = random.sample(range(low, high + 1), min(64, high + 1 - low)) if fixed == "auto" else [fixed]
@@ -231,7 +231,7 @@ class HeadLink(ClusterLink):
             try:
                 os.write(self._log, entry.encode("ascii"))
             except OSError:
-                pass  # a full disk: the gang lives on in memory, only a restart of this recorder would forget
+                pass  # a full disk: the gang continues in memory, and only a restart of this recorder loses the event
             self._narrate(before)
             if gang.label(self._state) != gang.label(before):
                 self._show()
@@ -242,7 +242,7 @@ class HeadLink(ClusterLink):
                 self._send(self._nodes[action.node], {"order": [type(action.order).__name__, action.order._asdict()]})
 
     def _show(self) -> None:
-        """For `ps`: what this host's own processes do does not tell how the whole run stands."""
+        """Write the state of the whole run for `ps`: this host's own processes do not show it."""
         try:
             state.replace(os.path.join(self._recorder.folder, "gang.json"), {"label": gang.label(self._state)})
         except OSError:
@@ -285,7 +285,7 @@ class HeadLink(ClusterLink):
 
 
 def _what_follows(after: State) -> str:
-    """In words: who goes on, and what it costs."""
+    """Describe the restart: on which hosts, and what it takes from the budget."""
     hosts = [node.host for node in after.nodes]
     next_team = team.next_team(after) or ()
     gone = [hosts[number] for number in after.team if number not in next_team]

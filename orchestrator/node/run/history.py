@@ -1,4 +1,4 @@
-"""What this host was doing during a run: a sample now and then, kept for `report`. A few hundred KiB at most."""
+"""Sample what this host is doing during a run, for `report`. A few hundred KiB at most."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class History:
         self._every = max(EVERY, gaps[len(gaps) // 2]) if gaps else EVERY
 
     def start(self) -> None:
-        """In a thread of its own: a driver may take seconds to answer, or never do, and the journal must not wait."""
+        """Sample in a thread: a driver may take seconds to answer, or never answer, and the journal must not wait."""
         try:
             threading.Thread(target=self._run, name="history", daemon=True).start()
         except RuntimeError:

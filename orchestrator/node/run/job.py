@@ -1,4 +1,4 @@
-"""Become a process of the run: environment, folder, output, death with the parent, then exec. Two verbs do it too.
+"""Turn into a process of the run: environment, folder, output, death with the parent, then exec. Also two verbs.
 
 The command reaches the process byte for byte: argv and environment come from a JSON file or descriptor, never through a
 shell.
@@ -61,7 +61,7 @@ def _execute(argv: List[str], environment: Dict[str, str]) -> None:
 
 
 def _prefer_for_oom(score: int) -> None:
-    """When memory runs out, the kernel shall take a rank and not the guard that would report it."""
+    """When memory runs out, the kernel should kill a rank, not the guard that reports it."""
     if score:
         try:
             with open("/proc/self/oom_score_adj", "w") as file:
@@ -71,14 +71,14 @@ def _prefer_for_oom(score: int) -> None:
 
 
 def through_setup(setup: List[str], argv: List[str]) -> List[str]:
-    """The argv that runs `setup` in one login bash, turns into `argv`: what setup exported, and its limits, persist."""
+    """The argv that runs `setup` in one login bash and then executes `argv`, with setup's variables and limits."""
     checked = "{ %s\n} || { echo '" + SETUP_SAYS + " %d failed with status '$? >&2; exit %d; }"
     lines = [checked % (line, number, SETUP_FAILED) for number, line in enumerate(setup, 1)]
     return ["bash", "-lc", "\n".join(lines) + '\nexec "$@"', "ddp-orch-setup"] + argv
 
 
 def in_memory(data: bytes) -> int:
-    """A descriptor to read `data` from that no file system keeps."""
+    """A descriptor from which `data` can be read, and which is on no disk."""
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("job")
     else:  # a Python built for old systems, as conda's are
@@ -110,7 +110,7 @@ def rank_exec(arguments: List[str]) -> None:
 
 
 def register(fifo: str, local_rank: int, rank: int) -> None:
-    """Tell the guard who we are: it watches the ranks themselves, as torchrun keeps their exits to itself for long."""
+    """Register with the guard: it watches the ranks itself, because torchrun reports their exits late."""
     own = processes.identify(os.getpid())
     started = own.started if own else 0
     handle = os.open(fifo, os.O_RDWR)

@@ -21,7 +21,7 @@ import time
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 RECORD = struct.Struct("<Qq")
-# torch's own, as of a name server that knows no peer: never why a process ended
+# of torch itself, such as a failed reverse lookup: never why a process ended
 C10D_WARNING = re.compile(r"\[W(?:\d{4} |\s*\w+\.cpp)")
 RANK_PREFIX = re.compile(r"\[rank\d+\]:\s*")  # torch puts it before each line of a traceback, and before its warnings
 HYDRA_HINT = "Set the environment variable HYDRA_FULL_ERROR=1"  # hydra's last line, whatever the error
@@ -134,8 +134,8 @@ def trim(folder: str, limit: int) -> Dict[Stream, int]:
 class Writer:
     """Appends one stream. Only one exists at a time: a recorder is restarted only when the old one has been reaped.
 
-    A full disk is not an error here: the job must neither fail nor wait for that. The bytes are dropped, and the
-    segment that follows begins as much later.
+    A full disk is not an error here: the job must neither fail nor wait. The bytes are dropped, and the next segment
+    begins after the gap.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Writer:
         self._gap = not self._open(self._end)  # the stream's end is not the open segment's: it can take no more
 
     def _open(self, start: int) -> bool:
-        """Turn to the segment that begins at `start`. False when the disk is full; then all is as it was."""
+        """Switch to the segment that begins at `start`. False when the disk is full; then nothing has changed."""
         path = os.path.join(self._folder, "%s.%012d" % (self.stream, start))
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         index = -1
@@ -168,14 +168,14 @@ class Writer:
         self._leave(start)
         self._file, self._index, self._start = file, index, start
         self._end = start + os.fstat(file).st_size
-        # a predecessor may have been killed after it moved bytes and before it wrote their record, or within that
+        # a predecessor may have been killed between moving bytes and writing their record, or while writing it
         self._records = os.fstat(index).st_size // RECORD.size
         if self._end > (self._indexed() if self._records else start):
             self._record()
         return True
 
     def _leave(self, following: int) -> None:
-        """Close the open segment; without a trace, if all that it was to take was dropped."""
+        """Close the open segment, and remove it if it is empty because everything was dropped."""
         if self._file >= 0 and os.fstat(self._file).st_size == 0 and self._start != following:
             path = os.path.join(self._folder, "%s.%012d" % (self.stream, self._start))
             os.unlink(path + ".seg")
@@ -225,7 +225,7 @@ class Writer:
         return lost
 
     def append(self, data: bytes) -> None:
-        """Our own lines, of which none is so precious that it may stop the recorder."""
+        """Write our own lines. Losing one is better than stopping the recorder."""
         if self._gap:
             return
         try:

@@ -1,7 +1,7 @@
-"""An attempt on this node as jobs: argv and environment of each process the guard starts. Only reads interfaces.
+"""The jobs of an attempt on this node: argv and environment of the processes to start. Only reads interfaces.
 
 The spec holds the launcher as data (plan/launchers.py makes it): argv and environment with `{name}` places for
-what is known only when an attempt begins. The user's own words are never part of a template; in the script's arguments
+what is known only when an attempt begins. The user's own values are never part of a template; in script arguments
 and in variables only `{output}` is filled in.
 """
 
@@ -12,8 +12,8 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 from ..host import network, processes
 from . import gang_events
 
-# No question to a name server; /etc/hosts is read. torchrun is given addresses only, and yet looks up its own name and
-# those of all who connect, one after the other: with a server that does not answer, a second for each.
+# Ask no name server; /etc/hosts is read. torchrun is given addresses only, but it looks up its own name and the names
+# of all peers, one after the other: with a server that does not answer, each takes a second.
 AGENT_RESOLVER = "attempts:0"
 
 
@@ -64,7 +64,7 @@ def places(spec: Dict[str, Any], order: gang_events.Run, paths: Paths) -> Dict[s
 def jobs(
     spec: Dict[str, Any], secrets: Dict[str, str], order: gang_events.Run, paths: Paths, program: List[str]
 ) -> Tuple[List[Job], Dict[str, Any]]:
-    """The jobs of an attempt, and what rank-exec shall read from its file (no secret in it: it is inherited)."""
+    """The jobs of an attempt, and what rank-exec reads from its file (which holds no secret: those are inherited)."""
     fill = places(spec, order, paths)
     environment = {name: value.format_map(fill) for name, value in spec["auto_env"].items()}
     environment.update({name: _fill_in(value, paths.output) for name, value in spec["env"].items()})
@@ -123,7 +123,7 @@ def _direct(
 ) -> Job:
     """A rank with the environment that torchrun's static mode gives.
 
-    From torch/distributed/elastic/agent/server/local_elastic_agent.py. One value differs of necessity: no agent serves
+    From torch/distributed/elastic/agent/server/local_elastic_agent.py. One value has to differ: no agent serves
     the store, so rank 0 does (TORCHELASTIC_USE_AGENT_STORE=False).
     """
     number = order.first_rank + local_rank

@@ -1,7 +1,7 @@
 """The recorders' connection to the head's recorder on the cluster network: authenticated both ways, JSON objects.
 
 The controller makes a key for each run. The head has it; any other node has a key of its own, HMAC(run key, node
-number), so that none can speak for another. Handshake, then messages (docs/protocol.md):
+number), so that no node can pose as another. Handshake, then messages (docs/protocol.md):
 
     head -> node   nonce_h (32)
     node -> head   nonce_n (32)  node number (u32)  HMAC(key of the node, "node" nonce_h nonce_n number)
@@ -182,7 +182,7 @@ class Link:
 
 
 def dial(address: str, port: int, key: bytes, node: int) -> Link:
-    """Begin to connect to the head's recorder; never waits. What fails shows as LinkClosed later."""
+    """Begin to connect to the head's recorder, without waiting. A failure shows later as LinkClosed."""
     connection = socket.socket(
         socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC
     )

@@ -1,4 +1,4 @@
-"""What recorders tell each other over the link: checked, and cut to size, before anything depends on it. Pure.
+"""Check the messages that recorders send each other over the link, and limit their size. Pure.
 
 A link proves which node speaks, not that its host is honest. A message that an honest recorder never sends raises
 Malformed.

@@ -1,7 +1,7 @@
-"""Tell somebody that a run has ended or is started again: post to a webhook, run a command. On the head alone.
+"""Notify users that a run has ended or restarts: post to a webhook, run a command. On the head only.
 
-A child of the recorder does it, so that a webhook that does not answer holds up neither the run nor its end. What is
-sent names hosts, ranks and exit codes and nothing that a rank has printed: there may be a secret in that.
+A child of the recorder does it, so that a webhook that does not answer delays neither the run nor its end. The message
+names hosts, ranks and exit codes, and nothing that a rank has printed: that may contain a secret.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ WORDS = {"succeeded": "has succeeded", "failed": "has failed", "killed": "has be
 
 
 def message(spec: Dict[str, Any], state: str, attempt: int, first_failure: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """What is told. `state`: `restarting`, or as a verdict has it. A webhook gets `text` alone, as Slack wants it."""
+    """The message. `state`: `restarting`, or the state of a verdict. A webhook gets only `text`, in Slack's format."""
     name = spec["run_id"] if spec["name"] == spec["run_id"] else "%s (%s)" % (spec["name"], spec["run_id"])
     text = "ddp-orch: run %s %s" % (name, WORDS.get(state, "is started again: attempt %d has failed" % attempt))
     if first_failure:
@@ -47,9 +47,9 @@ def message(spec: Dict[str, Any], state: str, attempt: int, first_failure: Optio
 
 
 def tell(program: str, targets: Dict[str, Any], message: Dict[str, Any], folder: str) -> None:
-    """Start a process that does it, and come back at once. `wanted`: webhook and command, each text or null.
+    """Start a process that sends the message, and return at once. `targets`: webhook and command, each text or null.
 
-    What goes wrong is in the log of the run, whose folder this is, and in its RECORD. Not a fork: the recorder has
+    Problems go into the log of the run, whose folder this is, and into its RECORD. Not a fork: the recorder has
     threads, and its links and FIFOs must not stay open through it.
     """
     if not targets.get("webhook") and not targets.get("command"):
@@ -66,7 +66,7 @@ def tell(program: str, targets: Dict[str, Any], message: Dict[str, Any], folder:
 
 
 def main() -> int:
-    """Verb `notify`: what to tell, and whom, is on stdin. It may outlive the recorder."""
+    """Verb `notify`: the message and its targets are on stdin. It may outlive the recorder."""
     processes.set_name("ddp-notify")
     given = json.load(sys.stdin)
     _record(given["folder"], given["said"]["attempt"], send(given["wanted"], given["said"]))
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def send(targets: Dict[str, Any], message: Dict[str, Any], tries: int = TRIES) -> Dict[str, str]:
-    """Tell both; gives what went wrong, by `webhook` and `command`."""
+    """Notify both targets. Returns the problems, by `webhook` and `command`."""
     problems = {
         "webhook": post(targets["webhook"], {"text": message["text"]}, tries) if targets.get("webhook") else None,
         "command": run(targets["command"], message) if targets.get("command") else None,
@@ -100,12 +100,12 @@ def _record(folder: str, attempt: int, problems: Dict[str, str]) -> None:
 
 
 def test(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Send a message now, once. `arguments`: wanted (as `tell` has it), said. Gives `problems`."""
+    """Send a message now, once. `arguments`: wanted (targets, as in `tell`), said (the message). Returns `problems`."""
     return {"problems": send(arguments["wanted"], arguments["said"], tries=1)}
 
 
 def look(targets: Dict[str, Any]) -> Dict[str, str]:
-    """What would go wrong, without sending anything. `wanted`: webhook (scheme host port), program: each or null."""
+    """Check both targets without sending anything. `targets`: webhook (scheme host port), program, each may be null."""
     problems = {
         "webhook": _connect(**targets["webhook"]) if targets["webhook"] else None,
         "command": _find(targets["program"]) if targets["program"] else None,
@@ -137,7 +137,7 @@ def _find(program: str) -> Optional[str]:
 
 
 def post(webhook: str, body: Dict[str, Any], tries: int = TRIES) -> Optional[str]:
-    """Post JSON; again when it was not taken. Gives why, None if it was. The address, maybe a secret, is in no text."""
+    """Post JSON, with retries. Returns the problem or None. The address may be a secret, and is in no text."""
     data = json.dumps(body).encode("ascii")
     head = {"Content-Type": "application/json", "User-Agent": "ddp-orch"}
     import urllib.error
@@ -161,7 +161,7 @@ def post(webhook: str, body: Dict[str, Any], tries: int = TRIES) -> Optional[str
 
 
 def run(command: str, message: Dict[str, Any]) -> Optional[str]:
-    """By `sh -c`, in the home directory, with the message as JSON on stdin. Gives what went wrong."""
+    """By `sh -c`, in the home directory, with the message as JSON on stdin. Returns the problem, if any."""
     process = subprocess.Popen(
         ["/bin/sh", "-c", command],
         stdin=subprocess.PIPE,

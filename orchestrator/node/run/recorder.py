@@ -1,7 +1,7 @@
 """The recorder: writes the journal, keeps the link, runs the gang on the head. Killed at any moment it loses no byte.
 
-It is the guard's child and is restarted by it. All it knows is told again or lies on disk: the guard tells its whole
-status to a newborn recorder, the journal's length says how far it was written, the gang's events are replayed, and
+The guard starts and restarts it. Everything it knows is on disk or is sent again: the guard sends its whole
+status to a new recorder, the length of the journal says how far it was written, the gang's events are replayed, and
 nodes join again.
 """
 
@@ -90,7 +90,7 @@ class Recorder:
                     self._hear_guard()
                 else:
                     self._link.on_readable(handle)
-                    self._link.on_tick()  # hundreds of nodes may have something to say, and all wait for our beat
+                    self._link.on_tick()  # hundreds of nodes may send something, and all of them wait for our beat
             self._link.on_tick()
             if self._status["drain"]:
                 self._drain()
@@ -121,7 +121,7 @@ class Recorder:
             self._fifos[handle] = journal.Writer(log, stream, self._segment, known.get(stream, []))
 
     def _close_old_fifos(self) -> None:
-        """The processes of earlier attempts are gone, so what their FIFOs hold is the last."""
+        """Finish the FIFOs of earlier attempts, whose processes have ended."""
         attempt = self._status["attempt"]
         old = [handle for handle, writer in self._fifos.items() if writer.stream.attempt < attempt]
         for handle in old:
@@ -150,7 +150,7 @@ class Recorder:
                 if self._fifos[handle].stream.source.isdigit():
                     self._heard_ranks_at = time.monotonic()
             else:
-                if events & select.POLLHUP:  # the guard, which keeps it open, is dead, and all is read
+                if events & select.POLLHUP:  # the guard, which keeps it open, is dead, and everything has been read
                     self._finish(handle)
                 break
         return moved
@@ -175,7 +175,7 @@ class Recorder:
         self._own.append(("ddp-orch: " + text + "\n").encode("utf-8", "backslashreplace"))
 
     def _drain(self) -> None:
-        """The run is over and its processes are gone: what the FIFOs still hold is the last."""
+        """The run has ended: take what the FIFOs still hold, then end."""
         for handle in list(self._fifos):
             self._finish(handle)
         self._finished = True
@@ -200,7 +200,7 @@ class Recorder:
         self._link.on_status(self._status)
 
     def _add_last_lines(self) -> None:
-        """To each failure the last line on its process's stderr: with the exit code it tells one cause from another."""
+        """Add the last line on the stderr of its process to each failure. With the exit code it tells causes apart."""
         failures = self._status["failures"]
         for failure in failures[len(self._last_lines) :]:
             for handle in list(self._fifos):  # the guard saw the end of the process: all it wrote is in its FIFO
@@ -216,13 +216,13 @@ class Recorder:
     def _shortened(self, text: str) -> str:
         """Without this host's own folders: the same failure of two hosts must read the same."""
         code = os.path.join(self.folder, "code")
-        host = os.path.dirname(os.path.dirname(self.folder))  # all of ours that this host keeps
+        host = os.path.dirname(os.path.dirname(self.folder))  # this host's part of the state folder
         for folder in sorted({self.spec["cwd"], code, host} - {"/"}, key=len, reverse=True):  # one may be in another
             text = text.replace(folder + "/", "")
         return text
 
     def _hidden(self, text: str) -> str:
-        """Without the run's secrets: what was said goes into the records, which unlike the journal hold none."""
+        """Without the run's secrets: last lines go into the records, which unlike the journal contain none."""
         for secret in self._secrets:
             text = text.replace(secret, "***").replace(repr(secret)[1:-1], "***")
         return text
@@ -261,7 +261,7 @@ class Recorder:
     # without a guard
 
     def _orphaned(self) -> None:
-        """Our guard was killed: end what it owned, tell the gang, and leave a record in its place."""
+        """Our guard was killed: end its processes, report to the gang, and write the exit record in its place."""
         if self._guard is None:
             return
         self._guard.close()
@@ -269,7 +269,7 @@ class Recorder:
         deadline = time.monotonic() + DYING_WINDOW
         while os.getppid() == self._guard_pid:  # a dying process closes its descriptors before its children are orphans
             if time.monotonic() > deadline:
-                os._exit(70)  # it lives and has dropped us; it will start another
+                os._exit(70)  # the guard lives and has closed our channel; it will start another recorder
             time.sleep(0.005)
         self._orphan_until = time.monotonic() + 2 * LEASE
         left = sweep(self.spec["run_id"], self.folder)

@@ -1,6 +1,6 @@
 """How a run ends on this host: the stop request, the verdict, the recorder's last bytes, the exit record.
 
-For the guard; whether processes still run is known to attempts.py.
+For the guard. attempts.py knows whether processes still run.
 """
 
 import os

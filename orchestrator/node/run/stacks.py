@@ -56,7 +56,7 @@ def main(arguments: List[str]) -> int:
     for stderr, child in to_spy:
         if time.monotonic() < deadline:
             _py_spy(child, stderr)
-    # nobody shall act on the end of another before it has shown its own stacks
+    # no process may react to the end of another before it has shown its own stacks
     processes.send_all([item.process for some in [ranks, *children] for item in some], signal.SIGSTOP)
     for at_once in itertools.zip_longest(*children):
         if time.monotonic() < deadline:

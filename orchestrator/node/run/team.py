@@ -1,4 +1,4 @@
-"""Which nodes do the next attempt, with which ranks, and whether there is a next attempt at all. Pure."""
+"""Decide whether there is a next attempt, on which nodes, and with which ranks. Pure."""
 
 import re
 from typing import Any, Dict, List, Optional, Tuple
@@ -29,7 +29,7 @@ def place(state: State, team: Tuple[int, ...]) -> State:
 
 
 def restart_is_due(state: State, at: float) -> bool:
-    """Whether the back-off is over, and the head shall look for a port."""
+    """Whether the back-off has passed, so that the head has to look for a port."""
     backoff = min(BACKOFF_MOST, BACKOFF * 2 ** (state.attempt - 1))
     return state.phase is Phase.RESTARTING and at - state.since >= backoff
 
@@ -39,7 +39,7 @@ def will_try_again(state: State) -> bool:
 
 
 def why_not_again(state: State) -> Optional[str]:
-    """Why a failed attempt is not tried again; None when it is."""
+    """Why a failed attempt is not followed by another one; None if it is."""
     failure = state.first_failure or {}
     if not failure.get("lost"):
         if restarts(state) >= state.max_restarts:
@@ -54,15 +54,15 @@ def why_not_again(state: State) -> Optional[str]:
 
 
 def restarts(state: State) -> int:
-    """How many of the budget are spent: all but those after a lost host."""
+    """How many restarts of the budget are used up: all but those after a lost host."""
     return sum(1 for failure in state.failures if not failure.get("lost"))
 
 
 def next_team(state: State) -> Optional[Tuple[int, ...]]:
-    """Who does the next attempt, in the order of node ranks; None when too few are left.
+    """The nodes of the next attempt, in the order of node ranks; None when too few are left.
 
-    A node that is lost, or whose host failed too often, gives its place to the first spare; so the ranks of the others
-    stay. There is none without the head.
+    A node that is lost, or whose host failed too often, gives its place to the first spare; the ranks of the others
+    stay the same. There is no attempt without the head.
     """
     failed = [failure.get("node") for failure in (*state.failures, state.first_failure or {})]
     unreliable = {number for number in failed if number and failed.count(number) >= FAILS_TOO_OFTEN}

@@ -1,6 +1,6 @@
-"""The processes of one attempt on this node: started, watched, ended to the last one. For the guard, their subreaper.
+"""Start, watch and end all processes of one attempt on this node. For the guard, their subreaper.
 
-torchrun keeps the exits of its ranks to itself until it has stopped all of them, so the ranks are watched here: each
+torchrun reports no exit of a rank until it has stopped all of them, so the ranks are watched here: each
 registers itself before it becomes the user's command, a pidfd tells the moment of its end, and /proc still shows a
 zombie's exit status.
 """
@@ -38,7 +38,7 @@ def describe(status: int) -> Tuple[Optional[int], Optional[str]]:
 
 
 def make_fifos(folder: str, attempt: int, sources: List[str]) -> Dict[str, int]:
-    """The FIFOs of an attempt, by path. The descriptors returned keep the bytes in them alive whoever else dies."""
+    """The FIFOs of an attempt, by path. The returned descriptors keep their bytes alive when other processes die."""
     keepers = {}
     for source in sources:
         for channel in ("out", "err"):
@@ -64,7 +64,7 @@ class Tree:
         umask: int,
         descriptors: int,
     ) -> None:
-        """`umask`, `descriptors` (the soft limit of open files): what the processes get in place of the guard's own."""
+        """`umask`, `descriptors` (the soft limit of open files): for the processes, in place of the guard's own."""
         self.attempt = attempt
         self.outcome: Optional[Dict[str, Any]] = None
         self.unkillable: List[Dict[str, Any]] = []
@@ -132,7 +132,7 @@ class Tree:
             report = json.loads(line)
             process, rank = processes.Process(int(report["pid"]), int(report["started"])), int(report["rank"])
         except (ValueError, KeyError, TypeError):
-            return  # the FIFO is open to all of the user's processes, and nothing they write there may end us
+            return  # all of the user's processes can write into the FIFO, and nothing that they write may end the guard
         try:
             handle = processes.pidfd(process)
         except OSError:
@@ -144,7 +144,7 @@ class Tree:
     # watching
 
     def ranks(self) -> List[Tuple[int, processes.Process]]:
-        """The ranks that run, as far as they are known."""
+        """The ranks that are running, of those that have registered."""
         known = [(rank, process) for process, rank in self._ranks.values()]
         for pid, label in self._roots.items():
             process = processes.identify(pid) if label != "agent" else None
@@ -236,9 +236,9 @@ class Tree:
         self._ask_orphans(look)
 
     def _ask_roots(self) -> None:
-        """SIGTERM to the group of each rank: it may be a wrapper that hands no signal on.
+        """Send SIGTERM to the group of each rank: a rank may be a wrapper that does not pass signals on.
 
-        torchrun does this itself. If the ranks had it from us as well, their handlers would run twice.
+        torchrun does this itself. A second SIGTERM from the guard would run the ranks' handlers twice.
         """
         for pid, label in self._roots.items():  # none is reaped: the pids are still theirs
             if label == "agent":
@@ -252,7 +252,7 @@ class Tree:
                 os.kill(pid, signal.SIGTERM)
 
     def _ask_orphans(self, look: List[processes.Stat]) -> None:
-        """SIGTERM, once, to processes that have outlived their root: nobody else hands it to them."""
+        """Send SIGTERM, once, to processes that have outlived their root: no other process passes it on to them."""
         parents = {child.process.pid: child.parent for child in look}
         asked = {process.pid for process in self._asked}
         for child in look:
@@ -261,7 +261,7 @@ class Tree:
                 above = parents[above]
             if above in self._roots or child.process in self._asked:
                 continue
-            # what they start from now on belongs to their way of ending
+            # they may start processes in order to end: those get no signal
             if child.group not in self._asked_groups and child.parent not in asked:
                 processes.send(child.process, signal.SIGTERM)
             self._asked.add(child.process)
@@ -275,7 +275,7 @@ class Tree:
         now = time.monotonic()
         family = self._look()
         members = {child.process for child in family}
-        # twice: a look at /proc is no snapshot, and what forks and dies while we look may be missed by one
+        # twice: reading /proc is no snapshot, and may miss a process whose parent forks and dies meanwhile
         if not self._roots and not members and not self.members():
             self._finish()
             return 60.0
@@ -291,7 +291,7 @@ class Tree:
         return min(max(0.05, look * processes.LOOK_SHARE), max(0.005, (self._kill_at or now) - now))
 
     def _barrier(self, members: Set[processes.Process], now: float) -> bool:
-        """Only torchrun is left of those we wait for."""
+        """Whether torchrun is the only process left, for longer than BARRIER_PATIENCE."""
         if not self._seen_ranks or self._ranks or {process.pid for process in members} != set(self._roots):
             self._alone_since = None
             return False
@@ -311,7 +311,7 @@ class Tree:
         return 0.01
 
     def _note(self, members: Set[processes.Process]) -> None:
-        """Whom we end: `kill` shows them as its proof."""
+        """Note the processes that we end: `kill` shows them as its proof."""
         for process in members - set(self._ended):
             self._ended[process] = processes.command(process.pid)[:COMMAND_MOST]
 

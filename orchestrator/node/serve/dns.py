@@ -1,4 +1,4 @@
-"""Name resolution as programs on this host get it, timed. A resolver that is silent is left behind with its thread."""
+"""Name resolution as programs on this host get it, timed. A thread whose resolver does not answer is abandoned."""
 
 import queue
 import socket

@@ -1,4 +1,4 @@
-"""What a host knows of a failure beyond the output: exits, kills for want of memory, the kernel's log, dumps."""
+"""What a host knows about a failure beyond the output: exits, out-of-memory kills, the kernel's log, dumps."""
 
 import functools
 import glob
@@ -63,7 +63,7 @@ def _kernel(since: float) -> List[Dict[str, Any]]:
 
 
 def _oom_kills() -> int:
-    """Kills at the memory limit of our own cgroup, ever: a number that a run can only be suspected by."""
+    """All kills at the memory limit of our own cgroup. The number alone does not prove that one was of this run."""
     for group, file_name in (("0::", "%s/memory.events"), ("memory:", "/memory%s/memory.oom_control")):
         try:
             with open("/proc/self/cgroup") as file:

@@ -13,7 +13,7 @@ from . import dns
 from .run_command import answers_of, output_of
 
 NFT_WINDOW = 3.0  # s
-FILES_WINDOW = 5.0  # s for all questions to file systems: that of a dead server never answers
+FILES_WINDOW = 5.0  # s for all questions to file systems: the file system of a dead server never answers
 STALE_LOCK = 300.0  # s after which the lock of a build of an extension counts as left behind
 
 
@@ -92,9 +92,9 @@ def interfaces() -> List[Dict[str, Any]]:
 
 
 def firewalls() -> List[str]:
-    """`ufw`, `firewalld`, `iptables`, and `nft TABLE CHAIN` for each chain that judges what comes in.
+    """`ufw`, `firewalld`, `iptables`, and `nft TABLE CHAIN` for each chain that filters input.
 
-    The kernel tells its rules to root only: others see the file from which they are loaded, and the mesh tries them.
+    Only root may read the kernel's rules: others read the file they are loaded from, and the mesh test tries them.
     """
     active = []
     if "ENABLED=yes" in _read("/etc/ufw/ufw.conf").replace(" ", ""):
@@ -166,7 +166,7 @@ def orphans() -> List[Dict[str, Any]]:
 
 
 def stale_locks() -> List[str]:
-    """Locks of builds of torch extensions: whoever finds one waits for it without a word."""
+    """Locks of builds of torch extensions: a process that finds one waits for it silently."""
     root = _extensions()
     locks = []
     for path in glob.glob(root + "/*/lock") + glob.glob(root + "/*/*/lock"):

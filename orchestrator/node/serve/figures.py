@@ -3,7 +3,7 @@
 import re
 from typing import Dict
 
-# What training loops print, `step:120 loss=3.2 'samples/s': 999` or `step 120 loss 3.2`: our name, by theirs.
+# What training loops print, `step:120 loss=3.2 'samples/s': 999` or `step 120 loss 3.2`: our name for each spelling.
 NAMES = {
     "step": ("step", "global_step", "iter", "iteration", "it"),
     "loss": ("loss", "train_loss"),

@@ -1,7 +1,7 @@
 """Flight-recorder dumps of torch's NCCL backend, summarised: what each rank had enqueued, and what it waits for.
 
 They are pickles, in a folder that others may write to: only files of ours are read, and with an unpickler that knows no
-global at all, so that only numbers, text and containers can come of them. A few bytes of pickle may ask for any amount
+global at all, so that they can only yield numbers, text and containers. A few bytes of pickle may ask for any amount
 of memory, so it is done in a process of its own, with a limit.
 """
 
@@ -57,7 +57,7 @@ def read(path: str) -> Any:
 
 
 def summaries(paths: List[str]) -> List[Dict[str, Any]]:
-    """Those of the dumps that can be read, by a process of its own."""
+    """Summarise the dumps that can be read, in a separate process."""
     program = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = "import sys; sys.path.insert(0, sys.argv[1]); from node.__main__ import main; sys.exit(main(sys.argv[2:]))"
     argv = [sys.executable, "-I", "-S", "-c", code, program, "dumps", str(os.getpid())] + paths

@@ -17,7 +17,7 @@ from . import journal_reader, outputs, runs, search, wire
 POLL, POLL_IDLE, SLOWER = 0.02, 0.05, 1.3
 READ_AHEAD = 64 * 1024  # bytes of one stream
 MAX_PARTS = 4096  # in one frame: they are in its header, and a piece may be a single byte
-ALIVE_EVERY = 15.0  # s without news until the controller hears that there is none: it gives up on silence
+ALIVE_EVERY = 15.0  # s without output until the controller is sent a sign of life: it gives up on silence
 FRAME_AFTER = 0.2  # s that a piece waits for others, when a search finds little
 
 Emit = Callable[[Dict[str, Any], bytes], None]
@@ -26,7 +26,7 @@ Emit = Callable[[Dict[str, Any], bytes], None]
 def follow(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     """Emit pieces of the journal; return how the run stands.
 
-    `arguments`: run_id; offsets {stream: offset} to go on from; follow; and, each null for all: tail (lines a stream),
+    `arguments`: run_id; offsets {stream: offset} to continue from; follow; and, null for all: tail (lines a stream),
     sources (such as ["0", "agent"]), stream (stdout, stderr or agent), attempt, since and until (ns since 1970), grep
     (a regular expression). An emitted header has streams (names) and parts [[index into streams, offset, length, time
     in ns], ...]; one with `live` and `offsets` says that all there was up to these has been sent. While nothing is

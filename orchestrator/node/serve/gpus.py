@@ -1,4 +1,4 @@
-"""The GPUs of this host, as nvidia-smi tells of them. One question: a driver without persistence is slow to answer."""
+"""The GPUs of this host, by nvidia-smi. It is asked once: a driver without persistence is slow to answer."""
 
 import re
 import shutil
@@ -167,7 +167,7 @@ def _power(gpu: "ElementTree.Element", name: str, old_name: str) -> Optional[flo
 
 
 def _uncorrected(gpu: "ElementTree.Element") -> Optional[int]:
-    """Memory errors since the driver was loaded that could not be mended. None where the board has no ECC."""
+    """Memory errors since the driver was loaded that could not be corrected. None where the board has no ECC."""
     counts = [
         _number(element, ".")
         for element in gpu.findall("ecc_errors/volatile/*")
@@ -179,7 +179,7 @@ def _uncorrected(gpu: "ElementTree.Element") -> Optional[int]:
 
 
 def _repair(gpu: "ElementTree.Element") -> Optional[str]:
-    """A repair of memory that waits for a reset, or failed."""
+    """A repair of memory that needs a reset, or has failed."""
     for path, value, what in (
         ("remapped_rows/remapped_row_failure", "Yes", "row remapping has failed"),
         ("remapped_rows/remapped_row_pending", "Yes", "row remapping is pending"),

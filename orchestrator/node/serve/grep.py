@@ -1,4 +1,4 @@
-"""`attach` with a regular expression, in a process of its own: there are expressions that would take years.
+"""`attach` with a regular expression, in a separate process: some expressions would take years.
 
 Python cannot interrupt a search, and no other thread runs meanwhile. So the relay starts this process, passes on its
 frames, and kills it when it has been silent for too long.

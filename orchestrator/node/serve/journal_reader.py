@@ -32,7 +32,7 @@ class Reader:
         for number, segment in enumerate(parts):
             last = number + 1 == len(parts)
             if last and self.offset >= segment.start + size(segment):
-                break  # by far the most frequent case, and the cheapest to see
+                break  # by far the most frequent case, and the cheapest to test
             if last or self.offset < parts[number + 1].start:
                 pieces = _pieces(segment, max(self.offset, segment.start), limit)
                 if pieces:

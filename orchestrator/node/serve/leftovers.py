@@ -1,4 +1,4 @@
-"""What runs that are over have left on this host: ended and removed if provably ours, and else named, not touched."""
+"""Leftovers of ended runs on this host. They are removed if they are provably ours; others are only reported."""
 
 import os
 import re
@@ -18,7 +18,7 @@ KILL_WINDOW = 5.0  # s after KILL
 
 
 def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """End every process that carries the mark of a run that is over or has no guard any more, and clear up after it.
+    """End every process with the mark of a run that has no guard, and remove what it left behind.
 
     `arguments`: ports (the fixed ones that the inventory wants). `holders` of the answer are other people's processes
     on those ports and on the GPUs.
@@ -98,7 +98,7 @@ def _clear_shared_memory() -> List[str]:
                 os.unlink(path)
                 freed.append(path)
             except OSError:
-                pass  # somebody was quicker
+                pass  # another process has removed it
     return sorted(freed)
 
 
@@ -107,7 +107,7 @@ def _is_mine(path: str) -> bool:
         status = os.lstat(path)
     except OSError:
         return False
-    # a minute: between making a segment and mapping it, its maker may be on no list
+    # a minute: a process that has made a segment and not mapped it yet is on no list
     return status.st_uid == os.geteuid() and time.time() - status.st_mtime > 60
 
 
@@ -133,7 +133,7 @@ def _gpu_processes() -> List[Tuple[int, int]]:
 
 
 def _holders(ports: List[int], of_gpus: List[Tuple[int, int]]) -> List[Dict[str, Any]]:
-    """Processes that are not of a run of ours, on these ports and on any GPU."""
+    """Processes that do not belong to our runs, on these ports and on any GPU."""
     marks = {process.pid: mark for process, mark in processes.marks().items()}
     holders = []
     for port, inode in sorted(network.listeners(ports).items()):
@@ -152,7 +152,7 @@ def _who(pid: int) -> Dict[str, Any]:
 
 
 def force(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """End processes that somebody named: TERM, a grace, KILL. `arguments`: pids."""
+    """End the processes named by the user: TERM, a grace, KILL. `arguments`: pids."""
     killed, remaining = [], []
     for pid in arguments["pids"]:
         process, who = processes.identify(pid), _who(pid)

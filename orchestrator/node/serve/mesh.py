@@ -1,6 +1,6 @@
-"""The network between hosts, really tried: listen here, dial there, from the address and to the ports a run would use.
+"""Test the network between hosts: listen here, dial there, from the address and to the ports that a run would use.
 
-A connection begins with the token of the listening host: nobody else is served, and no other host answers in its place
+A connection begins with the token of the listening host: strangers are not served, and no other host answers for it
 (docker0 has the same address everywhere). Then come commands of one byte: PING is echoed; BULK is followed by bytes
 until the end of the stream, and answered by their number (u64).
 """
@@ -110,7 +110,7 @@ def dial(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Try `targets` ({host, address, ports, token}) from `source` (null: as routed); `bulk`: large packets, bandwidth.
 
     -> {"results": [{host, address, source, interface, ports: {port: null or why not}, latency (s, null), stalled,
-    bandwidth (bytes a second, null)}], "names"}. All are reached for at the same time, and meanwhile `names` and the
+    bandwidth (bytes a second, null)}], "names"}. All are dialled at the same time; meanwhile `names` and the
     targets' addresses looked up (dns.py); bandwidths are measured one by one.
     """
     source = arguments["source"]

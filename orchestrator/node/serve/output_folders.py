@@ -1,4 +1,4 @@
-"""The output folders of all runs on this host: listed, and removed where no run uses them. Knows no shared disk."""
+"""List the output folders of all runs on this host, and remove unused ones. Ignores folders on shared disks."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ GENERATED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")  # the name of a run 
 
 
 def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """`folders`: each name, bytes, age (s since something in it was written), in_use (by a run that is not over)."""
+    """`folders`: each name, bytes, age (s since something in it was written), in_use (by a run that has not ended)."""
     used = _used()
     folders = []
     for name, folder in _folders():
@@ -79,7 +79,7 @@ def _remove(name: str, folder: str) -> int:
         shutil.rmtree(folder, ignore_errors=True)
         return -1 if os.path.lexists(folder) else size
     except OSError:
-        return -1  # a run has the lock, or nobody can: the disk is full or without locks
+        return -1  # a run has the lock, or no lock can be taken: the disk is full, or does not support locks
     finally:
         for lock in locks:
             os.close(lock)

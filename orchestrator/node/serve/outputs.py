@@ -1,6 +1,6 @@
 """What a run has written on this host: listed by pattern, and sent file by file. Follows no link, changes no file.
 
-That is its output folder, $DDP_ORCH_OUTPUT_DIR, and below `code/` what it wrote to relative paths: the files of its
+These are its output folder, $DDP_ORCH_OUTPUT_DIR, and below `code/` the files written to relative paths: files of its
 copy of the code that are new or are not as they were sent.
 """
 
@@ -40,7 +40,7 @@ def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
         try:
             status = os.lstat(full)
         except FileNotFoundError:
-            continue  # the run is going on
+            continue  # the run has not ended
         links += stat.S_ISLNK(status.st_mode)
         if stat.S_ISREG(status.st_mode):
             files.append([path, status.st_size, status.st_mtime_ns])
@@ -162,7 +162,7 @@ def _send(path: str, number: int, emit: Emit) -> None:
 
 
 def _roots(arguments: Dict[str, Any]) -> Tuple[str, Optional[Code]]:
-    """The output folder of `run_id` and its code, or the output folder called `name`, whose run is known no more."""
+    """The output folder of `run_id` and its code, or the output folder called `name`, whose run is no longer known."""
     name = arguments.get("name")
     if name is None:
         folder = state.run_folder(arguments["run_id"])

@@ -1,4 +1,4 @@
-"""`prepare`: everything that can fail about a launch on this host is tried, then a guard waits, uncommitted."""
+"""`prepare`: try everything that can fail in a launch on this host, then start a guard, which waits for the commit."""
 
 import contextlib
 import errno
@@ -24,7 +24,7 @@ FREE_SPACE = 64 * 1024 * 1024  # bytes that the state folder must have left
 
 
 def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dict[str, Any]]:
-    """Start a guard for this run. Returns the control channel to it, and what the controller has to know."""
+    """Start a guard for this run. Returns its control channel, and the answer for the controller."""
     spec: Dict[str, Any] = arguments["spec"]
     private: Dict[str, Any] = arguments["private"]
     kept = retire.retire(spec["keep"], program)
@@ -80,7 +80,7 @@ def _start_guard(
 
 
 def ask(control: socket.socket, message: Optional[Dict[str, Any]], kind: str) -> Dict[str, Any]:
-    """Say something to a guard and wait for its answer of one kind."""
+    """Send a message to a guard and wait for its answer of one kind."""
     try:
         if message is not None:
             control.sendall(json.dumps(message).encode("ascii") + b"\n")
@@ -150,7 +150,7 @@ def _copy(source: str, target: str) -> None:
     try:
         shutil.copy2(source, target)
     except OSError as error:
-        if error.errno in state.FULL:  # copytree would go on with the next file, and keep of this error its text only
+        if error.errno in state.FULL:  # copytree would continue, and keep only the text of this error
             raise _disk_full("there is no space for a copy of the code in %s" % os.path.dirname(target)) from error
         raise
 
@@ -192,7 +192,7 @@ def _share_output(spec: Dict[str, Any], taken: List[int]) -> None:
             handle = _lock(lock, "the output folder %s" % output, taken, os.O_RDWR | os.O_CREAT)
             os.ftruncate(handle, 0)
             os.pwrite(handle, _holder(spec), 0)
-            os.fsync(handle)  # the others read it by another way than this host's memory
+            os.fsync(handle)  # the other hosts do not see this host's page cache
         except OSError as error:
             raise Refused("shared-output-missing", "run.output: %s: %s" % (output, error.strerror)) from error
         return
@@ -239,7 +239,7 @@ def _lock(path: str, what: str, taken: List[int], flags: int) -> int:
 def _open_ports(spec: Dict[str, Any], prefer: Optional[str]) -> Tuple[Dict[str, List[socket.socket]], Dict[str, Any]]:
     """On the head: the link's port, and the rendezvous port, held until torchrun needs it.
 
-    Both on each address that the others may reach: which it is shows only when they have tried.
+    Both listen on each address that the others may reach: only their tests show which ones they do.
 
     `prefer`: the address of this host to try first, if it still has that one and the inventory names none.
     """

@@ -1,4 +1,4 @@
-"""`probe`: the facts of this host, quickly: the questions run side by side, and nothing here imports torch."""
+"""`probe`: gather the facts of this host, quickly: in parallel, and without importing torch."""
 
 import errno
 import json

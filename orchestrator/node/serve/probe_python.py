@@ -6,7 +6,7 @@ Importing torch would cost seconds: its versions are in its files. FD holds the 
 import sys
 
 if "" in sys.path:
-    sys.path.remove("")  # -c put the folder of the login there, and a json.py in it must not be ours
+    sys.path.remove("")  # -c puts the login's folder there, and a json.py in it must not be imported
 
 import importlib.util
 import json
@@ -46,7 +46,7 @@ def torch_versions() -> Dict[str, Optional[str]]:
 def build_locks(torch: Optional[str]) -> Optional[str]:
     """How builds of torch extensions exclude each other: `file`, or, since torch 2.15 or so, `kernel`: by flock.
 
-    A lock of the kernel ends with the process that holds it; its file stays after every build and stops nobody.
+    A lock of the kernel ends with the process that holds it; its file stays after every build and blocks no one.
     """
     try:
         with open(os.path.join(torch or "", "utils", "cpp_extension.py"), encoding="utf-8") as file:
@@ -91,7 +91,7 @@ def script(request: Optional[Dict[str, Any]], workdir: Optional[str]) -> Optiona
                 source = file.read()
         except OSError as error:
             return {"path": path, "error": None, "absent": str(error.strerror), "missing": []}
-    import ast  # only who asks about a script pays for it
+    import ast  # slow, and only needed for a script
 
     try:
         tree = ast.parse(source, request["path"])

@@ -1,6 +1,6 @@
-"""The relay: a host's end of one SSH session. Answers a controller's requests; owns nothing that must outlive it.
+"""The relay: a host's end of one SSH session. It answers requests, and owns nothing that must outlive it.
 
-Requests are numbered; each runs in a thread of its own, so that a stop is heard while a journal is being streamed. The
+Requests are numbered; each runs in a thread of its own, so that a stop is handled while a journal is streamed. The
 main thread reads frames and answers PING. A controller that has been silent for too long counts as gone, and the relay
 ends.
 """
@@ -106,7 +106,7 @@ class Relay:
             result = self._do(request["op"], request["args"], number)
         except (state.StateError, wire.Refused) as error:
             result = {"error": str(error), "code": getattr(error, "code", "unknown")}
-        except Exception as error:  # noqa: BLE001  a bug of ours: the controller shall show it, not wait for an answer
+        except Exception as error:  # noqa: BLE001  a bug in here: the controller shows it instead of waiting
             import traceback
 
             result = {"error": "a bug in the node program:\n" + traceback.format_exc(), "code": "bug"}
@@ -166,7 +166,7 @@ class Relay:
     def _abort(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import prepare
 
-        # somebody else may have stopped the run while it was being prepared
+        # another user may have stopped the run while it was being prepared
         wish = state.read(os.path.join(state.run_folder(arguments["run_id"]), "stop.json")) or {}
         control = self._controls.pop(arguments["run_id"], None)
         if control is not None:
@@ -218,7 +218,7 @@ class _Upload:
         return data
 
     def drain(self) -> None:
-        """So that a refused upload does not stop the reader of frames for ever."""
+        """Read the rest of a refused upload: the reader of frames would wait for ever."""
         while not self._ended:
             self._ended = not self._source.get()
 

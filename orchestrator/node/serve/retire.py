@@ -1,4 +1,4 @@
-"""What is kept on a host of runs that are over, and what is removed: `run.keep`, at every launch and by `prune`.
+"""Remove ended runs from a host, as `run.keep` says: at every launch, and by `prune`.
 
 Never touched: runs whose guard lives, what they need, and output folders, but for those of runs without a name where
 `keep.outputs` says so. A run that wrote files beside its code is kept until they were fetched.
@@ -20,7 +20,7 @@ HOST_ID = re.compile(r"[0-9a-f]{12}\Z")
 
 
 def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str, Any]:
-    """Forget runs that are over (more than `runs` of them, or older than `days`), and what was not used for as long.
+    """Remove ended runs (more than `runs` of them, or older than `days`), and what was not used for as long.
 
     Brief ones are counted apart: an hour of attempts that fail at their start does not cost the logs of a week's run.
     `program` is the node program that runs this. `force`: also runs with files that were not fetched. Gives what was
@@ -62,7 +62,7 @@ def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str,
 
 
 def _strangers() -> Iterator[str]:
-    """Folders of hosts that were on this disk before, such as containers; nobody else will ever look at them."""
+    """Folders of hosts that used this disk before, such as containers; no other process removes them."""
     base = state.base()
     if state.filesystem(base) not in state.LOCAL_FILESYSTEMS:
         return

@@ -1,4 +1,4 @@
-"""Something of the host is asked, a program or its file systems: what it answers in time, or nothing."""
+"""Ask a program or a file system of the host something: what it answers in time, or nothing."""
 
 import subprocess
 import threading
@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List
 
 
 def output_of(argv: List[str], window: float) -> str:
-    """Its stdout; empty where it is not there, or has not ended within `window` seconds. Whatever its exit status."""
+    """The stdout of a command; empty if it is missing, or takes longer than `window` seconds. Its status is ignored."""
     try:
         answer = subprocess.run(
             argv,
@@ -23,9 +23,9 @@ def output_of(argv: List[str], window: float) -> str:
 
 
 def answers_of(questions: Dict[str, Callable[[], Any]], window: float) -> Dict[str, Any]:
-    """What the questions answer, asked side by side; those that have not within `window` seconds are left out.
+    """The answers to the questions, asked in parallel. Those that take longer than `window` seconds are left out.
 
-    So are their threads: nothing ends a look at a network file system whose server is gone.
+    Their threads are abandoned: a call into a network file system whose server is gone never returns.
     """
     answers: Dict[str, Any] = {}
     bugs: List[BaseException] = []

@@ -1,4 +1,4 @@
-"""The runs this host knows: what their records say, and whether their guard lives. Reads only."""
+"""The runs of this host: their records, and whether their guard lives. Reads only."""
 
 import json
 import os
@@ -14,7 +14,7 @@ STATES = {AttemptPhase.PREPARED: "starting", AttemptPhase.RUNNING: "running", At
 
 
 def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
-    """A run as `ps` shows it; None when there is no whole record of it: its preparation was cut off, or damage."""
+    """A run as `ps` shows it; None when its record is incomplete: its preparation was interrupted, or it is damaged."""
     try:
         return _describe(run_id, folder)
     except state.DAMAGED:
@@ -59,7 +59,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     if ended is not None:
         answer["state"] = ended["verdict"]["state"]
         answer["verdict"] = ended["verdict"]
-        # nobody looks at a shared disk, whose server may hang, to list runs
+        # listing runs must not wait for a shared disk, whose server may hang
         answer["outputs"] = bool(spec.get("shared_output")) or not_empty(state.output_folder(folder, spec))
         if ended["outcome"] and ended["outcome"]["ok"]:
             answer["exit_code"] = 0
@@ -75,7 +75,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
 
 
 def _script(command: List[str]) -> str:
-    """What stands behind the python: `train.py`, or `-m` and a module."""
+    """The script of the command: `train.py`, or `-m` and a module."""
     words = [word for word in command[1:] if word != "-u"]
     return " ".join(words[: 2 if words[:1] == ["-m"] else 1])[:SCRIPT_MOST]
 

@@ -1,4 +1,4 @@
-"""Search a stream of the journal: of its lines only those that a regular expression is found in are read.
+"""Search a stream of the journal: read only the lines in which a regular expression matches.
 
 Journals are big and hits are rare, so many lines are searched as one text. Only what that finds is looked at as a line.
 """

@@ -1,4 +1,4 @@
-"""`stop`: end a run on this host, and prove that it is gone."""
+"""`stop`: stop a run on this host, and prove that nothing of it is left."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from ..run.link import LEASE
 from . import runs
 from .leftovers import owner, ports_of
 
-LOOK_EVERY = 0.05  # s between looks at the guard; at all processes, which is dear on a large host, LOOK_SHARE says when
+LOOK_EVERY = 0.05  # s between looks at the guard; for all processes, which is expensive on a large host, see LOOK_SHARE
 GRACE = 30.0  # s, of a run whose record does not tell
 REPORT_WINDOW = 5.0  # s beyond the grace and the lease for a guard to write its record
 
@@ -36,7 +36,7 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         grace = own if arguments["grace"] is None else float(arguments["grace"])
         try:
             state.write(os.path.join(folder, "stop.json"), {"by": arguments["by"], "grace": grace, "at": time.time()})
-        except OSError:  # a full disk: the guard stops the run all the same, with the run's own grace
+        except OSError:  # a full disk: the guard still stops the run, with the run's own grace
             grace = max(grace, own)
         processes.send(guard, signal.SIGTERM)
         deadline = time.monotonic() + grace + LEASE + REPORT_WINDOW
@@ -48,7 +48,7 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
                     if process not in before:  # started after we looked: a rank, a child of a rank
                         before[process] = processes.command(process.pid)
                 look_at = time.monotonic() + (time.thread_time() - began) * processes.LOOK_SHARE
-            time.sleep(LOOK_EVERY)  # pidfd would need a kernel that not every host has
+            time.sleep(LOOK_EVERY)  # not every host has a kernel with pidfd
         if processes.alive(guard):
             processes.send(guard, signal.SIGKILL)
     left = sweep(run_id, folder)

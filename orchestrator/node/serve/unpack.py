@@ -1,4 +1,4 @@
-"""Unpack a code snapshot that arrives as a tar stream: all of it and exactly it, or nothing.
+"""Unpack a code snapshot from a tar stream: completely and exactly, or not at all.
 
 The folder a snapshot ends in is named by the hash of its manifest, so a folder that is there is complete. Nothing in
 the archive is trusted: it writes nowhere else, and only files, folders and links that stay inside come of it.
@@ -81,7 +81,7 @@ def unpack(stream: BinaryIO, sha256: str, parent: str) -> str:
 
 
 def _is_there(target: str) -> bool:
-    return os.path.isdir(target) and bool(os.listdir(target))  # an empty folder is nobody's snapshot
+    return os.path.isdir(target) and bool(os.listdir(target))  # an empty folder is no snapshot
 
 
 def _unpack(stream: BinaryIO, sha256: str, parent: str, target: str) -> None:

@@ -1,4 +1,4 @@
-"""Frames between a controller and a relay: how they look as bytes. Reads and writes nothing by itself.
+"""Encode and decode the frames between a controller and a relay. Does no IO.
 
 A frame is a fixed head, a JSON header and a raw payload (docs/protocol.md):
 
@@ -26,7 +26,7 @@ class WireError(Exception):
 
 
 class Refused(Exception):
-    """A request that is answered with a no and its reason; `code` is a label of a finding."""
+    """A request that is refused, and why; `code` is the code of a finding."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
