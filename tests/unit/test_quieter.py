@@ -74,7 +74,10 @@ def test_how_torchrun_obeys_is_shown_unless_it_is_we_who_stop_it() -> None:
         agent(f"{elastic}.SignalException: Process 65 got signal: 15"),
     ]
     later = Line(2.0, "node-0", 3, "stdout", 1, "step 1")
-    for word in ("stopping all nodes: asked by Ctrl-C", "first failure: b: rank 1: exit code 1; stopping all nodes"):
+    for word in (
+        "stopping all nodes: requested by Ctrl-C",
+        "first failure: b: rank 1: exit code 1; stopping all nodes",
+    ):
         ours, other_attempt = agent(f"ddp-orch: {word}"), said[0]._replace(attempt=2)
         for lines in ([ours, *said, other_attempt, later], [*said, other_attempt, later, ours]):
             quieter = Quieter()

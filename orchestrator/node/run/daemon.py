@@ -57,7 +57,7 @@ def start(
         ours.close()
         with open(errors, encoding="utf-8", errors="replace") as log:
             error_lines = log.read().strip().splitlines()
-        raise NotStarted("the guard did not start: %s" % (error_lines[-1] if error_lines else "it said nothing"))
+        raise NotStarted("the guard did not start: %s" % (error_lines[-1] if error_lines else "no output"))
     return ours
 
 

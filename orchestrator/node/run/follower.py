@@ -125,7 +125,7 @@ class WorkerLink(ClusterLink):
         head = self._spec["nodes"][0]["host"]
         status = self._recorder.reported
         by = (status["stop"] or {}).get("by")
-        self._recorder.say("nothing heard of the head (%s) for %d s: stopping" % (head, LEASE))
+        self._recorder.say("no message from the head (%s) for %d s: stopping" % (head, LEASE))
         failure = {"host": head, "node": 0, "rank": None, "what": "head lost", "lost": True, "at": time.time()}
         verdict = {
             "state": "killed" if by else "lost",
@@ -140,6 +140,6 @@ class WorkerLink(ClusterLink):
     def _tell_for_the_head(self, failure: Dict[str, Any], attempt: int) -> None:
         """Notify in place of the head. Only node rank 1 does: the others have no links to agree by (ADR 0004)."""
         here = self._spec["nodes"][self._spec["node"]]["host"]
-        report = dict(failure, what="head lost, as %s says" % here)
+        report = dict(failure, what="head lost, reported by %s" % here)
         message = notify.message(self._spec, "lost", attempt, report)
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)

@@ -202,7 +202,7 @@ class HeadLink(ClusterLink):
             self._warned_of_silence = True
             stopped = ", ".join("rank %d" % rank for ranks in frozen.values() for rank in ranks)
             self._recorder.say(
-                "no rank has printed a line for %d s%s; with run.stall_timeout this would be ended and its stacks shown"
+                "no rank has printed a line for %d s%s. Set run.stall_timeout to end this and to show the stacks."
                 % (quiet, " (%s: stopped by a signal)" % stopped if stopped else "")
             )
 
@@ -265,18 +265,18 @@ class HeadLink(ClusterLink):
             )
         elif after.first_failure is not None and after.first_failure != before.first_failure:
             what = "%s: %s" % (after.first_failure["host"], after.first_failure["what"])
-            self._recorder.say("first failure, seen late: %s; it went silent before the other failed" % what)
+            self._recorder.say("first failure, seen late: %s; it was silent before the other host failed" % what)
         if after.phase is Phase.RESTARTING and before.phase is not Phase.RESTARTING:
             self._recorder.say(_what_follows(after))
             self._notify("restarting", after.first_failure)
         elif after.stopped_by is not None and before.stopped_by is None:
-            self._recorder.say("stopping all nodes: asked by %s" % after.stopped_by)
+            self._recorder.say("stopping all nodes: requested by %s" % after.stopped_by)
         if after.verdict is not None and before.verdict is None:
-            how = {"killed": "been stopped", "lost": "been lost"}.get(after.verdict["state"], after.verdict["state"])
+            outcome = notify.WORDS[after.verdict["state"]]
             why = (
                 after.verdict["no_restart_reason"] if after.max_restarts or len(after.nodes) > after.min_nodes else None
             )
-            self._recorder.say("the run has %s%s" % (how, "; not restarted: %s" % why if why else ""))
+            self._recorder.say("the run %s%s" % (outcome, "; not restarted: %s" % why if why else ""))
             self._notify(after.verdict["state"], after.verdict["first_failure"])
 
     def _notify(self, label: str, failure: Optional[Dict[str, Any]]) -> None:

@@ -26,13 +26,13 @@ COMMAND_WINDOW = 60.0  # s for the command
 CONNECT_WINDOW = 5.0  # s to connect to the webhook's host, when it is only tried
 RECORD = "notify.json"  # what went wrong the last time; none: nothing
 
-WORDS = {"succeeded": "has succeeded", "failed": "has failed", "killed": "has been stopped", "lost": "has been lost"}
+WORDS = {"succeeded": "has succeeded", "failed": "failed", "killed": "was stopped", "lost": "was lost"}
 
 
 def message(spec: Dict[str, Any], state: str, attempt: int, first_failure: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     """The message. `state`: `restarting`, or the state of a verdict. A webhook gets only `text`, in Slack's format."""
     name = spec["run_id"] if spec["name"] == spec["run_id"] else "%s (%s)" % (spec["name"], spec["run_id"])
-    text = "ddp-orch: run %s %s" % (name, WORDS.get(state, "is started again: attempt %d has failed" % attempt))
+    text = "ddp-orch: run %s %s" % (name, WORDS.get(state, "restarts: attempt %d failed" % attempt))
     if first_failure:
         text += ": %s: %s" % (first_failure["host"], first_failure["what"])
     return {

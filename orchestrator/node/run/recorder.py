@@ -289,7 +289,7 @@ class Recorder:
             failures=self._status["failures"][: messages.FAILURES - 1] + [failure],  # the gang reads no more
             outcome={"ok": False, "stopped": None, "statuses": {}, "unkillable": left, "ended": []},
         )
-        self.say("the guard was killed; its processes have been ended")
+        self.say("the guard was killed; its processes were killed too")
         self._link.on_status(self._status)
 
     def _end_orphaned(self, verdict: Dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ def follow(arguments: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     try:
         reading = _Reading(arguments, os.path.join(folder, "log"))
     except re.error as error:
-        return {"error": "python here cannot search for %r: %s" % (arguments["grep"], error), "code": "unknown"}
+        return {"error": "python on this host cannot search for %r: %s" % (arguments["grep"], error), "code": "unknown"}
     pause = POLL
     live = False
     sent = time.monotonic()

@@ -74,9 +74,7 @@ def parse(text: str) -> Dict[str, Any]:
     try:
         root = ElementTree.fromstring(text[start : end + 17] if start >= 0 and end >= 0 else "")  # noqa: S314
     except ElementTree.ParseError:
-        lines = (
-            ["its answer breaks off"] if start >= 0 else [line.strip() for line in text.splitlines() if line.strip()]
-        )
+        lines = ["incomplete output"] if start >= 0 else [line.strip() for line in text.splitlines() if line.strip()]
         return {"gpus": [], "driver": None, "cuda": None, "error": " ".join(lines[:2])[:300] or "no output"}
     gpus = [_gpu(number, element) for number, element in enumerate(root.findall("gpu"))]
     return {

@@ -35,7 +35,7 @@ def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
             {"pid": process.pid, "cmd": command} for process, command in before.items() if not processes.alive(process)
         ]
         remaining += [
-            dict(process, owner=owner(os.geteuid()), why="does not die: stuck in the kernel") for process in left
+            dict(process, owner=owner(os.geteuid()), why="cannot be killed: stuck in the kernel") for process in left
         ]
         ports += [port for port in held if port not in network.listeners(held)]
     gone = {process["pid"] for process in killed}
@@ -157,13 +157,13 @@ def force(arguments: Dict[str, Any]) -> Dict[str, Any]:
     for pid in arguments["pids"]:
         process, who = processes.identify(pid), _who(pid)
         if process is None:
-            remaining.append(dict(who, owner="", why="there is no such process"))
+            remaining.append(dict(who, owner="", why="no such process"))
         elif pid <= 1 or pid == os.getpid() or pid in processes.ancestors(os.getpid()):
-            remaining.append(dict(who, why="it is what this very session runs on"))
+            remaining.append(dict(who, why="this SSH session depends on it"))
         elif _end(process):
             killed.append({"pid": pid, "cmd": who["cmd"]})
         else:
-            why = "does not die" if _may_end(process) else "only its owner or root may end it"
+            why = "cannot be killed" if _may_end(process) else "only its owner or root can kill it"
             remaining.append(dict(who, why=why))
     return {"killed": killed, "ports_freed": [], "gpus_freed": [], "remaining": remaining}
 

@@ -257,7 +257,7 @@ def _open_ports(spec: Dict[str, Any], prefer: Optional[str]) -> Tuple[Dict[str, 
     else:
         addresses = sorted(network.candidates(), key=lambda address: address != prefer)
     if not addresses:
-        raise Refused("nccl-wrong-nic", "no interface here that others could reach; give cluster_address for this host")
+        raise Refused("nccl-wrong-nic", "no interface that other hosts can reach; set cluster_address for this host")
     tries = random.sample(range(low, high + 1), min(64, high + 1 - low))
     sockets: Dict[str, List[socket.socket]] = {}
     try:
@@ -288,7 +288,10 @@ def _who_holds(port: int, error: OSError) -> str:
     pid = network.holder(inode) if inode is not None else None
     if pid is None:
         return "%s (held by another user)" % error.strerror if inode is not None else str(error.strerror)
-    return "held by pid %d (%s), not ours; free it or set rdzv.port" % (pid, processes.command(pid))
+    return "held by pid %d (%s), which ddp-orch did not start; stop it or set run.rdzv.port" % (
+        pid,
+        processes.command(pid),
+    )
 
 
 def _reach_head(spec: Dict[str, Any], head: Dict[str, Any]) -> Dict[str, Any]:

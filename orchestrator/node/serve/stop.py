@@ -61,7 +61,7 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "ports_freed": [port for port in held if port not in network.listeners(held)],
         "gpus_freed": _gpus_of(folder) if guard is not None or arguments.get("members") else [],
         "remaining": [
-            dict(process, owner=owner(os.geteuid()), why="does not die: stuck in the kernel") for process in left
+            dict(process, owner=owner(os.geteuid()), why="cannot be killed: stuck in the kernel") for process in left
         ],
         "run": runs.describe(run_id, folder) if os.path.isdir(folder) else None,
     }
