@@ -33,7 +33,7 @@ LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 SHARED = {"node", "node.serve.figures", "node.serve.unpack", "node.serve.wire"}
 """What the controller imports of the node program: the protocol version, figures in lines, archives, frames."""
 
-PURE = ("inventory", "plan", "checks", "diagnosis", "output")
+PURE = ("inventory", "answers", "plan", "checks", "diagnosis", "output")
 OUTSIDE = {"os", "time", "random", "secrets", "socket", "subprocess", "threading"}
 READERS = {
     "inventory.advice": {"os"},  # the default inventory, to leave it out of advice
