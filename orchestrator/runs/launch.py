@@ -263,8 +263,13 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
         if by is not None and isinstance(error, OrchError):  # what went wrong is the consequence of that
             raise Interrupted(f"run {resolved.run_id} was stopped by {by} before it had started") from error
         raise
+    _commit(sessions[head.name], start, resolved, fleet, around)
+
+
+def _commit(head: Session, start: Arguments, resolved: Plan, fleet: Fleet, around: LaunchContext) -> None:
+    """Tell the head to start: from then on the run belongs to its hosts."""
     try:
-        sessions[head.name].request(START, {"run_id": resolved.run_id, "start": start})
+        head.request(START, {"run_id": resolved.run_id, "start": start})
     except UnreachableError as error:
         # the head may have heard it: then the run goes on, and else the others give up when nobody calls them
         raise UnreachableError(
@@ -273,7 +278,8 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
         ) from error
     except (Refused, KeyboardInterrupt) as error:
         # the head's guard may have begun all the same, and obeys no abort then
-        ending.kill(fleet, [head, *others], ending.KillTargets(runs=(resolved.run_id,)), grace=0.0, by=around.by)
+        hosts = [node.host for node in resolved.nodes]
+        ending.kill(fleet, hosts, ending.KillTargets(runs=(resolved.run_id,)), grace=0.0, by=around.by)
         if isinstance(error, Refused):
             raise worst([error], str(error)) from error
         raise

@@ -135,21 +135,8 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
         for one in answer.results:
             if one.address == common and name not in unreachable and one.source and one.interface:
                 addresses[name], interfaces[name] = one.source, one.interface
-    names = list(addresses)
-    dialled = fleet.each(
-        [hosts[name] for name in names],
-        lambda host, session: _dial(
-            session,
-            [
-                Target(other, addresses[other], listening.done[other].ports, token + other)
-                for other in _targets(names, host.name)
-            ],
-            addresses[host.name],
-            [facts[other].hostname for other in _targets(names, host.name)],
-            bulk=True,
-        ),
-        "trying to reach the others",
-    )
+    targets = {name: Target(name, addresses[name], listening.done[name].ports, token + name) for name in addresses}
+    dialled = _try_others([hosts[name] for name in addresses], targets, facts, fleet)
     pairs = tuple(
         _pair(name, result, listening.done[result.host].ports[0])
         for name, answer in dialled.done.items()
@@ -158,6 +145,22 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     failed |= {**reached.failed, **dialled.failed}
     known = {name: answer.names for name, answer in dialled.done.items()}
     return Network(head.name, addresses, interfaces, tuple(offered), unreachable, pairs, known, failed, subnets)
+
+
+def _try_others(
+    hosts: Sequence[Host], targets: Mapping[str, Target], facts: Mapping[str, Facts], fleet: Fleet
+) -> Results[DialReport]:
+    """Have each host dial the others, and look up their names."""
+    names = [host.name for host in hosts]
+
+    def dial(host: Host, session: Session) -> DialReport:
+        others = _targets(names, host.name)
+        own = targets[host.name].address
+        return _dial(
+            session, [targets[name] for name in others], own, [facts[name].hostname for name in others], bulk=True
+        )
+
+    return fleet.each(hosts, dial, "trying to reach the others")
 
 
 def _dial(
