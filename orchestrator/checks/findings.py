@@ -1,4 +1,4 @@
-"""Findings: facts that were judged. Folding of hosts, majority against outliers, text and JSON. Pure."""
+"""Collect findings, fold equal ones of several hosts, compare hosts with the majority. Pure."""
 
 from __future__ import annotations
 
@@ -16,39 +16,41 @@ _PLAIN = re.compile(r"[A-Za-z0-9._/:@+-]+")
 
 @dataclass
 class Findings:
-    """Collects what the rules find, and folds what is equal."""
+    """Collects what the checks find, and folds what is equal."""
 
-    _found: dict[tuple[Severity, str, str], dict[str, tuple[str, str]]] = field(default_factory=dict)
+    _places: dict[tuple[Severity, str, str], dict[str, tuple[str, str]]] = field(default_factory=dict)
     """{(severity, code, message): {host: (fix, evidence)}}"""
 
-    def add(self, severity: Severity, code: str, hosts: str | Iterable[str], message: str, fix: str, seen: str) -> None:
-        """`seen`: the evidence, a command or file and what it said, `df /tmp: 3 MiB`; a command alone is shown as one
-        to be tried. What hosts say goes into `message` and `seen`; into `fix`, which is there to be copied, by
-        `shell_word` only.
+    def add(
+        self, severity: Severity, code: str, hosts: str | Iterable[str], message: str, fix: str, evidence: str
+    ) -> None:
+        """`evidence`: a command or file and its output, `df /tmp: 3 MiB`; a command alone is shown as one to try.
+
+        Text from hosts goes into `message` and `evidence`; into `fix`, which people copy, by `shell_word` only.
         """
-        message, seen = one_line(message), one_line(seen)
-        places = self._found.setdefault((severity, code, message), {})
+        message, evidence = one_line(message), one_line(evidence)
+        places = self._places.setdefault((severity, code, message), {})
         for host in [hosts] if isinstance(hosts, str) else hosts:
-            places.setdefault(host, (fix, seen))
+            places.setdefault(host, (fix, evidence))
 
     def differ(
-        self, severity: Severity, code: str, what: str, values: Mapping[str, str], head: str, fix: str, seen: str
+        self, severity: Severity, code: str, what: str, values: Mapping[str, str], head: str, fix: str, evidence: str
     ) -> None:
-        """Hosts whose value is not that of most hosts (of the head, when as many have another)."""
+        """Hosts whose value is not that of most hosts (or of the head, if two values are equally frequent)."""
         for outliers, message in outliers_of(what, values, head):
-            self.add(severity, code, outliers, message, fix, seen)
+            self.add(severity, code, outliers, message, fix, evidence)
 
     def all(self) -> tuple[Finding, ...]:
         """Errors first."""
-        found = [
+        findings = [
             Finding(severity, code, tuple(places), message, _fixes(places), _evidence(places))
-            for (severity, code, message), places in self._found.items()
+            for (severity, code, message), places in self._places.items()
         ]
-        return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
+        return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def shell_word(text: str) -> str:
-    """What a host said, as one word of a shell's command."""
+    """Text from a host, as one word of a shell command."""
     return text if _PLAIN.fullmatch(text) else shlex.quote(one_line(text))
 
 
@@ -77,19 +79,19 @@ def _fixes(places: Mapping[str, tuple[str, str]]) -> str:
 def _evidence(places: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
     """Each different one once, with the first host that gave it."""
     first: dict[str, str] = {}
-    for host, (_, seen) in places.items():
-        if seen:
-            first.setdefault(seen, host)
-    return tuple(_shown(seen, host) for seen, host in first.items())
+    for host, (_, evidence) in places.items():
+        if evidence:
+            first.setdefault(evidence, host)
+    return tuple(_render(evidence, host) for evidence, host in first.items())
 
 
-def _shown(seen: str, host: str) -> str:
-    if seen.startswith("try: "):
-        return seen
-    return f"{host}: {seen}" if ": " in seen else f"try: ssh {host} {shlex.quote(seen)}"
+def _render(evidence: str, host: str) -> str:
+    if evidence.startswith("try: "):
+        return evidence
+    return f"{host}: {evidence}" if ": " in evidence else f"try: ssh {host} {shlex.quote(evidence)}"
 
 
-def say(finding: Finding) -> str:
-    """One finding in one line, as `up` says it."""
+def render_line(finding: Finding) -> str:
+    """One finding in one line, as `up` prints it."""
     fix = "; " + finding.fix.replace("\n", "; ") if finding.fix else ""
     return f"{fold(finding.hosts)}: {finding.message} [{finding.code}]{fix}"

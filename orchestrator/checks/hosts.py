@@ -19,9 +19,7 @@ from ..output.finding import Finding, Severity
 from ..plan.plan import Node, Plan, arguments
 from ..ssh.pipe import ConnectFailure, OtherKey, with_hosts
 from . import gpus, network, python
-from .findings import Findings, say, shell_word
-
-__all__ = ["judge", "say", "unreached"]
+from .findings import Findings, shell_word
 
 MIB, GIB = 1 << 20, 1 << 30
 STATE_LEAST, DISK_LOW, FILES_LOW = 64 * MIB, GIB, 1000

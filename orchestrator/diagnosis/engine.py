@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from ..output.finding import Finding
 from . import causes, recorder_lines, stacks, verdict
@@ -35,7 +35,7 @@ class Diagnosis:
     earlier: tuple[tuple[int, Finding], ...] = ()
     """Attempts that failed before, and why; the run was restarted."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         earlier = [
             replace(finding, severity="warning", message=f"Attempt {attempt} failed: {finding.message}")
             for attempt, finding in self.earlier

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from .lines import rfc3339
 
@@ -31,7 +31,7 @@ class Finding:
     confidence: Confidence | None = None
     """None: it was measured."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {
             "severity": self.severity,
             "code": self.code,

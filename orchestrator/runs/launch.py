@@ -18,7 +18,7 @@ from ..answers.files import Unfetched
 from ..answers.operation import Arguments, Operation
 from ..answers.prepare import ABORT, PREPARE_HEAD, PREPARE_NODE, START, UNPACK, Prepared
 from ..checks import auto_env
-from ..checks.hosts import say
+from ..checks.findings import render_line
 from ..errors import FindingsError, HeldError, Interrupted, OrchError, UnreachableError, UsageError
 from ..hosts.fleet import Fleet, Results, each, folded, worst
 from ..hosts.session import Refused, Session
@@ -197,7 +197,7 @@ def _judge(findings: tuple[Finding, ...], wanted: Plan, around: LaunchContext) -
     hosts = [node.host for node in wanted.nodes]
 
     def told(finding: Finding) -> str:
-        return completed(by_hand(say(finding), hosts), wanted.inventory.path)
+        return completed(by_hand(render_line(finding), hosts), wanted.inventory.path)
 
     errors = [finding for finding in findings if finding.severity == "error"]
     for finding in findings:

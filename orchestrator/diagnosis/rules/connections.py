@@ -145,7 +145,7 @@ def find_missed_rendezvous(suspects: Suspects, scene: Scene) -> Suspects:
     line = others[0].line
     confidence: Confidence = "low"
     why = "both reached the store and did not meet: their rdzv ids or their --nnodes differ"
-    # who was told that the rendezvous is closed knew it by its id
+    # a rendezvous is reported as closed only to agents with the same id
     code = "nnodes-mismatch" if others[0].kind.endswith("RendezvousClosedError") else "rdzv-id-mismatch"
     if any("_create_tcp_store" in frame for frame in others[0].frames):
         code, confidence = "rdzv-port-blocked", "medium"

@@ -56,8 +56,8 @@ def _is_written(name: str, suspect: Suspect, scene: Scene) -> bool:
 def check_sent_code(suspects: Suspects, scene: Scene) -> Suspects:
     """ddp-orch sent the same code to all hosts: none has another version, and what it lacks is missing on all.
 
-    What ranks write beside the code is another matter: that is on the host of the rank. Last, as it settles what
-    `check_written_files` and the signatures that compare hosts left open.
+    Files that ranks write next to the code are another matter: they are on the host of the rank. Last, as it settles
+    what `check_written_files` and the signatures that compare hosts left open.
     """
     if not scene.record.same_code:
         return suspects
