@@ -2,7 +2,7 @@
 
 OrchError
 ├── UsageError        2   wrong arguments, or something that is not built yet
-│   └── InventoryError    the inventory: file, line, key, how to mend it
+│   └── InventoryError    the inventory: file, line, key, how to fix it
 ├── FindingsError     3   something found before the start would break the run
 ├── UnreachableError  4   a host unreachable, refused or lost; its login or its key
 ├── HeldError         5   a lock, port or GPU held by someone else
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 
 class OrchError(Exception):
-    """An error for people: `str(error)` says where, what, and how to mend it; no traceback is shown."""
+    """An error for people: `str(error)` says where, what, and how to fix it; no traceback is shown."""
 
     exit_code = 70
 

@@ -37,7 +37,7 @@ for base in wanted + ["/var/tmp/ddp-orch-%d" % uid, "/tmp/ddp-orch-%d" % uid]:
     except OSError as error:
         tried.append(str(error))
 else:
-    say("error no private folder for state: " + "; ".join(tried) + "; make one of them yours alone (chown, chmod 700)")
+    say("error no private state folder: " + "; ".join(tried) + "; make one of them private to you (chown, chmod 700)")
     sys.exit(0)
 path = os.path.join(base, "node-" + SHA[:16])
 def whole():
@@ -65,7 +65,7 @@ if not whole():
             sys.exit(0)
         data += part
     if hashlib.sha256(data).hexdigest() != SHA:
-        say("error the node program was damaged on its way")
+        say("error the node program was damaged during the transfer")
         sys.exit(0)
     import io, shutil, zipfile
     def sync(path):

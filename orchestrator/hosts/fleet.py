@@ -200,7 +200,7 @@ def _output(name: str, pipe: Pipe) -> Output:
         kept += data[: OUTPUT_MOST - len(kept)]
     status = pipe.exit_status(EXEC_STATUS_WINDOW)
     if status is None:
-        raise UnreachableError(f"{name}: the connection was lost before the command had ended, or a signal ended it")
+        raise UnreachableError(f"{name}: the connection was lost, or a signal ended the command")
     return Output(status, _text(bytes(kept)), _text(pipe.stderr()), size - len(kept))
 
 

@@ -69,7 +69,7 @@ class InvalidAnswer(Refused):
     """What no node program answers; the host would say the same again."""
 
     def __init__(self, host: str, why: object) -> None:
-        super().__init__("unknown", f"{host}: its answer makes no sense: {why}")
+        super().__init__("unknown", f"{host}: invalid response from the node program ({why}); please report this")
 
 
 Data = Callable[[Mapping[str, Any], bytes], None]
@@ -119,7 +119,7 @@ class Session:
         try:
             hello = self._hello.get(timeout=BOOTSTRAP_WINDOW)
         except queue.Empty:
-            self._end(f"the node program did not say hello within {BOOTSTRAP_WINDOW:.0f} s")
+            self._end(f"no hello from the node program within {BOOTSTRAP_WINDOW:.0f} s")
             hello = None
         if hello is None:
             raise self._why()
@@ -138,8 +138,8 @@ class Session:
         if status.startswith("old "):
             raise Refused(
                 "remote-env-differs",
-                f"{self.host}: {interpreter_of(python)[-1]} there is {status[4:]}, and 3.8 is needed; "
-                "give `python: /path` of a newer one",
+                f"{self.host}: {interpreter_of(python)[-1]} is Python {status[4:]}, but 3.8 or newer is required; "
+                "set `python` to the absolute path of a newer one",
             )
         if status != "have":
             raise Refused("remote-env-differs", f"{self.host}: {status.removeprefix('error ')}")
@@ -155,8 +155,8 @@ class Session:
             if len(before) > NOISE_LIMIT:
                 raise Refused(
                     "remote-env-differs",
-                    f"{self.host}: the login shell prints without end instead of running python; "
-                    f"see what `ssh {self.host} true` prints, and mend ~/.bashrc and the like",
+                    f"{self.host}: the login shell prints endless output instead of starting Python; "
+                    f"check what `ssh {self.host} true` prints, and fix ~/.bashrc or similar files",
                 )
             try:
                 data = self._pipe.recv(1 << 16, max(0.1, deadline - time.monotonic()))
@@ -178,12 +178,12 @@ class Session:
                 f"{self.host}: {interpreter} did not start within {BOOTSTRAP_WINDOW:.0f} s of the login",
             )
         if status is None and not said:
-            return SessionLost(f"{self.host}: the connection was closed before python answered")
+            return SessionLost(f"{self.host}: the connection was closed before Python started")
         what = said[-1][:300] if said else f"exit status {status}"
         return Refused(
             "remote-env-differs",
             f"{self.host}: cannot run {interpreter} in a non-interactive login: {what}; "
-            "give `python: /absolute/path` of a python >= 3.8, or mend what that login runs instead",
+            "set `python` to the absolute path of Python 3.8 or newer, or fix what the login runs instead",
         )
 
     # frames
@@ -198,14 +198,14 @@ class Session:
             self._refused = error
             self._end(str(error))
         except wire.WireError as error:
-            self._end(f"it does not speak our protocol: {error}")
+            self._end(f"protocol error: {error}")
         except MalformedAnswer as error:
             # it would say the same again: nobody is to try for ever
             self._refused = InvalidAnswer(self.host, error)
             self._end(str(self._refused))
         except BaseException as error:  # noqa: BLE001  raised in `request`
             self._bug = error
-            self._end(f"a bug: {error!r}")
+            self._end(f"bug: {error!r}")
 
     def _receive(self, rest: bytes) -> str:
         """Receive until the relay says goodbye; returns why it does."""
@@ -223,7 +223,7 @@ class Session:
                 heard = time.monotonic()  # after, not before: whoever takes the data may take his time
             limit = UPLOAD_DEAD_AFTER if self._uploads else DEAD_AFTER
             if time.monotonic() - heard > limit:
-                raise SessionLost(f"nothing heard for {limit:.0f} s")
+                raise SessionLost(f"no data for {limit:.0f} s")
             self._ping()
             try:
                 data = self._pipe.recv(1 << 18, PING_EVERY)

@@ -95,15 +95,18 @@ class Resolver:
         name = question.name
         if not re.fullmatch(r"[A-Za-z0-9_\[:][A-Za-z0-9._:%\[\]-]{0,253}", question.address):
             # ssh would take `-oProxyCommand=...` for an option, and a ProxyCommand's shell would run what is in a name.
-            raise _failure(name, f"{question.address!r} is no host name or address", "mend the address")
+            raise _failure(name, f"{question.address!r} is not a host name or address", "fix the address")
         if not jumps_left:
-            raise _failure(name, f"more than {MAX_JUMPS} jump hosts, or a loop of them", "mend ProxyJump in ssh_config")
+            raise _failure(
+                name, f"more than {MAX_JUMPS} jump hosts, or a ProxyJump loop", "fix ProxyJump in ssh_config"
+            )
         settings = self._ask(question, deadline)
         if problem := _unsupported(settings):
             raise _failure(name, *problem)
         hostname, user = settings["hostname"][0], settings["user"][0]
         if not re.fullmatch(r"[A-Za-z0-9_:][A-Za-z0-9._:%-]*", hostname) or not re.fullmatch(r"[\w.@\\+-]+\$?", user):
-            raise _failure(name, f"{user!r} at {hostname!r} is no user of a host", "mend User, HostName in ssh_config")
+            reason = f"the user name {user!r} or the host name {hostname!r} is invalid"
+            raise _failure(name, reason, "fix User or HostName in ssh_config")
         port = int(settings["port"][0])
         tokens = {
             "%": "%",
@@ -180,13 +183,14 @@ class Resolver:
                 timeout=max(0.1, deadline - time.monotonic()),
             )
         except subprocess.TimeoutExpired as error:
-            raise _failure(question.name, "`ssh -G` did not answer in time", "look for a slow `Match exec`") from error
+            fix = "check ssh_config for a slow `Match exec`"
+            raise _failure(question.name, "`ssh -G` did not finish in time", fix) from error
         if done.returncode:
             lines = done.stderr.decode(errors="replace").replace("\r", "").splitlines()
             reason = "; ".join(
                 line for line in lines if not line.startswith(("debug1: ", "OpenSSH_", "Pseudo-terminal "))
             )
-            raise _failure(question.name, f"`ssh -G` refused: {reason}", "mend ssh_config")
+            raise _failure(question.name, f"`ssh -G` failed: {reason}", "fix ssh_config")
         settings: Settings = {}
         for line in done.stdout.decode(errors="surrogateescape").splitlines():
             keyword, _, value = line.partition(" ")
@@ -204,12 +208,12 @@ class Resolver:
         files = [self._config_file] if self._config_file else usual
         text = "".join(file.read_text() + "\n" for file in files if file.exists())
         if included := re.search(r"(?im)^\s*include\b.*", text):
-            reason = f"{included[0].strip()!r} in ssh_config cannot be read without the ssh program"
+            reason = f"ssh_config has {included[0].strip()!r}, which only the ssh program can read"
             raise _failure(question.name, reason, "install the OpenSSH client")
         try:
             found = SSHConfig.from_text(text).lookup(question.address)
         except ConfigParseError as error:
-            raise _failure(question.name, str(error), "mend ssh_config") from error
+            raise _failure(question.name, str(error), "fix ssh_config") from error
         settings = {keyword: [value] if isinstance(value, str) else list(value) for keyword, value in found.items()}
         given = {"user": question.user, "port": question.port, "proxyjump": question.proxy_jump}
         settings |= {keyword: [str(value)] for keyword, value in given.items() if value}
@@ -292,7 +296,7 @@ def _expand(text: str, tokens: dict[str, str], name: str) -> str:
 
     def token(match: re.Match[str]) -> str:
         if match[1] not in tokens:
-            raise _failure(name, f"the token %{match[1]} in {text!r} is not supported", "write out what it stands for")
+            raise _failure(name, f"the token %{match[1]} in {text!r} is not supported", "write its value in its place")
         return tokens[match[1]]
 
     expanded = re.sub(r"%(.)", token, text)
@@ -302,11 +306,11 @@ def _expand(text: str, tokens: dict[str, str], name: str) -> str:
 def _unsupported(settings: Settings) -> tuple[str, str] | None:
     """What would change whom we talk to or trust, and is not done here, is refused: (reason, fix)."""
     checks: tuple[tuple[str, Callable[[str], bool], str], ...] = (
-        ("knownhostscommand", _is_set, "put its keys in a known_hosts file"),
+        ("knownhostscommand", _is_set, "put the keys that it prints in a known_hosts file"),
         ("revokedhostkeys", _is_set, "mark the keys @revoked in known_hosts"),
         ("proxyusefdpass", lambda value: value == "yes", "use ProxyJump, or a ProxyCommand that passes bytes"),
         ("bindinterface", _is_set, "use BindAddress"),
-        ("pubkeyauthentication", lambda value: value in ("no", "false"), "keys are the only way to log in here"),
+        ("pubkeyauthentication", lambda value: value in ("no", "false"), "allow it: ddp-orch logs in with keys only"),
     )
     for keyword, wrong, fix in checks:
         for value in settings.get(keyword, ()):
@@ -316,7 +320,10 @@ def _unsupported(settings: Settings) -> tuple[str, str] | None:
     beside = {f"{key}-cert.pub" for key in settings.get("identityfile", ())}
     for certificate in certificates:
         if certificate not in beside:
-            return f"ssh_config sets CertificateFile {certificate}, not beside its key", "name it KEY-cert.pub"
+            return (
+                f"ssh_config sets CertificateFile {certificate}, which is not next to its key",
+                "name it KEY-cert.pub",
+            )
     return None
 
 
@@ -324,7 +331,7 @@ def _remarks(settings: Settings) -> tuple[str, ...]:
     """Ways to log in that are missed only when no other way works."""
     remarks = []
     if _is_set(provider := settings.get("pkcs11provider", ["none"])[0]):
-        remarks.append(f"PKCS11Provider {provider} is not used (`ssh-add -s {provider}` gives its keys to the agent)")
+        remarks.append(f"PKCS11Provider {provider} is not used (load its keys into the agent: `ssh-add -s {provider}`)")
     return tuple(remarks)
 
 

@@ -237,7 +237,7 @@ class Dialer:
             return
         for skipped in self._keys.offer(target).skipped:
             if skipped.path == target.identity_file:
-                fix = "mend that, or name another by identity_file"
+                fix = "fix it, or set another key with `identity_file`"
                 raise ConnectFailure(target.name, "key", str(skipped), skipped.code, fix)
 
 
@@ -288,14 +288,15 @@ def _with_jumps(targets: Iterable[Target]) -> list[Target]:
 def _dropped(target: Target, dropped: DroppedError, tries: int) -> ConnectFailure:
     greeting = dropped.greeting
     if greeting and not greeting.startswith(THROTTLED):
-        fix = f"is port {target.port} that of an sshd?"
-        reason = f"no SSH server: it said {greeting!r}"
+        fix = f"check that sshd listens on port {target.port}"
+        reason = f"not an SSH server: it sent {greeting!r}"
         return ConnectFailure(target.name, dropped.phase, reason, "ssh-unreachable", fix)
-    said = f", saying {greeting!r}" if greeting else ""
-    reason = f"it closed the connection before the login, {tries} times{said}"
-    fix = "raise MaxStartups in its sshd_config, lower ssh.parallel, or look for a ban (fail2ban, hosts.deny)"
+    banner = f", banner {greeting!r}" if greeting else ""
+    attempts = "1 attempt" if tries == 1 else f"{tries} attempts"
+    reason = f"the server closed the connection before the login ({attempts}{banner})"
+    fix = "raise MaxStartups in its sshd_config, lower ssh.parallel, or check for a ban (fail2ban, hosts.deny)"
     if greeting.startswith(THROTTLED[1]):
-        fix = "it has banned this address for a while (PerSourcePenalties): wait some minutes"
+        fix = "wait a few minutes: the server has banned this address for a while (PerSourcePenalties)"
     if target.proxy_command:
-        fix = f"try the ProxyCommand by hand: {target.proxy_command}"
+        fix = f"test the ProxyCommand by hand: {target.proxy_command}"
     return ConnectFailure(target.name, dropped.phase, reason, "ssh-throttled", fix)

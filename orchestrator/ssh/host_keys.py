@@ -46,8 +46,8 @@ class HostKeys:
             if verdict.status in ("changed", "revoked"):
                 raise _untrusted(target, key, verdict, self._trust_command)
             if not target.user_known_hosts:
-                reason = "ssh_config names no UserKnownHostsFile to write it to"
-                raise ConnectFailure(target.name, "host key", reason, "ssh-host-key-unknown", "mend ssh_config")
+                reason, fix = "ssh_config has no UserKnownHostsFile to write the key to", "set one in ssh_config"
+                raise ConnectFailure(target.name, "host key", reason, "ssh-host-key-unknown", fix)
             if verdict.status != "known":
                 self._add(target, key)
             return target.user_known_hosts[0]
@@ -57,9 +57,8 @@ class HostKeys:
         try:
             self._read(target).add(append(path, target.known_as[0], key, hashed=target.hash_known_hosts))
         except OSError as error:
-            raise ConnectFailure(
-                target.name, "host key", f"{path} cannot be written: {error.strerror}", "unknown", "free it"
-            ) from error
+            reason = f"cannot write the key to {path}: {error.strerror}"
+            raise ConnectFailure(target.name, "host key", reason, "unknown", "make the file writable") from error
 
     def _known(self, target: Target) -> KnownHosts:
         with self._lock:
@@ -103,32 +102,31 @@ def _untrusted(target: Target, key: bytes, verdict: Verdict, trust: str) -> Conn
             code = "ssh-host-key-changed"
             assert verdict.entry
             reason = (
-                f"THE HOST KEY HAS CHANGED: it shows {print_}, but {where} has {fingerprint(verdict.entry.key)}. "
-                "Somebody may be listening in, or the host was installed anew"
+                f"THE HOST KEY HAS CHANGED: the host sent {print_}, but {where} has {fingerprint(verdict.entry.key)}. "
+                "Somebody may be intercepting the connection, or the host was reinstalled"
             )
             remove, remove_all = _how_to_remove(verdict.entry, name)
             own = shlex.quote(name)
-            only_if = "ask its administrator; only if the new key is right, "
-            fix = f"{only_if}{remove}, then accept the new one by `{trust}`"
+            only_if = "ask its administrator; only if the new key is correct, "
+            fix = f"{only_if}{remove}, then accept the new key with `{trust}`"
             common = (
-                f"THE HOST KEY HAS CHANGED: it shows another one than {verdict.entry.path} has. Somebody may be "
-                "listening in, or the host was installed anew",
-                f"{only_if}{remove_all}, then accept the new one by `{trust}`",
+                f"THE HOST KEY HAS CHANGED: the host sent another key than the one in {verdict.entry.path}. "
+                "Somebody may be intercepting the connection, or the host was reinstalled",
+                f"{only_if}{remove_all}, then accept the new key with `{trust}`",
             )
         case "revoked":
-            code, reason = "ssh-host-key-changed", f"its key {print_} is revoked by {where}"
-            fix = "the key must not be used any more: the host needs a new one"
+            code, reason = "ssh-host-key-changed", f"its key {print_} is revoked in {where}"
+            fix = "generate a new host key on the host, and do not use the revoked one"
             common = ("its key is revoked", fix)
         case "authority":
             code = "ssh-host-key-unknown"
-            reason = f"it is known by a certificate authority only ({where}); its key is {print_}"
-            fix = f"host certificates are not supported: add its plain key, say by `ssh-keyscan {target.hostname}`"
+            reason = f"only a certificate authority vouches for it ({where}); its key is {print_}"
+            fix = f"host certificates are not supported; add its plain key, e.g. with `ssh-keyscan {target.hostname}`"
         case _:
             code, reason = "ssh-host-key-unknown", f"its key {print_} is not in known_hosts (as {name})"
-            ways = f"by `{trust}`, once by `{target.command}`, or set ssh.host_keys: accept-new"
-            fix = f"compare it, then accept it: {ways}"
-            ways = f"by `{trust}`, which shows it, or set ssh.host_keys: accept-new"
-            common = ("its key is not in known_hosts", f"compare it, then accept it: {ways}")
+            accept = f"compare it with the key on the host, then accept it with `{trust}`"
+            fix = f"{accept} or `{target.command}`, or set ssh.host_keys: accept-new"
+            common = ("its key is not in known_hosts", f"{accept}, or set ssh.host_keys: accept-new")
     return ConnectFailure(target.name, "host key", reason, code, fix, common, own)
 
 

@@ -95,9 +95,9 @@ class Agent:
                 answer = self._read(int.from_bytes(self._read(4), "big"))
             except OSError as error:
                 self._socket.close()  # a late answer must not be taken for that of the next request
-                raise AgentError(f"the agent does not answer: {error}") from error
+                raise AgentError(f"the SSH agent does not answer: {error}") from error
         if answer[:1] != bytes([expected]):
-            raise AgentError("the agent refused")
+            raise AgentError("the SSH agent refused the request")
         return answer[1:]
 
     def _read(self, size: int) -> bytes:
@@ -242,7 +242,7 @@ class KeyRing:
                 return file.skipped
             if file.locked:
                 return Skipped(
-                    file.path, f"has a pass phrase and is not in an agent; run `ssh-add {shlex.quote(str(file.path))}`"
+                    file.path, f"has a pass phrase and is not in the agent; run `ssh-add {shlex.quote(str(file.path))}`"
                 )
             try:
                 file.key = _read_private_key(file.path, None)
@@ -258,7 +258,7 @@ class KeyRing:
                 return
             except (OSError, ValueError) as error:
                 reason = str(error)
-                prompt = f"That does not unlock it. Pass phrase for {file.path}: "
+                prompt = f"This does not unlock the key. Pass phrase for {file.path}: "
         file.skipped = Skipped(file.path, f"cannot be unlocked: {reason}")
 
 

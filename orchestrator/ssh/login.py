@@ -76,10 +76,10 @@ class SshConnection:
             channel = self._open_channel(deadline)
             _exec(channel, command.encode(errors="surrogateescape"), deadline)
         except ChannelRefused as refused:
-            fix = "raise MaxSessions in its sshd_config, or look at ForceCommand and the login shell"
+            fix = "raise MaxSessions in its sshd_config, or check ForceCommand and the login shell"
             raise ConnectFailure(self.target.name, "session", refused.reason, "unknown", fix) from refused
         except (paramiko.SSHException, EOFError, OSError) as error:
-            reason = "no answer in time" if time.monotonic() >= deadline else "the connection is lost"
+            reason = "no answer in time" if time.monotonic() >= deadline else "the connection was lost"
             raise ConnectFailure(self.target.name, "session", reason, "ssh-session-dropped", "try again") from error
         return SshPipe(channel, self)
 
@@ -129,9 +129,9 @@ class SshPipe:
         except TimeoutError:
             raise
         except (OSError, EOFError, paramiko.SSHException) as error:
-            raise BrokenPipeError("the connection or the command is gone") from error
+            raise BrokenPipeError("the connection was lost, or the command has ended") from error
         if not self._channel.get_transport().is_active():
-            raise BrokenPipeError("the connection is lost")  # paramiko drops a message on a dead link without a word
+            raise BrokenPipeError("the connection was lost")  # paramiko drops a message on a dead link without a word
 
     def close_write(self) -> None:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
@@ -263,7 +263,9 @@ class _KeysOnly:
             try:
                 missing = transport.auth_publickey(self._target.user, identity.key)  # type: ignore[arg-type]
             except paramiko.BadAuthenticationType as error:
-                reason = f"it takes no key of {self._target.user}, only {', '.join(error.allowed_types)}"
+                reason = (
+                    f"the server accepts no keys for user {self._target.user}, only {', '.join(error.allowed_types)}"
+                )
                 raise self._denied(reason, tried) from error
             except AgentError as error:
                 raise self._denied(str(error), tried) from error
@@ -271,28 +273,37 @@ class _KeysOnly:
                 if time.monotonic() >= self._deadline:
                     raise
                 if not transport.is_active():
-                    raise self._denied("it closed the connection", tried) from error
+                    raise self._too_many(tried) from error
                 continue
             transport.accepted_key = identity.label
             if missing:
-                raise self._denied(f"after the key it also wants {', '.join(missing)}", tried)
+                raise self._denied(f"the server accepted the key and also requires {', '.join(missing)}", tried)
             return
         own = self._target.user == getpass.getuser() and " -l " not in self._target.command
-        raise self._denied(f"it refuses {self._target.user}{', as you are called here' if own else ''}", tried)
+        raise self._denied(
+            f"permission denied for user {self._target.user}{', your local user name' if own else ''}", tried
+        )
 
     def _denied(self, reason: str, tried: list[Identity]) -> ConnectFailure:
+        reason += self._keys(tried)
+        works = "logs in without a prompt; `user` and `identity_file` in the inventory set the user and the key"
+        fix = f"check that `{self._target.command}` {works}"
+        common = (reason, f"check that `FIRST` {works}")
+        return ConnectFailure(self._target.name, "login", reason, self._code(), fix, common, self._target.command)
+
+    def _too_many(self, tried: list[Identity]) -> ConnectFailure:
+        reason = f"the server closed the connection{self._keys(tried)}"
+        fix = "set the right key with `identity_file`: the server allows fewer attempts than keys (MaxAuthTries)"
+        return ConnectFailure(self._target.name, "login", reason, self._code(), fix)
+
+    def _keys(self, tried: list[Identity]) -> str:
         keys = ", ".join(identity.label for identity in tried) or "none"
         skipped = [str(item) for item in self._offer.skipped] + list(self._target.remarks)
-        reason += f" (keys offered: {keys}{'; not offered: ' if skipped else ''}{'; '.join(skipped)})"
+        return f" (keys tried: {keys}{'; skipped: ' if skipped else ''}{'; '.join(skipped)})"
+
+    def _code(self) -> str:
         codes = {item.code for item in self._offer.skipped}
-        code = "ssh-key-permissions" if "ssh-key-permissions" in codes else "ssh-auth-denied"
-        if reason.startswith("it closed"):
-            fix = "it allows fewer keys than are offered (MaxAuthTries): name the right one by identity_file"
-            return ConnectFailure(self._target.name, "login", reason, code, fix)
-        ways = "logs in without a question; in the inventory, `user` names whom to log in as, `identity_file` the key"
-        fix = f"check that `{self._target.command}` {ways}"
-        common = (reason, f"check that `FIRST` {ways}")
-        return ConnectFailure(self._target.name, "login", reason, code, fix, common, self._target.command)
+        return "ssh-key-permissions" if "ssh-key-permissions" in codes else "ssh-auth-denied"
 
 
 def _exec(channel: paramiko.Channel, command: bytes, deadline: float) -> None:
@@ -309,7 +320,7 @@ def _exec(channel: paramiko.Channel, command: bytes, deadline: float) -> None:
     if channel.event_ready:
         return
     if channel.event.is_set() and transport.is_active():
-        raise ChannelRefused("the command was not accepted")
+        raise ChannelRefused("the server did not accept the command")
     raise paramiko.SSHException("no answer to the request")
 
 
@@ -318,14 +329,14 @@ def _failure(
 ) -> Exception:
     greeting = transport.greeting if transport else ""
     if time.monotonic() >= deadline:
-        fix = "is it overloaded, or is something else than sshd listening there?"
+        fix = "check that sshd listens there and that the host is not overloaded"
         return ConnectFailure(target.name, phase, "no answer in time", "ssh-unreachable", fix)
     if phase == "greeting" or (phase == "key exchange" and isinstance(error, (EOFError, OSError))):
         return DroppedError(phase, greeting)
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        fix = "it offers only algorithms that are weak, or that ssh_config leaves out"
+        fix = "enable modern algorithms in its sshd_config, or allow them in ssh_config: the others are weak"
         return ConnectFailure(target.name, phase, str(error), "unknown", fix)
-    return ConnectFailure(target.name, phase, f"the connection broke: {error}", "ssh-unreachable", "try again")
+    return ConnectFailure(target.name, phase, f"the connection was lost: {error}", "ssh-unreachable", "try again")
 
 
 def _jump_refused(target: Target, refused: ChannelRefused) -> ConnectFailure:
@@ -338,6 +349,6 @@ def _jump_refused(target: Target, refused: ChannelRefused) -> ConnectFailure:
         code = "ssh-name-unresolved"
     assert target.jump
     reason = f"{target.jump.name} cannot reach {target.hostname} port {target.port}: {refused.reason}"
-    fix = f"try it from {target.jump.name}"
+    fix = f"check the connection from {target.jump.name}"
     common = (f"{target.jump.name} cannot reach port {target.port} there: {refused.reason}", fix)
     return ConnectFailure(target.name, "jump", reason, code, fix, common)

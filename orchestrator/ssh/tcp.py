@@ -74,7 +74,7 @@ def _look_up(target: Target, deadline: float) -> list[Address]:
         answer = TimeoutError("no answer from the name servers in time")
     if isinstance(answer, OSError):
         said = str(answer.strerror or answer)
-        fix = "check the name, or give the host an address"
+        fix = "check the name, or use an IP address"
         raise ConnectFailure(
             target.name, "name", f"{target.hostname}: {said}", "ssh-name-unresolved", fix, (said, fix)
         ) from answer
@@ -132,9 +132,9 @@ def _start_proxy(command: str) -> socket.socket:
 def _unreached(target: Target, problems: list[tuple[str, OSError]]) -> ConnectFailure:
     said = "; ".join(f"{address} port {target.port}: {_words(error)}" for address, error in problems)
     common = "; ".join(dict.fromkeys(f"port {target.port}: {_words(error)}" for _, error in problems)) or "no address"
-    code, fix = "ssh-unreachable", "is the host up, and does a route or a firewall let us through?"
+    code, fix = "ssh-unreachable", "check that the host is up, and its route and firewall"
     if any(isinstance(error, ConnectionRefusedError) for _, error in problems):
-        code, fix = "ssh-connection-refused", "is sshd running there, and the port right?"
+        code, fix = "ssh-connection-refused", "check that sshd is running there and that the port is correct"
     return ConnectFailure(target.name, "connect", said or "no address", code, fix, (common, fix))
 
 

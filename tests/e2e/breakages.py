@@ -123,7 +123,7 @@ def defaults(lab: Lab, **more: Any) -> dict[str, Any]:
 # --- reaching them
 
 
-@case("ssh-auth-denied", exit_code=4, says="it refuses ann", fix="ssh -l ann")
+@case("ssh-auth-denied", exit_code=4, says="permission denied for user ann", fix="ssh -l ann")
 def wrong_key(lab: Lab) -> Iterator[Overrides]:
     keys = lab.hosts[1].home / ".ssh/authorized_keys"
     keys.rename(keys.with_name("away"))

@@ -123,7 +123,7 @@ def plain(lab: Lab, text: str) -> str:
         (r"known_hosts:[0-9]+", "known_hosts:LINE"),
         (r"PATH=\S+", "PATH=..."),
         (r"[0-9]+ MiB", "N MiB"),
-        (r"[0-9]+ times", "N times"),
+        (r"[0-9]+ attempts?", "N attempts"),
         (r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}", "RUN"),
         (r"started [0-9-]+ [0-9:]+ [+-][0-9]+", "started TIME"),
         (r"\b2[0-9]{4}\b", "PORT"),

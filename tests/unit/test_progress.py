@@ -37,7 +37,7 @@ def rows_of(count: int) -> list[Row]:
     rows = [Row(f"gpu-{number:03}", DONE, 0.0) for number in range(count - 9)]
     rows += [Row(f"gpu-{count - number:03}", "checking", number / 10) for number in range(4, 9)]
     rows += [Row(f"slow-{count}", "connecting", 11.9)]
-    rows += [Row(f"old-{number}", FAILED, 0.0, "login: it refuses ann") for number in range(2)]
+    rows += [Row(f"old-{number}", FAILED, 0.0, "login: permission denied for user ann") for number in range(2)]
     return [*rows, Row("gone", FAILED, 0.0, "connect: " + "no answer in time " * 20)]
 
 
@@ -73,7 +73,7 @@ def test_of_many_hosts_the_slow_and_the_failed_ones_are_named(count: int, width:
     assert shown.index("connecting") < shown.index("checking")  # the slowest first
     if width >= 80:
         assert re.search(rf"gpu-{count - 8:03}, gpu-{count - 7:03}, gpu-{count - 6:03}, gpu-{count - 5:03} .*1 ", shown)
-        assert "it refuses ann" in shown
+        assert "permission denied for user ann" in shown
 
 
 def test_more_reasons_than_lines_are_counted() -> None:
@@ -112,7 +112,7 @@ def test_what_is_over_soon_shows_nothing(live: bool) -> None:
         clock.now += 0.9
         shown.at("a", "running")
         shown.tick()
-        shown.ended("a", "login: it refuses ann")
+        shown.ended("a", "login: permission denied for user ann")
         shown.tick()
         shown.ended("b")
     assert out.getvalue() == ""
@@ -139,7 +139,7 @@ def test_in_a_pipe_a_failure_is_told_when_the_others_go_on() -> None:
     shown, clock, out = made(live=False)
     with shown.of(["a", "b"]):
         shown.at("b", "running")
-        shown.ended("a", "login: it refuses ann")
+        shown.ended("a", "login: permission denied for user ann")
         shown.tick()
         assert out.getvalue() == ""
         clock.now += 1.0

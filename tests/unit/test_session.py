@@ -77,7 +77,7 @@ def test_a_request_over_a_broken_connection_says_so() -> None:
 def test_silence_is_found() -> None:
     one, relay = session(lambda relay, request: None)
     relay.say = lambda *_: None  # type: ignore[method-assign]
-    with pytest.raises(SessionLost, match="nothing heard"):
+    with pytest.raises(SessionLost, match="no data for"):
         one.request(ANYTHING, {})
 
 

@@ -209,7 +209,7 @@ def test_algorithms_that_ssh_config_leaves_out_are_left_out(tmp_path: Path) -> N
 )
 def test_no_name_is_taken_for_an_option_or_run_by_a_shell(tmp_path: Path, address: str) -> None:
     failure = refused(tmp_path, "ProxyCommand nc %h\n", replace(PLAIN, address=address))
-    assert "no host name" in failure.reason
+    assert "not a host name" in failure.reason
 
 
 def test_what_ssh_says_against_its_configuration_is_passed_on(tmp_path: Path) -> None:

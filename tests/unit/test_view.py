@@ -212,7 +212,7 @@ def test_a_login_that_is_denied_is_not_tried_again(log: Path) -> None:
         def connect(self, host: Any) -> Relay:
             if self.dialled.count(host.name):
                 self.dialled.append(host.name)
-                raise ConnectFailure(host.name, "login", "it refuses ann", "ssh-auth-denied", "")
+                raise ConnectFailure(host.name, "login", "permission denied for user ann", "ssh-auth-denied", "")
             return super().connect(host)
 
     dialer = Denying(a=lambda relay, request: attach(relay, request, 1))
