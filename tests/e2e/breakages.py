@@ -358,8 +358,11 @@ def left_process(lab: Lab) -> Iterator[Overrides]:
 
 @case("clock-skew", severity="warning", says="90 s ahead", fix="set-ntp")
 def clock_ahead(lab: Lab) -> Iterator[Overrides]:
-    # only our node program is started with -I; its clock is the one that is compared
-    patch = "import time; real = time.time; time.time = lambda: real() + 90\n"
+    # only our node program is started with -I; its clock is the one that is compared. It replaces its process by that
+    # of the relay, which here must be the same one
+    patch = "import os, runpy, sys, time; real = time.time; time.time = lambda: real() + 90\n"
+    patch += "os.execv = lambda _, argv: (sys.argv.__setitem__(slice(None), argv[3:]), "
+    patch += "runpy.run_path(argv[3], run_name='__main__'))\n"
     line = f'[ "$1" = -I ] || exec $python "$@"\nexec $python -I -S -c "{patch}$4" "${{@:5}}"'
     write(lab.hosts[1], "~/python", wrapper(lab, line), "755")
     yield {"hosts": hosts(lab, python="/home/ann/python")}

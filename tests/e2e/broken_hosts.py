@@ -18,6 +18,8 @@ from lab.host import Host
 from lab.lab import CONTROLLER_ADDRESS, Lab
 from lab.waiting import wait_until
 
+from orchestrator.hosts.node_program import SOURCES
+
 Hosts = Sequence[Host]
 
 
@@ -413,7 +415,8 @@ def no_more_files_for_the_node_program(lab: Lab, guilty: Hosts) -> Iterator[Aske
 def no_more_files_for_the_code(lab: Lab, guilty: Hosts) -> Iterator[Asked]:
     for number in range(60):
         (lab.controller_home / f"code/module{number}.py").touch()
-    with small_disk(guilty, "/home/ann/.local/state", "size=4g,nr_inodes=80"):
+    files = sum(1 for _ in SOURCES.rglob("*.py")) + 60  # room for the node program and what Python caches of it
+    with small_disk(guilty, "/home/ann/.local/state", f"size=4g,nr_inodes={files}"):
         yield Asked()
     for number in range(60):
         (lab.controller_home / f"code/module{number}.py").unlink()
