@@ -129,7 +129,7 @@ class Grace(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)
-        return seconds if seconds == seconds else self.fail(f"{value} is no number of seconds", param, ctx)
+        return seconds if seconds == seconds else self.fail(f"{value} is not a number of seconds", param, ctx)
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -201,7 +201,7 @@ def check(inventory: str | None, quick: bool, deep: bool, hosts: str | None, as_
     from .commands import check as checking
 
     if quick and deep:
-        raise UsageError("--quick and --deep exclude each other")
+        raise UsageError("--quick and --deep cannot be combined")
     sys.exit(checking.check(inventory, hosts, "quick" if quick else "deep" if deep else "usual", as_json))
 
 
@@ -399,7 +399,7 @@ def diagnose(
     if log:
         sys.exit(diagnosing.diagnose_logs([*log, *run], as_json))
     if len(run) > 1:
-        raise UsageError("one RUN at a time; log files come after --log")
+        raise UsageError("give only one RUN; log files come after --log")
     sys.exit(diagnosing.diagnose_run(run[0] if run else None, inventory, hosts, as_json))
 
 
@@ -449,9 +449,9 @@ def prune(
     from .commands import prune as pruning
 
     if outputs and force:
-        raise UsageError("--force is for records of runs; --outputs deletes outputs")
+        raise UsageError("--force and --outputs cannot be combined: --force is for the records of runs")
     if (named or yes) and not outputs:
-        raise UsageError("--run and --yes go with --outputs")
+        raise UsageError("--run and --yes need --outputs")
     if outputs:
         sys.exit(pruning.prune_outputs(inventory, hosts, named, yes=yes))
     sys.exit(pruning.prune(inventory, hosts, force=force))
@@ -585,7 +585,7 @@ def guarded(work: Callable[[], Any]) -> int:
     except Exception:  # noqa: BLE001  the last resort, so that a bug has its own exit code
         import traceback
 
-        console.error("this is a bug in ddp-orch; please report it with what follows")
+        console.error("this is a bug in ddp-orch; please report it with the traceback below")
         traceback.print_exc()
         return OrchError.exit_code
     return 0

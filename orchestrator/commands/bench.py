@@ -54,14 +54,14 @@ def bench(wanted: Bench) -> int:
     console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
     read = chosen_inventory(wanted.inventory)
     if wanted.trainer_args:  # `up` would name run.args for them
-        entrypoint.trainer_flags((*read.run.args, *wanted.trainer_args), "what follows --", read.path)
+        entrypoint.trainer_flags((*read.run.args, *wanted.trainer_args), "arguments after --", read.path)
     names = [host.name for host in plan.order(read) if not host.spare]
     measured: list[tuple[int, BenchResult]] = []
     try:
         for count in host_counts(wanted.counts, len(names)):
             batch = (wanted.batch_per_host or BATCH) * (1 if wanted.strong_scaling else count)
             hosts = f"{count} of {len(names)} hosts" if len(names) > 1 else "1 host"
-            console.step(f"{hosts}, {batch} samples a step: about a minute")
+            console.step(f"{hosts}, {batch} samples per step: about a minute")
             args = (*wanted.trainer_args, f"--batch-size={batch}", "--bench")
             measured.append((count, _measured(read.path, names[:count], args, console)))
     except (KeyboardInterrupt, Interrupted):
@@ -85,9 +85,11 @@ def host_counts(given: str | None, most: int) -> list[int]:
     try:
         counts = sorted({int(each) for each in given.split(",")})
     except ValueError as error:
-        raise UsageError(f"--counts {given}: wants numbers of hosts with commas between, such as 1,2,4") from error
+        raise UsageError(f"--counts {given}: expected numbers of hosts with commas between, such as 1,2,4") from error
     if counts[0] < 1 or counts[-1] > most:
-        raise UsageError(f"--counts {given}: the inventory has {most} hosts that are no spares")
+        raise UsageError(
+            f"--counts {given}: the inventory has only {most} {'host' if most == 1 else 'hosts'}, not counting spares"
+        )
     return counts
 
 
@@ -110,7 +112,7 @@ def scaling(measured: list[tuple[int, BenchResult]]) -> list[Point]:
 
 def table(points: list[Point]) -> str:
     lines = [
-        f"{'ms a step:':>54}",
+        f"{'ms per step:':>54}",
         "hosts ranks  batch samples/s scaling together compute   data allreduce limit",
     ]
     for point in points:
@@ -180,18 +182,18 @@ def _measured(path: str, names: list[str], args: tuple[str, ...], console: Conso
     texts = collector.texts
     found = [text.removeprefix("bench ") for text in texts if text.startswith("bench {")]
     if code or not found:
-        raise RunFailed("\n".join(["the benchmark did not come to its end; its last lines:", *texts[-10:]]))
+        raise RunFailed("\n".join(["the benchmark did not finish; its last lines:", *texts[-10:]]))
     try:
         return decode(BenchResult, json.loads(found[-1]), "bench")
     except (ValueError, RecursionError, MalformedAnswer) as error:
-        raise RunFailed(f"the benchmark's result makes no sense: {error}") from error
+        raise RunFailed(f"the result of the benchmark is invalid: {error}") from error
 
 
 def _draw(points: list[Point], path: Path, console: Console) -> None:
     try:
         import matplotlib
     except ImportError:
-        console.note("no plot was drawn: that needs matplotlib (pip install matplotlib)")
+        console.note("no plot was drawn: matplotlib is not installed (pip install matplotlib)")
         return
     matplotlib.use("agg")
     from matplotlib import pyplot

@@ -73,7 +73,7 @@ def check(given: str | None, hosts: str | None, level: Level, as_json: bool) -> 
             result = deep.run(read, run_ids.new_run_id(), fleet, _launch_context())
             findings += deep.judge(result)
         elif level == "deep":
-            console.note("no real run is tried while there are errors")
+            console.note("skipped the real run of --deep; fix the errors first")
     chosen = auto_env.choose(facts)
     findings = [
         replace(
@@ -154,7 +154,7 @@ def _render(
         parts.append("\n".join(_chosen(made, chosen, network, facts)) + "\n")
     counts = [(sum(finding.severity == severity for finding in findings), severity) for severity in SEVERITIES]
     told = ", ".join(number_of(count, severity) for count, severity in counts if count)
-    parts.append(f"{number_of(len(made.nodes), 'host')}: {told or 'nothing found'}\n")
+    parts.append(f"{number_of(len(made.nodes), 'host')}: {told or 'no problems found'}\n")
     return "\n".join(parts)
 
 
@@ -176,7 +176,7 @@ def _chosen(made: Plan, chosen: tuple[AutoEnv, ...], network: Network | None, fa
         lines.append(f"  network                   {_network(made, network)}")
     port = made.inventory.run.rdzv.port
     low, high = made.inventory.run.ports
-    lines.append(f"  rendezvous port           {f'a free one in {low}-{high}' if port == 'auto' else port}")
+    lines.append(f"  rendezvous port           {f'a free port in {low}-{high}' if port == 'auto' else port}")
     resolved = plan.resolve(made, facts, {}) if len(facts) == len(made.nodes) else None
     if resolved is not None:
         threads = {

@@ -66,7 +66,7 @@ def _load(given: str | None, default: str | None, hosts: str | None) -> Inventor
     path = given if given is not None else default
     if path is None:
         raise UsageError(
-            "no inventory: give -i FILE, set DDP_ORCH_INVENTORY, or go to a folder with an inventory.yaml; "
+            "no inventory: give -i FILE, set DDP_ORCH_INVENTORY, or change to a folder with an inventory.yaml; "
             "`ddp-orch init HOST...` writes one"
         )
     named = given is None and os.environ.get("DDP_ORCH_INVENTORY") == path
@@ -75,7 +75,7 @@ def _load(given: str | None, default: str | None, hosts: str | None) -> Inventor
     try:
         read = model.load(path)
     except InventoryError as error:
-        source = "\n(named by DDP_ORCH_INVENTORY)" if named else ""
+        source = "\n(from DDP_ORCH_INVENTORY)" if named else ""
         raise InventoryError(f"{error}{source}") from error
     for notice in read.deprecated:
         warn_once(notice)
@@ -102,8 +102,8 @@ def _check_found(path: str) -> None:
     else:
         return
     raise InventoryError(
-        f"{path}: {why}. An inventory can run programs as you, so one that was not named must be yours alone. "
-        f"If you trust it, name it: -i {shlex.quote(path)}"
+        f"{path}: {why}. An inventory can run programs as you, so ddp-orch does not use it unless you name it. "
+        f"If you trust it, give -i {shlex.quote(path)}"
     )
 
 
@@ -152,8 +152,8 @@ def not_hidden(run_id: str, secret: Iterable[str]) -> list[str]:
     said = []
     if missing:
         said.append(
-            f"run {run_id} has secrets that are not hidden here: {', '.join(missing)} not set in this environment. "
-            "Set the value that the run was started with to hide it in output"
+            f"run {run_id} has secrets that are not hidden in output, because they are not set in this environment: "
+            f"{', '.join(missing)}. Set them to the values that the run was started with."
         )
     if short:
         said.append(f"{', '.join(short)}: values of fewer than {SHORTEST_SECRET} characters are not hidden in output")
@@ -217,12 +217,12 @@ def warn_of_missing(listing: registry.Listing, console: Console) -> None:
     """Of the hosts that told nothing of their runs, and how not to wait for them the next time; of those in doubt."""
     warn_of(listing.failed, console)
     for line in fold_messages(
-        {host: f"{why}; runs recorded there are missing here" for host, why in listing.passed_over.items()}
+        {host: f"{why}; runs recorded there are not listed" for host, why in listing.passed_over.items()}
     ):
         console.warning(line)
     warn_of_doubts(listing, console)
     if listing.failed and listing.runs and (again := again_without(listing.failed, sys.argv[1:])):
-        console.note(f"to ask the others only: {again}")
+        console.note(f"to ask only the other hosts: {again}")
 
 
 def again_without(hosts: Iterable[str], argv: Sequence[str]) -> str:
@@ -244,7 +244,7 @@ def warn_of_unheard(run: registry.Run, listing: registry.Listing, console: Conso
     """Of hosts that --hosts leaves out, or that only another inventory has. Of those not reached was told already."""
     unheard = [host for host in listing.unheard(run) if host not in listing.failed]
     if unheard:
-        console.warning(f"run {run.run_id} is on {fold(unheard)} too, which nobody has asked")
+        console.warning(f"run {run.run_id} is also on {fold(unheard)}, which this command did not ask")
 
 
 @dataclass(frozen=True)
@@ -319,4 +319,4 @@ def tell_which(run: registry.Run, listing: registry.Listing, console: Console) -
     """Where nobody has named a run and the newest is over, while others go on: these may be meant."""
     others = [one.run_id for one in listing.runs if one.unfinished]
     if others and not run.unfinished:
-        console.note(f"run {run.run_id}, the newest, is over ({run.state}); running: {', '.join(others)}")
+        console.note(f"run {run.run_id}, the newest, has ended ({run.state}); still running: {', '.join(others)}")

@@ -56,8 +56,8 @@ def diagnose_run(run: str | None, inventory_path: str | None, hosts: str | None,
         _show(diagnosis, final, inventory, as_json, console)
     elif answered_late:
         changes = diagnosis != early or final.run.run_id != first.run.run_id
-        what = "changes the diagnosis:" if changes else "changes nothing in the diagnosis"
-        console.note(f"{fold(answered_late)} has answered, which {what}")
+        what = "the diagnosis changes:" if changes else "the diagnosis is the same"
+        console.note(f"{fold(answered_late)} has answered; {what}")
         if changes:
             _show(diagnosis, final, inventory, as_json, console)
     return UnreachableError.exit_code if final.listing.failed else 0

@@ -57,7 +57,7 @@ def _tell(done: Mapping[str, Output], failed: Mapping[str, OrchError], console: 
         for line in fold_messages({host: f"exit code {one.status}" for host, one in done.items() if one.status}):
             console.warning(line)
     for line in fold_messages(
-        {host: f"{size(one.left_out)} of its output are left out" for host, one in done.items() if one.left_out}
+        {host: f"{size(one.left_out)} of its output were left out" for host, one in done.items() if one.left_out}
     ):
         console.warning(line)
     for line in folded(failed):

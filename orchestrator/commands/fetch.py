@@ -64,7 +64,7 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
         what = _outputs_of(fleet, inventory, wanted, console)
         folder = Path(output or what.folder)
         if output is None and folder.is_symlink():
-            raise UsageError(f"{folder} is a link, and the hosts chose its name; give -o DIR")
+            raise UsageError(f"{folder} is a link, and its name comes from the hosts; give -o DIR")
         of_run = [host for host in inventory.hosts if host.name in what.hosts]
         found = _look(fleet, of_run, what, folder, pattern or "")
         if pattern and not found:
@@ -78,9 +78,7 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
             _make(folder)
         brought = _bring_all(fleet, of_run, what, found, confirm=not pattern)
     if not found:
-        console.note(
-            f"run {what.run} wrote no file to $DDP_ORCH_OUTPUT_DIR or beside its code, which is where `fetch` looks"
-        )
+        console.note(f"run {what.run} wrote no file to $DDP_ORCH_OUTPUT_DIR or next to its code, where `fetch` looks")
     if found.count:
         console.note(f"outputs of {what.run} are in {folder}")
     return _conclude(what, {**found.failed, **brought.failed}, brought.done, console)
@@ -151,7 +149,7 @@ def _conclude(
 ) -> int:
     """Say what is missing; the exit code."""
     if what.goes_on:
-        console.note(f"run {what.run} goes on; what it writes from here on comes by fetching again")
+        console.note(f"run {what.run} is still running; fetch again for newer files")
     for line in folded(failed):
         console.error(line)
     problems = {host: one_line("; ".join(of_host)) for host, of_host in done.items() if of_host}
@@ -224,5 +222,5 @@ def _confirm(session: Session, what: RunOutputs, listed: list[Listed]) -> None:
 def _default_folder(run: registry.Run) -> str:
     name = run.name if RUN_NAME.fullmatch(run.name) else run.run_id  # both are what a host says
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise UnreachableError(f"a host calls the run {name!r}; give -o DIR")
+        raise UnreachableError(f"the name that a host gave the run is no folder name: {name!r}; give -o DIR")
     return name

@@ -69,7 +69,7 @@ def elsewhere(argv: Sequence[str]) -> str | None:
     if not argv or argv[0] not in ELSEWHERE:
         return None
     words = "".join(f" {shlex.quote(word)}" for word in argv[1:])
-    return f"there is no command '{argv[0]}'; you may want: {ELSEWHERE[argv[0]].format(words)}"
+    return f"unknown command '{argv[0]}'; you may want: {ELSEWHERE[argv[0]].format(words)}"
 
 
 def hint(error: click.ClickException) -> str | None:
@@ -83,7 +83,7 @@ def hint(error: click.ClickException) -> str | None:
     extra = error.message.partition("unexpected extra argument (")[2].rstrip(").")
     if is_yaml(extra) and extra in argv:
         place = _place(context, argv, extra)
-        return f"an inventory is given with -i here: {_line([*argv[:place], '-i', *argv[place:]])}"
+        return f"this command takes the inventory with -i: {_line([*argv[:place], '-i', *argv[place:]])}"
     return None
 
 
@@ -159,7 +159,7 @@ def misplaced(context: click.Context, option: str | None) -> str | None:
             del own[_place(context, own, one)]
         return _after_dashes(command, own, [*words, *argv[end:]])
     if word.endswith(".py"):
-        return f"{word} is a script, and no inventory; to train with it: {_line(['up', '--', word])}"
+        return f"{word} is a script, not an inventory; to train with it: {_line(['up', '--', word])}"
     return None if option is None else f"the inventory is given twice: {option} and {word}"
 
 
@@ -195,7 +195,7 @@ def no_command(inventory: str | None) -> str:
     """What is said to `exec` without a command."""
     if inventory is None or is_yaml(inventory):
         given = () if inventory is None else (inventory,)
-        return f"no command is given: {_line(['exec', *given, '--'])} CMD ARGS..."
+        return f"no command given: {_line(['exec', *given, '--'])} CMD ARGS..."
     return f"the command comes after `--`: {_line(['exec', '--', inventory])}"
 
 

@@ -51,12 +51,12 @@ def init(hosts: Sequence[str], output: str) -> int:
     try:
         model.parse(text, output)
     except InventoryError as error:
-        raise UsageError(f"nothing is written, as it could not be read again: {error}") from error
+        raise UsageError(f"nothing was written, because the inventory would be invalid: {error}") from error
     if path.exists():
         if not sys.stdin.isatty():
-            raise UsageError(f"{output} is there already; give another -o FILE, or remove it")
-        if not click.confirm(f"{output} is there already. Overwrite it?", default=False, err=True):
-            raise UsageError(f"{output} is kept as it was")
+            raise UsageError(f"{output} already exists; give another -o FILE, or delete it")
+        if not click.confirm(f"{output} already exists. Overwrite it?", default=False, err=True):
+            raise UsageError(f"{output} was not changed")
     try:
         aside = path.with_name(f".{path.name}.{os.getpid()}.new")
         aside.write_text(text, encoding="utf-8")
@@ -64,7 +64,7 @@ def init(hosts: Sequence[str], output: str) -> int:
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error.strerror}") from error
     then = command("trust", inventory=output)
-    stderr_console().note(f"wrote {output}; name in it the python that has torch, then: {then}")
+    stderr_console().note(f"wrote {output}. Set `python` in it to an interpreter with torch, then run: {then}")
     return 0
 
 
@@ -90,7 +90,7 @@ def _choose() -> list[str]:
     config = Path(os.environ.get("DDP_ORCH_SSH_CONFIG") or "~/.ssh/config").expanduser()
     known = configured_hosts(config)
     if not known:
-        raise UsageError(f"{config} names no hosts; give them: ddp-orch init gpu1 gpu2")
+        raise UsageError(f"{config} lists no hosts; give them: ddp-orch init gpu1 gpu2")
     for number, name in enumerate(known, 1):
         click.echo(f"{number:4}  {name}", err=True)
     while True:
@@ -98,7 +98,7 @@ def _choose() -> list[str]:
         try:
             return pick(answer, known)
         except ValueError as error:
-            click.echo(f"{error}; try again, or Ctrl-C", err=True)
+            click.echo(f"{error}; try again, or press Ctrl-C", err=True)
 
 
 def pick(answer: str, known: Sequence[str]) -> list[str]:

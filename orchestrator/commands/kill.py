@@ -56,7 +56,7 @@ def kill(
     as_json: bool,
 ) -> int:
     if leftovers + everything + (wanted is not None) > 1:
-        raise UsageError("RUN, --leftovers and --all exclude each other")
+        raise UsageError("RUN, --leftovers and --all cannot be combined")
     console = stderr_console()
     read = inventory_of_run(given, hosts, wanted)
     forced = _forced(force, [host.name for host in read.hosts])
@@ -69,10 +69,10 @@ def kill(
     others = [run.run_id for run in listing.runs if run.unfinished and run not in chosen]
     if others and wanted is None and not (leftovers or asked.forced_only):
         every = asked.command("--all")
-        console.note(f"of your runs {', '.join(others)} {'goes' if len(others) == 1 else 'go'} on; `{every}` ends all")
+        console.note(f"still running: {', '.join(others)}; `{every}` stops all of your runs")
     if result.failed:
         again = asked.command(*([] if wanted is None else [wanted]))
-        console.warning(f"nothing is proven of {fold(result.failed)}; once it can be reached: {again}")
+        console.warning(f"could not verify {fold(result.failed)}; once reachable, run: {again}")
         return UnreachableError.exit_code
     return 1 if result.remaining else 0
 
@@ -113,7 +113,7 @@ def _end(asked: Request, fleet: Fleet, console: Console) -> tuple[Killed, Listin
 
 def _begin(asked: Request, names: Collection[str], targets: KillTargets, fleet: Fleet) -> Work[Host, ending.Answers]:
     hosts = [host for host in asked.read.hosts if host.name in names]
-    begun = ending.begin(fleet, hosts, targets, grace=asked.grace, by=whoami(), doing="ending")
+    begun = ending.begin(fleet, hosts, targets, grace=asked.grace, by=whoami(), doing="stopping")
     begun.start()
     return begun
 
@@ -166,21 +166,21 @@ def _to_kill(asked: Request, listing: Listing, console: Console) -> Sequence[Run
     newest = [run for run in listing.runs if run.unfinished][-1:] if asked.newest else []
     for run in list(newest):
         if unknown := set(listing.failed) - set(run.hosts):
-            console.warning(f"{_may_have(unknown)}; to end {run.run_id} all the same: {asked.command(run.run_id)}")
+            console.warning(f"{_may_have(unknown)}; to stop {run.run_id} anyway: {asked.command(run.run_id)}")
             newest = []
     return [*_certain(asked, listing), *newest]
 
 
 def _meanwhile(asked: Request, listing: Listing) -> str:
     if not _needs_rest(asked, listing):
-        return "the others end what they have"
+        return "stopping what the other hosts have"
     if asked.everything:
-        return "the runs of the others are ended meanwhile"
+        return "stopping the runs of the other hosts meanwhile"
     if asked.wanted is not None:
-        return f"waiting, as it may have a run that {asked.wanted!r} means; with its whole id a run is ended at once"
+        return f"waiting, because it may have a run that {asked.wanted!r} matches; a whole id does not wait"
     newest = [run.run_id for run in listing.runs if run.unfinished][-1:]
-    at_once = "".join(f"; to end {run_id} at once: {asked.command(run_id)}" for run_id in newest)
-    return f"waiting, as {_may_have(listing.late)}{at_once}"
+    at_once = "".join(f"; to stop {run_id} at once: {asked.command(run_id)}" for run_id in newest)
+    return f"waiting, because {_may_have(listing.late)}{at_once}"
 
 
 def _may_have(hosts: Collection[str]) -> str:
@@ -193,9 +193,9 @@ def _forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, 
     for pair in pairs:
         host, colon, pid = pair.rpartition(":")
         if colon and pid in ("0", "1"):
-            raise UsageError(f"--force {pair!r}: pid {pid} is the system's own, and is never ended")
+            raise UsageError(f"--force {pair!r}: pid {pid} belongs to the system and is never killed")
         if not colon or not pid.isascii() or not pid.isdigit() or int(pid) < 2:
-            raise UsageError(f"--force {pair!r}: wants HOST:PID, such as {hosts[0]}:4711")
+            raise UsageError(f"--force {pair!r}: expected HOST:PID, such as {hosts[0]}:4711")
         if host not in hosts:
             raise UsageError(f"--force {pair!r}: {host} is not among the hosts; {nearest(host, hosts)}")
         found[host] = (*found.get(host, ()), int(pid))
@@ -208,17 +208,17 @@ def _tell_kill(result: Killed, chosen: Sequence[Run], inventory: str, console: C
     for host, process in result.remaining:
         named = f"pid {process.pid}"
         if process.owner:  # else no process has this pid
-            named += f" ({process.cmd}) of {process.owner} is still there"
+            named += f" ({process.cmd}) of {process.owner} is still running"
         console.error(f"{host}: {one_line(named + ': ' + process.why)}")
     for host, holder in result.holders:
         pid = f"pid {holder.pid} ({holder.cmd[:80]})" if holder.pid else "a process"
         force = command("kill", "--force", f"{host}:{holder.pid}", inventory=inventory)
-        end = f"; to end it: {force}" if holder.pid else ""
-        held = one_line(f"{holder.what} is held by {pid} of {holder.owner}, which is not ours")
+        end = f"; to kill it: {force}" if holder.pid else ""
+        held = one_line(f"{holder.what} is in use by {pid} of {holder.owner}, which ddp-orch did not start")
         console.warning(f"{host}: {held}{end}")
     if result.memory_freed:
         where = fold({host for host, _ in result.memory_freed})
-        console.note(f"removed {len(result.memory_freed)} files that killed ranks had left in shared memory on {where}")
+        console.note(f"removed {len(result.memory_freed)} files that killed ranks left in shared memory on {where}")
     what = ", ".join(run.run_id for run in chosen)
     count = len(result.killed)
     if count or chosen:
@@ -229,6 +229,6 @@ def _tell_kill(result: Killed, chosen: Sequence[Run], inventory: str, console: C
             processes = number_of(count, "process", "processes")
             console.note(f"stopped {what or 'leftovers'}: {processes}{where}{proof}")
         else:
-            console.note(f"run {what} was over ({chosen[0].state}); nothing of it was left")
+            console.note(f"run {what} had already ended ({chosen[0].state}); nothing of it was left")
     elif not result.remaining and not result.failed:
-        console.note("nothing to end")
+        console.note("nothing to stop")

@@ -64,7 +64,7 @@ class Logs:
 
 def logs(wanted: Logs) -> int:
     if wanted.as_json and (wanted.fold or wanted.output):
-        raise UsageError("--json goes with neither --fold nor --output")
+        raise UsageError("--json cannot be combined with --fold or --output")
     console = stderr_console()
     choice = _choice(wanted, time.time())
     read = inventory_of_run(wanted.inventory, None, wanted.run)
@@ -75,7 +75,7 @@ def logs(wanted: Logs) -> int:
         run, listing = found.run, found.listing
         about = advice.about(run, listing.runs, read.path)
         if choice.ranks is not None and min(choice.ranks) >= run.ranks:
-            raise UsageError(f"run {run.run_id} has no such ranks; it has {run.ranks}, counted from 0")
+            raise UsageError(f"run {run.run_id} has no such ranks; ranks are numbered from 0, and it has {run.ranks}")
         hosts = {host.name: host for host in read.hosts}
         late = [name for name in listing.late if name in run.unheard]
         asked = [hosts[name] for name in [*run.parts, *late] if name in hosts]
@@ -97,12 +97,12 @@ def logs(wanted: Logs) -> int:
             else:
                 shown = _to_screen(view, run, about, choice, ranks, mask, wanted, bell)
                 if not shown and not view.failed:
-                    console.note(f"run {run.run_id}: no {'line' if choice == EVERYTHING else 'such line'}")
+                    console.note(f"run {run.run_id}: no {'output' if choice == EVERYTHING else 'matching line'}")
             if not wanted.follow:
                 found = wait_for_rest(found, read, wanted.run, console)
         except KeyboardInterrupt:
             if wanted.follow and run.unfinished:
-                console.note(f"the run goes on; {about.command('kill')} ends it")
+                console.note(f"the run continues; to stop it: {about.command('kill')}")
             return 0  # only the looking ends
         if wanted.follow:
             bell.over()
@@ -124,7 +124,7 @@ def _find_run(fleet: Fleet, read: Inventory, wanted: Logs, console: Console) -> 
         warn_of_unheard(found.run, found.listing, console)
     late = fold(found.listing.late)
     if late and wanted.output:
-        console.note(f"no answer yet from {late}; waiting for it, as files have all lines in the order of time")
+        console.note(f"no answer yet from {late}; waiting for it, because files contain all lines in order of time")
         return wait_for_rest(found, read, wanted.run, console)
     if late:
         console.note(f"no answer yet from {late}; the others have:")
@@ -165,14 +165,14 @@ def _to_files(view: View, choice: LogFilter, hosts: Sequence[str], mask: Mask, f
         view.run(Pipeline((_Chosen(choice), Sink(files.add))))
     finally:
         files.close()
-    console.note(f"{files.lines} lines in {files.count} files in {folder}; all of them merged: {files.merged}")
+    console.note(f"wrote {files.lines} lines to {files.count} files in {folder}; all lines merged: {files.merged}")
 
 
 def _choice(wanted: Logs, now: float) -> LogFilter:
     try:
         re.compile(wanted.grep or "")
     except re.error as error:
-        raise UsageError(f"--grep {wanted.grep}: not a regular expression: {error}") from error
+        raise UsageError(f"--grep {wanted.grep}: invalid regular expression: {error}") from error
     return LogFilter(
         follow=wanted.follow,
         tail=wanted.tail,

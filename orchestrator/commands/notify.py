@@ -16,10 +16,10 @@ def test(given: str | None) -> int:
     wanted = {"webhook": read.notify.webhook, "command": read.notify.command}
     configured = [what for what, value in wanted.items() if value]
     if not configured:
-        raise UsageError(f"{read.path}: notify has neither webhook nor command, so there is nothing to test")
+        raise UsageError(f"{read.path}: notify has neither webhook nor command; set one of them to test it")
     head = plan.order(read)[0]
     said = {
-        "text": f"ddp-orch: a test from {head.name}: the end of a run would be reported here",
+        "text": f"ddp-orch: test message from {head.name}: the end of a run is reported here",
         "run_id": None,
         "name": None,
         "state": "test",
@@ -39,5 +39,5 @@ def test(given: str | None) -> int:
         if what in problems:
             console.error(f"{head.name}: notify.{what} failed: {problems[what]}")
         else:
-            console.note(f"{head.name}: notify.{what} has taken a message")
+            console.note(f"{head.name}: notify.{what} accepted the message")
     return FindingsError.exit_code if problems else 0

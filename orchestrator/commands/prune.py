@@ -40,12 +40,12 @@ def prune(given: str | None, hosts: str | None, *, force: bool) -> int:
 def _words(answer: Pruned) -> str:
     runs, outputs = len(answer.runs), len(answer.outputs)
     unused, freed, left = answer.unused, answer.freed, answer.left
-    kept = f"{number_of(left, 'run')} that {'is' if left == 1 else 'are'} over kept"
+    kept = f"kept {number_of(left, 'finished run')}"
     if not runs and not outputs and not unused:
         return f"nothing to remove; {kept}"
     removed = [number_of(runs, "run")] if runs else []
     removed += [number_of(outputs, "output folder")] if outputs else []
-    removed += [f"{number_of(unused, 'unused piece')} of code"] if unused else []
+    removed += [number_of(unused, "unused code folder")] if unused else []
     return f"removed {', '.join(removed)}, {freed / 1e6:.1f} MB freed; {kept}"
 
 
@@ -79,7 +79,7 @@ def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], 
         for line in folded(listed.failed):
             console.error(line)
         if shared := read.run.output:
-            console.note(f"outputs in run.output ({shared}) are not touched")
+            console.note(f"outputs in run.output ({shared}) are not deleted")
         names_of_folders = {folder.name for folder in folders}
         if set(named) - names_of_folders:
             known = registry.find(fleet, read.hosts).runs
@@ -131,11 +131,11 @@ def folder_of(wanted: str, folders: Collection[str], known: Iterable[registry.Ru
         one for one in ids if wanted and (one.startswith(wanted) or (len(wanted) >= SUFFIX and one.endswith(wanted)))
     )
     if len(matches) > 1:
-        raise UsageError(f"--run {wanted!r} names several runs: {', '.join(matches)}; give more of it")
+        raise UsageError(f"--run {wanted!r} matches several runs: {', '.join(matches)}; give more of the id")
     run = of_id.get(matches[0]) if matches else None
     shared = next((path for part in run.parts.values() if (path := part.shared_output)), None) if run else None
     if shared:
-        raise UsageError(f"the outputs of run {matches[0]} are in {shared} (run.output), which prune does not touch")
+        raise UsageError(f"the outputs of run {matches[0]} are in {shared} (run.output), which prune does not delete")
     folder = run.name if run else matches[0] if matches else wanted
     if folder not in folders:
         raise UsageError(f"--run {wanted}: no host has outputs of it")
@@ -152,7 +152,7 @@ def choose(folders: Iterable[Folder], named: Collection[str], inventory: str) ->
     if rest and not named:
         total = sum(folder.bytes for folder in folders if folder.name in rest)
         kept.append(
-            f"not deleted, as they have a name: {', '.join(sorted(rest))} ({size(total)}); "
+            f"not deleted, because they have a name: {', '.join(sorted(rest))} ({size(total)}); "
             f"to delete one: {advice.command('prune', '--outputs', '--run', min(rest), inventory=inventory)}"
         )
     return sorted(chosen, key=lambda folder: (-folder.age, folder.host)), kept

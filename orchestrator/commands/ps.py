@@ -41,7 +41,7 @@ def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) ->
         every = command("ps", "--all", inventory=read.path)
         console.note(
             "no unfinished run"
-            + (f"; {over} that {'is' if over == 1 else 'are'} over: {every}" if over else " on these hosts")
+            + (f"; to list {over} finished {'run' if over == 1 else 'runs'}: {every}" if over else " on these hosts")
         )
     return UnreachableError.exit_code if listing.failed else 0
 
@@ -99,7 +99,7 @@ def _row(run: registry.Run, unheard: Sequence[str], now: float) -> dict[str, str
         "TIME": _took(run, now),
         "BY": run.by,
         "SCRIPT": run.script,
-        "HOSTS": fold(run.parts) + (f" (not heard: {fold(unheard)})" if unheard else ""),
+        "HOSTS": fold(run.parts) + (f" (no data: {fold(unheard)})" if unheard else ""),
     }
 
 

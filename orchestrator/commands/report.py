@@ -66,7 +66,7 @@ class Report:
 
 def report(wanted: str | None, given: str | None, hosts: str | None, output: str | None, as_json: bool) -> int:
     if output and Path(output).suffix.lower() not in ("", ".htm", ".html"):
-        raise UsageError(f"-o {output}: a report is an HTML page, with a JSON file beside it; give -o FILE.html")
+        raise UsageError(f"-o {output}: a report is an HTML page, with a JSON file next to it; give -o FILE.html")
     console = stderr_console()
     read = inventory_of_run(given, hosts, wanted)
     with open_fleet(read, looking=True) as fleet:
@@ -79,7 +79,7 @@ def report(wanted: str | None, given: str | None, hosts: str | None, output: str
         warn_of(answers.failed, console)
         records = {host: answers.done[host] for host in _by_node(run) if host in answers.done}
         if not any(record.run and record.spec for record in records.values()):
-            raise UnreachableError(f"no host tells of run {run.run_id}; nothing is written")
+            raise UnreachableError(f"no host has a record of run {run.run_id}; nothing was written")
         clocks = fleet.each(of_run, lambda _, session: clock_ahead(session)).done
         figures = _lines(fleet, of_run, run, LogFilter(follow=False, grep=FIGURES))
         first = _first_failure(run, records)
@@ -96,7 +96,7 @@ def report(wanted: str | None, given: str | None, hosts: str | None, output: str
     if output or not as_json:
         path = Path(output or f"{run.run_id}.html")
         write(path, html.render(asdict(made)), text + "\n")
-        console.note(f"written: {path} and {path.with_suffix('.json')}")
+        console.note(f"wrote {path} and {path.with_suffix('.json')}")
     return UnreachableError.exit_code if listing.failed or answers.failed else 0
 
 
@@ -224,17 +224,17 @@ def _timeline(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[tu
         match event:
             case recorded.Started():
                 attempt += 1
-                what = f"attempt {attempt} is started"
+                what = f"attempt {attempt} started"
             case recorded.Failed(fields=failed):
                 said = f" ({failed.failure.said})" if failed.failure.said else ""
                 what = f"{host(failed.node)}: {failed.failure.what}{said}"
             case recorded.Exited(fields=exited):
-                badly = "" if exited.ok else " badly"
-                what = f"{host(exited.node)}: all processes of attempt {exited.attempt} have ended{badly}"
+                how = "finished" if exited.ok else "failed or were stopped"
+                what = f"{host(exited.node)}: attempt {exited.attempt}: all processes {how}"
             case recorded.Lost(fields=lost):
-                what = f"{host(lost.node)} is lost: nothing was heard of it"
+                what = f"{host(lost.node)} was lost: the other hosts received nothing from it"
             case recorded.Stalled(fields=stalled):
-                what = f"no rank has printed a line for {stalled.quiet:.0f} s"
+                what = f"no output from any rank for {stalled.quiet:.0f} s"
             case recorded.Stopped(fields=stopped):
                 what = f"stopped by {stopped.by}"
             case recorded.OtherEvent():

@@ -92,15 +92,15 @@ class Ready:
 def setup(given: str | None, hosts: str | None, wanted: Wanted) -> int:
     """Exit code: 0 all are ready, 3 one is not, 4 one was not reached."""
     if wanted.torch is not None and not re.fullmatch(VERSION, wanted.torch):
-        raise UsageError(f"--torch {wanted.torch!r}: wants a version such as 2.9.1 or 2.9.1+cu126")
+        raise UsageError(f"--torch {wanted.torch!r}: expected a version such as 2.9.1 or 2.9.1+cu126")
     if wanted.index_url is not None and not re.fullmatch(r"(https?|file)://\S+", wanted.index_url):
         raise UsageError(
-            f"--index-url {wanted.index_url!r}: wants an address such as https://download.pytorch.org/whl/cpu"
+            f"--index-url {wanted.index_url!r}: expected a URL such as https://download.pytorch.org/whl/cpu"
         )
     if wanted.wheels is not None and not wanted.wheels.startswith("/"):
         raise UsageError(f"--wheels {wanted.wheels!r}: expected the absolute path of a folder on the hosts")
     if wanted.wheels is not None and wanted.index_url is not None:
-        raise UsageError("--wheels and --index-url exclude each other")
+        raise UsageError("--wheels and --index-url cannot be combined")
     console = stderr_console()
     read = chosen_inventory(given)
     if hosts is not None:
@@ -155,7 +155,9 @@ def _ready(host: Host, fleet: Fleet, wanted: Wanted) -> Ready:
         return Ready(own.executable, own.torch, "kept")
     base = own or _look(host, fleet, "python3", ())
     if base is None:
-        raise FindingsError(f"{host.name}: no {host.python} and no python3 there; give `python` of the host")
+        raise FindingsError(
+            f"{host.name}: neither {host.python} nor python3 works; set `python` of the host in the inventory"
+        )
     if base.python < PYTHON_LEAST or not base.venv:
         version = ".".join(map(str, base.python))
         raise FindingsError(
@@ -187,9 +189,9 @@ def locked(python: str, venv: str, argv: Sequence[str]) -> list[str]:
 def why_not_installed(what: str, stderr: str, status: int | None) -> str:
     if unreached := UNREACHED.search(stderr):
         return (
-            f"the host does not reach the package index: {unreached[0]}. Name an index that it reaches "
-            "(--index-url URL), or a folder of wheels on every host (--wheels DIR), "
-            f"which `pip download {what} -d DIR` fills"
+            f"the host cannot reach the package index: {unreached[0]}. Give an index that it can reach "
+            "(--index-url URL), or a folder of wheels on every host (--wheels DIR); "
+            f"`pip download {what} -d DIR` fills such a folder"
         )
     lines = [line for line in stderr.strip().splitlines() if line.strip()]
     said = [line for line in lines if "ERROR" in line] or lines  # pip's last words may be a notice

@@ -171,7 +171,7 @@ class _Live:
     def _log(self) -> None:
         from . import logs
 
-        rank = self._ask("log of which ranks, such as 0,4-7 (Ctrl-C ends the log; nothing: back)")
+        rank = self._ask("show the log of these ranks, such as 0,4-7 (Ctrl-C closes the log; empty: back)")
         if not rank:
             return
         wanted = logs.Logs(run=self._run.run_id, inventory=self._inventory, follow=True, tail=200, rank=rank)
@@ -179,22 +179,22 @@ class _Live:
             logs.logs(wanted)
         except OrchError as error:
             self._console.error(str(error))
-        self._ask("Enter comes back to the board")
+        self._ask("press Enter to return to the board")
 
     def _filter(self) -> None:
-        self._pattern = self._ask("only these hosts, such as gpu[01-04]; nothing: all")
+        self._pattern = self._ask("show only these hosts, such as gpu[01-04] (empty: all)")
         try:
             self._shown()
         except OrchError as error:
             self._pattern = ""
             self._console.error(str(error).removeprefix("--hosts "))
-            self._ask("Enter comes back to the board")
+            self._ask("press Enter to return to the board")
 
     def _kill(self) -> None:
-        typed = self._ask(f"type the run's id to kill {self._run.run_id} (nothing: back)")
+        typed = self._ask(f"type the run's id to kill {self._run.run_id} (empty: back)")
         if typed != self._run.run_id:
             if typed:
-                self._ask("that is not its id, nothing is killed; Enter comes back to the board")
+                self._ask("that is not the run's id; nothing was killed. Press Enter to return to the board")
             return
         self._console.note("stopping the run gracefully ...")
         targets = ending.KillTargets(runs=(self._run.run_id,), run_grace=self._run.grace)

@@ -134,7 +134,7 @@ def _settle(
         console.note(f"added {number_of(count, 'key')} to {path}")
     if new and not wanted:
         for one in new:
-            say = "say yes, or give --yes" if sys.stdin.isatty() else "give --yes (no terminal to ask on)"
+            say = "answer yes, or give --yes" if sys.stdin.isatty() else "give --yes (no terminal to ask on)"
             reason = f"its key is not trusted yet; compare it, then {say}"
             failed[one.endpoint.target.name] = UnreachableError(reason)
     return trusted

@@ -109,7 +109,7 @@ def up(wanted: Up, printer: Stage | None = None) -> int:
             console.step(f"run {run_id} has started")
             if sys.stdout.isatty():
                 follow = about.command("logs", "-f")
-                console.note(f"closing this terminal does not stop the run, Ctrl-C does; to see it again: {follow}")
+                console.note(f"closing this terminal does not stop the run; Ctrl-C does. To follow it again: {follow}")
             names = [host.name for host in read.hosts]
             mask = Mask(around.secrets.values())
             shown = printer or printing.printer(
@@ -125,7 +125,7 @@ def up(wanted: Up, printer: Stage | None = None) -> int:
                 tell_outputs=wanted.tell_outputs,
             )
         except (BrokenPipeError, KeyboardInterrupt):
-            console.note(f"no longer watching; the run is on its hosts: {about.command('logs', '-f')}")
+            console.note(f"detached; the run continues. Follow it with: {about.command('logs', '-f')}")
             raise
 
 
@@ -153,14 +153,15 @@ def _launch(
                 raise
             if str(error) != told:
                 told = str(error)
-                console.note(f"{told}\n  trying again every {HELD_AGAIN:.0f} s; Ctrl-C gives up")
+                console.note(f"{told}\n  trying again every {HELD_AGAIN:.0f} s; press Ctrl-C to give up")
             time.sleep(HELD_AGAIN)
 
 
 def _plan(read: Inventory, wanted: Up, run_id: str) -> tuple[Plan, ship.Snapshot | None]:
     if wanted.name is not None and not run_ids.RUN_NAME.fullmatch(wanted.name):
         raise UsageError(
-            f"--name {wanted.name!r}: letters, digits, `.`, `_` and `-`, at most 63, beginning with a letter or digit"
+            f"--name {wanted.name!r} is invalid: expected at most 63 letters, digits, `.`, `_` and `-`, starting with "
+            "a letter or digit"
         )
     command, snapshot = entrypoint.find(read, wanted.script)
     code = None
@@ -196,9 +197,9 @@ def _env(read: Inventory, pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise UsageError(f"-e {pair!r}: wants NAME=VALUE")
+            raise UsageError(f"-e {pair!r}: expected NAME=VALUE")
         if not name:
-            raise UsageError(f"-e {pair!r}: no name before the =; wants NAME=VALUE")
+            raise UsageError(f"-e {pair!r}: no name before the =; expected NAME=VALUE")
         env[_env_name(name, read)] = value
     return env
 
@@ -209,16 +210,17 @@ def _env_name(name: str, read: Inventory) -> str:
     except ValueError as error:
         raise UsageError(f"-e {shown(name)}: {error}") from error
     if name in read.run.secrets:
-        raise UsageError(f"-e {name}: it is one of run.secrets, whose values come from your environment only")
+        raise UsageError(f"-e {name}: it is in run.secrets, whose values come only from your environment")
     return name
 
 
 def _secrets(read: Inventory) -> dict[str, str]:
     missing = [name for name in read.run.secrets if name not in os.environ]
     if missing:
+        it = "it" if len(missing) == 1 else "them"
         raise UsageError(
-            f"{read.path}: run.secrets: {', '.join(missing)} not set in this environment; "
-            "export it, or take it out of run.secrets"
+            f"{read.path}: run.secrets: not set in this environment: {', '.join(missing)}. "
+            f"Export {it}, or remove {it} from run.secrets."
         )
     secrets = {name: os.environ[name] for name in read.run.secrets}
     plan.check_size(secrets)

@@ -64,10 +64,10 @@ def checked(listing: Outputs) -> list[Remote]:
     remotes = {}
     for path, size, mtime in listing.files:
         if not 0 <= size < LARGEST or not abs(mtime) < LARGEST:
-            raise UnreachableError("its listing makes no sense")
+            raise UnreachableError("its file listing is invalid")
         if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path or not _can_be_named(path):
             raise UnreachableError(
-                f"it names a file outside of its output folder: {path!r}; nothing is fetched from it"
+                f"it lists a file outside its output folder: {path!r}; nothing is fetched from this host"
             )
         remotes[path] = Remote(path, size, mtime)
     return list(remotes.values())
@@ -111,9 +111,11 @@ def refuse(folder: Path, listed: Mapping[str, list[Listed]]) -> dict[str, Findin
     for host, size in sorted(sizes.items(), key=lambda item: item[1]):
         links = [each.source.folder for each in listed[host] if each.source.folder.is_symlink()]
         if links:
-            refused[host] = FindingsError(f"{host}: {links[0]} is a link here, and nothing is written through it")
+            refused[host] = FindingsError(
+                f"{host}: {links[0]} is a link on this machine; ddp-orch does not write through links"
+            )
         elif size > free:
-            room = f"{console_size(size)} to fetch, and only {console_size(free)} are free in {place}"
+            room = f"{console_size(size)} to fetch, but only {console_size(free)} free in {place}"
             refused[host] = FindingsError(f"{host}: {room}; give -o DIR")
         else:
             free -= size
@@ -139,7 +141,7 @@ def bring(session: Session, key: Mapping[str, str], listed: Listed, show: Callab
         finally:
             receiver.give_up()
         problems += receiver.problems
-        problems += [f"{remote.path}: it was not sent" for remote in batch[receiver.done :]]
+        problems += [f"{remote.path}: the host did not send it" for remote in batch[receiver.done :]]
     return problems
 
 
@@ -208,7 +210,7 @@ class Receiver:
             self._left = 2 * remote.size + GROWTH
         self._left -= len(payload)
         if self._left < 0 or not self._room.take(len(payload)):
-            raise ValueError("it has grown much since it was listed; fetch it again")
+            raise ValueError("it has grown a lot since it was listed; fetch it again")
         self._out.write(payload)
 
     def _finish(self, remote: Remote, mtime: int) -> None:
@@ -227,5 +229,5 @@ def _make_folders(folder: Path, path: str) -> None:
     for name in path.split("/")[:-1]:
         folder = folder / name
         if folder.is_symlink():
-            raise OSError(None, f"{folder} is a link here, and nothing is written through it")
+            raise OSError(None, f"{folder} is a link on this machine; ddp-orch does not write through links")
         folder.mkdir(exist_ok=True)

@@ -92,7 +92,7 @@ def _on_a_terminal(lab: Lab, inventory: object, run_id: str) -> None:
         os.write(ours, b"k")
         wait_until(lambda: drawn("type the run's id"), 30, "it asks for the id")
         os.write(ours, b"nonsense\n")
-        wait_until(lambda: drawn("nothing is killed"), 30, "it is not the id")
+        wait_until(lambda: drawn("nothing was killed"), 30, "it is not the id")
         os.write(ours, b"\n")
         wait_until(lambda: drawn("node-0 0"), 30, "the board is there again")
         os.write(ours, b"q")

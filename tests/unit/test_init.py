@@ -49,7 +49,7 @@ def test_a_host_that_is_none_is_refused_and_nothing_is_written(tmp_path: Path, h
 def test_a_file_that_is_there_is_not_overwritten_without_a_question(tmp_path: Path) -> None:
     output = tmp_path / "inventory.yaml"
     output.write_text("mine")
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="already exists"):
         init.init(["gpu1"], str(output))
     assert output.read_text() == "mine"
 
