@@ -1,7 +1,7 @@
-"""Find out what `ssh HOST` would do: the address, user, port, keys, jump hosts and files of the user's configuration.
+"""Resolve what `ssh HOST` would do: the address, user, port, keys, jump hosts and files of the user's configuration.
 
-The system's `ssh -G` says it, `Match`, `Include` and all; where there is no `ssh`, paramiko's reader of ssh_config.
-What the inventory says wins over ssh_config. Opens no connection (a `Match exec` of the user's is run, as ssh does).
+The system's `ssh -G` resolves it, including `Match` and `Include`; without an `ssh` program, paramiko's reader does.
+The inventory overrides ssh_config. Opens no connection. (A `Match exec` of the user is run, as ssh does.)
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..inventory.model import Host
-from .alike import Answers, Settings
+from .config_cache import ConfigCache, Settings
 from .known_hosts import lookup_names
 from .pipe import ConnectFailure
 
 KEY_KINDS = ("rsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk", "xmss", "dsa")
 DEFAULT_KEYS = tuple(f"~/.ssh/id_{kind}" for kind in KEY_KINDS)
-"""Where ssh looks for keys when no configuration names one."""
+"""The key files that ssh tries if the configuration sets none."""
 
 MAX_JUMPS = 8
 IMPORTING = threading.RLock()
-"""Held while paramiko, or what needs it, is imported: two threads that begin at once see each other's halves of it."""
+"""Held while paramiko or a module that needs it is imported: otherwise threads could see half-imported modules."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """One sshd and how to log in to it. Equal targets may share a connection."""
 
-    name: str  # as people call it
-    command: str  # what a person would type to log in
+    name: str  # as in the inventory
+    command: str  # the ssh command for a login by hand
     hostname: str
     port: int
     user: str
-    identity_file: Path | None  # named by the inventory: it must work, and is offered first
+    identity_file: Path | None  # set in the inventory: it must be usable, and is offered first
     identity_files: tuple[Path, ...]
     identities_only: bool
     agent_socket: Path | None
-    jump: Target | None  # the jump host before this one; it may have one too
+    jump: Target | None  # the jump host before this one; it may have a jump host too
     proxy_command: str | None  # ready for the shell
     user_known_hosts: tuple[Path, ...]
     global_known_hosts: tuple[Path, ...]
@@ -54,8 +54,8 @@ class Target:
     hash_known_hosts: bool
     address_family: str  # any | inet | inet6
     bind_address: str | None
-    algorithms: tuple[tuple[str, frozenset[str]], ...]  # what ssh_config allows, by kind; others: all
-    remarks: tuple[str, ...]  # of ways to log in that ssh has and we have not
+    algorithms: tuple[tuple[str, frozenset[str]], ...]  # those that ssh_config allows, by kind; a missing kind: all
+    remarks: tuple[str, ...]  # about ways to log in that only ssh supports
 
     @property
     def known_as(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class Target:
 
 
 def by_hand(text: str, hosts: Iterable[Host]) -> str:
-    """Advice that says `ssh NAME`, with what the inventory knows of the way there: to be pasted."""
+    """Complete `ssh NAME` in an advice with the options that the inventory has, so that it can be pasted."""
     if "ssh " not in text:
         return text
     known = {host.name: host for host in hosts if not host.local}
@@ -77,7 +77,7 @@ def by_hand(text: str, hosts: Iterable[Host]) -> str:
 
 
 class Resolver:
-    """Turns hosts of an inventory into targets. Asks once for each; safe to use from many threads at once."""
+    """Resolves hosts of an inventory to targets, each once. Safe to use from many threads."""
 
     def __init__(self, config_file: Path | None, agent_socket: str | None) -> None:
         self._config_file = config_file
@@ -85,16 +85,16 @@ class Resolver:
         self._ssh = shutil.which("ssh")
         self._lock = threading.Lock()
         self._asked: dict[tuple[str, ...], tuple[threading.Lock, list[Settings]]] = {}
-        self._answers = Answers()
+        self._cache = ConfigCache()
 
     def resolve(self, host: Host, deadline: float) -> Target:
-        """Raises `ConnectFailure` where ssh_config cannot be read or asks for what only the `ssh` program can do."""
+        """Raises `ConnectFailure` if ssh_config cannot be read or needs what only the `ssh` program can do."""
         return self._target(_question(host), deadline, MAX_JUMPS)
 
     def _target(self, question: _Question, deadline: float, jumps_left: int) -> Target:
         name = question.name
         if not re.fullmatch(r"[A-Za-z0-9_\[:][A-Za-z0-9._:%\[\]-]{0,253}", question.address):
-            # ssh would take `-oProxyCommand=...` for an option, and a ProxyCommand's shell would run what is in a name.
+            # ssh would read `-oProxyCommand=...` as an option, and a ProxyCommand's shell would run commands in a name.
             raise _failure(name, f"{question.address!r} is not a host name or address", "fix the address")
         if not jumps_left:
             raise _failure(
@@ -143,7 +143,7 @@ class Resolver:
             port=port,
             user=user,
             identity_file=identity_file,
-            # One value a line, and a path may have spaces: unlike the files of known_hosts.
+            # One value per line, and a path may have spaces, unlike the files of known_hosts.
             identity_files=tuple(file for file in map(path, settings.get("identityfile", ())) if file != identity_file),
             identities_only=_value(settings, "identitiesonly") == "yes",
             agent_socket=path(agent) if agent else None,
@@ -160,7 +160,7 @@ class Resolver:
         )
 
     def _ask(self, question: _Question, deadline: float) -> Settings:
-        """Ask ssh, or paramiko where there is none; the same question once, as many hosts share a jump host."""
+        """Ask ssh, or paramiko without ssh. Each question is asked once, because many hosts share a jump host."""
         arguments = question.arguments()
         with self._lock:
             lock, answer = self._asked.setdefault(arguments, (threading.Lock(), []))
@@ -172,7 +172,7 @@ class Resolver:
 
     def _read_with_ssh(self, question: _Question, deadline: float) -> Settings:
         assert self._ssh
-        if known := self._answers.of(question.options(), question.address):
+        if known := self._cache.get(question.options(), question.address):
             return known
         config = ("-F", str(self._config_file)) if self._config_file else ()
         try:
@@ -195,8 +195,8 @@ class Resolver:
         for line in done.stdout.decode(errors="surrogateescape").splitlines():
             keyword, _, value = line.partition(" ")
             settings.setdefault(keyword.lower(), []).append(value)
-        said = done.stderr.decode(errors="surrogateescape")
-        self._answers.learn(question.options(), question.address, settings, said)
+        stderr = done.stderr.decode(errors="surrogateescape")
+        self._cache.add(question.options(), question.address, settings, stderr)
         return settings
 
     def _read_with_paramiko(self, question: _Question, deadline: float) -> Settings:
@@ -211,10 +211,10 @@ class Resolver:
             reason = f"ssh_config has {included[0].strip()!r}, which only the ssh program can read"
             raise _failure(question.name, reason, "install the OpenSSH client")
         try:
-            found = SSHConfig.from_text(text).lookup(question.address)
+            options = SSHConfig.from_text(text).lookup(question.address)
         except ConfigParseError as error:
             raise _failure(question.name, str(error), "fix ssh_config") from error
-        settings = {keyword: [value] if isinstance(value, str) else list(value) for keyword, value in found.items()}
+        settings = {keyword: [value] if isinstance(value, str) else list(value) for keyword, value in options.items()}
         given = {"user": question.user, "port": question.port, "proxyjump": question.proxy_jump}
         settings |= {keyword: [str(value)] for keyword, value in given.items() if value}
         if question.identity_file:
@@ -231,9 +231,9 @@ class Resolver:
 
 
 def _files(value: str) -> list[str]:
-    """The paths in a list. `ssh -G` separates them by spaces and quotes none, paramiko gives them as they are written.
+    """The paths in a list. `ssh -G` separates them by spaces without quotes, paramiko returns them as written.
 
-    ssh prints them with ~ expanded, so what follows an absolute path and is not absolute itself is a part of it.
+    ssh prints absolute paths, so a word that is not absolute belongs to the path before it.
     """
     if '"' in value or "\\ " in value:
         with contextlib.suppress(ValueError):
@@ -244,13 +244,13 @@ def _files(value: str) -> list[str]:
 
 
 def resolve(host: Host, config_file: Path | None, agent_socket: str | None = None, timeout: float = 20.0) -> Target:
-    """What `ssh` would do for one host of an inventory. For many hosts, share a `Resolver`."""
+    """Resolve one host of an inventory. For many hosts, share a `Resolver`."""
     return Resolver(config_file, agent_socket).resolve(host, time.monotonic() + timeout)
 
 
 @dataclass(frozen=True)
 class _Question:
-    """A host as it is asked for: by the inventory, or by a jump."""
+    """What to ask ssh about: a host of the inventory, or a jump host."""
 
     name: str
     address: str
@@ -260,7 +260,7 @@ class _Question:
     proxy_jump: str | None
 
     def options(self) -> tuple[str, ...]:
-        """What is given, as options of ssh: they win over ssh_config."""
+        """The options of ssh for what is set; they override ssh_config."""
         given = (("-l", self.user), ("-p", self.port), ("-i", self.identity_file), ("-J", self.proxy_jump))
         return tuple(text for option, value in given if value is not None for text in (option, str(value)))
 
@@ -268,7 +268,7 @@ class _Question:
         return (*self.options(), "--", self.address)
 
     def command(self) -> str:
-        """To be typed."""
+        """The command for a shell."""
         return shlex.join(("ssh", *self.options(), self.address))
 
 
@@ -277,12 +277,12 @@ def _question(host: Host) -> _Question:
 
 
 def _jump_question(jump: str, before: str | None) -> _Question:
-    """`[user@]host[:port]` or `ssh://[user@]host[:port]`, as in ProxyJump; `before` are the jumps in front of it."""
-    user, _, place = jump.strip().removeprefix("ssh://").rstrip("/").rpartition("@")
-    bracketed = re.fullmatch(r"\[(.+)\](?::(\d+))?", place)
-    plain = re.fullmatch(r"([^:]+):(\d+)", place)
+    """`[user@]host[:port]` or `ssh://[user@]host[:port]`, as in ProxyJump; `before`: the jumps before it."""
+    user, _, address = jump.strip().removeprefix("ssh://").rstrip("/").rpartition("@")
+    bracketed = re.fullmatch(r"\[(.+)\](?::(\d+))?", address)
+    plain = re.fullmatch(r"([^:]+):(\d+)", address)
     match = bracketed or plain
-    host, port = (match[1], match[2]) if match else (place, None)
+    host, port = (match[1], match[2]) if match else (address, None)
     return _Question(jump.strip(), host, user or None, int(port) if port else None, None, before)
 
 
@@ -292,7 +292,7 @@ def _value(settings: Settings, keyword: str, default: str | None = None) -> str 
 
 
 def _expand(text: str, tokens: dict[str, str], name: str) -> str:
-    """ssh_config's %-tokens and ${VARIABLES}."""
+    """Expand the %-tokens and ${VARIABLES} of ssh_config."""
 
     def token(match: re.Match[str]) -> str:
         if match[1] not in tokens:
@@ -304,7 +304,7 @@ def _expand(text: str, tokens: dict[str, str], name: str) -> str:
 
 
 def _unsupported(settings: Settings) -> tuple[str, str] | None:
-    """What would change whom we talk to or trust, and is not done here, is refused: (reason, fix)."""
+    """(reason, fix) for a setting that changes the peer or its trust and that ddp-orch does not support."""
     checks: tuple[tuple[str, Callable[[str], bool], str], ...] = (
         ("knownhostscommand", _is_set, "put the keys that it prints in a known_hosts file"),
         ("revokedhostkeys", _is_set, "mark the keys @revoked in known_hosts"),
@@ -317,9 +317,9 @@ def _unsupported(settings: Settings) -> tuple[str, str] | None:
             if wrong(value.lower()):
                 return f"ssh_config sets {keyword} {value}, which is not supported", fix
     certificates = [value for value in settings.get("certificatefile", ()) if _is_set(value)]
-    beside = {f"{key}-cert.pub" for key in settings.get("identityfile", ())}
+    next_to_keys = {f"{key}-cert.pub" for key in settings.get("identityfile", ())}
     for certificate in certificates:
-        if certificate not in beside:
+        if certificate not in next_to_keys:
             return (
                 f"ssh_config sets CertificateFile {certificate}, which is not next to its key",
                 "name it KEY-cert.pub",
@@ -328,7 +328,7 @@ def _unsupported(settings: Settings) -> tuple[str, str] | None:
 
 
 def _remarks(settings: Settings) -> tuple[str, ...]:
-    """Ways to log in that are missed only when no other way works."""
+    """Ways to log in that are not supported; shown only if no other way works."""
     remarks = []
     if _is_set(provider := settings.get("pkcs11provider", ["none"])[0]):
         remarks.append(f"PKCS11Provider {provider} is not used (load its keys into the agent: `ssh-add -s {provider}`)")

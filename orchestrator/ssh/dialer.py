@@ -1,9 +1,9 @@
-"""Reach the hosts of an inventory over SSH: one connection a host, host keys verified, all within a time limit.
+"""Connect to the hosts of an inventory over SSH: one connection per host, with verified host keys and a time limit.
 
-`Dialer.connect` gives a `transport.Connection`. Where a host is says the user's ssh_config (`ssh_config.py`), how to
-get there `ssh_dial.py`, who it is known_hosts (`ssh_host_keys.py`), who we are `ssh_keys.py`. The login itself is
-`ssh_session.py`: that one, and fabric and paramiko below it, are imported at the first login, as the import takes
-longer. Never asks a question during a login, never tries a rejected key again, never forwards the agent.
+`Dialer.connect` returns a `pipe.Connection`. The user's ssh_config is read in `config.py`, TCP connections are made in
+`tcp.py`, host keys are checked in `host_keys.py`, and `keys.py` has the user's keys. `login.py` logs in. It is imported
+at the first login, because the import of fabric and paramiko takes long. Never asks a question during a login, never
+retries a rejected key, never forwards the agent.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 __all__ = ["ConnectFailure", "Dialer", "Target", "quote", "resolve"]
 
 RETRY_FIRST, RETRY_MOST = 0.1, 3.0
-"""Seconds: the longest wait before the first, and before any, new try of a connection that was dropped before login."""
+"""Seconds: the longest wait before the first retry, and before any retry, of a connection dropped before the login."""
 
 JUMP_FAILURE_KEPT = 5.0
 """Seconds for which a jump host that could not be reached is not tried again."""
 
 THROTTLED = ("Exceeded MaxStartups", "Not allowed at this time")
-"""What sshd says instead of its banner when it takes no more: the second one is PerSourcePenalties (OpenSSH 9.8)."""
+"""What sshd sends in place of its banner when it is overloaded, or bans us (PerSourcePenalties, OpenSSH 9.8)."""
 
 
 class Dialer:
-    """Connects to hosts, from many threads at once. Shares what hosts share: jump hosts, key files, known_hosts.
+    """Connects to hosts from many threads at once. Jump hosts, key files and known_hosts are shared.
 
-    `ask_passphrase` gets a prompt and gives the answer; None when there is no terminal. `config_file` replaces the
-    user's and the system's ssh_config. `reaching` hears what the way to a host has come to; "" at its end. `patience`:
-    seconds for a host to accept the TCP connection, of the `connect_timeout` for the whole login.
-    `trust_command` is what a person types to accept host keys.
+    `ask_passphrase` takes a prompt and returns the answer; None without a terminal. `config_file` replaces the
+    user's and the system's ssh_config. `reaching` is called with each phase of a connection, and with "" at its end.
+    `patience`: how many seconds of the `connect_timeout` a host gets to accept the TCP connection. `trust_command` is
+    the command that accepts host keys.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Dialer:
         self._slots: dict[Target, threading.Semaphore] = {}
         self._denied: dict[Target, ConnectFailure] = {}
         self._other_keys: dict[str, OtherKey] = {}
-        self._told_keys: set[str] = set()
+        self._reported_keys: set[str] = set()
         self._lock = threading.Lock()
 
     def prepare(self, hosts: Iterable[Host]) -> None:
-        """Before connecting to many hosts: read their ssh_config, and ask for the pass phrases that their keys need.
+        """Read the ssh_config of many hosts and ask for the pass phrases of their keys, before connecting to them.
 
-        Failures are not raised here: `connect` will say them of the host that they concern.
+        Raises no failure of a host: `connect` does.
         """
         deadline = time.monotonic() + self._options.connect_timeout
         targets: list[Target] = []
@@ -88,7 +88,7 @@ class Dialer:
             with contextlib.suppress(ConnectFailure):
                 targets.append(self._resolver.resolve(host, deadline))
 
-        # `ssh -G` is all computing. Many at once, from the threads of the logins, take a fifth longer in all.
+        # `ssh -G` only computes. Started all at once, from the threads of the logins, they take 20 % longer in total.
         with ThreadPoolExecutor(2 * (os.cpu_count() or 1), thread_name_prefix="ssh-config") as pool:
             list(pool.map(read, (host for host in hosts if not host.local)))
         self._keys.unlock(_with_jumps(targets))
@@ -104,21 +104,23 @@ class Dialer:
             self._reaching(host.name, "")
 
     def forget_refusals(self) -> None:
-        """Hosts that refused the login are tried again: a key has been installed there."""
+        """Try hosts that refused the login again, after a key has been installed there."""
         self._denied.clear()
 
     def chain(self, host: Host) -> tuple[Target, ...]:
-        """The way to a host: its jump hosts in their order, then the host. Raises ConnectFailure."""
+        """The jump hosts of a host in their order, then the host. Raises ConnectFailure."""
         step: Target | None = self._resolver.resolve(host, time.monotonic() + self._options.connect_timeout)
-        way = []
+        targets = []
         while step:
-            way.append(step)
+            targets.append(step)
             step = step.jump
-        return tuple(reversed(way))
+        return tuple(reversed(targets))
 
     def look(self, target: Target) -> bytes:
-        """The key that a host has proved to hold. Ends before any login but those to its jump hosts, whose keys must be
-        known. Raises ConnectFailure."""
+        """The key that a host has proved to hold. Does not log in, except to its jump hosts, whose keys must be known.
+
+        Raises ConnectFailure.
+        """
         deadline = time.monotonic() + self._options.connect_timeout
         try:
             self._reach(target, deadline, Look(self.host_keys)).close()
@@ -127,7 +129,7 @@ class Dialer:
         raise AssertionError("a look does not log in")
 
     def close(self) -> None:
-        """Close the jump hosts' connections, and so all that go through them, and the one to the agent."""
+        """Close the connections to jump hosts, all connections through them, and the connection to the agent."""
         with self._lock:
             jumps = list(self._jumps.values())
             self._jumps.clear()
@@ -138,30 +140,30 @@ class Dialer:
 
     def _connect(self, target: Target, deadline: float) -> SshConnection:
         if denied := self._denied.get(target):
-            raise denied  # a second try counts as an attack, and locks accounts
+            raise denied  # servers count another try as an attack and lock the account
         self._check_named_key(target)
         return self._reach(target, deadline, self.host_keys)
 
     def _reach(self, target: Target, deadline: float, trust: HostKeys | Look) -> SshConnection:
         if not target.jump:
-            return self._persist(target, None, deadline, trust)
+            return self._login_with_retries(target, None, deadline, trust)
         self._reaching(target.name, f"waiting for {target.jump.name}")
         jump = self._jump(target, target.jump, deadline)
         with self._slot(target.jump):
-            return self._persist(target, jump, deadline, trust)
+            return self._login_with_retries(target, jump, deadline, trust)
 
-    def _persist(
+    def _login_with_retries(
         self, target: Target, jump: SshConnection | None, deadline: float, trust: HostKeys | Look
     ) -> SshConnection:
-        """Log in; again, after a random wait, when sshd drops the connection before it asked who we are."""
-        most = RETRY_FIRST
+        """Log in. Retry after a random wait when sshd drops the connection before the authentication."""
+        longest_wait = RETRY_FIRST
         tries = 1
         while True:
             try:
                 self._reaching(target.name, "connecting")
                 link = jump or dial(target, min(deadline, time.monotonic() + self._patience))
                 self._reaching(target.name, "logging in")
-                with IMPORTING:  # after dialling: the hosts get to work meanwhile
+                with IMPORTING:  # after dialling, so that the host prepares its answer meanwhile
                     from .login import login
 
                 offer = Offer((), ()) if isinstance(trust, Look) else self._keys.offer(target)
@@ -170,7 +172,7 @@ class Dialer:
                 return session
             except DroppedError as dropped:
                 throttled = dropped.greeting.startswith(THROTTLED)
-                wait = random.uniform(0, most)  # noqa: S311  # no secret, only a spread
+                wait = random.uniform(0, longest_wait)  # noqa: S311  # a random delay is no secret
                 if (dropped.greeting and not throttled) or time.monotonic() + wait >= deadline:
                     raise _dropped(target, dropped, tries) from dropped
             except ConnectFailure as failure:
@@ -178,21 +180,21 @@ class Dialer:
                     self._denied[target] = failure
                 raise
             time.sleep(wait)
-            most = min(2 * most, RETRY_MOST)
+            longest_wait = min(2 * longest_wait, RETRY_MOST)
             tries += 1
 
     def _jump(self, target: Target, jump: Target, deadline: float) -> SshConnection:
-        """The one connection to a jump host: the first who needs it makes it, the others wait."""
+        """The shared connection to a jump host: the first thread that needs it opens it, the others wait."""
         with self._lock:
             shared = self._jumps.get(jump)
-            mine = shared is None or not shared.usable()
-            if shared is None or mine:
+            opens = shared is None or not shared.usable()
+            if shared is None or opens:
                 shared = self._jumps[jump] = _SharedJump()
         future = shared.session
-        if mine:
+        if opens:
             try:
                 future.set_result(self._connect(jump, deadline))
-            except BaseException as error:  # noqa: BLE001  # whatever it is, the others wait for it
+            except BaseException as error:  # noqa: BLE001  # the other threads wait for any outcome
                 shared.failed_at = time.monotonic()
                 future.set_exception(error)
         try:
@@ -208,8 +210,10 @@ class Dialer:
 
     @contextlib.contextmanager
     def _slot(self, jump: Target) -> Iterator[None]:
-        """Not more than `jump_parallel` logins at once behind a jump host. Not a promise: hosts that are down, and keep
-        their slots until their time is over, must not take the time of the others."""
+        """Limit the simultaneous logins behind a jump host to `jump_parallel`.
+
+        The limit is soft: hosts that are down keep their slots until they time out, and must not delay the others.
+        """
         with self._lock:
             slot = self._slots.setdefault(jump, threading.Semaphore(self._options.jump_parallel))
         taken = slot.acquire(timeout=self._options.connect_timeout / 4)
@@ -225,14 +229,14 @@ class Dialer:
             self._other_keys[target.name] = OtherKey(str(named), session.accepted_key)
 
     def take_other_keys(self) -> dict[str, OtherKey]:
-        """Hosts that refused the key which the inventory names, and accepted another one: each is told once."""
+        """Hosts that refused the key set in the inventory and accepted another one. Each is returned once."""
         with self._lock:
-            taken = {name: key for name, key in self._other_keys.items() if name not in self._told_keys}
-            self._told_keys |= taken.keys()
+            taken = {name: key for name, key in self._other_keys.items() if name not in self._reported_keys}
+            self._reported_keys |= taken.keys()
         return taken
 
     def _check_named_key(self, target: Target) -> None:
-        """A key that the inventory names must be usable: said before anything is tried."""
+        """Raise ConnectFailure if the key set in the inventory cannot be used, before anything is sent."""
         if not target.identity_file:
             return
         for skipped in self._keys.offer(target).skipped:
@@ -242,14 +246,14 @@ class Dialer:
 
 
 class _SharedJump:
-    """The connection to a jump host, being made, made or failed."""
+    """A connection to a jump host: pending, open or failed."""
 
     def __init__(self) -> None:
         self.session: Future[SshConnection] = Future()
         self.failed_at = 0.0
 
     def usable(self) -> bool:
-        """Worth waiting for. So is a failure for a moment: hosts that had to queue shall not wait all over again."""
+        """Whether to wait for it. A failure counts for a moment, so that queued hosts do not wait all over again."""
         if not self.session.done():
             return True
         if self.session.exception():
@@ -258,10 +262,10 @@ class _SharedJump:
 
 
 def quote(argv: Sequence[str]) -> str:
-    """One command line for any login shell (sh, bash, zsh, fish, csh) that gives a program exactly these arguments.
+    """One command line that passes exactly these arguments in any login shell (sh, bash, zsh, fish, csh).
 
-    Backslashes, quotes and `!` stand outside of quotes, where all of them agree on `\\`. A newline in an argument is
-    beyond csh, and NUL beyond every shell (ValueError).
+    Backslashes, quotes and `!` are outside the quotes, where all of these shells treat `\\` alike. csh cannot take a
+    newline in an argument, and no shell a NUL (ValueError).
     """
     return " ".join(_quote(argument) for argument in argv)
 
@@ -276,13 +280,13 @@ def _quote(argument: str) -> str:
 
 
 def _with_jumps(targets: Iterable[Target]) -> list[Target]:
-    found: dict[Target, None] = {}
+    chained: dict[Target, None] = {}
     for target in targets:
         step: Target | None = target
-        while step and step not in found:
-            found[step] = None
+        while step and step not in chained:
+            chained[step] = None
             step = step.jump
-    return list(found)
+    return list(chained)
 
 
 def _dropped(target: Target, dropped: DroppedError, tries: int) -> ConnectFailure:

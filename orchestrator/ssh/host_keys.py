@@ -1,4 +1,4 @@
-"""Host keys: whether one is to be trusted, what is said when it is not, which are added. Makes no connection."""
+"""Check host keys against known_hosts, explain why one is not trusted, and add new ones. Opens no connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .pipe import ConnectFailure
 
 
 class HostKeys:
-    """Host keys: what known_hosts says, and what is done about a key that it does not know."""
+    """The known_hosts files, and what to do about a key that is not in them."""
 
     def __init__(self, accept_new: bool, trust_command: str) -> None:
         self._accept_new = accept_new
@@ -39,8 +39,10 @@ class HostKeys:
         return self._known(target).judge(target.known_as, key)
 
     def accept(self, target: Target, key: bytes) -> Path:
-        """Write a key that a person has confirmed; gives the file. Raises ConnectFailure, also where another key of
-        that name has just been accepted."""
+        """Add a key that the user has confirmed, and return the file.
+
+        Raises ConnectFailure, also if another key of that name has just been accepted.
+        """
         with self._lock:
             verdict = self._read(target).judge(target.known_as, key)
             if verdict.status in ("changed", "revoked"):
@@ -72,7 +74,7 @@ class HostKeys:
 
 
 class KeySeen(Exception):
-    """Not a failure: the key exchange is done, and the key is all that was wanted."""
+    """Ends a connection after the key exchange, when only the host key is needed. Not a failure."""
 
     def __init__(self, key: bytes) -> None:
         super().__init__("seen")
@@ -80,7 +82,7 @@ class KeySeen(Exception):
 
 
 class Look:
-    """In the place of HostKeys, for a connection that ends as soon as the host has proved which key it holds."""
+    """Used in place of HostKeys for a connection that ends as soon as the host has proved its key."""
 
     def __init__(self, host_keys: HostKeys) -> None:
         self._host_keys = host_keys
@@ -96,7 +98,7 @@ def _untrusted(target: Target, key: bytes, verdict: Verdict, trust: str) -> Conn
     print_ = fingerprint(key)
     where = verdict.entry.where if verdict.entry else ""
     name = target.known_as[0]
-    common, own = None, ""
+    generic, own = None, ""
     match verdict.status:
         case "changed":
             code = "ssh-host-key-changed"
@@ -109,7 +111,7 @@ def _untrusted(target: Target, key: bytes, verdict: Verdict, trust: str) -> Conn
             own = shlex.quote(name)
             only_if = "ask its administrator; only if the new key is correct, "
             fix = f"{only_if}{remove}, then accept the new key with `{trust}`"
-            common = (
+            generic = (
                 f"THE HOST KEY HAS CHANGED: the host sent another key than the one in {verdict.entry.path}. "
                 "Somebody may be intercepting the connection, or the host was reinstalled",
                 f"{only_if}{remove_all}, then accept the new key with `{trust}`",
@@ -117,7 +119,7 @@ def _untrusted(target: Target, key: bytes, verdict: Verdict, trust: str) -> Conn
         case "revoked":
             code, reason = "ssh-host-key-changed", f"its key {print_} is revoked in {where}"
             fix = "generate a new host key on the host, and do not use the revoked one"
-            common = ("its key is revoked", fix)
+            generic = ("its key is revoked", fix)
         case "authority":
             code = "ssh-host-key-unknown"
             reason = f"only a certificate authority vouches for it ({where}); its key is {print_}"
@@ -126,12 +128,12 @@ def _untrusted(target: Target, key: bytes, verdict: Verdict, trust: str) -> Conn
             code, reason = "ssh-host-key-unknown", f"its key {print_} is not in known_hosts (as {name})"
             accept = f"compare it with the key on the host, then accept it with `{trust}`"
             fix = f"{accept} or `{target.command}`, or set ssh.host_keys: accept-new"
-            common = ("its key is not in known_hosts", f"{accept}, or set ssh.host_keys: accept-new")
-    return ConnectFailure(target.name, "host key", reason, code, fix, common, own)
+            generic = ("its key is not in known_hosts", f"{accept}, or set ssh.host_keys: accept-new")
+    return ConnectFailure(target.name, "host key", reason, code, fix, generic, own)
 
 
 def _how_to_remove(entry: Entry, name: str) -> tuple[str, str]:
-    """Of one host, and of the HOSTS that failed alike."""
+    """How to remove the key of one host, and of all HOSTS that failed alike."""
     file = shlex.quote(str(entry.path))
     if re.search(r"[*?!]", entry.hosts):  # ssh-keygen removes no pattern
         return (f"delete line {entry.line} of {file}", f"delete their lines of {file}")

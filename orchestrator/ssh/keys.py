@@ -1,6 +1,6 @@
-"""The keys to log in with: those of the agent and those in files, in the order in which a host is offered them.
+"""Load the user's keys, from the agent and from files, in the order in which they are offered to a host.
 
-Never writes a key, never shows one, asks for a pass phrase only in `unlock`. paramiko is imported when a file is read.
+Never writes or shows a key, and asks for a pass phrase only in `unlock`. paramiko is imported when a file is read.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from paramiko import PKey
 
 ATTEMPTS = 3
-"""How often a pass phrase is asked for, as by ssh: a typing error is no reason to start again."""
+"""How often a pass phrase is asked for, as by ssh."""
 
 AGENT_TIMEOUT = 30.0
-"""Seconds that an agent may take for one answer: it may be asking a person to confirm."""
+"""Seconds that an agent may take for one answer: it may be asking the user to confirm."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Identity:
-    """A key that can sign, and what people call it."""
+    """A key that can sign, and its name for messages."""
 
     key: Key
     label: str
@@ -94,7 +94,7 @@ class Agent:
                 self._socket.sendall(_string(bytes([kind]) + request))
                 answer = self._read(int.from_bytes(self._read(4), "big"))
             except OSError as error:
-                self._socket.close()  # a late answer must not be taken for that of the next request
+                self._socket.close()  # a late answer must not be read as the answer to the next request
                 raise AgentError(f"the SSH agent does not answer: {error}") from error
         if answer[:1] != bytes([expected]):
             raise AgentError("the SSH agent refused the request")
@@ -111,7 +111,7 @@ class Agent:
 
 
 class AgentKey:
-    """A key in an agent: as much of paramiko's `PKey` as logging in needs."""
+    """A key in an agent, with the part of paramiko's `PKey` that a login needs."""
 
     def __init__(self, agent: Agent, blob: bytes, comment: bytes) -> None:
         self._agent = agent
@@ -130,7 +130,7 @@ class AgentKey:
         return self.blob
 
     def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> bytes:
-        # OpenSSH's agent takes the first flag that it knows, so only one is sent.
+        # OpenSSH's agent uses the first flag that it knows, so only one is sent.
         name = algorithm or ""
         flags = 4 if name.startswith("rsa-sha2-512") else 2 if name.startswith("rsa-sha2-256") else 0
         return self._agent.sign(self.blob, data, flags)
@@ -141,7 +141,7 @@ Key = Union[AgentKey, "PKey"]
 
 @dataclass
 class _File:
-    """A key file as far as it can be read without its pass phrase."""
+    """The part of a key file that is readable without its pass phrase."""
 
     path: Path
     public: bytes | None = None  # the public key in wire format, where it is in the clear
@@ -152,7 +152,7 @@ class _File:
 
 
 class KeyRing:
-    """All keys of one run of the program. Every file is read once, every pass phrase asked for once."""
+    """All keys of one invocation. Reads every file once and asks for every pass phrase once."""
 
     def __init__(self, ask_passphrase: Callable[[str], str] | None) -> None:
         self._ask = ask_passphrase
@@ -161,15 +161,15 @@ class KeyRing:
         self._lock = threading.Lock()
 
     def offer(self, target: Target) -> Offer:
-        """The keys for a target: the named ones in their order, then whatever else the agent holds.
+        """The keys for a target: the configured ones in their order, then the other keys of the agent.
 
-        (OpenSSH offers all of the agent first. Then a server that takes two tries never sees the right key.)
+        (OpenSSH offers all keys of the agent first, so a server that allows two tries may never see the right key.)
         """
         identities: list[Identity] = []
         skipped: list[Skipped] = []
         offered: set[bytes] = set()
         held = self._agent_keys(target)
-        for path in _named(target):
+        for path in _configured(target):
             file = self._file(path)
             in_agent = held.get(file.public) if file.public else None
             key: Key | None = None if in_agent and in_agent.is_security_key else in_agent
@@ -181,9 +181,9 @@ class KeyRing:
             if key and key.asbytes() not in offered:
                 offered.add(key.asbytes())
                 certificate = path.with_name(f"{path.name}-cert.pub")
-                if certificate.exists():  # it is offered before the bare key
+                if certificate.exists():  # offered before the bare key
                     try:
-                        identities.append(Identity(_certified(key, certificate), str(certificate)))
+                        identities.append(Identity(_with_certificate(key, certificate), str(certificate)))
                     except (OSError, ValueError) as error:
                         skipped.append(Skipped(certificate, f"cannot be used: {error}"))
                 identities.append(Identity(key, str(path)))
@@ -195,16 +195,16 @@ class KeyRing:
         return Offer(tuple(identities), tuple(skipped))
 
     def unlock(self, targets: Iterable[Target]) -> None:
-        """Ask for the pass phrases that these targets need, once each. Without a way to ask, the keys stay locked.
+        """Ask for the pass phrases that these targets need, once each. Without a terminal, the keys stay locked.
 
-        A key that nobody named, but that lies where ssh looks, is asked for only where there is no other.
+        For a key in a default file, ask only if there is no other key.
         """
         if not self._ask:
             return
         defaults = {Path(name).expanduser() for name in DEFAULT_KEYS}
         for target in targets:
             held = self._agent_keys(target)
-            files = [file for path in _named(target) if (file := self._file(path)).public not in held]
+            files = [file for path in _configured(target) if (file := self._file(path)).public not in held]
             locked = [file for file in files if file.locked and not file.key and not file.skipped]
             others = bool(held) or any(not file.locked and not file.skipped for file in files)
             for file in locked:
@@ -225,18 +225,18 @@ class KeyRing:
                 try:
                     self._agents[path] = Agent(path)
                 except (OSError, AgentError):
-                    self._agents[path] = None  # as with ssh, an agent that is not there is no error
+                    self._agents[path] = None  # as with ssh, a missing agent is not an error
             agent = self._agents[path]
         return {key.blob: key for key in agent.keys} if agent else {}
 
     def _file(self, path: Path) -> _File:
         with self._lock:
             if path not in self._files:
-                self._files[path] = _look_at(path)
+                self._files[path] = _inspect(path)
             return self._files[path]
 
     def _load(self, file: _File) -> Skipped | None:
-        """Make `file.key` usable, or say why it is not."""
+        """Load `file.key`, or return why it cannot be used."""
         with file.lock:
             if file.key or file.skipped:
                 return file.skipped
@@ -266,24 +266,24 @@ _MISSING = "does not exist"
 _SECURITY_KEY = "is a security key, which is not supported"
 
 
-def _named(target: Target) -> tuple[Path, ...]:
+def _configured(target: Target) -> tuple[Path, ...]:
     return ((target.identity_file,) if target.identity_file else ()) + target.identity_files
 
 
-def _look_at(path: Path) -> _File:
-    beside = path.with_name(path.name + ".pub")
+def _inspect(path: Path) -> _File:
+    public_file = path.with_name(path.name + ".pub")
     try:
         data = path.read_bytes()
         mode = path.stat()
     except OSError as error:
         # The private key may be in the agent alone.
         reason = _MISSING if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        return _File(path, public=_public_from_line(beside), skipped=Skipped(path, reason))
+        return _File(path, public=_public_from_line(public_file), skipped=Skipped(path, reason))
     if b"PRIVATE KEY" not in data:
         reason = "is a public key whose private key is not in the agent"
         return _File(path, public=_public_from_line(path), skipped=Skipped(path, reason))
     public, locked = _head(data)
-    file = _File(path, public=public or _public_from_line(beside), locked=locked)
+    file = _File(path, public=public or _public_from_line(public_file), locked=locked)
     if file.public and next(_strings(file.public), b"").startswith(b"sk-"):
         file.skipped = Skipped(path, _SECURITY_KEY)
     elif mode.st_uid == os.getuid() and stat.S_IMODE(mode.st_mode) & 0o077:
@@ -305,7 +305,7 @@ def _head(data: bytes) -> tuple[bytes | None, bool]:
         rest = body[len(b"openssh-key-v1\0") + sum(4 + len(field) for field in (cipher, _kdf, _options)) + 4 :]
         return next(_strings(rest)), cipher != b"none"
     except (IndexError, binascii.Error, StopIteration):
-        return None, False  # reading it will say what is wrong
+        return None, False  # loading it will report the error
 
 
 def _public_from_line(path: Path) -> bytes | None:
@@ -316,7 +316,7 @@ def _public_from_line(path: Path) -> bytes | None:
 
 
 def _read_private_key(path: Path, passphrase: str | None) -> PKey:
-    """Raises ValueError when it is no key that paramiko can sign with, or the pass phrase is wrong."""
+    """Load a key. Raises ValueError if paramiko cannot sign with it, or if the pass phrase is wrong."""
     from io import StringIO
 
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -327,21 +327,21 @@ def _read_private_key(path: Path, passphrase: str | None) -> PKey:
         from paramiko import ECDSAKey, Ed25519Key, RSAKey
 
     data = path.read_bytes()
-    read = form.load_ssh_private_key if b"BEGIN OPENSSH" in data else form.load_pem_private_key
+    load = form.load_ssh_private_key if b"BEGIN OPENSSH" in data else form.load_pem_private_key
     try:
-        loaded = read(data, passphrase.encode() if passphrase is not None else None)
+        loaded = load(data, passphrase.encode() if passphrase is not None else None)
     except (TypeError, UnsupportedAlgorithm) as error:
         raise ValueError(str(error)) from error
     if not isinstance(loaded, (ed25519.Ed25519PrivateKey, ec.EllipticCurvePrivateKey, rsa.RSAPrivateKey)):
         raise ValueError(f"keys of type {type(loaded).__name__} are not supported")
-    # paramiko would derive the pass phrase's key, which takes long on purpose, a second time.
+    # Given the file, paramiko would derive the key of the pass phrase again, which is slow on purpose.
     plain = StringIO(loaded.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()).decode())
     if isinstance(loaded, ed25519.Ed25519PrivateKey):
         return Ed25519Key(file_obj=plain)
     return RSAKey(file_obj=plain) if isinstance(loaded, rsa.RSAPrivateKey) else ECDSAKey(file_obj=plain)
 
 
-def _certified(key: Key, certificate: Path) -> Key:
+def _with_certificate(key: Key, certificate: Path) -> Key:
     """The key with its certificate. Raises OSError or ValueError."""
     with IMPORTING:
         from paramiko.pkey import PublicBlob

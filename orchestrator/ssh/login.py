@@ -1,8 +1,8 @@
-"""One SSH login and the pipes over it, by fabric and paramiko. Decides nothing about which host, when, or how often.
+"""Log in over SSH with fabric and paramiko, and open pipes over the connection. Retries nothing.
 
-fabric as it comes accepts every host key and may forward the agent; paramiko waits up to an hour for an answer, prints
-tracebacks, and mixes up the errors of channels that are opened at the same time. All that is put right here and in
-`ssh_transport.py`, for hosts and jump hosts alike: no connection is made by another way.
+By default fabric accepts every host key and may forward the agent. paramiko waits up to an hour for an answer, prints
+tracebacks, and mixes up the errors of channels that are opened at the same time. This module and `paramiko_fixes.py`
+fix that for hosts and jump hosts; no connection is made in another way.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from .config import Target
 from .keys import AgentError, Identity, Offer
-from .paramiko_fixes import ChannelRefused, Transport, disabled
+from .paramiko_fixes import ChannelRefused, Transport, disabled_algorithms
 from .pipe import END_GRACE, END_WINDOW, STALL_LIMIT, STDERR_KEPT, STDERR_LAG, ConnectFailure, Tail
 from .tcp import DroppedError
 
-# paramiko logs tracebacks of what it raises anyway, to stderr when nobody has set up logging.
+# paramiko also logs the tracebacks of its exceptions, to stderr if logging is not configured.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 SESSION_ENDS, SESSION_PAUSE = 1.0, 0.05
@@ -47,7 +47,7 @@ _END = (
 
 
 class Trust(Protocol):
-    """Who decides whether a host's key is its own."""
+    """Decides whether to trust a host key."""
 
     def key_types(self, target: Target) -> frozenset[str]:
         """The types of the keys on file for it."""
@@ -67,7 +67,7 @@ class SshConnection:
 
     @property
     def alive(self) -> bool:
-        """False when the connection is known to be lost; True says little."""
+        """False if the connection is known to be lost. True does not mean that it works."""
         return bool(self._transport.is_active())
 
     def open(self, command: str, timeout: float) -> SshPipe:
@@ -84,7 +84,7 @@ class SshConnection:
         return SshPipe(channel, self)
 
     def _open_channel(self, deadline: float) -> paramiko.Channel:
-        """Where MaxSessions is 1, sshd refuses a command until it has buried the last one, whose end we have seen."""
+        """Open a channel. With MaxSessions 1, sshd refuses a command until it has cleaned up the last one."""
         patience = min(deadline, time.monotonic() + SESSION_ENDS)
         while True:
             try:
@@ -95,7 +95,7 @@ class SshConnection:
             time.sleep(SESSION_PAUSE)
 
     def close(self) -> None:
-        # paramiko's thread sits in a read that a bare close of the socket does not wake, and no FIN would be sent.
+        # paramiko's thread blocks in a read that closing the socket does not wake, and no FIN would be sent.
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._transport.sock.shutdown(socket.SHUT_RDWR)
         self._connection.client.close()
@@ -121,7 +121,7 @@ class SshPipe:
         try:
             return self._channel.recv(size)
         except (OSError, EOFError, paramiko.SSHException):
-            return b""  # lost while more was being asked for
+            return b""  # the connection was lost
 
     def send(self, data: bytes) -> None:
         try:
@@ -175,7 +175,7 @@ class SshPipe:
 
 
 Link = socket.socket | SshConnection
-"""What a login goes over: a connected socket, or the session of a jump host."""
+"""The transport of a login: a connected socket, or the connection to a jump host."""
 
 
 def login(target: Target, link: Link, trust: Trust, offer: Offer, deadline: float) -> SshConnection:
@@ -201,7 +201,7 @@ def login(target: Target, link: Link, trust: Trust, offer: Offer, deadline: floa
 
 
 class _Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no types
-    """fabric's connection with our host key policy, key order and time limits."""
+    """fabric's connection with the host key policy, key order and time limits of ddp-orch."""
 
     inline_ssh_env = False  # declared, as what is not goes to the config, which is built anew then
 
@@ -214,7 +214,7 @@ class _Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no typ
             "auth_strategy": _KeysOnly(target, offer, deadline),
             "banner_timeout": left,
             "channel_timeout": left,
-            "disabled_algorithms": disabled(target),
+            "disabled_algorithms": disabled_algorithms(target),
             "timeout": left,
             "transport_factory": lambda sock, disabled_algorithms: Transport(sock, disabled_algorithms, key_types),
         }
@@ -288,8 +288,8 @@ class _KeysOnly:
         reason += self._keys(tried)
         works = "logs in without a prompt; `user` and `identity_file` in the inventory set the user and the key"
         fix = f"check that `{self._target.command}` {works}"
-        common = (reason, f"check that `FIRST` {works}")
-        return ConnectFailure(self._target.name, "login", reason, self._code(), fix, common, self._target.command)
+        generic = (reason, f"check that `FIRST` {works}")
+        return ConnectFailure(self._target.name, "login", reason, self._code(), fix, generic, self._target.command)
 
     def _too_many(self, tried: list[Identity]) -> ConnectFailure:
         reason = f"the server closed the connection{self._keys(tried)}"
@@ -350,5 +350,5 @@ def _jump_refused(target: Target, refused: ChannelRefused) -> ConnectFailure:
     assert target.jump
     reason = f"{target.jump.name} cannot reach {target.hostname} port {target.port}: {refused.reason}"
     fix = f"check the connection from {target.jump.name}"
-    common = (f"{target.jump.name} cannot reach port {target.port} there: {refused.reason}", fix)
-    return ConnectFailure(target.name, "jump", reason, code, fix, common)
+    generic = (f"{target.jump.name} cannot reach port {target.port} there: {refused.reason}", fix)
+    return ConnectFailure(target.name, "jump", reason, code, fix, generic)

@@ -1,6 +1,6 @@
-"""paramiko's transport, put right: no weak algorithm, each refusal with its own reason, nothing sent after an end.
+"""Fix paramiko's transport: no weak algorithms, a reason for each refused channel, no message after a channel's end.
 
-Knows nothing of who logs in, or where.
+Knows nothing about users or hosts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONNECT_FAILED = 2  # SSH_OPEN_CONNECT_FAILED of RFC 4254: the text alone says w
 
 
 class ChannelRefused(Exception):
-    """The other end would not open a channel or start a command; `reason` is its own words."""
+    """The server did not open a channel or start a command; `reason` is its own text."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -34,10 +34,10 @@ class ChannelRefused(Exception):
 
 
 class _Packetizer(paramiko.packet.Packetizer):
-    """Keeps what the other end says before its banner, and starts no timer thread (which would outlive the program)."""
+    """Keeps what the server sends before its banner, and starts no timer thread (which would outlive the program)."""
 
-    # paramiko stops answering when it is the one who asks for new keys and a channel ends meanwhile. OpenSSH asks by
-    # itself after as much as this, for the ciphers that we have.
+    # paramiko hangs if it asks for new keys while a channel ends. With the ciphers used here, OpenSSH asks for new
+    # keys itself, after as many bytes.
     REKEY_BYTES = 1 << 36
     REKEY_PACKETS = 1 << 31
 
@@ -51,7 +51,7 @@ class _Packetizer(paramiko.packet.Packetizer):
         return line
 
     def start_handshake(self, timeout: float) -> None:
-        """Whoever waits for the handshake has a deadline, and closes the socket after it."""
+        """Start no timer: the caller has a deadline, and closes the socket after it."""
 
 
 class Transport(paramiko.Transport):
@@ -59,7 +59,7 @@ class Transport(paramiko.Transport):
 
     packetizer: _Packetizer
     accepted_key = ""
-    """What people call the key that logged in."""
+    """The name of the key that logged in."""
 
     def __init__(self, sock: Any, disabled_algorithms: dict[str, list[str]], key_types: frozenset[str]) -> None:
         super().__init__(sock, disabled_algorithms=disabled_algorithms, packetizer_class=_Packetizer)
@@ -81,7 +81,7 @@ class Transport(paramiko.Transport):
 
     @property
     def preferred_keys(self) -> tuple[str, ...]:
-        """Those whose keys are on file come first, as with OpenSSH. No certificates: they cannot be checked here."""
+        """Types of the keys on file first, as with OpenSSH. No certificates, because they are not supported."""
         known = {name for kind in self._key_types for name in _signatures(kind)}
         names: tuple[str, ...] = self._filter_algorithm("keys")  # type: ignore[attr-defined]
         return tuple(sorted(names, key=lambda name: name not in known))
@@ -119,11 +119,11 @@ class Transport(paramiko.Transport):
         super()._parse_channel_open_failure(m)  # type: ignore[misc]
 
     def _log(self, level: int, msg: Any, *args: Any) -> None:
-        """Formatting what nobody reads takes a noticeable part of a login."""
+        """Log nothing: formatting the messages takes a noticeable part of a login."""
 
 
 class _Gate:
-    """What a channel sends through: nothing after its end.
+    """Stops a channel from sending after its end.
 
     A paramiko channel makes a message under its lock and sends it after. Meanwhile another thread, or the other end,
     may have closed the channel, and sshd ends the whole connection at once when data arrives for a channel that is
@@ -156,14 +156,14 @@ def _signatures(key_type: str) -> tuple[str, ...]:
     return ("rsa-sha2-512", "rsa-sha2-256") if key_type == "ssh-rsa" else (key_type,)
 
 
-def disabled(target: Target) -> dict[str, list[str]]:
-    """What paramiko can do and is not offered: weak algorithms, and those that ssh_config leaves out."""
+def disabled_algorithms(target: Target) -> dict[str, list[str]]:
+    """The algorithms of paramiko that are not offered: weak ones, and those that ssh_config excludes."""
     allowed = dict(target.algorithms)
-    ours = {
+    supported = {
         kind: getattr(paramiko.Transport, f"_preferred_{kind}")
         for kind in ("kex", "ciphers", "macs", "keys", "pubkeys")
     }
     return {
         kind: [name for name in names if name in WEAK[kind] or name not in allowed.get(kind, names)]
-        for kind, names in ours.items()
+        for kind, names in supported.items()
     }

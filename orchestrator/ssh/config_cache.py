@@ -1,7 +1,8 @@
-"""Hosts that ssh_config cannot tell apart: what `ssh -G` says of one of them, it says of all. Starts nothing.
+"""Cache what `ssh -G` prints, for hosts that ssh_config treats alike. Starts no program.
 
-`ssh -G` takes 5 ms of computing a host, of hundreds of hosts more than their logins. What it says depends on the host's
-name by `Host` patterns and a few other ways only. Where a configuration has one of the others, every host is asked for.
+`ssh -G` takes 5 ms of CPU time per host, which for hundreds of hosts is more than their logins. Its output depends on
+the name of the host only by `Host` patterns and a few other keywords. If a configuration has one of those, the cache
+stays empty and ssh is asked for every host.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ Settings = dict[str, list[str]]
 
 _LINE = re.compile(r"\s*([A-Za-z]+)[\s=]+(.*)")
 _PRINTED_AS_WRITTEN = {"proxycommand", "identityfile", "controlpath"}
-"""Keywords whose %-tokens `ssh -G` leaves for later; we fill them in."""
+"""Keywords whose %-tokens `ssh -G` does not expand; `config.py` does."""
 
 
-class Answers:
-    """What ssh has said so far. Safe to use from many threads."""
+class ConfigCache:
+    """The outputs of `ssh -G` so far. Safe to use from many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._patterns: tuple[re.Pattern[str], ...] | None = None
         self._by_kind: dict[object, Settings] = {}
 
-    def learn(self, options: tuple[str, ...], address: str, settings: Settings, said: str) -> None:
-        """Note what `ssh -v -G OPTIONS ADDRESS` printed: its settings, and on stderr the files that it has read."""
-        if "OpenSSH_" not in said:
-            return  # whatever that is, it does not say which files count
+    def add(self, options: tuple[str, ...], address: str, settings: Settings, stderr: str) -> None:
+        """Add the output of `ssh -v -G OPTIONS ADDRESS`: its settings, and on stderr the files that it has read."""
+        if "OpenSSH_" not in stderr:
+            return  # another program than OpenSSH: it does not print the files that it reads
         with self._lock:
             if self._patterns is None:
-                self._patterns = host_patterns(re.findall(r"(?m)^debug1: Reading configuration data (.*?)\r?$", said))
+                self._patterns = host_patterns(re.findall(r"(?m)^debug1: Reading configuration data (.*?)\r?$", stderr))
             if self._patterns is not None and settings.get("hostname") == [address.lower()]:
                 self._by_kind.setdefault(self._kind(options, address), settings)
 
-    def of(self, options: tuple[str, ...], address: str) -> Settings | None:
-        """What ssh would say of a host; None where it must be asked."""
+    def get(self, options: tuple[str, ...], address: str) -> Settings | None:
+        """The settings of a host, or None if ssh must be asked."""
         with self._lock:
             if self._patterns is None:
                 return None
@@ -54,8 +55,8 @@ class Answers:
 
 
 def host_patterns(files: Iterable[str]) -> tuple[re.Pattern[str], ...] | None:
-    """All patterns that a host's name is matched against; None where its name may count in another way."""
-    found: dict[tuple[str, int], re.Pattern[str]] = {}
+    """All patterns that ssh matches a host's name against; None if the name matters in another way."""
+    patterns: dict[tuple[str, int], re.Pattern[str]] = {}
     for file in files:
         try:
             text = Path(file).read_text(errors="surrogateescape")
@@ -68,9 +69,9 @@ def host_patterns(files: Iterable[str]) -> tuple[re.Pattern[str], ...] | None:
             keyword, value = match[1].lower(), match[2].strip()
             if keyword == "host" and '"' not in value:
                 for word in value.split():
-                    written = "".join({"*": ".*", "?": "."}.get(one, re.escape(one)) for one in word.lstrip("!"))
-                    # with and without case, as not all versions agree: at worst two hosts alike are both asked for
-                    found |= {(written, flags): re.compile(written, flags) for flags in (0, int(re.IGNORECASE))}
+                    written = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in word.lstrip("!"))
+                    # with and without case, because versions of ssh differ; at worst ssh is asked twice
+                    patterns |= {(written, flags): re.compile(written, flags) for flags in (0, int(re.IGNORECASE))}
             elif (
                 keyword == "host"
                 or keyword.startswith("canonical")
@@ -78,4 +79,4 @@ def host_patterns(files: Iterable[str]) -> tuple[re.Pattern[str], ...] | None:
                 or ("%" in value and keyword not in _PRINTED_AS_WRITTEN)
             ):
                 return None
-    return tuple(found.values())
+    return tuple(patterns.values())
