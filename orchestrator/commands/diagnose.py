@@ -56,7 +56,7 @@ def diagnose_run(run: str | None, inventory_path: str | None, hosts: str | None,
         _show(diagnosis, final, inventory, as_json, console)
     elif answered_late:
         changes = diagnosis != early or final.run.run_id != first.run.run_id
-        what = "the diagnosis changes:" if changes else "the diagnosis is the same"
+        what = "this changes the diagnosis:" if changes else "this does not change the diagnosis"
         console.note(f"{fold(answered_late)} has answered; {what}")
         if changes:
             _show(diagnosis, final, inventory, as_json, console)
