@@ -19,11 +19,11 @@ def check(name: str) -> str:
     """The name itself. Raises ValueError with what is wrong with it."""
     if not re.fullmatch(NAME, name):
         raise ValueError(
-            f"{quoted(name)}{_culprit(name)}: a host is letters, digits and . _ : % -, beginning with a letter or a "
-            "digit, 254 at most"
+            f"{quoted(name)}{_culprit(name)}: a host name has at most 254 letters, digits and . _ : % -, and "
+            "starts with a letter or a digit"
         )
     if re.fullmatch(r"[^:]+:[0-9]+", name):  # no IPv6 address has a single colon
-        raise ValueError("a port does not go into the name; write {name: NAME, port: NUMBER}")
+        raise ValueError("a host name cannot contain a port; write {name: NAME, port: NUMBER}")
     return name
 
 
@@ -49,10 +49,10 @@ def jump_hosts(proxy_jump: str) -> tuple[str, ...]:
     for hop in proxy_jump.split(","):
         user, at, place = hop.rpartition("@")
         if at and not re.fullmatch(USER, user):
-            raise ValueError(f"{hop[:40]!r}: wants [user@]host[:port], several joined by commas")
+            raise ValueError(f"{hop[:40]!r}: expected [user@]host[:port], several separated by commas")
         host, colon, port = place.partition(":") if place.count(":") == 1 else (place, "", "")
         if colon and not (re.fullmatch(r"[1-9][0-9]{0,4}", port) and int(port) <= 65535):
-            raise ValueError(f"{hop[:40]!r}: a port is a number from 1 to 65535")
+            raise ValueError(f"{hop[:40]!r}: expected a port from 1 to 65535")
         hosts.append(check(host))
     return tuple(hosts)
 
@@ -62,7 +62,7 @@ def expand(text: str) -> tuple[str, ...]:
     if "[" not in text and "]" not in text:
         return (check(text),)
     if re.fullmatch(r"([A-Za-z0-9._:%-]|\[[0-9,/-]+\])+", text) is None:
-        raise ValueError("a range of hosts is written like gpu[01-16] or gpu[1,3,5-9]")
+        raise ValueError("invalid range of hosts: expected something like gpu[01-16] or gpu[1,3,5-9]")
     size = 1
     for inside in re.findall(r"\[([^]]*)\]", text):
         size *= sum(_count(part) for part in inside.split(","))
@@ -74,7 +74,7 @@ def expand(text: str) -> tuple[str, ...]:
     try:
         return tuple(check(name) for name in NodeSet(text, resolver=RESOLVER_NOGROUP))
     except NodeSetException as exc:
-        raise ValueError(f"not a range of hosts: {exc}") from exc
+        raise ValueError(f"invalid range of hosts: {exc}") from exc
 
 
 def _count(part: str) -> int:
@@ -85,7 +85,7 @@ def _count(part: str) -> int:
     if int(low) > int(high) or int(step) == 0:
         raise ValueError(f"the range {part} is empty")
     if len(low) != len(high) and (low[0] == "0" or high[0] == "0"):
-        raise ValueError(f"the range {part} has two widths; write {low.zfill(len(high))}-{high.zfill(len(low))}")
+        raise ValueError(f"the range {part} mixes two widths; write {low.zfill(len(high))}-{high.zfill(len(low))}")
     return (int(high) - int(low)) // int(step) + 1
 
 
@@ -97,7 +97,7 @@ def pick(names: Sequence[str], pattern: str, option: str = "--hosts") -> tuple[s
     """
     chosen = set(names) if pattern.lstrip().startswith("!") else set()  # `!gpu02` alone: all but gpu02
     if not pattern.strip():
-        raise UsageError(f"{option} '': names no host; leave it out for all of them")
+        raise UsageError(f"{option} '': selects no host; omit it to select all hosts")
     operator = ","
     # outside of brackets: the comma in gpu[1,3] is the range's own
     for word in filter(None, map(str.strip, re.split(r"([,!&])(?![^\[]*\])", pattern))):
@@ -113,7 +113,7 @@ def pick(names: Sequence[str], pattern: str, option: str = "--hosts") -> tuple[s
             case _:
                 chosen |= found
     if not chosen:
-        raise UsageError(f"{option} {pattern}: no host is left; the inventory has {_listed(names)}")
+        raise UsageError(f"{option} {pattern}: selects no host; the inventory has {_listed(names)}")
     return tuple(name for name in names if name in chosen)
 
 
@@ -123,7 +123,7 @@ def _named(names: Sequence[str], word: str, asked: str) -> set[str]:
 
         found = {name for name in names if fnmatchcase(name, word)}
         if not found:
-            raise UsageError(f"{asked} matches no host of the inventory: {_listed(names)}")
+            raise UsageError(f"{asked} matches no host in the inventory: {_listed(names)}")
         return found
     try:
         wanted = expand(word)

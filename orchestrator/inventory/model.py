@@ -35,7 +35,7 @@ class Host:
     user: str | None
     port: int | None
     identity_file: str | None  # `~` is expanded by whoever opens it
-    proxy_jump: str | None  # as in ssh_config: [user@]host[:port], several joined by commas
+    proxy_jump: str | None  # as in ssh_config: [user@]host[:port], several separated by commas
     cluster_address: str | None
     interface: str
     gpus: Literal["auto", "none"] | int | tuple[int, ...]
@@ -124,9 +124,9 @@ def default_path(environ: Mapping[str, str]) -> str | None:
 def load(path: str | Path) -> Inventory:
     """Read and parse a file. Raises InventoryError with every problem of it, one a line."""
     if not str(path):
-        raise InventoryError("the inventory's name is an empty word")
+        raise InventoryError("the inventory path is empty")
     if str(path).endswith(".py"):
-        raise InventoryError(f"{path}: a script, and no inventory")
+        raise InventoryError(f"{path}: expected an inventory, got a script")
     try:
         with Path("/dev/stdin" if path == STDIN else path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -135,13 +135,13 @@ def load(path: str | Path) -> Inventory:
         if close := get_close_matches(Path(path).name, siblings, 1, SAME_NAME):
             raise InventoryError(f"{path}: no such file; did you mean {Path(path).with_name(close[0])}?") from exc
         smallest = "the smallest inventory is `hosts: [lovelace, hopper]`"
-        raise InventoryError(f"{path}: no such file; {smallest}, and `ddp-orch init` writes one") from exc
+        raise InventoryError(f"{path}: no such file; write one with `ddp-orch init` ({smallest})") from exc
     except IsADirectoryError as exc:
-        raise InventoryError(f"{path}: cannot be read: Is a directory; give the file in it") from exc
+        raise InventoryError(f"{path}: is a directory; pass the inventory file in it") from exc
     except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
         raise InventoryError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
     if len(data) > MAX_BYTES:
-        raise InventoryError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which no inventory is")
+        raise InventoryError(f"{path}: larger than {MAX_BYTES >> 20} MiB, the limit for an inventory")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
@@ -156,13 +156,14 @@ def parse(text: str, path: str) -> Inventory:
         root = compose(text)
     except YamlProblem as exc:
         if names := _hosts_of_ini(text):
-            message = f"an INI file, as of Ansible; an inventory is YAML: ddp-orch init {shlex.join(names)} -o new.yaml"
+            message = "this is an INI file, as Ansible uses; an inventory is YAML. Convert it with: "
+            message += f"ddp-orch init {shlex.join(names)} -o new.yaml"
             raise InventoryError(f"{path}: {shown(message, 500)}") from exc
         raise InventoryError(f"{path}:{exc.mark.line + 1}: {shown(exc.message, 500)}") from exc
     if not isinstance(root, Map):
-        found = "the file is empty" if isinstance(root, Scalar) and root.null else f"found {describe(root)}"
+        problem = "the file is empty" if isinstance(root, Scalar) and root.null else f"got {describe(root)}"
         place = f"{path}:{root.mark.line + 1}"
-        raise InventoryError(f"{place}: wants a mapping such as `hosts: [lovelace, hopper]`; {found}")
+        raise InventoryError(f"{place}: expected a mapping, for example `hosts: [lovelace, hopper]`; {problem}")
     reading = Reading()
     values = FILE.read(root, "", reading)
     if "hosts" not in reading.marks:
@@ -237,16 +238,16 @@ def _hosts(entries: tuple[HostEntry, ...], defaults: Mapping[str, Any], reading:
         names = values.pop("name")
         size += len(names) * sum(len(value) for value in values.values() if isinstance(value, (Mapping, tuple)))
         if size > MAX_VALUES:  # counted before each host gets its own: some 40 KB of YAML would fill any memory
-            message = f"the hosts have more than {MAX_VALUES:,} variables, setup lines and other items in all; "
-            reading.wrong(entry.mark, entry.key, message + "`run.env` holds variables of all hosts once")
+            message = f"the hosts have more than {MAX_VALUES:,} variables, setup lines and other items in total; "
+            reading.wrong(entry.mark, entry.key, message + "set variables of all hosts in `run.env`")
             return placed
         for name in ("address", "cluster_address"):
             if len(names) > 1 and values[name] is not None:
-                message = f"one address for the {len(names)} hosts of a range"
+                message = f"the {len(names)} hosts of a range cannot share one address"
                 reading.wrong(reading.marks[keys[name]], keys[name], message)
         for name in names:
             if name in first:
-                reading.wrong(entry.mark, entry.key, f"{name} is there twice; the first is on line {first[name]}")
+                reading.wrong(entry.mark, entry.key, f"duplicate host {name} (first on line {first[name]})")
             first.setdefault(name, entry.mark.line + 1)
             host = Host(**values | {"name": name, "address": values["address"] or name})
             placed.append(_Placed(host, entry.key, keys))
@@ -261,18 +262,18 @@ def _judge_fleet(inventory: Inventory, hosts: list[_Placed], reading: Reading) -
         reading.wrong(reading.marks["head"], "head", message)
     elif by_name[inventory.head].host.spare:
         key = "head" if "head" in reading.marks else by_name[inventory.head].keys["spare"]
-        message = f"the head, {inventory.head}, cannot be a spare; name another with `head`"
+        message = f"the head, {inventory.head}, cannot be a spare; set `head` to another host"
         reading.wrong(reading.marks[key], key, message)
     working = sum(not placed.host.spare for placed in hosts)
     if inventory.run.nnodes != "auto" and inventory.run.nnodes[0] > working:
-        message = f"{inventory.run.nnodes[0]} nodes, but {_hosts_but_spares(working)}"
+        message = f"{inventory.run.nnodes[0]} nodes are required, but {_hosts_but_spares(working)}"
         reading.wrong(reading.marks["run.nnodes"], "run.nnodes", message)
     for placed in hosts:
         host = placed.host
         gpus = len(host.gpus) if isinstance(host.gpus, tuple) else host.gpus
         if isinstance(gpus, int) and isinstance(host.nproc_per_node, int) and host.nproc_per_node > gpus:
             key = placed.keys["nproc_per_node"]
-            message = f"{host.nproc_per_node} ranks on {gpus} GPUs of {host.name}; NCCL refuses two on one GPU"
+            message = f"{host.nproc_per_node} ranks on {gpus} GPUs of {host.name}; NCCL allows only one rank per GPU"
             reading.wrong(reading.marks[key], key, message)
     _judge_jumps(hosts, reading)
 
@@ -293,7 +294,7 @@ def _judge_jumps(hosts: list[_Placed], reading: Reading) -> None:
     except CycleError as exc:
         circle = exc.args[1][::-1]  # graphlib has it the other way round: who is needed first comes first
         key = next(placed.keys["proxy_jump"] for placed in jumping if placed.host.name == circle[0])
-        message = f"jumps in a circle, {' -> '.join(circle)}; give one of them `proxy_jump: null`"
+        message = f"circular jumps: {' -> '.join(circle)}; set `proxy_jump: null` for one of them"
         reading.wrong(reading.marks[key], key, message)
 
 
@@ -301,7 +302,7 @@ def _judge_env(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> 
     run_keys = {name: f"run.env.{name}" for name in inventory.run.env}
     for name in inventory.run.secrets:
         if name in run_keys:
-            reading.wrong(reading.marks[run_keys[name]], run_keys[name], "also in run.secrets; leave one of them out")
+            reading.wrong(reading.marks[run_keys[name]], run_keys[name], "also in run.secrets; remove one of them")
     for placed in hosts:
         host_keys = {}
         for name in placed.host.env:
@@ -310,10 +311,10 @@ def _judge_env(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> 
         for name in inventory.run.secrets:
             if name in host_keys:
                 key = host_keys[name]
-                reading.wrong(reading.marks[key], key, "also in run.secrets; leave one of them out")
+                reading.wrong(reading.marks[key], key, "also in run.secrets; remove one of them")
         devices = (run_keys | host_keys).get("CUDA_VISIBLE_DEVICES")
         if devices is not None and isinstance(placed.host.gpus, tuple):
-            message = f"{placed.keys['gpus']} is a list, which becomes this variable; leave one of them out"
+            message = f"{placed.keys['gpus']} is a list and sets this variable; remove one of them"
             reading.wrong(reading.marks[devices], devices, message)
 
 
@@ -348,8 +349,8 @@ def select(inventory: Inventory, pattern: str) -> Inventory:
     hosts = tuple(host for host in inventory.hosts if host.name in names)
     working = [host.name for host in hosts if not host.spare]
     if not working:
-        raise UsageError(f"--hosts {pattern}: only spares are left")
+        raise UsageError(f"--hosts {pattern}: selects only spares")
     if inventory.run.nnodes != "auto" and inventory.run.nnodes[0] > len(working):
-        left = number_of(len(working), "host")
-        raise UsageError(f"--hosts {pattern}: leaves {left}, and run.nnodes is {inventory.run.nnodes[0]}")
+        selected = number_of(len(working), "host")
+        raise UsageError(f"--hosts {pattern}: selects {selected}, but run.nnodes is {inventory.run.nnodes[0]}")
     return replace(inventory, hosts=hosts, head=inventory.head if inventory.head in working else working[0])

@@ -65,7 +65,7 @@ class Section:
             if name != today:
                 reading.deprecated[mark] = f"{inner} is deprecated; use {today}"
             if today in given:
-                reading.wrong(mark, inner, f"given twice; {known[name].was} is the old name of {today}")
+                reading.wrong(mark, inner, f"duplicate key: {known[name].was} is the old name of {today}")
             given.add(today)
             values[today] = reading.read(known[name].kind, value, inner, known[name].default)
         return values
@@ -80,16 +80,16 @@ class Section:
 
 def _hint(name: str, section: Section) -> str:
     if any(name == key.name for key in FILE.keys):
-        return "it is a key of the file itself, and goes to the left margin"
+        return "it belongs at the top level of the file"
     places = [other.name for other in SECTIONS if any(name == key.name for key in other.keys)]
     if places:
-        return f"it goes under {' or '.join(places)}"
+        return f"it belongs under {' or '.join(places)}"
     known = {key.name: other for other in (*SECTIONS, section) for key in other.keys}
     near = _nearest(name, [key.name for key in section.keys], list(known))
     if near is None:
         return hostnames.nearest(name, [key.name for key in section.keys])
     other = known[near]
-    where = "" if other is section else f", under {other.name}" if other.name else ", at the left margin"
+    where = "" if other is section else f", under {other.name}" if other.name else ", at the top level"
     return f"did you mean {near}{where}?"
 
 
@@ -155,7 +155,7 @@ def _read_host(node: Node, key: str, reading: Reading) -> dict[str, Any]:
 
 def _path_or_name(value: str) -> str:
     if not re.fullmatch(r"/.*|[^/~-][^/]*", value, re.DOTALL):
-        raise ValueError("wants an absolute path, or a name that is found on the PATH after setup (~ is not expanded)")
+        raise ValueError("expected an absolute path, or a name on the PATH after setup (~ is not expanded)")
     return value
 
 
@@ -166,9 +166,9 @@ def _jumps(value: str) -> str:
 
 _host_entry = Kind("the name of a host or a mapping", _read_host)
 _host = text("the name or address of a host", hostnames.check)
-_user = like("a user name: letters, digits and . _ -, 32 at most", hostnames.USER)
+_user = like("a user name of at most 32 letters, digits and . _ -", hostnames.USER)
 _port = whole(1, 65535)
-_some_text = like("a text", r"(?s).+")
+_some_text = like("a string", r"(?s).+")
 
 HOST = Section(
     "hosts",
@@ -188,16 +188,16 @@ HOST = Section(
         Key("port", maybe(_port), None, "port of sshd; null: as in ~/.ssh/config", "22"),
         Key(
             "identity_file",
-            maybe(like("an absolute path, or one that begins with ~", r"(?s)[/~].*")),
+            maybe(like("an absolute path, or one that starts with ~", r"(?s)[/~].*")),
             None,
             "private key on this machine; null: the agent and ~/.ssh/config",
             "~/.ssh/id_ed25519",
         ),
         Key(
             "proxy_jump",
-            maybe(text("[user@]host[:port], several joined by commas", _jumps)),
+            maybe(text("[user@]host[:port], several separated by commas", _jumps)),
             None,
-            "[user@]host[:port], several joined by commas; null: as in ~/.ssh/config",
+            "[user@]host[:port], several separated by commas; null: as in ~/.ssh/config",
             "bastion",
         ),
         Key(
@@ -308,7 +308,7 @@ _RUN = _section(
     ),
     Key(
         "args",
-        items("a list of texts", text('a text ("" for an empty one)')),
+        items("a list of strings", text('a string ("" for an empty one)')),
         (),
         "arguments of the script; {output} {run} {host} are replaced",
     ),
@@ -352,7 +352,7 @@ _NOTIFY = _section(
     "messages when a run ends or restarts",
     Key(
         "webhook",
-        maybe(like("an http or https address", r"https?://[^\s\x00]+")),
+        maybe(like("an http or https URL", r"https?://[^\s\x00]+")),
         None,
         "URL that receives a Slack-compatible JSON payload",
     ),

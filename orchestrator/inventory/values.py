@@ -36,9 +36,9 @@ class Reading:
         try:
             return kind.read(node, key, self)
         except ValueError as exc:
-            # a text where a list or a mapping belongs may be a secret, written `secrets: TOKEN=...`
-            found = describe(node) if kind.single or not isinstance(node, Scalar) or node.null else "a single value"
-            self.wrong(node.mark, key, str(exc) or f"wants {kind.want}; found {found}")
+            # a string where a list or a mapping belongs may be a secret, written `secrets: TOKEN=...`
+            actual = describe(node) if kind.single or not isinstance(node, Scalar) or node.null else "a single value"
+            self.wrong(node.mark, key, str(exc) or f"expected {kind.want}; got {actual}")
             return otherwise
 
     def entries(self, node: Node, key: str) -> Iterator[tuple[str, str, Mark, Node]]:
@@ -50,10 +50,10 @@ class Reading:
         first: dict[str, Mark] = {}
         for name, value in node.items:
             if not isinstance(name, Scalar) or name.null:
-                self.wrong(name.mark, key, f"a key is a word; found {describe(name)}")
+                self.wrong(name.mark, key, f"a key must be a word; got {describe(name)}")
             elif name.text in first:
                 line = first[name.text].line + 1
-                self.wrong(name.mark, _join(key, name.text), f"given twice; the first is on line {line}")
+                self.wrong(name.mark, _join(key, name.text), f"duplicate key (first on line {line})")
             else:
                 first[name.text] = name.mark
                 inner = _join(key, name.text)
@@ -94,7 +94,7 @@ def describe(node: Node) -> str:
         return "a list" if node.items else "an empty list"
     if node.null:
         return "nothing"
-    return shown(node.text) if node.plain else f'the text "{shown(node.text)}"'
+    return shown(node.text) if node.plain else f'the string "{shown(node.text)}"'
 
 
 def shown(text: str, most: int = 60) -> str:
@@ -113,7 +113,7 @@ def _text(node: Node) -> str:
     if "\0" in node.text:
         raise ValueError("a NUL character cannot be passed to a process")
     if any("\ud800" <= char <= "\udfff" for char in node.text):
-        raise ValueError("half of a surrogate pair is no character")
+        raise ValueError("half of a surrogate pair is not a character")
     return node.text
 
 
@@ -163,7 +163,7 @@ def seconds(low: float, high: int) -> Kind:
             raise ValueError
         return value
 
-    return Kind(f"seconds, a number from {low:g} to {high}", take)
+    return Kind(f"a number of seconds from {low:g} to {high}", take)
 
 
 def _truth(node: Node, key: str, reading: Reading) -> bool:
@@ -263,7 +263,7 @@ def items(want: str, kind: Kind, *, unique: bool = False, least: int = 0) -> Kin
             value = reading.read(kind, item, inner, None)
             reading.marks[inner] = item.mark
             if unique and value is not None and value in seen:
-                reading.wrong(item.mark, inner, f"{shown(str(value))} is there twice")
+                reading.wrong(item.mark, inner, f"{shown(str(value))} is listed twice")
             seen.add(value)
             values.append(value)
         return tuple(values)
@@ -274,9 +274,9 @@ def items(want: str, kind: Kind, *, unique: bool = False, least: int = 0) -> Kin
 def env_name(name: str) -> str:
     """The name itself. Raises ValueError if no shell could set it, or if a run sets it itself."""
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
-        raise ValueError("the name of a variable is letters, digits and _, and begins with no digit")
+        raise ValueError("a variable name has only letters, digits and _, and does not start with a digit")
     if name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES):
-        raise ValueError("every rank gets this variable from the launcher, so it cannot be given")
+        raise ValueError("the launcher sets this variable for every rank; remove it")
     return name
 
 
@@ -291,5 +291,5 @@ def _env(node: Node, key: str, reading: Reading) -> dict[str, str]:
     return values
 
 
-_ENV_VALUE = text('a text ("" for an empty one)')
-env = Kind("a mapping of names to texts", _env, single=False)
+_ENV_VALUE = text('a string ("" for an empty one)')
+env = Kind("a mapping of names to strings", _env, single=False)

@@ -67,20 +67,20 @@ def compose(text: str) -> Node:
         loader = yaml.BaseLoader(text)
     except yaml.reader.ReaderError as exc:
         line = text.count("\n", 0, exc.position)
-        raise YamlProblem(Mark(line, 0), f"the character U+{exc.character:04X} cannot stand in YAML") from exc
+        raise YamlProblem(Mark(line, 0), f"the character U+{exc.character:04X} is not allowed in YAML") from exc
     try:
         return _Composer().document(iter(loader.get_event, None))
     except yaml.MarkedYAMLError as exc:
         raise _syntax(text, exc) from exc
     except (ValueError, OverflowError) as exc:  # PyYAML lets those of its own int() and chr() through
-        message = "cannot be read as YAML: a number in an escape, or in %YAML, is out of range"
+        message = "invalid YAML: a number in an escape, or in %YAML, is out of range"
         raise YamlProblem(Mark(loader.line, 0), message) from exc
 
 
 def _syntax(text: str, exc: Any) -> YamlProblem:
     mark, began = exc.problem_mark, exc.context_mark
     if text[mark.index : mark.index + 1] == "\t":
-        return YamlProblem(Mark(mark.line, mark.column), "a tab: YAML wants spaces, or quotes around a text with a tab")
+        return YamlProblem(Mark(mark.line, mark.column), "a tab: use spaces, or put quotes around a string with a tab")
     if hosts := _range_in_brackets(text, mark.index):
         message = f'a range in a list in brackets needs quotes: ["{hosts}"], or a line of its own: - {hosts}'
         return YamlProblem(Mark(mark.line, mark.column), message)
@@ -89,11 +89,11 @@ def _syntax(text: str, exc: Any) -> YamlProblem:
         # noticed only later, often at the end of the file: the line to look at is the one it began on
         what, end = opening
         return YamlProblem(
-            Mark(began.line, began.column), f"the {what} that begins here is not closed: {end} is missing"
+            Mark(began.line, began.column), f"the {what} that starts here is not closed: {end} is missing"
         )
-    message = f"cannot be read as YAML: {exc.problem}"
+    message = f"invalid YAML: {exc.problem}"
     if began is not None:
-        message += f" ({exc.context} that begins on line {began.line + 1})"
+        message += f" ({exc.context} that starts on line {began.line + 1})"
     if not text[text.rfind("\n", 0, mark.index) + 1 : mark.index].strip():
         message += "; is this line indented like its neighbours?"
     return YamlProblem(Mark(mark.line, mark.column), message)
@@ -103,7 +103,7 @@ _OPENINGS = {
     "while parsing a flow sequence": ("list", "]"),
     "while parsing a flow node": ("list or mapping", "] or }"),
     "while parsing a flow mapping": ("mapping", "}"),
-    "while scanning a quoted scalar": ("text", "its last quote"),
+    "while scanning a quoted scalar": ("string", "its last quote"),
 }
 """What PyYAML was at: what people call it, and what is missing at its end."""
 
@@ -143,7 +143,7 @@ class _Composer:
             done: Node | None = None
             match event:
                 case yaml.DocumentStartEvent() if root is not None:
-                    raise YamlProblem(mark, "a second document (`---`): an inventory is one")
+                    raise YamlProblem(mark, "a second document (`---`); an inventory has only one")
                 case yaml.AliasEvent():
                     done = self._alias(mark, str(event.anchor))
                 case yaml.ScalarEvent():
@@ -169,16 +169,16 @@ class _Composer:
     def _enter(self, mark: Mark, tag: str | None, nodes: int = 1) -> None:
         self._count += nodes
         if self._count > MAX_NODES:
-            raise YamlProblem(mark, f"more than {MAX_NODES:,} values (an alias counts as all that it stands for)")
+            raise YamlProblem(mark, f"more than {MAX_NODES:,} values (an alias counts as all the values it repeats)")
         if len(self._open) >= MAX_DEPTH:
-            raise YamlProblem(mark, f"nested more than {MAX_DEPTH} deep")
+            raise YamlProblem(mark, f"nested more than {MAX_DEPTH} levels deep")
         if tag is not None:
             written = tag.replace("tag:yaml.org,2002:", "!!")
-            raise YamlProblem(mark, f"the tag {written}: an inventory has none, remove it")
+            raise YamlProblem(mark, f"the tag {written} is not allowed in an inventory; remove it")
 
     def _alias(self, mark: Mark, anchor: str) -> Node:
         if anchor not in self._anchors:
-            raise YamlProblem(mark, f"*{anchor} stands for nothing: no finished &{anchor} before it")
+            raise YamlProblem(mark, f"the alias *{anchor} is undefined: no complete &{anchor} before it")
         node, count = self._anchors[anchor]
         self._enter(mark, None, count)
         return node
@@ -212,6 +212,6 @@ def _merged(value: Node) -> list[tuple[Node, Node]]:
     items: list[tuple[Node, Node]] = []
     for source in sources:
         if not isinstance(source, Map):
-            raise YamlProblem(value.mark, "`<<` takes in the keys of a mapping, or of a list of mappings")
+            raise YamlProblem(value.mark, "`<<` needs a mapping, or a list of mappings")
         items += source.items
     return items
