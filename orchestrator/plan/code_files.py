@@ -13,8 +13,8 @@ from ..inventory.run_ids import RUN_ID
 from . import git
 
 INSTEAD = (
-    "add what is not code to .gitignore, or name what the script needs in run.sync: [paths], "
-    "or use workdir: on a disk that all hosts share"
+    "add files that are not code to .gitignore, or list what the script needs in run.sync: [paths], "
+    "or set workdir to a folder on a disk that all hosts share"
 )
 
 _RESULTS = b"# made by ddp-orch: results of a run\n*\n"  # the .gitignore of a folder that results were brought to
@@ -41,7 +41,7 @@ def _git_files(top: Path, warnings: list[str]) -> list[str]:
     except git.GitMissing:
         raise
     except git.GitError as error:
-        advice = "repair that, or name what the script needs in run.sync: [paths]"
+        advice = "fix that, or list what the script needs in run.sync: [paths]"
         raise UsageError(f"{shown(top)}: git could not list its files: {error}; {advice}") from error
     warnings += [f"{shown(top)}: git: {line}" for line in complaints]
     paths = []
@@ -54,7 +54,7 @@ def _git_files(top: Path, warnings: list[str]) -> list[str]:
         elif git.has_repository(inner):
             paths += [f"{path.rstrip('/')}/{name}" for name in _git_files(inner, warnings)]
         else:
-            warnings.append(f"{shown(inner)}: a submodule without its files; git submodule update --init brings them")
+            warnings.append(f"{shown(inner)}: a submodule without its files; run: git submodule update --init")
     return paths
 
 
@@ -84,7 +84,7 @@ def _walk(root: Path, start: str, *, without_git: bool = False) -> Iterator[str]
         if without_git and ".gitignore" in names:
             raise UsageError(
                 f"{shown(folder / '.gitignore')}: only git can apply it, and git is not installed here; "
-                "install git, or name what the script needs in run.sync: [paths]"
+                "install git, or list what the script needs in run.sync: [paths]"
             )
         for child in children:
             if never_sent(child.name):

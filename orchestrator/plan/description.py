@@ -114,7 +114,7 @@ def credentials_left_out(code: Code) -> str:
 
 def excluded(code: Code) -> str:
     """Empty if nothing is."""
-    return f"not sent, as .gitignore excludes it: {_some(code.excluded)}" if code.excluded else ""
+    return f"not sent (excluded by .gitignore): {_some(code.excluded)}" if code.excluded else ""
 
 
 def _some(names: Sequence[str]) -> str:

@@ -41,7 +41,7 @@ def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship
     script, *args = given if given else (str(read.run.script), *read.run.args, *flags)
     module = script == "-m"
     if module and not args:
-        raise UsageError("-m: wants a module after it")
+        raise UsageError("-m: the name of a module is missing")
     if not module:
         _check_suffix(script)
     hosts = plan.order(read)
@@ -53,12 +53,12 @@ def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship
     if snapshot is None:
         others = fold(host.name for host in hosts if not host.workdir)
         raise UsageError(
-            f"{read.path}: run.sync: none, but {others} has no workdir in which {script} could be; "
-            "set workdir, or sync: auto"
+            f"{read.path}: run.sync is none, but {others} has no workdir with {script} in it; "
+            "set workdir, or run.sync: auto"
         )
     snapshot = replace(snapshot, warnings=(*snapshot.warnings, *_kept_back(args, snapshot, beside)))
     if in_place and not module and Path(script).is_absolute():
-        raise UsageError(f"{script}: some hosts have a workdir and some do not: give the script relative to it")
+        raise UsageError(f"{script}: some hosts have a workdir and some do not; pass the script's path relative to it")
     if module or in_place:
         return ("-u", script, *args), snapshot
     return ("-u", os.path.relpath(snapshot.script, snapshot.workdir), *args), snapshot
@@ -74,8 +74,8 @@ def _check_suffix(script: str) -> None:
             )
         case ".sh" | ".bash" | ".zsh":
             raise UsageError(
-                f"{script} is a shell script, not Python. Give the Python script that it starts; "
-                "what it prepares belongs in `setup` and `env` of the inventory"
+                f"{script} is a shell script, not Python. Pass the Python script that it starts, "
+                "and put its preparations into `setup` and `env` of the inventory"
             )
 
 
@@ -110,7 +110,7 @@ def trainer_flags(args: Sequence[str], where: str, inventory: str) -> tuple[tupl
     except config.ConfigError as error:
         text = str(error).replace("python -m trainer --help", advice.command("up", "--", "--help", inventory=inventory))
         script = next((word for word in args if word.endswith(".py")), None)
-        first = f"; a script of your own comes before its flags: -- {script} ..." if script else ""
+        first = f"; to run your own script, put it before its flags: -- {script} ..." if script else ""
         raise UsageError(f"{where}: the bundled trainer: {text}{first}") from error
     return tuple(flags), tuple(notices)
 
@@ -120,4 +120,4 @@ def _module_file(module: str, base: Path) -> Path:
     for candidate in (path.with_suffix(".py"), path / "__main__.py"):
         if (base / candidate).is_file():
             return candidate
-    raise UsageError(f"-m {module}: there is no {path.with_suffix('.py')} or {path / '__main__.py'} below {base}")
+    raise UsageError(f"-m {module}: neither {path.with_suffix('.py')} nor {path / '__main__.py'} exists in {base}")

@@ -36,7 +36,7 @@ class GitError(Exception):
 
 
 class GitMissing(GitError):
-    """There is no git on this machine."""
+    """git is not installed on this machine."""
 
 
 @dataclass(frozen=True)

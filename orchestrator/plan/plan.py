@@ -158,7 +158,7 @@ def shell_variables(plan: Plan) -> tuple[str, ...]:
         for what, text in {**words, **variables}.items():
             right = _SHELL_VARIABLE.sub(lambda one: _SHELL_NAMES.get(one[1] or one[2], one[0]), text)
             if right != text:
-                found[what] = f"{what} is not expanded, as no shell reads it; write {shlex.quote(right)}"
+                found[what] = f"{what} is not expanded, because no shell reads it; write {shlex.quote(right)}"
     return tuple(found.values())
 
 
@@ -173,15 +173,15 @@ def check_size(env: Mapping[str, str], command: Sequence[str] = ()) -> None:
     }
     for what, count in sizes.items():
         if count > MAX_WORD:
-            raise UsageError(f"{what} has {count:,} bytes, and a process takes {MAX_WORD:,} at most; {_IN_A_FILE}")
+            raise UsageError(f"{what} is {count:,} bytes; the kernel limit is {MAX_WORD:,}. {_IN_A_FILE}")
     if sum(sizes.values()) > MAX_WORDS:
         largest = max(sizes, key=lambda what: sizes[what])
         raise UsageError(
-            f"variables and arguments have {sum(sizes.values()):,} bytes together, {largest} the most; {_IN_A_FILE}"
+            f"variables and arguments are {sum(sizes.values()):,} bytes in total, mostly {largest}. {_IN_A_FILE}"
         )
 
 
-_IN_A_FILE = "put it in a file, and hand over the file's name"
+_IN_A_FILE = "Put the value in a file and pass its path"
 
 
 def _gpu_ids(host: Host) -> Literal["auto"] | tuple[int, ...]:

@@ -115,7 +115,7 @@ def snapshot(script: Path, sync: Sync, base: Path, sync_base: Path | None = None
     beside = base if sync_base is None else sync_base.resolve()
     script = _absolute(script, base)
     if script.is_dir():
-        raise UsageError(f"{shown(script)}: a folder; give the script in it, or -m PACKAGE")
+        raise UsageError(f"{shown(script)}: is a folder; pass a script in it, or -m PACKAGE")
     if not script.is_file():
         raise UsageError(f"{shown(script)}: no such file; {_meant(script, base)}")
     warnings: list[str] = []
@@ -157,7 +157,7 @@ def why_not_sent(folder: Path, path: str, sync_base: Path) -> str | None:
         return None
     inner = os.path.relpath(full, top)
     if _CREDENTIAL.search(inner):
-        why = "its name is that of a credential"
+        why = "its name is one of a credential"
     elif rule := git.exclusion(top, inner):
         why = f"line {rule.line} of {shown(rule.file)} ({shown(rule.pattern)}) excludes it"
     else:
@@ -175,7 +175,9 @@ def _top(script: Path, base: Path, beside: Path) -> Path:
         if git.has_repository(folder):
             return folder
     folder = script.parent
-    advice = "move the script into a folder of its own, `git init` there, or name what it needs in run.sync: [paths]"
+    advice = (
+        "move the script into a folder of its own, run `git init` there, or list what it needs in run.sync: [paths]"
+    )
     home = Path(os.environ.get("HOME") or "/").resolve()
     if home.is_relative_to(folder):
         what = "is your home folder" if folder == home else "is above your home folder"
@@ -192,7 +194,7 @@ def _root(script: Path, base: Path, chosen: tuple[Path, ...], top: Path | None) 
         return top
     missing = next((path for path in chosen if not os.path.lexists(path)), None)
     if missing is not None:
-        raise UsageError(f"{shown(missing)}: no such file or folder; it is named in run.sync")
+        raise UsageError(f"{shown(missing)}: no such file or folder, but run.sync lists it")
     folders = [path if path.is_dir() else path.parent for path in (*chosen, script, *([top] if top else []))]
     # the folder of the call as well, if it is above the script: relative paths in the script's arguments mean that one
     return Path(os.path.commonpath([*folders, *([base] if script.is_relative_to(base) else [])]))
@@ -269,8 +271,8 @@ class _Collection:
                 return _File(path, 0, False, target)
             if not self._may_be_copied(Path(os.path.realpath(full))):
                 self._warnings.append(
-                    f"{shown(full)} is not sent: a link out of the code, to {shown(target)}; "
-                    "to send what it leads to, name that in run.sync"
+                    f"{shown(full)} is not sent: it links to {shown(target)}, outside the code; "
+                    "to send the target, add it to run.sync"
                 )
                 return None
             status = full.stat()  # the content of what it leads to goes in its place
@@ -289,7 +291,7 @@ class _Collection:
     def _too_much(self, limit: str) -> UsageError:
         largest = sorted(self.files, key=lambda file: (-file.size, file.path))[:5]
         named = ", ".join(f"{shown(file.path)} ({file.size / 1e6:.1f} MB)" for file in largest)
-        return UsageError(f"{shown(self._root)}: the code to send is more than {limit}; largest: {named}; {INSTEAD}")
+        return UsageError(f"{shown(self._root)}: the code to send exceeds {limit}; largest: {named}; {INSTEAD}")
 
 
 def _hashed(root: Path, file: _File) -> FileEntry:
@@ -301,7 +303,7 @@ def _hashed(root: Path, file: _File) -> FileEntry:
     except OSError as exc:
         raise UsageError(f"{shown(path)}: cannot be read: {exc.strerror}; make it readable, or {INSTEAD}") from exc
     if len(data) != file.size:
-        raise UsageError(f"{shown(path)}: changes while it is read; run the command again, or {INSTEAD}")
+        raise UsageError(f"{shown(path)}: changed while it was read; run the command again, or {INSTEAD}")
     return FileEntry(file.path, file.executable, len(data), hashlib.sha256(data).hexdigest())
 
 
@@ -320,11 +322,11 @@ def _on_wire(path: str) -> str:
 def _meant(script: Path, base: Path) -> str:
     name = script.name
     if name.startswith("-"):
-        return "the first word behind `--` is a script, -m and a module, or a flag such as --lr"
+        return "after `--`, the first word must be a script, -m with a module, or a flag such as --lr"
     if re.fullmatch(r"python[\d.]*|torchrun", name):
-        return f"give the script alone, as {name} is started by itself"
+        return f"pass only the script; ddp-orch starts {name} itself"
     siblings = [path.stem for path in script.parent.glob("*.py") if path.is_file()] if script.parent.is_dir() else []
     if close := get_close_matches(script.stem, siblings, 1):
         meant = script.with_name(f"{close[0]}.py")
         return f"did you mean {shown(os.path.relpath(meant, base))}?"
-    return f"the script is looked for below {shown(base)}"
+    return f"its path is relative to {shown(base)}"
