@@ -41,12 +41,12 @@ def used(node: Node, fact: Facts) -> list[Gpu]:
 
 
 def _driver(node: Node, said: str, some_have: bool, found: Findings) -> None:
-    code, fix = "gpu-lost", "nvidia-smi there; a cold restart of the host often brings a lost GPU back"
+    code, fix = "gpu-lost", "run nvidia-smi there; a cold restart of the host often brings a lost GPU back"
     if "version mismatch" in said:
         code = "nvml-driver-library-mismatch"
         fix = "sudo reboot, or reload the nvidia modules: the driver was upgraded under the running kernel"
     elif "communicate with the NVIDIA driver" in said:
-        code, fix = "no-gpu-visible", "sudo modprobe nvidia; dkms status tells whether the module fits the kernel"
+        code, fix = "no-gpu-visible", "sudo modprobe nvidia; dkms status shows whether the module fits the kernel"
     wanted = some_have or node.gpu_ids != "auto" or code != "no-gpu-visible"
     message = f"nvidia-smi sees no GPU: {said}"
     found.add("error" if wanted else "warning", code, node.host.name, message, fix, f"nvidia-smi: {said}")
@@ -57,31 +57,31 @@ def _enough(node: Node, fact: Facts, some_have: bool, found: Findings) -> None:
     if isinstance(node.gpu_ids, tuple):
         missing = sorted(set(node.gpu_ids) - {gpu.index for gpu in fact.gpus})
         if missing:
-            message = f"gpus {', '.join(map(str, missing))} wanted, and the host has {count}"
-            fix = "correct `gpus`, or see nvidia-smi there"
+            message = f"`gpus` lists {', '.join(map(str, missing))}, but the host has {count} GPUs"
+            fix = "correct `gpus`, or run nvidia-smi there"
             found.add("error", "no-gpu-visible", name, message, fix, f"nvidia-smi -L: {count} GPUs")
             return
     elif some_have and not count:
-        message = "has no GPU, and other hosts have some"
-        fix = "see nvidia-smi there; `gpus: none` for all hosts trains on CPUs"
+        message = "has no GPU, but other hosts have some"
+        fix = "run nvidia-smi there; to train on CPUs, set `gpus: none` for all hosts"
         found.add("error", "no-gpu-visible", name, message, fix, "nvidia-smi -L: no GPUs")
     available = len(used(node, fact))
     if count and node.nproc != "auto" and node.nproc > available:
-        message = f"{node.nproc} ranks, and {available} GPUs"
-        fix = f"nproc_per_node: {available}"
+        message = f"{node.nproc} ranks, but only {available} GPUs"
+        fix = f"set nproc_per_node: {available}"
         found.add("error", "nproc-exceeds-gpus", name, message, fix, f"nvidia-smi -L: {count} GPUs")
 
 
 def _health(name: str, gpu: Gpu, found: Findings) -> None:
     what = f"GPU {gpu.index}"
-    leave_out = f"leave it out (`gpus` of the host), then: sudo nvidia-smi -r -i {gpu.index}, or restart the host"
+    leave_out = f"exclude it with `gpus`, then run: sudo nvidia-smi -r -i {gpu.index}, or restart the host"
     if gpu.lost:
-        message = f"{what} does not answer: it has fallen off its bus"
-        fix = "a cold restart of the host; if it comes again, the board or its slot"
+        message = f"{what} does not respond: it has fallen off the bus"
+        fix = "do a cold restart of the host; if it happens again, check the board and its slot"
         found.add("error", "gpu-lost", name, message, fix, f"{SMI} -i {gpu.index}")
         return
     if gpu.uncorrected_ecc:
-        message = f"{what} has had {gpu.uncorrected_ecc} memory errors that could not be mended"
+        message = f"{what} has had {gpu.uncorrected_ecc} uncorrectable memory errors"
         found.add("error", "gpu-ecc-error", name, message, leave_out, f"{SMI} -d ECC: {gpu.uncorrected_ecc}")
     if gpu.repair:
         seen = f"{SMI} -d ROW_REMAPPER: {gpu.repair}"
@@ -89,20 +89,20 @@ def _health(name: str, gpu: Gpu, found: Findings) -> None:
     if gpu.slowed:
         reasons = ", ".join(gpu.slowed)
         message = f"{what} is slowed down by its hardware: {reasons}"
-        fix = "look at cooling and power: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE"
+        fix = "check cooling and power: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE"
         found.add("warning", "straggler", name, message, fix, f"{SMI} -d PERFORMANCE: {reasons}")
     if gpu.pcie_lanes and gpu.pcie_lanes_most and gpu.pcie_lanes < gpu.pcie_lanes_most:
         lanes = f"{gpu.pcie_lanes} of {gpu.pcie_lanes_most} PCIe lanes"
-        fix = "seat the board or its riser anew; set the slot's lanes in the BIOS"
+        fix = "reseat the board or its riser; set the slot's lanes in the BIOS"
         found.add("warning", "straggler", name, f"{what} uses {lanes}", fix, f"{SMI}: Link Width {lanes}")
     if gpu.power_limit_w and gpu.power_default_w and gpu.power_limit_w < gpu.power_default_w:
         limit = f"{gpu.power_limit_w:.0f} of {gpu.power_default_w:.0f} W"
-        fix = f"sudo nvidia-smi -i {gpu.index} -pl {gpu.power_default_w:.0f}   # unless it is so on purpose"
+        fix = f"sudo nvidia-smi -i {gpu.index} -pl {gpu.power_default_w:.0f}   # unless that is intended"
         found.add("note", "gpu-power-limited", name, f"{what} is limited to {limit}", fix, f"{SMI} -d POWER: {limit}")
     clock, usual = gpu.application_clock_mhz, gpu.application_clock_default_mhz
     if clock and usual and clock < usual:
         clocks = f"{clock} of {usual} MHz"
-        fix = f"sudo nvidia-smi -i {gpu.index} -rac   # unless it is so on purpose"
+        fix = f"sudo nvidia-smi -i {gpu.index} -rac   # unless that is intended"
         message = f"{what}'s application clock is set to {clocks}"
         found.add("note", "gpu-clock-limited", name, message, fix, f"{SMI} -d CLOCK: {clocks}")
     if gpu.fabric not in (None, "Completed"):
@@ -118,7 +118,7 @@ def _links(name: str, gpus: Sequence[Gpu], found: Findings) -> None:
     for index, active, every in known:
         if active < most:
             message = f"GPU {index} has {active} active NVLinks, others have {most}"
-            fix = "nvidia-smi nvlink -e there; a reset of the GPU, or restart the host; if it comes again, the board"
+            fix = "run nvidia-smi nvlink -e there; reset the GPU or restart the host; if it persists, check the board"
             seen = f"nvidia-smi nvlink -s: {active} of {every}"
             found.add("warning", "nvlink-inactive", name, message, fix, seen)
 
@@ -127,13 +127,13 @@ def _state(node: Node, gpu: Gpu, fact: Facts, found: Findings) -> None:
     name, what = node.host.name, f"GPU {gpu.index}"
     if gpu.mig == "Enabled":
         several = node.nproc == "auto" or node.nproc > 1
-        message = f"{what} is cut in parts (MIG): a process sees one of them, and NCCL does not work between them"
+        message = f"{what} is split (MIG): a process sees only one part, and NCCL does not work between parts"
         fix = f"sudo nvidia-smi -i {gpu.index} -mig 0"
         severity: Severity = "error" if several else "warning"
         found.add(severity, "gpu-mig-unsupported", name, message, fix, f"{SMI}: MIG Mode Enabled")
     if gpu.compute_mode in ("Exclusive_Process", "Exclusive_Thread", "Prohibited"):
         taken = gpu.processes or gpu.compute_mode == "Prohibited"
-        message = f"{what} is in compute mode {gpu.compute_mode}" + (", and held by a process" if taken else "")
+        message = f"{what} is in compute mode {gpu.compute_mode}" + ("; a process is using it" if taken else "")
         fix = f"sudo nvidia-smi -i {gpu.index} -c DEFAULT"
         seen = f"{SMI} -d COMPUTE: {gpu.compute_mode}"
         found.add("error" if taken else "note", "gpu-exclusive-mode", name, message, fix, seen)
@@ -147,11 +147,11 @@ def _state(node: Node, gpu: Gpu, fact: Facts, found: Findings) -> None:
 
 def _held(name: str, gpu: Gpu, used_mib: int, uid: int, found: Findings) -> None:
     holders = [f"pid {one.pid} ({one.command or 'another user or container'})" for one in gpu.processes] or [
-        "a process that is not seen from here"
+        "a process that is not visible from here"
     ]
     half = gpu.memory_mib and used_mib > gpu.memory_mib / 2
-    message = f"GPU {gpu.index}: {used_mib} of {gpu.memory_mib} MiB are held by {', '.join(holders)}"
-    fix = "end it, wait for it, or choose other GPUs: `gpus` of the host"
+    message = f"GPU {gpu.index}: {used_mib} of {gpu.memory_mib} MiB are in use by {', '.join(holders)}"
+    fix = "stop it, wait for it, or choose other GPUs with `gpus`"
     if any(one.uid == uid for one in gpu.processes):
         fix = f"ssh {name} kill {' '.join(str(one.pid) for one in gpu.processes if one.uid == uid)}"
     seen = f"{SMI} -d MEMORY,PIDS: {used_mib} MiB used"
@@ -164,8 +164,8 @@ def _kernel_log(name: str, lines: Sequence[str], found: Findings) -> None:
         number = int(match[2]) if match else 0
         code = "gpu-lost" if number == 79 else "gpu-ecc-error" if number in ECC_XIDS else "gpu-xid-fault"
         if match and (number == 79 or number in ECC_XIDS | FAULT_XIDS):
-            message = f"the driver has logged Xid {number} of the GPU at {match[1]} since the host was started"
-            fix = "restart the host; if it comes again, the board"
+            message = f"the driver has logged Xid {number} for the GPU at {match[1]} since the host started"
+            fix = "restart the host; if it happens again, check the board"
             found.add("warning", code, name, message, fix, f"dmesg: {line}")
 
 
@@ -175,12 +175,12 @@ def _torch(name: str, fact: Facts, found: Findings) -> None:
         return
     torch, built_for, serves = fact.python.torch, fact.python.cuda, fact.nvidia.cuda
     if built_for is None:
-        message = f"torch {torch} is built without CUDA, and the host has GPUs"
+        message = f"torch {torch} is built without CUDA, but the host has GPUs"
         fix = f"{shell_word(fact.python.executable)} -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
         found.add("error", "no-gpu-visible", name, message, fix, 'python -c "import torch; print(torch.version.cuda)"')
     elif serves and int(built_for.split(".")[0]) > int(serves.split(".")[0]):
-        message = f"driver {fact.nvidia.driver} serves CUDA {serves} at most, and torch is built for {built_for}"
-        fix = f"a newer driver, or a torch for CUDA {serves.split('.')[0]}"
+        message = f"driver {fact.nvidia.driver} supports CUDA up to {serves}, but torch is built for {built_for}"
+        fix = f"install a newer driver, or a torch for CUDA {serves.split('.')[0]}"
         found.add("error", "cuda-driver-too-old", name, message, fix, f"nvidia-smi: CUDA Version {serves}")
 
 
@@ -188,19 +188,21 @@ def _same(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Find
     head = plan.nodes[0].host.name
     having = [node.host.name for node in nodes if facts[node.host.name].gpus and node.gpu_ids != ()]
     kinds = {name: _kinds(facts[name].gpus) for name in having}
-    fix = "the slowest GPU sets the pace: leave the odd hosts out, or give them smaller work"
+    fix = "the slowest GPU sets the pace: exclude these hosts, or give them less work"
     found.differ("warning", "gpu-mismatch", "GPUs", kinds, head, fix, "nvidia-smi -L")
     if len(set(kinds.values())) == 1:
         joined = {
             node.host.name: _joined(used(node, facts[node.host.name])) for node in nodes if node.host.name in having
         }
-        fix = "nvidia-smi topo -m and nvidia-smi nvlink -s there: bridges, the driver, the virtual machine's settings"
+        fix = "run nvidia-smi topo -m there; check bridges, the driver and the virtual machine's settings"
         told = {name: one for name, one in joined.items() if one}
         found.differ("warning", "gpu-topology-mismatch", "between GPUs", told, head, fix, "nvidia-smi topo -m")
     drivers = {name: str(facts[name].nvidia.driver) for name in having}
     majors = {driver.split(".")[0] for driver in drivers.values()}
     severity: Severity = "warning" if len(majors) > 1 else "note"
-    found.differ(severity, "gpu-driver-mismatch", "driver", drivers, head, "the same driver everywhere", "nvidia-smi")
+    found.differ(
+        severity, "gpu-driver-mismatch", "driver", drivers, head, "install the same driver on all hosts", "nvidia-smi"
+    )
 
 
 def _joined(gpus: Sequence[Gpu]) -> str:

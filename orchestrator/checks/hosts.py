@@ -81,7 +81,8 @@ def other_keys(keys: Mapping[str, OtherKey]) -> tuple[Finding, ...]:
     """Hosts that refused the key which the inventory names."""
     found = Findings()
     for host, key in keys.items():
-        fix = f"name the key in identity_file, or install it: ssh-copy-id -i {shell_word(key.named)} {shell_word(host)}"
+        install = f"ssh-copy-id -i {shell_word(key.named)} {shell_word(host)}"
+        fix = f"set identity_file to the right key, or install this one: {install}"
         found.add("warning", "ssh-auth-denied", host, str(key), fix, f"try: ssh {host}")
     return found.all()
 
@@ -109,8 +110,8 @@ def unreached(failures: Mapping[str, Exception]) -> tuple[Finding, ...]:
 def _state_folder(node: Node, hello: Hello, found: Findings) -> None:
     """It is elsewhere than usual, so runs that are recorded in the usual place are not seen, nor their locks."""
     for why in hello.passed_over:
-        message = f"{why}; runs are recorded in {hello.state or 'another folder'}, and those recorded before are "
-        message += "not seen"
+        message = f"{why}; runs are recorded in {hello.state or 'another folder'} now, and earlier runs are "
+        message += "not visible"
         fix = "make the folder yours and private (chown, chmod 700), or remove it"
         found.add("warning", "state-folder-unusable", node.host.name, message, fix, why)
 
@@ -118,22 +119,24 @@ def _state_folder(node: Node, hello: Hello, found: Findings) -> None:
 def _folders(node: Node, fact: Facts, found: Findings) -> None:
     workdir = node.host.workdir
     if workdir and not fact.workdir:
-        fix = f"mount it there (ls -d {workdir}), or leave workdir out to have the code sent"
-        message = f"workdir {workdir} is not a folder there"
+        fix = f"mount it there (ls -d {workdir}), or remove workdir to have the code sent"
+        message = f"workdir {workdir} is not a folder on this host"
         found.add("error", "remote-workdir-missing", node.host.name, message, fix, f"ls -d {workdir}: not a folder")
 
 
 def _hung(node: Node, fact: Facts, found: Findings) -> None:
     for path in fact.hung:
-        message = f"{path} does not answer: the server of its file system may be gone"
-        fix = "bring its server back, or unmount it; `df` without arguments shows which mount hangs"
+        message = f"{path} does not respond: its file server may be down"
+        fix = "restart its file server, or unmount it; `df` without arguments shows which mount hangs"
         found.add("error", "filesystem-hung", node.host.name, message, fix, f"stat {path}: no answer")
 
 
 def _shared_output(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
     output = plan.inventory.run.output
     if output and (why := fact.paths.get(output)):
-        fix = f"mount it there, or create it: mkdir -p {shell_word(output)}; all hosts share the disk of run.output"
+        fix = (
+            f"mount it there, or create it: mkdir -p {shell_word(output)}; all hosts must share the disk of run.output"
+        )
         message = f"run.output {output}: {why}"
         found.add("error", "shared-output-missing", node.host.name, message, fix, f"ls -d {output}: {why}")
 
@@ -148,18 +151,20 @@ def _disks(node: Node, fact: Facts, found: Findings) -> None:
             continue
         seen = f"df {disk.path}: {disk.free // MIB} MiB of {disk.total // MIB} MiB free"
         look = shlex.quote(f"du -xsh {shell_word(disk.path)}/* | sort -h")
-        fix = f"remove old runs: ddp-orch prune INVENTORY; what takes the space: ddp-orch exec INVENTORY -- {look}"
+        fix = (
+            f"remove old runs: ddp-orch prune INVENTORY; to see what takes the space: ddp-orch exec INVENTORY -- {look}"
+        )
         if disk.free < DISK_LOW:
             severity: Severity = "error" if disk.free < least else "warning"
             message = f"the disk of {disk.path} is nearly full: {disk.free // MIB} MiB left"
             found.add(severity, "disk-full", name, message, fix, seen)
         elif disk.free_files is not None and disk.free_files < FILES_LOW:
-            message = f"the disk of {disk.path} has only {disk.free_files} files left"
+            message = f"the disk of {disk.path} has room for only {disk.free_files} more files"
             found.add("warning", "disk-full", name, message, fix, f"df -i {disk.path}")
     shm = disks.shm
     if shm is not None and shm.free < SHM_LOW:
         message = f"{shm.path} has {shm.free // MIB} MiB free: data-loader workers and NCCL may run out of it"
-        fix = "sudo mount -o remount,size=50% /dev/shm; of a container: --shm-size=8g or --ipc=host"
+        fix = "sudo mount -o remount,size=50% /dev/shm; in a container: --shm-size=8g or --ipc=host"
         seen = f"df /dev/shm: {shm.free // MIB} MiB of {shm.total // MIB} MiB free"
         found.add("warning", "nccl-shm-exhausted", name, message, fix, seen)
 
@@ -169,26 +174,22 @@ def _limits(node: Node, fact: Facts, found: Findings) -> None:
     nofile, nproc, memlock = (limits.get(key) for key in ("nofile", "nproc", "memlock"))
     if nofile is not None and nofile < NOFILE_LOW:
         severity: Severity = "error" if nofile < NOFILE_LEAST else "warning"
-        fix = (
-            "setup: [ulimit -n 65536]; where that is refused, root adds `* - nofile 65536` to /etc/security/limits.conf"
-        )
+        fix = "add setup: [ulimit -n 65536]; if refused, root adds `* - nofile 65536` to /etc/security/limits.conf"
         message = f"only {nofile} open files are allowed"
         found.add(severity, "limit-nofile", name, message, fix, f"ulimit -n: {nofile}")
     if nproc is not None and nproc < NPROC_LOW:
-        fix = (
-            "setup: [ulimit -u 65536]; where that is refused, root adds `* - nproc 65536` to /etc/security/limits.conf"
-        )
+        fix = "add setup: [ulimit -u 65536]; if refused, root adds `* - nproc 65536` to /etc/security/limits.conf"
         message = f"only {nproc} processes and threads are allowed"
         found.add("warning", "limit-nproc", name, message, fix, f"ulimit -u: {nproc}")
     pids = fact.cgroup_pids
     if pids is not None and pids < NPROC_LOW:
         message = f"the control group allows only {pids} processes and threads"
         seen = f"cat /sys/fs/cgroup/pids.max: {pids}"
-        found.add("warning", "limit-nproc", name, message, "raise it; of a container: --pids-limit=-1", seen)
+        found.add("warning", "limit-nproc", name, message, "raise it; in a container: --pids-limit=-1", seen)
     active = [port for port in fact.rdma if "ACTIVE" in port.state]
     if active and memlock is not None and memlock < MEMLOCK_LEAST:
-        message = f"only {memlock >> 10} KiB of memory may be locked, and {active[0].device} needs it for RDMA"
-        fix = "root adds `* - memlock unlimited` to /etc/security/limits.conf; of a container: --ulimit memlock=-1"
+        message = f"only {memlock >> 10} KiB of memory may be locked, but {active[0].device} needs more for RDMA"
+        fix = "root adds `* - memlock unlimited` to /etc/security/limits.conf; in a container: --ulimit memlock=-1"
         found.add("error", "nccl-ib-memlock", name, message, fix, f"ulimit -l: {memlock >> 10}")
 
 
@@ -196,22 +197,22 @@ def _leftovers(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
     name = node.host.name
     if fact.orphans:
         pids = ", ".join(str(one.pid) for one in fact.orphans[:5])
-        message = "processes of a run that is over are still there"
+        message = "processes of a finished run are still running"
         seen = f"{fact.orphans[0].run_id}: pid {pids}: {fact.orphans[0].command}"
         fix = "ddp-orch kill --leftovers INVENTORY"
         found.add("warning", "orphan-workers", name, message, fix, seen)
     if isinstance(fact.python, Python) and fact.python.build_locks == "kernel":
         return  # its torch takes a lock file that nobody holds
     for lock in fact.stale_locks:
-        message = f"{lock} was left by a build that was interrupted; every process will wait for it"
+        message = f"{lock} was left by an interrupted build; every process will wait for it"
         found.add("warning", "jit-extension-lock", name, message, f"rm {shell_word(lock)}", f"ls {lock}")
 
 
 def _notify(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
     for what, why in fact.notify.items():
         fix = {
-            "webhook": "let this host reach it, or set https_proxy in its environment",
-            "command": "install it there, or give its path",
+            "webhook": "make it reachable from this host, or set https_proxy in its environment",
+            "command": "install it there, or set its full path",
         }.get(what, "")
         fix += "\nddp-orch notify INVENTORY --test"
         found.add("warning", "notify-failed", node.host.name, f"notify.{what} would fail: {why}", fix, why)
@@ -225,7 +226,7 @@ def _same_machine(nodes: list[Node], hellos: Mapping[str, Hello], found: Finding
         identity = (hello.boot_id, hello.machine_id, *hello.state_inode)
         if identity in seen:
             message = f"is the same machine as {seen[identity]}"
-            fix = "leave one of the two out; more ranks on a host: nproc_per_node"
+            fix = "remove one of the two; for more ranks on a host, set nproc_per_node"
             evidence = f"sysctl kernel.random.boot_id: {hello.boot_id}"
             found.add("error", "duplicate-host", node.host.name, message, fix, evidence)
         seen.setdefault(identity, node.host.name)
@@ -242,7 +243,7 @@ def _shared_home(nodes: list[Node], facts: Mapping[str, Facts], hellos: Mapping[
         same = len(inodes[hellos[node.host.name].state_inode]) > 1
         if home is not None and (home.kind.startswith(SHARED) or same):
             message = f"the home folder is on a disk shared with other hosts ({home.kind})"
-            fix = "for builds of extensions, env: {TORCH_EXTENSIONS_DIR: /tmp/torch_extensions}"
+            fix = "for builds of extensions, set env: {TORCH_EXTENSIONS_DIR: /tmp/torch_extensions}"
             found.add("note", "home-on-shared-disk", node.host.name, message, fix, f"df -T {home.path}")
 
 
@@ -254,7 +255,7 @@ def _clocks(known: Mapping[str, tuple[float, float]], found: Findings) -> None:
         off = least - usual if least > usual else most - usual if most < usual else 0.0
         if abs(off) > CLOCK_SKEW:
             direction = "ahead of" if off > 0 else "behind"
-            message = f"its clock is {_duration(abs(off))} {direction} that of the others"
+            message = f"its clock is {_duration(abs(off))} {direction} that of the other hosts"
             fix = "sudo timedatectl set-ntp true"
             found.add("warning", "clock-skew", host, message, fix, f"date: {off:+.1f} s")
 
@@ -300,5 +301,5 @@ def _paths(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Fin
                 code = "file-permission-denied"
             if len(absent) < len(nodes) or any(word in option.lower() for word in INPUTS):
                 look = f"ssh {next(iter(absent))} ls -ld {shlex.quote(posixpath.dirname(path))}"
-                fix = f"copy or mount it there, or correct {option or 'the path'}; what is there: {look}"
+                fix = f"copy or mount it there, or correct {option or 'the path'}; to see what is there: {look}"
                 found.add("warning", code, host, f"{what}: {why}", fix, f"ls -d {path}: {why}")

@@ -35,8 +35,10 @@ def _names(node: Node, fact: Facts, several: bool, found: Findings) -> None:
     servers = ", ".join(fact.dns) or "none"
     slow = [what for what, answer in fact.names.items() if answer.seconds is None]
     if slow:
-        message = "name resolution takes more than a second; ranks get RES_OPTIONS='timeout:1 attempts:1' against it"
-        fix = "mend the name servers in /etc/resolv.conf, or name all hosts in /etc/hosts"
+        message = (
+            "name resolution takes more than a second; ddp-orch sets RES_OPTIONS='timeout:1 attempts:1' for the ranks"
+        )
+        fix = "fix the name servers in /etc/resolv.conf, or add all hosts to /etc/hosts"
         found.add("warning", "dns-slow", name, message, fix, f"getent hosts {slow[0]}: no answer; servers: {servers}")
     answer = fact.names.get(own)
     if answer is None or answer.seconds is None:
@@ -44,10 +46,12 @@ def _names(node: Node, fact: Facts, several: bool, found: Findings) -> None:
     seen = f"getent hosts {own}: {answer.error or ', '.join(answer.found)}"
     fix = f"echo {shlex.quote(one_line(f'{_own_address(node, fact)} {own}'))} | sudo tee -a /etc/hosts"
     if answer.error:
-        message = f"its own name, {own}, does not resolve there; ours need it not, but other programs may"
+        message = f"its own name, {own}, does not resolve there; ddp-orch does not need it, but other programs may"
         found.add("warning", "hostname-unresolvable", name, message, fix, seen)
     elif several and all(_loopback(address) for address in answer.found):
-        message = f"its own name, {own}, is a loopback address there; --local-addr and GLOO_SOCKET_IFNAME see to it"
+        message = (
+            f"its own name, {own}, resolves to a loopback address; ddp-orch sets --local-addr and GLOO_SOCKET_IFNAME"
+        )
         found.add("note", "gloo-loopback-address", name, message, fix, seen)
 
 
@@ -70,16 +74,16 @@ def _interface(node: Node, fact: Facts, found: Findings) -> None:
     if wanted != "auto":
         ours = [one for one in fact.interfaces if one.name == wanted]
         if not any(one.up for one in ours):
-            what = "is down" if ours else "is not there, or has no address"
-            message = f"interface {wanted} {what}; there are {', '.join(here) or 'none'}"
-            fix = f"sudo ip link set {wanted} up" if ours else "interface: auto, or the right name for this host"
+            what = "is down" if ours else "does not exist or has no address"
+            message = f"interface {wanted} {what}; the host has {', '.join(here) or 'none'}"
+            fix = f"sudo ip link set {wanted} up" if ours else "set interface: auto, or the right name for this host"
             found.add("error", "gloo-ifname-no-match", name, message, fix, f"ip -br addr show dev {wanted}")
     address = node.host.cluster_address
     if address and _is_address(address) and address not in {one.address for one in fact.interfaces}:
         addresses = ", ".join(one.address for one in fact.interfaces if not one.loopback)
         code = "nccl-wrong-nic"
-        message = f"cluster_address {address} is no address of this host; it has {addresses}"
-        fix = "correct cluster_address, or leave it out: it is found by trying"
+        message = f"cluster_address {address} is not an address of this host; it has {addresses}"
+        fix = "correct cluster_address, or remove it: ddp-orch finds one by trying"
         found.add("error", code, name, message, fix, "ip -br addr")
 
 
@@ -102,8 +106,8 @@ def _patterns(node: Node, fact: Facts, found: Findings) -> None:
     for variable, code, matches in checks:
         pattern = settings.get(variable)
         if pattern and variable in node.env and not matches(pattern, here):
-            message = f"{variable}={pattern} matches no interface; there are {', '.join(here)}"
-            fix = f"take {variable} out of env: it is set for each host by the route to the head"
+            message = f"{variable}={pattern} matches no interface; the host has {', '.join(here)}"
+            fix = f"remove {variable} from env: ddp-orch sets it on each host"
             found.add("error", code, node.host.name, message, fix, f"ip -br addr: {', '.join(here)}")
 
 
@@ -120,25 +124,23 @@ def _rendezvous_port(plan: Plan, fact: Facts, found: Findings) -> None:
     if port == "auto":
         return
     if port < fact.first_port:
-        message = f"rendezvous port {port} is for root: ordinary users have those from {fact.first_port} on"
-        fix = "rdzv: {port: auto}"
+        message = f"rendezvous port {port} is reserved for root; other users can use ports from {fact.first_port}"
+        fix = "set rdzv: {port: auto}"
         seen = f"sysctl net.ipv4.ip_unprivileged_port_start: {fact.first_port}"
         found.add("error", "port-permission", head, message, fix, seen)
     holder = fact.listeners.get(str(port))
     if holder is not None:
         who = f"pid {holder.pid} ({holder.command})" if holder.pid else "a process of another user"
-        message = f"rendezvous port {port} is held by {who}"
-        fix = (f"ssh {head} kill {holder.pid}, or " if holder.pid else "") + "rdzv: {port: auto}"
+        message = f"rendezvous port {port} is in use by {who}"
+        fix = (f"ssh {head} kill {holder.pid}, or " if holder.pid else "") + "set rdzv: {port: auto}"
         found.add("error", "port-in-use", head, message, fix, f"ss -Hltnp 'sport = :{port}': {who}")
 
 
 def _exposed(node: Node, fact: Facts, found: Findings) -> None:
     public = [one.address for one in fact.interfaces if one.up and ipaddress.ip_address(one.address).is_global]
     if public:
-        message = (
-            f"has a public address ({public[0]}); rank 0's store listens on all addresses and asks for no password"
-        )
-        fix = "let a firewall admit the cluster's addresses only"
+        message = f"has a public address ({public[0]}); rank 0's store listens on all addresses, without a password"
+        fix = "allow only the cluster's addresses in a firewall"
         found.add("note", "store-exposed", node.host.name, message, fix, f"ip -br addr: {public[0]}")
 
 
@@ -151,15 +153,20 @@ def _rdma(nodes: list[Node], facts: Mapping[str, Facts], head: str, found: Findi
         node.host.name: ", ".join(sorted({port.layer for port in active_rdma(facts[node.host.name])})) or "none"
         for node in nodes
     }
-    fix = "ibstat there: cable, switch port, driver; until then NCCL_IB_DISABLE=1 is set for all hosts"
+    fix = "run ibstat there; check cable, switch port and driver; until then ddp-orch sets NCCL_IB_DISABLE=1"
     seen = "cat /sys/class/infiniband/*/ports/*/state"
     found.differ("warning", "nccl-transport-mixed", "active RDMA", kinds, head, fix, seen)
     for node in nodes:
         for port in facts[node.host.name].rdma:
             if "ACTIVE" not in port.state and active_rdma(facts[node.host.name]):
-                message = f"RDMA port {port.device}:{port.port} is {port.state or 'in no known state'}"
+                message = f"RDMA port {port.device}:{port.port} is {port.state or 'in an unknown state'}"
                 found.add(
-                    "note", "nccl-ib-link-fault", node.host.name, message, "ibstat there: cable, switch port", seen
+                    "note",
+                    "nccl-ib-link-fault",
+                    node.host.name,
+                    message,
+                    "run ibstat there; check cable and switch port",
+                    seen,
                 )
 
 
@@ -170,19 +177,21 @@ def _plugins(nodes: list[Node], facts: Mapping[str, Facts], head: str, found: Fi
     every = {node.host.name: facts[node.host.name].python for node in nodes}
     pythons = {name: python for name, python in every.items() if isinstance(python, Python)}
     plugins = {name: _library(python.net_plugin) for name, python in pythons.items()}
-    fix = "the same plug-in everywhere, or env: {NCCL_NET_PLUGIN: none}"
+    fix = "install the same plug-in on all hosts, or set env: {NCCL_NET_PLUGIN: none}"
     seen = "ls $LD_LIBRARY_PATH/libnccl-net*.so"
     found.differ("error", "nccl-net-plugin-mismatch", "NCCL plug-in:", plugins, head, fix, seen)
     fabrics = {name: _library(python.libfabric) for name, python in pythons.items() if python.net_plugin}
-    fix = "the same libfabric in the LD_LIBRARY_PATH of all, by `setup`"
+    fix = "use `setup` to put the same libfabric into the LD_LIBRARY_PATH of all hosts"
     found.differ(
         "warning", "nccl-net-plugin-mismatch", "libfabric:", fabrics, head, fix, "ls $LD_LIBRARY_PATH/libfabric.so.*"
     )
     for name, python in pythons.items():
         fact = facts[name]
         if fact.gpus and not python.net_plugin and any(port.driver == "efa" for port in active_rdma(fact)):
-            message = "has EFA, and no plug-in with which NCCL would use it: it would use TCP"
-            fix = "install aws-ofi-nccl; setup: [export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib]"
+            message = "has EFA, but no plug-in for NCCL to use it; NCCL would use TCP"
+            fix = (
+                "install aws-ofi-nccl; add setup: [export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib]"
+            )
             found.add("warning", "nccl-net-plugin-missing", name, message, fix, seen)
 
 
@@ -196,5 +205,5 @@ def has_ipv6(fact: Facts) -> bool:
 
 def _ipv6(nodes: list[Node], facts: Mapping[str, Facts], head: str, found: Findings) -> None:
     kinds = {node.host.name: "IPv6" if has_ipv6(facts[node.host.name]) else "no IPv6" for node in nodes}
-    fix = "nothing to do: NCCL_SOCKET_FAMILY=AF_INET is set"
+    fix = "nothing to do: ddp-orch sets NCCL_SOCKET_FAMILY=AF_INET"
     found.differ("note", "ipv6-unusable", "addresses:", kinds, head, fix, "ip -br -6 addr show scope global")

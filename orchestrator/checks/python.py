@@ -19,7 +19,7 @@ def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Find
     for node in nodes:
         name, python = node.host.name, facts[node.host.name].python
         if isinstance(python, NoPython):
-            line = "mend that line of `setup`, or " if python.error.startswith("setup line") else ""
+            line = "fix that line of `setup`, or " if python.error.startswith("setup line") else ""
             fix = f"{line}set `python` or `setup` for the host"
             found.add("error", python.code, name, f"python: {python.error}", fix, f"{node.host.python} --version")
             continue
@@ -37,22 +37,22 @@ def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Find
     homeless = {name for name, fact in facts.items() if fact.workdir is False}  # said of the folder already
     _scripts(plan, pythons, head, homeless, found)
     machines = {name: str(facts[name].machine) for name in pythons}
-    fix = "an environment of its own for each architecture: `python` and `setup` of the host"
+    fix = "use an environment for each architecture: set `python` and `setup` of the host"
     found.differ("warning", "cpu-arch-mismatch", "architecture", machines, head, fix, "uname -m")
 
 
 def _torch(node: Node, python: Python, found: Findings) -> None:
     name, executable = node.host.name, python.executable
     if python.torch is None:
-        ways = "name a python that has it as `python` in the inventory"
+        choose = "set `python` in the inventory to an interpreter with torch"
         install = f"{shell_word(executable)} -m pip install torch"
-        fix = f"`ddp-orch setup INVENTORY` makes one that has; or {ways}, or {install}"
+        fix = f"run `ddp-orch setup INVENTORY`, or {choose}, or run {install}"
         message = f"{executable} has no torch"
         found.add("error", "missing-module-on-host", name, message, fix, f'{shell_word(executable)} -c "import torch"')
         return
     release = _release(python.torch)
     if release and release < TORCH_LEAST:
-        message = f"torch {python.torch} is older than {'.'.join(map(str, TORCH_LEAST))}, the oldest that is tried"
+        message = f"torch {python.torch} is older than {'.'.join(map(str, TORCH_LEAST))}, the oldest that is tested"
         fix = f"{shell_word(executable)} -m pip install --upgrade torch"
         found.add("warning", "torch-too-old", name, message, fix, f"{python.path}/version.py: {python.torch}")
 
@@ -70,7 +70,7 @@ def _versions(pythons: Mapping[str, Python], head: str, found: Findings) -> None
     severity: Severity = "error" if len(releases) > 1 else "warning"
     usual = max(torches.values(), key=list(torches.values()).count, default="")
     release = shell_word(f"torch=={usual.partition('+')[0]}")
-    fix = f"the same torch everywhere: pip install {release}"
+    fix = f"install the same torch on all hosts: pip install {release}"
     found.differ(severity, "torch-version-mismatch", "torch", torches, head, fix, "pip show torch")
     if len(set(torches.values())) == 1:  # else all that follows differs too
         for key, what in (("nvidia_nccl", "NCCL"), ("nvidia_cudnn", "cuDNN")):
@@ -79,11 +79,11 @@ def _versions(pythons: Mapping[str, Python], head: str, found: Findings) -> None
                 for name, python in pythons.items()
             }
             known = {name: version for name, version in versions.items() if version}
-            fix = f"the same {what} everywhere: pip install --force-reinstall {release}"
+            fix = f"install the same {what} on all hosts: pip install --force-reinstall {release}"
             severity = "error" if what == "NCCL" else "warning"
             found.differ(severity, "torch-version-mismatch", what, known, head, fix, f"pip list | grep {what.lower()}")
     versions = {name: ".".join(map(str, python.python[:2])) for name, python in pythons.items()}
-    fix = "the same Python everywhere: pickled objects and wheels differ between versions"
+    fix = "use the same Python on all hosts: pickled objects and wheels differ between versions"
     found.differ("warning", "python-version-mismatch", "Python", versions, head, fix, "python --version")
 
 
@@ -91,13 +91,13 @@ def _scripts(plan: Plan, pythons: Mapping[str, Python], head: str, homeless: set
     scripts = {name: python.script for name, python in pythons.items() if python.script and name not in homeless}
     for name, script in scripts.items():
         if script.absent:
-            message = f"the script {script.path} is not there: {script.absent}"
-            fix = "bring it there, or leave workdir out to have the code sent"
+            message = f"the script {script.path} is missing: {script.absent}"
+            fix = "copy it there, or remove workdir to have the code sent"
             found.add("error", "remote-workdir-missing", name, message, fix, f"ls {script.path}")
         if script.error:
             command = f"python -m py_compile {script.path}"
             message = f"the script does not compile: {script.error}"
-            found.add("error", "script-import-error", name, message, "mend that line", command)
+            found.add("error", "script-import-error", name, message, "fix that line", command)
     wanted = {module for script in scripts.values() for module in script.missing}
     for module in sorted(wanted):
         absent = [name for name, script in scripts.items() if module in script.missing]
@@ -105,5 +105,5 @@ def _scripts(plan: Plan, pythons: Mapping[str, Python], head: str, homeless: set
             continue  # said already
         code = "script-import-error" if len(absent) == len(scripts) else "missing-module-on-host"
         message = f"the script imports {module}, which is not installed there"
-        fix = f"pip install {shell_word(module)} into that environment, or name the right one by `python` or `setup`"
+        fix = f"pip install {shell_word(module)} into that environment, or select another with `python` or `setup`"
         found.add("error", code, absent, message, fix, f'python -c "import {module}"')

@@ -285,7 +285,7 @@ def no_workdir(lab: Lab) -> Iterator[Overrides]:
     yield {"run": {"script": "train.py"}, "defaults": defaults(lab, workdir="/home/ann/work")}
 
 
-@case("remote-workdir-missing", says="is not there")
+@case("remote-workdir-missing", says="is missing")
 def no_script(lab: Lab) -> Iterator[Overrides]:
     for host in lab.hosts:
         write(host, f"~/work/{'train' if host.name != 'node-1' else 'other'}.py", "print(1)\n")
@@ -401,7 +401,7 @@ def silent_name_server(lab: Lab) -> Iterator[Overrides]:
 # --- interfaces and addresses
 
 
-@case("gloo-ifname-no-match", says="eth9 is not there", fix="interface: auto")
+@case("gloo-ifname-no-match", says="eth9 does not exist", fix="interface: auto")
 def no_such_interface(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, interface="eth9")}
 
@@ -414,17 +414,17 @@ def interface_down(lab: Lab) -> Iterator[Overrides]:
     host.root_run(["ip", "link", "set", "ens9", "up"])
 
 
-@case("nccl-ifname-no-match", says="NCCL_SOCKET_IFNAME=ib", fix="take NCCL_SOCKET_IFNAME out")
+@case("nccl-ifname-no-match", says="NCCL_SOCKET_IFNAME=ib", fix="remove NCCL_SOCKET_IFNAME")
 def pattern_of_nccl(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, env={"NCCL_SOCKET_IFNAME": "ib"})}
 
 
-@case("gloo-ifname-no-match", says="GLOO_SOCKET_IFNAME=eth1", fix="take GLOO_SOCKET_IFNAME out")
+@case("gloo-ifname-no-match", says="GLOO_SOCKET_IFNAME=eth1", fix="remove GLOO_SOCKET_IFNAME")
 def name_of_another_hosts_interface(lab: Lab) -> Iterator[Overrides]:
     yield {"run": {"env": {"GLOO_SOCKET_IFNAME": "eth1"}}}
 
 
-@case("nccl-wrong-nic", says="no address of this host")
+@case("nccl-wrong-nic", says="not an address of this host")
 def wrong_cluster_address(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, cluster_address="10.78.0.200")}
 
@@ -504,7 +504,7 @@ def _listener(lab: Lab, user: str) -> Iterator[Overrides]:
     process.communicate()
 
 
-@case("port-in-use", guilty=(0,), says="held by pid", fix="ssh -l ann 10.77.0.1 kill", short=True)
+@case("port-in-use", guilty=(0,), says="in use by pid", fix="ssh -l ann 10.77.0.1 kill", short=True)
 def port_held_by_ourselves(lab: Lab) -> Iterator[Overrides]:
     yield from _listener(lab, "ann")
 
@@ -514,7 +514,7 @@ def port_held_by_another_user(lab: Lab) -> Iterator[Overrides]:
     yield from _listener(lab, "bob")
 
 
-@case("port-permission", guilty=(0,), says="29500 is for root")
+@case("port-permission", guilty=(0,), says="29500 is reserved for root")
 def port_of_root(lab: Lab) -> Iterator[Overrides]:
     key = "net.ipv4.ip_unprivileged_port_start"
     lab.hosts[0].root_run(["sysctl", "-q", "-w", f"{key}=30000"])
@@ -623,7 +623,7 @@ def gpu_case(code: str, severity: str = "error", **options: Any) -> Callable[...
     return case(code, severity=severity, gpus=True, **options)
 
 
-@gpu_case("gpu-memory-held-by-others", says="held by pid", exit_code=3, short=True)
+@gpu_case("gpu-memory-held-by-others", says="in use by pid", exit_code=3, short=True)
 def gpu_in_use(lab: Lab) -> Iterator[Overrides]:
     held = nvidia.PROCESS.format(pid=1, used=70000)
     smi(lab.hosts[1], nvidia.answer({}, {"used": 70004, "processes": held}))
@@ -647,9 +647,9 @@ def _gpu(
 
 
 _gpu("gpu-memory-held-by-others", "gpu_partly_in_use", "5000 of 81559 MiB", "warning", used=5000)
-_gpu("gpu-ecc-error", "ecc_errors", "GPU 1 has had 3 memory errors", ecc=3)
+_gpu("gpu-ecc-error", "ecc_errors", "GPU 1 has had 3 uncorrectable memory errors", ecc=3)
 _gpu("gpu-ecc-error", "row_remapping_pending", "row remapping is pending", remap_pending="Yes")
-_gpu("gpu-mig-unsupported", "mig", "cut in parts", mig="Enabled")
+_gpu("gpu-mig-unsupported", "mig", "is split (MIG)", mig="Enabled")
 _gpu("gpu-exclusive-mode", "prohibited_mode", "Prohibited", compute_mode="Prohibited")
 _gpu("gpu-exclusive-mode", "exclusive_mode", "Exclusive_Process", "note", compute_mode="Exclusive_Process")
 _gpu("straggler", "slowed_down_by_heat", "hw_slowdown", "warning", hw_slowdown="Active")
@@ -657,7 +657,7 @@ _gpu("straggler", "fewer_pcie_lanes", "4 of 16 PCIe lanes", "warning", lanes=4)
 _gpu("gpu-clock-limited", "application_clock", "1095 of 1980 MHz", "note", application_clock=1095)
 _gpu("gpu-power-limited", "power_limit", "400 of 700 W", "note", power_limit=400)
 _gpu("cuda-fabricmanager-down", "no_fabric_manager", "In Progress", fabric="In Progress")
-_gpu("gpu-lost", "gpu_off_its_bus", "fallen off its bus", fabric="GPU is lost")
+_gpu("gpu-lost", "gpu_off_its_bus", "fallen off the bus", fabric="GPU is lost")
 _gpu("gpu-persistence-off", "no_persistence", "persistence mode is off", "note", persistence="Disabled")
 _gpu("gpu-mismatch", "other_gpus", "2 hosts have GPUs 2 x NVIDIA H100", "warning", name="NVIDIA A100-SXM4-80GB")
 
@@ -691,7 +691,7 @@ def another_driver(lab: Lab) -> Iterator[Overrides]:
     smi(lab.hosts[1], nvidia.answer({}, {}))
 
 
-@gpu_case("cuda-driver-too-old", says="serves CUDA 11.4 at most", allowed=("gpu-driver-mismatch",))
+@gpu_case("cuda-driver-too-old", says="supports CUDA up to 11.4", allowed=("gpu-driver-mismatch",))
 def driver_too_old(lab: Lab) -> Iterator[Overrides]:
     smi(lab.hosts[1], nvidia.answer({}, {}, driver="470.57.02", cuda="11.4"))
     yield {}
@@ -733,12 +733,12 @@ def torch_without_cuda(lab: Lab) -> Iterator[Overrides]:
     fake_torch(lab.hosts[1], "~/gpu")
 
 
-@gpu_case("no-gpu-visible", says="gpus 5 wanted")
+@gpu_case("no-gpu-visible", says="`gpus` lists 5, but")
 def gpu_that_is_not_there(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, gpus=[0, 5])}
 
 
-@gpu_case("nproc-exceeds-gpus", says="3 ranks, and 2 GPUs", fix="nproc_per_node: 2")
+@gpu_case("nproc-exceeds-gpus", says="3 ranks, but only 2 GPUs", fix="nproc_per_node: 2")
 def more_ranks_than_gpus(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, nproc_per_node=3)}
 

@@ -141,7 +141,7 @@ def test_gpus_that_are_wanted_must_be_there() -> None:
     text = "hosts: [{name: a, gpus: [0, 3]}]"
     (finding,) = found(text, {"a": with_gpus(2)})
     assert brief([finding]) == [("error", "no-gpu-visible", ("a",))]
-    assert "gpus 3 wanted" in finding.message and "has 2" in finding.message
+    assert "`gpus` lists 3" in finding.message and "has 2" in finding.message
     assert found("hosts: [{name: a, gpus: none}]") == []
 
 
