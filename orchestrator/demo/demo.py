@@ -58,7 +58,7 @@ def main() -> int:
         inventory = _write_inventory(folder)
         # what `up` would take from the user's folders comes from ours
         os.environ.update(DDP_ORCH_SSH_CONFIG=str(folder / "ssh_config"), XDG_STATE_HOME=str(folder / "controller"))
-        console.step("two hosts on this machine, demo-a and demo-b, are reached by SSH; their inventory.yaml:")
+        console.step("two hosts run on this machine, demo-a and demo-b, reachable by SSH; their inventory.yaml:")
         console.note("".join(f"    {line}\n" for line in inventory.read_text().splitlines()).rstrip())
         console.step("ddp-orch up inventory.yaml")
         code = up.up(_up(inventory))
@@ -66,9 +66,9 @@ def main() -> int:
             return code
         accuracy, ranks = _result(inventory)
     if accuracy < ENOUGH:
-        raise RunFailed(f"the test accuracy is {accuracy:.4f}, and {ENOUGH} was to be reached")
+        raise RunFailed(f"the test accuracy is {accuracy:.4f}; expected at least {ENOUGH}")
     seconds = time.monotonic() - began
-    print(f"\ntest accuracy {accuracy:.4f} on handwritten digits, by 2 hosts, {ranks} ranks, in {seconds:.0f} seconds")
+    print(f"\ntest accuracy {accuracy:.4f} on handwritten digits, on 2 hosts, {ranks} ranks, in {seconds:.0f} seconds")
     beside = os.path.relpath(Path(sys.executable).with_name("ddp-orch"))
     print(NEXT.format(me="ddp-orch" if shutil.which("ddp-orch") else beside), flush=True)
     return 0
@@ -76,10 +76,12 @@ def main() -> int:
 
 def _check_this_machine() -> None:
     if sys.platform != "linux":
-        raise UsageError("the demo's hosts are this machine, and hosts run Linux; `ddp-orch up` works from here too")
+        raise UsageError(
+            "the demo's hosts run on this machine, so it must run Linux; `ddp-orch up` works from here too"
+        )
     if importlib.util.find_spec("torch") is None:
         raise FindingsError(
-            f"the demo trains with torch, and {sys.executable} has none; install it there by\n"
+            f"{sys.executable} has no torch, which the demo needs. Install it with:\n"
             f"  {sys.executable} -m pip install torch"
         )
 
@@ -159,5 +161,5 @@ def _result(inventory: Path) -> tuple[float, int]:
     lines = [json.loads(line) for line in output.getvalue().splitlines()]
     last = [found[1] for line in lines if (found := re.match(r"done .*\btest_acc:([\d.]+)", line["text"]))]
     if not last:
-        raise RunFailed("the training ended without telling its test accuracy")
+        raise RunFailed("the training ended without printing its test accuracy")
     return float(last[-1]), len({line["rank"] for line in lines if line["rank"] is not None})

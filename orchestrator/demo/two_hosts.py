@@ -113,7 +113,7 @@ def end_descendants() -> None:
     deadline = time.monotonic() + END_WINDOW
     while left := processes.descendants(os.getpid()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"these processes do not end: {sorted(process.pid for process in left)}")
+            raise TimeoutError(f"these processes are still running: {sorted(process.pid for process in left)}")
         processes.send_all(left, signal.SIGKILL)
         time.sleep(0.01)  # the kernel needs a moment to take them down; the condition is the loop's
 

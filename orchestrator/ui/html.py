@@ -33,7 +33,7 @@ HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">"""
 """How each report begins."""
 
-TRAINING = {"loss": "loss", "rate": "samples a second", "step_time": "step time, s"}
+TRAINING = {"loss": "loss", "rate": "samples per second", "step_time": "step time, s"}
 MACHINES = {
     "gpu": "GPU utilisation, %",
     "gpu_memory": "GPU memory of the fullest GPU, bytes",
@@ -78,7 +78,7 @@ def render(report: Mapping[str, Any]) -> str:
 
 
 def _summary(report: Mapping[str, Any]) -> str:
-    ended = f"ended {report['ended_at'][:19]}Z" if report["ended_at"] else "not over yet"
+    ended = f"ended {report['ended_at'][:19]}Z" if report["ended_at"] else "not finished yet"
     attempts = number_of(report["attempts"], "attempt")
     words = (
         f"started {report['started_at'][:19]}Z by {report['by']}",
@@ -106,7 +106,7 @@ def _diagnosis(diagnosis: Mapping[str, Any]) -> str:
     parts = ["<h2>Diagnosis</h2>", *found]
     if diagnosis["consequences"]:
         rows = _consequences(diagnosis["consequences"])
-        parts.append("<p>What is only its consequence:</p>" + _table(("hosts", "ranks", "what"), rows))
+        parts.append("<p>Consequences:</p>" + _table(("hosts", "ranks", "what"), rows))
     return "".join(parts)
 
 
@@ -134,7 +134,7 @@ def _charts(report: Mapping[str, Any], group: str, titles: Mapping[str, str], x_
     series = report[group]
     shown = [chart(title, series[name], x_name) for name, title in titles.items() if series[name]]
     if not shown:
-        return '<p class="none">nothing was measured</p>'
+        return '<p class="none">no data</p>'
     return f'<div class="charts">{"".join(shown)}</div>'
 
 

@@ -159,7 +159,7 @@ def test_a_run_of_which_little_is_known_has_a_report_too() -> None:
     known = {"gpu-0": {**records()["gpu-0"], "events": [], "samples": [], "exit": None}}
     made = make(known, "running", {}, [], [], {"findings": [], "consequences": []}, Mask())
     text = html.render(asdict(made))
-    assert "not over yet" in text and "nothing was measured" in text
+    assert "not finished yet" in text and "no data" in text
 
 
 def test_of_a_long_line_the_peaks_are_kept() -> None:
