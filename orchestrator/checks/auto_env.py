@@ -1,6 +1,6 @@
-"""What is chosen for the user, from the facts of all hosts: variables of the ranks, and why. Pure.
+"""Choose variables for the ranks from the facts of all hosts, and say why. Pure.
 
-A user's own value wins. Interface, addresses and ports are chosen on the hosts (node/prepare.py, node/launch.py).
+A user's own value wins. Hosts choose interface, addresses and ports (node/serve/prepare.py, node/run/launch.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..answers.facts import Facts
 from .network import active_rdma, has_ipv6
 
-FAST = 100_000  # Mbit/s: from there on one thread and one socket of NCCL do not fill the wire
+FAST = 100_000  # Mbit/s: above this, one thread and one socket of NCCL do not fill the link
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class AutoEnv:
 
 
 def choose(facts: Mapping[str, Facts]) -> tuple[AutoEnv, ...]:
-    """The same for all hosts."""
+    """The variables, which are the same for all hosts."""
     if len(facts) < 2:
         return ()
     chosen = []

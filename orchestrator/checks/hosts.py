@@ -1,7 +1,7 @@
 """Facts of all hosts -> findings: what would break the run before it starts. Pure.
 
-The rules are grouped by what they are about: here the hosts themselves, then checks_python, checks_gpus,
-checks_network, and checks_mesh for what was tried between hosts.
+The checks of the hosts themselves are here; those of Python, GPUs and networks are in other modules of this package,
+and those of connections between hosts in runs/reach.py.
 """
 
 from __future__ import annotations
@@ -50,46 +50,46 @@ def judge(
     hellos: Mapping[str, Hello],
     clocks: Mapping[str, tuple[float, float]] | None = None,
 ) -> tuple[Finding, ...]:
-    """Errors first. `facts`: what each host's probe said; `hellos`: what its node program said of itself; `clocks`: the
+    """Errors first. `facts`: what each host's probe answered; `hellos`: what its node program answered; `clocks`: the
     least and the most by which a host's clock may be ahead of ours, in seconds, where it is known.
 
-    Judges the hosts of the plan that facts are given of: the others were not reached.
+    Checks only the hosts of the plan that have facts: the others were not reached.
     """
-    found = Findings()
+    findings = Findings()
     nodes = [node for node in plan.nodes if node.host.name in facts]
-    python.judge(plan, nodes, facts, found)
+    python.check_pythons(plan, nodes, facts, findings)
     for node in nodes:
         fact = facts[node.host.name]
-        _state_folder(node, hellos[node.host.name], found)
-        _folders(node, fact, found)
-        _hung(node, fact, found)
-        _shared_output(plan, node, fact, found)
-        _disks(node, fact, found)
-        _limits(node, fact, found)
-        _leftovers(plan, node, fact, found)
-        _notify(plan, node, fact, found)
-    _same_machine(nodes, hellos, found)
-    _shared_home(nodes, facts, hellos, found)
-    _clocks({node.host.name: clocks[node.host.name] for node in nodes if clocks and node.host.name in clocks}, found)
-    _paths(plan, nodes, facts, found)
-    gpus.judge(plan, nodes, facts, found)
-    network.judge(plan, nodes, facts, found)
-    return found.all()
+        _state_folder(node, hellos[node.host.name], findings)
+        _folders(node, fact, findings)
+        _hung(node, fact, findings)
+        _shared_output(plan, node, fact, findings)
+        _disks(node, fact, findings)
+        _limits(node, fact, findings)
+        _leftovers(plan, node, fact, findings)
+        _notify(plan, node, fact, findings)
+    _same_machine(nodes, hellos, findings)
+    _shared_home(nodes, facts, hellos, findings)
+    _clocks({node.host.name: clocks[node.host.name] for node in nodes if clocks and node.host.name in clocks}, findings)
+    _paths(plan, nodes, facts, findings)
+    gpus.check_gpus(plan, nodes, facts, findings)
+    network.check_network(plan, nodes, facts, findings)
+    return findings.all()
 
 
 def other_keys(keys: Mapping[str, OtherKey]) -> tuple[Finding, ...]:
     """Hosts that refused the key which the inventory names."""
-    found = Findings()
+    findings = Findings()
     for host, key in keys.items():
         install = f"ssh-copy-id -i {shell_word(key.named)} {shell_word(host)}"
         fix = f"set identity_file to the right key, or install this one: {install}"
-        found.add("warning", "ssh-auth-denied", host, str(key), fix, f"try: ssh {host}")
-    return found.all()
+        findings.add("warning", "ssh-auth-denied", host, str(key), fix, f"try: ssh {host}")
+    return findings.all()
 
 
 def unreached(failures: Mapping[str, Exception]) -> tuple[Finding, ...]:
     """Hosts that could not be asked."""
-    found = Findings()
+    findings = Findings()
     alike: dict[str, list[Exception]] = {}
     for failure in failures.values():
         if isinstance(failure, ConnectFailure):
@@ -100,52 +100,52 @@ def unreached(failures: Mapping[str, Exception]) -> tuple[Finding, ...]:
             reason, fix = failure.reason, failure.fix
             if len(alike[failure.alike]) > 1:
                 reason, fix = failure.common[0], with_hosts(failure.common[1], alike[failure.alike])
-            found.add("error", code, host, f"{failure.phase}: {reason}", fix, f"try: ssh {host}")
+            findings.add("error", code, host, f"{failure.phase}: {reason}", fix, f"try: ssh {host}")
         else:
-            said = str(failure).removeprefix(f"{host}: ")
-            found.add("error", code, host, said, "", f"try: ssh {host}")
-    return found.all()
+            message = str(failure).removeprefix(f"{host}: ")
+            findings.add("error", code, host, message, "", f"try: ssh {host}")
+    return findings.all()
 
 
-def _state_folder(node: Node, hello: Hello, found: Findings) -> None:
+def _state_folder(node: Node, hello: Hello, findings: Findings) -> None:
     """It is elsewhere than usual, so runs that are recorded in the usual place are not seen, nor their locks."""
     for why in hello.passed_over:
         message = f"{why}; runs are recorded in {hello.state or 'another folder'} now, and earlier runs are "
         message += "not visible"
         fix = "make the folder yours and private (chown, chmod 700), or remove it"
-        found.add("warning", "state-folder-unusable", node.host.name, message, fix, why)
+        findings.add("warning", "state-folder-unusable", node.host.name, message, fix, why)
 
 
-def _folders(node: Node, fact: Facts, found: Findings) -> None:
+def _folders(node: Node, fact: Facts, findings: Findings) -> None:
     workdir = node.host.workdir
     if workdir and not fact.workdir:
         fix = f"mount it there (ls -d {workdir}), or remove workdir to have the code sent"
         message = f"workdir {workdir} is not a folder on this host"
-        found.add("error", "remote-workdir-missing", node.host.name, message, fix, f"ls -d {workdir}: not a folder")
+        findings.add("error", "remote-workdir-missing", node.host.name, message, fix, f"ls -d {workdir}: not a folder")
 
 
-def _hung(node: Node, fact: Facts, found: Findings) -> None:
+def _hung(node: Node, fact: Facts, findings: Findings) -> None:
     for path in fact.hung:
         message = f"{path} does not respond: its file server may be down"
         fix = "restart its file server, or unmount it; `df` without arguments shows which mount hangs"
-        found.add("error", "filesystem-hung", node.host.name, message, fix, f"stat {path}: no answer")
+        findings.add("error", "filesystem-hung", node.host.name, message, fix, f"stat {path}: no answer")
 
 
-def _shared_output(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
+def _shared_output(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
     output = plan.inventory.run.output
     if output and (why := fact.paths.get(output)):
         fix = (
             f"mount it there, or create it: mkdir -p {shell_word(output)}; all hosts must share the disk of run.output"
         )
         message = f"run.output {output}: {why}"
-        found.add("error", "shared-output-missing", node.host.name, message, fix, f"ls -d {output}: {why}")
+        findings.add("error", "shared-output-missing", node.host.name, message, fix, f"ls -d {output}: {why}")
 
 
-def _disks(node: Node, fact: Facts, found: Findings) -> None:
+def _disks(node: Node, fact: Facts, findings: Findings) -> None:
     name, disks = node.host.name, fact.disks
     home = disks.home
     if home is not None and disks.state is not None and home == replace(disks.state, path=home.path):
-        home = None  # of one disk it is said once
+        home = None  # one finding per disk
     for disk, least in ((disks.state, STATE_LEAST), (home, 0), (disks.tmp, 0)):
         if disk is None:
             continue
@@ -157,68 +157,68 @@ def _disks(node: Node, fact: Facts, found: Findings) -> None:
         if disk.free < DISK_LOW:
             severity: Severity = "error" if disk.free < least else "warning"
             message = f"the disk of {disk.path} is nearly full: {disk.free // MIB} MiB left"
-            found.add(severity, "disk-full", name, message, fix, seen)
+            findings.add(severity, "disk-full", name, message, fix, seen)
         elif disk.free_files is not None and disk.free_files < FILES_LOW:
             message = f"the disk of {disk.path} has room for only {disk.free_files} more files"
-            found.add("warning", "disk-full", name, message, fix, f"df -i {disk.path}")
+            findings.add("warning", "disk-full", name, message, fix, f"df -i {disk.path}")
     shm = disks.shm
     if shm is not None and shm.free < SHM_LOW:
         message = f"{shm.path} has {shm.free // MIB} MiB free: data-loader workers and NCCL may run out of it"
         fix = "sudo mount -o remount,size=50% /dev/shm; in a container: --shm-size=8g or --ipc=host"
         seen = f"df /dev/shm: {shm.free // MIB} MiB of {shm.total // MIB} MiB free"
-        found.add("warning", "nccl-shm-exhausted", name, message, fix, seen)
+        findings.add("warning", "nccl-shm-exhausted", name, message, fix, seen)
 
 
-def _limits(node: Node, fact: Facts, found: Findings) -> None:
+def _limits(node: Node, fact: Facts, findings: Findings) -> None:
     name, limits = node.host.name, fact.python.limits if isinstance(fact.python, Python) else {}
     nofile, nproc, memlock = (limits.get(key) for key in ("nofile", "nproc", "memlock"))
     if nofile is not None and nofile < NOFILE_LOW:
         severity: Severity = "error" if nofile < NOFILE_LEAST else "warning"
         fix = "add setup: [ulimit -n 65536]; if refused, root adds `* - nofile 65536` to /etc/security/limits.conf"
         message = f"only {nofile} open files are allowed"
-        found.add(severity, "limit-nofile", name, message, fix, f"ulimit -n: {nofile}")
+        findings.add(severity, "limit-nofile", name, message, fix, f"ulimit -n: {nofile}")
     if nproc is not None and nproc < NPROC_LOW:
         fix = "add setup: [ulimit -u 65536]; if refused, root adds `* - nproc 65536` to /etc/security/limits.conf"
         message = f"only {nproc} processes and threads are allowed"
-        found.add("warning", "limit-nproc", name, message, fix, f"ulimit -u: {nproc}")
+        findings.add("warning", "limit-nproc", name, message, fix, f"ulimit -u: {nproc}")
     pids = fact.cgroup_pids
     if pids is not None and pids < NPROC_LOW:
         message = f"the control group allows only {pids} processes and threads"
         seen = f"cat /sys/fs/cgroup/pids.max: {pids}"
-        found.add("warning", "limit-nproc", name, message, "raise it; in a container: --pids-limit=-1", seen)
+        findings.add("warning", "limit-nproc", name, message, "raise it; in a container: --pids-limit=-1", seen)
     active = [port for port in fact.rdma if "ACTIVE" in port.state]
     if active and memlock is not None and memlock < MEMLOCK_LEAST:
         message = f"only {memlock >> 10} KiB of memory may be locked, but {active[0].device} needs more for RDMA"
         fix = "root adds `* - memlock unlimited` to /etc/security/limits.conf; in a container: --ulimit memlock=-1"
-        found.add("error", "nccl-ib-memlock", name, message, fix, f"ulimit -l: {memlock >> 10}")
+        findings.add("error", "nccl-ib-memlock", name, message, fix, f"ulimit -l: {memlock >> 10}")
 
 
-def _leftovers(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
+def _leftovers(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
     name = node.host.name
     if fact.orphans:
         pids = ", ".join(str(one.pid) for one in fact.orphans[:5])
         message = "processes of a finished run are still running"
         seen = f"{fact.orphans[0].run_id}: pid {pids}: {fact.orphans[0].command}"
         fix = "ddp-orch kill --leftovers INVENTORY"
-        found.add("warning", "orphan-workers", name, message, fix, seen)
+        findings.add("warning", "orphan-workers", name, message, fix, seen)
     if isinstance(fact.python, Python) and fact.python.build_locks == "kernel":
         return  # its torch takes a lock file that nobody holds
     for lock in fact.stale_locks:
         message = f"{lock} was left by an interrupted build; every process will wait for it"
-        found.add("warning", "jit-extension-lock", name, message, f"rm {shell_word(lock)}", f"ls {lock}")
+        findings.add("warning", "jit-extension-lock", name, message, f"rm {shell_word(lock)}", f"ls {lock}")
 
 
-def _notify(plan: Plan, node: Node, fact: Facts, found: Findings) -> None:
+def _notify(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
     for what, why in fact.notify.items():
         fix = {
             "webhook": "make it reachable from this host, or set https_proxy in its environment",
             "command": "install it there, or set its full path",
         }.get(what, "")
         fix += "\nddp-orch notify INVENTORY --test"
-        found.add("warning", "notify-failed", node.host.name, f"notify.{what} would fail: {why}", fix, why)
+        findings.add("warning", "notify-failed", node.host.name, f"notify.{what} would fail: {why}", fix, why)
 
 
-def _same_machine(nodes: list[Node], hellos: Mapping[str, Hello], found: Findings) -> None:
+def _same_machine(nodes: list[Node], hellos: Mapping[str, Hello], findings: Findings) -> None:
     """Two names for one machine would take its GPUs and ports twice."""
     seen: dict[tuple[object, ...], str] = {}
     for node in nodes:
@@ -228,11 +228,13 @@ def _same_machine(nodes: list[Node], hellos: Mapping[str, Hello], found: Finding
             message = f"is the same machine as {seen[identity]}"
             fix = "remove one of the two; for more ranks on a host, set nproc_per_node"
             evidence = f"sysctl kernel.random.boot_id: {hello.boot_id}"
-            found.add("error", "duplicate-host", node.host.name, message, fix, evidence)
+            findings.add("error", "duplicate-host", node.host.name, message, fix, evidence)
         seen.setdefault(identity, node.host.name)
 
 
-def _shared_home(nodes: list[Node], facts: Mapping[str, Facts], hellos: Mapping[str, Hello], found: Findings) -> None:
+def _shared_home(
+    nodes: list[Node], facts: Mapping[str, Facts], hellos: Mapping[str, Hello], findings: Findings
+) -> None:
     """Allowed, but caches below it are shared too: builds lock each other, and it may be slow."""
     inodes: dict[tuple[object, ...], set[str]] = {}
     for node in nodes:
@@ -244,10 +246,10 @@ def _shared_home(nodes: list[Node], facts: Mapping[str, Facts], hellos: Mapping[
         if home is not None and (home.kind.startswith(SHARED) or same):
             message = f"the home folder is on a disk shared with other hosts ({home.kind})"
             fix = "for builds of extensions, set env: {TORCH_EXTENSIONS_DIR: /tmp/torch_extensions}"
-            found.add("note", "home-on-shared-disk", node.host.name, message, fix, f"df -T {home.path}")
+            findings.add("note", "home-on-shared-disk", node.host.name, message, fix, f"df -T {home.path}")
 
 
-def _clocks(known: Mapping[str, tuple[float, float]], found: Findings) -> None:
+def _clocks(known: Mapping[str, tuple[float, float]], findings: Findings) -> None:
     if not known:
         return
     usual = median([0.0, *(sum(one) / 2 for one in known.values())])  # 0: the controller's own clock has a vote
@@ -257,7 +259,7 @@ def _clocks(known: Mapping[str, tuple[float, float]], found: Findings) -> None:
             direction = "ahead of" if off > 0 else "behind"
             message = f"its clock is {_duration(abs(off))} {direction} that of the other hosts"
             fix = "sudo timedatectl set-ntp true"
-            found.add("warning", "clock-skew", host, message, fix, f"date: {off:+.1f} s")
+            findings.add("warning", "clock-skew", host, message, fix, f"date: {off:+.1f} s")
 
 
 def _duration(seconds: float) -> str:
@@ -269,22 +271,22 @@ def _duration(seconds: float) -> str:
 def path_arguments(plan: Plan) -> dict[str, str]:
     """{absolute path among the script's arguments: the option before it}."""
     of_nodes = [node.command[arguments(node.command[1:]) + 1 :] for node in plan.nodes]
-    found = {}
+    options = {}
     for before, word in pairwise(("", *of_nodes[0])):
         if not all(word in words for words in of_nodes):
             continue  # it holds the name of the host
         option, equals, value = word.partition("=")
         if word.startswith("-") and equals and value.startswith("/"):
-            found[value] = option
+            options[value] = option
         elif word.startswith("/"):
-            found[word] = before if before.startswith("-") else ""
-    return found
+            options[word] = before if before.startswith("-") else ""
+    return options
 
 
 INPUTS = ("data", "train", "val", "test", "input", "resume", "ckpt", "checkpoint", "weights", "config", "model", "root")
 
 
-def _paths(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Findings) -> None:
+def _paths(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], findings: Findings) -> None:
     """Folders that are to be written may be made by the script, so that only what is there on some hosts is sure."""
     for path, option in path_arguments(plan).items():
         absent = {
@@ -302,4 +304,4 @@ def _paths(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Fin
             if len(absent) < len(nodes) or any(word in option.lower() for word in INPUTS):
                 look = f"ssh {next(iter(absent))} ls -ld {shlex.quote(posixpath.dirname(path))}"
                 fix = f"copy or mount it there, or correct {option or 'the path'}; to see what is there: {look}"
-                found.add("warning", code, host, f"{what}: {why}", fix, f"ls -d {path}: {why}")
+                findings.add("warning", code, host, f"{what}: {why}", fix, f"ls -d {path}: {why}")

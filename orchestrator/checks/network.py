@@ -1,4 +1,4 @@
-"""Judges what each host knows of its network: names, interfaces, ports, RDMA. What was tried: checks_mesh. Pure."""
+"""Check what each host knows of its network: names, interfaces, ports, RDMA. Between hosts: runs/reach.py. Pure."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ..plan.plan import Node, Plan
 from .findings import Findings
 
 
-def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Findings) -> None:
+def check_network(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], findings: Findings) -> None:
     for node in nodes:
         fact = facts[node.host.name]
-        _names(node, fact, len(plan.nodes) > 1, found)
+        _names(node, fact, len(plan.nodes) > 1, findings)
         if len(plan.nodes) > 1:
-            _interface(node, fact, found)
-            _patterns(node, fact, found)
+            _interface(node, fact, findings)
+            _patterns(node, fact, findings)
     head = plan.nodes[0].host.name
     if head in facts:
-        _rendezvous_port(plan, facts[head], found)
-        _exposed(plan.nodes[0], facts[head], found)
+        _rendezvous_port(plan, facts[head], findings)
+        _exposed(plan.nodes[0], facts[head], findings)
     if len(plan.nodes) > 1:
-        _rdma(nodes, facts, head, found)
-        _plugins(nodes, facts, head, found)
-        _ipv6(nodes, facts, head, found)
+        _rdma(nodes, facts, head, findings)
+        _plugins(nodes, facts, head, findings)
+        _ipv6(nodes, facts, head, findings)
 
 
-def _names(node: Node, fact: Facts, several: bool, found: Findings) -> None:
+def _names(node: Node, fact: Facts, several: bool, findings: Findings) -> None:
     name, own = node.host.name, fact.hostname
     servers = ", ".join(fact.dns) or "none"
     slow = [what for what, answer in fact.names.items() if answer.seconds is None]
@@ -39,7 +39,9 @@ def _names(node: Node, fact: Facts, several: bool, found: Findings) -> None:
             "name resolution takes more than a second; ddp-orch sets RES_OPTIONS='timeout:1 attempts:1' for the ranks"
         )
         fix = "fix the name servers in /etc/resolv.conf, or add all hosts to /etc/hosts"
-        found.add("warning", "dns-slow", name, message, fix, f"getent hosts {slow[0]}: no answer; servers: {servers}")
+        findings.add(
+            "warning", "dns-slow", name, message, fix, f"getent hosts {slow[0]}: no answer; servers: {servers}"
+        )
     answer = fact.names.get(own)
     if answer is None or answer.seconds is None:
         return
@@ -47,12 +49,12 @@ def _names(node: Node, fact: Facts, several: bool, found: Findings) -> None:
     fix = f"echo {shlex.quote(one_line(f'{_own_address(node, fact)} {own}'))} | sudo tee -a /etc/hosts"
     if answer.error:
         message = f"its own name, {own}, does not resolve there; ddp-orch does not need it, but other programs may"
-        found.add("warning", "hostname-unresolvable", name, message, fix, seen)
+        findings.add("warning", "hostname-unresolvable", name, message, fix, seen)
     elif several and all(_loopback(address) for address in answer.found):
         message = (
             f"its own name, {own}, resolves to a loopback address; ddp-orch sets --local-addr and GLOO_SOCKET_IFNAME"
         )
-        found.add("note", "gloo-loopback-address", name, message, fix, seen)
+        findings.add("note", "gloo-loopback-address", name, message, fix, seen)
 
 
 def _loopback(address: str) -> bool:
@@ -67,24 +69,24 @@ def _own_address(node: Node, fact: Facts) -> str:
     return node.host.cluster_address or (usable[0] if usable else "ADDRESS")
 
 
-def _interface(node: Node, fact: Facts, found: Findings) -> None:
+def _interface(node: Node, fact: Facts, findings: Findings) -> None:
     """What the inventory says of this host's place in the cluster's network."""
-    name, wanted = node.host.name, node.host.interface
+    name, interface = node.host.name, node.host.interface
     here = sorted({one.name for one in fact.interfaces if not one.loopback})
-    if wanted != "auto":
-        ours = [one for one in fact.interfaces if one.name == wanted]
+    if interface != "auto":
+        ours = [one for one in fact.interfaces if one.name == interface]
         if not any(one.up for one in ours):
             what = "is down" if ours else "does not exist or has no address"
-            message = f"interface {wanted} {what}; the host has {', '.join(here) or 'none'}"
-            fix = f"sudo ip link set {wanted} up" if ours else "set interface: auto, or the right name for this host"
-            found.add("error", "gloo-ifname-no-match", name, message, fix, f"ip -br addr show dev {wanted}")
+            message = f"interface {interface} {what}; the host has {', '.join(here) or 'none'}"
+            fix = f"sudo ip link set {interface} up" if ours else "set interface: auto, or the right name for this host"
+            findings.add("error", "gloo-ifname-no-match", name, message, fix, f"ip -br addr show dev {interface}")
     address = node.host.cluster_address
     if address and _is_address(address) and address not in {one.address for one in fact.interfaces}:
         addresses = ", ".join(one.address for one in fact.interfaces if not one.loopback)
         code = "nccl-wrong-nic"
         message = f"cluster_address {address} is not an address of this host; it has {addresses}"
         fix = "correct cluster_address, or remove it: ddp-orch finds one by trying"
-        found.add("error", code, name, message, fix, "ip -br addr")
+        findings.add("error", code, name, message, fix, "ip -br addr")
 
 
 def _is_address(text: str) -> bool:
@@ -95,7 +97,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _patterns(node: Node, fact: Facts, found: Findings) -> None:
+def _patterns(node: Node, fact: Facts, findings: Findings) -> None:
     """Variables of the user's that name an interface: they win over ours."""
     here = sorted({one.name for one in fact.interfaces})
     settings = {**(fact.python.settings if isinstance(fact.python, Python) else {}), **node.env}
@@ -108,18 +110,18 @@ def _patterns(node: Node, fact: Facts, found: Findings) -> None:
         if pattern and variable in node.env and not matches(pattern, here):
             message = f"{variable}={pattern} matches no interface; the host has {', '.join(here)}"
             fix = f"remove {variable} from env: ddp-orch sets it on each host"
-            found.add("error", code, node.host.name, message, fix, f"ip -br addr: {', '.join(here)}")
+            findings.add("error", code, node.host.name, message, fix, f"ip -br addr: {', '.join(here)}")
 
 
 def nccl_matches(pattern: str, names: list[str]) -> list[str]:
     """As NCCL_SOCKET_IFNAME is read: prefixes; `=` before all of them: exact; `^`: all but these."""
-    wanted = pattern.lstrip("^=").split(",")
+    prefixes = pattern.lstrip("^=").split(",")
     exact, exclude = pattern.startswith(("=", "^=")), pattern.startswith("^")
-    hits = [name for name in names if any(name == one if exact else name.startswith(one) for one in wanted)]
+    hits = [name for name in names if any(name == prefix if exact else name.startswith(prefix) for prefix in prefixes)]
     return [name for name in names if name not in hits and name != "lo"] if exclude else hits
 
 
-def _rendezvous_port(plan: Plan, fact: Facts, found: Findings) -> None:
+def _rendezvous_port(plan: Plan, fact: Facts, findings: Findings) -> None:
     head, port = plan.nodes[0].host.name, plan.inventory.run.rdzv.port
     if port == "auto":
         return
@@ -127,40 +129,40 @@ def _rendezvous_port(plan: Plan, fact: Facts, found: Findings) -> None:
         message = f"rendezvous port {port} is reserved for root; other users can use ports from {fact.first_port}"
         fix = "set rdzv: {port: auto}"
         seen = f"sysctl net.ipv4.ip_unprivileged_port_start: {fact.first_port}"
-        found.add("error", "port-permission", head, message, fix, seen)
+        findings.add("error", "port-permission", head, message, fix, seen)
     holder = fact.listeners.get(str(port))
     if holder is not None:
         who = f"pid {holder.pid} ({holder.command})" if holder.pid else "a process of another user"
         message = f"rendezvous port {port} is in use by {who}"
         fix = (f"ssh {head} kill {holder.pid}, or " if holder.pid else "") + "set rdzv: {port: auto}"
-        found.add("error", "port-in-use", head, message, fix, f"ss -Hltnp 'sport = :{port}': {who}")
+        findings.add("error", "port-in-use", head, message, fix, f"ss -Hltnp 'sport = :{port}': {who}")
 
 
-def _exposed(node: Node, fact: Facts, found: Findings) -> None:
+def _exposed(node: Node, fact: Facts, findings: Findings) -> None:
     public = [one.address for one in fact.interfaces if one.up and ipaddress.ip_address(one.address).is_global]
     if public:
         message = f"has a public address ({public[0]}); rank 0's store listens on all addresses, without a password"
         fix = "allow only the cluster's addresses in a firewall"
-        found.add("note", "store-exposed", node.host.name, message, fix, f"ip -br addr: {public[0]}")
+        findings.add("note", "store-exposed", node.host.name, message, fix, f"ip -br addr: {public[0]}")
 
 
 def active_rdma(fact: Facts) -> list[RdmaPort]:
     return [port for port in fact.rdma if "ACTIVE" in port.state]
 
 
-def _rdma(nodes: list[Node], facts: Mapping[str, Facts], head: str, found: Findings) -> None:
+def _rdma(nodes: list[Node], facts: Mapping[str, Facts], head: str, findings: Findings) -> None:
     kinds = {
         node.host.name: ", ".join(sorted({port.layer for port in active_rdma(facts[node.host.name])})) or "none"
         for node in nodes
     }
     fix = "run ibstat there; check cable, switch port and driver; until then ddp-orch sets NCCL_IB_DISABLE=1"
     seen = "cat /sys/class/infiniband/*/ports/*/state"
-    found.differ("warning", "nccl-transport-mixed", "active RDMA", kinds, head, fix, seen)
+    findings.differ("warning", "nccl-transport-mixed", "active RDMA", kinds, head, fix, seen)
     for node in nodes:
         for port in facts[node.host.name].rdma:
             if "ACTIVE" not in port.state and active_rdma(facts[node.host.name]):
                 message = f"RDMA port {port.device}:{port.port} is {port.state or 'in an unknown state'}"
-                found.add(
+                findings.add(
                     "note",
                     "nccl-ib-link-fault",
                     node.host.name,
@@ -170,7 +172,7 @@ def _rdma(nodes: list[Node], facts: Mapping[str, Facts], head: str, found: Findi
                 )
 
 
-def _plugins(nodes: list[Node], facts: Mapping[str, Facts], head: str, found: Findings) -> None:
+def _plugins(nodes: list[Node], facts: Mapping[str, Facts], head: str, findings: Findings) -> None:
     """NCCL's network plug-ins (aws-ofi-nccl and the like), and libfabric, through which those for EFA work."""
     if any(node.env.get("NCCL_NET_PLUGIN") == "none" for node in nodes):
         return
@@ -179,10 +181,10 @@ def _plugins(nodes: list[Node], facts: Mapping[str, Facts], head: str, found: Fi
     plugins = {name: _library(python.net_plugin) for name, python in pythons.items()}
     fix = "install the same plug-in on all hosts, or set env: {NCCL_NET_PLUGIN: none}"
     seen = "ls $LD_LIBRARY_PATH/libnccl-net*.so"
-    found.differ("error", "nccl-net-plugin-mismatch", "NCCL plug-in:", plugins, head, fix, seen)
+    findings.differ("error", "nccl-net-plugin-mismatch", "NCCL plug-in:", plugins, head, fix, seen)
     fabrics = {name: _library(python.libfabric) for name, python in pythons.items() if python.net_plugin}
     fix = "use `setup` to put the same libfabric into the LD_LIBRARY_PATH of all hosts"
-    found.differ(
+    findings.differ(
         "warning", "nccl-net-plugin-mismatch", "libfabric:", fabrics, head, fix, "ls $LD_LIBRARY_PATH/libfabric.so.*"
     )
     for name, python in pythons.items():
@@ -192,7 +194,7 @@ def _plugins(nodes: list[Node], facts: Mapping[str, Facts], head: str, found: Fi
             fix = (
                 "install aws-ofi-nccl; add setup: [export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib]"
             )
-            found.add("warning", "nccl-net-plugin-missing", name, message, fix, seen)
+            findings.add("warning", "nccl-net-plugin-missing", name, message, fix, seen)
 
 
 def _library(path: str | None) -> str:
@@ -203,7 +205,7 @@ def has_ipv6(fact: Facts) -> bool:
     return any(":" in one.address and one.up and not one.loopback for one in fact.interfaces)
 
 
-def _ipv6(nodes: list[Node], facts: Mapping[str, Facts], head: str, found: Findings) -> None:
+def _ipv6(nodes: list[Node], facts: Mapping[str, Facts], head: str, findings: Findings) -> None:
     kinds = {node.host.name: "IPv6" if has_ipv6(facts[node.host.name]) else "no IPv6" for node in nodes}
     fix = "nothing to do: ddp-orch sets NCCL_SOCKET_FAMILY=AF_INET"
-    found.differ("note", "ipv6-unusable", "addresses:", kinds, head, fix, "ip -br -6 addr show scope global")
+    findings.differ("note", "ipv6-unusable", "addresses:", kinds, head, fix, "ip -br -6 addr show scope global")

@@ -1,4 +1,4 @@
-"""Judges each host's python: is it there, has it torch, the same versions everywhere, does the script compile? Pure."""
+"""Check each host's python: does it exist, has it torch, are versions equal, does the script compile? Pure."""
 
 from __future__ import annotations
 
@@ -14,47 +14,51 @@ TORCH_LEAST = (2, 4)
 ASK = "python -c 'import sys, importlib.metadata as m; print(sys.version, m.version(\"torch\"))'"
 
 
-def judge(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], found: Findings) -> None:
+def check_pythons(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], findings: Findings) -> None:
     pythons: dict[str, Python] = {}
     for node in nodes:
         name, python = node.host.name, facts[node.host.name].python
         if isinstance(python, NoPython):
             line = "fix that line of `setup`, or " if python.error.startswith("setup line") else ""
             fix = f"{line}set `python` or `setup` for the host"
-            found.add("error", python.code, name, f"python: {python.error}", fix, f"{node.host.python} --version")
+            findings.add("error", python.code, name, f"python: {python.error}", fix, f"{node.host.python} --version")
             continue
         pythons[name] = python
-        _torch(node, python, found)
+        _torch(node, python, findings)
         nccl = sorted(package for package in python.packages if package.startswith("nvidia_nccl"))
         if len(nccl) > 1:
             spelled = " and ".join(f"{one.replace('_', '-')} {python.packages[one]}" for one in nccl)
             # which of them torch asks for says its version
             either = " or ".join(shell_word(one.replace("_", "-")) for one in nccl)
             fix = f"{shell_word(python.executable)} -m pip uninstall {either}"
-            found.add("warning", "nccl-library-conflict", name, f"has two NCCL libraries: {spelled}", fix, "pip list")
+            findings.add(
+                "warning", "nccl-library-conflict", name, f"has two NCCL libraries: {spelled}", fix, "pip list"
+            )
     head = plan.nodes[0].host.name
-    _versions(pythons, head, found)
-    homeless = {name for name, fact in facts.items() if fact.workdir is False}  # said of the folder already
-    _scripts(plan, pythons, head, homeless, found)
+    _versions(pythons, head, findings)
+    homeless = {name for name, fact in facts.items() if fact.workdir is False}  # the folder has a finding already
+    _scripts(plan, pythons, head, homeless, findings)
     machines = {name: str(facts[name].machine) for name in pythons}
     fix = "use an environment for each architecture: set `python` and `setup` of the host"
-    found.differ("warning", "cpu-arch-mismatch", "architecture", machines, head, fix, "uname -m")
+    findings.differ("warning", "cpu-arch-mismatch", "architecture", machines, head, fix, "uname -m")
 
 
-def _torch(node: Node, python: Python, found: Findings) -> None:
+def _torch(node: Node, python: Python, findings: Findings) -> None:
     name, executable = node.host.name, python.executable
     if python.torch is None:
         choose = "set `python` in the inventory to an interpreter with torch"
         install = f"{shell_word(executable)} -m pip install torch"
         fix = f"run `ddp-orch setup INVENTORY`, or {choose}, or run {install}"
         message = f"{executable} has no torch"
-        found.add("error", "missing-module-on-host", name, message, fix, f'{shell_word(executable)} -c "import torch"')
+        findings.add(
+            "error", "missing-module-on-host", name, message, fix, f'{shell_word(executable)} -c "import torch"'
+        )
         return
     release = _release(python.torch)
     if release and release < TORCH_LEAST:
         message = f"torch {python.torch} is older than {'.'.join(map(str, TORCH_LEAST))}, the oldest that is tested"
         fix = f"{shell_word(executable)} -m pip install --upgrade torch"
-        found.add("warning", "torch-too-old", name, message, fix, f"{python.path}/version.py: {python.torch}")
+        findings.add("warning", "torch-too-old", name, message, fix, f"{python.path}/version.py: {python.torch}")
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -63,7 +67,7 @@ def _release(version: str) -> tuple[int, ...]:
     return (int(match[1]), int(match[2])) if match else ()
 
 
-def _versions(pythons: Mapping[str, Python], head: str, found: Findings) -> None:
+def _versions(pythons: Mapping[str, Python], head: str, findings: Findings) -> None:
     """Another torch on one host shows as anything from a hang to a wrong collective, minutes later."""
     torches = {name: str(python.torch) for name, python in pythons.items() if python.torch}
     releases = {_release(version) for version in torches.values()}
@@ -71,7 +75,7 @@ def _versions(pythons: Mapping[str, Python], head: str, found: Findings) -> None
     usual = max(torches.values(), key=list(torches.values()).count, default="")
     release = shell_word(f"torch=={usual.partition('+')[0]}")
     fix = f"install the same torch on all hosts: pip install {release}"
-    found.differ(severity, "torch-version-mismatch", "torch", torches, head, fix, "pip show torch")
+    findings.differ(severity, "torch-version-mismatch", "torch", torches, head, fix, "pip show torch")
     if len(set(torches.values())) == 1:  # else all that follows differs too
         for key, what in (("nvidia_nccl", "NCCL"), ("nvidia_cudnn", "cuDNN")):
             versions = {
@@ -81,29 +85,31 @@ def _versions(pythons: Mapping[str, Python], head: str, found: Findings) -> None
             known = {name: version for name, version in versions.items() if version}
             fix = f"install the same {what} on all hosts: pip install --force-reinstall {release}"
             severity = "error" if what == "NCCL" else "warning"
-            found.differ(severity, "torch-version-mismatch", what, known, head, fix, f"pip list | grep {what.lower()}")
+            findings.differ(
+                severity, "torch-version-mismatch", what, known, head, fix, f"pip list | grep {what.lower()}"
+            )
     versions = {name: ".".join(map(str, python.python[:2])) for name, python in pythons.items()}
     fix = "use the same Python on all hosts: pickled objects and wheels differ between versions"
-    found.differ("warning", "python-version-mismatch", "Python", versions, head, fix, "python --version")
+    findings.differ("warning", "python-version-mismatch", "Python", versions, head, fix, "python --version")
 
 
-def _scripts(plan: Plan, pythons: Mapping[str, Python], head: str, homeless: set[str], found: Findings) -> None:
+def _scripts(plan: Plan, pythons: Mapping[str, Python], head: str, homeless: set[str], findings: Findings) -> None:
     scripts = {name: python.script for name, python in pythons.items() if python.script and name not in homeless}
     for name, script in scripts.items():
         if script.absent:
             message = f"the script {script.path} is missing: {script.absent}"
             fix = "copy it there, or remove workdir to have the code sent"
-            found.add("error", "remote-workdir-missing", name, message, fix, f"ls {script.path}")
+            findings.add("error", "remote-workdir-missing", name, message, fix, f"ls {script.path}")
         if script.error:
             command = f"python -m py_compile {script.path}"
             message = f"the script does not compile: {script.error}"
-            found.add("error", "script-import-error", name, message, "fix that line", command)
-    wanted = {module for script in scripts.values() for module in script.missing}
-    for module in sorted(wanted):
+            findings.add("error", "script-import-error", name, message, "fix that line", command)
+    modules = {module for script in scripts.values() for module in script.missing}
+    for module in sorted(modules):
         absent = [name for name, script in scripts.items() if module in script.missing]
         if module == "torch":
-            continue  # said already
+            continue  # has a finding already
         code = "script-import-error" if len(absent) == len(scripts) else "missing-module-on-host"
         message = f"the script imports {module}, which is not installed there"
         fix = f"pip install {shell_word(module)} into that environment, or select another with `python` or `setup`"
-        found.add("error", code, absent, message, fix, f'python -c "import {module}"')
+        findings.add("error", code, absent, message, fix, f'python -c "import {module}"')

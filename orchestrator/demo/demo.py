@@ -1,6 +1,6 @@
 """`ddp-orch demo`: what `ddp-orch up` does, on two hosts of this machine, over real SSH. Leaves nothing behind.
 
-The hosts are a process of their own (`two_hosts.py`): it cleans up after us, however we come to our end.
+The hosts are a process of their own (`two_hosts.py`): it cleans up however this process ends.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def main() -> int:
         raise RunFailed(f"the test accuracy is {accuracy:.4f}; expected at least {ENOUGH}")
     seconds = time.monotonic() - began
     print(f"\ntest accuracy {accuracy:.4f} on handwritten digits, on 2 hosts, {ranks} ranks, in {seconds:.0f} seconds")
-    beside = os.path.relpath(Path(sys.executable).with_name("ddp-orch"))
-    print(NEXT.format(me="ddp-orch" if shutil.which("ddp-orch") else beside), flush=True)
+    installed = os.path.relpath(Path(sys.executable).with_name("ddp-orch"))
+    print(NEXT.format(me="ddp-orch" if shutil.which("ddp-orch") else installed), flush=True)
     return 0
 
 
@@ -155,11 +155,11 @@ def _up(inventory: Path) -> up.Up:
 
 
 def _result(inventory: Path) -> tuple[float, int]:
-    """Test accuracy and number of ranks, as `ddp-orch logs --json` tells them of the ended run."""
+    """Test accuracy and number of ranks, as `ddp-orch logs --json` prints them for the finished run."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
         logs.logs(logs.Logs(inventory=str(inventory), as_json=True))
     lines = [json.loads(line) for line in output.getvalue().splitlines()]
-    last = [found[1] for line in lines if (found := re.match(r"done .*\btest_acc:([\d.]+)", line["text"]))]
+    last = [match[1] for line in lines if (match := re.match(r"done .*\btest_acc:([\d.]+)", line["text"]))]
     if not last:
         raise RunFailed("the training ended without printing its test accuracy")
     return float(last[-1]), len({line["rank"] for line in lines if line["rank"] is not None})

@@ -1,4 +1,4 @@
-"""Names of hosts: what one may look like, ranges of them, and picking some out of many. Resolves no name."""
+"""Names of hosts: check them, expand ranges, select some of many. Resolves no name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import UsageError
 
 MAX_HOSTS = 10_000
 
-# What ssh could take for an option, a shell for a command, or a log for several words, is no name.
+# Not names: what ssh could take for an option, a shell for a command, or a log for several words.
 NAME = r"[A-Za-z0-9][A-Za-z0-9._:%-]{0,253}"
 USER = r"[A-Za-z_][A-Za-z0-9_.-]{0,31}\$?"
 
@@ -28,12 +28,12 @@ def check(name: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Fit for a message: short, on one line, and with nothing in it that a terminal obeys."""
+    """Shorten text for a message: on one line, without control characters."""
     return ascii(text[:40]) if text.isascii() or not text.isprintable() else f"'{text[:40]}'"
 
 
 def _culprit(name: str) -> str:
-    """What is wrong with a name, where it is easily overlooked."""
+    """The part of a name that is wrong, if it is easy to overlook."""
     if " - " in name:
         return " (is the `-` of the next line indented less or more than the first?)"
     if odd := next((char for char in name if not char.isascii()), None):
@@ -90,7 +90,7 @@ def _count(part: str) -> int:
 
 
 def pick(names: Sequence[str], pattern: str, option: str = "--hosts") -> tuple[str, ...]:
-    """Those of `names` that a pattern means, in the order of `names`.
+    """Select the `names` that match a pattern, in the order of `names`.
 
     A pattern has names, ranges `gpu[01-04]` and globs `gpu*`; read from left to right, `,` adds, `!` takes away, and
     `&` keeps what is in both. Raises UsageError for a name that is not there.
@@ -104,40 +104,40 @@ def pick(names: Sequence[str], pattern: str, option: str = "--hosts") -> tuple[s
         if word in ",!&":
             operator = word
             continue
-        found = _named(names, word, f"{option} {pattern}" + (f": {word}" if word != pattern else ""))
+        matching = _named(names, word, f"{option} {pattern}" + (f": {word}" if word != pattern else ""))
         match operator:
             case "!":
-                chosen -= found
+                chosen -= matching
             case "&":
-                chosen &= found
+                chosen &= matching
             case _:
-                chosen |= found
+                chosen |= matching
     if not chosen:
         raise UsageError(f"{option} {pattern}: selects no host; the inventory has {_listed(names)}")
     return tuple(name for name in names if name in chosen)
 
 
-def _named(names: Sequence[str], word: str, asked: str) -> set[str]:
+def _named(names: Sequence[str], word: str, option: str) -> set[str]:
     if "[" not in word and ("*" in word or "?" in word):
         from fnmatch import fnmatchcase
 
-        found = {name for name in names if fnmatchcase(name, word)}
-        if not found:
-            raise UsageError(f"{asked} matches no host in the inventory: {_listed(names)}")
-        return found
+        matching = {name for name in names if fnmatchcase(name, word)}
+        if not matching:
+            raise UsageError(f"{option} matches no host in the inventory: {_listed(names)}")
+        return matching
     try:
-        wanted = expand(word)
+        requested = expand(word)
     except ValueError as exc:
-        raise UsageError(f"{asked}: {exc}") from exc
+        raise UsageError(f"{option}: {exc}") from exc
     known = set(names)
-    unknown = [name for name in wanted if name not in known]
+    unknown = [name for name in requested if name not in known]
     if unknown:
-        raise UsageError(f"{asked}: {unknown[0]} is not in the inventory; {nearest(unknown[0], names)}")
-    return set(wanted)
+        raise UsageError(f"{option}: {unknown[0]} is not in the inventory; {nearest(unknown[0], names)}")
+    return set(requested)
 
 
 def nearest(word: str, words: Sequence[str]) -> str:
-    """A sentence's end that helps: the one probably meant, or all there are."""
+    """The end of a message: the word that was probably meant, or all known words."""
     from difflib import get_close_matches
 
     close = get_close_matches(word, words, 1)

@@ -28,13 +28,13 @@ MAX_VALUES = 200_000  # items of lists and mappings of all hosts together
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One host as the inventory has it, `defaults` and all; what is `auto` is found out later, on the host."""
+    """One host as the inventory defines it, `defaults` included; `auto` is resolved later, on the host."""
 
     name: str
     address: str
     user: str | None
     port: int | None
-    identity_file: str | None  # `~` is expanded by whoever opens it
+    identity_file: str | None  # `~` is expanded where the file is opened
     proxy_jump: str | None  # as in ssh_config: [user@]host[:port], several separated by commas
     cluster_address: str | None
     interface: str
@@ -68,7 +68,7 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """What stays on the hosts of runs that are over."""
+    """What hosts keep of finished runs."""
 
     runs: int
     days: int
@@ -76,7 +76,7 @@ class Keep:
     log_size: int  # bytes
 
     def on_hosts(self) -> dict[str, Any]:
-        """As hosts are told."""
+        """The values that are sent to hosts."""
         return {"runs": self.runs, "days": self.days, "outputs": None if self.outputs == "all" else self.outputs}
 
 
@@ -181,9 +181,9 @@ def parse(text: str, path: str) -> Inventory:
         deprecated=tuple(f"{path}:{mark.line + 1}: {notice}" for mark, notice in sorted(reading.deprecated.items())),
     )
     if not any(key.startswith("hosts") for _, key, _ in reading.problems):
-        # with a host missing or misread, these would only complain of the consequences
-        _judge_fleet(inventory, hosts, reading)
-    _judge_env(inventory, hosts, reading)
+        # with a host missing or invalid, these would only report consequences
+        _check_fleet(inventory, hosts, reading)
+    _check_env(inventory, hosts, reading)
     if reading.problems:
         raise InventoryError(_report(path, reading))
     return inventory
@@ -254,8 +254,8 @@ def _hosts(entries: tuple[HostEntry, ...], defaults: Mapping[str, Any], reading:
     return placed
 
 
-def _judge_fleet(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> None:
-    """What hosts say together: the head, the number of nodes, ranks and GPUs, jumps."""
+def _check_fleet(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> None:
+    """Check what involves several hosts or keys: the head, the number of nodes, ranks and GPUs, jumps."""
     by_name = {placed.host.name: placed for placed in hosts}
     if inventory.head not in by_name:
         message = f"{inventory.head} is not among the hosts; {nearest(inventory.head, list(by_name))}"
@@ -275,14 +275,14 @@ def _judge_fleet(inventory: Inventory, hosts: list[_Placed], reading: Reading) -
             key = placed.keys["nproc_per_node"]
             message = f"{host.nproc_per_node} ranks on {gpus} GPUs of {host.name}; NCCL allows only one rank per GPU"
             reading.wrong(reading.marks[key], key, message)
-    _judge_jumps(hosts, reading)
+    _check_jumps(hosts, reading)
 
 
 def _hosts_but_spares(count: int) -> str:
     return "only 1 host is not a spare" if count == 1 else f"only {count} hosts are not spares"
 
 
-def _judge_jumps(hosts: list[_Placed], reading: Reading) -> None:
+def _check_jumps(hosts: list[_Placed], reading: Reading) -> None:
     jumping = [placed for placed in hosts if placed.host.proxy_jump is not None]
     if not jumping:
         return
@@ -292,13 +292,13 @@ def _judge_jumps(hosts: list[_Placed], reading: Reading) -> None:
     try:
         TopologicalSorter(through).prepare()
     except CycleError as exc:
-        circle = exc.args[1][::-1]  # graphlib has it the other way round: who is needed first comes first
+        circle = exc.args[1][::-1]  # graphlib's order is the reverse: dependencies come first
         key = next(placed.keys["proxy_jump"] for placed in jumping if placed.host.name == circle[0])
         message = f"circular jumps: {' -> '.join(circle)}; set `proxy_jump: null` for one of them"
         reading.wrong(reading.marks[key], key, message)
 
 
-def _judge_env(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> None:
+def _check_env(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> None:
     run_keys = {name: f"run.env.{name}" for name in inventory.run.env}
     for name in inventory.run.secrets:
         if name in run_keys:

@@ -1,6 +1,6 @@
-"""The keys of an inventory: one table, from which the checks, the defaults, the example and the reference are made.
+"""The keys of an inventory: one table that gives the checks, the defaults, the example and the reference.
 
-Knows each key by itself; what several keys say together is judged in inventory.py. No IO.
+Checks each key alone; model.py checks what involves several keys. No IO.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .values import (
 )
 from .yaml_source import Map, Mark, Node, Scalar, Sequence
 
-ALIKE = 0.85  # of 1: a key of another section is more likely meant than one of this that is less alike
+ALIKE = 0.85  # of 1: below this, a similar key of another section is suggested first
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The kinds of values in an inventory: how each is read, checked, and written again. Knows no key. No IO."""
+"""The kinds of values in an inventory: how to read, check and write each. Knows no key. No IO."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESERVED_ENV_PREFIXES = ("DDP_ORCH_", "TORCHELASTIC_")
 @dataclass
 class Reading:
     """One file being read: where each key stands, and what is wrong so far. Wrong values are noted and not raised, so
-    that a person hears of all of them at once.
+    that all of them are reported at once.
     """
 
     marks: dict[str, Mark] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def describe(node: Node) -> str:
 
 
 def shown(text: str, most: int = 60) -> str:
-    """Fit for a message: short, on one line, and with nothing in it that a terminal obeys."""
+    """Shorten text for a message: on one line, without control characters."""
     text = text if len(text) <= most else text[: most - 3] + "..."
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 

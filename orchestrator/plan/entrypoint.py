@@ -1,4 +1,4 @@
-"""What `up` shall run: the user's script, a module, or the bundled trainer; and the code to send for it."""
+"""Find what `up` runs: the user's script, a module, or the bundled trainer; and the code to send for it."""
 
 from __future__ import annotations
 
@@ -20,43 +20,45 @@ from . import snapshot as ship
 TRAINER = Path(__file__).parents[2] / "trainer"
 
 
-def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship.Snapshot | None]:
-    """What follows the python on the hosts, and what has to be sent for it.
+def find(inventory: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship.Snapshot | None]:
+    """The arguments of python on the hosts, and the code to send for them.
 
     `given` wins over run.script and run.args; flags alone (`--lr 0.1`: python itself has none that begin so) are added
     to them, or to those of the bundled trainer.
     """
     flags = given if given and given[0].startswith("--") else ()
     given = () if flags else given
-    if not given and read.run.script is None:
-        where = "what follows --" if flags else f"{read.path}: run.args"
-        trainer_args, notices = trainer_flags((*read.run.args, *flags), where, read.path)
+    if not given and inventory.run.script is None:
+        where = "what follows --" if flags else f"{inventory.path}: run.args"
+        trainer_args, notices = trainer_flags((*inventory.run.args, *flags), where, inventory.path)
         snapshot = ship.snapshot(TRAINER / "__main__.py", (str(TRAINER),), TRAINER.parent)
         if snapshot is not None:
             snapshot = replace(snapshot, warnings=(*snapshot.warnings, *notices))
         # the bundled trainer runs from its own snapshot: a user's trainer.py or workdir does it no harm
         return ("-u", "-m", "trainer", *trainer_args), snapshot
-    beside = Path(read.path).resolve().parent if Path(read.path).is_file() else Path.cwd()  # stdin is in no folder
-    base = Path.cwd() if given else beside
-    script, *args = given if given else (str(read.run.script), *read.run.args, *flags)
+    inventory_folder = (
+        Path(inventory.path).resolve().parent if Path(inventory.path).is_file() else Path.cwd()
+    )  # stdin is in no folder
+    base = Path.cwd() if given else inventory_folder
+    script, *args = given if given else (str(inventory.run.script), *inventory.run.args, *flags)
     module = script == "-m"
     if module and not args:
         raise UsageError("-m: the name of a module is missing")
     if not module:
         _check_suffix(script)
-    hosts = plan.order(read)
+    hosts = plan.order(inventory)
     in_place = [host for host in hosts if host.workdir]
     if len(in_place) == len(hosts):
         return ("-u", script, *args), None
     path = _module_file(args[0], base) if module else Path(script)
-    snapshot = ship.snapshot(path, read.run.sync, base, beside)
+    snapshot = ship.snapshot(path, inventory.run.sync, base, inventory_folder)
     if snapshot is None:
         others = fold(host.name for host in hosts if not host.workdir)
         raise UsageError(
-            f"{read.path}: run.sync is none, but {others} has no workdir with {script} in it; "
+            f"{inventory.path}: run.sync is none, but {others} has no workdir with {script} in it; "
             "set workdir, or run.sync: auto"
         )
-    snapshot = replace(snapshot, warnings=(*snapshot.warnings, *_kept_back(args, snapshot, beside)))
+    snapshot = replace(snapshot, warnings=(*snapshot.warnings, *_kept_back(args, snapshot, inventory_folder)))
     if in_place and not module and Path(script).is_absolute():
         raise UsageError(f"{script}: some hosts have a workdir and some do not; pass the script's path relative to it")
     if module or in_place:
@@ -65,7 +67,7 @@ def find(read: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship
 
 
 def _check_suffix(script: str) -> None:
-    """Raises UsageError for a file that Python would read as something else, such as a notebook as a dictionary."""
+    """Raises UsageError for a file that Python would take for something else, such as a notebook as a dictionary."""
     match Path(script).suffix.lower():
         case ".ipynb":
             raise UsageError(

@@ -63,24 +63,24 @@ def files(top: Path) -> tuple[list[str], list[str]]:
 
 
 def excluded(top: Path) -> list[str]:
-    """What .gitignore files keep back below `top`, sorted; a folder of which nothing is left once, with `/`.
+    """What .gitignore files keep back below `top`, sorted; a folder that is excluded as a whole once, with `/`.
 
     Raises GitError.
     """
-    found: list[str] = []
+    names: list[str] = []
     for path in sorted(
         _paths(_run(top, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"))
     ):
         # some versions of git name a folder and then what is in it
-        if not found or not found[-1].endswith("/") or not path.startswith(found[-1]):
-            found.append(path)
-    return found
+        if not names or not names[-1].endswith("/") or not path.startswith(names[-1]):
+            names.append(path)
+    return names
 
 
 def exclusion(top: Path, path: str) -> Exclusion | None:
     """The rule that excludes `path`, which is relative to `top`; None if no rule does, or git cannot tell."""
     try:
-        done = _run(top, "check-ignore", "--verbose", "-z", "--stdin", stdin=os.fsencode(path), fine=(0, 1))
+        done = _run(top, "check-ignore", "--verbose", "-z", "--stdin", stdin=os.fsencode(path), accepted=(0, 1))
     except GitError:
         return None  # such as for a path in a submodule
     match _paths(done):
@@ -93,10 +93,10 @@ def _paths(done: Done) -> list[str]:
     return [os.fsdecode(path) for path in done.stdout.split(b"\0") if path]
 
 
-def _run(top: Path, *arguments: str, stdin: bytes = b"", fine: tuple[int, ...] = (0,)) -> Done:
+def _run(top: Path, *arguments: str, stdin: bytes = b"", accepted: tuple[int, ...] = (0,)) -> Done:
     with _repository(top) as options:
         done = _git(top, *options, *arguments, stdin=stdin)
-    if done.returncode not in fine:
+    if done.returncode not in accepted:
         raise GitError(done.stderr.decode(errors="backslashreplace").strip() or f"exit code {done.returncode}")
     return done
 
@@ -108,9 +108,9 @@ def _repository(top: Path) -> Iterator[tuple[str, ...]]:
         yield ()
         return
     with tempfile.TemporaryDirectory(prefix="ddp-orch-git-") as empty:
-        made = _git(Path(empty), "init", "--quiet", "--template=")
-        if made.returncode != 0:
-            raise GitError(made.stderr.decode(errors="backslashreplace").strip())
+        created = _git(Path(empty), "init", "--quiet", "--template=")
+        if created.returncode != 0:
+            raise GitError(created.stderr.decode(errors="backslashreplace").strip())
         yield f"--git-dir={empty}/.git", f"--work-tree={top}"
 
 

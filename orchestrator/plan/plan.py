@@ -61,7 +61,7 @@ class Node:
     env: Mapping[str, str]
     """The user's: run's, host's, command line's; later ones win."""
     chosen: Mapping[str, str] = field(default_factory=dict)
-    """What the facts of all hosts ask for (choices.py)."""
+    """What the facts of all hosts ask for (checks/auto_env.py)."""
 
     @property
     def auto_env(self) -> dict[str, str]:
@@ -89,7 +89,7 @@ class Plan:
 
     @property
     def min_nodes(self) -> int:
-        """With how many of them a run goes on."""
+        """The number of nodes that a run needs to continue."""
         nnodes = self.inventory.run.nnodes
         return sum(not host.spare for host in self.inventory.hosts) if nnodes == "auto" else nnodes[0]
 
@@ -146,20 +146,20 @@ def _fill_in_arguments(command: tuple[str, ...], run: str, host: str) -> tuple[s
 
 def _fill_in(text: str, run: str, host: str) -> str:
     values = {"run": run, "host": host}
-    return _PLACE.sub(lambda found: f"{{{found[1]}}}" if found[1] else values[found[2]], text)
+    return _PLACE.sub(lambda match: f"{{{match[1]}}}" if match[1] else values[match[2]], text)
 
 
 def shell_variables(plan: Plan) -> tuple[str, ...]:
     """Of each argument or variable that names one of our variables as a shell would expand it: how to write it."""
-    found = {}
+    advice = {}
     for node in plan.nodes:
         words = {f"the argument {shlex.quote(word)}": word for word in node.command[arguments(node.command[1:]) + 1 :]}
         variables = {f"env {name}={shlex.quote(value)}": value for name, value in node.env.items()}
         for what, text in {**words, **variables}.items():
-            right = _SHELL_VARIABLE.sub(lambda one: _SHELL_NAMES.get(one[1] or one[2], one[0]), text)
+            right = _SHELL_VARIABLE.sub(lambda match: _SHELL_NAMES.get(match[1] or match[2], match[0]), text)
             if right != text:
-                found[what] = f"{what} is not expanded, because no shell reads it; write {shlex.quote(right)}"
-    return tuple(found.values())
+                advice[what] = f"{what} is not expanded, because no shell reads it; write {shlex.quote(right)}"
+    return tuple(advice.values())
 
 
 def check_size(env: Mapping[str, str], command: Sequence[str] = ()) -> None:
@@ -204,7 +204,7 @@ def _nproc(host: Host) -> Literal["auto"] | int:
 
 
 def resolve(plan: Plan, facts: Mapping[str, Facts], chosen: Mapping[str, str] | None = None) -> Plan:
-    """Fill in what was `auto`, from the facts of every host; `chosen`: variables (choices.py)."""
+    """Fill in what was `auto`, from the facts of every host; `chosen`: variables (checks/auto_env.py)."""
     nodes = (
         replace(
             node,
@@ -222,7 +222,7 @@ def world_size(plan: Plan) -> int:
 
 
 def without(plan: Plan, names: Collection[str]) -> Plan | None:
-    """The plan when these hosts cannot be had; None when it cannot do without them. A spare takes a host's place."""
+    """The plan without these hosts, spares in their places; None if too few are left or the head is among them."""
     if plan.nodes[0].host.name in names:
         return None
     spares = [node for node in plan.nodes if node.host.spare and node.host.name not in names]
@@ -237,7 +237,7 @@ def without(plan: Plan, names: Collection[str]) -> Plan | None:
 
 
 def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str, by: str) -> Arguments:
-    """What a node's guard has to know, of secrets the names only (orchestrator/node/run/guard.py reads it)."""
+    """What a node's guard needs, with the names of secrets only (orchestrator/node/run/guard.py reads it)."""
     node = plan.nodes[number]
     run = plan.inventory.run
     detected = [gpu.index for gpu in facts[node.host.name].gpus]
@@ -277,7 +277,7 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
 
 
 def private(plan: Plan, number: int, *, run_key: bytes, secrets: Mapping[str, str]) -> Arguments:
-    """What a node's guard has to know and keeps in memory only.
+    """What a node's guard needs and keeps only in memory.
 
     `key`: the head has the run's own, any other node one that is good for its own link (orchestrator/node/run/link.py).
     `notify`: an address may be as good as a password, so only the head gets it and who may have to report its loss.

@@ -112,19 +112,21 @@ def snapshot(script: Path, sync: Sync, base: Path, sync_base: Path | None = None
     if sync == "none":
         return None
     base = base.resolve()
-    beside = base if sync_base is None else sync_base.resolve()
+    sync_base = base if sync_base is None else sync_base.resolve()
     script = _absolute(script, base)
     if script.is_dir():
         raise UsageError(f"{shown(script)}: is a folder; pass a script in it, or -m PACKAGE")
     if not script.is_file():
         raise UsageError(f"{shown(script)}: no such file; {_meant(script, base)}")
     warnings: list[str] = []
-    chosen = tuple(_absolute(Path(path).expanduser(), beside) for path in sync if path != AUTO) if sync != AUTO else ()
-    top = _top(script, base, beside) if AUTO in sync else None
+    chosen = (
+        tuple(_absolute(Path(path).expanduser(), sync_base) for path in sync if path != AUTO) if sync != AUTO else ()
+    )
+    top = _top(script, base, sync_base) if AUTO in sync else None
     root = _root(script, base, chosen, top)
     files = _Collection(root, [Path(os.path.realpath(script)), *chosen, *([top] if top else [])], warnings)
     for path in (script, *chosen):
-        named = _CREDENTIAL.search(os.path.relpath(path, beside)) is not None  # with all that is in it
+        named = _CREDENTIAL.search(os.path.relpath(path, sync_base)) is not None  # with all that is in it
         for inner in list_all(root, path):
             files.add(inner, "" if named else os.path.relpath(root / inner, path))
     if top:
@@ -166,7 +168,7 @@ def why_not_sent(folder: Path, path: str, sync_base: Path) -> str | None:
     return f"{shown(path)} exists on this machine but is not sent: {why}. Add it to run.sync: [auto, {named}]"
 
 
-def _top(script: Path, base: Path, beside: Path) -> Path:
+def _top(script: Path, base: Path, sync_base: Path) -> Path:
     """The folder whose files are the script's code: the top of its repository, else its own folder.
 
     Raises UsageError for a folder without a repository that holds much besides: nobody means to send a whole home.
@@ -181,7 +183,7 @@ def _top(script: Path, base: Path, beside: Path) -> Path:
     home = Path(os.environ.get("HOME") or "/").resolve()
     if home.is_relative_to(folder):
         what = "is your home folder" if folder == home else "is above your home folder"
-    elif all(path != folder and path.is_relative_to(folder) for path in (base, beside)):
+    elif all(path != folder and path.is_relative_to(folder) for path in (base, sync_base)):
         what = f"is above {shown(base)}"
     else:
         return folder

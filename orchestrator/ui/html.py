@@ -94,16 +94,16 @@ def _cause(report: Mapping[str, Any]) -> str:
     first = report["first_failure"]
     if not first:
         return ""
-    said = f"<pre>{escape(chr(10).join(report['said']))}</pre>" if report["said"] else ""
+    output = f"<pre>{escape(chr(10).join(report['said']))}</pre>" if report["said"] else ""
     what = f"First failure: {first['host']}: {first['what']}"
-    return f'<div class="cause"><strong>{escape(what)}</strong>{said}</div>'
+    return f'<div class="cause"><strong>{escape(what)}</strong>{output}</div>'
 
 
 def _diagnosis(diagnosis: Mapping[str, Any]) -> str:
-    found = [_finding(one) for one in diagnosis["findings"]]
-    if not found:
+    findings = [_finding(one) for one in diagnosis["findings"]]
+    if not findings:
         return ""
-    parts = ["<h2>Diagnosis</h2>", *found]
+    parts = ["<h2>Diagnosis</h2>", *findings]
     if diagnosis["consequences"]:
         rows = _consequences(diagnosis["consequences"])
         parts.append("<p>Consequences:</p>" + _table(("hosts", "ranks", "what"), rows))
@@ -111,7 +111,7 @@ def _diagnosis(diagnosis: Mapping[str, Any]) -> str:
 
 
 def _consequences(consequences: Sequence[Mapping[str, Any]]) -> Iterable[Sequence[Any]]:
-    """One row for all that say the same, but for numbers: addresses, pids and times differ with every rank."""
+    """One row for all with the same message, ignoring numbers: addresses, pids and times differ with every rank."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for one in consequences:
         groups.setdefault(re.sub(r"\d+", "0", one["message"]), []).append(one)

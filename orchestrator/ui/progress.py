@@ -1,7 +1,7 @@
-"""What every host is at while many are worked on: a live table on a terminal, in a pipe a line when it matters.
+"""Show the progress of work on many hosts: a live table on a terminal, occasional lines in a pipe.
 
-The threads that do the work only note what they are at. The one that waits for them draws, and nothing before it has
-taken long: what is over in a moment shows nothing, and imports nothing for it.
+Worker threads only note their phase. The thread that waits for them draws, and only when the work takes long: work that
+ends at once shows nothing and imports nothing.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ TABLE_AFTER, TABLE_EVERY = 1.0, 0.25
 """Seconds until a table appears, and between its drawings."""
 
 LINE_AFTER = 10.0
-"""Seconds until a line tells who is waited for, where there is no terminal; the next one comes after twice as many."""
+"""Seconds until a line names the hosts still working, without a terminal; the interval doubles each time."""
 
 FAILURE_AFTER = 1.0
-"""Seconds that the others have to end before a failure is told ahead of the end."""
+"""Seconds that the other hosts have to finish before a failure is printed."""
 
 ROWS = 16
-"""Hosts with a row of their own; of more, each phase has a row."""
+"""Most hosts with a row each; with more hosts, each phase has a row."""
 
 NAMED = 4
-"""Of the hosts of one phase so many are named: those that have been in it for the longest."""
+"""Most hosts named per phase: those that have been in it longest."""
 
 WAITING, DONE, FAILED = "waiting", "done", "failed"
 
@@ -65,7 +65,7 @@ class Silent:
     def ended(self, host: str, failure: str = "") -> None:
         """Its work is done, or has failed."""
 
-    # called by the one that waits for them
+    # called by the thread that waits for them
 
     @contextlib.contextmanager
     def of(self, hosts: Sequence[str]) -> Iterator[None]:
@@ -78,7 +78,7 @@ class Silent:
 
 
 class Progress(Silent):
-    """Shows one piece of work on many hosts at a time; what is noted of other hosts is passed over."""
+    """Shows one piece of work on many hosts at a time; other hosts are ignored."""
 
     def __init__(self, console: Console, stream: TextIO, live: bool, clock: Callable[[], float] = time.monotonic):
         self._console = console
@@ -93,7 +93,7 @@ class Progress(Silent):
         self._began = 0.0
         self._due = 0.0
         self._pause = LINE_AFTER
-        self._told = 0
+        self._reported = 0
         self._live: Live | None = None
 
     def at(self, host: str, doing: str) -> None:
@@ -123,7 +123,7 @@ class Progress(Silent):
         self._doing = dict.fromkeys(hosts, WAITING)
         self._pause = TABLE_AFTER if self._is_live else LINE_AFTER
         self._due = self._began + self._pause
-        self._told = 0
+        self._reported = 0
         try:
             yield
         finally:
@@ -135,8 +135,8 @@ class Progress(Silent):
 
     def tick(self) -> float:
         now = self._clock()
-        if not self._is_live and self._failed() > self._told:
-            self._told = self._failed()
+        if not self._is_live and self._failed() > self._reported:
+            self._reported = self._failed()
             self._due = min(self._due, now + FAILURE_AFTER)
         if now >= self._due:
             if self._is_live:
@@ -179,8 +179,8 @@ def line(rows: Sequence[Row], seconds: float) -> str:
     """`61 of 64 hosts done after 10 s; connecting: gpu-17; failed: gpu-33: connect: no answer in time`."""
     parts = [f"{_count(rows)} after {seconds:.0f} s"]
     parts += [f"{phase}: {fold(row.host for row in some)}" for phase, some in _by_phase(rows).items()]
-    if told := fold_messages({row.host: row.failure for row in rows if row.failure}):
-        parts.append(f"failed: {'; '.join(told)}")
+    if failures := fold_messages({row.host: row.failure for row in rows if row.failure}):
+        parts.append(f"failed: {'; '.join(failures)}")
     return "; ".join(parts)
 
 
@@ -211,7 +211,7 @@ def _alone(row: Row) -> tuple[str, ...]:
 
 
 def _together(rows: Sequence[Row], room: int) -> list[tuple[str, ...]]:
-    """Those that go on, by phase, the slowest first; the failed ones, by reason; how many are done."""
+    """Running hosts by phase, the slowest first; failed ones by reason; the number that are done."""
     lines: list[tuple[str, ...]] = []
     by_phase = [(phase, sorted(some, key=lambda row: -row.seconds)) for phase, some in _by_phase(rows).items()]
     for phase, some in sorted(by_phase, key=lambda one: -one[1][0].seconds):
@@ -230,12 +230,12 @@ def _together(rows: Sequence[Row], room: int) -> list[tuple[str, ...]]:
 
 
 def _by_phase(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The hosts that go on."""
-    found: dict[str, list[Row]] = {}
+    """Running hosts, by phase."""
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         if row.phase not in (DONE, FAILED):
-            found.setdefault(row.phase, []).append(row)
-    return found
+            groups.setdefault(row.phase, []).append(row)
+    return groups
 
 
 def _count(rows: Sequence[Row]) -> str:
