@@ -1,22 +1,22 @@
-"""The errors a user can meet, each with the exit code it ends the program with.
+"""The errors that users see, each with its exit code.
 
 OrchError
-├── UsageError        2   wrong arguments, or something that is not built yet
+├── UsageError        2   wrong arguments, or something that is not implemented yet
 │   └── InventoryError    the inventory: file, line, key, how to fix it
 ├── FindingsError     3   something found before the start would break the run
 ├── UnreachableError  4   a host unreachable, refused or lost; its login or its key
-├── HeldError         5   a lock, port or GPU held by someone else
+├── HeldError         5   a lock, port or GPU in use by someone else
 ├── RunFailed         1   the training itself failed
 └── Interrupted     130   killed, or interrupted by a person
 
-Anything else that reaches the top is a bug of ours: exit code 70.
+Any other exception that ends the program is a bug in ddp-orch: exit code 70.
 """
 
 from __future__ import annotations
 
 
 class OrchError(Exception):
-    """An error for people: `str(error)` says where, what, and how to fix it; no traceback is shown."""
+    """An error for users. `str(error)` says where, what, and how to fix it; no traceback is shown."""
 
     exit_code = 70
 

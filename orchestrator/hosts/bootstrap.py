@@ -7,9 +7,9 @@ import base64
 from ..ssh.dialer import quote
 from .node_program import NodeProgram
 
-# Runs before anything of ours is on the host, by any Python: so its syntax is Python 2's too. It says whether the host
-# has the node program (by its hash), takes it from stdin if not, and becomes it. The program is unpacked, as Python
-# keeps no byte code of what lies in a zip, and compiling it anew took longer than all the rest of a session.
+# Runs before the node program is on the host, with any Python, so it also has to be valid Python 2. It reports whether
+# the host has the node program (by its hash), reads it from stdin if not, and replaces itself with it. The program is
+# unpacked because Python caches no byte code for a zip, and compiling took longer than the rest of a session.
 STUB = """
 import os, sys
 def say(text):
@@ -102,7 +102,7 @@ os.execv(sys.executable, [sys.executable, "-I", "-S", path, "serve", path])
 
 
 def bootstrap_command(python: str, program: NodeProgram, nonce: str) -> str:
-    """The one command line we run on a host: understood alike by sh, bash, zsh, fish and csh."""
+    """The only command line that runs on a host. sh, bash, zsh, fish and csh understand it alike."""
     head = f"NONCE, SHA, SIZE, SOURCES = {nonce!r}, {program.sha256!r}, {len(program.data)}, {program.sources}\n"
     encoded = base64.b64encode((head + STUB).encode()).decode()
     code = f'import base64;exec(base64.b64decode("{encoded}"))'
@@ -110,5 +110,5 @@ def bootstrap_command(python: str, program: NodeProgram, nonce: str) -> str:
 
 
 def interpreter_of(python: str) -> tuple[str, ...]:
-    # `python3` is looked for on the PATH; a name that only `setup` makes known cannot be used before setup
+    # `python3` is searched on the PATH; a name that only `setup` defines cannot be used before it
     return (python,) if python.startswith("/") else ("/usr/bin/env", "python3")

@@ -1,4 +1,4 @@
-"""Which host may say what about a run: each speaks for its own node, and node 0 for the whole run. Pure."""
+"""Decide what a host may claim about a run: each about its own node, and node 0 about the whole run. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Claims:
 
     parts: Mapping[str, Part]
     disputed: frozenset[str]
-    """Hosts of `parts` that claim the node of another one, or name other hosts than it does: none is believed."""
+    """Hosts of `parts` that claim the node of another, or have another list of hosts: none is trusted."""
     strangers: frozenset[str]
-    """Hosts that have no part in the run, or claim the node of another host."""
+    """Hosts that do not belong to the run, or claim the node of another host."""
 
 
 def judge(parts: Mapping[str, Part], unreachable: Collection[str] = ()) -> Claims:
-    """`parts` by the host's name in our inventory, which need not be its name in the inventory that started the run.
+    """Check the claims of hosts. `parts`: by the host's name in this inventory, not in the one that started the run.
 
-    All hosts of a run were given the same list of its hosts, so whoever has another list than most is a stranger.
+    All hosts of a run got the same list of its hosts, so a host with another list than most is a stranger.
     """
     plans = {host: _plan(part) for host, part in parts.items() if _is_sound(part)}
     counts = Counter(plans.values())
@@ -46,7 +46,7 @@ def judge(parts: Mapping[str, Part], unreachable: Collection[str] = ()) -> Claim
         elif len(hosts) > 1:
             disputed |= set(hosts)
         elif first.host in unreachable or (by_name is not None and by_name not in claimants):
-            strangers |= set(hosts)  # by its name it is another node, which no other host claims to be
+            strangers |= set(hosts)  # its name is that of another node, which no host claims to be
     kept = {host: part for host, part in members.items() if host not in strangers}
     return Claims(kept, frozenset(disputed), frozenset(strangers))
 
@@ -61,9 +61,9 @@ def _plan(part: Part) -> tuple[Any, ...]:
 
 
 def verdict_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Verdict | None:
-    """How a run ended, by its head; where that tells nothing by the first other host, which cannot prove a success.
+    """How a run ended, from its head, or else from the first other host, which cannot prove a success.
 
-    `nodes`: the node that each host is, by the plan or by claims that were judged; others have no say.
+    `nodes`: the node of each host, from the plan or from checked claims; other hosts are ignored.
     """
     verdicts = {nodes[host]: part.verdict for host, part in parts.items() if host in nodes and part.verdict}
     if not verdicts:
@@ -73,7 +73,7 @@ def verdict_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Verdict |
 
 
 def state_of_host(part: Part) -> str:
-    """The run's, but `stopped` where the run failed or was lost because of another host."""
+    """The state of the run, but `stopped` if the run failed or was lost because of another host."""
     first = part.verdict.first_failure if part.verdict else None
     culprit = first.node if first else None
     stopped = part.state in ("failed", "lost") and culprit is not None and culprit != part.node
@@ -81,9 +81,9 @@ def state_of_host(part: Part) -> str:
 
 
 class Ranks:
-    """Which host the lines of a rank come from. `places`: attempt -> host -> its ranks, as far as they are known.
+    """Which host the lines of a rank come from. `places`: attempt -> host -> its ranks, if known.
 
-    A restart may give the ranks to other hosts, so in an attempt without known places a rank belongs to the first host
+    A restart may move ranks to other hosts, so in an attempt without known places a rank belongs to the first host
     that sends lines of it.
     """
 
@@ -101,13 +101,13 @@ class Ranks:
 
 
 def ranks_of_plan(plan: Plan) -> Ranks:
-    """`plan`: resolved. Who has which ranks after a restart is decided on the hosts."""
+    """The ranks of a resolved plan. After a restart, the hosts decide which ranks they have."""
     nprocs = [int(node.nproc) for node in plan.nodes]
     return Ranks({1: dict(zip((node.host.name for node in plan.nodes), _places(nprocs, len(plan.team)), strict=True))})
 
 
 def ranks_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Ranks:
-    """The ranks of the first attempt, by the plan as the first of these hosts has it, and those of the newest one."""
+    """The ranks of the first attempt, by the plan of the first of these hosts, and those of the newest attempt."""
     first = next((parts[host] for host in nodes if host in parts), None)
     if first is None:
         return Ranks()
@@ -118,13 +118,13 @@ def ranks_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Ranks:
 
 
 def newest_ranks(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> dict[int, str]:
-    """The host of each rank, in the newest attempt that its host has heard of."""
+    """The host of each rank, in the newest attempt that its host knows."""
     attempts = sorted({min(parts[host].attempt, _newest_attempt(parts, nodes)) for host in nodes if host in parts})
-    found = {}
+    owners = {}
     for attempt in attempts:
         for host, ranks in _claimed(parts, nodes, attempt).items():
-            found.update(dict.fromkeys(ranks, host))
-    return found
+            owners.update(dict.fromkeys(ranks, host))
+    return owners
 
 
 def _newest_attempt(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> int:
@@ -135,7 +135,7 @@ def _newest_attempt(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> int:
 
 
 def _claimed(parts: Mapping[str, Part], nodes: Mapping[str, int], attempt: int) -> dict[str, range]:
-    """The ranks of an attempt that its hosts claim, without those that two claim; but the head is believed."""
+    """The ranks that hosts claim in an attempt, without those that two claim; the head is trusted."""
     newest = _newest_attempt(parts, nodes)
     claimed = {
         host: range(part.first_rank, part.first_rank + part.nproc)
@@ -146,14 +146,18 @@ def _claimed(parts: Mapping[str, Part], nodes: Mapping[str, int], attempt: int) 
         host: ranks
         for host, ranks in claimed.items()
         if nodes[host] == 0
-        or not any(ranks.start < one.stop and one.start < ranks.stop for other, one in claimed.items() if other != host)
+        or not any(
+            ranks.start < others.stop and others.start < ranks.stop
+            for other, others in claimed.items()
+            if other != host
+        )
     }
 
 
 def _places(nprocs: Sequence[int], team: int) -> list[range]:
-    """The ranks of each node in the first attempt; the nodes behind the first `team` are spares, which have none."""
-    found, end = [], 0
+    """The ranks of each node in the first attempt; the nodes after the first `team` are spares, which have none."""
+    places, end = [], 0
     for number, nproc in enumerate(nprocs):
-        found.append(range(end, end + nproc) if number < team else range(0))
+        places.append(range(end, end + nproc) if number < team else range(0))
         end += nproc
-    return found
+    return places

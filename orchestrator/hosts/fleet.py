@@ -1,4 +1,4 @@
-"""All hosts at once: sessions to them, and one thing done on each. That some fail is a result, never an exception."""
+"""Sessions to all hosts, and one task done on each in parallel. The failure of some hosts is a result, not an error."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ N = TypeVar("N", bound=Named)
 EXEC_START_WINDOW = 30.0  # s for a host to start a command
 OUTPUT_MOST = 16 << 20  # bytes of a command's stdout that are kept
 EXEC_STATUS_WINDOW = 5.0  # s for its exit status, once its output has ended
-CLOSE_WINDOW = 3.0  # s to say goodbye to all hosts
-LOOK_EVERY = 0.1  # s between two looks at what has come, where somebody wants to see it
+CLOSE_WINDOW = 3.0  # s to end the sessions of all hosts
+LOOK_EVERY = 0.1  # s between two looks at the results so far, if `enough` is set
 SILENT = Silent()
 UNEXPECTED_MOST = 300  # characters of an exception that are shown
 _log = logging.getLogger(__name__)
@@ -42,20 +42,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Results(Generic[T]):
-    """What each host gave: a value, or why there is none."""
+    """The result of each host: a value, or why there is none."""
 
     done: Mapping[str, T]
     failed: Mapping[str, OrchError]
     late: frozenset[str] = frozenset()
-    """Hosts among the failed whose result nobody waited for any longer."""
+    """The failed hosts that had no result when the wait ended."""
 
 
 class Late(UnreachableError):
-    """A host whose result nobody waited for any longer."""
+    """A host that had no result when the wait ended."""
 
 
 def unexpected(host: str, error: BaseException) -> Refused:
-    """The failure of one host for an exception that nobody foresaw: it must not cost the results of the others."""
+    """Turn an unexpected exception into the failure of one host, so that the results of the others are kept."""
     _log.info("%s: unexpected exception", host, exc_info=error)
     source = error.__cause__ or error
     last = traceback.extract_tb(source.__traceback__)[-1:]
@@ -75,24 +75,24 @@ def each(
 ) -> Results[T]:
     """Run `work` for every host, at most `parallel` at a time. Any exception in `work` is that host's failure.
 
-    `progress` shows what each host is at; `doing` names the work, until `work` itself says something else. An interrupt
-    comes through at once: nothing new is begun, and nobody waits for what has been. `enough`: see `Work.wait`; nothing
-    new is begun once it has returned True.
+    `progress` shows the phase of each host; `doing` is its name until `work` sets another. An interrupt is raised at
+    once: no more hosts are started, and running ones are not waited for. `enough`: see `Work.wait`; once it has
+    returned True, no more hosts are started.
     """
-    begun = Work(hosts, work, parallel, progress, doing)
+    task = Work(hosts, work, parallel, progress, doing)
     try:
-        return begun.wait(enough)
+        return task.wait(enough)
     finally:
-        begun.end()
+        task.end()
 
 
 class Work(Generic[N, T]):
-    """One thing done on many hosts, in threads that go on while nobody waits for them; see `each`."""
+    """One task on many hosts, in threads that continue after a wait has ended; see `each`."""
 
     def __init__(
         self, hosts: Iterable[N], work: Callable[[N], T], parallel: int, progress: Silent = SILENT, doing: str = ""
     ) -> None:
-        """Nothing is begun before `start` or `wait`."""
+        """Starts nothing; `start` and `wait` do."""
         self._hosts = list(hosts)
         self._work = work
         self._progress = progress
@@ -112,8 +112,8 @@ class Work(Generic[N, T]):
                 thread.start()
 
     def wait(self, enough: Callable[[Results[T]], bool] | None = None) -> Results[T]:
-        """What all hosts gave. `enough` sees what has come, now and then and at an interrupt; where it returns True,
-        the hosts that have no result yet fail with `Late`. They are still worked on: wait again for the rest.
+        """The results of all hosts. `enough` gets the results so far from time to time, and at an interrupt. If it
+        returns True, hosts without a result fail with `Late`. Their work continues: wait again for the rest.
         """
         late = self.results().late
         try:
@@ -136,19 +136,19 @@ class Work(Generic[N, T]):
         return self.results()
 
     def results(self) -> Results[T]:
-        """What has come so far."""
-        came, lost = self._done.copy(), self._failed.copy()
+        """The results so far."""
+        done, failed = self._done.copy(), self._failed.copy()
         order = [host.name for host in self._hosts]
-        late = [name for name in order if name not in came and name not in lost]
-        lost |= {name: Late(f"{name}: no answer yet") for name in late}
+        late = [name for name in order if name not in done and name not in failed]
+        failed |= {name: Late(f"{name}: no answer yet") for name in late}
         return Results(
-            {name: came[name] for name in order if name in came},
-            {name: lost[name] for name in order if name in lost},
+            {name: done[name] for name in order if name in done},
+            {name: failed[name] for name in order if name in failed},
             frozenset(late),
         )
 
     def end(self) -> None:
-        """Begin nothing new."""
+        """Start no more hosts."""
         self._waiting.clear()
 
     def _run(self) -> None:
@@ -164,25 +164,25 @@ class Work(Generic[N, T]):
             except OrchError as error:
                 self._failed[host.name] = error
                 self._progress.ended(host.name, _reason(host.name, error))
-            except BaseException as error:  # noqa: BLE001  answers of other people's machines lead here
+            except BaseException as error:  # noqa: BLE001  a bad answer of a host may raise anything
                 self._failed[host.name] = unexpected(host.name, error)
                 self._progress.ended(host.name, _reason(host.name, self._failed[host.name]))
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a command on a host gave."""
+    """The result of a command on a host."""
 
     status: int
     stdout: str
     stderr: str
     left_out: int = 0
-    """Bytes of stdout that came after the first OUTPUT_MOST."""
+    """Bytes of stdout that done after the first OUTPUT_MOST."""
 
 
 @dataclass
 class _Command:
-    """A command line at work on a host, or about to be."""
+    """A command line that runs on a host or is being started."""
 
     name: str
     """The host's."""
@@ -209,7 +209,7 @@ def _text(data: bytes) -> str:
 
 
 class Fleet:
-    """The sessions of one invocation: one a host, opened when first needed and again when it broke."""
+    """The sessions of one invocation: one per host, opened when first needed and again after it was lost."""
 
     def __init__(
         self, dialer: Dialer, program: NodeProgram, parallel: int, nonce: Callable[[], str], progress: Silent = SILENT
@@ -228,15 +228,15 @@ class Fleet:
         self.progress = progress
 
     def prepare(self, hosts: Iterable[Host]) -> None:
-        """Before the first connection: pass phrases are asked for here, once."""
+        """Read the ssh_config of the hosts and ask for pass phrases, before the first connection."""
         self._dialer.prepare(hosts)
 
     def take_other_keys(self) -> dict[str, OtherKey]:
-        """Hosts that refused the key which the inventory names, and accepted another one: each is told once."""
+        """Hosts that refused the key set in the inventory and accepted another one. Each is returned once."""
         return self._dialer.take_other_keys()
 
     def forget_refusals(self) -> None:
-        """Hosts that refused the login are tried again."""
+        """Try hosts that refused the login again."""
         self._dialer.forget_refusals()
 
     def session(self, host: Host) -> Session:
@@ -244,7 +244,7 @@ class Fleet:
         with self._lock:
             opening = self._opening[host.name]
         asked = time.monotonic()
-        with opening:  # who comes second gets what the first one opens, or why it could not
+        with opening:  # the second thread gets the session of the first, or its failure
             known = self._sessions.get(host.name)
             if known is not None and not known.lost:
                 return known
@@ -284,15 +284,15 @@ class Fleet:
         *,
         enough: Callable[[Results[T]], bool] | None = None,
     ) -> Results[T]:
-        """Do `work` with the session of every host, opened if need be, all at the same time.
+        """Do `work` with the session of every host in parallel. Missing sessions are opened.
 
-        Progress is shown where `doing` names the work: while nobody else writes to the terminal. `enough`: see `each`.
+        With `doing`, progress is shown, so nothing else may write to the terminal. `enough`: see `each`.
         """
         progress = self.progress if doing else SILENT
         return each(hosts, lambda host: work(host, self.session(host)), self.parallel, progress, doing, enough=enough)
 
     def begin(self, hosts: Iterable[Host], work: Callable[[Host, Session], T], doing: str = "") -> Work[Host, T]:
-        """As `each`, to be started and waited for."""
+        """As `each`, but the caller starts the work and waits for it."""
         progress = self.progress if doing else SILENT
         return Work(hosts, lambda host: work(host, self.session(host)), self.parallel, progress, doing)
 
@@ -320,7 +320,7 @@ class Fleet:
                 started.pipe = None
 
     def end_commands(self) -> frozenset[str]:
-        """End what `run_on` still runs, on all hosts at once, and let it start nothing more.
+        """Stop the commands of `run_on` on all hosts in parallel, and let it start no more.
 
         Returns the hosts where something may still run.
         """
@@ -336,7 +336,7 @@ class Fleet:
         return frozenset(command.name for command in commands if not ended.get(command.name))
 
     def close(self) -> None:
-        """Close all sessions, and end what `run_on` still runs."""
+        """Close all sessions, and stop the commands of `run_on`."""
         if self._commands:  # also one that is being started: it has no pipe yet
             self.end_commands()
         with self._lock:
@@ -361,18 +361,18 @@ def _reason(name: str, error: OrchError) -> str:
 
 
 def folded(failed: Mapping[str, OrchError]) -> list[str]:
-    """Why hosts failed, one line for those that failed alike, although each has an address and a key of its own."""
+    """Why hosts failed, in one line for those that failed alike, even if each has its own address and key."""
     alike = {name: error.alike for name, error in failed.items() if isinstance(error, ConnectFailure)}
-    said = reasons(failed)
+    messages = reasons(failed)
     for text in set(alike.values()):
-        names = [name for name, one in alike.items() if one == text]
-        if len({said[name] for name in names}) > 1:
-            said.update(dict.fromkeys(names, with_hosts(text, (failed[name] for name in names))))
-    return fold_messages(said)
+        names = [name for name, message in alike.items() if message == text]
+        if len({messages[name] for name in names}) > 1:
+            messages.update(dict.fromkeys(names, with_hosts(text, (failed[name] for name in names))))
+    return fold_messages(messages)
 
 
 def worst(failed: Iterable[OrchError], text: str) -> OrchError:
-    """One error for all: a host not reached (4) counts over one held by somebody (5), that over a finding (3)."""
+    """One error for all: an unreachable host (4) takes precedence over one in use (5), and that over a finding (3)."""
     errors = list(failed)
     if any(isinstance(error, UnreachableError) for error in errors):
         return UnreachableError(text)

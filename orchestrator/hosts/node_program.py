@@ -1,4 +1,4 @@
-"""The node program as one archive, named by the hash of its content. Reads its sources; sends nothing."""
+"""Pack the node program into one archive, named by the hash of its content. Reads its sources; sends nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAIN = b"import sys\n\nfrom node.__main__ import main\n\nraise SystemExit(main(
 @dataclass(frozen=True)
 class NodeProgram:
     sha256: str
-    data: bytes  # a zip that Python runs as it is
+    data: bytes  # a zip that Python can run
     sources: int = 0  # bytes of its modules, unpacked
 
 
@@ -27,11 +27,11 @@ def node_program(folder: Path = SOURCES) -> NodeProgram:
     """
     sources = {f"node/{file.relative_to(folder).as_posix()}": file.read_bytes() for file in folder.rglob("*.py")}
     buffer = io.BytesIO()
-    # stored: what deflate makes of it differs between zlib versions, and every start would have to inflate it
+    # not compressed: the output of deflate differs between zlib versions, and every start would have to inflate it
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, source in sorted({**sources, "__main__.py": _MAIN}.items()):
             info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            info.create_system = 3  # Unix, also when it is built on another system
+            info.create_system = 3  # Unix, even if it is built on another system
             info.external_attr = (stat.S_IFREG | 0o644) << 16
             archive.writestr(info, source)
     data = buffer.getvalue()

@@ -1,4 +1,4 @@
-"""One host, spoken to: the node program brought there, requests sent, answers received. Knows nothing of runs."""
+"""A session with one host: bring the node program there, send requests, receive answers. Knows nothing about runs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .node_program import NodeProgram
 
 A = TypeVar("A")
 D = TypeVar("D")
-NOISE_LIMIT = 64 * 1024  # bytes a login shell may print before the marker
+NOISE_LIMIT = 64 * 1024  # bytes that a login shell may print before the marker
 PING_EVERY = 5.0  # s
 DEAD_AFTER = 14.0  # s without a frame, though the relay answers every PING at once
-UPLOAD_DEAD_AFTER = 60.0  # s, the same during an upload: a PING waits behind some MiB on their way up a slow line
-BOOTSTRAP_WINDOW = 30.0  # s for the login shell and python to say anything
+UPLOAD_DEAD_AFTER = 60.0  # s, the same during an upload: a PING waits behind some MiB on a slow line
+BOOTSTRAP_WINDOW = 30.0  # s for the login shell and python to start
 
 ANSWER_LIMIT = 30.0
-"""Seconds for an answer to any operation that LIMITS does not name, although the host answers every PING."""
+"""Seconds for an answer to any operation that is not in LIMITS, even if the host answers every PING."""
 
 LIMITS: Mapping[str, float] = {
     # until the answer; each is above the sum of the limits that the node program has for its parts
@@ -44,7 +44,7 @@ LIMITS: Mapping[str, float] = {
     "outputs": 120.0,  # looks at every file
     "output_folders": 120.0,
     "notify": 90.0,  # 10 s of the webhook, 60 s of the command
-    "remove_outputs": 600.0,  # of millions of files, on a slow disk
+    "remove_outputs": 600.0,  # millions of files on a slow disk
     "unpack": 300.0,  # after the upload, which `Pipe.send` limits
     # until the next DATA: the node program sends some every 15 s, however silent the run
     "attach": 60.0,
@@ -54,11 +54,11 @@ LIMITS: Mapping[str, float] = {
 
 
 class SessionLost(UnreachableError):
-    """The connection to a host broke, or the host fell silent."""
+    """The connection to a host was lost, or the host stopped answering."""
 
 
 class Refused(OrchError):
-    """The node program said no; `code` is a finding's label."""
+    """The node program refused a request. `code` is the code of a finding."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class Refused(OrchError):
 
 
 class InvalidAnswer(Refused):
-    """What no node program answers; the host would say the same again."""
+    """An answer that no node program gives. Not worth a retry: the host would give it again."""
 
     def __init__(self, host: str, why: object) -> None:
         super().__init__("unknown", f"{host}: invalid response from the node program ({why}); please report this")
@@ -84,18 +84,18 @@ class _Answer:
 
 @dataclass
 class _Request:
-    """A request whose answer has not come."""
+    """A request that has no answer yet."""
 
     operation: Operation[Any]
     on_data: Data | None
-    heard: float
+    active_at: float
     """When it was sent, or the last DATA was taken."""
     results: queue.Queue[_Answer | Refused | None] = field(default_factory=queue.Queue)
     """None: the session was lost."""
 
 
 class Session:
-    """A conversation with the relay on one host. Any thread may send requests; one thread of ours receives."""
+    """A conversation with the relay on one host. Any thread may send requests; one thread of the session receives."""
 
     def __init__(self, host: str, connection: Connection, python: str, program: NodeProgram, nonce: str) -> None:
         """Raises ConnectFailure, SessionLost or Refused."""
@@ -108,7 +108,7 @@ class Session:
         self._waiting: dict[int, _Request] = {}
         self._hello: queue.Queue[Hello | None] = queue.Queue()
         self._greeted = False
-        self._taking = False  # the reader is inside of an `on_data`
+        self._in_callback = False  # the reader is inside an `on_data`
         self._lost: str | None = None
         self._refused: Refused | None = None
         self._bug: BaseException | None = None
@@ -122,19 +122,19 @@ class Session:
             self._end(f"no hello from the node program within {BOOTSTRAP_WINDOW:.0f} s")
             hello = None
         if hello is None:
-            raise self._why()
+            raise self._failure()
         self.hello = hello
         self.codes = set(hello.codes)
-        """Hashes of the code snapshots that are there; whoever sends one adds it."""
+        """Hashes of the code snapshots on the host. The caller that sends one adds it."""
 
     # before the first frame
 
     def _bootstrap(self, python: str, program: NodeProgram, nonce: bytes) -> bytes:
-        """Wait for the stub behind whatever the login shell prints; bring the program if it is not there."""
-        status, rest = self._marker(b"", nonce, python)
+        """Wait for the stub after the output of the login shell, and send the program if the host does not have it."""
+        status, rest = self._read_marker(b"", nonce, python)
         if status == "need":
             self._pipe.send(program.data)
-            status, rest = self._marker(rest, nonce, python)
+            status, rest = self._read_marker(rest, nonce, python)
         if status.startswith("old "):
             raise Refused(
                 "remote-env-differs",
@@ -145,11 +145,11 @@ class Session:
             raise Refused("remote-env-differs", f"{self.host}: {status.removeprefix('error ')}")
         return rest
 
-    def _marker(self, seen: bytes, nonce: bytes, python: str) -> tuple[str, bytes]:
+    def _read_marker(self, seen: bytes, nonce: bytes, python: str) -> tuple[str, bytes]:
         deadline = time.monotonic() + BOOTSTRAP_WINDOW
         while True:
-            before, found, after = seen.partition(b"\n" + nonce + b" ")
-            if found and b"\n" in after:
+            before, marker, after = seen.partition(b"\n" + nonce + b" ")
+            if marker and b"\n" in after:
                 status, _, rest = after.partition(b"\n")
                 return status.decode("utf-8", "replace"), rest
             if len(before) > NOISE_LIMIT:
@@ -162,24 +162,24 @@ class Session:
                 data = self._pipe.recv(1 << 16, max(0.1, deadline - time.monotonic()))
             except TimeoutError:
                 data = b""
-            late = time.monotonic() >= deadline  # also when bytes drip in one by one
+            late = time.monotonic() >= deadline  # even if bytes arrive one by one
             if late or not data:
                 raise self._no_python(seen, python, late)
             seen += data
 
     def _no_python(self, seen: bytes, python: str, silent: bool) -> OrchError:
-        # first the status: with it what was written to stderr is all there
+        # the status first: after it, stderr is complete
         status = None if silent else self._pipe.exit_status(5.0)
-        said = (self._pipe.stderr() or seen).decode("utf-8", "backslashreplace").strip().splitlines()
+        output = (self._pipe.stderr() or seen).decode("utf-8", "backslashreplace").strip().splitlines()
         interpreter = interpreter_of(python)[-1]
         if silent:
             return Refused(
                 "remote-env-differs",
                 f"{self.host}: {interpreter} did not start within {BOOTSTRAP_WINDOW:.0f} s of the login",
             )
-        if status is None and not said:
+        if status is None and not output:
             return SessionLost(f"{self.host}: the connection was closed before Python started")
-        what = said[-1][:300] if said else f"exit status {status}"
+        what = output[-1][:300] if output else f"exit status {status}"
         return Refused(
             "remote-env-differs",
             f"{self.host}: cannot run {interpreter} in a non-interactive login: {what}; "
@@ -189,7 +189,7 @@ class Session:
     # frames
 
     def _read(self, rest: bytes) -> None:
-        """The thread's whole life. Whatever ends it, those who wait for an answer hear of it."""
+        """Receive until the session ends, then wake all waiting requests, whatever ended it."""
         try:
             self._end(self._receive(rest))
         except (OSError, SessionLost) as error:
@@ -200,7 +200,7 @@ class Session:
         except wire.WireError as error:
             self._end(f"protocol error: {error}")
         except MalformedAnswer as error:
-            # it would say the same again: nobody is to try for ever
+            # a retry would give the same answer, so do not retry for ever
             self._refused = InvalidAnswer(self.host, error)
             self._end(str(self._refused))
         except BaseException as error:  # noqa: BLE001  raised in `request`
@@ -208,9 +208,9 @@ class Session:
             self._end(f"bug: {error!r}")
 
     def _receive(self, rest: bytes) -> str:
-        """Receive until the relay says goodbye; returns why it does."""
+        """Receive until the relay ends the session; returns the reason."""
         decoder = wire.Decoder()
-        heard = time.monotonic()
+        received_at = time.monotonic()
         data = rest
         while True:
             for frame in decoder.feed(data):
@@ -220,9 +220,9 @@ class Session:
                         self._refused = Refused("remote-env-differs", f"{self.host}: {error}")
                     return str(error or "closed")
                 self._dispatch(frame)
-                heard = time.monotonic()  # after, not before: whoever takes the data may take his time
+                received_at = time.monotonic()  # afterwards, because `on_data` may take long
             limit = UPLOAD_DEAD_AFTER if self._uploads else DEAD_AFTER
-            if time.monotonic() - heard > limit:
+            if time.monotonic() - received_at > limit:
                 raise SessionLost(f"no data for {limit:.0f} s")
             self._ping()
             try:
@@ -255,21 +255,21 @@ class Session:
             if not isinstance(result, dict):
                 raise MalformedAnswer(f"{request.operation.name}: no result")
             answer = self._refusal(result) if "error" in result else _Answer(request.operation.decode(result))
-            self._waiting.pop(number, None)  # a second answer is to nothing that was asked
+            self._waiting.pop(number, None)  # a second answer has no request
             request.results.put(answer)
         elif frame.kind == wire.DATA and request.on_data is not None:
-            self._taking = True
+            self._in_callback = True
             try:
                 request.on_data(frame.header, frame.payload)
             finally:
-                self._taking = False
-            request.heard = time.monotonic()
+                self._in_callback = False
+            request.active_at = time.monotonic()
 
     def _refusal(self, result: Mapping[str, Any]) -> Refused:
         return Refused(str(result.get("code", "unknown")), f"{self.host}: {one_line(str(result['error']))}")
 
     def _end(self, why: str) -> None:
-        """The session is over. The first reason is kept: closing the pipe gives the reader another one."""
+        """End the session. The first reason is kept, because closing the pipe gives the reader another one."""
         if self._lost is None:
             self._lost = why
         self._hello.put(None)
@@ -287,7 +287,7 @@ class Session:
     ) -> A:
         """Ask the relay and wait for its answer, within the operation's limit and `more` seconds.
 
-        A host that exceeds the limit counts as silent, and its session ends. Raises SessionLost, or Refused with the
+        A host that exceeds the limit counts as lost, and its session ends. Raises SessionLost, or Refused with the
         node's reason.
         """
         return self._ask(operation, arguments, None, upload, more)
@@ -320,9 +320,9 @@ class Session:
             self._send(wire.Frame(wire.REQUEST, {"id": number, "op": operation.name, "args": arguments}))
             if operation.name == "unpack":
                 self._upload(number, upload)
-                request.heard = time.monotonic()
+                request.active_at = time.monotonic()
             if self._lost is not None:
-                request.results.put(None)  # it may have been lost before we were among those who are told
+                request.results.put(None)  # it may have been lost before this request was registered
             result = self._answer(request, LIMITS.get(operation.name, ANSWER_LIMIT) + more)
         except OSError as error:
             raise SessionLost(f"{self.host}: {self._lost or error}") from error
@@ -331,7 +331,7 @@ class Session:
             with self._sending:
                 self._uploads -= operation.name == "unpack"
         if result is None:
-            raise self._why()
+            raise self._failure()
         if isinstance(result, Refused):
             raise result
         return result.value  # type: ignore[no-any-return]
@@ -344,21 +344,21 @@ class Session:
 
     def _answer(self, request: _Request, limit: float) -> _Answer | Refused | None:
         while True:
-            left = request.heard + limit - time.monotonic()
+            left = request.active_at + limit - time.monotonic()
             if left <= 0:
                 self._end(f"no answer to `{request.operation.name}` within {limit:.0f} s")
-                self._pipe.close()  # ends the relay, and what it still works on
+                self._pipe.close()  # ends the relay and its work
                 return None
             try:
                 return request.results.get(timeout=min(PING_EVERY, left))
             except queue.Empty:
-                # the reader does so too, but may be held up by whoever takes the data, such as a paused terminal
+                # the reader pings too, but `on_data` may block it, for example on a paused terminal
                 self._ping()
-            if self._taking:  # the answer may lie behind the data that is being taken: no fault of the host
-                request.heard = time.monotonic()
+            if self._in_callback:  # the answer may be queued behind the data, which is not the host's fault
+                request.active_at = time.monotonic()
 
-    def _why(self) -> Exception:
-        """Why there is no answer. A bug is raised as what it is: a lost session would be opened again, for ever."""
+    def _failure(self) -> Exception:
+        """Why there is no answer. A bug is not a SessionLost, which callers answer with another session, for ever."""
         if self._bug is not None:
             failure = RuntimeError(f"{self.host}: the session's reader failed")
             failure.__cause__ = self._bug

@@ -1,7 +1,7 @@
-"""Read OpenSSH's known_hosts files, judge a host's key by them, and add a key. Makes no connection.
+"""Read OpenSSH's known_hosts files, check a host's key against them, and add keys. Opens no connection.
 
 The format is that of sshd(8), SSH_KNOWN_HOSTS FILE FORMAT: patterns with `*`, `?` and `!`, `[host]:port`, hashed names,
-`@revoked` and `@cert-authority`. A line that cannot be read is left out and noted; it never hides the others.
+`@revoked` and `@cert-authority`. An invalid line is skipped and noted; the others still count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SSH_PORT = 22
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a known_hosts file: the key is that of the hosts it names."""
+    """One line of a known_hosts file: a key and its hosts."""
 
     marker: Literal["", "revoked", "cert-authority"]
     hosts: str  # as written: patterns joined by commas, or one hashed name
@@ -41,9 +41,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the files say of a key that a host has shown.
+    """The status of a key that a host has sent.
 
-    `entry` is the line that decided it: the same key (known, revoked), another key of that host (changed), an authority
+    `entry` is the line that decides it: the same key (known, revoked), another key of that host (changed), an authority
     that signs keys of that host (authority: no plain key is on file), or None (unknown).
     """
 
@@ -56,7 +56,7 @@ class KnownHosts:
 
     def __init__(self, entries: Iterable[Entry] = (), notes: Iterable[str] = ()) -> None:
         self.notes = tuple(notes)
-        """Lines and files that were left out, and why."""
+        """Lines and files that were skipped, and why."""
         self._named: dict[str, list[Entry]] = {}
         self._patterns: list[Entry] = []
         self._hashed: list[tuple[bytes, bytes, Entry]] = []
@@ -65,7 +65,7 @@ class KnownHosts:
 
     @classmethod
     def read(cls, paths: Iterable[Path]) -> KnownHosts:
-        """Read the files that exist, in this order. Never raises for what is in them."""
+        """Read the files that exist, in this order. Never raises because of their content."""
         entries: list[Entry] = []
         notes: list[str] = []
         for path in paths:
@@ -96,10 +96,10 @@ class KnownHosts:
                 self._named.setdefault(name, []).append(entry)
 
     def judge(self, names: tuple[str, ...], key: bytes) -> Verdict:
-        """Judge the key that a host showed; `names` are those of `lookup_names`."""
+        """Check the key that a host has sent. `names`: see `lookup_names`."""
         entries = self._of(names[0])
-        # A key on file for the host without its port is good for the port as well, but another key there says nothing:
-        # several sshds may run on one host. OpenSSH does the same.
+        # A key on file for the host without a port is valid for the port as well, but a different key there means
+        # nothing, because several sshds may run on one host. OpenSSH does the same.
         elsewhere = [entry for name in names[1:] for entry in self._of(name)]
         same = [entry for entry in entries + elsewhere if entry.key == key]
         for entry in same:
@@ -117,19 +117,19 @@ class KnownHosts:
         return Verdict("unknown")
 
     def key_types(self, names: tuple[str, ...]) -> frozenset[str]:
-        """The types of the keys on file, so that a host is asked for a key that can be compared."""
+        """The types of the keys on file, so that the host is asked for a key of such a type."""
         return frozenset(entry.key_type for name in names for entry in self._of(name) if entry.marker == "")
 
     def _of(self, name: str) -> list[Entry]:
-        found = list(self._named.get(name, ()))
-        found += [entry for entry in self._patterns if _matches(entry.hosts.lower(), name)]
+        entries = list(self._named.get(name, ()))
+        entries += [entry for entry in self._patterns if _matches(entry.hosts.lower(), name)]
         encoded = name.encode()
-        found += [entry for salt, digest, entry in self._hashed if hmac.digest(salt, encoded, "sha1") == digest]
-        return found
+        entries += [entry for salt, digest, entry in self._hashed if hmac.digest(salt, encoded, "sha1") == digest]
+        return entries
 
 
 def lookup_names(hostname: str, port: int, alias: str | None) -> tuple[str, ...]:
-    """The names that a host's keys are filed under: the name that decides, then one that may also vouch."""
+    """The names of a host in known_hosts: the one that decides, then one that may also confirm a key."""
     if alias:
         return (alias.lower(),)
     name = hostname.lower()
@@ -165,7 +165,7 @@ def parse_line(line: str, path: Path, number: int) -> Entry | None:
 
 
 def key_type(key: bytes) -> str:
-    """The type that a key in wire format names itself, or "" when it is none."""
+    """The type in a key in wire format, or "" if it is not a key."""
     size = int.from_bytes(key[:4], "big")
     return key[4 : 4 + size].decode("ascii", errors="replace") if len(key) > 4 + size else ""
 
@@ -176,7 +176,7 @@ def fingerprint(key: bytes) -> str:
 
 
 def bits(key: bytes) -> int:
-    """As `ssh-keygen -l` prints it: the length of an RSA modulus; of others what their name says."""
+    """As `ssh-keygen -l` prints it: the length of an RSA modulus; for other keys, the number in their type."""
     kind = key_type(key)
     if kind == "ssh-rsa":
         rest = key[4 + len(kind) :]
@@ -184,17 +184,17 @@ def bits(key: bytes) -> int:
             size = int.from_bytes(rest[:4], "big")
             number, rest = rest[4 : 4 + size], rest[4 + size :]
         return int.from_bytes(number, "big").bit_length()
-    found = re.search(r"nistp(\d+)", kind)
-    return int(found[1]) if found else 256
+    curve = re.search(r"nistp(\d+)", kind)
+    return int(curve[1]) if curve else 256
 
 
 _append_lock = threading.Lock()
 
 
 def append(path: Path, name: str, key: bytes, *, hashed: bool) -> Entry:
-    """Add a key to a file, which is made (0600, its directory 0700) when it is not there.
+    """Add a key to a file. A missing file is created (0600, its folder 0700).
 
-    Other programs may be adding to the file: it is locked, and a last line without its end gets one first. Raises
+    Other programs may be adding to the file, so it is locked. A last line without a newline gets one first. Raises
     OSError when the file cannot be written.
     """
     hosts = _hash(name) if hashed else name
@@ -213,7 +213,7 @@ def append(path: Path, name: str, key: bytes, *, hashed: bool) -> Entry:
 
 
 def _matches(patterns: str, name: str) -> bool:
-    """OpenSSH's pattern list: any pattern may match, but no negated one."""
+    """Match OpenSSH's pattern list: at least one pattern matches, and no negated one."""
     matched = False
     for pattern in patterns.split(","):
         negated = pattern.startswith("!")
@@ -225,24 +225,24 @@ def _matches(patterns: str, name: str) -> bool:
 
 
 def _is_like(name: str, pattern: str) -> bool:
-    """`*` stands for any text and `?` for any character. Takes time in proportion to both lengths multiplied.
+    """Match a pattern in which `*` is any text and `?` any character. Takes O(name x pattern) time.
 
-    (A regular expression made of 40 times `*a` takes years.)
+    (A regular expression for 40 times `*a` would take years.)
     """
-    at = place = 0
-    star, resume = -1, 0  # the last `*`, and where what comes after it is looked for next
+    at = position = 0
+    star, resume = -1, 0  # the last `*`, and where in the name to search next for what follows it
     while at < len(name):
-        if place < len(pattern) and pattern[place] == "*":
-            star, resume = place, at
-            place += 1
-        elif place < len(pattern) and pattern[place] in ("?", name[at]):
-            at, place = at + 1, place + 1
+        if position < len(pattern) and pattern[position] == "*":
+            star, resume = position, at
+            position += 1
+        elif position < len(pattern) and pattern[position] in ("?", name[at]):
+            at, position = at + 1, position + 1
         elif star >= 0:
             resume += 1
-            at, place = resume, star + 1
+            at, position = resume, star + 1
         else:
             return False
-    return not pattern[place:].strip("*")
+    return not pattern[position:].strip("*")
 
 
 def _hashed_name(hosts: str) -> tuple[bytes, bytes]:

@@ -1,9 +1,8 @@
 """The one seam between the orchestrator and a host: a byte pipe to one command. Knows neither SSH nor the protocol.
 
-`Connection.open` starts one command and gives a `Pipe` to it. `LocalConnection` is the machine that the orchestrator
-runs on; `dialer.py` has the connections over SSH. Both behave as sshd does without a terminal: the command runs
-through a shell in a session of its own, closing the pipe sends it no signal, and a command that goes on writing gets
-EPIPE.
+`Connection.open` starts one command and gives a `Pipe` to it. `LocalConnection` runs commands on
+this machine; `dialer.py` opens connections over SSH. Both behave as sshd does without a terminal: the command runs in
+a shell with its own session, closing the pipe sends it no signal, and a command that continues to write gets EPIPE.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from typing import Protocol
 from ..errors import UnreachableError
 
 STDERR_KEPT = 64 * 1024
-"""Bytes of a command's stderr that a pipe remembers; older ones are read and forgotten."""
+"""Bytes of a command's stderr that a pipe keeps; older ones are dropped."""
 
 STALL_LIMIT = 60.0
-"""Seconds that `Pipe.send` waits for the other end to take any byte at all before it gives the pipe up."""
+"""Seconds that `Pipe.send` waits for the other end to take any byte."""
 
 
 END_GRACE, END_WINDOW = 2.0, 1.0
 """Seconds that `Pipe.end` gives a command after TERM, and after KILL."""
 
 STDERR_LAG = 1.0
-"""Seconds that `Pipe.exit_status` gives the end of stderr, once the command has ended."""
+"""Seconds that `Pipe.exit_status` waits for the end of stderr after the command has ended."""
 
 
 @dataclass(frozen=True)
 class OtherKey:
-    """A login with another key than the one that the inventory names, which the host refused."""
+    """A login with another key than the one in the inventory, which the host refused."""
 
     named: str
     accepted: str
@@ -48,12 +47,12 @@ class OtherKey:
 
 
 class ConnectFailure(UnreachableError):
-    """A host that was not reached, or not let in: which host, in which phase, why, and how to mend it.
+    """A failed connection or login: the host, the phase, the reason and the fix.
 
-    `code` is the label of the failure (`ssh-auth-denied`, ...), so that nobody tells failures apart by their text.
-    `common` is (reason, fix) without what each host has of its own, such as its address: with it, hosts that failed
-    alike can be told of in one line. `own` is what stands for this host where `common` has the word HOSTS,
-    or FIRST for one of them.
+    `code` is the label of the failure (`ssh-auth-denied`, ...), so that no code tells failures apart by their text.
+    `common` is (reason, fix) without the details of one host, such as its address, so that hosts that failed alike
+    can share one line. `own` is what stands for this host in place of the word HOSTS in `common`, or of FIRST for
+    one of them.
     """
 
     def __init__(
@@ -68,19 +67,19 @@ class ConnectFailure(UnreachableError):
     ) -> None:
         self.host, self.phase, self.reason, self.code, self.fix, self.own = host, phase, reason, code, fix, own
         self.common = common or (reason, fix)
-        super().__init__(f"{host}: {self._spelled(reason, fix)}")
+        super().__init__(f"{host}: {self._message(reason, fix)}")
 
     @property
     def alike(self) -> str:
-        """The same for all hosts that failed alike."""
-        return self._spelled(*self.common)
+        """The message without the details of one host, equal for all hosts that failed alike."""
+        return self._message(*self.common)
 
-    def _spelled(self, reason: str, fix: str) -> str:
+    def _message(self, reason: str, fix: str) -> str:
         return f"{self.phase}: {reason}; {fix}" if fix else f"{self.phase}: {reason}"
 
 
 def with_hosts(text: str, failures: Iterable[Exception]) -> str:
-    """What hosts that failed alike are told: with all of them in the place of HOSTS, with one in that of FIRST."""
+    """Replace HOSTS in a shared message by all hosts that failed alike, and FIRST by one of them."""
     own = list(dict.fromkeys(failure.own for failure in failures if isinstance(failure, ConnectFailure)))
     return text.replace("HOSTS", " ".join(own)).replace("FIRST", own[0]) if own else text
 
@@ -91,47 +90,47 @@ class Pipe(Protocol):
     def recv(self, size: int, timeout: float | None) -> bytes:
         """At most `size` bytes of the command's stdout; `b""` at its end, or when the connection is lost.
 
-        Raises `TimeoutError` after `timeout` seconds without a byte (`None`: waits for ever). End of stream does not
-        say whether the command ended well: that is for the protocol above, and for `exit_status`.
+        Raises `TimeoutError` after `timeout` seconds without a byte (`None`: no limit). The end of the
+        stream does not mean that the command succeeded: see `exit_status`.
         """
 
     def send(self, data: bytes) -> None:
         """Write all of `data` to the command's stdin.
 
         Raises `BrokenPipeError` or another `ConnectionError` when the command or the connection is gone, and
-        `TimeoutError` when nothing was taken for `STALL_LIMIT` seconds.
+        `TimeoutError` when the command read nothing for `STALL_LIMIT` seconds.
         """
 
     def close_write(self) -> None:
         """End the command's stdin. What it still prints can be received."""
 
     def stderr(self) -> bytes:
-        """The last `STDERR_KEPT` bytes of the command's stderr so far. It is always drained, read or not."""
+        """The last `STDERR_KEPT` bytes of the command's stderr so far. It is drained even if it is never read."""
 
     def exit_status(self, timeout: float) -> int | None:
         """The command's exit status, or `None` if it is not known within `timeout` seconds.
 
-        A command that waits for its stdout to be read must be received to its end first. A signal N that ended the
+        Receive the output of a command to its end first, because it may wait for that. A signal N that ended the
         command is 128 + N for a local one, and not known over SSH.
         """
 
     def end(self) -> bool:
-        """End the command and all of its process group: TERM, and KILL for what is left after `END_GRACE` seconds.
+        """Stop the command and its process group: TERM, and KILL for what is left after `END_GRACE` seconds.
 
-        Returns whether nothing of it is left. Never raises.
+        Returns whether all of it has ended. Never raises.
         """
 
     def close(self) -> None:
-        """Give the pipe up. Sends no signal to the command; never raises; may be called twice."""
+        """Close the pipe without a signal to the command. Never raises; may be called twice."""
 
 
 class Connection(Protocol):
     """A host that commands can be started on."""
 
     def open(self, command: str, timeout: float) -> Pipe:
-        """Start `command` by the user's login shell, without a terminal, within `timeout` seconds.
+        """Start `command` with the user's login shell, without a terminal, within `timeout` seconds.
 
-        Raises `ConnectFailure` when the host does not start it or is gone.
+        Raises `ConnectFailure` when the host does not start it or the connection is lost.
         """
 
     def close(self) -> None:
@@ -176,7 +175,7 @@ class LocalConnection:
 
 
 def _home() -> Path:
-    """As sshd has it: `/` for a user whose home does not exist."""
+    """The home folder, as sshd sets it: `/` for a user whose home does not exist."""
     try:
         home = Path.home()
     except RuntimeError:  # an unknown user without HOME
@@ -185,7 +184,7 @@ def _home() -> Path:
 
 
 class LocalPipe:
-    """A `Pipe` to a process of this machine."""
+    """A `Pipe` to a process on this machine."""
 
     def __init__(self, command: str) -> None:
         self._process = subprocess.Popen(
@@ -201,13 +200,13 @@ class LocalPipe:
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         os.set_blocking(self._stdin.fileno(), False)
         self._tail = Tail()
-        # `close` must wake who waits, and a descriptor must not be closed under a thread that uses it: the next file
-        # opened would get its number. So everybody polls `_closing` too, and each end is closed under its own lock.
+        # `close` must wake waiting threads, and must not close a descriptor that a thread uses: the next file opened
+        # would get its number. So all threads poll `_closing` too, and each end is closed under its own lock.
         self._closing, self._close = os.pipe()
         self._closed = False
         self._receiving, self._sending = threading.Lock(), threading.Lock()
         self._drained = threading.Event()
-        # A daemon: it lives until the command ends, which may be long after us.
+        # A daemon, because the command may outlive this process.
         threading.Thread(target=self._drain_stderr, name="local-stderr", daemon=True).start()
 
     def recv(self, size: int, timeout: float | None) -> bytes:
@@ -230,7 +229,7 @@ class LocalPipe:
                 try:
                     rest = rest[os.write(self._stdin.fileno(), rest) :]
                 except BlockingIOError:
-                    # Some room makes a pipe ready, but a write of PIPE_BUF bytes or less is done whole or not at all.
+                    # A pipe with some room is ready, but a write of PIPE_BUF bytes or less is atomic and may not fit.
                     time.sleep(0.001)
 
     def close_write(self) -> None:
@@ -246,7 +245,7 @@ class LocalPipe:
             status = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
-        # so that `stderr` is whole from now on; a child that the command left may keep it open
+        # so that `stderr` is complete from now on; a child of the command may keep it open
         self._drained.wait(min(STDERR_LAG, max(0.0, deadline - time.monotonic())))
         return status if status >= 0 else 128 - status
 
@@ -263,7 +262,7 @@ class LocalPipe:
             return True
         except PermissionError:
             return False
-        # not the group: where nobody reaps orphans, it has dead members for ever
+        # not the group: where nothing reaps orphans, it keeps its dead members
         return self.exit_status(END_WINDOW) is not None
 
     def close(self) -> None:
@@ -294,4 +293,4 @@ class LocalPipe:
                     break
                 self._tail.add(data)
         self._drained.set()
-        self._process.wait()  # reaped here, so that no zombie is left when nobody asks for the status
+        self._process.wait()  # reap it here, so that no zombie is left if the status is never read
