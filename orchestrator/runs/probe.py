@@ -1,4 +1,4 @@
-"""Ask hosts for their facts, and have them judged: what `up` and `check` do first. The rules are in checks.py."""
+"""Ask hosts for their facts, and have them judged: what `up` and `check` do first. The rules are in checks/."""
 
 from __future__ import annotations
 

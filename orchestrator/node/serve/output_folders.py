@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Set, Tuple
 
 from ..host import state
 
-GENERATED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")  # the name of a run that was given none (naming.py)
+GENERATED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")  # the name of a run that was given none (inventory/run_ids.py)
 
 
 def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
