@@ -69,7 +69,8 @@ def kill(
     others = [run.run_id for run in listing.runs if run.unfinished and run not in chosen]
     if others and wanted is None and not (leftovers or asked.forced_only):
         every = asked.command("--all")
-        console.note(f"still running: {', '.join(others)}; `{every}` stops all of your runs")
+        are = "run {} is" if len(others) == 1 else "runs {} are"
+        console.note(f"{are.format(', '.join(others))} still running; `{every}` stops all of your runs")
     if result.failed:
         again = asked.command(*([] if wanted is None else [wanted]))
         console.warning(f"could not verify {fold(result.failed)}; once reachable, run: {again}")
