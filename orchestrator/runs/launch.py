@@ -167,7 +167,7 @@ def _probe(
 
 
 def _how_to_do_without(wanted: Plan, probed: Results[Any], around: LaunchContext) -> str:
-    """For hosts that are down; what another host refuses for is to be mended."""
+    """For hosts that are down. A host that refuses to take part has to be fixed first."""
     down = [name for name, error in probed.failed.items() if isinstance(error, UnreachableError)]
     if len(down) < len(probed.failed) or len(down) == len(wanted.nodes):
         return ""

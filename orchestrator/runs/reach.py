@@ -265,7 +265,7 @@ def _lookups(network: Network, found: Findings) -> None:
         slow = [asked for asked, answer in answers.items() if answer.seconds is None]
         if slow:
             message = "looking up the other hosts takes more than a second; ranks get RES_OPTIONS against it"
-            fix = "mend the name servers in /etc/resolv.conf, or name all hosts in /etc/hosts"
+            fix = "fix the name servers in /etc/resolv.conf, or add all hosts to /etc/hosts"
             found.add("warning", "dns-slow", host, message, fix, f"getent hosts {slow[0]}: no answer")
         addresses = set(network.addresses.values())
         unknown = [asked for asked, answer in answers.items() if answer.error and asked not in addresses | set(slow)]

@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Set, Tuple
 
 from ..host import state
 
-GENERATED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")  # the name of a run that was given none (inventory/run_ids.py)
+GENERATED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")  # what inventory/run_ids.py makes
 
 
 def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
