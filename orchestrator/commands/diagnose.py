@@ -43,23 +43,26 @@ def diagnose_run(run: str | None, inventory_path: str | None, hosts: str | None,
         early = None
         if as_json and first.listing.late:  # one document, by all hosts
             final = wait_for_rest(first, inventory, run, console)
-        diagnosis = _diagnose(final, inventory, fleet)
+        mask = mask_of(inventory, final.run, console)
+        diagnosis = _diagnose(final, inventory, fleet, mask)
         if final.listing.late:
             console.note(f"no answer yet from {fold(first.listing.late)}; the others show:")
-            _show(diagnosis, final, inventory, as_json, console)
+            _show(diagnosis, final, inventory, as_json, mask, console)
             sys.stdout.flush()
             early = diagnosis
             final = wait_for_rest(first, inventory, run, console)
-            diagnosis = _diagnose(final, inventory, fleet) if _has_news(first, final) else early
+            if _has_news(first, final):
+                mask = mask_of(inventory, final.run, console)
+                diagnosis = _diagnose(final, inventory, fleet, mask)
     answered_late = first.listing.late & final.listing.answered
     if early is None:
-        _show(diagnosis, final, inventory, as_json, console)
+        _show(diagnosis, final, inventory, as_json, mask, console)
     elif answered_late:
         changes = diagnosis != early or final.run.run_id != first.run.run_id
         what = "this changes the diagnosis:" if changes else "this does not change the diagnosis"
         console.note(f"{fold(answered_late)} has answered; {what}")
         if changes:
-            _show(diagnosis, final, inventory, as_json, console)
+            _show(diagnosis, final, inventory, as_json, mask, console)
     return UnreachableError.exit_code if final.listing.failed else 0
 
 
@@ -67,16 +70,18 @@ def _has_news(first: FoundRun, final: FoundRun) -> bool:
     return final.run.run_id != first.run.run_id or final.run.parts.keys() != first.run.parts.keys()
 
 
-def _diagnose(found: FoundRun, inventory: Inventory, fleet: Fleet) -> Diagnosis:
+def _diagnose(found: FoundRun, inventory: Inventory, fleet: Fleet, mask: Mask) -> Diagnosis:
     run = found.run
     hosts = {host.name: host for host in inventory.hosts}
-    return diagnose.gather_and_diagnose(run.run_id, run.parts, run.nodes, hosts, fleet)
+    return diagnose.gather_and_diagnose(run.run_id, run.parts, run.nodes, hosts, fleet, mask)
 
 
-def _show(diagnosis: Diagnosis, found: FoundRun, inventory: Inventory, as_json: bool, console: Console) -> None:
+def _show(
+    diagnosis: Diagnosis, found: FoundRun, inventory: Inventory, as_json: bool, mask: Mask, console: Console
+) -> None:
     run = found.run
     about = advice.about(run, found.listing.runs, inventory.path)
-    _print(diagnosis, as_json, mask_of(inventory, run, console), about)
+    _print(diagnosis, as_json, mask, about)
     if not as_json and (run.unfinished or not diagnosis.findings):
         hang = (
             f"; if it hangs: {about.command('top')} shows which ranks are silent, and run.stall_timeout "

@@ -81,14 +81,14 @@ def report(wanted: str | None, given: str | None, hosts: str | None, output: str
         if not any(record.run and record.spec for record in records.values()):
             raise UnreachableError(f"no host has a record of run {run.run_id}; nothing was written")
         clocks = fleet.each(of_run, lambda _, session: clock_ahead(session)).done
-        figures = _lines(fleet, of_run, run, LogFilter(follow=False, grep=FIGURES))
+        figures = _lines(fleet, of_run, run, LogFilter(follow=False, grep=FIGURES), mask)
         first = _first_failure(run, records)
         said: list[Line] = []
         if first and first.rank is not None:
             choice = LogFilter(follow=False, tail=LAST_LINES, ranks=frozenset([first.rank]), stream="stderr")
-            said = [line for line in _lines(fleet, of_run, run, choice) if line.attempt == run.attempt]
+            said = [line for line in _lines(fleet, of_run, run, choice, mask) if line.attempt == run.attempt]
         by_name = {host.name: host for host in read.hosts}
-        diagnosis = diagnose.gather_and_diagnose(run.run_id, run.parts, run.nodes, by_name, fleet).as_dict()
+        diagnosis = diagnose.gather_and_diagnose(run.run_id, run.parts, run.nodes, by_name, fleet, mask).as_dict()
     made = make(run, records, clocks, figures, said, diagnosis, mask)
     text = json.dumps(asdict(made), indent=2)
     if as_json:
@@ -131,11 +131,11 @@ def _by_node(run: registry.Run) -> list[str]:
     return [*run.nodes, *sorted(run.disputed)]
 
 
-def _lines(fleet: Fleet, hosts: Sequence[Host], run: registry.Run, choice: LogFilter) -> list[Line]:
+def _lines(fleet: Fleet, hosts: Sequence[Host], run: registry.Run, choice: LogFilter, mask: Mask) -> list[Line]:
     found: list[Line] = []
     console = stderr_console()
     ranks = claims.ranks_of(run.parts, run.nodes)
-    view = View(run.run_id, hosts, choice, fleet, console.warning, ranks=ranks, kept=True)
+    view = View(run.run_id, hosts, choice, fleet, console.warning, ranks=ranks, kept=True, mask=mask)
     view.run(Sink(found.extend))
     warn_of({host: error for host, error in view.failed.items() if isinstance(error, Refused)}, console)
     return found

@@ -103,7 +103,7 @@ def _diagnose(
 
     parts = {host: outcome.run for host, outcome in view.outcomes.items() if outcome.run}
     try:
-        diagnosis = diagnose.gather_and_diagnose(run_id, parts, nodes, {host.name: host for host in hosts}, fleet)
+        diagnosis = diagnose.gather_and_diagnose(run_id, parts, nodes, {host.name: host for host in hosts}, fleet, mask)
     except OrchError as error:
         console.warning(f"no diagnosis: {error}")
         return

@@ -21,6 +21,7 @@ from ..inventory.model import Host
 from ..output.console import fold
 from ..output.finding import Finding
 from ..output.lines import Line
+from ..output.mask import Mask
 from ..output.pipeline import Sink
 from . import kept_back
 from .follow import LogFilter, View
@@ -36,10 +37,12 @@ def gather_and_diagnose(
     nodes: Mapping[str, int],
     hosts: Mapping[str, Host],
     fleet: Fleet,
+    mask: Mask,
 ) -> Diagnosis:
     """`parts`: what the hosts answered about the run (registry.py); `nodes`: the node number of each host.
 
-    Hosts that do not answer are left out, and the first cause is only as sure as the others can know it.
+    Hosts that do not answer are left out, and the first cause is only as sure as the others can know it. No line is
+    cut within what `mask` hides; the caller hides it.
     """
     parts = {host: parts[host] for host in nodes if host in parts and host in hosts}
     verdict = claims.verdict_of(parts, nodes)
@@ -50,7 +53,7 @@ def gather_and_diagnose(
     if not failed and attempt < 2 and not restarting:
         return Diagnosis((), ())
     asked = [hosts[host] for host in parts]
-    answered, lines = _gather(run_id, parts, nodes, asked, fleet)
+    answered, lines = _gather(run_id, parts, nodes, asked, fleet, mask)
     same_code = not any(host.workdir for host in asked)
     diagnosis = Diagnosis((), ())
     if verdict is not None and failed:
@@ -66,7 +69,7 @@ def gather_and_diagnose(
 
 
 def _gather(
-    run_id: str, parts: Mapping[str, Part], nodes: Mapping[str, int], hosts: Sequence[Host], fleet: Fleet
+    run_id: str, parts: Mapping[str, Part], nodes: Mapping[str, int], hosts: Sequence[Host], fleet: Fleet, mask: Mask
 ) -> tuple[dict[str, Evidence], list[Line]]:
     """What the hosts know of the run, and the last lines of each stream, all by the clock of the first host."""
 
@@ -79,7 +82,7 @@ def _gather(
     log_filter = LogFilter(follow=False, tail=max(fewest, min(most, LINES // streams)))
     lines: list[Line] = []
     ranks = claims.ranks_of(parts, nodes)
-    view = View(run_id, hosts, log_filter, fleet, lambda _: None, ranks=ranks, kept=True)
+    view = View(run_id, hosts, log_filter, fleet, lambda _: None, ranks=ranks, kept=True, mask=mask)
     view.run(Sink(lines.extend))
     return {host: _shift_clock(answer, view.ahead.get(host, 0.0)) for host, answer in answers.items()}, lines
 

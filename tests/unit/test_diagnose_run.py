@@ -7,10 +7,13 @@ from typing import Any
 
 from fake_relay import A_RUN, Dialer, Relay, part_of
 
+from orchestrator.diagnosis.rendering import hide_secrets
 from orchestrator.hosts.fleet import Fleet
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.inventory.model import parse
 from orchestrator.node.serve import wire
+from orchestrator.output.lines import LINE_LIMIT
+from orchestrator.output.mask import Mask
 from orchestrator.runs import diagnose
 
 HOSTS = {host.name: host for host in parse("hosts: [a, b]", "inventory.yaml").hosts}
@@ -28,9 +31,30 @@ def test_a_failed_run_with_an_idle_spare_is_diagnosed() -> None:
 
     parts = {"a": part_of(**FAILED), "b": part_of(**spare)}
     fleet = Fleet(Dialer(a=answer, b=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
-    found = diagnose.gather_and_diagnose(FAILED["run_id"], parts, {"a": 0, "b": 1}, HOSTS, fleet)
+    found = diagnose.gather_and_diagnose(FAILED["run_id"], parts, {"a": 0, "b": 1}, HOSTS, fleet, Mask())
     fleet.close()
     assert [(finding.hosts, finding.rank) for finding in found.findings] == [(("a",), 0)]
+
+
+def test_a_secret_at_the_end_of_what_is_shown_of_a_long_line_is_in_one_piece() -> None:
+    secret = "open ValueError: sesame"
+    line = "x" * (LINE_LIMIT - len("open ")) + f"{secret}\n"
+
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        if request["op"] == "evidence":
+            relay.result(request, {"failures": [FAILURE], "kernel": [], "oom_kills": 0, "dumps": []})
+        else:
+            relay.data(request, line.encode())
+            relay.result(request, {"run": None})
+
+    def evidence(mask: Mask) -> str:
+        fleet = Fleet(Dialer(a=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+        found = diagnose.gather_and_diagnose(FAILED["run_id"], {"a": part_of(**FAILED)}, {"a": 0}, HOSTS, fleet, mask)
+        fleet.close()
+        return str(hide_secrets(found, mask))
+
+    assert "sesame" in evidence(Mask(["another secret"])), "the line is evidence"
+    assert "sesame" not in evidence(Mask([secret]))
 
 
 def test_earlier_attempts_of_a_run_that_succeeded_are_diagnosed() -> None:
@@ -46,7 +70,9 @@ def test_earlier_attempts_of_a_run_that_succeeded_are_diagnosed() -> None:
             relay.result(request, {"run": None})
 
     fleet = Fleet(Dialer(a=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
-    found = diagnose.gather_and_diagnose(succeeded["run_id"], {"a": part_of(**succeeded)}, {"a": 0}, HOSTS, fleet)
+    found = diagnose.gather_and_diagnose(
+        succeeded["run_id"], {"a": part_of(**succeeded)}, {"a": 0}, HOSTS, fleet, Mask()
+    )
     fleet.close()
     assert found.findings == ()
     assert [(attempt, finding.rank) for attempt, finding in found.earlier] == [(1, 0)]
@@ -71,7 +97,7 @@ def test_a_cause_is_less_sure_while_the_head_has_told_nothing_of_what_came_befor
     def sure(**parts: dict[str, Any]) -> tuple[str, str]:
         decoded = {host: part_of(**part) for host, part in parts.items()}
         nodes = {host: part.node for host, part in decoded.items()}
-        cause = diagnose.gather_and_diagnose(FAILED["run_id"], decoded, nodes, HOSTS, fleet).findings[0]
+        cause = diagnose.gather_and_diagnose(FAILED["run_id"], decoded, nodes, HOSTS, fleet, Mask()).findings[0]
         return cause.confidence, cause.message
 
     certain, plain = sure(a=head, b=other)
