@@ -10,126 +10,25 @@ import io
 import shlex
 import signal
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from . import __version__
 from .commands import completion, deprecated, hints
-from .errors import Interrupted, OrchError, UsageError
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-RUN = click.argument("run", required=False, shell_complete=completion.run)
-INVENTORY_OF_RUN = click.option(
-    "-i",
-    "--inventory",
-    "inventory",
-    type=click.Path(),
-    metavar="FILE",
-    help="Inventory file. Default: the one that RUN was started with; without RUN $DDP_ORCH_INVENTORY, "
-    "./inventory.yaml, or that of the newest run.",
+from .commands.exit_codes import guarded, hush_stdout
+from .commands.options import (
+    HOSTS,
+    INVENTORY_OF_RUN,
+    JSON,
+    RUN,
+    CommandWithArgs,
+    Grace,
+    Program,
+    inventory,
+    inventory_of_any_run,
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-HOSTS = click.option(
-    "--hosts",
-    metavar="PATTERN",
-    shell_complete=completion.host,
-    help="Use only these hosts, such as gpu[01-04] or '!gpu02' (all but gpu02).",
-)
-
-
-def inventory(function: F) -> F:
-    """INVENTORY, or `-i FILE`: `Command` makes one parameter of the two."""
-    return _inventory(function, "$DDP_ORCH_INVENTORY, or ./inventory.yaml")
-
-
-def inventory_of_any_run(function: F) -> F:
-    """As `inventory`, for a command that without one takes the newest run's."""
-    return _inventory(function, "$DDP_ORCH_INVENTORY, ./inventory.yaml, or that of the newest run")
-
-
-def _inventory(function: F, default: str) -> F:
-    argument = click.argument("inventory", required=False, type=click.Path(), metavar="[INVENTORY]")
-    option = click.option(
-        "-i",
-        "--inventory",
-        "inventory_option",
-        type=click.Path(),
-        metavar="FILE",
-        help=f"Inventory file, the same as INVENTORY. Default: {default}.",
-    )
-    return argument(option(function))
-
-
-class OutputClosed(Exception):
-    """Nobody reads stdout any more, as after `| head`."""
-
-
-class Command(click.Command):
-    """A command whose inventory may be given in two ways."""
-
-    def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
-        rest = super().parse_args(context, argv)
-        option = context.params.pop("inventory_option", None)
-        if (notices := deprecated.replace_old(context)) and not context.resilient_parsing:
-            from .commands.context import warn_once
-
-            for notice in notices:
-                warn_once(notice)
-        if not context.resilient_parsing and (said := hints.misplaced(context, option)) is not None:
-            raise UsageError(said)
-        if option is not None:
-            context.params["inventory"] = option
-        return rest
-
-
-class CommandWithArgs(Command):
-    """A command that takes what follows `--` as it is, for its last parameter. Words before `--` may belong to it too,
-    where INVENTORY is the first of them."""
-
-    def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
-        end = argv.index("--") if "--" in argv else len(argv)
-        rest = super().parse_args(context, argv[:end])
-        name = str(next(param.name for param in self.params if param.nargs == -1))
-        context.params[name] = (*(context.params.get(name) or ()), *argv[end + 1 :])
-        return rest
-
-
-class Program(click.Group):
-    command_class = Command
-
-    def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
-        context.meta[hints.ARGV] = tuple(argv)
-        if not argv and not context.resilient_parsing:
-            click.echo(context.get_help(), err=True)
-            sys.exit(UsageError.exit_code)
-        return super().parse_args(context, argv)
-
-    def resolve_command(
-        self, context: click.Context, argv: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if (said := hints.elsewhere(argv)) is not None and not context.resilient_parsing:
-            raise UsageError(said)
-        return super().resolve_command(context, argv)
-
-    def invoke(self, context: click.Context) -> Any:
-        try:
-            return super().invoke(context)
-        except BrokenPipeError as error:
-            raise OutputClosed from error  # click would make it an exit code of its own
-
-
-class Grace(click.FloatRange):
-    """Seconds as in an inventory's `grace`: no nan, which is in no range and out of none."""
-
-    def __init__(self) -> None:
-        super().__init__(0, 86_400)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        seconds = super().convert(value, param, ctx)
-        return seconds if seconds == seconds else self.fail(f"{value} is not a number of seconds", param, ctx)
+from .errors import UsageError
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -553,53 +452,9 @@ def main() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _hush_stdout()
+        hush_stdout()
     gc.freeze()
     sys.exit(code)
-
-
-def guarded(work: Callable[[], Any]) -> int:
-    """The exit code of `work`, after saying what went wrong."""
-    import os
-
-    from .output.console import Console, wants_colour
-
-    console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
-    try:
-        work()
-    except click.ClickException as error:
-        hint = hints.hint(error)  # first: it takes away what the message offers in vain
-        said = error.format_message().rstrip(".")
-        console.error(f"{said}{_usage(error)}" if hint is None else f"{said}; {hint}")
-        return UsageError.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        console.error("interrupted")
-        return Interrupted.exit_code
-    except OrchError as error:
-        console.error(str(error))
-        return error.exit_code
-    except OutputClosed:
-        _hush_stdout()
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 1
-    except Exception:  # noqa: BLE001  the last resort, so that a bug has its own exit code
-        import traceback
-
-        console.error("this is a bug in ddp-orch; please report it with the traceback below")
-        traceback.print_exc()
-        return OrchError.exit_code
-    return 0
-
-
-def _usage(error: click.ClickException) -> str:
-    context = getattr(error, "ctx", None)
-    return "" if context is None else f"\n  {context.get_usage()}\n  More: {context.command_path} --help"
-
-
-def _hush_stdout() -> None:
-    from .output.console import hush
-
-    hush(sys.stdout)
 
 
 if __name__ == "__main__":

@@ -93,20 +93,11 @@ class Resolver:
 
     def _target(self, question: _Question, deadline: float, jumps_left: int) -> Target:
         name = question.name
-        if not re.fullmatch(r"[A-Za-z0-9_\[:][A-Za-z0-9._:%\[\]-]{0,253}", question.address):
-            # ssh would read `-oProxyCommand=...` as an option, and a ProxyCommand's shell would run commands in a name.
-            raise _failure(name, f"{question.address!r} is not a host name or address", "fix the address")
-        if not jumps_left:
-            raise _failure(
-                name, f"more than {MAX_JUMPS} jump hosts, or a ProxyJump loop", "fix ProxyJump in ssh_config"
-            )
+        _check_question(question, jumps_left)
         settings = self._ask(question, deadline)
         if problem := _unsupported(settings):
             raise _failure(name, *problem)
-        hostname, user = settings["hostname"][0], settings["user"][0]
-        if not re.fullmatch(r"[A-Za-z0-9_:][A-Za-z0-9._:%-]*", hostname) or not re.fullmatch(r"[\w.@\\+-]+\$?", user):
-            reason = f"the user name {user!r} or the host name {hostname!r} is invalid"
-            raise _failure(name, reason, "fix User or HostName in ssh_config")
+        hostname, user = _host_and_user(settings, name)
         port = int(settings["port"][0])
         tokens = {
             "%": "%",
@@ -350,6 +341,25 @@ def _algorithms(settings: Settings) -> tuple[tuple[str, frozenset[str]], ...]:
     return tuple(
         (kind, frozenset(settings[keyword][0].split(","))) for kind, keyword in kinds.items() if keyword in settings
     )
+
+
+def _check_question(question: _Question, jumps_left: int) -> None:
+    """Raises ConnectFailure for what must not be handed to ssh."""
+    if not re.fullmatch(r"[A-Za-z0-9_\[:][A-Za-z0-9._:%\[\]-]{0,253}", question.address):
+        # ssh would read `-oProxyCommand=...` as an option, and a ProxyCommand's shell would run commands in a name.
+        raise _failure(question.name, f"{question.address!r} is not a host name or address", "fix the address")
+    if not jumps_left:
+        reason = f"more than {MAX_JUMPS} jump hosts, or a ProxyJump loop"
+        raise _failure(question.name, reason, "fix ProxyJump in ssh_config")
+
+
+def _host_and_user(settings: Settings, name: str) -> tuple[str, str]:
+    """Raises ConnectFailure for what a ProxyCommand's shell would read as commands."""
+    hostname, user = settings["hostname"][0], settings["user"][0]
+    if not re.fullmatch(r"[A-Za-z0-9_:][A-Za-z0-9._:%-]*", hostname) or not re.fullmatch(r"[\w.@\\+-]+\$?", user):
+        reason = f"the user name {user!r} or the host name {hostname!r} is invalid"
+        raise _failure(name, reason, "fix User or HostName in ssh_config")
+    return hostname, user
 
 
 def _failure(host: str, reason: str, fix: str) -> ConnectFailure:

@@ -1,0 +1,121 @@
+"""The options that commands share, and the classes of commands that read them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from ..errors import UsageError
+from . import completion, deprecated, hints
+from .exit_codes import OutputClosed
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RUN = click.argument("run", required=False, shell_complete=completion.run)
+INVENTORY_OF_RUN = click.option(
+    "-i",
+    "--inventory",
+    "inventory",
+    type=click.Path(),
+    metavar="FILE",
+    help="Inventory file. Default: the one that RUN was started with; without RUN $DDP_ORCH_INVENTORY, "
+    "./inventory.yaml, or that of the newest run.",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+HOSTS = click.option(
+    "--hosts",
+    metavar="PATTERN",
+    shell_complete=completion.host,
+    help="Use only these hosts, such as gpu[01-04] or '!gpu02' (all but gpu02).",
+)
+
+
+def inventory(function: F) -> F:
+    """INVENTORY, or `-i FILE`: `Command` makes one parameter of the two."""
+    return _inventory(function, "$DDP_ORCH_INVENTORY, or ./inventory.yaml")
+
+
+def inventory_of_any_run(function: F) -> F:
+    """As `inventory`, for a command that without one takes the newest run's."""
+    return _inventory(function, "$DDP_ORCH_INVENTORY, ./inventory.yaml, or that of the newest run")
+
+
+def _inventory(function: F, default: str) -> F:
+    argument = click.argument("inventory", required=False, type=click.Path(), metavar="[INVENTORY]")
+    option = click.option(
+        "-i",
+        "--inventory",
+        "inventory_option",
+        type=click.Path(),
+        metavar="FILE",
+        help=f"Inventory file, the same as INVENTORY. Default: {default}.",
+    )
+    return argument(option(function))
+
+
+class Command(click.Command):
+    """A command whose inventory may be given in two ways."""
+
+    def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
+        rest = super().parse_args(context, argv)
+        option = context.params.pop("inventory_option", None)
+        if (notices := deprecated.replace_old(context)) and not context.resilient_parsing:
+            from .context import warn_once
+
+            for notice in notices:
+                warn_once(notice)
+        if not context.resilient_parsing and (said := hints.misplaced(context, option)) is not None:
+            raise UsageError(said)
+        if option is not None:
+            context.params["inventory"] = option
+        return rest
+
+
+class CommandWithArgs(Command):
+    """A command that takes what follows `--` as it is, for its last parameter. Words before `--` may belong to it too,
+    where INVENTORY is the first of them."""
+
+    def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
+        end = argv.index("--") if "--" in argv else len(argv)
+        rest = super().parse_args(context, argv[:end])
+        name = str(next(param.name for param in self.params if param.nargs == -1))
+        context.params[name] = (*(context.params.get(name) or ()), *argv[end + 1 :])
+        return rest
+
+
+class Program(click.Group):
+    command_class = Command
+
+    def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
+        context.meta[hints.ARGV] = tuple(argv)
+        if not argv and not context.resilient_parsing:
+            click.echo(context.get_help(), err=True)
+            sys.exit(UsageError.exit_code)
+        return super().parse_args(context, argv)
+
+    def resolve_command(
+        self, context: click.Context, argv: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if (said := hints.elsewhere(argv)) is not None and not context.resilient_parsing:
+            raise UsageError(said)
+        return super().resolve_command(context, argv)
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except BrokenPipeError as error:
+            raise OutputClosed from error  # click would make it an exit code of its own
+
+
+class Grace(click.FloatRange):
+    """Seconds as in an inventory's `grace`: no nan, which is in no range and out of none."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 86_400)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        return seconds if seconds == seconds else self.fail(f"{value} is not a number of seconds", param, ctx)
