@@ -258,7 +258,7 @@ class FoundRun:
 
 
 def find_run(fleet: Fleet, read: Inventory, wanted: str | None, console: Console) -> FoundRun:
-    """The run that is meant, by all hosts; which could not be asked is said. Raises as `runs.choose` does."""
+    """The run that is meant, by all hosts; which could not be asked is said. Raises as `registry.choose` does."""
     found = _find_run(fleet, read, wanted, console, None)
     warn_of_unheard(found.run, found.listing, console)
     return found

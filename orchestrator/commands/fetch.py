@@ -170,7 +170,7 @@ def _make(folder: Path) -> None:
 
 
 def _outputs_of(fleet: Fleet, inventory: Inventory, wanted: str | None, console: Console) -> RunOutputs:
-    """Raises as `runs.choose` does."""
+    """Raises as `registry.choose` does."""
     listing = registry.find(fleet, inventory.hosts)
     warn_of(listing.failed, console)
     warn_of_doubts(listing, console)

@@ -38,7 +38,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Dump:
-    """A summary of what torch recorded of one rank (node/flight.py)."""
+    """A summary of what torch recorded of one rank (node/serve/flight.py)."""
 
     rank: int | None
     groups: tuple[Group, ...]

@@ -17,7 +17,7 @@ class RunRecord:
     oom_hosts: Sequence[str] = ()
     """Where the cgroup counted a kill for lack of memory."""
     dumps: Sequence[Dump] = ()
-    """Flight-recorder dumps (node/flight.py)."""
+    """Flight-recorder dumps (node/serve/flight.py)."""
     lost: str | None = None
     """The host that became unreachable, where that was the first failure."""
     stopped_by: str | None = None

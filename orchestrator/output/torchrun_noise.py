@@ -1,4 +1,4 @@
-"""Of torchrun's own stack traces show one line each, and none of how it obeys when we stop it. Pure.
+"""Shorten torchrun's stack traces to one line each, and hide how it reacts to a stop that ddp-orch requested. Pure.
 
 Whenever a run is stopped, and at the end of many that went well, each host's torchrun says so in 25 lines of Python and
 30 of C++. Newcomers take them for the cause; only the exit status counts. What the ranks say is never touched, and
@@ -19,7 +19,7 @@ HOLD = 3.0  # s until our own word that we stop a run is there: other nodes have
 _PREFIX = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ \S+:\d+\] ")  # of Python's logging, as torch sets it up
 _PYTHON = "Traceback (most recent call last):"
 _CPP = re.compile(r"Exception raised from |frame #\d+: |<omitting python frames>")
-_STOPS = "; stopping all nodes", "stopping all nodes: "  # our own word for it (node/head.py)
+_STOPS = "; stopping all nodes", "stopping all nodes: "  # our own word for it (node/run/head.py)
 _OBEYS = re.compile(
     r"Received \S+ death signal, shutting down workers$|Sending process \d+ closing signal SIG[A-Z]+$"
     r"|torch\.distributed\.elastic\.multiprocessing\.api\.SignalException: Process \d+ got signal: \d+\b"

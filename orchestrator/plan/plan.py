@@ -23,7 +23,7 @@ MAX_WORDS = 1024 * 1024
 _PLACE = re.compile(r"(?<!\$)(?<!\$\{)(?:\{\{(run|host)\}\}|\{(run|host)\})")
 """What the user's arguments and variables may hold: `{{run}}` is a literal `{run}`, and `${run}` is OmegaConf's.
 
-`{output}` is the same, and filled in on each host (node/launch.py).
+`{output}` is the same, and filled in on each host (node/run/launch.py).
 """
 _SHELL_NAMES = {"DDP_ORCH_OUTPUT_DIR": "{output}", "DDP_ORCH_RUN_NAME": "{run}"}
 _SHELL_VARIABLE = re.compile(r"\$(?:(DDP_ORCH_[A-Z_]+)|\{(DDP_ORCH_[A-Z_]+)\})")

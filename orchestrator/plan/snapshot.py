@@ -68,7 +68,7 @@ class Snapshot:
         return tuple((shown(name), size) for name, size in largest)
 
     def write_tar(self, out: BinaryIO) -> None:
-        """Write the gzipped tar that node/unpack.py reads. Packing reads everything again: do it once for all hosts.
+        """Write the gzipped tar that node/serve/unpack.py reads. It reads all files again: pack once for all hosts.
 
         Raises UsageError when a file is not what it was; no host will accept what has been written by then.
         """

@@ -187,7 +187,7 @@ def _nonsense(host: str, operation: str) -> InvalidAnswer:
 
 
 def _offered(cluster_address: str | None, interface: str, fact: Facts, candidates: Sequence[str]) -> list[str]:
-    """As node/prepare.py has it."""
+    """The head's addresses to try: those that node/serve/prepare.py offers."""
     if cluster_address:
         return [cluster_address]
     if interface != "auto":

@@ -74,7 +74,7 @@ def started(run_id: str) -> Started | None:
 
 
 def inventories_of(run: str) -> list[str]:
-    """Those that runs were started with that `run` may mean, as `runs.choose` takes it; the newest run's first."""
+    """Those that runs were started with that `run` may mean, as `registry.choose` takes it; the newest run's first."""
     known = newest()
     named = [one for one in known if run in (one.run_id, one.name)]
     named = named or [one for one in known if run and one.run_id.startswith(run)]

@@ -27,7 +27,7 @@ def test_secrets_that_cannot_be_hidden_are_named_and_their_values_are_in_no_reco
 
     for command in (["logs"], ["logs", "--json"], ["diagnose"], ["report"], ["top"]):
         shown = orch(tmp_path, *command, "mine", "-i", "inventory.yaml")
-        assert ": PIN, TOKEN " in shown.stderr, (command, shown)
+        assert ": PIN, TOKEN." in shown.stderr, (command, shown)
         hidden = orch(tmp_path, *command, "mine", "-i", "inventory.yaml", env=env)
         assert "TOKEN" not in hidden.stderr and TOKEN not in hidden.stdout, (command, hidden)
     assert TOKEN in orch(tmp_path, "logs", "mine", "-i", "inventory.yaml").stdout

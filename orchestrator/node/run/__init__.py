@@ -1,1 +1,10 @@
-"""Lives as long as the run. Never imports `serve`."""
+"""Lives as long as the run. Never imports `serve`.
+
+guard      the process that owns the run on this host; attempts, tree and child are its processes, shutdown their end
+control    the guard's socket, for the relay
+recorder   writes the journal and keeps the link to the other hosts
+gang       decides for all hosts, on the head: (state, event) -> (state, actions). Pure. A lost host becomes a restart
+           here; team chooses who takes part in the next attempt
+head       the head's end of the links, follower the other hosts'; link is the connection between them
+launch     the argv and environment of an attempt on this host: its interface is chosen here
+"""

@@ -1,4 +1,4 @@
-"""The jobs of an attempt on this node: argv and environment of the processes to start. Only reads interfaces.
+"""The jobs of an attempt on this node: argv and environment of each process, and the interface that it uses.
 
 The spec holds the launcher as data (plan/launchers.py makes it): argv and environment with `{name}` places for
 what is known only when an attempt begins. The user's own values are never part of a template; in script arguments
