@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -30,6 +31,12 @@ def replace_old(context: click.Context) -> list[str]:
         context.params[name] = (*context.params[name], *value) if old.multiple else value
         notices.append(f"{old.opts[0]} is deprecated; use {old.now}")
     return notices
+
+
+def current_names(names: Iterable[str], command: click.Command) -> list[str]:
+    """The same options, each under its name of today."""
+    today = {old.opts[0]: old.now for old in command.params if isinstance(old, OldOption)}
+    return list(dict.fromkeys(today.get(name, name) for name in names))
 
 
 def is_news(message: str) -> bool:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from .deprecated import current_names
+
 ALIKE = 0.75  # of 1: an option that is less alike is another program's
 PYTHON = re.compile(r"(.*/)?(python[0-9.]*|torchrun|deepspeed)")
 """Programs that start a script elsewhere; `up` starts its own launcher."""
@@ -79,12 +81,19 @@ def hint(error: click.ClickException) -> str | None:
         return None
     argv = context.meta.get(ARGV, ())
     if isinstance(error, click.NoSuchOption):
-        return _unknown_option(error, str(context.info_name), argv)
+        text = _unknown_option(error, str(context.info_name), argv)
+        _suggest(error, current_names(error.possibilities or (), context.command))
+        return text
     extra = error.message.partition("unexpected extra argument (")[2].rstrip(").")
     if is_yaml(extra) and extra in argv:
         place = _place(context, argv, extra)
         return f"this command takes the inventory with -i: {_line([*argv[:place], '-i', *argv[place:]])}"
     return None
+
+
+def _suggest(error: click.NoSuchOption, options: list[str]) -> None:
+    """Have click offer these, in the place of those that it thinks alike."""
+    error.possibilities = options  # type: ignore[misc]
 
 
 def _unknown_option(error: click.NoSuchOption, command: str, argv: Sequence[str]) -> str | None:
@@ -96,10 +105,11 @@ def _unknown_option(error: click.NoSuchOption, command: str, argv: Sequence[str]
     place = next((number for number, word in enumerate(argv) if number and word.startswith(option)), len(argv))
     start = _first_of_script(argv[:place])
     if start is None and command == "up" and (known := FOREIGN.get(option.replace("_", "-"))):
+        _suggest(error, [])
         return known
     # an option of ours that is hardly meant helps nobody
     near = [] if start is not None else get_close_matches(option, error.possibilities or (), 1, ALIKE)
-    error.possibilities = near  # type: ignore[misc]
+    _suggest(error, near)
     if near:
         return None
     place = place if start is None else start
@@ -119,7 +129,7 @@ def _options_first(error: click.NoSuchOption, argv: Sequence[str]) -> str | None
     names = {word.partition("=")[0] for word in argv[:place] if word.startswith("-")}
     if not names <= own:
         return None
-    error.possibilities = []  # type: ignore[misc]
+    _suggest(error, [])
     return f"options come after the command: {_line([argv[place], *argv[:place], *argv[place + 1 :]])}"
 
 

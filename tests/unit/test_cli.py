@@ -238,6 +238,11 @@ def test_a_likely_slip_is_told_how_it_is_meant(tmp_path: Path, argv: list[str], 
     assert done.returncode == 2 and hint in done.stderr.replace("`", ""), done.stderr
 
 
+def test_an_option_of_other_launchers_gets_one_answer(tmp_path: Path) -> None:
+    stderr = orch(tmp_path, "up", "--set", "run.grace=1").stderr
+    assert set(re.findall(r"--[a-z-]+", stderr)) == {"--set"}, stderr
+
+
 def test_a_run_may_have_a_name_like_that_of_a_file(tmp_path: Path) -> None:
     """What is no file is looked for among the runs; here no host can be asked."""
     (tmp_path / "ssh").write_text("Host *\n  HostName 127.0.0.1\n  Port 1\n")

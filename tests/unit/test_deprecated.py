@@ -39,6 +39,24 @@ def command(name: str) -> click.Command:
     return found
 
 
+@pytest.mark.parametrize(
+    ("argv", "suggested", "old"),
+    [
+        (["kill", "--stal"], "--leftovers", "--stale"),
+        (["bench", "--fixd"], "--strong-scaling", "--fixed"),
+        (["logs", "--hostss", "gpu1"], "--host", "--hosts"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_mistyped_old_option_is_corrected_to_that_of_today(
+    tmp_path: Path, argv: list[str], suggested: str, old: str
+) -> None:
+    result = orch(tmp_path, *argv)
+    assert result.returncode == 2
+    words = re.findall(r"--[a-z-]+", result.stderr.partition("\n")[0])
+    assert suggested in words and old not in words
+
+
 @pytest.mark.parametrize(("name", "old", "new"), OPTIONS, ids=lambda value: " ".join(value) if value else "")
 def test_an_old_option_works_and_says_once_what_to_use(
     name: str, old: list[str], new: list[str], capsys: pytest.CaptureFixture[str]
