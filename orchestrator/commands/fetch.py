@@ -15,7 +15,7 @@ from ..hosts.fleet import Fleet, Results, folded, worst
 from ..hosts.session import Session
 from ..inventory.model import Host, Inventory
 from ..inventory.run_ids import RUN_NAME
-from ..output.console import Console, fold_messages, number_of
+from ..output.console import Console, fold, fold_messages, number_of
 from ..output.console import size as console_size
 from ..output.terminal import one_line
 from ..plan.code_files import make_results_folder
@@ -60,7 +60,7 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
         raise UsageError(f"{pattern!r}: a PATTERN is relative to the run's output folder, such as '**/*.pt'")
     console = stderr_console()
     inventory = inventory_of_run(given, hosts, wanted)
-    with open_fleet(inventory) as fleet:
+    with open_fleet(inventory, looking=True) as fleet:
         what = _outputs_of(fleet, inventory, wanted, console)
         folder = Path(output or what.folder)
         if output is None and folder.is_symlink():
@@ -78,7 +78,10 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
             _make(folder)
         brought = _bring_all(fleet, of_run, what, found, confirm=not pattern)
     if not found:
-        console.note(f"run {what.run} wrote no file to $DDP_ORCH_OUTPUT_DIR or next to its code, where `fetch` looks")
+        asked = f"{fold(host.name for host in of_run)}: " if what.incomplete else ""
+        console.note(
+            f"{asked}run {what.run} wrote no file to $DDP_ORCH_OUTPUT_DIR or next to its code, where `fetch` looks"
+        )
     if found.count:
         console.note(f"outputs of {what.run} are in {folder}")
     return _conclude(what, {**found.failed, **brought.failed}, brought.done, console)

@@ -104,15 +104,19 @@ def _silent_hosts(parts: Mapping[str, Part], nodes: Mapping[str, int], answered:
 
 
 def _doubt(diagnosis: Diagnosis, silent: Sequence[str], parts: Mapping[str, Part], verdict: Verdict) -> Diagnosis:
-    """While hosts are silent, one of them may have failed before the first cause, unless the head knows better."""
+    """While hosts are silent, one of them may have failed before the first cause, unless the head knows better. Of a
+    silent host it knows no more than the last line.
+    """
     if not silent or not diagnosis.findings:
         return diagnosis
     by_head = any(part.node == 0 and part.verdict for part in parts.values())
     failure = verdict.first_failure if by_head else None
     first, *others = diagnosis.findings
-    if failure and (first.hosts[:1], first.rank) == ((failure.host,), failure.rank):
+    message = first.message
+    if not failure or (first.hosts[:1], first.rank) != ((failure.host,), failure.rank):
+        message += f" ({fold(silent)} could not be asked, and may have failed before.)"
+    elif failure.host not in silent:
         return diagnosis
-    message = f"{first.message} ({fold(silent)} could not be asked, and may have failed before.)"
     confidence = "medium" if first.confidence == "high" else first.confidence
     return replace(diagnosis, findings=(replace(first, confidence=confidence, message=message), *others))
 
@@ -169,7 +173,11 @@ def diagnose_last_attempt(
         stalled=bool(first and first.stalled),
         same_code=same_code,
     )
-    return diagnose(_lines_of_attempt(lines, answers, last), record)
+    logged = _lines_of_attempt(lines, answers, last)
+    if first and first.said and first.host not in answers:  # its host is silent, but the head knows its last line
+        own = LogLine(0, first.host, first.host, first.rank, first.at, first.said, None, False, last, "stderr")
+        logged.append(strip_torch_tags(own, len(logged)))
+    return diagnose(logged, record)
 
 
 def diagnose_earlier_attempt(

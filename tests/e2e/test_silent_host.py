@@ -192,3 +192,11 @@ def test_kill_all_ends_the_runs_of_the_others_while_a_host_is_silent(lab3: Lab, 
     assert killing.returncode == 0, err
     assert LATE in err and {one["host"] for one in json.loads(out)["killed"]} == {"node-0", "node-1", "node-2"}
     assert_clean(lab3)
+
+
+def test_fetch_claims_nothing_of_a_host_that_it_could_not_ask(lab3: Lab) -> None:
+    inventory, run_id = finished_run(lab3)
+    lab3.hosts[2].cut()
+    done = orch(lab3, "fetch", run_id, "-i", inventory)
+    assert done.returncode == 4 and FAILURE in done.stderr
+    assert re.search(rf"^node-\[0-1\]: .*\b{run_id}\b", done.stderr.splitlines()[-1]), done.stderr

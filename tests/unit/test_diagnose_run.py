@@ -105,3 +105,20 @@ def test_a_cause_is_less_sure_while_the_head_has_told_nothing_of_what_came_befor
     assert (certain, doubtful) == ("high", "medium")
     assert re.search(r"\ba\b", qualified.replace(plain, "")) and plain in qualified
     fleet.close()
+
+
+def test_the_last_line_of_a_rank_whose_host_is_silent_is_evidence() -> None:
+    """The head knows it from the failure itself, not from what our recorder wrote into a log."""
+
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        nothing = {"failures": [], "kernel": [], "oom_kills": 0, "dumps": []}
+        relay.result(request, nothing if request["op"] == "evidence" else {"run": None})
+
+    said = "ModuleNotFoundError: No module named 'einops'"
+    first = {**FAILURE, "rank": 1, "said": said, "host": "b", "node": 1}
+    head = part_of(**{**FAILED, "verdict": {**VERDICT, "first_failure": first}})
+    fleet = Fleet(Dialer(a=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    cause = diagnose.gather_and_diagnose(FAILED["run_id"], {"a": head}, {"a": 0}, HOSTS, fleet, Mask()).findings[0]
+    fleet.close()
+    assert (cause.code, cause.hosts, cause.rank, cause.confidence) == ("missing-module-on-host", ("b",), 1, "medium")
+    assert said in cause.evidence
