@@ -66,7 +66,7 @@ def attend(
 ) -> int:
     """Attached `up`: show the lines; Ctrl-C stops the run, a second one kills it, a third one only leaves.
 
-    `resume`: the command that starts a run which goes on with the outputs of this one.
+    `resume`: the command that starts a run which resumes from the outputs of this one.
     """
     about = AboutRun(resolved.name, resolved.inventory.path)
     hosts = [node.host for node in resolved.nodes]
@@ -126,7 +126,7 @@ def _stopping_on_interrupt(
         result = ending.kill(fleet, hosts, targets, grace=grace, by="Ctrl-C")
         if not over.is_set():  # else it is we who have closed the sessions
             for line in folded(result.failed):
-                console.warning(f"could not be told to stop: {line}")
+                console.warning(f"could not stop the run: {line}")
 
     def interrupted(*_: object) -> None:
         grace: float | None = None
@@ -171,7 +171,9 @@ def conclude(
     parts = list(of_run.values())
     verdict = claims.verdict_of(of_run, nodes)
     if verdict is None:
-        console.error(f"run {run_id}: no host tells how it ended; `{about.of_all('ps', '--all')}` shows what is known")
+        console.error(
+            f"run {run_id}: final state unknown, no host could be reached; see `{about.of_all('ps', '--all')}`"
+        )
         return UnreachableError.exit_code
     match verdict.state:
         case "succeeded":
@@ -187,10 +189,10 @@ def conclude(
         console.warning(_stray_outputs(stray))
     if tell_outputs and (stray or any(part.outputs for part in parts)):
         resumes = verdict.state != "succeeded" and any(part.outputs for part in parts)
-        again = f"; a new run goes on with it: {resume}" if resumes else ""
+        again = f"; resume with: {resume}" if resumes else ""
         shared = next((path for part in parts if (path := part.shared_output)), None)
         place = f"in {shared} on its hosts" if shared else "on its hosts"
-        console.note(f"what it wrote is {place}; bring it here with: {about.command('fetch')}{again}")
+        console.note(f"outputs are {place}; download them with: {about.command('fetch')}{again}")
     return OUTCOMES[verdict.state]
 
 
@@ -200,18 +202,18 @@ def _stray_outputs(having: Mapping[str, StrayOutputs]) -> str:
     names = ", ".join(found.files) + (", ..." if found.count > len(found.files) else "")
     others = f", and on {fold(set(having) - {host})}" if len(having) > 1 else ""
     return (
-        "it wrote files outside $DDP_ORCH_OUTPUT_DIR, where a new run with its name does not find them: "
-        f"{names} on {host}{others}. {{output}} in an argument names that folder\n  in {found.folder}"
+        f"the script wrote files outside $DDP_ORCH_OUTPUT_DIR: {names} on {host}{others}\n  in {found.folder}\n"
+        "  A new run of the same name will not find them there. Use {output} in an argument for that folder"
     )
 
 
 def _without_head(verdict: Verdict, part: Part, resume: str) -> str:
-    """How to go on when it is the head that was lost: with another, which is for a person to choose."""
+    """How to resume when the head was lost: a person chooses another one."""
     if verdict.first_failure is None or verdict.first_failure.node != 0:
         return ""
     return (
-        f"\n  to go on from the newest snapshot: take {part.hosts[0]} out of the inventory, or give another `head` "
-        f"(such as {part.host}), then: {resume}"
+        f"\n  to resume from the newest snapshot, remove {part.hosts[0]} from the inventory or set another `head` "
+        f"(such as {part.host}), then run: {resume}"
     )
 
 
@@ -219,5 +221,5 @@ def _first_failure(verdict: Verdict) -> str:
     first = verdict.first_failure
     if first is None:
         return "reason unknown"
-    last = "" if first.stalled else " (the first to end; what came later is its consequence)"
+    last = "" if first.stalled else " (first failure; later errors are likely consequences)"
     return f"{one_line(first.host)}: {one_line(first.what)}{last}"

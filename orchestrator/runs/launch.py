@@ -242,7 +242,7 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
         _say_unfetched(prepared, resolved.inventory.path, around)
         if resumed := [host for host, answer in prepared.items() if answer.resumes]:
             around.step(
-                f"{fold(resumed)}: the output folder of {resolved.name} has files already; the run goes on there"
+                f"{fold(resumed)}: the output folder of {resolved.name} already has files; this run resumes from them"
             )
         reachable = {name: answer.reachable for name, answer in rest.done.items()}
         master_addr = _common_address(at_head.addresses, reachable)
@@ -261,7 +261,7 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
         aborted = each([head, *others], abort, fleet.parallel)
         by = next((by for by in aborted.done.values() if by), None)
         if by is not None and isinstance(error, OrchError):  # what went wrong is the consequence of that
-            raise Interrupted(f"run {resolved.run_id} was stopped by {by} before it had started") from error
+            raise Interrupted(f"run {resolved.run_id} was stopped by {by} before it started") from error
         raise
     _commit(sessions[head.name], start, resolved, fleet, around)
 
@@ -273,8 +273,8 @@ def _commit(head: Session, start: Arguments, resolved: Plan, fleet: Fleet, aroun
     except UnreachableError as error:
         # the head may have heard it: then the run goes on, and else the others give up when nobody calls them
         raise UnreachableError(
-            f"{error}; this was the moment of the start: "
-            f"`{advice.command('ps', inventory=resolved.inventory.path)}` tells whether run {resolved.run_id} is there"
+            f"{error}; the run may have started: "
+            f"`{advice.command('ps', inventory=resolved.inventory.path)}` shows whether run {resolved.run_id} runs"
         ) from error
     except (Refused, KeyboardInterrupt) as error:
         # the head's guard may have begun all the same, and obeys no abort then
@@ -293,7 +293,7 @@ def _say_beside(answers: Mapping[str, Prepared], resolved: Plan, around: LaunchC
             hosts_of.setdefault(run_id, []).append(host)
     for run_id, hosts in hosts_of.items():
         kill = advice.command("kill", run_id, inventory=resolved.inventory.path)
-        around.warn(f"{fold(hosts)}: run {run_id} goes on there too, on the same CPUs; to end it: {kill}")
+        around.warn(f"{fold(hosts)}: run {run_id} is using the same CPUs; stop it with: {kill}")
 
 
 def _say_unfetched(answers: Mapping[str, Prepared], inventory: str, around: LaunchContext) -> None:
@@ -310,8 +310,8 @@ def describe_unfetched(answer: Unfetched, inventory: str) -> str:
     named = ", ".join(runs[-MOST_NAMED:]) + (f" and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else "")
     kept = "a run is" if len(runs) == 1 else f"{len(runs)} runs are"
     return (
-        f"{kept} kept longer than run.keep says ({size(answer.unfetched_bytes)}), with files written outside "
-        f"$DDP_ORCH_OUTPUT_DIR that were not fetched: {named}. "
+        f"{kept} kept longer than run.keep allows ({size(answer.unfetched_bytes)}), because files written outside "
+        f"$DDP_ORCH_OUTPUT_DIR were not fetched: {named}. "
         f"Fetch them with `{advice.command('fetch', runs[-1], inventory=inventory)}`, or delete them with "
         f"`{advice.command('prune', '--force', inventory=inventory)}`"
     )

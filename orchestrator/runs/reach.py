@@ -39,7 +39,7 @@ def _head(plan: Plan, network: Network, facts: Mapping[str, Facts], found: Findi
     """Who does not reach the head's port, on any address or on the one that most reach."""
     if not network.offered:
         if len(plan.nodes) > 1 and network.head not in network.failed:
-            message = "has no address that others could reach: no interface is up but loopback"
+            message = "has no address that other hosts can reach: only the loopback interface is up"
             found.add("error", "nccl-wrong-nic", network.head, message, "cluster_address of the head", "ip -br addr")
         return
     others = len(facts) - 1
@@ -49,15 +49,15 @@ def _head(plan: Plan, network: Network, facts: Mapping[str, Facts], found: Findi
         whys = [why for why in answers.values() if why]
         if whys and all("no route" in why for why in whys):
             message = f"has no route to the head, {network.head} ({', '.join(answers)})"
-            fix = "ip route there; or cluster_address of the head: one that all hosts reach"
+            fix = "check `ip route` there, or set cluster_address of the head to an address that all hosts reach"
             found.add("error", "no-route", host, message, fix, seen)
         elif any(why is None for why in answers.values()):
             good = next(address for address, why in answers.items() if why is None)
-            message = f"reaches the head at {good} only, and others do not reach it there"
-            fix = f"cluster_address for {network.head}: one that all hosts reach; see `ip -br addr` there"
+            message = f"reaches the head only at {good}, where other hosts do not reach it"
+            fix = f"set cluster_address of {network.head} to an address that all hosts reach; see `ip -br addr` there"
             found.add("error", "nccl-wrong-nic", host, message, fix, seen)
         elif any("assign requested" in why for why in whys):
-            message = "its cluster_address is no address of it"
+            message = "its cluster_address is not an address of this host"
             found.add("error", "nccl-wrong-nic", host, message, "correct it, or leave it out", seen)
         else:
             guilty = network.head if everybody else host
@@ -194,9 +194,9 @@ def _large_packets(network: Network, facts: Mapping[str, Facts], found: Findings
         mtu = _mtu(network, host, facts)
         peer = next(pair for pair in stalled if host in (pair.source, pair.target))
         other = peer.target if peer.source == host else peer.source
-        message = f"large packets (MTU {mtu}) are lost on the way, small ones are not"
+        message = f"large packets (MTU {mtu}) are lost, small ones arrive"
         fix = (
-            f"the same MTU on all hosts and switches; until then: ssh {host} sudo ip link set "
+            f"set the same MTU on all hosts and switches; until then: ssh {host} sudo ip link set "
             f"{shell_word(network.interfaces[host])} mtu 1400"
         )
         ping = f"ping -M do -s {(mtu or 1500) - 28} {network.addresses[other]}"
@@ -270,8 +270,9 @@ def _lookups(network: Network, found: Findings) -> None:
         addresses = set(network.addresses.values())
         unknown = [asked for asked, answer in answers.items() if answer.error and asked not in addresses | set(slow)]
         if unknown:
-            message = f"does not know the name {', '.join(unknown[:3])} of other hosts; --local-addr sees to it"
-            fix = "name all hosts in /etc/hosts, or in DNS"
+            names = ", ".join(unknown[:3])
+            message = f"cannot resolve the names of other hosts: {names}; runs still work, because of --local-addr"
+            fix = "add all hosts to /etc/hosts, or to DNS"
             seen = f"getent hosts {unknown[0]}: {answers[unknown[0]].error}"
             found.add("note", "hostname-unresolvable", host, message, fix, seen)
 

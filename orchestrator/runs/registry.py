@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from ..answers.runs import LIST, UNFINISHED, Part
@@ -224,11 +225,11 @@ def _doubts(judged: Mapping[str, claims.Claims]) -> tuple[str, ...]:
             disputed.setdefault(of_run.disputed, []).append(run_id)
     return (
         *(
-            f"{host}: ignored what it says of {_some(run_ids)}: other hosts, or its own name, contradict it"
+            f"{host}: ignored its answer about {_some(run_ids)}, because other hosts or its own name contradict it"
             for host, run_ids in sorted(strangers.items())
         ),
         *(
-            f"{fold(hosts)}: they contradict each other about {_some(run_ids)}, and neither is believed"
+            f"{fold(hosts)}: their answers about {_some(run_ids)} contradict each other; neither is used"
             for hosts, run_ids in disputed.items()
         ),
     )
@@ -259,15 +260,21 @@ def choose(listing: Listing, wanted: str | None, inventory: str) -> Run:
         prefixed = [run for run in runs if run.run_id.endswith(wanted)]
     if not prefixed:
         every = f"`{command('ps', '--all', inventory=inventory)}`"
-        known = f"; the newest is {runs[-1].run_id}" if runs else ""
-        gone = (
-            " (run.keep has old ones removed; `fetch` still finds what they wrote)" if RUN_ID.fullmatch(wanted) else ""
-        )
-        raise _missing(listing, f"no run {wanted!r} on these hosts{gone}{known}; {every} lists them")
+        newest = f"; the newest is {runs[-1].run_id}" if runs else ""
+        about = f"{_hint_at_missing(wanted, runs)}{newest}"
+        raise _missing(listing, f"no run {wanted!r} on these hosts{about}; {every} lists them")
     if len(prefixed) > 1:
         found = ", ".join(run.run_id for run in prefixed)
-        raise UsageError(f"{wanted!r} names several runs: {found}; give more of it")
+        raise UsageError(f"{wanted!r} matches several runs: {found}; give more characters")
     return prefixed[0]
+
+
+def _hint_at_missing(wanted: str, runs: Sequence[Run]) -> str:
+    if RUN_ID.fullmatch(wanted):  # a whole id is pasted, not mistyped
+        return " (it may have been pruned; `fetch` can still download its outputs)"
+    names = [name for run in reversed(runs) for name in (run.name, run.run_id)]
+    alike = get_close_matches(wanted, names, 1)
+    return f" (did you mean {alike[0]}?)" if alike else ""
 
 
 def is_found(wanted: str | None, inventory: str, listing: Listing) -> bool:

@@ -69,6 +69,14 @@ def test_a_run_that_is_not_there_is_a_mistake_but_not_when_a_host_could_not_be_a
         choose(Listing(runs, {"c": UnreachableError("c: refused")}), wanted, "inventory.yaml")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "meant"), [("ohter", "other"), ("20260102-b9", "20260102-b[12]"), ("nightly", "20260102-b2")]
+)
+def test_a_mistyped_run_is_answered_with_the_one_that_is_alike(wanted: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=rf"\b{meant}\b"):
+        choose(LISTING, wanted, "inventory.yaml")
+
+
 def test_hosts_that_told_nothing_are_named() -> None:
     assert run("x").unheard == ()
     assert run("x", a=part(0, hosts=("a", "b", "c")), b=part(2, hosts=("a", "b", "c"))).unheard == ("b",)

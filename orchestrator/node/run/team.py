@@ -43,7 +43,7 @@ def why_not_again(state: State) -> Optional[str]:
     failure = state.first_failure or {}
     if not failure.get("lost"):
         if restarts(state) >= state.max_restarts:
-            spent = "all %d restarts are used up" % state.max_restarts
+            spent = "run.max_restarts (%d) is used up" % state.max_restarts
             return spent if state.max_restarts else "max_restarts is 0"
         alike = [_same_at_start(failed) for failed in (*state.failures, failure)[-FAILS_ALIKE:]]
         if len(alike) == FAILS_ALIKE and alike[0] is not None and len(set(alike)) == 1:
