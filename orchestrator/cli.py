@@ -1,6 +1,7 @@
-"""The command line: what is asked becomes a call, errors become exit codes. Decides nothing else.
+"""The program `ddp-orch`: declares its commands, and ends with their exit codes. Decides nothing else.
 
-Imports are inside the commands: `ddp-orch --help` must not wait for SSH.
+commands/run_commands.py declares the commands that start a run or look at runs. Imports are inside the commands:
+`ddp-orch --help` must not wait for SSH.
 """
 
 from __future__ import annotations
@@ -15,19 +16,9 @@ from typing import Any
 import click
 
 from . import __version__
-from .commands import completion, deprecated, hints
+from .commands import deprecated, hints, run_commands
 from .commands.exit_codes import guarded, hush_stdout
-from .commands.options import (
-    HOSTS,
-    INVENTORY_OF_RUN,
-    JSON,
-    RUN,
-    CommandWithArgs,
-    Grace,
-    Program,
-    inventory,
-    inventory_of_any_run,
-)
+from .commands.options import HOSTS, JSON, CommandWithArgs, Program, inventory
 from .errors import UsageError
 
 
@@ -48,9 +39,9 @@ def init(hosts: tuple[str, ...], output: str) -> None:
 
     A HOST is a name, user@name, or a range such as gpu[01-16].
     """
-    from .commands import init as initial
+    from .commands import init as init_command
 
-    sys.exit(initial.init(hosts, output))
+    sys.exit(init_command.init(hosts, output))
 
 
 @cli.command(short_help="accept the SSH keys of all hosts")
@@ -63,9 +54,9 @@ def trust(inventory: str | None, yes: bool, hosts: str | None) -> None:
     You are asked once for all of them. To verify a fingerprint, run `ssh-keygen -lf
     /etc/ssh/ssh_host_ed25519_key.pub` on the host. Changed keys are never added.
     """
-    from .commands import trust as trusting
+    from .commands import trust as trust_command
 
-    sys.exit(trusting.trust(inventory, hosts, yes))
+    sys.exit(trust_command.trust(inventory, hosts, yes))
 
 
 @cli.command(short_help="show the inventory with all defaults")
@@ -97,11 +88,11 @@ def check(inventory: str | None, quick: bool, deep: bool, hosts: str | None, as_
 
     Changes no settings of the hosts.
     """
-    from .commands import check as checking
+    from .commands import check as check_command
 
     if quick and deep:
         raise UsageError("--quick and --deep cannot be combined")
-    sys.exit(checking.check(inventory, hosts, "quick" if quick else "deep" if deep else "usual", as_json))
+    sys.exit(check_command.check(inventory, hosts, "quick" if quick else "deep" if deep else "usual", as_json))
 
 
 @cli.command(short_help="install torch on hosts that lack it, without root")
@@ -116,212 +107,9 @@ def setup(
     inventory: str | None, torch: str | None, index_url: str | None, wheels: str | None, hosts: str | None
 ) -> None:
     """Install torch on hosts that lack it: the same version in a venv on each. Needs no root."""
-    from .commands import setup as prepare_hosts
+    from .commands import setup as setup_command
 
-    sys.exit(prepare_hosts.setup(inventory, hosts, prepare_hosts.Wanted(torch, index_url, wheels)))
-
-
-@cli.command(cls=CommandWithArgs, short_help="start a run")
-@inventory
-@click.argument(
-    "script", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]", shell_complete=completion.script
-)
-@click.option("-d", "--detach", is_flag=True, help="Return when the run has started, and print its id.")
-@click.option("--dry-run", is_flag=True, help="Print what would run on each host, without connecting.")
-@JSON
-@click.option(
-    "--name", help="Name of the run and of its output folder. With the name of a finished run, resume in its folder."
-)
-@click.option("--skip-check", is_flag=True, help="Start even if the checks find an error.")
-@HOSTS
-@click.option("--wait", is_flag=True, help="Wait while another run uses the GPUs or the name.")
-@click.option("--debug", is_flag=True, help="Enable verbose NCCL and torch logging.")
-@click.option(
-    "-e",
-    "--env",
-    "env",
-    multiple=True,
-    metavar="K=V",
-    help="Set an environment variable for the ranks. Can be repeated.",
-)
-def up(**options: Any) -> None:
-    """Start SCRIPT on all hosts and follow its output. Without SCRIPT, run the bundled trainer.
-
-    Ctrl-C stops the run gracefully; a second Ctrl-C kills it.
-
-    If the arguments after -- start with a flag, they are passed to run.script of the inventory, or to the bundled
-    trainer: `ddp-orch up -- --epochs 3`. `ddp-orch up -- --help` lists the flags of the bundled trainer.
-    """
-    from .commands import up as launching
-
-    sys.exit(launching.up(launching.Up(**options)))
-
-
-@cli.command(short_help="show the output of a run")
-@RUN
-@INVENTORY_OF_RUN
-@click.option(
-    "--host",
-    multiple=True,
-    metavar="PATTERN",
-    shell_complete=completion.host,
-    help="Show only these hosts, such as gpu[01-04] or '!gpu02' (all but gpu02). Can be repeated.",
-)
-@click.option("--hosts", cls=deprecated.OldOption, now="--host", multiple=True, shell_complete=completion.host)
-@click.option("-f", "--follow", is_flag=True, help="Follow until the run ends, and exit with its exit code.")
-@click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="Show the last N lines of each stream.")
-@click.option("--rank", metavar="LIST", help="Show only these ranks, such as 0,4-7.")
-@click.option(
-    "--stream",
-    type=click.Choice(["stdout", "stderr", "agent"]),
-    help="Show only this stream; agent is torchrun and ddp-orch.",
-)
-@click.option("--attempt", type=click.IntRange(1), metavar="K", help="Show only this attempt.")
-@click.option("--since", metavar="T", help="Show only lines from this time on: 5m (ago), or 2026-01-31T12:00:00Z.")
-@click.option("--until", metavar="T", help="Show only lines up to this time.")
-@click.option("--grep", metavar="RE", help="Show only lines that match this regular expression.")
-@click.option("--timestamps", is_flag=True, help="Show the time of each line (UTC).")
-@click.option("--fold", is_flag=True, help="Show equal lines of several ranks once, with differing numbers as a range.")
-@click.option(
-    "-o", "--output", type=click.Path(), metavar="DIR", help="Write to files: one per rank and stream, and merged.log."
-)
-@JSON
-def logs(**options: Any) -> None:
-    """Show the output of RUN (default: the newest run) from all hosts in one stream, ordered by time.
-
-    Lines of a host that is silent for 2 s appear when it answers. -o waits for all hosts.
-    """
-    from .commands import logs as show_logs
-
-    sys.exit(show_logs.logs(show_logs.Logs(**options)))
-
-
-@cli.command(short_help="list runs")
-@inventory_of_any_run
-@HOSTS
-@click.option("--all", "everything", is_flag=True, help="Also list finished runs.")
-@JSON
-def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool) -> None:
-    """List your runs on the hosts of the inventory, no matter which machine started them."""
-    from .commands import ps as listing
-
-    sys.exit(listing.ps(inventory, hosts, everything, as_json))
-
-
-@cli.command(short_help="show a live board of a run")
-@RUN
-@INVENTORY_OF_RUN
-@HOSTS
-def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
-    """Show a live board of RUN: ranks, step, loss, GPUs, CPU and network of each host.
-
-    Default: the newest running run, else the newest run. In a pipe, print one table.
-    """
-    from .commands import top as board
-
-    sys.exit(board.top(run, inventory, hosts))
-
-
-@cli.command(short_help="write an HTML report of a run")
-@RUN
-@INVENTORY_OF_RUN
-@HOSTS
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(),
-    metavar="FILE.html",
-    help="File to write. Default: RUN.html. The data go to RUN.json.",
-)
-@JSON
-def report(run: str | None, inventory: str | None, hosts: str | None, output: str | None, as_json: bool) -> None:
-    """Write an HTML report of RUN (default: the newest run).
-
-    It shows the first failure, the timeline, the hosts, curves of the training and of the machines, and the
-    configuration.
-    """
-    from .commands import report as reports
-
-    sys.exit(reports.report(run, inventory, hosts, output, as_json))
-
-
-@cli.command(short_help="stop a run and clean up")
-@RUN
-@INVENTORY_OF_RUN
-@HOSTS
-@click.option(
-    "--leftovers",
-    is_flag=True,
-    help="Clean up processes left over from finished runs; leave running runs alone.",
-)
-@click.option("--stale", cls=deprecated.OldOption, now="--leftovers", is_flag=True)
-@click.option("--all", "everything", is_flag=True, help="Stop all of your runs on these hosts.")
-@click.option(
-    "--grace", type=Grace(), metavar="S", help="Seconds between SIGTERM and SIGKILL. Default: run.grace of the run."
-)
-@click.option(
-    "--force",
-    multiple=True,
-    metavar="HOST:PID",
-    help="Also kill this process, even if ddp-orch did not start it. Without RUN, kill only this process.",
-)
-@JSON
-def kill(run: str | None, inventory: str | None, hosts: str | None, **options: Any) -> None:
-    """Stop RUN, and verify that no process of it is left.
-
-    Default: the newest unfinished run, and all processes that finished runs have left over.
-    A host that does not answer does not delay `kill RUN` with a whole id. Without RUN, ddp-orch waits for it, because
-    it may have a newer run.
-    """
-    from .commands import kill as ending
-
-    sys.exit(ending.kill(run, inventory, hosts, **options))
-
-
-@cli.command(short_help="find the first cause of a failure")
-@click.argument("run", nargs=-1, metavar="[RUN]", shell_complete=completion.run)
-@click.option(
-    "--log", "log", multiple=True, metavar="FILE...", help="Diagnose these log files instead, of any job. - is stdin."
-)
-@INVENTORY_OF_RUN
-@HOSTS
-@JSON
-def diagnose(
-    run: tuple[str, ...], log: tuple[str, ...], inventory: str | None, hosts: str | None, as_json: bool
-) -> None:
-    """Find the first cause of a failure of RUN (default: the newest run), with evidence and a fix.
-
-    After 2 s, print the result from the hosts that have answered. If a late answer changes it, print it again.
-    """
-    from .commands import diagnose as diagnosing
-
-    if log:
-        sys.exit(diagnosing.diagnose_logs([*log, *run], as_json))
-    if len(run) > 1:
-        raise UsageError("give only one RUN; log files come after --log")
-    sys.exit(diagnosing.diagnose_run(run[0] if run else None, inventory, hosts, as_json))
-
-
-@cli.command(short_help="download the outputs of a run")
-@RUN
-@click.argument("pattern", required=False)
-@click.option(
-    "-o", "--output", metavar="DIR", help="Download to DIR/HOST/... Default: a folder with the name of the run."
-)
-@INVENTORY_OF_RUN
-@HOSTS
-def fetch(run: str | None, pattern: str | None, output: str | None, inventory: str | None, hosts: str | None) -> None:
-    """Download the outputs of RUN (default: the newest run).
-
-    These are the files in $DDP_ORCH_OUTPUT_DIR of each host. Files that the run wrote to relative paths go into code/.
-
-    With PATTERN, such as '*.pt' or 'logs/**/*.json', only matching files are downloaded. * matches within a name, and
-    ** matches any folders. The name of a folder matches everything in it. Links are skipped, and so are files that
-    have not changed since the last download.
-    """
-    from .commands import fetch as fetching
-
-    sys.exit(fetching.fetch(run, pattern, output, inventory, hosts))
+    sys.exit(setup_command.setup(inventory, hosts, setup_command.Wanted(torch, index_url, wheels)))
 
 
 @cli.command(short_help="delete old runs and outputs from the hosts")
@@ -345,15 +133,15 @@ def prune(
     Running runs are not touched. Outputs are kept unless you give --outputs or set run.keep.outputs. A run that wrote
     files outside $DDP_ORCH_OUTPUT_DIR is kept until you `fetch` them.
     """
-    from .commands import prune as pruning
+    from .commands import prune as prune_command
 
     if outputs and force:
         raise UsageError("--force and --outputs cannot be combined: --force is for the records of runs")
     if (named or yes) and not outputs:
         raise UsageError("--run and --yes need --outputs")
     if outputs:
-        sys.exit(pruning.prune_outputs(inventory, hosts, named, yes=yes))
-    sys.exit(pruning.prune(inventory, hosts, force=force))
+        sys.exit(prune_command.prune_outputs(inventory, hosts, named, yes=yes))
+    sys.exit(prune_command.prune(inventory, hosts, force=force))
 
 
 @cli.command(short_help="test the notifications")
@@ -361,12 +149,12 @@ def prune(
 @click.option("--test", is_flag=True, help="Send a test message.")
 def notify(inventory: str | None, test: bool) -> None:
     """Send a test message from the head to notify.webhook and notify.command."""
-    from .commands import notify as notifications
+    from .commands import notify as notify_command
 
     if not test:
         words = ("notify", *(() if inventory is None else (inventory,)), "--test")
         raise UsageError(f"to send a message now: {shlex.join(['ddp-orch', *words])}")
-    sys.exit(notifications.test(inventory))
+    sys.exit(notify_command.test(inventory))
 
 
 @cli.command("exec", cls=CommandWithArgs, short_help="run a command on every host")
@@ -385,11 +173,11 @@ def exec_(inventory: str | None, command: tuple[str, ...], hosts: str | None, se
     A single argument is run by the login shell of the host; several arguments are executed directly, without a shell.
     Ctrl-C stops CMD on all hosts. Only the first 16 MiB of the output of a host are kept.
     """
-    from .commands import exec as execute
+    from .commands import exec as exec_command
 
     if not command:
         raise UsageError(hints.no_command(inventory))
-    sys.exit(execute.execute(inventory, command, hosts, setup, as_json))
+    sys.exit(exec_command.execute(inventory, command, hosts, setup, as_json))
 
 
 @cli.command(cls=CommandWithArgs, short_help="measure how training scales with the number of hosts")
@@ -409,17 +197,17 @@ def bench(**options: Any) -> None:
     Each number of hosts takes about a minute. Pass flags of the trainer after --, such as
     `-- --model resnet50 --data synthetic --precision bf16`. `-- --bench-seconds 10` measures five times as long.
     """
-    from .commands import bench as benchmark
+    from .commands import bench as bench_command
 
-    sys.exit(benchmark.bench(benchmark.Bench(**options)))
+    sys.exit(bench_command.bench(bench_command.Bench(**options)))
 
 
 @cli.command(short_help="train on two hosts on this machine")
 def demo() -> None:
     """Train a small model on two hosts on this machine over real SSH. Takes less than a minute."""
-    from .demo import demo as demonstration
+    from .demo.demo import main as run_demo
 
-    sys.exit(demonstration.main())
+    sys.exit(run_demo())
 
 
 @cli.command("help", short_help="show the help of a command")
@@ -439,14 +227,20 @@ def version() -> None:
     click.echo(f"ddp-orch, version {__version__}")
 
 
+for _command in run_commands.COMMANDS:
+    cli.add_command(_command)
+
+
 def main() -> None:
-    """The program. Every way out has its exit code (orchestrator/errors.py)."""
-    # Python looks for garbage after every 700 objects, and at the end in all that there is: a tenth of a short command.
+    """Run the command line. orchestrator/errors.py lists the exit codes."""
+    # Python collects garbage after every 700 objects and at exit: a tenth of the time of a short command.
     gc.set_threshold(100_000, 50, 50)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script's `ddp-orch up ... &`, to be stopped by kill -INT
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # `ddp-orch up ... &` in a script, which `kill -INT` must stop
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a locale that lacks a character must not end a command
+        if isinstance(stream, io.TextIOWrapper):  # a character that the locale lacks must not end a command
             stream.reconfigure(errors="backslashreplace")
     code = guarded(lambda: cli(prog_name="ddp-orch", standalone_mode=False))
     try:

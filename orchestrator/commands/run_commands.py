@@ -1,0 +1,231 @@
+"""Declare the commands that start a run or look at runs. orchestrator/cli.py declares the others.
+
+Imports are inside the commands: `ddp-orch --help` must not wait for SSH.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from ..errors import UsageError
+from . import completion, deprecated
+from .options import (
+    HOSTS,
+    INVENTORY_OF_RUN,
+    JSON,
+    RUN,
+    Command,
+    CommandWithArgs,
+    Grace,
+    inventory,
+    inventory_of_any_run,
+)
+
+
+@click.command(cls=CommandWithArgs, short_help="start a run")
+@inventory
+@click.argument(
+    "script", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]", shell_complete=completion.script
+)
+@click.option("-d", "--detach", is_flag=True, help="Return when the run has started, and print its id.")
+@click.option("--dry-run", is_flag=True, help="Print what would run on each host, without connecting.")
+@JSON
+@click.option(
+    "--name", help="Name of the run and of its output folder. With the name of a finished run, resume in its folder."
+)
+@click.option("--skip-check", is_flag=True, help="Start even if the checks find an error.")
+@HOSTS
+@click.option("--wait", is_flag=True, help="Wait while another run uses the GPUs or the name.")
+@click.option("--debug", is_flag=True, help="Enable verbose NCCL and torch logging.")
+@click.option(
+    "-e",
+    "--env",
+    "env",
+    multiple=True,
+    metavar="K=V",
+    help="Set an environment variable for the ranks. Can be repeated.",
+)
+def up(**options: Any) -> None:
+    """Start SCRIPT on all hosts and follow its output. Without SCRIPT, run the bundled trainer.
+
+    Ctrl-C stops the run gracefully; a second Ctrl-C kills it.
+
+    If the arguments after -- start with a flag, they are passed to run.script of the inventory, or to the bundled
+    trainer: `ddp-orch up -- --epochs 3`. `ddp-orch up -- --help` lists the flags of the bundled trainer.
+    """
+    from . import up as up_command
+
+    sys.exit(up_command.up(up_command.Up(**options)))
+
+
+@click.command(cls=Command, short_help="show the output of a run")
+@RUN
+@INVENTORY_OF_RUN
+@click.option(
+    "--host",
+    multiple=True,
+    metavar="PATTERN",
+    shell_complete=completion.host,
+    help="Show only these hosts, such as gpu[01-04] or '!gpu02' (all but gpu02). Can be repeated.",
+)
+@click.option("--hosts", cls=deprecated.OldOption, now="--host", multiple=True, shell_complete=completion.host)
+@click.option("-f", "--follow", is_flag=True, help="Follow until the run ends, and exit with its exit code.")
+@click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="Show the last N lines of each stream.")
+@click.option("--rank", metavar="LIST", help="Show only these ranks, such as 0,4-7.")
+@click.option(
+    "--stream",
+    type=click.Choice(["stdout", "stderr", "agent"]),
+    help="Show only this stream; agent is torchrun and ddp-orch.",
+)
+@click.option("--attempt", type=click.IntRange(1), metavar="K", help="Show only this attempt.")
+@click.option("--since", metavar="T", help="Show only lines from this time on: 5m (ago), or 2026-01-31T12:00:00Z.")
+@click.option("--until", metavar="T", help="Show only lines up to this time.")
+@click.option("--grep", metavar="RE", help="Show only lines that match this regular expression.")
+@click.option("--timestamps", is_flag=True, help="Show the time of each line (UTC).")
+@click.option("--fold", is_flag=True, help="Show equal lines of several ranks once, with differing numbers as a range.")
+@click.option(
+    "-o", "--output", type=click.Path(), metavar="DIR", help="Write to files: one per rank and stream, and merged.log."
+)
+@JSON
+def logs(**options: Any) -> None:
+    """Show the output of RUN (default: the newest run) from all hosts in one stream, ordered by time.
+
+    Lines of a host that is silent for 2 s appear when it answers. -o waits for all hosts.
+    """
+    from . import logs as logs_command
+
+    sys.exit(logs_command.logs(logs_command.Logs(**options)))
+
+
+@click.command(cls=Command, short_help="list runs")
+@inventory_of_any_run
+@HOSTS
+@click.option("--all", "everything", is_flag=True, help="Also list finished runs.")
+@JSON
+def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool) -> None:
+    """List your runs on the hosts of the inventory, no matter which machine started them."""
+    from . import ps as ps_command
+
+    sys.exit(ps_command.ps(inventory, hosts, everything, as_json))
+
+
+@click.command(cls=Command, short_help="show a live board of a run")
+@RUN
+@INVENTORY_OF_RUN
+@HOSTS
+def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
+    """Show a live board of RUN: ranks, step, loss, GPUs, CPU and network of each host.
+
+    Default: the newest running run, else the newest run. In a pipe, print one table.
+    """
+    from . import top as top_command
+
+    sys.exit(top_command.top(run, inventory, hosts))
+
+
+@click.command(cls=Command, short_help="write an HTML report of a run")
+@RUN
+@INVENTORY_OF_RUN
+@HOSTS
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    metavar="FILE.html",
+    help="File to write. Default: RUN.html. The data go to RUN.json.",
+)
+@JSON
+def report(run: str | None, inventory: str | None, hosts: str | None, output: str | None, as_json: bool) -> None:
+    """Write an HTML report of RUN (default: the newest run).
+
+    It shows the first failure, the timeline, the hosts, curves of the training and of the machines, and the
+    configuration.
+    """
+    from . import report as report_command
+
+    sys.exit(report_command.report(run, inventory, hosts, output, as_json))
+
+
+@click.command(cls=Command, short_help="stop a run and clean up")
+@RUN
+@INVENTORY_OF_RUN
+@HOSTS
+@click.option(
+    "--leftovers",
+    is_flag=True,
+    help="Clean up processes left over from finished runs; leave running runs alone.",
+)
+@click.option("--stale", cls=deprecated.OldOption, now="--leftovers", is_flag=True)
+@click.option("--all", "everything", is_flag=True, help="Stop all of your runs on these hosts.")
+@click.option(
+    "--grace", type=Grace(), metavar="S", help="Seconds between SIGTERM and SIGKILL. Default: run.grace of the run."
+)
+@click.option(
+    "--force",
+    multiple=True,
+    metavar="HOST:PID",
+    help="Also kill this process, even if ddp-orch did not start it. Without RUN, kill only this process.",
+)
+@JSON
+def kill(run: str | None, inventory: str | None, hosts: str | None, **options: Any) -> None:
+    """Stop RUN, and verify that no process of it is left.
+
+    Default: the newest unfinished run, and all processes that finished runs have left over.
+    A host that does not answer does not delay `kill RUN` with a whole id. Without RUN, ddp-orch waits for it, because
+    it may have a newer run.
+    """
+    from . import kill as kill_command
+
+    sys.exit(kill_command.kill(run, inventory, hosts, **options))
+
+
+@click.command(cls=Command, short_help="find the first cause of a failure")
+@click.argument("run", nargs=-1, metavar="[RUN]", shell_complete=completion.run)
+@click.option(
+    "--log", "log", multiple=True, metavar="FILE...", help="Diagnose these log files instead, of any job. - is stdin."
+)
+@INVENTORY_OF_RUN
+@HOSTS
+@JSON
+def diagnose(
+    run: tuple[str, ...], log: tuple[str, ...], inventory: str | None, hosts: str | None, as_json: bool
+) -> None:
+    """Find the first cause of a failure of RUN (default: the newest run), with evidence and a fix.
+
+    After 2 s, print the result from the hosts that have answered. If a late answer changes it, print it again.
+    """
+    from . import diagnose as diagnose_command
+
+    if log:
+        sys.exit(diagnose_command.diagnose_logs([*log, *run], as_json))
+    if len(run) > 1:
+        raise UsageError("give only one RUN; log files come after --log")
+    sys.exit(diagnose_command.diagnose_run(run[0] if run else None, inventory, hosts, as_json))
+
+
+@click.command(cls=Command, short_help="download the outputs of a run")
+@RUN
+@click.argument("pattern", required=False)
+@click.option(
+    "-o", "--output", metavar="DIR", help="Download to DIR/HOST/... Default: a folder with the name of the run."
+)
+@INVENTORY_OF_RUN
+@HOSTS
+def fetch(run: str | None, pattern: str | None, output: str | None, inventory: str | None, hosts: str | None) -> None:
+    """Download the outputs of RUN (default: the newest run).
+
+    These are the files in $DDP_ORCH_OUTPUT_DIR of each host. Files that the run wrote to relative paths go into code/.
+
+    With PATTERN, such as '*.pt' or 'logs/**/*.json', only matching files are downloaded. * matches within a name, and
+    ** matches any folders. The name of a folder matches everything in it. Links are skipped, and so are files that
+    have not changed since the last download.
+    """
+    from . import fetch as fetch_command
+
+    sys.exit(fetch_command.fetch(run, pattern, output, inventory, hosts))
+
+
+COMMANDS = (up, logs, ps, top, report, kill, diagnose, fetch)
