@@ -169,7 +169,7 @@ def _measured(path: str, names: list[str], args: tuple[str, ...], console: Conso
         wait=True,
         debug=False,
         env=(),
-        tell_outputs=False,
+        show_outputs=False,
         trainer_args=args,
     )
     collector = Collector(console, time.monotonic())

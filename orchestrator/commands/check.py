@@ -18,9 +18,9 @@ from ..checks import auto_env
 from ..checks import hosts as checks
 from ..checks.auto_env import AutoEnv
 from ..errors import FindingsError
-from ..hosts.fleet import Fleet, worst
+from ..hosts.fleet import Fleet, combine
 from ..inventory import model, run_ids
-from ..inventory.advice import completed
+from ..inventory.advice import complete_commands
 from ..output import lines as logs
 from ..output.console import fold, number_of, wants_colour
 from ..output.finding import SEVERITIES, Finding, Severity
@@ -78,7 +78,7 @@ def check(given: str | None, hosts: str | None, level: Level, as_json: bool) -> 
     findings = [
         replace(
             finding,
-            fix=completed(by_hand(finding.fix, everyone), read.path),
+            fix=complete_commands(by_hand(finding.fix, everyone), read.path),
             evidence=tuple(by_hand(line, everyone) for line in finding.evidence),
         )
         for finding in findings
@@ -90,7 +90,7 @@ def check(given: str | None, hosts: str | None, level: Level, as_json: bool) -> 
         text = _render(made, findings, chosen, network, facts, result)
         sys.stdout.write(tame(text, wants_colour(sys.stdout, os.environ)))
     if probed.failed:
-        return worst(probed.failed.values(), "").exit_code
+        return combine(probed.failed.values(), "").exit_code
     return FindingsError.exit_code if any(finding.severity == "error" for finding in findings) else 0
 
 

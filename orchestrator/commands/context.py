@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import InventoryError, OrchError, UsageError
-from ..hosts.fleet import Fleet, folded
+from ..hosts.fleet import Fleet, fold_failures
 from ..hosts.node_program import node_program
 from ..inventory import advice, model
 from ..inventory.hostnames import pick
@@ -204,7 +204,7 @@ def whoami() -> str:
 
 
 def warn_of(failed: Mapping[str, OrchError], console: Console) -> None:
-    for line in folded(failed):
+    for line in fold_failures(failed):
         console.warning(line)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from ..errors import Interrupted, OrchError
-from ..hosts.fleet import Output, each, folded, reasons
+from ..hosts.fleet import Output, each, fold_failures, reasons
 from ..inventory.model import Host
 from ..output.console import Console, fold, fold_messages, size
 from ..output.terminal import tame
@@ -60,7 +60,7 @@ def _tell(done: Mapping[str, Output], failed: Mapping[str, OrchError], console: 
         {host: f"{size(one.left_out)} of its output were left out" for host, one in done.items() if one.left_out}
     ):
         console.warning(line)
-    for line in folded(failed):
+    for line in fold_failures(failed):
         console.error(line)
 
 

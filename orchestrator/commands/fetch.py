@@ -11,7 +11,7 @@ from typing import Any
 from ..answers.files import FETCHED, OUTPUTS
 from ..answers.operation import Arguments
 from ..errors import OrchError, RunFailed, UnreachableError, UsageError
-from ..hosts.fleet import Fleet, Results, folded, worst
+from ..hosts.fleet import Fleet, Results, combine, fold_failures
 from ..hosts.session import Session
 from ..inventory.model import Host, Inventory
 from ..inventory.run_ids import RUN_NAME
@@ -153,7 +153,7 @@ def _conclude(
     """Say what is missing; the exit code."""
     if what.goes_on:
         console.note(f"run {what.run} is still running; fetch again for newer files")
-    for line in folded(failed):
+    for line in fold_failures(failed):
         console.error(line)
     problems = {host: one_line("; ".join(of_host)) for host, of_host in done.items() if of_host}
     for line in fold_messages(problems):
@@ -161,7 +161,7 @@ def _conclude(
     if what.incomplete:
         return UnreachableError.exit_code
     if failed:
-        return worst(failed.values(), "").exit_code
+        return combine(failed.values(), "").exit_code
     return RunFailed.exit_code if problems else 0
 
 

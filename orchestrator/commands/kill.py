@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import UnreachableError, UsageError
-from ..hosts.fleet import Fleet, Work, folded
+from ..hosts.fleet import Fleet, Work, fold_failures
 from ..inventory.advice import command
 from ..inventory.hostnames import nearest
 from ..inventory.model import Host, Inventory
@@ -204,7 +204,7 @@ def _forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, 
 
 
 def _tell_kill(result: Killed, chosen: Sequence[Run], inventory: str, console: Console) -> None:
-    for line in folded(result.failed):
+    for line in fold_failures(result.failed):
         console.error(line)
     for host, process in result.remaining:
         named = f"pid {process.pid}"

@@ -105,7 +105,7 @@ def logs(wanted: Logs) -> int:
                 console.note(f"the run continues; to stop it: {about.command('kill')}")
             return 0  # only the looking ends
         if wanted.follow:
-            bell.over()
+            bell.ring()
             resume = about.of_all("up", "--name", run.name)
             return attach.conclude(
                 run.run_id, about, run.all_nodes, view, console, resume=f"{resume} -- SCRIPT ARGS..."

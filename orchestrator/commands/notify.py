@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..answers.prepare import NOTIFY
 from ..errors import FindingsError, UnreachableError, UsageError
-from ..hosts.fleet import folded
+from ..hosts.fleet import fold_failures
 from ..plan import plan
 from .context import chosen_inventory, open_fleet, stderr_console
 
@@ -30,7 +30,7 @@ def test(given: str | None) -> int:
     with open_fleet(read) as fleet:
         fleet.prepare([head])
         results = fleet.each([head], lambda _, session: session.request(NOTIFY, {"wanted": wanted, "said": said}))
-    for line in folded(results.failed):
+    for line in fold_failures(results.failed):
         console.error(line)
     if results.failed:
         return UnreachableError.exit_code

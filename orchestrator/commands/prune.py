@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..answers.files import OUTPUT_FOLDERS, PRUNE, REMOVE_OUTPUTS, Pruned
 from ..errors import UnreachableError, UsageError
-from ..hosts.fleet import folded
+from ..hosts.fleet import fold_failures
 from ..inventory import advice
 from ..inventory.run_ids import RUN_ID, SUFFIX
 from ..output.console import fold_messages, number_of, size
@@ -32,7 +32,7 @@ def prune(given: str | None, hosts: str | None, *, force: bool) -> int:
         {host: kept for host, gone in results.done.items() if (kept := describe_unfetched(gone, read.path))}
     ):
         console.warning(line)
-    for line in folded(results.failed):
+    for line in fold_failures(results.failed):
         console.error(line)
     return UnreachableError.exit_code if results.failed else 0
 
@@ -76,7 +76,7 @@ def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], 
             for host, found in sorted(listed.done.items())
             for one in found
         ]
-        for line in folded(listed.failed):
+        for line in fold_failures(listed.failed):
             console.error(line)
         if shared := read.run.output:
             console.note(f"outputs in run.output ({shared}) are not deleted")
@@ -103,7 +103,7 @@ def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], 
             lambda host, session: session.request(REMOVE_OUTPUTS, {"names": names[host.name]}),
             "deleting",
         )
-    for line in folded(removed.failed):
+    for line in fold_failures(removed.failed):
         console.error(line)
     left = {
         host: f"not deleted: {', '.join(missing)}; a run uses it, or it has files of another user"

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..answers.decode import MalformedAnswer, decode
 from ..answers.printed import FoundPython
 from ..errors import FindingsError, UsageError
-from ..hosts.fleet import Fleet, each, folded, worst
+from ..hosts.fleet import Fleet, combine, each, fold_failures
 from ..inventory import model
 from ..inventory.model import Host
 from ..output.console import Console, fold
@@ -119,9 +119,9 @@ def setup(given: str | None, hosts: str | None, wanted: Wanted) -> int:
             ready |= rest.done
             failed |= rest.failed
     _tell(read.hosts, ready, console)
-    for line in folded(failed):
+    for line in fold_failures(failed):
         console.error(line)
-    return worst(failed.values(), "").exit_code if failed else 0
+    return combine(failed.values(), "").exit_code if failed else 0
 
 
 def _let_in(hosts: Sequence[Host], fleet: Fleet) -> None:

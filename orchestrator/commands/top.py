@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from ..answers.recorded import SAMPLE
 from ..errors import OrchError, UnreachableError
-from ..hosts.fleet import Fleet, unexpected
+from ..hosts.fleet import Fleet, wrap_unexpected
 from ..inventory.hostnames import pick
 from ..inventory.model import Host
 from ..output.console import Console, wants_colour
@@ -61,7 +61,7 @@ class Watcher:
         try:
             now = self._fleet.session(host).request(SAMPLE, {"run_id": self._run_id})
         except Exception as error:  # noqa: BLE001  answers of other people's machines lead here
-            failure = error if isinstance(error, OrchError) else unexpected(host.name, error)
+            failure = error if isinstance(error, OrchError) else wrap_unexpected(host.name, error)
             self._seen[host.name] = replace(seen, trouble=str(failure).removeprefix(f"{host.name}: "))
         else:
             self._seen[host.name] = HostView(host.name, now, before=seen.now, node=seen.node)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from ..errors import OrchError, UnreachableError
-from ..hosts.fleet import each, folded
+from ..hosts.fleet import each, fold_failures
 from ..inventory.advice import command
 from ..output.console import Console, number_of
 from ..output.terminal import tame
@@ -81,7 +81,7 @@ def trust(path: str | None, hosts: str | None, yes: bool) -> int:
             refused |= {endpoint.target.known_as[0] for endpoint in endpoints} - trusted
     finally:
         dialer.close()
-    for line in folded(failed):
+    for line in fold_failures(failed):
         console.error(line)
     if not failed:
         console.note(f"all keys are trusted; next: {command('check', inventory=read.path)}")

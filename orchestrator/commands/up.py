@@ -44,7 +44,7 @@ class Up:
     wait: bool
     debug: bool
     env: tuple[str, ...]
-    tell_outputs: bool = True  # how to fetch what the run has written
+    show_outputs: bool = True  # how to fetch what the run has written
     trainer_args: tuple[str, ...] = ()  # for the bundled trainer, after run.args; then run.script does not count
 
     def command(self, inventory: str, *, without: Sequence[str] = (), name: str | None = None) -> str:
@@ -122,7 +122,7 @@ def up(wanted: Up, printer: Stage | None = None) -> int:
                 mask,
                 console,
                 resume=wanted.command(read.path, name=made.name),
-                tell_outputs=wanted.tell_outputs,
+                show_outputs=wanted.show_outputs,
             )
         except (BrokenPipeError, KeyboardInterrupt):
             console.note(f"detached; the run continues. Follow it with: {about.command('logs', '-f')}")

@@ -150,7 +150,7 @@ def _up(inventory: Path) -> up.Up:
         wait=False,
         debug=False,
         env=(),
-        tell_outputs=False,  # these hosts are gone when it is read
+        show_outputs=False,  # these hosts are gone when it is read
     )
 
 

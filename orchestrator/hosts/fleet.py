@@ -54,7 +54,7 @@ class Late(UnreachableError):
     """A host that had no result when the wait ended."""
 
 
-def unexpected(host: str, error: BaseException) -> Refused:
+def wrap_unexpected(host: str, error: BaseException) -> Refused:
     """Turn an unexpected exception into the failure of one host, so that the results of the others are kept."""
     _log.info("%s: unexpected exception", host, exc_info=error)
     source = error.__cause__ or error
@@ -165,7 +165,7 @@ class Work(Generic[N, T]):
                 self._failed[host.name] = error
                 self._progress.ended(host.name, _reason(host.name, error))
             except BaseException as error:  # noqa: BLE001  a bad answer of a host may raise anything
-                self._failed[host.name] = unexpected(host.name, error)
+                self._failed[host.name] = wrap_unexpected(host.name, error)
                 self._progress.ended(host.name, _reason(host.name, self._failed[host.name]))
 
 
@@ -360,7 +360,7 @@ def _reason(name: str, error: OrchError) -> str:
     return str(error).removeprefix(f"{name}: ")
 
 
-def folded(failed: Mapping[str, OrchError]) -> list[str]:
+def fold_failures(failed: Mapping[str, OrchError]) -> list[str]:
     """Why hosts failed, in one line for those that failed alike, even if each has its own address and key."""
     alike = {name: error.alike for name, error in failed.items() if isinstance(error, ConnectFailure)}
     messages = reasons(failed)
@@ -371,7 +371,7 @@ def folded(failed: Mapping[str, OrchError]) -> list[str]:
     return fold_messages(messages)
 
 
-def worst(failed: Iterable[OrchError], text: str) -> OrchError:
+def combine(failed: Iterable[OrchError], text: str) -> OrchError:
     """One error for all: an unreachable host (4) takes precedence over one in use (5), and that over a finding (3)."""
     errors = list(failed)
     if any(isinstance(error, UnreachableError) for error in errors):

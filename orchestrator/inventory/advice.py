@@ -31,7 +31,7 @@ def command(name: str, *words: str, inventory: str) -> str:
     return f"{line} {AGAIN}" if inventory == STDIN else line
 
 
-def completed(text: str, inventory: str) -> str:
+def complete_commands(text: str, inventory: str) -> str:
     """Advice of modules that do not know how the program was called: `ddp-orch NAME [--FLAG] INVENTORY`, made whole."""
 
     def whole(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Watch a run for a person: show its lines, turn Ctrl-C into a stop, say how it ended. Starts nothing."""
+"""Follow a run for a user: show its lines, stop it on Ctrl-C, print how it ended. Starts nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..answers.attach import StrayOutputs
 from ..answers.runs import Part, Verdict
 from ..errors import Interrupted, OrchError, RunFailed, UnreachableError
 from ..hosts import claims
-from ..hosts.fleet import Fleet, folded
+from ..hosts.fleet import Fleet, fold_failures
 from ..inventory.advice import AboutRun
 from ..inventory.model import Host
 from ..output.console import Console, fold, hush
@@ -25,7 +25,7 @@ from ..plan.plan import Plan
 from . import ending
 from .follow import LogFilter, View
 
-STOP_WINDOW = 10.0  # s for all hosts to hear that the run is to stop, when nobody waits for its end
+STOP_WINDOW = 10.0  # s for the stop request to reach all hosts when nobody reads the output any more
 OUTCOMES = {
     "succeeded": 0,
     "failed": RunFailed.exit_code,
@@ -35,14 +35,14 @@ OUTCOMES = {
 
 
 class Bell(Stage):
-    """Rings when the run is started again, and when it has ended. `wanted`: inventory `notify.bell`."""
+    """Ring the terminal's bell when the run restarts and when it ends. `enabled`: `notify.bell` of the inventory."""
 
-    def __init__(self, wanted: bool, console: Console) -> None:
-        self._ring = console.ring if wanted else lambda: None
+    def __init__(self, enabled: bool, console: Console) -> None:
+        self._ring = console.ring if enabled else lambda: None
         self._attempt: int | None = None
 
     def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
-        """The first lines do not ring: what they show has been so before."""
+        # the first lines may be of a restart that happened before; only a later change of the attempt rings
         newest = max((line.attempt for line in lines), default=0)
         if self._attempt is not None and newest > self._attempt:
             self._ring()
@@ -50,7 +50,7 @@ class Bell(Stage):
             self._attempt = max(newest, self._attempt or 0)
         return lines
 
-    def over(self) -> None:
+    def ring(self) -> None:
         self._ring()
 
 
@@ -62,27 +62,30 @@ def attend(
     console: Console,
     *,
     resume: str,
-    tell_outputs: bool = True,
+    show_outputs: bool = True,
 ) -> int:
-    """Attached `up`: show the lines; Ctrl-C stops the run, a second one kills it, a third one only leaves.
+    """Show the lines of a run until it ends, and return its exit code. Ctrl-C stops the run, a second Ctrl-C kills it,
+    a third one exits without waiting.
 
-    `resume`: the command that starts a run which resumes from the outputs of this one.
+    `resume`: the command that starts a run which resumes from the outputs of this one. `show_outputs`: print how to
+    download them.
     """
     about = AboutRun(resolved.name, resolved.inventory.path)
     hosts = [node.host for node in resolved.nodes]
     nodes = {host.name: node for node, host in enumerate(hosts)}
     ranks = claims.ranks_of_plan(resolved)
-    choice = LogFilter(follow=True)
-    view = View(resolved.run_id, hosts, choice, fleet, console.warning, sys.stdout.isatty(), ranks, mask=mask)
+    view = View(
+        resolved.run_id, hosts, LogFilter(follow=True), fleet, console.warning, sys.stdout.isatty(), ranks, mask=mask
+    )
     began = time.monotonic()
     bell = Bell(resolved.inventory.notify.bell, console)
 
     targets = ending.KillTargets(runs=(resolved.run_id,), run_grace=resolved.inventory.run.grace)
-    with _stopping_on_interrupt(targets, hosts, fleet, console):
+    with _stop_on_interrupt(targets, hosts, fleet, console):
         view.run(Pipeline((bell, printer)))
-    bell.over()
+    bell.ring()
     took = f" after {time.monotonic() - began:.1f} s"
-    code = conclude(resolved.run_id, about, nodes, view, console, took, resume=resume, tell_outputs=tell_outputs)
+    code = conclude(resolved.run_id, about, nodes, view, console, took, resume=resume, show_outputs=show_outputs)
     if code in (RunFailed.exit_code, OUTCOMES["lost"]):
         _diagnose(resolved.run_id, about, hosts, nodes, view, fleet, mask, console)
     return code
@@ -99,7 +102,7 @@ def _diagnose(
     console: Console,
 ) -> None:
     from ..diagnosis import rendering
-    from . import diagnose  # only a failed run needs them
+    from . import diagnose  # imported late: only a failed run needs them
 
     parts = {host: outcome.run for host, outcome in view.outcomes.items() if outcome.run}
     try:
@@ -115,40 +118,40 @@ def _diagnose(
 
 
 @contextlib.contextmanager
-def _stopping_on_interrupt(
+def _stop_on_interrupt(
     targets: ending.KillTargets, hosts: Sequence[Host], fleet: Fleet, console: Console
 ) -> Iterator[None]:
-    asked: list[threading.Thread] = []
-    over = threading.Event()
+    requests: list[threading.Thread] = []
+    left = threading.Event()
 
     def stop(grace: float | None, note: str) -> None:
         console.note(note)
         result = ending.kill(fleet, hosts, targets, grace=grace, by="Ctrl-C")
-        if not over.is_set():  # else it is we who have closed the sessions
-            for line in folded(result.failed):
+        if not left.is_set():  # afterwards the requests fail because ddp-orch closes its sessions
+            for line in fold_failures(result.failed):
                 console.warning(f"could not stop the run: {line}")
 
-    def interrupted(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         grace: float | None = None
         note = "stopping the run gracefully; Ctrl-C again kills it"
-        if asked:
+        if requests:
             signal.signal(signal.SIGINT, before)
-            grace, note = 0.0, "killing the run; Ctrl-C again leaves without waiting for it"
-        # a thread of its own: the view goes on showing what the ranks say while they are being stopped
-        asked.append(threading.Thread(target=stop, args=(grace, note), daemon=True))
-        asked[-1].start()
+            grace, note = 0.0, "killing the run; Ctrl-C again exits without waiting for it"
+        # in a thread, because the view continues to show what the ranks print while they stop
+        requests.append(threading.Thread(target=stop, args=(grace, note), daemon=True))
+        requests[-1].start()
 
-    before = signal.signal(signal.SIGINT, interrupted)
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
-    except BrokenPipeError:  # Ctrl-C has ended a `| tee` too
-        if not asked:
+    except BrokenPipeError:  # Ctrl-C also ended the `tee` of `ddp-orch up | tee`
+        if not requests:
             raise
         hush(sys.stdout)
-        asked[-1].join(STOP_WINDOW)
-        raise Interrupted("nobody reads the output any more; the run has been told to stop") from None
+        requests[-1].join(STOP_WINDOW)
+        raise Interrupted("the reader of the output has ended; the run was asked to stop") from None
     finally:
-        over.set()
+        left.set()
         signal.signal(signal.SIGINT, before)
 
 
@@ -161,56 +164,58 @@ def conclude(
     took: str = "",
     *,
     resume: str,
-    tell_outputs: bool = True,
+    show_outputs: bool = True,
 ) -> int:
-    """Say how the run ended; its exit code is the run's outcome. `nodes`: the node that each host is; `resume`: see
-    `attend`."""
-    for line in folded(view.failed):
+    """Print how the run ended, and return the exit code for that. `nodes`: the node number of each host; `resume` and
+    `show_outputs`: see `attend`.
+    """
+    for line in fold_failures(view.failed):
         console.warning(line)
-    of_run = {host: part for host in nodes if host in view.outcomes and (part := view.outcomes[host].run)}
-    parts = list(of_run.values())
-    verdict = claims.verdict_of(of_run, nodes)
+    parts = {host: part for host in nodes if host in view.outcomes and (part := view.outcomes[host].run)}
+    verdict = claims.verdict_of(parts, nodes)
     if verdict is None:
         console.error(
-            f"run {run_id}: final state unknown, no host could be reached; see `{about.of_all('ps', '--all')}`"
+            f"run {run_id}: its final state is unknown, because no host is reachable. "
+            f"Run `{about.of_all('ps', '--all')}` when one is"
         )
         return UnreachableError.exit_code
     match verdict.state:
         case "succeeded":
             console.note(f"run {run_id} succeeded{took}")
         case "killed":
-            console.note(f"run {run_id} was stopped by {one_line(verdict.stopped_by or 'somebody')}")
+            console.note(f"run {run_id} was stopped by {one_line(verdict.stopped_by or 'an unknown user')}")
         case "lost":
-            console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_without_head(verdict, parts[0], resume)}")
+            console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_advise_new_head(verdict, parts, resume)}")
         case _:
             console.error(f"run {run_id} failed: {_first_failure(verdict)}")
-    stray = {host: found for host, outcome in view.outcomes.items() if (found := outcome.stray_outputs)}
+    stray = {host: files for host, outcome in view.outcomes.items() if (files := outcome.stray_outputs)}
     if stray:
-        console.warning(_stray_outputs(stray))
-    if tell_outputs and (stray or any(part.outputs for part in parts)):
-        resumes = verdict.state != "succeeded" and any(part.outputs for part in parts)
-        again = f"; resume with: {resume}" if resumes else ""
-        shared = next((path for part in parts if (path := part.shared_output)), None)
+        console.warning(_describe_stray_outputs(stray))
+    has_outputs = any(part.outputs for part in parts.values())
+    if show_outputs and (stray or has_outputs):
+        resuming = f"; resume with: {resume}" if has_outputs and verdict.state != "succeeded" else ""
+        shared = next((path for part in parts.values() if (path := part.shared_output)), None)
         place = f"in {shared} on its hosts" if shared else "on its hosts"
-        console.note(f"outputs are {place}; download them with: {about.command('fetch')}{again}")
+        console.note(f"outputs are {place}; download them with: {about.command('fetch')}{resuming}")
     return OUTCOMES[verdict.state]
 
 
-def _stray_outputs(having: Mapping[str, StrayOutputs]) -> str:
-    """What scripts write to relative paths: no later run finds it there."""
-    host, found = min(having.items(), key=lambda item: item[0])
-    names = ", ".join(found.files) + (", ..." if found.count > len(found.files) else "")
-    others = f", and on {fold(set(having) - {host})}" if len(having) > 1 else ""
+def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs]) -> str:
+    """The warning about files that the script wrote to relative paths."""
+    host, files = min(files_by_host.items(), key=lambda item: item[0])
+    names = ", ".join(files.files) + (", ..." if files.count > len(files.files) else "")
+    others = f", and on {fold(set(files_by_host) - {host})}" if len(files_by_host) > 1 else ""
     return (
-        f"the script wrote files outside $DDP_ORCH_OUTPUT_DIR: {names} on {host}{others}\n  in {found.folder}\n"
-        "  A new run of the same name will not find them there. Use {output} in an argument for that folder"
+        f"the script wrote files outside $DDP_ORCH_OUTPUT_DIR: {names} on {host}{others}\n  in {files.folder}\n"
+        "  A new run of the same name will not find them. Use {output} in an argument for $DDP_ORCH_OUTPUT_DIR"
     )
 
 
-def _without_head(verdict: Verdict, part: Part, resume: str) -> str:
-    """How to resume when the head was lost: a person chooses another one."""
+def _advise_new_head(verdict: Verdict, parts: Mapping[str, Part], resume: str) -> str:
+    """How to resume after the head was lost; "" if another host was."""
     if verdict.first_failure is None or verdict.first_failure.node != 0:
         return ""
+    part = next(iter(parts.values()))
     return (
         f"\n  to resume from the newest snapshot, remove {part.hosts[0]} from the inventory or set another `head` "
         f"(such as {part.host}), then run: {resume}"
@@ -221,5 +226,5 @@ def _first_failure(verdict: Verdict) -> str:
     first = verdict.first_failure
     if first is None:
         return "reason unknown"
-    last = "" if first.stalled else " (first failure; later errors are likely consequences)"
-    return f"{one_line(first.host)}: {one_line(first.what)}{last}"
+    note = "" if first.stalled else " (first failure; later errors are likely consequences)"
+    return f"{one_line(first.host)}: {one_line(first.what)}{note}"

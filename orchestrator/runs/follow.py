@@ -1,4 +1,4 @@
-"""Watch a run: the journals of all hosts as one stream of lines, and how the run stands on each host at the end."""
+"""Follow a run: the journals of all hosts as one stream of lines, and the state of the run on each host at the end."""
 
 from __future__ import annotations
 
@@ -20,55 +20,67 @@ from ..output.mask import Mask
 from ..output.pipeline import Pipeline, Stage
 from .readers import Away, Back, CaughtUp, Clock, Data, Ended, Event, Readers
 
-SHOW_LEAST, SHOW_MOST = 0.02, 1.0  # s from one turn to the next
-AWAY_PATIENCE = 5.0  # s that a host which is away keeps us once the run is over elsewhere
-# s of silence until an unfinished line (a prompt, a progress bar) is shown; to a file or a pipe, where lines are to be
-# whole and a rank that waits for a busy host has no reason to look as if it had asked something, later
-IDLE_SHOW, IDLE_SHOW_ELSEWHERE = 0.5, 5.0
+MIN_PAUSE, MAX_PAUSE = 0.02, 1.0  # s between two turns of the loop that shows lines
+AWAY_PATIENCE = 5.0  # s to wait for a host that is away, once the run has ended on another
+# s of silence after which an unfinished line, such as a prompt or a progress bar, is shown. Longer in a file or pipe:
+# nobody answers a prompt there, and a line that a slow rank is still writing shall stay whole.
+IDLE_AFTER, IDLE_AFTER_PIPED = 0.5, 5.0
 CLOCK_TRIES = 3
-CLOCK_LEAST = 0.02  # s: hosts that keep their clocks by NTP differ by less, and their times are shown as they are
+MIN_CLOCK_DIFFERENCE = 0.02  # s; the clocks of hosts that use NTP differ by less, so their times are not corrected
 
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Which lines are wanted. Times are Unix seconds by the clock of the run's first host."""
+    """Which lines to show. `None` means all."""
 
     follow: bool
+    """Wait for more lines until the run ends."""
     tail: int | None = None
+    """The last lines of each stream."""
     ranks: frozenset[int] | None = None
     attempt: int | None = None
     stream: str | None = None
+    """stdout, stderr or agent."""
     since: float | None = None
+    """Unix time, seconds, by the clock of the run's first host; `until` too."""
     until: float | None = None
     grep: str | None = None
+    """A regular expression, searched on the hosts."""
 
 
 def clock_ahead(session: Session) -> float:
-    """Seconds the host's clock is ahead of ours; 0 where the difference is too small to be told for sure."""
-    best_way, best = float("inf"), 0.0
+    """Seconds by which the host's clock is ahead of the controller's; 0 if that is too little to be measured.
+
+    The answer with the shortest round trip is the most precise: off by half of the round trip at most.
+    """
+    shortest, ahead = math.inf, 0.0
     for _ in range(CLOCK_TRIES):
-        asked, began = time.time(), time.monotonic()
+        asked_at, began = time.time(), time.monotonic()
         clock = session.request(CLOCK, {}).clock
-        way = time.monotonic() - began
-        if way < best_way:
-            best_way, best = way, clock - (asked + way / 2)
-    return best if abs(best) > max(CLOCK_LEAST, best_way / 2) else 0.0
+        round_trip = time.monotonic() - began
+        if round_trip < shortest:
+            shortest, ahead = round_trip, clock - (asked_at + round_trip / 2)
+    return ahead if abs(ahead) > max(MIN_CLOCK_DIFFERENCE, shortest / 2) else 0.0
 
 
-# --- what is known of one host
+# --- one host
 
 
 @dataclass(frozen=True)
-class HostView:
-    """What is known of one host of a view."""
+class FollowedHost:
+    """What a view knows about one host."""
 
-    is_open: bool = True  # more may come from it
-    away: OrchError | None = None  # why its connection broke, while it is not there again
-    outcome: Attached | None = None  # its answer to `attach`
+    is_open: bool = True
+    """More events may come from it."""
+    away: OrchError | None = None
+    """Why its connection broke, until it is connected again."""
+    outcome: Attached | None = None
+    """Its final answer to `attach`."""
     failure: OrchError | None = None
+    """Why there is no such answer."""
 
 
-def update(host: HostView, event: Event) -> HostView:
+def update(host: FollowedHost, event: Event) -> FollowedHost:
     match event:
         case Data() | CaughtUp() | Clock():
             return host
@@ -77,25 +89,25 @@ def update(host: HostView, event: Event) -> HostView:
         case Back():
             return replace(host, away=None)
         case Ended(outcome, failure):
-            return HostView(False, None, outcome or host.outcome, failure or host.failure)
+            return FollowedHost(False, None, outcome or host.outcome, failure or host.failure)
 
 
-def give_up(host: HostView) -> HostView:
-    """Wait no longer for a host that is away: one that is dead is not found by dialling it once more."""
+def give_up(host: FollowedHost) -> FollowedHost:
+    """Wait no longer for a host that is away."""
     return host if host.away is None else replace(host, is_open=False, failure=host.away)
 
 
-# --- all of them
+# --- all hosts
 
 
 class View:
-    """`run` shows lines until all sources have ended; then `outcomes` says how the run stands on each host."""
+    """Shows the lines of all hosts with `run`. Afterwards `outcomes` has the state of the run on each host."""
 
     def __init__(
         self,
         run_id: str,
         hosts: Sequence[Host],
-        choice: LogFilter,
+        log_filter: LogFilter,
         fleet: Fleet,
         warn: Callable[[str], None],
         on_terminal: bool = True,
@@ -105,48 +117,48 @@ class View:
         late: Collection[str] = (),
         mask: Mask | None = None,
     ) -> None:
-        """`kept`: the lines are all kept in memory, so a host may send only so many. `late`: hosts that are silent so
-        far; nothing waits for them, and their lines are shown when they come. No line is cut within what `mask` hides.
+        """`kept`: the caller keeps all lines in memory, so their number is limited. `late`: hosts that did not answer
+        yet; the lines of the others do not wait for theirs. `mask`: no line is cut inside of a secret.
         """
         self._run_id = run_id
         self._hosts = hosts
-        self._choice = choice
+        self._filter = log_filter
         self._fleet = fleet
-        self._known = {host.name: HostView() for host in hosts}
+        self._followed = {host.name: FollowedHost() for host in hosts}
         self._late = late
-        self._first_ahead = 0.0  # s that the first host's clock is ahead of ours
+        self._first_ahead = 0.0  # s by which the first host's clock is ahead of the controller's
         self._ahead: dict[str, float] = {}
-        self._readers = Readers(self, hosts, fleet, warn, late, follow=choice.follow, kept=kept)
-        idle_after = IDLE_SHOW if on_terminal else IDLE_SHOW_ELSEWHERE
+        self._readers = Readers(self, hosts, fleet, warn, late, follow=log_filter.follow, kept=kept)
+        idle_after = IDLE_AFTER if on_terminal else IDLE_AFTER_PIPED
         names = [host.name for host in hosts]
-        self._intake = Intake(names, late, idle_after, _Owners(ranks, warn).has, self._readers.on_its_way, mask)
+        self._intake = Intake(names, late, idle_after, _RankFilter(ranks, warn).allows, self._readers.on_its_way, mask)
 
     @property
     def ahead(self) -> Mapping[str, float]:
-        """Seconds that a host's clock is ahead of the first one's; known once `run` has begun."""
+        """Seconds by which each host's clock is ahead of the first host's; empty until `run` starts."""
         return self._ahead
 
     @property
     def outcomes(self) -> Mapping[str, Attached]:
-        return {name: host.outcome for name, host in self._known.items() if host.outcome is not None}
+        return {name: host.outcome for name, host in self._followed.items() if host.outcome is not None}
 
     @property
     def failed(self) -> Mapping[str, OrchError]:
-        return {name: host.failure for name, host in self._known.items() if host.failure is not None}
+        return {name: host.failure for name, host in self._followed.items() if host.failure is not None}
 
     def run(self, output: Stage) -> None:
-        """Send lines through `output` until every source has ended, and at its end flush it."""
+        """Send lines through `output` until no host can send more, then flush it."""
         self._compare_clocks()
         pipeline = Pipeline((self._intake, output))
         patient_until = wake_at = math.inf
         self._readers.start()
         try:
-            while any(host.is_open for host in self._known.values()):
-                events = self._readers.take(min(SHOW_MOST, max(SHOW_LEAST, wake_at - time.monotonic())))
+            while any(host.is_open for host in self._followed.values()):
+                events = self._readers.take(min(MAX_PAUSE, max(MIN_PAUSE, wake_at - time.monotonic())))
                 now = time.monotonic()
                 for name, event in events:
                     self._note(name, event, now)
-                if self._readers.over.is_set():
+                if self._readers.run_ended.is_set():
                     patient_until = min(patient_until, now + AWAY_PATIENCE)
                 if now >= patient_until:
                     self._give_up()
@@ -155,7 +167,7 @@ class View:
         finally:
             self._readers.stop()
         for name, outcome in self.outcomes.items():
-            self._intake.forget(name, outcome.cut)  # the line goes on, after the time wanted
+            self._intake.forget(name, outcome.cut)  # the rest of these lines was written after `until`
         pipeline.flush(time.monotonic())
 
     def _compare_clocks(self) -> None:
@@ -167,62 +179,62 @@ class View:
             self._intake.set_clock(name, self._ahead[name])
 
     def _note(self, name: str, event: Event, now: float) -> None:
-        self._known[name] = update(self._known[name], event)
+        self._followed[name] = update(self._followed[name], event)
         match event:
             case Data(pieces, payload):
                 self._intake.feed(name, pieces.streams, pieces.parts, payload, now)
             case Clock(ahead):
                 self._intake.set_clock(name, ahead)
             case CaughtUp() | Away() | Ended():
-                self._intake.live(name)  # the others' lines do not wait for it
+                self._intake.live(name)  # the lines of the other hosts need not wait for it
             case Back():
                 pass
 
     def _give_up(self) -> None:
-        for name, host in self._known.items():
+        for name, host in self._followed.items():
             if host.away is not None:
-                self._known[name] = give_up(host)
+                self._followed[name] = give_up(host)
                 self._intake.live(name)
 
-    # for the readers, in their threads
+    # what the readers call from their threads
 
     def held(self, name: str) -> int:
-        """How many lines of the host wait for those of others."""
+        """The number of the host's lines that wait for earlier lines of other hosts."""
         return self._intake.held(name)
 
     def compare_clock(self, host: Host, session: Session) -> float:
-        """Of a host that was silent before: s that its clock is ahead of the first one's."""
+        """Compare the clock of a host that was not reachable before: seconds ahead of the first host's."""
         self._ahead[host.name] = clock_ahead(session) - self._first_ahead
         return self._ahead[host.name]
 
     def question(self, host: Host, offsets: Mapping[str, int], live: bool) -> Arguments:
-        """The arguments of `attach`. `live`: the journal has been read to its end before."""
-        choice = self._choice
+        """The arguments of `attach`. `live`: the journal was read up to its end before the connection broke."""
+        log_filter = self._filter
         ahead = self._ahead.get(host.name, 0.0)
         return {
             "run_id": self._run_id,
             "offsets": dict(offsets),
-            "follow": choice.follow,
-            # a stream that began while we were away is wanted from its beginning
-            "tail": None if live else choice.tail,
-            "since": None if live else _ns(choice.since, ahead),
-            "until": _ns(choice.until, ahead),
-            "sources": None if choice.ranks is None else [str(rank) for rank in sorted(choice.ranks)],
-            "stream": choice.stream,
-            "attempt": choice.attempt,
-            "grep": choice.grep,
+            "follow": log_filter.follow,
+            # read streams that began while the connection was broken from their beginning
+            "tail": None if live else log_filter.tail,
+            "since": None if live else _ns(log_filter.since, ahead),
+            "until": _ns(log_filter.until, ahead),
+            "sources": None if log_filter.ranks is None else [str(rank) for rank in sorted(log_filter.ranks)],
+            "stream": log_filter.stream,
+            "attempt": log_filter.attempt,
+            "grep": log_filter.grep,
         }
 
 
-class _Owners:
-    """Which host may send the lines of a rank. Warns once of a host that sends those of another one's."""
+class _RankFilter:
+    """Drop lines of ranks that are not on the host which sends them, and warn once per host."""
 
     def __init__(self, ranks: Ranks | None, warn: Callable[[str], None]) -> None:
         self._ranks = ranks
         self._warn = warn
         self._warned: set[str] = set()
 
-    def has(self, host: str, stream: str) -> bool:
+    def allows(self, host: str, stream: str) -> bool:
         attempt, origin, _ = stream.split(".")
         if self._ranks is None or not origin.isdigit() or self._ranks.belongs(int(attempt), int(origin), host):
             return True
@@ -233,5 +245,5 @@ class _Owners:
 
 
 def _ns(at: float | None, ahead: float) -> int | None:
-    """The time on the clock of a host, as its journal keeps it."""
+    """Unix time in nanoseconds by the clock of a host, as in its journal."""
     return None if at is None else int((at + ahead) * 1e9)

@@ -101,8 +101,8 @@ def test_the_same_again_without_some_hosts_or_with_a_name(here: Path) -> None:
 
 def test_the_advice_of_modules_that_know_no_inventory_is_completed(here: Path) -> None:
     text = "`ddp-orch setup INVENTORY`; ddp-orch kill --leftovers INVENTORY"
-    assert advice.completed(text, "inventory.yaml") == "`ddp-orch setup`; ddp-orch kill --leftovers"
-    assert advice.completed(text, "b.yaml") == "`ddp-orch setup b.yaml`; ddp-orch kill --leftovers -i b.yaml"
+    assert advice.complete_commands(text, "inventory.yaml") == "`ddp-orch setup`; ddp-orch kill --leftovers"
+    assert advice.complete_commands(text, "b.yaml") == "`ddp-orch setup b.yaml`; ddp-orch kill --leftovers -i b.yaml"
 
 
 def test_an_inventory_from_stdin_is_to_be_given_there_again(here: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_start_without_hosts_is_offered_only_where_up_accepts_it(text: str, do
     of = plan.make(
         model.parse(text, "i.yaml"), run_id="R", name="R", command=("-u", "x.py"), code=None, env={}, debug=False
     )
-    around = launch.LaunchContext(
+    context = launch.LaunchContext(
         created_at="",
         by="",
         secrets={},
@@ -144,7 +144,7 @@ def test_a_start_without_hosts_is_offered_only_where_up_accepts_it(text: str, do
         command_without=lambda hosts: f"without {' '.join(hosts)}",
     )
     unreachable = Results({}, {name: UnreachableError(f"{name}: no route to host") for name in down})
-    offered = launch._how_to_do_without(of, unreachable, around)
+    offered = launch._advise_start_without(of, unreachable, context)
     assert offered.endswith(f"without {' '.join(down)}") if possible else offered == ""
 
 

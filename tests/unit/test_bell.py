@@ -36,7 +36,7 @@ def line(attempt: int) -> Line:
 
 
 def test_it_rings_when_the_run_has_ended(terminal: tuple[Console, int]) -> None:
-    Bell(True, terminal[0]).over()
+    Bell(True, terminal[0]).ring()
     assert heard(terminal) == b"\a"
 
 
@@ -55,11 +55,11 @@ def test_it_is_silent_where_it_is_not_wanted(terminal: tuple[Console, int]) -> N
     bell = Bell(False, terminal[0])
     bell.push([line(1)], 0.0)
     bell.push([line(2)], 0.0)
-    bell.over()
+    bell.ring()
     assert heard(terminal) == b""
 
 
 def test_there_is_no_bell_in_a_file() -> None:
     file = io.StringIO()
-    Bell(True, Console(file, colour=False)).over()
+    Bell(True, Console(file, colour=False)).ring()
     assert file.getvalue() == ""

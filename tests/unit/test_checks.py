@@ -17,7 +17,7 @@ from orchestrator.answers.hello import Hello
 from orchestrator.checks.findings import Findings, outliers_of
 from orchestrator.checks.hosts import judge, path_arguments, unreached
 from orchestrator.errors import OrchError
-from orchestrator.hosts.fleet import folded
+from orchestrator.hosts.fleet import fold_failures
 from orchestrator.inventory import model
 from orchestrator.output.finding import Finding
 from orchestrator.plan import plan
@@ -226,7 +226,7 @@ def test_hosts_that_failed_alike_are_named_in_the_commands_of_the_fix() -> None:
     fix = "try `own-a`; all: `own-a own-b`"
     assert (finding.message, finding.fix) == ("login: no", fix)
     assert finding.evidence == ("try: ssh a", "try: ssh b")
-    (line,) = folded(failures)
+    (line,) = fold_failures(failures)
     assert line.startswith(f"a,b: login: no; {fix} ")
 
 

@@ -279,7 +279,7 @@ def test_an_exception_in_a_reader_is_the_failure_of_its_host(monkeypatch: pytest
 
 def test_a_host_that_sends_more_than_can_be_kept_is_read_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "KEPT_LINES", 0)
-    monkeypatch.setattr(readers, "KEPT_LINES_LEAST", 1000)
+    monkeypatch.setattr(readers, "MIN_KEPT_LINES", 1000)
 
     def endless(relay: Relay, request: dict[str, Any]) -> None:
         def send() -> None:
@@ -307,7 +307,7 @@ def test_a_host_that_sends_more_than_can_be_kept_is_read_no_further(monkeypatch:
 
 @pytest.mark.parametrize("live", [False, True])
 def test_a_host_has_only_so_many_streams(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
-    monkeypatch.setattr(readers, "STREAMS_MOST", 100)
+    monkeypatch.setattr(readers, "MAX_STREAMS", 100)
 
     def answer(relay: Relay, request: dict[str, Any]) -> None:
         names = [f"{attempt}.0.out" for attempt in range(101)]

@@ -275,7 +275,7 @@ def test_of_a_host_that_goes_after_the_end_of_the_run_it_is_not_said_that_the_ru
     of = Fleet(Dialer(a=over, b=gone), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
     said: list[str] = []
     view = View(RUN, HOSTS, LogFilter(follow=True), of, said.append)
-    ended = view._readers.over
+    ended = view._readers.run_ended
     view.run(Sink(lambda lines: None))
     of.close()
     assert_message("view-away-after-the-end", said[0])
@@ -284,8 +284,8 @@ def test_of_a_host_that_goes_after_the_end_of_the_run_it_is_not_said_that_the_ru
 def test_a_line_whose_rest_waits_for_the_lines_of_other_hosts_is_not_shown_in_two(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "HELD_MOST", 10)
-    monkeypatch.setattr(views, "IDLE_SHOW", 0.1)
+    monkeypatch.setattr(readers, "MAX_HELD", 10)
+    monkeypatch.setattr(views, "IDLE_AFTER", 0.1)
     held = threading.Event()
 
     def a(relay: Relay, request: dict[str, Any]) -> None:

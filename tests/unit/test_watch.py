@@ -30,7 +30,7 @@ def concluded(nodes: dict[str, int] = NODES, **verdicts: dict[str, Any]) -> tupl
     view = View(A_RUN["run_id"], HOSTS, LogFilter(follow=True), fleet, lambda _: None)
     for host, verdict in verdicts.items():
         part = part_of(node=-1 if host == "b" else 0, host=host, verdict=verdict)
-        view._known[host] = update(view._known[host], Ended(Attached(part)))
+        view._followed[host] = update(view._followed[host], Ended(Attached(part)))
     stream = io.StringIO()
     about, console = AboutRun("mine", "inventory.yaml"), Console(stream, colour=False)
     code = conclude(A_RUN["run_id"], about, nodes, view, console, resume="")
