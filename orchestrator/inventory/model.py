@@ -94,6 +94,10 @@ class RunOptions:
     sync: Literal["auto", "none"] | tuple[str, ...]
     grace: float  # seconds
     max_restarts: int
+    lease: float  # seconds
+    rejoin_timeout: float  # seconds
+    walltime: float | None  # seconds
+    snapshot_signal: Literal["USR1", "USR2", "HUP"]
     stall_timeout: float | None  # seconds
     keep: Keep
 

@@ -14,6 +14,7 @@ from .values import (
     Kind,
     Reading,
     choice,
+    duration,
     env,
     env_name,
     items,
@@ -338,6 +339,15 @@ _RUN = _section(
     ),
     Key("grace", seconds(0, 86_400), 30.0, "seconds between SIGTERM and SIGKILL when a run is stopped"),
     Key("max_restarts", whole(0, 1_000_000), 0, "restarts after a failure"),
+    Key("lease", seconds(2, 600), 8.0, "seconds of silence until a host counts as lost"),
+    Key(
+        "rejoin_timeout",
+        seconds(0, 31_536_000),
+        600.0,
+        "seconds to wait for lost hosts; only with max_restarts",
+    ),
+    Key("walltime", maybe(duration(1, 31_536_000)), None, "save a snapshot and stop before it, such as 4h; null: none"),
+    Key("snapshot_signal", choice("USR1", "USR2", "HUP"), "USR1", "signal that makes the script save a snapshot"),
     Key(
         "stall_timeout",
         maybe(seconds(1, 31_536_000)),

@@ -166,6 +166,32 @@ def seconds(low: float, high: int) -> Kind:
     return Kind(f"a number of seconds from {low:g} to {high}", take)
 
 
+_LONG_UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+
+
+def duration(low: int, high: int) -> Kind:
+    """Seconds, or a text such as 90m, 4h or 1h30m."""
+
+    def take(node: Node, key: str, reading: Reading) -> float:
+        parts = re.fullmatch(r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,6})m)?(?:(\d{1,8})s?)?", _text(node))
+        if parts is None or not any(parts.groups()):
+            raise ValueError
+        value = sum(int(count or 0) * unit for count, unit in zip(parts.groups(), _LONG_UNITS.values(), strict=True))
+        if not low <= value <= high:
+            raise ValueError
+        return float(value)
+
+    return Kind(
+        f"a duration from {write_duration(low)} to {write_duration(high)}, such as 90m or 4h", take, write_duration
+    )
+
+
+def write_duration(seconds: float) -> str:
+    """In the largest unit that needs no fraction: 14400 is `4h`, 5400 is `90m`."""
+    unit, size = next((unit, size) for unit, size in _LONG_UNITS.items() if seconds % size == 0)
+    return f"{int(seconds) // size}{unit}"
+
+
 def _truth(node: Node, key: str, reading: Reading) -> bool:
     return _digits(node, "true|false") == "true"
 

@@ -93,6 +93,12 @@ class Plan:
         nnodes = self.inventory.run.nnodes
         return sum(not host.spare for host in self.inventory.hosts) if nnodes == "auto" else nnodes[0]
 
+    @property
+    def max_nodes(self) -> int:
+        """The number of nodes that a run grows back to."""
+        nnodes = self.inventory.run.nnodes
+        return self.min_nodes if nnodes == "auto" else nnodes[1]
+
 
 def order(inventory: Inventory) -> tuple[Host, ...]:
     """The hosts that take part, in the order of their node ranks: the head, the others as in the inventory, spares."""
@@ -252,7 +258,9 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "inventory": plan.inventory.path,
         "node": number,
         "host": node.host.name,
-        "nodes": [{"host": one.host.name, "nproc": one.nproc, "spare": one.host.spare} for one in plan.nodes],
+        "nodes": [
+            {"host": one.host.name, "nproc": one.nproc, "spare": one.host.spare, "witness": False} for one in plan.nodes
+        ],
         "python": node.host.python,
         "setup": list(node.host.setup),
         "workdir": node.host.workdir,
@@ -271,6 +279,14 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "grace": run.grace,
         "max_restarts": run.max_restarts,
         "min_nodes": plan.min_nodes,
+        "max_nodes": plan.max_nodes,
+        "lease": run.lease,
+        "rejoin_timeout": run.rejoin_timeout if run.max_restarts else 0.0,
+        "walltime": run.walltime,
+        "snapshot_signal": run.snapshot_signal,
+        "head_lost": "stop",
+        "autostart": "none",
+        "resume": "none",
         "stall_timeout": run.stall_timeout,
         "keep": {**run.keep.on_hosts(), "journal": run.keep.log_size},
     }

@@ -173,6 +173,10 @@ def inventories(draw: st.DrawFn) -> Inventory:
             ),
             grace=draw(SECONDS),
             max_restarts=0,
+            lease=draw(st.integers(2, 600).map(float)),
+            rejoin_timeout=draw(SECONDS),
+            walltime=draw(st.none() | st.integers(1, 31_536_000).map(float)),
+            snapshot_signal=draw(st.sampled_from(["USR1", "USR2", "HUP"])),
             stall_timeout=None,
             keep=Keep(
                 runs=draw(st.integers(1, 1000)),

@@ -115,6 +115,35 @@ def test_the_facts_resolve_what_is_auto_and_nothing_else() -> None:
     ]
 
 
+# --- what a run survives
+
+
+def spec_of(text: str) -> Mapping[str, Any]:
+    planned = made(text)
+    known = {node.host.name: facts() for node in planned.nodes}
+    return plan.spec(plan.resolve(planned, known), 0, known, created_at="", by="")
+
+
+def test_lost_hosts_are_waited_for_only_where_there_are_restarts() -> None:
+    assert [spec_of(f"hosts: [a, b]\nrun: {{{text}}}")["rejoin_timeout"] for text in ("", "max_restarts: 1")] == [
+        0,
+        600,
+    ]
+    assert spec_of("hosts: [a, b]\nrun: {max_restarts: 1, rejoin_timeout: 30}")["rejoin_timeout"] == 30
+
+
+def test_a_team_grows_back_to_what_the_inventory_asks_for() -> None:
+    hosts = "hosts: [a, b, c, {name: s, spare: true}]\n"
+    assert [spec_of(f"{hosts}run: {{nnodes: {nnodes}}}")["max_nodes"] for nnodes in ("auto", "2", "1:2", "2:4")] == [
+        *(3, 2, 2, 4)
+    ]
+
+
+def test_walltime_and_lease_reach_the_nodes_in_seconds() -> None:
+    spec = spec_of("hosts: [a]\nrun: {walltime: 1h30m, lease: 30}")
+    assert (spec["walltime"], spec["lease"], spec_of("hosts: [a]")["walltime"]) == (5400, 30, None)
+
+
 # --- environment
 
 
