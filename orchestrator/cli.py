@@ -66,10 +66,10 @@ def config(inventory: str | None, as_json: bool) -> None:
     """Print the inventory as ddp-orch reads it, with every default filled in."""
     import json
 
-    from .commands.context import chosen_inventory
+    from .commands.context import load_inventory
     from .inventory import model as inventories
 
-    read = chosen_inventory(inventory)
+    read = load_inventory(inventory)
     click.echo(json.dumps(inventories.as_dict(read), indent=2) if as_json else inventories.render(read), nl=as_json)
 
 

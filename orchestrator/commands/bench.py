@@ -1,4 +1,4 @@
-"""`bench`: what more hosts bring: `python -m trainer --bench` on 1, 2, 4, ... of them; a table, a plot, JSON."""
+"""`bench`: run `python -m trainer --bench` on 1, 2, 4, ... hosts, and print throughput and scaling; draw a plot."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ..output.lines import Line
 from ..output.pipeline import Stage
 from ..plan import entrypoint, plan
 from . import up
-from .context import chosen_inventory
+from .context import load_inventory
 
 STATUS_EVERY = 1.0  # s
-BATCH = 128  # samples a step of a host, if nobody says otherwise
+BATCH = 128  # samples per step and host, by default
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """`bench` as it was asked for."""
+    """The options of `bench`."""
 
     inventory: str | None
     counts: str | None  # of hosts, such as 1,2,4
     batch_per_host: int | None
-    strong_scaling: bool  # the batch of all hosts together stays the same
+    strong_scaling: bool  # keep the total batch the same for any number of hosts
     plot: str
     as_json: bool
     trainer_args: tuple[str, ...]
@@ -39,38 +39,38 @@ class Bench:
 
 @dataclass(frozen=True)
 class Point:
-    """What some of the hosts reached together."""
+    """The result of one number of hosts."""
 
     hosts: int
     ranks: int
     batch_size: int
     samples_per_second: float
-    efficiency: float  # against as many times the throughput of the first point
+    efficiency: float  # throughput per host, relative to the first point
     limit: str  # compute, data or allreduce
     seconds_per_step: dict[str, float]
 
 
-def bench(wanted: Bench) -> int:
+def bench(options: Bench) -> int:
     console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
-    read = chosen_inventory(wanted.inventory)
-    if wanted.trainer_args:  # `up` would name run.args for them
-        entrypoint.trainer_flags((*read.run.args, *wanted.trainer_args), "arguments after --", read.path)
-    names = [host.name for host in plan.order(read) if not host.spare]
+    inventory = load_inventory(options.inventory)
+    if options.trainer_args:  # `up` would report errors in them as errors in run.args
+        entrypoint.trainer_flags((*inventory.run.args, *options.trainer_args), "arguments after --", inventory.path)
+    names = [host.name for host in plan.order(inventory) if not host.spare]
     measured: list[tuple[int, BenchResult]] = []
     try:
-        for count in host_counts(wanted.counts, len(names)):
-            batch = (wanted.batch_per_host or BATCH) * (1 if wanted.strong_scaling else count)
+        for count in host_counts(options.counts, len(names)):
+            batch = (options.batch_per_host or BATCH) * (1 if options.strong_scaling else count)
             hosts = f"{count} of {len(names)} hosts" if len(names) > 1 else "1 host"
             console.step(f"{hosts}, {batch} samples per step: about a minute")
-            args = (*wanted.trainer_args, f"--batch-size={batch}", "--bench")
-            measured.append((count, _measured(read.path, names[:count], args, console)))
+            args = (*options.trainer_args, f"--batch-size={batch}", "--bench")
+            measured.append((count, _measure(inventory.path, names[:count], args, console)))
     except (KeyboardInterrupt, Interrupted):
         if measured:
-            _print(scaling(measured), wanted.as_json)
+            _print(scaling(measured), options.as_json)
         raise Interrupted("interrupted") from None
     points = scaling(measured)
-    _print(points, wanted.as_json)
-    _draw(points, Path(wanted.plot), console)
+    _print(points, options.as_json)
+    _draw(points, Path(options.plot), console)
     return 0
 
 
@@ -78,17 +78,17 @@ def _print(points: list[Point], as_json: bool) -> None:
     print(json.dumps([asdict(point) for point in points], indent=2) if as_json else table(points))
 
 
-def host_counts(given: str | None, most: int) -> list[int]:
-    """1, 2, 4, ... and all; or those given, such as `1,2,3`."""
-    if given is None:
-        return sorted({min(2**power, most) for power in range(most.bit_length() + 1)})
+def host_counts(text: str | None, total: int) -> list[int]:
+    """The numbers of hosts to measure: those in `text`, such as `1,2,3`; by default 1, 2, 4, ... and all."""
+    if text is None:
+        return sorted({min(2**power, total) for power in range(total.bit_length() + 1)})
     try:
-        counts = sorted({int(each) for each in given.split(",")})
+        counts = sorted({int(count) for count in text.split(",")})
     except ValueError as error:
-        raise UsageError(f"--counts {given}: expected numbers of hosts with commas between, such as 1,2,4") from error
-    if counts[0] < 1 or counts[-1] > most:
+        raise UsageError(f"--counts {text}: expected numbers of hosts with commas between, such as 1,2,4") from error
+    if counts[0] < 1 or counts[-1] > total:
         raise UsageError(
-            f"--counts {given}: the inventory has only {most} {'host' if most == 1 else 'hosts'}, not counting spares"
+            f"--counts {text}: the inventory has only {total} {'host' if total == 1 else 'hosts'}, not counting spares"
         )
     return counts
 
@@ -99,14 +99,14 @@ def scaling(measured: list[tuple[int, BenchResult]]) -> list[Point]:
     return [
         Point(
             hosts=hosts,
-            ranks=each.world_size,
-            batch_size=each.batch_size,
-            samples_per_second=each.samples_per_second.together,
-            efficiency=each.samples_per_second.together / hosts / base_speed,
-            limit=each.limit,
-            seconds_per_step=asdict(each.seconds_per_step),
+            ranks=result.world_size,
+            batch_size=result.batch_size,
+            samples_per_second=result.samples_per_second.together,
+            efficiency=result.samples_per_second.together / hosts / base_speed,
+            limit=result.limit,
+            seconds_per_step=asdict(result.seconds_per_step),
         )
-        for hosts, each in measured
+        for hosts, result in measured
     ]
 
 
@@ -126,10 +126,10 @@ def table(points: list[Point]) -> str:
 
 
 class Collector(Stage):
-    """In the place of a printer: keeps the lines, and shows on a terminal how long the run takes and its last line."""
+    """Keeps the lines of a run instead of printing them. Shows the elapsed time and the last line on a terminal."""
 
     def __init__(self, console: Console, began: float) -> None:
-        """`began`: by the clock of `push`."""
+        """`began`: on the clock of `push`."""
         self.texts: list[str] = []
         self._console = console
         self._began = began
@@ -155,9 +155,9 @@ class Collector(Stage):
         self._console.status("")
 
 
-def _measured(path: str, names: list[str], args: tuple[str, ...], console: Console) -> BenchResult:
-    """The JSON of the trainer's line `bench {...}` in a run on these hosts. Raises RunFailed, Interrupted."""
-    wanted = up.Up(
+def _measure(path: str, names: list[str], args: tuple[str, ...], console: Console) -> BenchResult:
+    """Run the trainer on these hosts, and decode its line `bench {...}`. Raises RunFailed, Interrupted."""
+    options = up.Up(
         inventory=path,
         script=(),
         detach=False,
@@ -174,17 +174,17 @@ def _measured(path: str, names: list[str], args: tuple[str, ...], console: Conso
     )
     collector = Collector(console, time.monotonic())
     try:
-        code = up.up(wanted, collector)
+        code = up.up(options, collector)
     finally:
         collector.close()
     if code == Interrupted.exit_code:
         raise Interrupted("interrupted")
     texts = collector.texts
-    found = [text.removeprefix("bench ") for text in texts if text.startswith("bench {")]
-    if code or not found:
-        raise RunFailed("\n".join(["the benchmark did not finish; its last lines:", *texts[-10:]]))
+    results = [text.removeprefix("bench ") for text in texts if text.startswith("bench {")]
+    if code or not results:
+        raise RunFailed("\n".join(["the benchmark did not finish. Its last lines:", *texts[-10:]]))
     try:
-        return decode(BenchResult, json.loads(found[-1]), "bench")
+        return decode(BenchResult, json.loads(results[-1]), "bench")
     except (ValueError, RecursionError, MalformedAnswer) as error:
         raise RunFailed(f"the result of the benchmark is invalid: {error}") from error
 

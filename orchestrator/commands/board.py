@@ -1,4 +1,4 @@
-"""What `top` shows: samples of all hosts in, a table that fits the screen out. Pure."""
+"""Draw the board of `top`: a row per host, as many columns and rows as fit the screen. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..output.folding import ranges
 from ..output.lines import Mask, presentable
 from ..output.terminal import one_line
 
-FINE = ("running", "succeeded")
-GRAVE = ("failed", "lost", "no answer", "no such run")
+HEALTHY = ("running", "succeeded")
+BROKEN = ("failed", "lost", "no answer", "no such run")
 STYLES = {
     "no answer": "bold red",
     "failed": "bold red",
@@ -28,23 +28,23 @@ STYLES = {
     "stopping": "yellow",
     "restarting": "yellow",
 }
-LAST_LINE_LEAST = 16  # characters of a last line that are worth a column
+LAST_LINE_MIN = 16  # characters; with less room, the board has no column of last lines
 
-QUIET = 15.0  # s without a line of a rank, from which its silence is told
-SLOW = 1.05  # times the median step time, from which a rank is named as slow
+QUIET = 15.0  # s without a line from a rank until the board shows its silence
+SLOW = 1.05  # times the median step time; the slowest rank is named if it takes longer
 
 
 @dataclass(frozen=True)
-class HostView:
-    """What is known of one host: its newest sample and the one before, or why there is none."""
+class BoardRow:
+    """One host: its newest sample and the one before, or why there is none."""
 
     host: str
     now: Sample | None = None
-    before: Sample | None = None
+    previous: Sample | None = None
     trouble: str = ""
-    """Why it cannot be asked at the moment."""
+    """Why the host did not answer last time."""
     node: int | None = None
-    """Which node it is; None where hosts contradict each other."""
+    """Its node in the run; None if hosts contradict each other about it."""
 
     @property
     def part(self) -> Part | None:
@@ -64,36 +64,36 @@ class HostView:
         return () if self.now is None else self.now.ranks
 
     def figure(self, name: str) -> float | None:
-        """Of the host's ranks the slowest one: the least step and rate, the longest step time; the highest loss."""
-        known = _losses(self.ranks) if name == "loss" else _figures(self.ranks, name)
-        return None if not known else _extremes(known)[name not in ("step", "rate")]
+        """A figure of the slowest rank: the lowest step and rate, the longest step time. Of the loss, the highest."""
+        values = _losses(self.ranks) if name == "loss" else _figures(self.ranks, name)
+        return None if not values else _extremes(values)[name not in ("step", "rate")]
 
     def quiet(self) -> float | None:
-        """Seconds since any rank of the host has printed a line, where that is long. (Often only one speaks.)"""
+        """Seconds since any rank of the host printed a line, if that is long. Often only one rank prints."""
         if self.now is None or self.state != "running":
             return None
         silent = min((self.now.clock - rank.at for rank in self.ranks if rank.at), default=0.0)
         return silent if silent >= QUIET else None
 
     def rate(self, of: Literal["cpu", "received", "sent"]) -> float | None:
-        """`cpu` in cores; `received` and `sent` in bytes a second, of all interfaces."""
-        if self.now is None or self.before is None:
+        """`cpu` in cores; `received` and `sent` in bytes per second over all interfaces."""
+        if self.now is None or self.previous is None:
             return None
-        seconds = self.now.clock - self.before.clock
+        seconds = self.now.clock - self.previous.clock
         if seconds <= 0:
             return None
         if of == "cpu":
-            busy, whole = (new - old for new, old in zip(self.now.cpu, self.before.cpu, strict=True))
+            busy, whole = (new - old for new, old in zip(self.now.cpu, self.previous.cpu, strict=True))
             return float(busy / whole * self.now.cores) if whole > 0 and self.now.cores else None
-        old = {nic.name: nic.counted(of) for nic in self.before.nics}
+        old = {nic.name: nic.counted(of) for nic in self.previous.nics}
         return sum(max(0, nic.counted(of) - old.get(nic.name, nic.counted(of))) for nic in self.now.nics) / seconds
 
     def line_share(self) -> float | None:
-        """The busiest interface's share of its speed, 0 to 1; None where no speed is told."""
-        if self.now is None or self.before is None:
+        """How much of its speed the busiest interface uses, 0 to 1; None if no interface reports its speed."""
+        if self.now is None or self.previous is None:
             return None
-        seconds = self.now.clock - self.before.clock
-        old = {nic.name: nic for nic in self.before.nics}
+        seconds = self.now.clock - self.previous.clock
+        old = {nic.name: nic for nic in self.previous.nics}
         shares = [
             max(nic.received - old[nic.name].received, nic.sent - old[nic.name].sent) / seconds / (nic.mbit * 125_000)
             for nic in self.now.nics
@@ -106,8 +106,8 @@ class HostView:
 class _Column:
     title: str
     width: int
-    rank: int
-    """Which columns are left out first where there is no room: those of the highest rank."""
+    priority: int
+    """If the screen is too narrow, columns with the highest number are left out first."""
 
 
 COLUMNS = (
@@ -130,20 +130,20 @@ COLUMNS = (
 )
 
 
-def render(run_id: str, seen: Sequence[HostView], width: int, height: int, mask: Mask, keys: str) -> RenderableType:
-    """The whole screen. Where not all hosts have room, those in trouble come first and the others are one line."""
-    known = [one for one in seen if one.part]
-    lines: list[RenderableType] = [_title(run_id, seen), _training(known)]
+def render(run_id: str, rows: Sequence[BoardRow], width: int, height: int, mask: Mask, keys: str) -> RenderableType:
+    """Draw the whole screen. If not all hosts fit, failed and silent ones come first, and one line names the rest."""
+    with_run = [row for row in rows if row.part]
+    lines: list[RenderableType] = [_title(run_id, rows), _training(with_run)]
     room = max(2, height - len(lines) - 2 - bool(keys))
-    first_failure = _first_failure(seen)
+    first_failure = _first_failure(rows)
     culprit = first_failure.host if first_failure else None
-    ordered = sorted(seen, key=lambda one: _trouble(one, culprit)) if len(seen) > room else list(seen)
-    shown, rest = (ordered, []) if len(seen) <= room else (ordered[: room - 1], ordered[room - 1 :])
+    ordered = sorted(rows, key=lambda row: _sort_key(row, culprit)) if len(rows) > room else list(rows)
+    shown, rest = (ordered, []) if len(rows) <= room else (ordered[: room - 1], ordered[room - 1 :])
     lines.append(_table(shown, width, mask))
     if rest:
-        states = sorted({one.state for one in rest})
-        lines.append(Text(f"{len(rest)} more: {fold(one.host for one in rest)} ({', '.join(states)})", style="dim"))
-    lines.append(_last_word(seen, mask))
+        states = sorted({row.state for row in rest})
+        lines.append(Text(f"{len(rest)} more: {fold(row.host for row in rest)} ({', '.join(states)})", style="dim"))
+    lines.append(_footer(rows, mask))
     if keys:
         lines.append(Text(keys, style="dim"))
     for line in lines:
@@ -152,140 +152,146 @@ def render(run_id: str, seen: Sequence[HostView], width: int, height: int, mask:
     return Group(*lines)
 
 
-def _trouble(one: HostView, culprit: str | None) -> tuple[int, float]:
-    """The first to fail, those that fail or are silent, those that only stop because of it; then who is behind."""
-    step = one.figure("step")
-    grave = 0 if one.host == culprit else 1 if one.state in GRAVE else 3 if one.state in FINE else 2
-    return grave, float("inf") if step is None else step
+def _sort_key(row: BoardRow, culprit: str | None) -> tuple[int, float]:
+    """The host of the first failure first, then failed and silent hosts, then hosts that stop; lowest step first."""
+    step = row.figure("step")
+    group = 0 if row.host == culprit else 1 if row.state in BROKEN else 3 if row.state in HEALTHY else 2
+    return group, float("inf") if step is None else step
 
 
-def _first_failure(seen: Sequence[HostView]) -> FirstFailure | None:
-    nodes = {one.host: one.node for one in seen if one.node is not None}
-    verdict = claims.verdict_of({one.host: one.part for one in seen if one.part}, nodes)
+def _first_failure(rows: Sequence[BoardRow]) -> FirstFailure | None:
+    nodes = {row.host: row.node for row in rows if row.node is not None}
+    verdict = claims.verdict_of({row.host: row.part for row in rows if row.part}, nodes)
     return verdict.first_failure if verdict else None
 
 
-def _title(run_id: str, seen: Sequence[HostView]) -> Text:
-    believed = sorted((one.node, one.host) for one in seen if one.node is not None and one.part)
-    part = next((one.part for one in seen if believed and one.host == believed[0][1]), None)
-    silent = sum(bool(one.trouble) for one in seen)
+def _title(run_id: str, rows: Sequence[BoardRow]) -> Text:
+    in_run = [row for row in rows if row.node is not None and row.part]
+    first = min(in_run, key=lambda row: (row.node, row.host), default=None)  # the head, if it has answered
+    part = first.part if first else None
+    unreachable = sum(bool(row.trouble) for row in rows)
     state = part.state if part else "asking"
-    ranks = sum(len(one.ranks) for one in seen)
+    ranks = sum(len(row.ranks) for row in rows)
     name = f" ({part.name})" if part and part.name != run_id else ""
     text = Text.assemble((f"{run_id}{name}", "bold"), "  ", (state, STYLES.get(state, "green")))
-    if silent:
-        text.append(f"  {silent} no answer", style="bold red")
-    counted = f"{number_of(len(seen), 'host')}, {number_of(ranks, 'rank')}"
-    text.append(f"  attempt {part.attempt if part else '?'}  {counted}")
+    if unreachable:
+        text.append(f"  {unreachable} no answer", style="bold red")
+    counts = f"{number_of(len(rows), 'host')}, {number_of(ranks, 'rank')}"
+    text.append(f"  attempt {part.attempt if part else '?'}  {counts}")
     return text
 
 
-def _training(seen: Sequence[HostView]) -> Text:
-    ranks = [(one, rank) for one in seen for rank in one.ranks]
-    every = [rank for _, rank in ranks]
+def _training(rows: Sequence[BoardRow]) -> Text:
+    pairs = [(row, rank) for row in rows for rank in row.ranks]
+    samples = [rank for _, rank in pairs]
     words = {}
     for name, form in (("step", "step {}"), ("loss", "loss {}"), ("step_time", "{} s/step"), ("rate", "{}/s")):
-        known = _losses(every) if name == "loss" else _figures(every, name)
-        if known:
-            low, high = map(_number, _extremes(known))
+        values = _losses(samples) if name == "loss" else _figures(samples, name)
+        if values:
+            low, high = map(_number, _extremes(values))
             words[name] = form.format(low if low == high else f"{low}..{high}")
-    rates = _figures(every, "rate")
+    rates = _figures(samples, "rate")
     if len(rates) > 1:
-        # equal rates may be the one of all ranks, which each prints
+        # equal rates may be one rate of all ranks together, which each rank prints
         same = min(rates) == max(rates)
         words["rate"] += f" on each of {len(rates)} ranks" if same else f", {_number(sum(rates))}/s in total"
     timed = sorted(
-        (rank.figures["step_time"], rank.rank, one.host) for one, rank in ranks if "step_time" in rank.figures
+        (rank.figures["step_time"], rank.rank, row.host) for row, rank in pairs if "step_time" in rank.figures
     )
     if timed and timed[-1][0] > SLOW * timed[len(timed) // 2][0]:
         words["step_time"] += f"  slowest rank {timed[-1][1]} ({timed[-1][2]})"
     return Text("  ".join(words.values()) or "no step or loss in the ranks' last lines")
 
 
-def _table(seen: Sequence[HostView], width: int, mask: Mask) -> Table:
-    host_width = max([4, *(len(one.host) for one in seen)])
-    rows = [_cells(one) for one in seen]
-    useful = [column for column in COLUMNS if any(row.get(column.title, "") not in ("", "-") for row in rows)]
-    left = width - _width(useful, host_width)
-    while left < 0 and len(useful) > 2:
-        last = max(column.rank for column in useful)
-        useful.remove(next(column for column in reversed(useful) if column.rank == last))
-        left = width - _width(useful, host_width)
+def _table(rows: Sequence[BoardRow], width: int, mask: Mask) -> Table:
+    host_width = max([4, *(len(row.host) for row in rows)])
+    texts = [_cells(row) for row in rows]
+    used = [column for column in COLUMNS if any(text.get(column.title, "") not in ("", "-") for text in texts)]
+    columns = _fit(used, host_width, width)
+    free_width = width - _width(columns, host_width)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for column in useful:
-        text = column.title in ("HOST", "STATE", "RANKS")
+    for column in columns:
+        is_text = column.title in ("HOST", "STATE", "RANKS")
         table.add_column(
             column.title,
             width=column.width or host_width,
-            justify="left" if text else "right",
+            justify="left" if is_text else "right",
             no_wrap=True,
             overflow="ellipsis",
         )
-    if left >= LAST_LINE_LEAST:
-        table.add_column("LAST LINE", width=left - 1, no_wrap=True, overflow="ellipsis")
-    for one, row in zip(seen, rows, strict=True):
-        cells = [Text(row.get(column.title, "-")) for column in useful]
-        cells[[column.title for column in useful].index("STATE")].stylize(STYLES.get(row["STATE"], ""))
-        if left >= LAST_LINE_LEAST:
-            cells.append(Text(_shown(_last(one), mask)))
+    if free_width >= LAST_LINE_MIN:
+        table.add_column("LAST LINE", width=free_width - 1, no_wrap=True, overflow="ellipsis")
+    for row, text in zip(rows, texts, strict=True):
+        cells = [Text(text.get(column.title, "-")) for column in columns]
+        cells[[column.title for column in columns].index("STATE")].stylize(STYLES.get(text["STATE"], ""))
+        if free_width >= LAST_LINE_MIN:
+            cells.append(Text(_show(_last_line(row), mask)))
         table.add_row(*cells)
     return table
+
+
+def _fit(columns: Sequence[_Column], host_width: int, width: int) -> list[_Column]:
+    """The columns that have room. (rich would make all columns narrower instead.)"""
+    fitting = list(columns)
+    while _width(fitting, host_width) > width and len(fitting) > 2:
+        lowest = max(column.priority for column in fitting)
+        fitting.remove(next(column for column in reversed(fitting) if column.priority == lowest))
+    return fitting
 
 
 def _width(columns: Sequence[_Column], host_width: int) -> int:
     return sum((column.width or host_width) + 1 for column in columns)
 
 
-def _cells(one: HostView) -> dict[str, str]:
-    cells = {"HOST": one.host, "STATE": one.state}
-    if one.now is None:
+def _cells(row: BoardRow) -> dict[str, str]:
+    cells = {"HOST": row.host, "STATE": row.state}
+    if row.now is None:
         return cells
-    gpus = one.now.gpus
-    ranks = sorted(rank.rank for rank in one.ranks)
-    used, there = one.now.memory
-    net = [one.rate("received"), one.rate("sent")]
-    share = one.line_share()
-    cpu = one.rate("cpu")
+    gpus = row.now.gpus
+    ranks = sorted(rank.rank for rank in row.ranks)
+    memory_used, memory_total = row.now.memory
+    traffic = [row.rate("received"), row.rate("sent")]
+    share = row.line_share()
+    cpu = row.rate("cpu")
     return {
         **cells,
         "RANKS": ranges(ranks) or "-",
-        "SILENT": "-" if (quiet := one.quiet()) is None else _duration(quiet),
-        "STEP": _or_dash(one.figure("step")),
-        "LOSS": _or_dash(one.figure("loss")),
-        "RATE/S": _or_dash(one.figure("rate")),
-        "STEP s": _or_dash(one.figure("step_time")),
+        "SILENT": "-" if (quiet := row.quiet()) is None else _duration(quiet),
+        "STEP": _or_dash(row.figure("step")),
+        "LOSS": _or_dash(row.figure("loss")),
+        "RATE/S": _or_dash(row.figure("rate")),
+        "STEP s": _or_dash(row.figure("step_time")),
         "GPU %": _span([gpu.busy for gpu in gpus]),
         "GPU MEM": _gib(gpus),
         "W": _or_dash(sum(watts) if (watts := [gpu.watts for gpu in gpus if gpu.watts is not None]) else None),
         "°C": _or_dash(max((gpu.celsius for gpu in gpus if gpu.celsius is not None), default=None)),
-        "CPU": "-" if cpu is None else f"{cpu:.1f}/{one.now.cores}",
-        "MEM": f"{used / there:.0%}",
-        "NET RX/TX": "-" if None in net else "/".join(_bytes(value or 0.0) for value in net),
+        "CPU": "-" if cpu is None else f"{cpu:.1f}/{row.now.cores}",
+        "MEM": f"{memory_used / memory_total:.0%}",
+        "NET RX/TX": "-" if None in traffic else "/".join(_bytes(value or 0.0) for value in traffic),
         "NIC %": "-" if share is None else f"{share:.0%}",
     }
 
 
-def _last(one: HostView) -> str:
-    """What the host said last, or why it says nothing."""
-    if one.trouble:
-        return one.trouble
-    newest = max(one.ranks, key=lambda rank: rank.at, default=None)
+def _last_line(row: BoardRow) -> str:
+    """The newest line of the host's ranks, or why the host does not answer."""
+    if row.trouble:
+        return row.trouble
+    newest = max(row.ranks, key=lambda rank: rank.at, default=None)
     return f"{newest.rank}: {newest.last}" if newest and newest.last else ""
 
 
-def _last_word(seen: Sequence[HostView], mask: Mask) -> Text:
-    """The failure, if there is one; else the newest line of all."""
-    first = _first_failure(seen)
+def _footer(rows: Sequence[BoardRow], mask: Mask) -> Text:
+    """The first failure if there is one, else the newest line of all hosts."""
+    first = _first_failure(rows)
     if first:
-        said = f" ({first.said})" if first.said else ""
-        text = f"first failure: {first.host}: {first.what}{said}"
-        return Text(_shown(text, mask), style="bold red")
-    newest = max(
-        ((rank.at, one.host, rank) for one in seen for rank in one.ranks), key=lambda found: found[0], default=None
-    )
-    if newest is None or not newest[2].last:
+        last_line = f" ({first.said})" if first.said else ""
+        text = f"first failure: {first.host}: {first.what}{last_line}"
+        return Text(_show(text, mask), style="bold red")
+    newest = max(((row.host, rank) for row in rows for rank in row.ranks), key=lambda pair: pair[1].at, default=None)
+    if newest is None or not newest[1].last:
         return Text("")
-    return Text(_shown(f"{newest[1]}:{newest[2].rank} | {newest[2].last}", mask), style="dim")
+    host, rank = newest
+    return Text(_show(f"{host}:{rank.rank} | {rank.last}", mask), style="dim")
 
 
 def _figures(ranks: Sequence[RankSample], name: str) -> list[float]:
@@ -293,20 +299,20 @@ def _figures(ranks: Sequence[RankSample], name: str) -> list[float]:
 
 
 def _losses(ranks: Sequence[RankSample]) -> list[float]:
-    """Those of the ranks that are farthest, as losses of different steps differ; and those that are no number."""
+    """Losses of the ranks at the highest step, because losses of different steps differ. Also losses that are nan."""
     farthest = max(_figures(ranks, "step"), default=None)
-    figures = [rank.figures for rank in ranks if "loss" in rank.figures]
-    return [one["loss"] for one in figures if one.get("step") == farthest or one["loss"] != one["loss"]]
+    losses = [(rank.figures["loss"], rank.figures.get("step")) for rank in ranks if "loss" in rank.figures]
+    return [loss for loss, step in losses if step == farthest or loss != loss]
 
 
-def _shown(text: str, mask: Mask) -> str:
+def _show(text: str, mask: Mask) -> str:
     return one_line(presentable(text, False, mask))
 
 
 def _extremes(values: Sequence[float]) -> tuple[float, float]:
-    """The least and the most; what is no number any more counts over both."""
-    broken = [value for value in values if value != value]
-    return (broken[0], broken[0]) if broken else (min(values), max(values))
+    """The lowest and the highest value; nan if any value is nan."""
+    nan = next((value for value in values if value != value), None)
+    return (min(values), max(values)) if nan is None else (nan, nan)
 
 
 def _duration(seconds: float) -> str:
@@ -333,11 +339,11 @@ def _span(values: Sequence[float | None]) -> str:
 
 
 def _gib(gpus: Sequence[GpuUsage]) -> str:
-    """The fullest GPU: it is the one that runs out of memory."""
-    known = [(gpu.used / gpu.total, gpu.used, gpu.total) for gpu in gpus if gpu.used is not None and gpu.total]
-    if not known:
+    """Memory of the fullest GPU, which is the first to run out of it."""
+    usages = [(gpu.used / gpu.total, gpu.used, gpu.total) for gpu in gpus if gpu.used is not None and gpu.total]
+    if not usages:
         return "-"
-    _, used, total = max(known, key=lambda one: one[0])
+    _, used, total = max(usages, key=lambda usage: usage[0])
     return f"{used / 2**30:.0f}/{total / 2**30:.0f}G"
 
 

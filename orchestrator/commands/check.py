@@ -30,7 +30,7 @@ from ..plan.plan import Plan
 from ..runs import bandwidths, deep, launch, mesh, probe, reach
 from ..runs.mesh import Network
 from ..ssh.config import by_hand
-from .context import chosen_inventory, open_fleet, stderr_console
+from .context import load_inventory, open_fleet, stderr_console
 
 WRAP: dict[str, Any] = {  # options of textwrap.wrap, which are of several types
     "initial_indent": "  ",
@@ -45,7 +45,7 @@ COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
 def check(given: str | None, hosts: str | None, level: Level, as_json: bool) -> int:
     """Exit code: 0 clean or warnings only, 3 with errors, 4 where a host was not reached."""
     console = stderr_console()
-    read = chosen_inventory(given)
+    read = load_inventory(given)
     if hosts is not None:
         read = model.select(read, hosts)
     command, snapshot = entrypoint.find(read, ())

@@ -1,4 +1,4 @@
-"""What every command needs of its surroundings: the terminal, the inventory that is meant, the hosts."""
+"""What commands share: the console, the inventory, the connections to its hosts, and the run that is meant."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from ..ssh.dialer import Dialer
 from ..ui.progress import Progress, Silent
 from . import deprecated
 
-LOOK_PATIENCE = 5.0
-"""Seconds that a command which only looks waits for a host to accept a connection."""
+QUICK_CONNECT_TIMEOUT = 5.0
+"""Seconds for a host to accept a connection, in commands that change nothing on it."""
 
 
 def stderr_console() -> Console:
@@ -41,64 +41,64 @@ def make_progress() -> Progress:
     return Progress(stderr_console(), sys.stderr, live)
 
 
-def chosen_inventory(given: str | None, hosts: str | None = None) -> Inventory:
-    """The inventory that is given, else the default one. `hosts`: only these of it, to look at."""
-    return _load(given, model.default_path(os.environ), hosts)
+def load_inventory(path: str | None, hosts: str | None = None) -> Inventory:
+    """Load the inventory at `path`, else the default one. `hosts`: a pattern, see `select_hosts`."""
+    return _load_file(path, model.default_path(os.environ), hosts)
 
 
-def inventory_of_run(given: str | None, hosts: str | None, run: str | None) -> Inventory:
-    """As `chosen_inventory`, for a command that may name a run: it takes the inventory which that run was started with.
+def load_inventory_of_run(path: str | None, hosts: str | None, run: str | None) -> Inventory:
+    """As `load_inventory`, for a command about a run: by default, the inventory that this run was started with.
 
-    A name may be that of several runs: then the default inventory, if one of them was started with it.
+    Several runs may have the name. Then the default inventory is taken if one of them was started with it.
     """
     default = model.default_path(os.environ)
-    if given is not None:
-        return _load(given, None, hosts)
+    if path is not None:
+        return _load_file(path, None, hosts)
     if run is None:
-        return _load(None, default or recent.newest_inventory(), hosts)
+        return _load_file(None, default or recent.newest_inventory(), hosts)
     started_with = recent.inventories_of(run)
     if started_with and (default is None or str(Path(default).resolve()) not in started_with):
-        return _load(started_with[0], None, hosts)
-    return _load(None, default or recent.newest_inventory(), hosts)
+        return _load_file(started_with[0], None, hosts)
+    return _load_file(None, default or recent.newest_inventory(), hosts)
 
 
-def _load(given: str | None, default: str | None, hosts: str | None) -> Inventory:
-    path = given if given is not None else default
+def _load_file(argument: str | None, default: str | None, hosts: str | None) -> Inventory:
+    path = default if argument is None else argument
     if path is None:
         raise UsageError(
             "no inventory: give -i FILE, set DDP_ORCH_INVENTORY, or change to a folder with an inventory.yaml; "
             "`ddp-orch init HOST...` writes one"
         )
-    named = given is None and os.environ.get("DDP_ORCH_INVENTORY") == path
-    if given is None and not named:
-        _check_found(path)
+    named = argument is None and os.environ.get("DDP_ORCH_INVENTORY") == path
+    if argument is None and not named:
+        _check_owner(path)
     try:
-        read = model.load(path)
+        inventory = model.load(path)
     except InventoryError as error:
         source = "\n(from DDP_ORCH_INVENTORY)" if named else ""
         raise InventoryError(f"{error}{source}") from error
-    for notice in read.deprecated:
+    for notice in inventory.deprecated:
         warn_once(notice)
-    return read if hosts is None else part_of(read, hosts)
+    return inventory if hosts is None else select_hosts(inventory, hosts)
 
 
 def warn_once(message: str) -> None:
-    """A warning that this command prints once, however often it comes to it."""
+    """Print a warning, unless this command has printed it before."""
     if deprecated.is_news(message):
         stderr_console().warning(message)
 
 
-def _check_found(path: str) -> None:
-    """Raises InventoryError where somebody else may have written an inventory that nobody has named."""
+def _check_owner(path: str) -> None:
+    """Raises InventoryError if another user may have written this inventory, which the user has not named."""
     try:
-        found = [Path(path).lstat(), Path(path).stat()]
+        link, file = Path(path).lstat(), Path(path).stat()
     except OSError:
-        return  # `load` says so
-    strangers = {one.st_uid for one in found} - {os.geteuid(), 0}
+        return  # `model.load` reports it
+    strangers = {link.st_uid, file.st_uid} - {os.geteuid(), 0}
     if strangers:
         why = f"it belongs to {_user(strangers.pop())}"
-    elif found[1].st_mode & stat.S_IWOTH or (found[1].st_mode & stat.S_IWGRP and not _is_own_group(found[1].st_gid)):
-        why = f"others may write to it (mode {stat.S_IMODE(found[1].st_mode):o})"
+    elif file.st_mode & stat.S_IWOTH or (file.st_mode & stat.S_IWGRP and not _is_own_group(file.st_gid)):
+        why = f"others may write to it (mode {stat.S_IMODE(file.st_mode):o})"
     else:
         return
     raise InventoryError(
@@ -117,7 +117,7 @@ def _user(uid: int) -> str:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether it is the group that many systems give each user, with a umask that lets it write."""
+    """Whether it is the user's private group, which the umask of many systems lets write."""
     import grp
     import pwd
 
@@ -128,56 +128,60 @@ def _is_own_group(gid: int) -> bool:
     return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
-def part_of(read: Inventory, pattern: str, option: str = "--hosts") -> Inventory:
-    """These hosts, to look at: unlike `inventory.select`, it need not be possible to start a run on them."""
-    names = set(pick([host.name for host in read.hosts], pattern, option))
-    return replace(read, hosts=tuple(host for host in read.hosts if host.name in names))
+def select_hosts(inventory: Inventory, pattern: str, option: str = "--hosts") -> Inventory:
+    """The inventory with these hosts only. Unlike with `model.select`, a run need not be able to start on them."""
+    names = set(pick([host.name for host in inventory.hosts], pattern, option))
+    return replace(inventory, hosts=tuple(host for host in inventory.hosts if host.name in names))
 
 
-def mask_of(read: Inventory, run: registry.Run, console: Console) -> Mask:
-    """Hides the secrets of a run and of the inventory that this environment has; warns of those that are not hidden."""
+def make_mask(inventory: Inventory, run: registry.Run, console: Console) -> Mask:
+    """Mask the secrets of the run and of the inventory. Warn of those that this environment does not have."""
     of_run = {
-        name for part in run.parts.values() for name in (read.run.secrets if part.secrets is None else part.secrets)
+        name
+        for part in run.parts.values()
+        for name in (inventory.run.secrets if part.secrets is None else part.secrets)
     }
-    for line in not_hidden(run.run_id, of_run):
+    for line in describe_unmasked(run.run_id, of_run):
         console.warning(line)
-    return Mask(value for name in {*of_run, *read.run.secrets} if (value := os.environ.get(name)))
+    return Mask(value for name in {*of_run, *inventory.run.secrets} if (value := os.environ.get(name)))
 
 
-def not_hidden(run_id: str, secret: Iterable[str]) -> list[str]:
-    """What to say of secrets, by their names, that no mask hides in this environment."""
-    values = {name: os.environ.get(name) for name in sorted(secret)}
+def describe_unmasked(run_id: str, names: Iterable[str]) -> list[str]:
+    """Warnings about secrets, given by name, that a mask cannot hide in this environment."""
+    values = {name: os.environ.get(name) for name in sorted(names)}
     missing = [name for name, value in values.items() if value is None]
     short = [name for name, value in values.items() if value and len(value) < SHORTEST_SECRET]
-    said = []
+    warnings = []
     if missing:
-        said.append(
+        warnings.append(
             f"run {run_id} has secrets that are not hidden in output, because they are not set in this environment: "
             f"{', '.join(missing)}. Set them to the values that the run was started with."
         )
     if short:
-        said.append(f"{', '.join(short)}: values of fewer than {SHORTEST_SECRET} characters are not hidden in output")
-    return said
+        warnings.append(
+            f"{', '.join(short)}: values of fewer than {SHORTEST_SECRET} characters are not hidden in output"
+        )
+    return warnings
 
 
-def make_dialer(of: Inventory, progress: Silent, patience: float = math.inf) -> Dialer:
+def make_dialer(inventory: Inventory, progress: Silent, patience: float = math.inf) -> Dialer:
     config = os.environ.get("DDP_ORCH_SSH_CONFIG")
     return Dialer(
-        of.ssh,
+        inventory.ssh,
         ask_passphrase=_ask_passphrase if sys.stdin.isatty() else None,
         config_file=Path(config) if config else None,
         reaching=progress.reaching,
-        trust_command=advice.command("trust", inventory=of.path),
+        trust_command=advice.command("trust", inventory=inventory.path),
         patience=patience,
     )
 
 
 @contextlib.contextmanager
-def open_fleet(of: Inventory, *, looking: bool = False) -> Iterator[Fleet]:
-    """`looking`: for a command that only looks, and waits less for a host that is silent."""
+def open_fleet(inventory: Inventory, *, short_timeout: bool = False) -> Iterator[Fleet]:
+    """`short_timeout`: for commands that change nothing. They wait less for a silent host."""
     progress = make_progress()
-    dialer = make_dialer(of, progress, LOOK_PATIENCE if looking else math.inf)
-    fleet = Fleet(dialer, node_program(), of.ssh.parallel, lambda: secrets.token_hex(12), progress)
+    dialer = make_dialer(inventory, progress, QUICK_CONNECT_TIMEOUT if short_timeout else math.inf)
+    fleet = Fleet(dialer, node_program(), inventory.ssh.parallel, lambda: secrets.token_hex(12), progress)
     try:
         yield fleet
     finally:
@@ -203,7 +207,7 @@ def whoami() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def warn_of(failed: Mapping[str, OrchError], console: Console) -> None:
+def warn_of_failures(failed: Mapping[str, OrchError], console: Console) -> None:
     for line in fold_failures(failed):
         console.warning(line)
 
@@ -214,23 +218,23 @@ def warn_of_doubts(listing: registry.Listing, console: Console) -> None:
 
 
 def warn_of_missing(listing: registry.Listing, console: Console) -> None:
-    """Of the hosts that told nothing of their runs, and how not to wait for them the next time; of those in doubt."""
-    warn_of(listing.failed, console)
+    """Warn of hosts whose runs are not listed, and of doubtful answers. Say how to leave silent hosts out next time."""
+    warn_of_failures(listing.failed, console)
     for line in fold_messages(
         {host: f"{why}; runs recorded there are not listed" for host, why in listing.passed_over.items()}
     ):
         console.warning(line)
     warn_of_doubts(listing, console)
-    if listing.failed and listing.runs and (again := again_without(listing.failed, sys.argv[1:])):
-        console.note(f"to ask only the other hosts: {again}")
+    if listing.failed and listing.runs and (retry := command_line_without(listing.failed, sys.argv[1:])):
+        console.note(f"to ask only the other hosts: {retry}")
 
 
-def again_without(hosts: Iterable[str], argv: Sequence[str]) -> str:
-    """The command line that was given, without these hosts."""
+def command_line_without(hosts: Iterable[str], argv: Sequence[str]) -> str:
+    """The command line of this process, with an option that leaves these hosts out."""
     option = "--host" if argv[0] == "logs" else "--hosts"
-    given = ("--host=", "--hosts=")
-    words = [word for word in argv for word in (word.split("=", 1) if word.startswith(given) else [word])]
-    words = [option if f"{word}=" in given else word for word in words]
+    prefixes = ("--host=", "--hosts=")
+    words = [word for word in argv for word in (word.split("=", 1) if word.startswith(prefixes) else [word])]
+    words = [option if f"{word}=" in prefixes else word for word in words]
     if option in words:
         last = len(words) - 1 - words[::-1].index(option)
         words[last + 1] += all_but(hosts)
@@ -240,66 +244,72 @@ def again_without(hosts: Iterable[str], argv: Sequence[str]) -> str:
     return f"{line} {advice.AGAIN}" if {"-", "-i-", "--inventory=-"} & set(argv) else line
 
 
-def warn_of_unheard(run: registry.Run, listing: registry.Listing, console: Console) -> None:
-    """Of hosts that --hosts leaves out, or that only another inventory has. Of those not reached was told already."""
-    unheard = [host for host in listing.unheard(run) if host not in listing.failed]
-    if unheard:
-        console.warning(f"run {run.run_id} is also on {fold(unheard)}, which this command did not ask")
+def warn_of_unasked_hosts(run: registry.Run, listing: registry.Listing, console: Console) -> None:
+    """Warn of hosts of the run that --hosts leaves out or that are in another inventory only.
+
+    `warn_of_missing` has warned of unreachable hosts.
+    """
+    hosts = [host for host in listing.unheard(run) if host not in listing.failed]
+    if hosts:
+        console.warning(f"run {run.run_id} is also on {fold(hosts)}, which this command did not ask")
 
 
 @dataclass(frozen=True)
-class FoundRun:
-    """The run that is meant, by the hosts that have answered."""
+class RunLookup:
+    """The run that the user means, as the hosts that have answered describe it."""
 
     run: registry.Run
     listing: registry.Listing
-    """Its `late` hosts have not answered yet; `wait_for_rest` waits for them."""
+    """`wait_for_rest` waits for its `late` hosts."""
     search: registry.Search
 
 
-def find_run(fleet: Fleet, read: Inventory, wanted: str | None, console: Console) -> FoundRun:
-    """The run that is meant, by all hosts; which could not be asked is said. Raises as `registry.choose` does."""
-    found = _find_run(fleet, read, wanted, console, None)
-    warn_of_unheard(found.run, found.listing, console)
-    return found
+def find_run(fleet: Fleet, inventory: Inventory, run_name: str | None, console: Console) -> RunLookup:
+    """Find the run that the user means. Wait for all hosts, and warn of failed ones. Raises as `registry.choose`."""
+    lookup = _find_run(fleet, inventory, run_name, console, None)
+    warn_of_unasked_hosts(lookup.run, lookup.listing, console)
+    return lookup
 
 
 def find_run_early(
     fleet: Fleet,
-    read: Inventory,
-    wanted: str | None,
+    inventory: Inventory,
+    run_name: str | None,
     console: Console,
     enough: Callable[[str | None, str, registry.Listing], bool] = registry.is_found,
-) -> FoundRun:
-    """As `find_run`, but a host that is silent for some seconds is not waited for once the run is known.
+) -> RunLookup:
+    """As `find_run`, but do not wait for hosts that are silent for some seconds once `enough` accepts the answers.
 
-    Nothing is said of other hosts that the run is on.
+    Does not warn of hosts of the run that this command did not ask.
     """
-    return _find_run(fleet, read, wanted, console, partial(enough, wanted, read.path))
+    return _find_run(fleet, inventory, run_name, console, partial(enough, run_name, inventory.path))
 
 
 def _find_run(
     fleet: Fleet,
-    read: Inventory,
-    wanted: str | None,
+    inventory: Inventory,
+    run_name: str | None,
     console: Console,
     enough: Callable[[registry.Listing], bool] | None,
-) -> FoundRun:
-    search = registry.Search(fleet, read.hosts)
+) -> RunLookup:
+    search = registry.Search(fleet, inventory.hosts)
     listing = search.wait(enough)
     warn_of_missing(replace(listing, failed=listing.missing), console)
-    run = registry.choose(listing, wanted, read.path)
-    if wanted is None:
-        tell_which(run, listing, console)
-    return FoundRun(run, listing, search)
+    run = registry.choose(listing, run_name, inventory.path)
+    if run_name is None:
+        note_running_runs(run, listing, console)
+    return RunLookup(run, listing, search)
 
 
-def wait_for_rest(found: FoundRun, read: Inventory, wanted: str | None, console: Console) -> FoundRun:
-    """The run by all hosts; what is new of them is said. It may be another run, as a late host may have a newer one."""
-    before = found.listing
+def wait_for_rest(lookup: RunLookup, inventory: Inventory, run_name: str | None, console: Console) -> RunLookup:
+    """Find the run again once all hosts have answered, and warn of what is new.
+
+    The result may be another run: a late host may have a newer one.
+    """
+    before = lookup.listing
     if not before.late:
-        return found
-    listing = found.search.wait()
+        return lookup
+    listing = lookup.search.wait()
     news = replace(
         listing,
         failed={host: error for host, error in listing.failed.items() if host in before.late},
@@ -308,15 +318,15 @@ def wait_for_rest(found: FoundRun, read: Inventory, wanted: str | None, console:
     )
     warn_of_missing(news, console)
     try:
-        run = registry.choose(listing, wanted, read.path)
-    except UsageError as error:  # the beginning of an id: now that of several
+        run = registry.choose(listing, run_name, inventory.path)
+    except UsageError as error:  # now a part of several ids
         console.warning(str(error))
-        run = next((one for one in listing.runs if one.run_id == found.run.run_id), found.run)
-    return replace(found, run=run, listing=listing)
+        run = next((other for other in listing.runs if other.run_id == lookup.run.run_id), lookup.run)
+    return replace(lookup, run=run, listing=listing)
 
 
-def tell_which(run: registry.Run, listing: registry.Listing, console: Console) -> None:
-    """Where nobody has named a run and the newest is over, while others go on: these may be meant."""
-    others = [one.run_id for one in listing.runs if one.unfinished]
-    if others and not run.unfinished:
-        console.note(f"run {run.run_id}, the newest, has ended ({run.state}); still running: {', '.join(others)}")
+def note_running_runs(run: registry.Run, listing: registry.Listing, console: Console) -> None:
+    """If the newest run has ended, name the runs that are still running: the user may mean one of them."""
+    running = [other.run_id for other in listing.runs if other.unfinished]
+    if running and not run.unfinished:
+        console.note(f"run {run.run_id}, the newest, has ended ({run.state}); still running: {', '.join(running)}")

@@ -19,14 +19,14 @@ from ..output.console import Console, fold
 from ..output.lines import Mask
 from ..runs import diagnose
 from .context import (
-    FoundRun,
+    RunLookup,
     find_run_early,
-    inventory_of_run,
-    mask_of,
+    load_inventory_of_run,
+    make_mask,
     open_fleet,
     stderr_console,
     wait_for_rest,
-    warn_of_unheard,
+    warn_of_unasked_hosts,
 )
 
 MAX_LOG_SIZE = 64 << 20  # bytes of one log that are read: half from its beginning, half from its end
@@ -36,14 +36,14 @@ ENDED = {"succeeded": "has succeeded", "failed": "failed", "killed": "was stoppe
 def diagnose_run(run: str | None, inventory_path: str | None, hosts: str | None, as_json: bool) -> int:
     """`diagnose RUN`. Exit code 4 when a host was not reached."""
     console = stderr_console()
-    inventory = inventory_of_run(inventory_path, hosts, run)
-    with open_fleet(inventory, looking=True) as fleet:
+    inventory = load_inventory_of_run(inventory_path, hosts, run)
+    with open_fleet(inventory, short_timeout=True) as fleet:
         first = final = find_run_early(fleet, inventory, run, console)
-        warn_of_unheard(first.run, first.listing, console)
+        warn_of_unasked_hosts(first.run, first.listing, console)
         early = None
         if as_json and first.listing.late:  # one document, by all hosts
             final = wait_for_rest(first, inventory, run, console)
-        mask = mask_of(inventory, final.run, console)
+        mask = make_mask(inventory, final.run, console)
         diagnosis = _diagnose(final, inventory, fleet, mask)
         if final.listing.late:
             console.note(f"no answer yet from {fold(first.listing.late)}; the others show:")
@@ -52,7 +52,7 @@ def diagnose_run(run: str | None, inventory_path: str | None, hosts: str | None,
             early = diagnosis
             final = wait_for_rest(first, inventory, run, console)
             if _has_news(first, final):
-                mask = mask_of(inventory, final.run, console)
+                mask = make_mask(inventory, final.run, console)
                 diagnosis = _diagnose(final, inventory, fleet, mask)
     answered_late = first.listing.late & final.listing.answered
     if early is None:
@@ -66,18 +66,18 @@ def diagnose_run(run: str | None, inventory_path: str | None, hosts: str | None,
     return UnreachableError.exit_code if final.listing.failed else 0
 
 
-def _has_news(first: FoundRun, final: FoundRun) -> bool:
+def _has_news(first: RunLookup, final: RunLookup) -> bool:
     return final.run.run_id != first.run.run_id or final.run.parts.keys() != first.run.parts.keys()
 
 
-def _diagnose(found: FoundRun, inventory: Inventory, fleet: Fleet, mask: Mask) -> Diagnosis:
+def _diagnose(found: RunLookup, inventory: Inventory, fleet: Fleet, mask: Mask) -> Diagnosis:
     run = found.run
     hosts = {host.name: host for host in inventory.hosts}
     return diagnose.gather_and_diagnose(run.run_id, run.parts, run.nodes, hosts, fleet, mask)
 
 
 def _show(
-    diagnosis: Diagnosis, found: FoundRun, inventory: Inventory, as_json: bool, mask: Mask, console: Console
+    diagnosis: Diagnosis, found: RunLookup, inventory: Inventory, as_json: bool, mask: Mask, console: Console
 ) -> None:
     run = found.run
     about = advice.about(run, found.listing.runs, inventory.path)

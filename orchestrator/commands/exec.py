@@ -15,12 +15,12 @@ from ..inventory.model import Host
 from ..output.console import Console, fold, fold_messages, size
 from ..output.terminal import tame
 from ..ssh.dialer import quote
-from .context import chosen_inventory, open_fleet, stderr_console
+from .context import load_inventory, open_fleet, stderr_console
 
 
 def execute(given: str | None, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> int:
     console = stderr_console()
-    read = chosen_inventory(given, hosts)
+    read = load_inventory(given, hosts)
     done: dict[str, Output] = {}
     with open_fleet(read) as fleet:
 

@@ -21,7 +21,14 @@ from ..output.terminal import one_line
 from ..plan.code_files import make_results_folder
 from ..runs import registry
 from ..runs.receiving import Listed, Source, bring, checked, refuse, size_of, totals
-from .context import inventory_of_run, open_fleet, stderr_console, warn_of, warn_of_doubts, warn_of_unheard
+from .context import (
+    load_inventory_of_run,
+    open_fleet,
+    stderr_console,
+    warn_of_doubts,
+    warn_of_failures,
+    warn_of_unasked_hosts,
+)
 
 SHARED = "shared"
 """The folder, beside those of the hosts, for outputs on a disk that they share."""
@@ -59,8 +66,8 @@ def fetch(wanted: str | None, pattern: str | None, output: str | None, given: st
     if pattern is not None and (pattern.startswith("/") or ".." in pattern.split("/")):
         raise UsageError(f"{pattern!r}: a PATTERN is relative to the run's output folder, such as '**/*.pt'")
     console = stderr_console()
-    inventory = inventory_of_run(given, hosts, wanted)
-    with open_fleet(inventory, looking=True) as fleet:
+    inventory = load_inventory_of_run(given, hosts, wanted)
+    with open_fleet(inventory, short_timeout=True) as fleet:
         what = _outputs_of(fleet, inventory, wanted, console)
         folder = Path(output or what.folder)
         if output is None and folder.is_symlink():
@@ -175,7 +182,7 @@ def _make(folder: Path) -> None:
 def _outputs_of(fleet: Fleet, inventory: Inventory, wanted: str | None, console: Console) -> RunOutputs:
     """Raises as `registry.choose` does."""
     listing = registry.find(fleet, inventory.hosts)
-    warn_of(listing.failed, console)
+    warn_of_failures(listing.failed, console)
     warn_of_doubts(listing, console)
     incomplete = bool(listing.failed)
     try:
@@ -189,7 +196,7 @@ def _outputs_of(fleet: Fleet, inventory: Inventory, wanted: str | None, console:
         if not having:
             raise
         return RunOutputs(wanted, wanted, having, {"name": wanted}, incomplete)
-    warn_of_unheard(run, listing, console)
+    warn_of_unasked_hosts(run, listing, console)
     first = next(iter(run.nodes or run.parts))
     reader = first if run.parts[first].shared_output else None
     hosts, key = frozenset(run.parts), {"run_id": run.run_id}

@@ -17,7 +17,7 @@ from ..runs import ending, registry
 from ..runs.ending import Killed, KillTargets
 from ..runs.registry import Listing, Run
 from ..ssh.pipe import ConnectFailure
-from .context import inventory_of_run, open_fleet, stderr_console, warn_of_doubts, warn_of_unheard, whoami
+from .context import load_inventory_of_run, open_fleet, stderr_console, warn_of_doubts, warn_of_unasked_hosts, whoami
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def kill(
     if leftovers + everything + (wanted is not None) > 1:
         raise UsageError("RUN, --leftovers and --all cannot be combined")
     console = stderr_console()
-    read = inventory_of_run(given, hosts, wanted)
+    read = load_inventory_of_run(given, hosts, wanted)
     forced = _forced(force, [host.name for host in read.hosts])
     asked = Request(wanted, read, leftovers, everything, forced, grace)
     with open_fleet(read) as fleet:
@@ -98,7 +98,7 @@ def _end(asked: Request, fleet: Fleet, console: Console) -> tuple[Killed, Listin
     warn_of_doubts(listing, console)
     chosen = _certain(asked, listing) if listing.late else _to_kill(asked, listing, console)
     for run in chosen:
-        warn_of_unheard(run, listing, console)
+        warn_of_unasked_hosts(run, listing, console)
     # a host that took no connection is not asked for one again
     left = {host.name for host in asked.read.hosts if not isinstance(listing.failed.get(host.name), ConnectFailure)}
     if begun:

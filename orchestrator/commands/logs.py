@@ -25,16 +25,16 @@ from ..runs import attach, printing, registry
 from ..runs.follow import LogFilter, View, clock_ahead
 from ..runs.log_files import LogFiles
 from .context import (
-    FoundRun,
+    RunLookup,
     find_run_early,
-    inventory_of_run,
-    mask_of,
+    load_inventory_of_run,
+    make_mask,
     open_fleet,
-    part_of,
+    select_hosts,
     stderr_console,
     wait_for_rest,
-    warn_of,
-    warn_of_unheard,
+    warn_of_failures,
+    warn_of_unasked_hosts,
 )
 
 T = TypeVar("T")
@@ -67,10 +67,10 @@ def logs(wanted: Logs) -> int:
         raise UsageError("--json cannot be combined with --fold or --output")
     console = stderr_console()
     choice = _choice(wanted, time.time())
-    read = inventory_of_run(wanted.inventory, None, wanted.run)
+    read = load_inventory_of_run(wanted.inventory, None, wanted.run)
     if wanted.host:
-        read = part_of(read, ",".join(wanted.host), "--host")
-    with open_fleet(read, looking=True) as fleet:
+        read = select_hosts(read, ",".join(wanted.host), "--host")
+    with open_fleet(read, short_timeout=True) as fleet:
         found = _find_run(fleet, read, wanted, console)
         run, listing = found.run, found.listing
         about = advice.about(run, listing.runs, read.path)
@@ -83,7 +83,7 @@ def logs(wanted: Logs) -> int:
             ahead = fleet.each(asked[:1], lambda _, session: clock_ahead(session)).done
             choice = _choice(wanted, time.time() + next(iter(ahead.values()), 0.0))
         ranks_of = claims.ranks_of(run.parts, run.all_nodes)
-        mask = mask_of(read, run, console)
+        mask = make_mask(read, run, console)
         view = View(
             run.run_id, asked, choice, fleet, console.warning, sys.stdout.isatty(), ranks_of, late=late, mask=mask
         )
@@ -114,14 +114,14 @@ def logs(wanted: Logs) -> int:
         newer = advice.about(found.run, found.listing.runs, read.path)
         console.warning(f"{fold(found.run.parts)} has a newer run, {found.run.run_id}: {newer.command('logs')}")
     failed = {host: error for host, error in view.failed.items() if host not in found.listing.failed}
-    warn_of(failed, console)
+    warn_of_failures(failed, console)
     return UnreachableError.exit_code if found.listing.failed or failed else 0
 
 
-def _find_run(fleet: Fleet, read: Inventory, wanted: Logs, console: Console) -> FoundRun:
+def _find_run(fleet: Fleet, read: Inventory, wanted: Logs, console: Console) -> RunLookup:
     found = find_run_early(fleet, read, wanted.run, console, registry.is_known if wanted.follow else registry.is_found)
     if not wanted.host:
-        warn_of_unheard(found.run, found.listing, console)
+        warn_of_unasked_hosts(found.run, found.listing, console)
     late = fold(found.listing.late)
     if late and wanted.output:
         console.note(f"no answer yet from {late}; waiting for it, because files contain all lines in order of time")

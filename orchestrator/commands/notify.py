@@ -6,13 +6,13 @@ from ..answers.prepare import NOTIFY
 from ..errors import FindingsError, UnreachableError, UsageError
 from ..hosts.fleet import fold_failures
 from ..plan import plan
-from .context import chosen_inventory, open_fleet, stderr_console
+from .context import load_inventory, open_fleet, stderr_console
 
 
 def test(given: str | None) -> int:
     """Exit code 3 where it could not be sent."""
     console = stderr_console()
-    read = chosen_inventory(given)
+    read = load_inventory(given)
     wanted = {"webhook": read.notify.webhook, "command": read.notify.command}
     configured = [what for what, value in wanted.items() if value]
     if not configured:

@@ -14,12 +14,12 @@ from ..inventory.run_ids import RUN_ID, SUFFIX
 from ..output.console import fold_messages, number_of, size
 from ..runs import registry
 from ..runs.launch import describe_unfetched
-from .context import chosen_inventory, open_fleet, stderr_console
+from .context import load_inventory, open_fleet, stderr_console
 
 
 def prune(given: str | None, hosts: str | None, *, force: bool) -> int:
     console = stderr_console()
-    read = chosen_inventory(given, hosts)
+    read = load_inventory(given, hosts)
     keep = read.run.keep.on_hosts()
     with open_fleet(read) as fleet:
         fleet.prepare(read.hosts)
@@ -67,7 +67,7 @@ class Folder:
 def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], *, yes: bool) -> int:
     """Delete output folders: those of `named` runs, else of all runs that were started without a name."""
     console = stderr_console()
-    read = chosen_inventory(given, hosts)
+    read = load_inventory(given, hosts)
     with open_fleet(read) as fleet:
         fleet.prepare(read.hosts)
         listed = fleet.each(read.hosts, lambda _, session: session.request(OUTPUT_FOLDERS, {}).folders, "looking")

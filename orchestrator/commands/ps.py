@@ -15,7 +15,7 @@ from ..output.console import Console, fold
 from ..output.lines import parse_time
 from ..output.terminal import tame
 from ..runs import registry
-from .context import inventory_of_run, open_fleet, stderr_console, warn_of_missing
+from .context import load_inventory_of_run, open_fleet, stderr_console, warn_of_missing
 
 ID_WIDTH = 20  # characters of a run id
 IN_A_PIPE = 1000  # columns: nothing is cut
@@ -23,8 +23,8 @@ IN_A_PIPE = 1000  # columns: nothing is cut
 
 def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) -> int:
     console = stderr_console()
-    read = inventory_of_run(given, hosts, None)
-    with open_fleet(read, looking=True) as fleet:
+    read = load_inventory_of_run(given, hosts, None)
+    with open_fleet(read, short_timeout=True) as fleet:
         listing = _find(fleet, read.hosts, everything, as_json, console)
     warn_of_missing(listing, console)
     shown = [run for run in listing.runs if everything or run.unfinished]

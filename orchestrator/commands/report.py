@@ -26,7 +26,7 @@ from ..output.pipeline import Sink
 from ..runs import diagnose, registry
 from ..runs.follow import LogFilter, View, clock_ahead
 from ..ui import html
-from .context import find_run, inventory_of_run, mask_of, open_fleet, stderr_console, warn_of
+from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_failures
 
 WAYS: tuple[Way, ...] = ("received", "sent")
 LAST_LINES = 40  # of the rank that failed first
@@ -68,15 +68,15 @@ def report(wanted: str | None, given: str | None, hosts: str | None, output: str
     if output and Path(output).suffix.lower() not in ("", ".htm", ".html"):
         raise UsageError(f"-o {output}: a report is an HTML page, with a JSON file next to it; give -o FILE.html")
     console = stderr_console()
-    read = inventory_of_run(given, hosts, wanted)
-    with open_fleet(read, looking=True) as fleet:
+    read = load_inventory_of_run(given, hosts, wanted)
+    with open_fleet(read, short_timeout=True) as fleet:
         found = find_run(fleet, read, wanted, console)
         listing, run = found.listing, found.run
-        mask = mask_of(read, run, console)
+        mask = make_mask(read, run, console)
         of_run = [host for host in read.hosts if host.name in run.parts]
         asked = {"run_id": run.run_id}
         answers = fleet.each(of_run, lambda _, session: session.request(RECORD, asked), "reading its record")
-        warn_of(answers.failed, console)
+        warn_of_failures(answers.failed, console)
         records = {host: answers.done[host] for host in _by_node(run) if host in answers.done}
         if not any(record.run and record.spec for record in records.values()):
             raise UnreachableError(f"no host has a record of run {run.run_id}; nothing was written")
@@ -137,7 +137,7 @@ def _lines(fleet: Fleet, hosts: Sequence[Host], run: registry.Run, choice: LogFi
     ranks = claims.ranks_of(run.parts, run.nodes)
     view = View(run.run_id, hosts, choice, fleet, console.warning, ranks=ranks, kept=True, mask=mask)
     view.run(Sink(found.extend))
-    warn_of({host: error for host, error in view.failed.items() if isinstance(error, Refused)}, console)
+    warn_of_failures({host: error for host, error in view.failed.items() if isinstance(error, Refused)}, console)
     return found
 
 

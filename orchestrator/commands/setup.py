@@ -22,7 +22,7 @@ from ..output.console import Console, fold
 from ..output.terminal import one_line
 from ..ssh.dialer import quote
 from ..ssh.pipe import ConnectFailure
-from .context import chosen_inventory, open_fleet, stderr_console
+from .context import load_inventory, open_fleet, stderr_console
 
 VENV = ".local/share/ddp-orch/venv"  # below the home
 VERSION = r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post|\.dev)[0-9]+)*(\+[A-Za-z0-9.]+)?"
@@ -102,7 +102,7 @@ def setup(given: str | None, hosts: str | None, wanted: Wanted) -> int:
     if wanted.wheels is not None and wanted.index_url is not None:
         raise UsageError("--wheels and --index-url cannot be combined")
     console = stderr_console()
-    read = chosen_inventory(given)
+    read = load_inventory(given)
     if hosts is not None:
         read = model.select(read, hosts)
     with open_fleet(read) as fleet:

@@ -22,8 +22,8 @@ from ..inventory.model import Host
 from ..output.console import Console, wants_colour
 from ..output.lines import Mask
 from ..runs import ending, registry
-from .board import HostView, render
-from .context import inventory_of_run, mask_of, open_fleet, stderr_console, warn_of, warn_of_doubts
+from .board import BoardRow, render
+from .context import load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_doubts, warn_of_failures
 
 if TYPE_CHECKING:
     from rich.console import Console as Rich
@@ -39,12 +39,12 @@ class Watcher:
     def __init__(self, fleet: Fleet, hosts: Sequence[Host], run_id: str, nodes: Mapping[str, int]) -> None:
         self._fleet = fleet
         self._run_id = run_id
-        self._seen = {host.name: HostView(host.name, node=nodes.get(host.name)) for host in hosts}
+        self._seen = {host.name: BoardRow(host.name, node=nodes.get(host.name)) for host in hosts}
         self._stopped = threading.Event()
         for host in hosts:
             threading.Thread(target=self._watch, args=(host,), name="top", daemon=True).start()
 
-    def seen(self) -> list[HostView]:
+    def seen(self) -> list[BoardRow]:
         """The newest of all hosts, in their order."""
         return list(self._seen.values())
 
@@ -64,20 +64,20 @@ class Watcher:
             failure = error if isinstance(error, OrchError) else wrap_unexpected(host.name, error)
             self._seen[host.name] = replace(seen, trouble=str(failure).removeprefix(f"{host.name}: "))
         else:
-            self._seen[host.name] = HostView(host.name, now, before=seen.now, node=seen.node)
+            self._seen[host.name] = BoardRow(host.name, now, previous=seen.now, node=seen.node)
 
 
 def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
     console = stderr_console()
-    read = inventory_of_run(given, hosts, wanted)
-    with open_fleet(read, looking=True) as fleet:
+    read = load_inventory_of_run(given, hosts, wanted)
+    with open_fleet(read, short_timeout=True) as fleet:
         # the board shows who has not answered
         listing = registry.find(fleet, read.hosts, partial(registry.is_known, wanted, read.path))
-        warn_of(listing.failed, console)
+        warn_of_failures(listing.failed, console)
         warn_of_doubts(listing, console)
         going_on = [run.run_id for run in listing.runs if run.unfinished]
         run = registry.choose(listing, wanted if wanted is not None else next(iter(going_on[-1:]), None), read.path)
-        mask = mask_of(read, run, console)
+        mask = make_mask(read, run, console)
         of_run = [host for host in read.hosts if host.name in run.parts or host.name in run.unheard]
         watcher = Watcher(fleet, of_run, run.run_id, run.all_nodes)
         try:
@@ -98,7 +98,7 @@ def _once(watcher: Watcher, run_id: str, mask: Mask) -> None:
     from rich.console import Console as Rich
 
     deadline = time.monotonic() + EVERY + PATIENCE
-    while time.monotonic() < deadline and not all(one.before or one.trouble for one in watcher.seen()):
+    while time.monotonic() < deadline and not all(one.previous or one.trouble for one in watcher.seen()):
         time.sleep(0.1)
     width = int(os.environ.get("COLUMNS") or _columns_of(sys.stderr) or 160)
     rich = Rich(file=sys.stdout, width=width, force_terminal=wants_colour(sys.stdout, os.environ), highlight=False)

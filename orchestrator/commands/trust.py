@@ -16,7 +16,7 @@ from ..output.console import Console, number_of
 from ..output.terminal import tame
 from ..ssh.dialer import Dialer, Target
 from ..ssh.known_hosts import Verdict, bits, fingerprint, key_type
-from .context import chosen_inventory, make_dialer, make_progress, stderr_console
+from .context import load_inventory, make_dialer, make_progress, stderr_console
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Shown:
 def trust(path: str | None, hosts: str | None, yes: bool) -> int:
     """Host by host from the outside in: a host behind a jump host can be asked only when that one is trusted."""
     console = stderr_console()
-    read = chosen_inventory(path, hosts)
+    read = load_inventory(path, hosts)
     progress = make_progress()
     strict = replace(read, ssh=replace(read.ssh, host_keys="strict"))  # a key is accepted by a yes, and by nothing else
     dialer = make_dialer(strict, progress)

@@ -23,7 +23,7 @@ from ..plan import description, entrypoint, plan
 from ..plan import snapshot as ship
 from ..plan.plan import Plan
 from ..runs import attach, launch, printing, recent
-from .context import chosen_inventory, not_hidden, open_fleet, stderr_console, warn_once, whoami
+from .context import describe_unmasked, load_inventory, open_fleet, stderr_console, warn_once, whoami
 
 LARGEST = 3  # entries of the code that are named when it is large
 HELD_AGAIN = 10.0  # s between tries of `up --wait`
@@ -71,7 +71,7 @@ class Up:
 def up(wanted: Up, printer: Stage | None = None) -> int:
     """`printer`: takes the lines of an attached run; without it they are printed."""
     console = stderr_console()
-    read = chosen_inventory(wanted.inventory)
+    read = load_inventory(wanted.inventory)
     if wanted.hosts is not None:
         read = model.select(read, wanted.hosts)
     if wanted.trainer_args:
@@ -85,7 +85,7 @@ def up(wanted: Up, printer: Stage | None = None) -> int:
         sys.stdout.write(tame(text, colour=False))
         return 0
     secrets_of_run = _secrets(read)
-    for warning in not_hidden(run_id, secrets_of_run):
+    for warning in describe_unmasked(run_id, secrets_of_run):
         console.warning(warning)
     around = launch.LaunchContext(
         created_at=rfc3339(time.time()),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.context import again_without, chosen_inventory, inventory_of_run
+from orchestrator.commands.context import command_line_without, load_inventory, load_inventory_of_run
 from orchestrator.commands.up import Up
 from orchestrator.diagnosis import causes
 from orchestrator.errors import UnreachableError, UsageError
@@ -51,22 +51,28 @@ def test_the_inventory_is_named_where_the_default_is_another(here: Path, monkeyp
 def test_what_names_a_run_takes_the_inventory_that_it_was_started_with(here: Path) -> None:
     recent.remember("my big.yaml", "20261122-070000-abcd", "nightly")
     for run in ("20261122-070000-abcd", "nightly", "20261122", "abcd"):
-        assert head(inventory_of_run(None, None, run)) == "here-big"
-    assert head(inventory_of_run(None, None, None)) == head(inventory_of_run(None, None, "other")) == "here-inventory"
-    assert head(inventory_of_run("../there/inventory.yaml", None, "nightly")) == "there-inventory"
+        assert head(load_inventory_of_run(None, None, run)) == "here-big"
+    assert (
+        head(load_inventory_of_run(None, None, None))
+        == head(load_inventory_of_run(None, None, "other"))
+        == "here-inventory"
+    )
+    assert head(load_inventory_of_run("../there/inventory.yaml", None, "nightly")) == "there-inventory"
     recent.remember("inventory.yaml", "20261123-070000-ef01", "nightly")
     recent.remember("my big.yaml", "20261124-070000-ef02", "nightly")
-    assert head(inventory_of_run(None, None, "nightly")) == "here-inventory", "the default is one of its inventories"
+    assert head(load_inventory_of_run(None, None, "nightly")) == "here-inventory", (
+        "the default is one of its inventories"
+    )
     (here / "my big.yaml").unlink()
-    assert head(inventory_of_run(None, None, "ef02")) == "here-inventory"
+    assert head(load_inventory_of_run(None, None, "ef02")) == "here-inventory"
 
 
 def test_only_commands_about_a_run_take_the_newest_run_s_inventory(here: Path) -> None:
     recent.remember("my big.yaml", "20261122-070000-abcd", "nightly")
     (here / "inventory.yaml").unlink()
-    assert head(inventory_of_run(None, None, None)) == "here-big"
+    assert head(load_inventory_of_run(None, None, None)) == "here-big"
     with pytest.raises(UsageError, match="no inventory"):
-        chosen_inventory(None)
+        load_inventory(None)
 
 
 @dataclass(frozen=True)
@@ -108,14 +114,14 @@ def test_the_advice_of_modules_that_know_no_inventory_is_completed(here: Path) -
 def test_an_inventory_from_stdin_is_to_be_given_there_again(here: Path) -> None:
     assert advice.command("logs", "-f", "nightly", inventory="-") == "ddp-orch logs -f nightly -i - < INVENTORY"
     assert advice.command("up", "--", "train.py", inventory="-") == "ddp-orch up - -- train.py < INVENTORY"
-    assert again_without(["gpu2"], ["ps", "-"]) == "ddp-orch ps --hosts '!gpu2' - < INVENTORY"
+    assert command_line_without(["gpu2"], ["ps", "-"]) == "ddp-orch ps --hosts '!gpu2' - < INVENTORY"
 
 
 def test_the_others_are_asked_by_the_option_of_the_command() -> None:
-    assert again_without(["b"], ["ps", "--hosts=a,b"]) == "ddp-orch ps --hosts 'a,b!b'"
-    assert again_without(["b"], ["logs", "-f"]) == "ddp-orch logs --host '!b' -f"
-    assert again_without(["b"], ["logs", "--host", "a", "--host=b,c"]) == "ddp-orch logs --host a --host 'b,c!b'"
-    assert again_without(["b"], ["logs", "--hosts=a,b"]) == "ddp-orch logs --host 'a,b!b'"
+    assert command_line_without(["b"], ["ps", "--hosts=a,b"]) == "ddp-orch ps --hosts 'a,b!b'"
+    assert command_line_without(["b"], ["logs", "-f"]) == "ddp-orch logs --host '!b' -f"
+    assert command_line_without(["b"], ["logs", "--host", "a", "--host=b,c"]) == "ddp-orch logs --host a --host 'b,c!b'"
+    assert command_line_without(["b"], ["logs", "--hosts=a,b"]) == "ddp-orch logs --host 'a,b!b'"
 
 
 @pytest.mark.parametrize(

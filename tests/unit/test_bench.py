@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.answers.printed import BenchResult, StepSeconds, Together
 from orchestrator.commands import up
-from orchestrator.commands.bench import Bench, Collector, _draw, _measured, bench, host_counts, scaling, table
+from orchestrator.commands.bench import Bench, Collector, _draw, _measure, bench, host_counts, scaling, table
 from orchestrator.errors import Interrupted, RunFailed, UsageError
 from orchestrator.output.console import Console
 from orchestrator.output.lines import Line
@@ -87,7 +87,7 @@ def test_a_result_that_no_trainer_prints_is_an_error(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(up, "up", runs)
     with pytest.raises(RunFailed, match=r"\bbench\.world_size\b"):
-        _measured("inventory.yaml", ["a"], (), Console(io.StringIO(), False))
+        _measure("inventory.yaml", ["a"], (), Console(io.StringIO(), False))
 
 
 def test_on_a_terminal_its_run_is_seen_to_go_on() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from orchestrator.answers.decode import decode
 from orchestrator.answers.recorded import Sample
-from orchestrator.commands.board import HostView, render
+from orchestrator.commands.board import BoardRow, render
 from orchestrator.node.serve.figures import figures
 from orchestrator.output.lines import Mask
 
@@ -56,9 +56,9 @@ class Told:
     trouble: str = ""
     node: int | None = None
 
-    def seen(self) -> HostView:
+    def seen(self) -> BoardRow:
         now, before = (told and decode(Sample, told, "sample") for told in (self.now, self.before))
-        return HostView(self.host, now, before, self.trouble, self.node)
+        return BoardRow(self.host, now, before, self.trouble, self.node)
 
 
 def hosts(count: int) -> list[Told]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.context import chosen_inventory
+from orchestrator.commands.context import load_inventory
 from orchestrator.errors import InventoryError
 
 
@@ -22,7 +22,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def names(given: str | None = None) -> list[str]:
-    return [host.name for host in chosen_inventory(given).hosts]
+    return [host.name for host in load_inventory(given).hosts]
 
 
 def test_an_inventory_that_others_may_write_to_is_taken_only_when_it_is_named(

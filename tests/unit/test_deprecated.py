@@ -13,7 +13,7 @@ import click
 import pytest
 
 from orchestrator.cli import cli
-from orchestrator.commands.context import chosen_inventory
+from orchestrator.commands.context import load_inventory
 from trainer.config import OLD_FLAGS, parse
 
 ROOT = Path(__file__).parents[2]
@@ -92,8 +92,8 @@ def test_a_command_that_reads_an_inventory_twice_says_it_once(
     path.write_text(KEYS[0])
     for _ in range(2):  # two commands
         with click.Context(cli):
-            chosen_inventory(str(path))
-            chosen_inventory(str(path))
+            load_inventory(str(path))
+            load_inventory(str(path))
     assert capsys.readouterr().err.count("run.keep.journal is deprecated") == 2
 
 
