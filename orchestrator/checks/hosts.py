@@ -16,7 +16,7 @@ from statistics import median
 from ..answers.facts import Facts, Python
 from ..answers.hello import Hello
 from ..output.finding import Finding, Severity
-from ..plan.plan import Node, Plan, arguments
+from ..plan.plan import Node, Plan, find_script_arguments
 from ..ssh.pipe import ConnectFailure, OtherKey, with_hosts
 from . import gpus, network, python
 from .findings import Findings, shell_word
@@ -270,7 +270,7 @@ def _duration(seconds: float) -> str:
 
 def path_arguments(plan: Plan) -> dict[str, str]:
     """{absolute path among the script's arguments: the option before it}."""
-    of_nodes = [node.command[arguments(node.command[1:]) + 1 :] for node in plan.nodes]
+    of_nodes = [node.command[find_script_arguments(node.command[1:]) + 1 :] for node in plan.nodes]
     options = {}
     for before, word in pairwise(("", *of_nodes[0])):
         if not all(word in words for words in of_nodes):

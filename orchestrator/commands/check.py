@@ -51,7 +51,7 @@ def check(given: str | None, hosts: str | None, level: Level, as_json: bool) -> 
     command, snapshot = entrypoint.find(read, ())
     code = None if snapshot is None else plan.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), 0, 0)
     made = plan.make(read, run_id="check", name="check", command=command, code=code, env={}, debug=False)
-    for warning in (*plan.shell_variables(made), *(snapshot.warnings if snapshot else ())):
+    for warning in (*plan.advise_shell_variables(made), *(snapshot.warnings if snapshot else ())):
         console.warning(warning)
     with open_fleet(read) as fleet:
         nodes = {node.host.name: node for node in made.nodes}

@@ -78,7 +78,7 @@ def up(wanted: Up, printer: Stage | None = None) -> int:
         read = replace(read, run=replace(read.run, script=None, args=(*read.run.args, *wanted.trainer_args)))
     run_id = run_ids.new_run_id()
     made, snapshot = _plan(read, wanted, run_id)
-    for warning in (*plan.shell_variables(made), *(snapshot.warnings if snapshot else ())):
+    for warning in (*plan.advise_shell_variables(made), *(snapshot.warnings if snapshot else ())):
         warn_once(warning)
     if wanted.dry_run:
         text = json.dumps(description.as_dict(made), indent=2) + "\n" if wanted.as_json else description.as_text(made)

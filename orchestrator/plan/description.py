@@ -1,4 +1,4 @@
-"""Show a plan to people and programs before it is known what only hosts know. Pure."""
+"""Render a plan as text or JSON. Pure. What only hosts know is `auto`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..output.console import number_of, size
 from .plan import Code, Plan
 
 MASK = "***"
-SHOWN = 4  # names of what is not sent
-AUTO_PLACES = {
+MAX_NAMES = 4  # names of files that are not sent
+AUTO_VALUES = {
     "master_addr": "auto",
     "master_port": "auto",
     "local_addr": "auto",
@@ -23,18 +23,18 @@ AUTO_PLACES = {
 
 
 def as_text(plan: Plan) -> str:
-    """The plan as a person reads it, and could type it."""
-    described = as_dict(plan)
+    """The plan for people, with commands that can be pasted into a shell."""
+    description = as_dict(plan)
     hosts = number_of(len(plan.nodes), "host")
     lines = [f"run {plan.run_id}  {hosts}  launcher {plan.launcher.name}"]
     if plan.code is not None:
         code = plan.code
         lines.append(f"code {code.sha256[:12]}  {number_of(code.files, 'file')}, {size(code.size)}, from {code.root}")
         lines += [f"  {line}" for line in (credentials_left_out(code), excluded(code)) if line]
-    for node in described["nodes"]:
+    for node in description["nodes"]:
         place = "spare" if node["node_rank"] is None else f"node rank {node['node_rank']}"
         ranks = f"{place}, {number_of(node['nproc_per_node'], 'rank')}"
-        lines += ["", f"{node['host']}  {ranks}, gpus {_shown(node['gpus'])}"]
+        lines += ["", f"{node['host']}  {ranks}, gpus {_render_gpus(node['gpus'])}"]
         if node["sends"]:
             lines.append(f"  sends    {node['sends']}")
         if node["workdir"]:
@@ -50,12 +50,12 @@ def as_text(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shown(gpus: Literal["auto"] | tuple[int, ...]) -> str:
+def _render_gpus(gpus: Literal["auto"] | tuple[int, ...]) -> str:
     return gpus if isinstance(gpus, str) else ",".join(map(str, gpus)) or "none"
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON: every host's command and environment, secrets as `***`, what is not known yet as `auto`."""
+    """The plan as JSON: the command and environment of every host. Secrets are `***`."""
     return {
         "run_id": plan.run_id,
         "name": plan.name,
@@ -68,8 +68,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
     node = plan.nodes[number]
-    places = {
-        **AUTO_PLACES,
+    values = {
+        **AUTO_VALUES,
         "nnodes": str(len(plan.team)),
         "node_rank": "auto" if node.host.spare else str(number),
         "nproc": str(node.nproc),
@@ -78,18 +78,18 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
         "log_dir": "auto",
     }
     if plan.inventory.run.rdzv.port != "auto":
-        places["master_port"] = str(plan.inventory.run.rdzv.port)
+        values["master_port"] = str(plan.inventory.run.rdzv.port)
     head = plan.nodes[0].host
     if head.cluster_address:
-        places["master_addr"] = head.cluster_address
-    host = f"[{places['master_addr']}]" if ":" in places["master_addr"] else places["master_addr"]
-    places["rdzv_endpoint"] = f"{host}:{places['master_port']}"
+        values["master_addr"] = head.cluster_address
+    host = f"[{values['master_addr']}]" if ":" in values["master_addr"] else values["master_addr"]
+    values["rdzv_endpoint"] = f"{host}:{values['master_port']}"
     if node.host.cluster_address:
-        places["local_addr"] = node.host.cluster_address
+        values["local_addr"] = node.host.cluster_address
     if node.host.interface != "auto":
-        places["interface"] = places["nccl_interface"] = node.host.interface
-    agent = [word.format_map(places) for word in plan.launcher.agent]
-    ours = {name: value.format_map(places) for name, value in node.auto_env.items()}
+        values["interface"] = values["nccl_interface"] = node.host.interface
+    agent = [word.format_map(values) for word in plan.launcher.agent]
+    auto_env = {name: value.format_map(values) for name, value in node.auto_env.items()}
     return {
         "host": node.host.name,
         "address": node.host.address,
@@ -97,26 +97,26 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
         "nproc_per_node": node.nproc,
         "gpus": node.gpu_ids,
         "setup": list(node.host.setup),
-        # torchrun starts our rank-exec shim, which becomes the command: its argv never passes through torchrun's parser
+        # torchrun starts the rank-exec shim, which becomes the command: torchrun never parses the command's own argv
         "agent": [node.host.python, *agent] if agent else None,
         "command": list(node.command),
-        "env": {**ours, **node.env, **dict.fromkeys(plan.secrets, MASK)},
+        "env": {**auto_env, **node.env, **dict.fromkeys(plan.secrets, MASK)},
         "workdir": node.host.workdir,
         "sends": None if node.host.workdir or plan.code is None else f"code {plan.code.sha256[:12]}",
     }
 
 
 def credentials_left_out(code: Code) -> str:
-    """Empty if there are none."""
+    """The note on files that are not sent because of their names; "" if there are none."""
     count = number_of(len(code.credentials), "credential")
     return f"{count} left out: {_some(code.credentials)}" if code.credentials else ""
 
 
 def excluded(code: Code) -> str:
-    """Empty if nothing is."""
+    """The note on files that .gitignore excludes; "" if there are none."""
     return f"not sent (excluded by .gitignore): {_some(code.excluded)}" if code.excluded else ""
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

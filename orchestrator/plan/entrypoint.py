@@ -1,4 +1,4 @@
-"""Find what `up` runs: the user's script, a module, or the bundled trainer; and the code to send for it."""
+"""Find what `up` runs, which is a script, a module or the bundled trainer, and the code to send for it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from . import snapshot as ship
 TRAINER = Path(__file__).parents[2] / "trainer"
 
 
-def find(inventory: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...], ship.Snapshot | None]:
+def find(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[str, ...], ship.Snapshot | None]:
     """The arguments of python on the hosts, and the code to send for them.
 
-    `given` wins over run.script and run.args; flags alone (`--lr 0.1`: python itself has none that begin so) are added
-    to them, or to those of the bundled trainer.
+    `words`: what follows `--` on the command line. A script or -m there replaces run.script and run.args. Flags alone,
+    such as `--lr 0.1`, are added to run.args, or to the flags of the bundled trainer. (Python has no flags with `--`.)
     """
-    flags = given if given and given[0].startswith("--") else ()
-    given = () if flags else given
-    if not given and inventory.run.script is None:
-        where = "what follows --" if flags else f"{inventory.path}: run.args"
+    flags = words if words and words[0].startswith("--") else ()
+    words = () if flags else words
+    if not words and inventory.run.script is None:
+        where = "the flags after --" if flags else f"{inventory.path}: run.args"
         trainer_args, notices = trainer_flags((*inventory.run.args, *flags), where, inventory.path)
         snapshot = ship.snapshot(TRAINER / "__main__.py", (str(TRAINER),), TRAINER.parent)
         if snapshot is not None:
             snapshot = replace(snapshot, warnings=(*snapshot.warnings, *notices))
-        # the bundled trainer runs from its own snapshot: a user's trainer.py or workdir does it no harm
+        # a snapshot of its own, so that a user's trainer.py or workdir cannot replace the bundled trainer
         return ("-u", "-m", "trainer", *trainer_args), snapshot
     inventory_folder = (
         Path(inventory.path).resolve().parent if Path(inventory.path).is_file() else Path.cwd()
     )  # stdin is in no folder
-    base = Path.cwd() if given else inventory_folder
-    script, *args = given if given else (str(inventory.run.script), *inventory.run.args, *flags)
+    base = Path.cwd() if words else inventory_folder
+    script, *args = words if words else (str(inventory.run.script), *inventory.run.args, *flags)
     module = script == "-m"
     if module and not args:
         raise UsageError("-m: the name of a module is missing")
@@ -58,7 +58,7 @@ def find(inventory: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...],
             f"{inventory.path}: run.sync is none, but {others} has no workdir with {script} in it; "
             "set workdir, or run.sync: auto"
         )
-    snapshot = replace(snapshot, warnings=(*snapshot.warnings, *_kept_back(args, snapshot, inventory_folder)))
+    snapshot = replace(snapshot, warnings=(*snapshot.warnings, *_warn_of_unsent(args, snapshot, inventory_folder)))
     if in_place and not module and Path(script).is_absolute():
         raise UsageError(f"{script}: some hosts have a workdir and some do not; pass the script's path relative to it")
     if module or in_place:
@@ -67,7 +67,7 @@ def find(inventory: Inventory, given: tuple[str, ...]) -> tuple[tuple[str, ...],
 
 
 def _check_suffix(script: str) -> None:
-    """Raises UsageError for a file that Python would take for something else, such as a notebook as a dictionary."""
+    """Raises UsageError for files that are not Python. A notebook would run: Python takes it for a dictionary."""
     match Path(script).suffix.lower():
         case ".ipynb":
             raise UsageError(
@@ -81,8 +81,8 @@ def _check_suffix(script: str) -> None:
             )
 
 
-def _kept_back(args: Sequence[str], snapshot: ship.Snapshot, sync_base: Path) -> Iterator[str]:
-    """A sentence for each argument that names a file which is on this machine and not in the snapshot."""
+def _warn_of_unsent(args: Sequence[str], snapshot: ship.Snapshot, sync_base: Path) -> Iterator[str]:
+    """A warning for each argument that names a file which exists on this machine but is not in the snapshot."""
     folder = snapshot.root / snapshot.workdir
     sent = {entry.path for entry in snapshot.files}
     sent |= {str(parent) for path in sent for parent in Path(path).parents}
@@ -95,12 +95,11 @@ def _kept_back(args: Sequence[str], snapshot: ship.Snapshot, sync_base: Path) ->
 
 
 def trainer_flags(args: Sequence[str], where: str, inventory: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The bundled trainer's flags, old names replaced, and a notice for each of those.
+    """The flags for the bundled trainer with old names replaced, and a notice for each of those.
 
-    Raises UsageError for what the trainer would refuse on every host.
-
-    Its parser is found by its path: a user's own `trainer` may come before it.
+    Raises UsageError for flags that the trainer would reject on every host.
     """
+    # loaded by its path: `import trainer` might import a module of the user
     name = "ddp_orch_trainer_config"
     spec = util.spec_from_file_location(name, TRAINER / "config.py")
     assert spec is not None and spec.loader is not None

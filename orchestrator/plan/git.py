@@ -13,22 +13,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-TIMEOUT = 60  # seconds; listing takes milliseconds, unless the folder is somebody's whole home
+TIMEOUT = 60  # s; listing takes milliseconds, except in a whole home folder
 
 # core.fsmonitor names a program that `ls-files` would run
 _COMMAND = ("git", "-c", "core.fsmonitor=false")
-# not GIT_*: a hook or an outer git may have set where its own repository is
+# no GIT_*: if ddp-orch runs in a git hook, they name the repository of the hook
 _INHERITED = ("HOME", "XDG_CONFIG_HOME", "PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _ENVIRONMENT = {
-    # the index of a partial clone may need objects that are not here; fetching them would run what the remote's URL,
-    # core.sshCommand and the like name. GIT_NO_LAZY_FETCH needs git 2.45, the empty list of protocols any git.
+    # In a partial clone, git may fetch missing objects, and for that runs what core.sshCommand or the remote's URL
+    # name. GIT_NO_LAZY_FETCH needs git 2.45; an empty list of protocols works with any git.
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_ALLOW_PROTOCOL": "",
     "GIT_OPTIONAL_LOCKS": "0",
     "LC_ALL": "C",
 }
 
-Done = subprocess.CompletedProcess[bytes]
+Process = subprocess.CompletedProcess[bytes]
 
 
 class GitError(Exception):
@@ -44,7 +44,7 @@ class Exclusion:
     """Why git ignores a file."""
 
     file: str
-    """The ignore file, relative to the work tree if it is in there."""
+    """The ignore file; relative to the work tree if it is inside."""
     line: int
     pattern: str
 
@@ -54,16 +54,16 @@ def has_repository(folder: Path) -> bool:
 
 
 def files(top: Path) -> tuple[list[str], list[str]]:
-    """The files below `top` that git tracks or would, and git's warnings. Nested repositories are paths to folders.
+    """The files below `top` that git tracks or would track, and git's warnings. Of a nested repository: its folder.
 
     `top` is the top of a work tree, or a folder outside of all repositories. Raises GitError.
     """
-    done = _run(top, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
-    return _paths(done), done.stderr.decode(errors="backslashreplace").splitlines()
+    process = _run(top, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    return _paths(process), process.stderr.decode(errors="backslashreplace").splitlines()
 
 
 def excluded(top: Path) -> list[str]:
-    """What .gitignore files keep back below `top`, sorted; a folder that is excluded as a whole once, with `/`.
+    """The paths below `top` that .gitignore files exclude, sorted. Of an excluded folder: only its path, with `/`.
 
     Raises GitError.
     """
@@ -71,39 +71,39 @@ def excluded(top: Path) -> list[str]:
     for path in sorted(
         _paths(_run(top, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"))
     ):
-        # some versions of git name a folder and then what is in it
+        # some versions of git list a folder and then its files
         if not names or not names[-1].endswith("/") or not path.startswith(names[-1]):
             names.append(path)
     return names
 
 
 def exclusion(top: Path, path: str) -> Exclusion | None:
-    """The rule that excludes `path`, which is relative to `top`; None if no rule does, or git cannot tell."""
+    """The rule that excludes `path`, which is relative to `top`; None if there is none, or git fails."""
     try:
-        done = _run(top, "check-ignore", "--verbose", "-z", "--stdin", stdin=os.fsencode(path), accepted=(0, 1))
+        process = _run(top, "check-ignore", "--verbose", "-z", "--stdin", stdin=os.fsencode(path), accepted=(0, 1))
     except GitError:
-        return None  # such as for a path in a submodule
-    match _paths(done):
+        return None  # for example for a path in a submodule
+    match _paths(process):
         case [file, line, pattern, _] if not pattern.startswith("!"):
             return Exclusion(file, int(line), pattern)
     return None
 
 
-def _paths(done: Done) -> list[str]:
-    return [os.fsdecode(path) for path in done.stdout.split(b"\0") if path]
+def _paths(process: Process) -> list[str]:
+    return [os.fsdecode(path) for path in process.stdout.split(b"\0") if path]
 
 
-def _run(top: Path, *arguments: str, stdin: bytes = b"", accepted: tuple[int, ...] = (0,)) -> Done:
+def _run(top: Path, *arguments: str, stdin: bytes = b"", accepted: tuple[int, ...] = (0,)) -> Process:
     with _repository(top) as options:
-        done = _git(top, *options, *arguments, stdin=stdin)
-    if done.returncode not in accepted:
-        raise GitError(done.stderr.decode(errors="backslashreplace").strip() or f"exit code {done.returncode}")
-    return done
+        process = _git(top, *options, *arguments, stdin=stdin)
+    if process.returncode not in accepted:
+        raise GitError(process.stderr.decode(errors="backslashreplace").strip() or f"exit code {process.returncode}")
+    return process
 
 
 @contextmanager
 def _repository(top: Path) -> Iterator[tuple[str, ...]]:
-    """Options that make `top` a work tree: none for one, an empty repository elsewhere for any other folder."""
+    """Options that make git take `top` as a work tree: outside of repositories, an empty temporary one is used."""
     if has_repository(top):
         yield ()
         return
@@ -114,7 +114,7 @@ def _repository(top: Path) -> Iterator[tuple[str, ...]]:
         yield f"--git-dir={empty}/.git", f"--work-tree={top}"
 
 
-def _git(folder: Path, *arguments: str, stdin: bytes = b"") -> Done:
+def _git(folder: Path, *arguments: str, stdin: bytes = b"") -> Process:
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | _ENVIRONMENT
     command = (*_COMMAND, *arguments)
     try:

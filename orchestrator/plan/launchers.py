@@ -1,7 +1,7 @@
-"""What a launcher starts on each node, as data: templates whose `{places}` the node fills in for each attempt. Pure.
+"""What a launcher starts on each node, as data: templates whose placeholders the node fills in for each attempt. Pure.
 
-The places: master_addr master_port rdzv_endpoint node_rank nnodes nproc local_addr interface nccl_interface attempt
-rdzv_id is_host log_dir threads (orchestrator/node/run/launch.py). The user's own words are never part of a template.
+The placeholders: master_addr master_port rdzv_endpoint node_rank nnodes nproc local_addr interface nccl_interface
+attempt rdzv_id is_host log_dir threads (orchestrator/node/run/launch.py). User arguments are never part of a template.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 class Launcher:
     name: str
     agent: tuple[str, ...]
-    """Arguments of the host's python for the one process that starts the ranks; empty: the guard starts them itself."""
+    """Arguments of python for the process that starts the ranks of a node; empty: the guard starts them itself."""
 
 
 _TORCHRUN = (
@@ -26,7 +26,7 @@ _TORCHRUN = (
     "--node-rank={node_rank}",
     "--rdzv-id={rdzv_id}",
     "--local-addr={local_addr}",
-    # restarts are the gang's: with the budget here, one node would restart while the others are being stopped
+    # The gang restarts all nodes together. With a budget of its own, one node would restart while others are stopped.
     "--max-restarts=0",
     "--log-dir={log_dir}",
     "--no-python",
@@ -43,7 +43,7 @@ TORCHRUN_STATIC = Launcher(
     ),
 )
 
-# unset, is_host is guessed from the host's name, and a new run may join the stale store of an old one
+# without is_host, torchrun guesses it from the host's name, and a new run may join the stale store of an old one
 TORCHRUN_C10D = Launcher(
     "torchrun",
     (
@@ -60,9 +60,9 @@ DIRECT = Launcher("direct", ())
 _TORCHRUN_MODULE = ("-m", "torch.distributed.run")
 _WITH_SHUTDOWN_TIMEOUT = (2, 13)  # torch that reads TORCH_ELASTIC_SHUTDOWN_TIMEOUT
 
-# What `-m torch.distributed.run` does, with that variable for older torch: after SIGTERM it would kill its ranks in
-# 30 s. Stopping torchrun and signalling the ranks ourselves is no way round: on the head it serves the store that a
-# snapshot of all ranks may need. No braces in here: it is a template.
+# Makes older versions of torch respect that variable; they kill their ranks 30 s after SIGTERM. Freezing torchrun and
+# signalling the ranks directly is no alternative: torchrun on the head serves the store, which a snapshot of all ranks
+# may need. This is a template, so it must not contain braces.
 _OLDER_TORCHRUN = """
 import os
 from torch.distributed.elastic.multiprocessing.api import PContext
@@ -71,24 +71,24 @@ from torch.distributed.run import main
 
 close, patience = PContext.close, int(os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
 if not hasattr(LaunchConfig, "shutdown_timeout"):
-    # without a signal it ends the ranks that are left after a failure: that stays as it is
+    # a call without a signal ends the remaining ranks after a failure; its timeout stays
     PContext.close = lambda self, signal=None, timeout=30: close(self, signal, patience if signal else timeout)
 main()
 """
 
 ENVIRONMENT = {
-    # CUDA's own order is by speed; so GPU 2 of `gpus`, of a finding and of a lock is that of nvidia-smi
+    # CUDA orders GPUs by speed; with this, `gpus`, findings and locks use the numbers of nvidia-smi
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     "GLOO_SOCKET_IFNAME": "{interface}",
     "NCCL_SOCKET_IFNAME": "{nccl_interface}",
     "OMP_NUM_THREADS": "{threads}",
-    # the stacks of all threads on a crash, and of a run that hangs (run.stall_timeout)
+    # prints the stacks of all threads on a crash, and when a run hangs (run.stall_timeout)
     "PYTHONFAULTHANDLER": "1",
-    # the rank has its own -u; this is for the Pythons that it starts
+    # ranks have -u; this is for the Python processes that they start
     "PYTHONUNBUFFERED": "1",
-    # an unreachable DNS server cost a launch 25 to 74 s, mostly in reverse look-ups of peers; with this, 3
+    # with an unreachable DNS server, a launch took 25 to 74 s for reverse look-ups of peers; with this, 3 s
     "RES_OPTIONS": "timeout:1 attempts:1",
-    # after SIGTERM torchrun would kill its ranks in 30 s; it is the guard that does so, after the grace of each stop
+    # torchrun would kill its ranks 30 s after SIGTERM; the guard does that, after the grace of the stop
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "86400",
 }
 
@@ -96,10 +96,10 @@ DEBUG_ENVIRONMENT = {"NCCL_DEBUG": "INFO", "TORCH_CPP_LOG_LEVEL": "INFO", "TORCH
 
 
 def agent_argv(launcher: Launcher, torch: str | None) -> tuple[str, ...]:
-    """`launcher.agent` for a host with this version of torch; None: unknown."""
+    """`launcher.agent` for a host with this version of torch; None: unknown, taken as a recent one."""
     version = re.match(r"(\d+)\.(\d+)", torch or "")
-    new = version is None or (int(version[1]), int(version[2])) >= _WITH_SHUTDOWN_TIMEOUT
-    if new or launcher.agent[:2] != _TORCHRUN_MODULE:
+    recent = version is None or (int(version[1]), int(version[2])) >= _WITH_SHUTDOWN_TIMEOUT
+    if recent or launcher.agent[:2] != _TORCHRUN_MODULE:
         return launcher.agent
     return ("-c", _OLDER_TORCHRUN, *launcher.agent[2:])
 

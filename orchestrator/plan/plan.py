@@ -1,4 +1,4 @@
-"""Turn an inventory into a plan: what is started where. No IO; what only hosts know stays `auto` until `resolve`."""
+"""Turn an inventory into a plan: what to start where. No IO. What only hosts know stays `auto` until `resolve`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from . import launchers
 from .launchers import Launcher
 
 MAX_WORD = 128 * 1024 - 1
-"""Bytes of one variable (`NAME=VALUE`) or argument: MAX_ARG_STRLEN of Linux, less the NUL at its end."""
+"""Bytes of one variable (`NAME=VALUE`) or argument: Linux's MAX_ARG_STRLEN without the NUL at the end."""
 MAX_WORDS = 1024 * 1024
-"""Bytes of all of them. Linux takes a quarter of the stack's limit, 2 MiB as a rule, and the login brings its own."""
-_PLACE = re.compile(r"(?<!\$)(?<!\$\{)(?:\{\{(run|host)\}\}|\{(run|host)\})")
-"""What the user's arguments and variables may hold: `{{run}}` is a literal `{run}`, and `${run}` is OmegaConf's.
-
-`{output}` is the same, and filled in on each host (node/run/launch.py).
+"""Bytes of all variables and arguments. Linux allows a quarter of the stack limit, usually 2 MiB, and the login shell's
+own variables count too."""
+_PLACEHOLDER = re.compile(r"(?<!\$)(?<!\$\{)(?:\{\{(run|host)\}\}|\{(run|host)\})")
+"""Placeholders in the user's arguments and variables. `{{run}}` stands for a literal `{run}`; `${run}` is left to
+OmegaConf. Each host fills in `{output}` by itself (node/run/launch.py).
 """
 _SHELL_NAMES = {"DDP_ORCH_OUTPUT_DIR": "{output}", "DDP_ORCH_RUN_NAME": "{run}"}
 _SHELL_VARIABLE = re.compile(r"\$(?:(DDP_ORCH_[A-Z_]+)|\{(DDP_ORCH_[A-Z_]+)\})")
@@ -31,56 +31,63 @@ _SHELL_VARIABLE = re.compile(r"\$(?:(DDP_ORCH_[A-Z_]+)|\{(DDP_ORCH_[A-Z_]+)\})")
 
 @dataclass(frozen=True)
 class Code:
-    """The code that a run uses: a snapshot, sent by its content's hash."""
+    """The snapshot of the user's code that a run uses."""
 
     sha256: str
+    """Of its content; hosts keep it under this name."""
     cwd: str
-    """The folder inside it in which the command runs."""
+    """The folder inside the snapshot in which the command runs."""
     root: str
+    """The folder on this machine that was taken."""
     files: int
+    """How many."""
     size: int
-    """Bytes."""
+    """Bytes of all files."""
     largest: tuple[tuple[str, int], ...] = ()
-    """What takes the most bytes, by its name in `root`; folders with `/`."""
+    """The files and folders in `root` with the most bytes, largest first; folders end with `/`."""
     excluded: tuple[str, ...] = ()
-    """What .gitignore files keep back, from `cwd` on."""
+    """Paths that .gitignore files exclude, relative to `cwd`."""
     credentials: tuple[str, ...] = ()
-    """Files that are left out because of their names, from `root` on."""
+    """Paths left out because they have names of credentials, relative to `root`."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node of a run. Its place in Plan.nodes is its node rank; spares come last, and have none."""
+    """A node of a run. Its index in Plan.nodes is its node rank in the first attempt; spares, at the end, get none."""
 
     host: Host
     nproc: Literal["auto"] | int
     gpu_ids: Literal["auto"] | tuple[int, ...]
-    """`auto`: all there are, none hidden."""
+    """`auto`: all GPUs of the host; CUDA_VISIBLE_DEVICES is not set."""
     command: tuple[str, ...]
-    """What every rank becomes."""
+    """The command of every rank, with the python of the host."""
     env: Mapping[str, str]
-    """The user's: run's, host's, command line's; later ones win."""
-    chosen: Mapping[str, str] = field(default_factory=dict)
-    """What the facts of all hosts ask for (checks/auto_env.py)."""
+    """The user's variables: those of `run` in the inventory, overridden by those of the host, then by `up -e`."""
+    facts_env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that follow from the facts of all hosts (checks/auto_env.py)."""
 
     @property
     def auto_env(self) -> dict[str, str]:
-        """Ours, templates; the user's own values win over them."""
-        visible = {} if self.gpu_ids == "auto" else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpu_ids))}
-        ours = {**launchers.ENVIRONMENT, **self.chosen, **visible}
-        return {name: value for name, value in ours.items() if name not in self.env}
+        """The variables that ddp-orch sets, as templates. The user's values win."""
+        gpus = {} if self.gpu_ids == "auto" else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpu_ids))}
+        variables = {**launchers.ENVIRONMENT, **self.facts_env, **gpus}
+        return {name: value for name, value in variables.items() if name not in self.env}
 
 
 @dataclass(frozen=True)
 class Plan:
+    """What to start on which host, for one run."""
+
     run_id: str
     name: str
     nodes: tuple[Node, ...]
+    """The head first, spares last."""
     launcher: Launcher
     code: Code | None
-    """None: every host has a workdir, and nothing is sent."""
+    """None: every host has a workdir, so nothing is sent."""
     inventory: Inventory
     secrets: tuple[str, ...]
+    """Names of the variables whose values are secret."""
 
     @property
     def team(self) -> tuple[Node, ...]:
@@ -89,7 +96,7 @@ class Plan:
 
     @property
     def min_nodes(self) -> int:
-        """The number of nodes that a run needs to continue."""
+        """The fewest nodes with which the run may start or continue."""
         nnodes = self.inventory.run.nnodes
         return sum(not host.spare for host in self.inventory.hosts) if nnodes == "auto" else nnodes[0]
 
@@ -101,7 +108,7 @@ class Plan:
 
 
 def order(inventory: Inventory) -> tuple[Host, ...]:
-    """The hosts that take part, in the order of their node ranks: the head, the others as in the inventory, spares."""
+    """The hosts that take part, in the order of node ranks: the head, the others as in the inventory, the spares."""
     hosts = [host for host in inventory.hosts if not host.spare]
     hosts.sort(key=lambda host: host.name != inventory.head)  # stable
     nnodes = inventory.run.nnodes
@@ -119,18 +126,18 @@ def make(
     env: Mapping[str, str],
     debug: bool,
 ) -> Plan:
-    """`command`: what follows the python on every host, such as ("-u", "train.py", "--lr", "0.1").
+    """`command`: the arguments of python on every host, such as ("-u", "train.py", "--lr", "0.1").
 
-    Raises UsageError where no process could be started so.
+    Raises UsageError if the arguments or variables are too large for any process.
     """
-    extra = {**(launchers.DEBUG_ENVIRONMENT if debug else {}), **inventory.run.env}
+    run_env = {**(launchers.DEBUG_ENVIRONMENT if debug else {}), **inventory.run.env}
     nodes = tuple(
         Node(
             host=host,
             nproc=_nproc(host),
             gpu_ids=_gpu_ids(host),
             command=(host.python, *_fill_in_arguments(command, name, host.name)),
-            env={key: _fill_in(value, name, host.name) for key, value in {**extra, **host.env, **env}.items()},
+            env={key: _fill_in(value, name, host.name) for key, value in {**run_env, **host.env, **env}.items()},
         )
         for host in order(inventory)
     )
@@ -140,36 +147,37 @@ def make(
     return Plan(run_id, name, nodes, launcher, code, inventory, inventory.run.secrets)
 
 
-def arguments(command: Sequence[str]) -> int:
-    """Where the script's own arguments begin in `-u SCRIPT ...` or `-u -m MODULE ...`."""
+def find_script_arguments(command: Sequence[str]) -> int:
+    """The index of the script's first argument in `-u SCRIPT ...` or `-u -m MODULE ...`."""
     return 3 if command[1] in ("-m", "-c") else 2
 
 
 def _fill_in_arguments(command: tuple[str, ...], run: str, host: str) -> tuple[str, ...]:
-    begin = arguments(command)
+    begin = find_script_arguments(command)
     return (*command[:begin], *(_fill_in(word, run, host) for word in command[begin:]))
 
 
 def _fill_in(text: str, run: str, host: str) -> str:
     values = {"run": run, "host": host}
-    return _PLACE.sub(lambda match: f"{{{match[1]}}}" if match[1] else values[match[2]], text)
+    return _PLACEHOLDER.sub(lambda match: f"{{{match[1]}}}" if match[1] else values[match[2]], text)
 
 
-def shell_variables(plan: Plan) -> tuple[str, ...]:
-    """Of each argument or variable that names one of our variables as a shell would expand it: how to write it."""
-    advice = {}
+def advise_shell_variables(plan: Plan) -> tuple[str, ...]:
+    """A warning for each argument or variable in which `$DDP_ORCH_...` would need a shell to be expanded."""
+    warnings = {}
     for node in plan.nodes:
-        words = {f"the argument {shlex.quote(word)}": word for word in node.command[arguments(node.command[1:]) + 1 :]}
+        first = 1 + find_script_arguments(node.command[1:])
+        words = {f"the argument {shlex.quote(word)}": word for word in node.command[first:]}
         variables = {f"env {name}={shlex.quote(value)}": value for name, value in node.env.items()}
         for what, text in {**words, **variables}.items():
-            right = _SHELL_VARIABLE.sub(lambda match: _SHELL_NAMES.get(match[1] or match[2], match[0]), text)
-            if right != text:
-                advice[what] = f"{what} is not expanded, because no shell reads it; write {shlex.quote(right)}"
-    return tuple(advice.values())
+            correct = _SHELL_VARIABLE.sub(lambda match: _SHELL_NAMES.get(match[1] or match[2], match[0]), text)
+            if correct != text:
+                warnings[what] = f"{what} is not expanded, because no shell reads it; write {shlex.quote(correct)}"
+    return tuple(warnings.values())
 
 
 def check_size(env: Mapping[str, str], command: Sequence[str] = ()) -> None:
-    """Raises UsageError for what Linux hands to no process: it would be found out by the ranks only, on every host."""
+    """Raises UsageError for variables and arguments that are too large for Linux. Later, every rank would fail."""
     sizes = {
         f"the variable {name}": len(f"{name}={value}".encode(errors="surrogateescape")) for name, value in env.items()
     }
@@ -179,15 +187,15 @@ def check_size(env: Mapping[str, str], command: Sequence[str] = ()) -> None:
     }
     for what, count in sizes.items():
         if count > MAX_WORD:
-            raise UsageError(f"{what} is {count:,} bytes; the kernel limit is {MAX_WORD:,}. {_IN_A_FILE}")
+            raise UsageError(f"{what} is {count:,} bytes; the kernel limit is {MAX_WORD:,}. {_FILE_ADVICE}")
     if sum(sizes.values()) > MAX_WORDS:
         largest = max(sizes, key=lambda what: sizes[what])
         raise UsageError(
-            f"variables and arguments are {sum(sizes.values()):,} bytes in total, mostly {largest}. {_IN_A_FILE}"
+            f"variables and arguments are {sum(sizes.values()):,} bytes in total, mostly {largest}. {_FILE_ADVICE}"
         )
 
 
-_IN_A_FILE = "Put the value in a file and pass its path"
+_FILE_ADVICE = "Put the value in a file and pass its path"
 
 
 def _gpu_ids(host: Host) -> Literal["auto"] | tuple[int, ...]:
@@ -209,13 +217,13 @@ def _nproc(host: Host) -> Literal["auto"] | int:
     return "auto" if gpus == "auto" else max(1, len(gpus))
 
 
-def resolve(plan: Plan, facts: Mapping[str, Facts], chosen: Mapping[str, str] | None = None) -> Plan:
-    """Fill in what was `auto`, from the facts of every host; `chosen`: variables (checks/auto_env.py)."""
+def resolve(plan: Plan, facts: Mapping[str, Facts], facts_env: Mapping[str, str] | None = None) -> Plan:
+    """Replace `auto` by what the facts of every host tell. `facts_env`: variables of checks/auto_env.py."""
     nodes = (
         replace(
             node,
             nproc=max(1, len(facts[node.host.name].gpus)) if node.nproc == "auto" else node.nproc,
-            chosen=chosen or {},
+            facts_env=facts_env or {},
         )
         for node in plan.nodes
     )
@@ -223,12 +231,12 @@ def resolve(plan: Plan, facts: Mapping[str, Facts], chosen: Mapping[str, str] | 
 
 
 def world_size(plan: Plan) -> int:
-    """The ranks of a resolved plan's first attempt."""
+    """The number of ranks in the first attempt of a resolved plan."""
     return sum(node.nproc for node in plan.team if node.nproc != "auto")
 
 
 def without(plan: Plan, names: Collection[str]) -> Plan | None:
-    """The plan without these hosts, spares in their places; None if too few are left or the head is among them."""
+    """The plan without these hosts; spares replace them. None if too few are left, or the head is one of them."""
     if plan.nodes[0].host.name in names:
         return None
     spares = [node for node in plan.nodes if node.host.spare and node.host.name not in names]
@@ -243,7 +251,7 @@ def without(plan: Plan, names: Collection[str]) -> Plan | None:
 
 
 def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str, by: str) -> Arguments:
-    """What a node's guard needs, with the names of secrets only (orchestrator/node/run/guard.py reads it)."""
+    """What a node's guard needs (orchestrator/node/run/guard.py). Of secrets it has only the names."""
     node = plan.nodes[number]
     run = plan.inventory.run
     detected = [gpu.index for gpu in facts[node.host.name].gpus]
@@ -259,7 +267,8 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "node": number,
         "host": node.host.name,
         "nodes": [
-            {"host": one.host.name, "nproc": one.nproc, "spare": one.host.spare, "witness": False} for one in plan.nodes
+            {"host": each.host.name, "nproc": each.nproc, "spare": each.host.spare, "witness": False}
+            for each in plan.nodes
         ],
         "python": node.host.python,
         "setup": list(node.host.setup),
@@ -295,8 +304,9 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
 def private(plan: Plan, number: int, *, run_key: bytes, secrets: Mapping[str, str]) -> Arguments:
     """What a node's guard needs and keeps only in memory.
 
-    `key`: the head has the run's own, any other node one that is good for its own link (orchestrator/node/run/link.py).
-    `notify`: an address may be as good as a password, so only the head gets it and who may have to report its loss.
+    `key`: the head gets the key of the run, any other node one that is valid only for its own link to the head
+    (orchestrator/node/run/link.py). `notify`: the URL of a webhook may be a secret, so only the nodes that may have to
+    notify get it.
     """
     key = run_key if number == 0 else hmac.digest(run_key, number.to_bytes(4, "big"), "sha256")
     notify = plan.inventory.notify if _may_notify(plan, number) else None
@@ -308,6 +318,6 @@ def private(plan: Plan, number: int, *, run_key: bytes, secrets: Mapping[str, st
 
 
 def _may_notify(plan: Plan, number: int) -> bool:
-    """The head, and every node that may be the second of an attempt: it notifies when the head is lost."""
-    fewer = max(0, len(plan.team) - plan.min_nodes)  # nodes before it that the run may go on without
-    return plan.nodes[number].host.spare or number <= 1 + fewer
+    """Whether the node may be the first or second of an attempt: the head notifies, or the second if it is lost."""
+    spare_nodes = max(0, len(plan.team) - plan.min_nodes)  # that many nodes before this one may be lost
+    return plan.nodes[number].host.spare or number <= 1 + spare_nodes

@@ -312,7 +312,7 @@ def test_a_variable_that_no_shell_expands_is_said_with_the_right_spelling(word: 
     read = model.parse("hosts: [a, b]", "inventory.yaml")
     for command, env in (("-u", "-m", "lab", word), {}), (("-u", "train.py"), {"WANDB_DIR": word}):
         of = plan.make(read, run_id="R", name="lab", command=command, code=None, env=env, debug=False)
-        said = plan.shell_variables(of)
+        said = plan.advise_shell_variables(of)
         assert [one.rpartition("; write ")[2].strip("'") for one in said] == ([right] if right else [])
 
 
