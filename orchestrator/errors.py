@@ -7,6 +7,7 @@ OrchError
 ├── UnreachableError  4   a host unreachable, refused or lost; its login or its key
 ├── HeldError         5   a lock, port or GPU in use by someone else
 ├── RunFailed         1   the training itself failed
+├── RunStopped       75   the run saved a snapshot and stopped; start it again to continue
 └── Interrupted     130   killed, or interrupted by a person
 
 Any other exception that ends the program is a bug in ddp-orch: exit code 70.
@@ -43,6 +44,10 @@ class HeldError(OrchError):
 
 class RunFailed(OrchError):
     exit_code = 1
+
+
+class RunStopped(OrchError):
+    exit_code = 75  # EX_TEMPFAIL: batch systems can requeue a job that ends with it
 
 
 class Interrupted(OrchError):

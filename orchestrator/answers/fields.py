@@ -35,8 +35,11 @@ RunId = Annotated[str, RUN_ID.fullmatch]
 RunName = Annotated[str, RUN_NAME.fullmatch]
 Address = Annotated[str, is_address]
 Port = Annotated[int, range(65_536).__contains__]
-State = Annotated[str, re.compile(r"starting|running|restarting|stopping|succeeded|failed|killed|lost").fullmatch]
-FinalState = Annotated[str, re.compile(r"succeeded|failed|killed|lost").fullmatch]
+_UNFINISHED = r"starting|running|suspect|restarting|waiting|stopping"
+_FINAL = r"succeeded|failed|stopped|killed|lost"
+State = Annotated[str, re.compile(f"{_UNFINISHED}|{_FINAL}").fullmatch]
+FinalState = Annotated[str, re.compile(_FINAL).fullmatch]
+"""`stopped`: on request or by run.walltime, after a snapshot."""
 Signal = Annotated[str, re.compile(r"SIG[A-Z0-9+]{1,12}").fullmatch]
 StreamName = Annotated[str, re.compile(r"[0-9]{1,7}\.(agent|run|[0-9]{1,7})\.(out|err)").fullmatch]
 """`ATTEMPT.ORIGIN.out`: the origin is a rank, the agent, or the run itself."""

@@ -26,7 +26,7 @@ from .fields import (
 )
 from .operation import Operation
 
-UNFINISHED = ("starting", "running", "restarting", "stopping")
+UNFINISHED = ("starting", "running", "suspect", "restarting", "waiting", "stopping")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ STYLES = {
     "failed": "bold red",
     "lost": "bold red",
     "killed": "red",
+    "suspect": "yellow",
+    "waiting": "yellow",
     "stopping": "yellow",
     "restarting": "yellow",
 }

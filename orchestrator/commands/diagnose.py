@@ -30,7 +30,13 @@ from .context import (
 )
 
 MAX_LOG_SIZE = 64 << 20  # bytes of one log that are read: half from its beginning, half from its end
-ENDED = {"succeeded": "has succeeded", "failed": "failed", "killed": "was stopped", "lost": "was lost"}
+ENDED = {
+    "succeeded": "has succeeded",
+    "failed": "failed",
+    "stopped": "was stopped after a snapshot",
+    "killed": "was stopped",
+    "lost": "was lost",
+}
 
 
 def diagnose_run(run: str | None, inventory_path: str | None, hosts: str | None, as_json: bool) -> int:

@@ -53,6 +53,9 @@ def up(**options: Any) -> None:
 
     Ctrl-C stops the run gracefully; a second Ctrl-C kills it.
 
+    Exits with 0 if the run succeeded, 1 if it failed, 4 if a host was lost, 75 if it saved a snapshot and stopped (a
+    job script can queue it again), 130 if it was killed, and 2, 3 or 5 if it could not start.
+
     If the arguments after -- start with a flag, they are passed to run.script of the inventory, or to the bundled
     trainer: `ddp-orch up -- --epochs 3`. `ddp-orch up -- --help` lists the flags of the bundled trainer.
     """

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..answers.attach import StrayOutputs
 from ..answers.runs import Part, Verdict
-from ..errors import Interrupted, OrchError, RunFailed, UnreachableError
+from ..errors import Interrupted, OrchError, RunFailed, RunStopped, UnreachableError
 from ..hosts import claims
 from ..hosts.fleet import Fleet, fold_failures
 from ..inventory.advice import AboutRun
@@ -30,6 +30,7 @@ OUTCOMES = {
     "succeeded": 0,
     "failed": RunFailed.exit_code,
     "lost": UnreachableError.exit_code,
+    "stopped": RunStopped.exit_code,
     "killed": Interrupted.exit_code,
 }
 
@@ -182,6 +183,9 @@ def conclude(
     match verdict.state:
         case "succeeded":
             console.note(f"run {run_id} succeeded{took}")
+        case "stopped":
+            by = f" by {one_line(verdict.stopped_by)}" if verdict.stopped_by else ""
+            console.note(f"run {run_id} saved a snapshot and was stopped{by}")
         case "killed":
             console.note(f"run {run_id} was stopped by {one_line(verdict.stopped_by or 'an unknown user')}")
         case "lost":

@@ -46,10 +46,10 @@ def gather_and_diagnose(
     """
     parts = {host: parts[host] for host in nodes if host in parts and host in hosts}
     verdict = claims.verdict_of(parts, nodes)
-    failed = verdict is not None and verdict.state != "succeeded"
+    failed = verdict is not None and verdict.state not in ("succeeded", "stopped")
     first = min(parts, key=lambda host: nodes[host], default=None)  # the head, where it has answered
     attempt = parts[first].attempt if first is not None else 0
-    restarting = first is not None and parts[first].state == "restarting"
+    restarting = first is not None and parts[first].state in ("restarting", "waiting")
     if not failed and attempt < 2 and not restarting:
         return Diagnosis((), ())
     asked = [hosts[host] for host in parts]

@@ -16,8 +16,8 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; color: #1c1c1c; }
 h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 .state { display: inline-block; padding: .1rem .6rem; border-radius: .3rem; color: #fff; background: #555; }
-.succeeded { background: #00734f; } .failed, .lost { background: #b3261e; } .killed { background: #8a5a00; }
-.running, .starting, .restarting, .stopping { background: #0060a0; }
+.succeeded { background: #00734f; } .failed, .lost { background: #b3261e; } .killed, .stopped { background: #8a5a00; }
+.running, .starting, .suspect, .restarting, .waiting, .stopping { background: #0060a0; }
 .cause { border-left: 4px solid #b3261e; background: #fdf0ef; padding: .6rem 1rem; margin: 1rem 0; }
 table { border-collapse: collapse; } td, th { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top; }
 th { border-bottom: 1px solid #999; } td.number, th.number { text-align: right; }

@@ -45,6 +45,16 @@ def test_the_outcome_is_that_of_the_head_whatever_another_host_claims() -> None:
     assert concluded({"a": 0}, b=FAILED)[0] == 4  # b contradicts another host
 
 
+def test_a_run_that_saved_a_snapshot_and_stopped_can_be_told_apart_by_its_exit_code() -> None:
+    code, lines = concluded(a={"state": "stopped", "first_failure": None, "stopped_by": "run.walltime"})
+    assert code == 75 and lines[0].endswith(" run.walltime")
+
+
+@pytest.mark.parametrize("state", ["suspect", "waiting"])
+def test_a_run_that_waits_for_a_host_is_unfinished(state: str) -> None:
+    assert part_of(state=state).unfinished
+
+
 @pytest.mark.parametrize("key", ["host", "what"])
 def test_a_hosts_words_make_no_lines_of_ours(key: str) -> None:
     hostile = {**FAILED, "first_failure": {**A_FAILURE, "what": "x", key: "y\nerror: EVIL\r\x1b[2J"}}

@@ -26,7 +26,13 @@ COMMAND_WINDOW = 60.0  # s for the command
 CONNECT_WINDOW = 5.0  # s to connect to the webhook's host, when it is only tried
 RECORD = "notify.json"  # what went wrong the last time; none: nothing
 
-WORDS = {"succeeded": "has succeeded", "failed": "failed", "killed": "was stopped", "lost": "was lost"}
+WORDS = {
+    "succeeded": "has succeeded",
+    "failed": "failed",
+    "stopped": "was stopped after a snapshot",
+    "killed": "was stopped",
+    "lost": "was lost",
+}
 
 
 def message(spec: Dict[str, Any], state: str, attempt: int, first_failure: Optional[Dict[str, Any]]) -> Dict[str, Any]:
