@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -304,15 +303,13 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
 def private(plan: Plan, number: int, *, run_key: bytes, secrets: Mapping[str, str]) -> Arguments:
     """What a node's guard needs and keeps only in memory.
 
-    `key`: the head gets the key of the run, any other node one that is valid only for its own link to the head
-    (orchestrator/node/run/link.py). `notify`: the URL of a webhook may be a secret, so only the nodes that may have to
-    notify get it.
+    `key`: the run's, for the links between the nodes (orchestrator/node/run/link.py). `notify`: the URL of a webhook
+    may be a secret, so only the nodes that may have to notify get it.
     """
-    key = run_key if number == 0 else hmac.digest(run_key, number.to_bytes(4, "big"), "sha256")
     notify = plan.inventory.notify if _may_notify(plan, number) else None
     return {
         "secrets": dict(secrets),
-        "key": key.hex(),
+        "key": run_key.hex(),
         "notify": {"webhook": notify.webhook, "command": notify.command} if notify else {},
     }
 

@@ -18,7 +18,7 @@ from lab.waiting import wait_until
 from local_runs import Run, Runs
 
 from orchestrator.node.host import processes, state
-from orchestrator.node.run.link import dial, node_key
+from orchestrator.node.run.link import dial
 from orchestrator.node.serve import leftovers, stop
 
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"
@@ -200,7 +200,7 @@ def test_a_failure_that_a_node_makes_up_without_end_ends_the_run_like_any_other(
     failure = {"rank": 1, "exit_code": 1, "signal": None, "pid": 7, "attempt": 1, "at": time.time()}
     failure["what"] = "x" * 900_000 + "\nddp-orch: attempt 7 on forged"
     status = {"attempt": 1, "phase": "running", "failures": [failure], "outcome": None, "start": None, "stop": None}
-    node = dial(spec["link_address"], spec["link_port"], node_key(run.key, 1), 1)
+    node = dial(spec["link_address"], spec["link_port"], run.key, 1, dialled=0)
     node._socket.setblocking(True)
     while not node.ready:
         node.receive()

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 from lab.waiting import wait_until
 
-from orchestrator.node.run.link import MAX_MESSAGE, Link, LinkClosed, dial, node_key
+from orchestrator.node.run.link import MAX_MESSAGE, Link, LinkClosed, dial
 
 RUN_KEY = bytes(range(32))
-KEY = node_key(RUN_KEY, 1)
 GOLDEN = Path(__file__).parents[1] / "golden" / "wire" / "link.json"
 
 Tamper = Callable[[bytes], bytes]
@@ -35,12 +34,17 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 
 class Middle:
-    """A head and a node, and somebody between them who sees and may change every byte."""
+    """A head and a node, and somebody between them who sees and may change every byte.
 
-    def __init__(self, run_key: bytes = RUN_KEY, key: bytes = KEY, number: int = 1) -> None:
+    The head stands for any node that accepts a connection. `dialled`: the number of the node that `node` wants.
+    """
+
+    def __init__(
+        self, run_key: bytes = RUN_KEY, key: bytes = RUN_KEY, number: int = 1, dialled: int = 0, acceptor: int = 0
+    ) -> None:
         at_head, self.to_head = connected()
         at_node, self.to_node = connected()
-        self.head, self.node = Link(at_head, run_key, None), Link(at_node, key, number)
+        self.head, self.node = Link(at_head, run_key, acceptor), Link(at_node, key, number, dialled)
         self.said_by_head, self.said_by_node = b"", b""
 
     def carry(self, to_head: Tamper = bytes, to_node: Tamper = bytes) -> tuple[list[Any], list[Any]]:
@@ -112,7 +116,15 @@ def test_both_sides_know_each_other_after_the_handshake(middle: Middle) -> None:
     middle.carry()
     assert middle.head.ready
     assert middle.node.ready
-    assert middle.head.node == 1
+    assert (middle.head.peer, middle.node.peer) == (1, 0)
+
+
+def test_any_two_nodes_can_connect() -> None:
+    middle = Middle(number=4, dialled=7, acceptor=7)
+    middle.carry()
+    assert (middle.head.ready, middle.head.peer) == (True, 4)
+    assert (middle.node.ready, middle.node.peer) == (True, 7)
+    middle.close()
 
 
 def test_messages_arrive_in_order_both_ways(middle: Middle) -> None:
@@ -141,30 +153,51 @@ def test_nothing_is_sent_before_the_other_side_is_known(middle: Middle) -> None:
     assert b"secret" not in available(middle.to_node) + available(middle.to_head)
 
 
-@pytest.mark.parametrize(
-    ("key", "number"),
-    [
-        pytest.param(bytes(32), 1, id="no key of this run"),
-        pytest.param(KEY, 2, id="in the name of another node"),
-        pytest.param(KEY, 0, id="in the name of the head"),
-        pytest.param(node_key(KEY, 2), 2, id="derived from a node's own key"),
-    ],
-)
-def test_a_node_with_a_wrong_key_is_refused(key: bytes, number: int) -> None:
-    middle = Middle(key=key, number=number)
+@pytest.mark.parametrize("key", [pytest.param(bytes(32), id="no key"), pytest.param(RUN_KEY[::-1], id="another run's")])
+def test_a_node_with_a_wrong_key_is_refused(key: bytes) -> None:
+    middle = Middle(key=key)
     with pytest.raises(LinkClosed, match="wrong key"):
         middle.carry()
     assert not middle.head.ready
-    assert middle.head.node is None
+    assert middle.head.peer is None
     middle.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "dialled"), [pytest.param(1, 2, id="led to another node"), pytest.param(7, 7, id="its own number")]
+)
+def test_a_connection_meant_for_another_node_is_refused(number: int, dialled: int) -> None:
+    """Somebody on the network may carry the bytes of a dialer to a node that it did not dial."""
+    middle = Middle(number=number, dialled=dialled, acceptor=7)
+    with pytest.raises(LinkClosed, match="another node"):
+        middle.carry()
+    assert not middle.head.ready
+    assert middle.head.peer is None
+    middle.close()
+
+
+def test_two_nodes_that_dial_each_other_cannot_be_joined_by_somebody_between_them() -> None:
+    """Neither takes what the other one sends as a dialer for the answer of an acceptor."""
+    ends = [connected(), connected()]
+    links = [Link(ends[0][0], RUN_KEY, 1, 2), Link(ends[1][0], RUN_KEY, 2, 1)]
+    for _, end in ends:
+        end.sendall(bytes(32))
+    for link in links:
+        take(link, 32)
+    answers = [available(end) for _, end in ends]
+    for link, (_, end), answer in zip(links, ends, reversed(answers), strict=True):
+        end.sendall(answer)
+        with pytest.raises(LinkClosed, match="wrong key"):
+            take(link, len(answer))
+        assert not link.ready
 
 
 def test_a_false_head_learns_nothing_and_is_refused() -> None:
     at_node, false_head = connected()
-    node = Link(at_node, KEY, 1)
+    node = Link(at_node, RUN_KEY, 1, 0)
     false_head.sendall(bytes(32))
     take(node, 32)
-    assert len(available(false_head)) == 32 + 4 + 32
+    assert len(available(false_head)) == 32 + 8 + 32
     false_head.sendall(bytes(32))
     with pytest.raises(LinkClosed, match="wrong key"):
         take(node, 32)
@@ -173,12 +206,12 @@ def test_a_false_head_learns_nothing_and_is_refused() -> None:
 def test_bytes_thrown_back_at_their_sender_are_refused() -> None:
     """Reflection: what the head says is no proof of a node, before the handshake and after."""
     at_head, other = connected()
-    head = Link(at_head, RUN_KEY, None)
+    head = Link(at_head, RUN_KEY, 0)
     head.flush()
     nonce = wait_until(lambda: available(other), 5.0, "the head's nonce")
-    other.sendall(nonce + (1).to_bytes(4, "big") + nonce)
+    other.sendall(nonce + (1).to_bytes(4, "big") + bytes(4) + nonce)
     with pytest.raises(LinkClosed, match="wrong key"):
-        take(head, 68)
+        take(head, 72)
 
 
 def test_a_message_thrown_back_at_its_sender_is_refused(middle: Middle) -> None:
@@ -196,7 +229,7 @@ def test_a_recorded_connection_is_refused_when_played_again(middle: Middle) -> N
     middle.node.send({"status": 1})
     middle.carry()
     at_head, attacker = connected()
-    head = Link(at_head, RUN_KEY, None)
+    head = Link(at_head, RUN_KEY, 0)
     head.flush()
     attacker.sendall(middle.said_by_node)
     with pytest.raises(LinkClosed, match="wrong key"):
@@ -231,7 +264,7 @@ def test_every_flipped_bit_of_the_handshake_and_of_a_message_is_noticed() -> Non
 
         return tamper
 
-    length = 32 + 4 + 32 + 4 + len(json.dumps({"status": 1})) + 32
+    length = 32 + 8 + 32 + 4 + len(json.dumps({"status": 1})) + 32
     for bit in range(0, length * 8, 7):  # every byte, and all places in a byte
         middle = Middle()
         tamper = flip(bit)
@@ -244,7 +277,7 @@ def test_every_flipped_bit_of_the_handshake_and_of_a_message_is_noticed() -> Non
             pass
         else:
             # a longer length: the head waits for more, until its lease ends
-            assert (68 * 8 <= bit < 72 * 8) or not middle.head.ready
+            assert (72 * 8 <= bit < 76 * 8) or not middle.head.ready
         assert heard == []
         middle.close()
 
@@ -253,12 +286,12 @@ def test_ten_thousand_random_handshakes_and_messages_are_refused() -> None:
     chance = random.Random(5)
     at_head, other = connected()
     for _ in range(10_000):
-        head = Link(at_head, RUN_KEY, None)
-        head._in += chance.randbytes(68)
+        head = Link(at_head, RUN_KEY, 0)
+        head._in += chance.randbytes(72)
         with pytest.raises(LinkClosed):
-            head._shake_as_head()
+            head._shake_as_acceptor()
         assert not head.ready
-    head._agree(bytes(64))
+    head._agree(bytes(72))
     for _ in range(10_000):
         head._in[:] = chance.randbytes(chance.randrange(200))
         try:
@@ -299,7 +332,7 @@ def test_dialling_a_port_where_nobody_listens_shows_as_closed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(LinkClosed, match="refused"):
-        dialled = dial("127.0.0.1", port, KEY, 1)
+        dialled = dial("127.0.0.1", port, RUN_KEY, 1, dialled=0)
         wait_until(dialled.receive, 5.0, "the refusal is seen")
 
 
@@ -308,7 +341,7 @@ def test_the_handshake_and_the_messages_have_their_golden_bytes(monkeypatch: pyt
     nonces = iter([bytes.fromhex(golden["nonce_head"]), bytes.fromhex(golden["nonce_node"])])
     monkeypatch.setattr(os, "urandom", lambda count: next(nonces))
     key = bytes.fromhex(golden["key"])
-    middle = Middle(key, node_key(key, golden["node"]), golden["node"])
+    middle = Middle(key, key, golden["node"])
     middle.carry()
     for message in golden["messages_of_head"]:
         middle.head.send(message)

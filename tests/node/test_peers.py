@@ -17,17 +17,16 @@ from orchestrator.node.run.follower import WorkerLink
 from orchestrator.node.run.gang_events import Order, StartRequested
 from orchestrator.node.run.gang_state import NodePhase
 from orchestrator.node.run.head import HeadLink
-from orchestrator.node.run.link import Link, node_key
+from orchestrator.node.run.link import Link
 
 RUN_KEY = bytes(32)
-KEY = node_key(RUN_KEY, 1)
 LEASE = 0.05  # s
 
 
 class Recorder:
     """As much of one as its peers need."""
 
-    def __init__(self, folder: Path, key: bytes, link_port: int = 0) -> None:
+    def __init__(self, folder: Path, key: bytes, link_port: int = 0, node: int = 1) -> None:
         self.folder = str(folder)
         self.key = key
         self.notify: dict[str, Any] = {}
@@ -37,7 +36,7 @@ class Recorder:
         nodes = [{"host": f"host-{number}", "nproc": 1} for number in range(2)]
         self.spec = {"nodes": nodes, "max_restarts": 0, "min_nodes": 2, "epoch": 0.0, "stall_timeout": None}
         self.spec |= {
-            "node": 1,
+            "node": node,
             "link_address": "127.0.0.1",
             "link_port": link_port,
             "run_id": "a-run",
@@ -63,8 +62,8 @@ def met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[HeadL
     monkeypatch.setattr(head_module, "LEASE", LEASE)
     monkeypatch.setattr(head_module, "TICK", 0.0)
     listener = socket.create_server(("127.0.0.1", 0))
-    head = HeadLink(Recorder(tmp_path, RUN_KEY), [listener])
-    node = Link(socket.create_connection(listener.getsockname()), KEY, 1)
+    head = HeadLink(Recorder(tmp_path, RUN_KEY, node=0), [listener])
+    node = Link(socket.create_connection(listener.getsockname()), RUN_KEY, 1, 0)
     while not (node.ready and head._nodes):
         handles = [listener.fileno(), *(link.fileno() for link in head.links())]
         for handle in select.select(handles, [], [], 0.01)[0]:
@@ -162,10 +161,10 @@ def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Wo
     """A node that has joined its head, and the head's link; a lease is short."""
     monkeypatch.setattr(follower_module, "LEASE", LEASE)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        recorder = Recorder(tmp_path, KEY, listener.getsockname()[1])
+        recorder = Recorder(tmp_path, RUN_KEY, listener.getsockname()[1])
         follower = WorkerLink(recorder)
         follower.on_tick()
-        head = Link(listener.accept()[0], RUN_KEY, None)
+        head = Link(listener.accept()[0], RUN_KEY, 0)
     while not (head.ready and follower.links()[0].ready):
         head.flush()
         head.receive()

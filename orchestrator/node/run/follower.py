@@ -74,7 +74,8 @@ class WorkerLink(ClusterLink):
 
     def _dial(self) -> Optional[Link]:
         try:
-            return dial(self._spec["link_address"], self._spec["link_port"], self._recorder.key, self._spec["node"])
+            address, port = self._spec["link_address"], self._spec["link_port"]
+            return dial(address, port, self._recorder.key, self._spec["node"], dialled=0)
         except LinkClosed:
             self._redial_at = time.monotonic() + REDIAL
             return None

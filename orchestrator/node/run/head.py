@@ -82,7 +82,7 @@ class HeadLink(ClusterLink):
             connection, _ = listener.accept()
         except OSError:
             return
-        link = Link(connection, self._recorder.key, None)
+        link = Link(connection, self._recorder.key, self._spec["node"])
         self._guests[link.fileno()] = link
         if len(self._guests) > 256:  # silent connections of strangers must not use up our descriptors
             self._drop(min(self._guests.values(), key=lambda guest: guest.opened_at))
@@ -97,7 +97,7 @@ class HeadLink(ClusterLink):
             return
         if link.ready and not was_ready:
             del self._guests[link.fileno()]
-            number = link.node if link.node is not None else -1
+            number = link.peer if link.peer is not None else -1
             if not 0 < number < len(self._state.nodes):
                 link.close()
                 return
@@ -106,22 +106,22 @@ class HeadLink(ClusterLink):
                 old.close()
             self._nodes[number] = link
             self._step(gang_events.Joined(number, self._now()))
-        if link.ready and link.node is not None:
-            self._heard[link.node] = link.heard_at
+        if link.ready and link.peer is not None:
+            self._heard[link.peer] = link.heard_at
             try:
                 for message in received:
                     if "status" in message:
-                        self._on_node_status(link.node, messages.status(message["status"]))
+                        self._on_node_status(link.peer, messages.status(message["status"]))
                     if "silence" in message:
-                        self._silence[link.node] = messages.silence(message["silence"])
+                        self._silence[link.peer] = messages.silence(message["silence"])
             except messages.Malformed:
                 self._drop(link)
 
     def _drop(self, link: Link) -> None:
         self._guests.pop(link.fileno(), None)
-        if link.node is not None and self._nodes.get(link.node) is link:
-            del self._nodes[link.node]
-            self._step(gang_events.Disconnected(link.node, self._now()))
+        if link.peer is not None and self._nodes.get(link.peer) is link:
+            del self._nodes[link.peer]
+            self._step(gang_events.Disconnected(link.peer, self._now()))
         link.close()
 
     def on_status(self, status: Dict[str, Any]) -> None:

@@ -1,14 +1,15 @@
-"""The recorders' connection to the head's recorder on the cluster network: authenticated both ways, JSON objects.
+"""Connections between the recorders of a run on the cluster network: authenticated both ways, JSON objects.
 
-The controller makes a key for each run. The head has it; any other node has a key of its own, HMAC(run key, node
-number), so that no node can pose as another. Handshake, then messages (docs/protocol.md):
+Every node has the key of the run, because any node may become the head (ADR 10). A handshake proves to each side
+that the other one has the key, and which node it is. After it, both send messages (docs/protocol.md):
 
-    head -> node   nonce_h (32)
-    node -> head   nonce_n (32)  node number (u32)  HMAC(key of the node, "node" nonce_h nonce_n number)
-    head -> node   HMAC(key of the node, "head" nonce_h nonce_n)
-    both           length (u32)  JSON  HMAC(key of this direction, sequence number (u64) JSON)
+    acceptor -> dialer   nonce_a (32)
+    dialer -> acceptor   nonce_d (32)  numbers of dialer and acceptor (u32 each)  HMAC(key, "dial" nonces numbers)
+    acceptor -> dialer   HMAC(key, "accept" nonces numbers)
+    both                 length (u32)  JSON  HMAC(key of this direction, sequence number (u64) JSON)
 
-A message cannot be forged, replayed, reordered or reflected: each direction has its own key and counts.
+A message cannot be forged, replayed, reordered or reflected: each direction has its own key and counts. The dialer
+names the node it wants, so nobody can lead it to another one.
 """
 
 import hashlib
@@ -26,6 +27,7 @@ MAX_MESSAGE = 1024 * 1024
 HANDSHAKE_WINDOW = 5.0  # s
 
 _LENGTH = struct.Struct(">I")
+_NUMBERS = struct.Struct(">II")  # of dialer and acceptor
 _COUNT = struct.Struct(">Q")
 _MAC = 32
 
@@ -38,25 +40,18 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
     return hmac.new(key, b"".join(parts), hashlib.sha256).digest()
 
 
-def node_key(run_key: bytes, node: int) -> bytes:
-    """The key of one node's link; the controller makes it as well (orchestrator/plan/plan.py)."""
-    return _mac(run_key, _LENGTH.pack(node))
-
-
 class Link:
     """One end of a connection. Never blocks: `receive` when its descriptor is readable, `flush` when writable."""
 
-    def __init__(self, connection: socket.socket, key: bytes, node: Optional[int]) -> None:
-        """`node`: our number; None on the head, which learns the number of the other side.
-
-        `key`: the node's own; on the head the run's.
-        """
+    def __init__(self, connection: socket.socket, run_key: bytes, node: int, dialled: Optional[int] = None) -> None:
+        """`node`: our number. `dialled`: the node that we have dialled; None for a connection that was accepted."""
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
-        self._key = key
-        self._is_head = node is None
-        self.node = node
+        self._key = run_key
+        self._node = node
+        self._dialled = dialled
+        self.peer = dialled  # an acceptor knows it when `ready`
         self.ready = False
         self.heard_at = self.opened_at = time.monotonic()
         self._nonce = os.urandom(32)
@@ -65,7 +60,7 @@ class Link:
         self._out = bytearray()
         self._received = self._sent = 0
         self._in_key = self._out_key = b""
-        if self._is_head:
+        if dialled is None:
             self._out += self._nonce
 
     def fileno(self) -> int:
@@ -101,7 +96,7 @@ class Link:
         if not data:
             raise LinkClosed("closed by the other side")
         self._in += data
-        if not self.ready and not (self._shake_as_head() if self._is_head else self._shake_as_node()):
+        if not self.ready and not (self._shake_as_acceptor() if self._dialled is None else self._shake_as_dialer()):
             return []
         messages: List[Dict[str, Any]] = []
         while True:
@@ -118,41 +113,45 @@ class Link:
         del self._in[:count]
         return data
 
-    def _shake_as_head(self) -> bool:
-        answer = self._take(32 + 4 + _MAC)
+    def _shake_as_acceptor(self) -> bool:
+        answer = self._take(32 + _NUMBERS.size + _MAC)
         if answer is None:
             return False
-        self._peer_nonce, number, mac = answer[:32], answer[32:36], answer[36:]
-        claimed = int(_LENGTH.unpack(number)[0])
-        self._key = node_key(self._key, claimed)
-        if not hmac.compare_digest(mac, _mac(self._key, b"node", self._nonce, self._peer_nonce, number)):
+        self._peer_nonce, numbers, mac = answer[:32], answer[32:-_MAC], answer[-_MAC:]
+        dialer, acceptor = _NUMBERS.unpack(numbers)
+        proof = self._nonce + self._peer_nonce + numbers
+        if not hmac.compare_digest(mac, _mac(self._key, b"dial", proof)):
             raise LinkClosed("wrong key")
-        self.node = claimed
-        self._out += _mac(self._key, b"head", self._nonce, self._peer_nonce)
-        self._agree(self._nonce + self._peer_nonce)
+        if acceptor != self._node or dialer == self._node:
+            raise LinkClosed("meant for another node")
+        self.peer = int(dialer)
+        self._out += _mac(self._key, b"accept", proof)
+        self._agree(proof)
         self.flush()
         return True
 
-    def _shake_as_node(self) -> bool:
+    def _shake_as_dialer(self) -> bool:
+        numbers = _NUMBERS.pack(self._node, self._dialled or 0)
         if not self._peer_nonce:
             nonce = self._take(32)
             if nonce is None:
                 return False
             self._peer_nonce = nonce
-            number = _LENGTH.pack(self.node or 0)
-            self._out += self._nonce + number + _mac(self._key, b"node", nonce, self._nonce, number)
+            self._out += self._nonce + numbers + _mac(self._key, b"dial", nonce + self._nonce + numbers)
             self.flush()
         mac = self._take(_MAC)
         if mac is None:
             return False
-        if not hmac.compare_digest(mac, _mac(self._key, b"head", self._peer_nonce, self._nonce)):
+        proof = self._peer_nonce + self._nonce + numbers
+        if not hmac.compare_digest(mac, _mac(self._key, b"accept", proof)):
             raise LinkClosed("wrong key")
-        self._agree(self._peer_nonce + self._nonce)
+        self._agree(proof)
         return True
 
-    def _agree(self, nonces: bytes) -> None:
-        to_node, to_head = _mac(self._key, b"to node", nonces), _mac(self._key, b"to head", nonces)
-        self._in_key, self._out_key = (to_head, to_node) if self._is_head else (to_node, to_head)
+    def _agree(self, proof: bytes) -> None:
+        to_acceptor, to_dialer = _mac(self._key, b"to acceptor", proof), _mac(self._key, b"to dialer", proof)
+        accepted = self._dialled is None
+        self._in_key, self._out_key = (to_acceptor, to_dialer) if accepted else (to_dialer, to_acceptor)
         self.ready = True
         self.heard_at = time.monotonic()
 
@@ -181,8 +180,8 @@ class Link:
         self._socket.close()
 
 
-def dial(address: str, port: int, key: bytes, node: int) -> Link:
-    """Begin to connect to the head's recorder, without waiting. A failure shows later as LinkClosed."""
+def dial(address: str, port: int, run_key: bytes, node: int, dialled: int) -> Link:
+    """Begin to connect to the recorder of the node `dialled`, without waiting. A failure shows later as LinkClosed."""
     connection = socket.socket(
         socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC
     )
@@ -194,4 +193,4 @@ def dial(address: str, port: int, key: bytes, node: int) -> Link:
     except OSError as error:
         connection.close()
         raise LinkClosed(str(error)) from error
-    return Link(connection, key, node)
+    return Link(connection, run_key, node, dialled)

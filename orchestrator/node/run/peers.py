@@ -17,7 +17,7 @@ class RecorderApi(Protocol):
 
     folder: str  # of the run on this host
     spec: Dict[str, Any]
-    key: bytes  # the run's on the head, the node's own elsewhere
+    key: bytes  # of the run
     notify: Dict[str, Any]
 
     @property
