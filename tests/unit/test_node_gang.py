@@ -46,7 +46,10 @@ def shown(action: gang.Action) -> str:
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
 def test_the_story_goes_as_written(path: Path) -> None:
     story = json.loads(path.read_text())
-    state = gang.begin(story["nodes"], story.get("max_restarts", 0), story.get("min_nodes"))
+    options = {
+        name: story[name] for name in ("max_restarts", "min_nodes", "rejoin_timeout", "max_nodes") if name in story
+    }
+    state = gang.begin(story["nodes"], **options)
     for number, step in enumerate(story["steps"], 1):
         state, actions = gang.step(state, event_of(step))
         assert [shown(action) for action in actions] == step.get("then", []), f"step {number}: {step['event']}"
@@ -428,7 +431,7 @@ def test_spares_wait_from_the_start_on_and_are_told_the_end() -> None:
 
 def test_a_lost_host_gives_its_place_to_a_spare_without_costing_a_restart() -> None:
     state = ended(gang.step(at_work(SPARED), gang_events.Lost(1, 2000.0))[0], 2001.0)
-    assert (state.phase, team.restarts(state)) == (Phase.RESTARTING, 0)
+    assert (state.phase, state.restarts_used) == (Phase.RESTARTING, 0)
     state = begun(gang.step(state, gang_events.PortFound(29501, 2010.0))[0], 2011.0)
     assert places(state) == {"host-0": (0, 0, 6), "host-3": (1, 1, 6), "host-2": (2, 3, 6)}
     state = ended(gang.step(state, gang_events.Lost(2, 3000.0))[0], 3001.0)
@@ -454,7 +457,7 @@ def test_a_host_that_fails_twice_gives_its_place_to_a_spare_within_the_budget() 
         state = ended(gang.step(state, gang_events.Failed(1, state.attempt, failure, at))[0], at + 1)
         state = begun(gang.step(state, gang_events.PortFound(29501, at + 100))[0], at + 101)
     assert set(places(state)) == {"host-0", "host-3", "host-2"}
-    assert team.restarts(state) == 2
+    assert state.restarts_used == 2
     assert isinstance(gang.order_of(state, 1), Wait)
 
 
@@ -482,7 +485,7 @@ def test_a_host_that_was_silent_before_its_peers_failed_is_the_first_failure() -
     for number in (0, 2):
         failed, _ = gang.step(failed, gang_events.Exited(number, 1, False, 2001.0))
     state, _ = gang.step(failed, gang_events.Lost(1, 2008.5, 1999.5))
-    assert state.phase is Phase.RESTARTING and team.restarts(state) == 0
+    assert state.phase is Phase.RESTARTING and state.restarts_used == 0
     assert state.first_failure and (state.first_failure["host"], state.first_failure["lost"]) == ("host-1", True)
     # heard of since: then it was lost later, and for the failure the budget is spent
     state, _ = gang.step(failed, gang_events.Lost(1, 2009.5, 2000.5))
@@ -493,7 +496,7 @@ def test_a_host_whose_guard_was_killed_takes_no_part_in_the_next_attempt() -> No
     gone = {"host": "host-1", "node": 1, "rank": None, "what": "the guard was killed", "gone": True}
     state = ended(gang.step(at_work(SPARED, max_restarts=1), gang_events.Failed(1, 1, gone, 2000.0))[0], 2001.0)
     state = begun(gang.step(state, gang_events.PortFound(29501, 2100.0))[0], 2101.0)
-    assert set(places(state)) == {"host-0", "host-3", "host-2"} and team.restarts(state) == 1
+    assert set(places(state)) == {"host-0", "host-3", "host-2"} and state.restarts_used == 1
     assert gang.step(state, gang_events.Failed(1, 1, gone, 2200.0)) == (state, ())  # told again
     alone = ended(gang.step(at_work(NODES, max_restarts=1), gang_events.Failed(1, 1, gone, 2000.0))[0], 2001.0)
     assert alone.verdict and alone.verdict["state"] == "failed"
@@ -570,7 +573,7 @@ def test_every_attempt_has_a_whole_team_and_no_run_outlives_its_hosts(
         assert state.team[0] == 0 and len(set(state.team)) == len(state.team) >= min_nodes
         if state.attempt > before.attempt:
             assert not lost & set(state.team)
-            assert team.restarts(state) <= max_restarts
+            assert state.restarts_used <= max_restarts
             assert sum(state.nodes[one].nproc for one in state.team) == state.world_size
         elif before.first_failure is not None:
             assert state.first_failure == before.first_failure

@@ -11,10 +11,12 @@ the order of their node ranks; the other nodes are spares, and wait.
                           └──> stopping ──all exited or lost──────> over(failed | lost | killed)
                                  │  ^ PortFound
                                  v  │
-                              restarting: there is a team, and for a failure the budget is not spent
+                              restarting: there is a team or lost nodes may come back, and the budget is not spent
 
-A restart after a lost host is not counted: it uses up a spare, or a node above the least number. In `over` the other
-nodes still have to be told the verdict; the head ends last.
+A lost node that has a link again is *returned*. It has to stop what may still run there. Then it takes its old place if
+the run waits for it, else it is a spare. A restart after a lost host is counted only if that host takes part again: any
+other uses up a spare, or a node above the least number. In `over` the other nodes still have to be told the verdict;
+the head ends last.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
@@ -29,6 +31,7 @@ from .gang_events import (
     Lost,
     Order,
     PortFound,
+    Restarted,
     Run,
     Stalled,
     Started,
@@ -38,7 +41,17 @@ from .gang_events import (
     Wait,
 )
 from .gang_state import FAILURE_GRACE, Node, NodePhase, Phase, State, change_node
-from .team import AT_START, next_team, place, restart_is_due, why_not_again, will_try_again
+from .team import (
+    AT_START,
+    missing,
+    next_team,
+    place,
+    restart_is_due,
+    uses_restart,
+    waits_for_nodes,
+    why_not_again,
+    will_try_again,
+)
 
 START_WINDOW = 60.0  # s from an order to run until the node reports that it runs
 STOP_WINDOW = 20.0  # s that a node may need beyond the grace until it reports that it has stopped
@@ -54,11 +67,21 @@ class Action(NamedTuple):
     order: Order
 
 
-def begin(nodes: List[Dict[str, Any]], max_restarts: int = 0, min_nodes: Optional[int] = None) -> State:
-    """`min_nodes`: the least number of nodes the run may continue with; None: all that are no spares."""
+def begin(
+    nodes: List[Dict[str, Any]],
+    max_restarts: int = 0,
+    min_nodes: Optional[int] = None,
+    rejoin_timeout: float = 0.0,
+    max_nodes: int = 0,
+) -> State:
+    """`min_nodes`: the least number of nodes the run may continue with; None: all that are no spares.
+
+    `rejoin_timeout`: seconds to wait for lost nodes. `max_nodes`: the number of nodes up to which a team grows again.
+    """
     known = tuple(Node(node["host"], node["nproc"], None) for node in nodes)
     team = tuple(number for number, node in enumerate(nodes) if not node.get("spare"))
-    return place(State(known, max_restarts, len(team) if min_nodes is None else min_nodes), team)
+    least = len(team) if min_nodes is None else min_nodes
+    return place(State(known, max_restarts, least, max_nodes, rejoin_timeout), team)
 
 
 def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
@@ -85,6 +108,8 @@ def order_of(state: State, number: int) -> Optional[Order]:
         if number == 0 and not _others_gone(state):
             return None
         return End(state.verdict or {})
+    if node.phase is NodePhase.RETURNED:
+        return Stop(state.attempt, FAILURE_GRACE, "%s was cut off from the run" % node.host, stacks=False)
     if node.node_rank is None:
         hosts = tuple(state.nodes[member].host for member in state.team)
         return Wait(hosts) if state.attempt > 0 and node.phase is not NodePhase.LOST else None
@@ -124,6 +149,8 @@ def label(state: State) -> str:
         state.phase is Phase.RUNNING and any(node.phase is NodePhase.JOINED for node in state.members)
     ):
         return "starting"
+    if waits_for_nodes(state):
+        return "waiting"
     if state.phase is Phase.RESTARTING or (state.phase is Phase.STOPPING and will_try_again(state)):
         return "restarting"
     return "running" if state.phase is Phase.RUNNING else "stopping"
@@ -139,13 +166,14 @@ def _apply(state: State, event: Event) -> State:
         waiting = state.phase is Phase.WAITING
         return _attempt(state, state.team, event.master_addr, event.master_port, event.at) if waiting else state
     if isinstance(event, PortFound):
-        team = next_team(state)
-        due = team is not None and restart_is_due(state, event.at)
-        return _attempt(state, team or (), state.master_addr, event.port, event.at) if due else state
+        team = next_team(state) if restart_is_due(state, event.at) else None
+        return state if team is None else _attempt(state, team, state.master_addr, event.port, event.at)
     if isinstance(event, (Started, Failed, Exited)):
         return _on_report(state, event)
     if isinstance(event, Lost):
         return _on_lost(state, event)
+    if isinstance(event, Restarted):
+        return _on_restarted(state, event)
     if isinstance(event, Stalled):
         return _fail(state, _stalled(state, event), event.at) if event.attempt == state.attempt else state
     if isinstance(event, Disconnected):
@@ -158,8 +186,11 @@ def _apply(state: State, event: Event) -> State:
 
 def _on_joined(state: State, event: Joined) -> State:
     phase = state.nodes[event.node].phase
-    # a node that was declared lost stays so for this attempt: the others have been told
-    return change_node(state, event.node, phase=NodePhase.JOINED if phase in UNREACHABLE else phase, away=False)
+    if phase in UNREACHABLE:
+        phase = NodePhase.JOINED
+    elif phase is NodePhase.LOST and state.rejoin_timeout and state.phase is not Phase.OVER:
+        phase = NodePhase.RETURNED  # without a rejoin_timeout it stays lost: the others have been told
+    return change_node(state, event.node, phase=phase, away=False)
 
 
 def _on_report(state: State, event: Union[Started, Failed, Exited]) -> State:
@@ -172,12 +203,18 @@ def _on_report(state: State, event: Union[Started, Failed, Exited]) -> State:
     if isinstance(event, Started):
         return change_node(state, event.node, phase=NodePhase.RUNNING) if phase is NodePhase.JOINED else state
     if isinstance(event, Failed):
-        return _fail(state, event.failure, event.at)
+        return state if phase is NodePhase.RETURNED else _fail(state, event.failure, event.at)
+    if phase is NodePhase.RETURNED:  # its guard starts nothing of this attempt any more
+        is_spare = state.nodes[event.node].node_rank is None
+        return change_node(state, event.node, phase=NodePhase.JOINED if is_spare else NodePhase.EXITED)
     if phase in (NodePhase.LOST, NodePhase.DISCONNECTED, NodePhase.EXITED):
         return state
     after = change_node(state, event.node, phase=NodePhase.EXITED)
     if event.ok:
         return after
+    if event.fenced and state.phase is Phase.RUNNING:
+        failure = dict(_failure(state, event.node, "was cut off from the head", event.at), lost=True)
+        return _fail(change_node(after, event.node, lost_in=state.attempt), failure, event.at)
     return _fail(after, _failure(state, event.node, "ended with an error", event.at), event.at)
 
 
@@ -206,6 +243,16 @@ def _on_lost(state: State, event: Lost) -> State:
     return _mark_lost(state, event.node, failure, event.at)
 
 
+def _on_restarted(state: State, event: Restarted) -> State:
+    """It reports so until it has obeyed an order. What is known already changes nothing."""
+    node = state.nodes[event.node]
+    if state.phase in (Phase.WAITING, Phase.OVER) or node.phase not in (NodePhase.JOINED, NodePhase.RUNNING):
+        return state
+    failure = dict(_failure(state, event.node, "the host was restarted", event.at), lost=True)
+    lost = _mark_lost(state, event.node, failure, event.at)
+    return change_node(lost, event.node, phase=NodePhase.RETURNED) if state.rejoin_timeout else lost
+
+
 def _was_silent_before_the_failure(state: State, event: Lost) -> bool:
     """Its peers may fail at once when it dies, by a connection reset, long before its lease ends."""
     first = state.first_failure
@@ -220,10 +267,13 @@ def _was_silent_before_the_failure(state: State, event: Lost) -> bool:
 
 
 def _mark_lost(state: State, number: int, failure: Dict[str, Any], at: float) -> State:
-    """The run continues or ends without that node. The loss of a spare is no failure."""
-    lost = change_node(state, number, phase=NodePhase.LOST)
+    """The run continues, waits or ends without that node. The loss of a spare is no failure."""
+    lost = change_node(state, number, phase=NodePhase.LOST, lost_in=state.attempt)
     if state.phase is Phase.RESTARTING and next_team(lost) is None:
-        return lost._replace(phase=Phase.STOPPING, since=at)
+        if why_not_again(lost) is not None:
+            return lost._replace(phase=Phase.STOPPING, since=at)
+        if next_team(state) is not None:
+            return lost._replace(since=at)  # the run waits from now on
     return lost if lost.nodes[number].node_rank is None else _fail(lost, failure, at)
 
 
@@ -247,6 +297,7 @@ def _attempt(state: State, team: Tuple[int, ...], master_addr: str, master_port:
         for node in state.nodes
     )
     return place(_archive(state)._replace(nodes=nodes), team)._replace(
+        restarts_used=state.restarts_used + uses_restart(state, team),
         phase=Phase.RUNNING,
         attempt=state.attempt + 1,
         since=at,
@@ -291,12 +342,16 @@ def _settle(state: State, at: float) -> State:
         for number, node in ((number, state.nodes[number]) for number in state.team):
             if node.phase in (NodePhase.JOINED, NodePhase.ABSENT) and at - node.ordered_at > START_WINDOW:
                 failure = _failure(state, number, "did not start within %d s" % START_WINDOW, at)
-                return _settle(_fail(change_node(state, number, phase=NodePhase.LOST), failure, at), at)
+                has_link = state.rejoin_timeout and node.phase is NodePhase.JOINED
+                phase = NodePhase.RETURNED if has_link else NodePhase.LOST
+                after = change_node(state, number, phase=phase, lost_in=state.attempt)
+                return _settle(_fail(after, failure, at), at)
         if all(node.phase is NodePhase.EXITED for node in state.members):
             return _over(state, "succeeded", at)
     if state.phase is Phase.STOPPING:
-        finished = all(
-            node.phase is NodePhase.EXITED or node.phase in GONE or state.attempt == 0 for node in state.members
+        # a node that has returned runs nothing of this attempt: its permit has lapsed
+        finished = state.attempt == 0 or all(
+            node.phase in (NodePhase.EXITED, NodePhase.RETURNED) or node.phase in GONE for node in state.members
         )
         if finished and will_try_again(state):
             return state._replace(phase=Phase.RESTARTING, since=at)
@@ -304,6 +359,9 @@ def _settle(state: State, at: float) -> State:
             if state.stopped_by is not None and why_not_again(state) is None:
                 state = _archive(state)  # without the stop request, a restart would have followed the failure
             return _over(state, _outcome(state), at)
+    if waits_for_nodes(state) and at - state.since > state.rejoin_timeout:
+        hosts = ", ".join(missing(state))
+        return _over(state, _outcome(state), at, "%s did not come back within %d s" % (hosts, state.rejoin_timeout))
     if state.phase is Phase.OVER and not _others_gone(state) and at - state.since > FAREWELL_WINDOW:
         nodes = state.nodes[:1] + tuple(node._replace(phase=NodePhase.DISCONNECTED) for node in state.nodes[1:])
         return state._replace(nodes=nodes)
@@ -316,8 +374,10 @@ def _outcome(state: State) -> str:
     return "lost" if state.first_failure.get("lost") else "failed"
 
 
-def _over(state: State, outcome: str, at: float) -> State:
-    reason = why_not_again(state) if state.first_failure else None
+def _over(state: State, outcome: str, at: float, reason: Optional[str] = None) -> State:
+    """`reason`: why no attempt follows, where the state alone does not say it."""
+    if reason is None and state.first_failure:
+        reason = why_not_again(state)
     verdict = {
         "state": outcome,
         "first_failure": state.first_failure,

@@ -39,12 +39,13 @@ class Failed(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """A node has no process of the attempt any more."""
+    """A node has no process of the attempt any more. `fenced`: it stopped them because it had no link to the head."""
 
     node: int
     attempt: int
     ok: bool
     at: float
+    fenced: bool = False
 
 
 class Lost(NamedTuple):
@@ -53,6 +54,13 @@ class Lost(NamedTuple):
     node: int
     at: float
     heard_at: Optional[float] = None
+
+
+class Restarted(NamedTuple):
+    """A node has a new guard that knows of no attempt: its host was restarted, or guard and recorder were killed."""
+
+    node: int
+    at: float
 
 
 class Disconnected(NamedTuple):
@@ -89,7 +97,18 @@ class Tick(NamedTuple):
 
 
 Event = Union[
-    Joined, StartRequested, Started, Failed, Exited, Lost, Disconnected, StopRequested, PortFound, Stalled, Tick
+    Joined,
+    StartRequested,
+    Started,
+    Failed,
+    Exited,
+    Lost,
+    Restarted,
+    Disconnected,
+    StopRequested,
+    PortFound,
+    Stalled,
+    Tick,
 ]
 
 # The names that gang.jsonl has for them: runs of other versions are read too.
@@ -100,6 +119,7 @@ EVENTS: Dict[str, Callable[..., Event]] = {
     "Failed": Failed,
     "Exited": Exited,
     "Lost": Lost,
+    "Restarted": Restarted,
     "Left": Disconnected,
     "StopRequested": StopRequested,
     "PortFound": PortFound,

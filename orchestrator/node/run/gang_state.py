@@ -24,7 +24,8 @@ class NodePhase(enum.Enum):
     JOINED = "joined"
     RUNNING = "running"
     EXITED = "exited"  # no process of the attempt is left
-    LOST = "lost"  # silent for a lease: no further attempt counts on it
+    LOST = "lost"  # silent for a lease
+    RETURNED = "returned"  # it was lost, has a link again, and has to stop what may still run there
     DISCONNECTED = "left"  # its link was closed after the run had ended
 
 
@@ -36,12 +37,15 @@ class Node(NamedTuple):
     phase: NodePhase = NodePhase.ABSENT
     ordered_at: float = 0.0
     away: bool = False  # silent for a lease since its part of the attempt was done
+    lost_in: int = -1  # the attempt in which it was lost last
 
 
 class State(NamedTuple):
     nodes: Tuple[Node, ...]
     max_restarts: int = 0
     min_nodes: int = 1
+    max_nodes: int = 0  # a team with fewer nodes grows in the next attempt
+    rejoin_timeout: float = 0.0  # s to wait for lost nodes; 0: they have no way back
     team: Tuple[int, ...] = ()
     world_size: int = 0
     phase: Phase = Phase.WAITING
@@ -51,6 +55,7 @@ class State(NamedTuple):
     master_port: int = 0
     first_failure: Optional[Dict[str, Any]] = None  # of this attempt
     failures: Tuple[Dict[str, Any], ...] = ()  # the first of each attempt before
+    restarts_used: int = 0  # of max_restarts
     stop_grace: float = FAILURE_GRACE
     stopped_by: Optional[str] = None
     since: float = 0.0  # when the phase began

@@ -290,8 +290,8 @@ def _what_follows(after: State) -> str:
     next_team = team.next_team(after) or ()
     gone = [hosts[number] for number in after.team if number not in next_team]
     new = [hosts[number] for number in next_team if number not in after.team]
-    lost = (after.first_failure or {}).get("lost")
-    budget = "a restart" if lost else "restart %d of %d" % (team.restarts(after) + 1, after.max_restarts)
+    counts = team.uses_restart(after, next_team)
+    budget = "restart %d of %d" % (after.restarts_used + 1, after.max_restarts) if counts else "a restart"
     if not gone:
         return "%s follows" % budget
     if new:

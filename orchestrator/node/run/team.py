@@ -3,7 +3,7 @@
 import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from .gang_state import NodePhase, Phase, State
+from .gang_state import Node, NodePhase, Phase, State
 
 BACKOFF, BACKOFF_MOST = 1.0, 30.0  # s before the first restart, doubled for each further one, and the most
 AT_START = 30.0  # s: a failure within these after the start of its attempt is one at start-up
@@ -29,9 +29,9 @@ def place(state: State, team: Tuple[int, ...]) -> State:
 
 
 def restart_is_due(state: State, at: float) -> bool:
-    """Whether the back-off has passed, so that the head has to look for a port."""
+    """Whether the back-off has passed and there is a team, so that the head has to look for a port."""
     backoff = min(BACKOFF_MOST, BACKOFF * 2 ** (state.attempt - 1))
-    return state.phase is Phase.RESTARTING and at - state.since >= backoff
+    return state.phase is Phase.RESTARTING and at - state.since >= backoff and next_team(state) is not None
 
 
 def will_try_again(state: State) -> bool:
@@ -39,30 +39,49 @@ def will_try_again(state: State) -> bool:
 
 
 def why_not_again(state: State) -> Optional[str]:
-    """Why a failed attempt is not followed by another one; None if it is."""
+    """Why a failed attempt is not followed by another one; None if it is, now or when lost nodes are back."""
     failure = state.first_failure or {}
+    budget_is_spent = state.restarts_used >= state.max_restarts
+    spent = "run.max_restarts (%d) is used up" % state.max_restarts if state.max_restarts else "max_restarts is 0"
     if not failure.get("lost"):
-        if restarts(state) >= state.max_restarts:
-            spent = "run.max_restarts (%d) is used up" % state.max_restarts
-            return spent if state.max_restarts else "max_restarts is 0"
+        if budget_is_spent:
+            return spent
         alike = [_same_at_start(failed) for failed in (*state.failures, failure)[-FAILS_ALIKE:]]
         if len(alike) == FAILS_ALIKE and alike[0] is not None and len(set(alike)) == 1:
             return "it failed three times in a row at its start, in the same way"
-    if next_team(state) is None:
-        return "a host was lost, and no spare is left" if len(state.nodes) > len(state.team) else "a host was lost"
-    return None
+    if next_team(state) is not None:
+        return None
+    if state.rejoin_timeout:
+        return spent if budget_is_spent else None
+    return "a host was lost, and no spare is left" if len(state.nodes) > len(state.team) else "a host was lost"
 
 
-def restarts(state: State) -> int:
-    """How many restarts of the budget are used up: all but those after a lost host."""
-    return sum(1 for failure in state.failures if not failure.get("lost"))
+def waits_for_nodes(state: State) -> bool:
+    """Whether the next attempt begins as soon as enough nodes are back."""
+    return state.phase is Phase.RESTARTING and next_team(state) is None
+
+
+def missing(state: State) -> Tuple[str, ...]:
+    """Hosts of the team that are lost and not ready for another attempt yet."""
+    return tuple(node.host for node in state.members if not _is_ready(node))
+
+
+def uses_restart(state: State, team: Tuple[int, ...]) -> bool:
+    """Whether an attempt of this team takes one of max_restarts.
+
+    Not after a lost host where it uses up a spare instead, or a node above the least number.
+    """
+    lost_and_back = any(
+        state.nodes[number].lost_in == state.attempt for number in team if state.nodes[number].node_rank is not None
+    )
+    return state.attempt > 0 and (lost_and_back or not (state.first_failure or {}).get("lost"))
 
 
 def next_team(state: State) -> Optional[Tuple[int, ...]]:
     """The nodes of the next attempt, in the order of node ranks; None when too few are left.
 
-    A node that is lost, or whose host failed too often, gives its place to the first spare; the ranks of the others
-    stay the same. There is no attempt without the head.
+    A node that is lost, or whose host failed too often, gives its place to the first spare. Without a spare, a lost
+    node that is back takes its own place. The ranks of the others stay the same. There is no attempt without the head.
     """
     failed = [failure.get("node") for failure in (*state.failures, state.first_failure or {})]
     unreliable = {number for number in failed if number and failed.count(number) >= FAILS_TOO_OFTEN}
@@ -73,12 +92,18 @@ def next_team(state: State) -> Optional[Tuple[int, ...]]:
     ]
     team: List[int] = []
     for number in state.team:
-        lost = state.nodes[number].phase is NodePhase.LOST or state.nodes[number].away
-        if spares and (lost or number in unreliable):
+        node = state.nodes[number]
+        was_lost = node.lost_in == state.attempt
+        if number and spares and (was_lost or not _is_ready(node) or number in unreliable):
             team.append(spares.pop(0))
-        elif not lost:
+        elif _is_ready(node) and (not was_lost or state.restarts_used < state.max_restarts):
             team.append(number)
-    return tuple(team) if len(team) >= state.min_nodes and team[0] == 0 else None
+    team += spares[: max(0, state.max_nodes - len(team))]
+    return tuple(team) if len(team) >= state.min_nodes and team[:1] == [0] else None
+
+
+def _is_ready(node: Node) -> bool:
+    return node.phase not in (NodePhase.LOST, NodePhase.RETURNED) and not node.away
 
 
 def _same_at_start(failure: Dict[str, Any]) -> Optional[Tuple[Any, ...]]:
