@@ -23,7 +23,7 @@ from local_runs import Run, Runs, local_runs
 
 from orchestrator.hosts.session import Refused
 from orchestrator.node.host import processes, state
-from orchestrator.node.run import journal, messages
+from orchestrator.node.run import gang_events, journal, messages
 from orchestrator.node.run.follower import WorkerLink
 from orchestrator.node.run.guard import Guard
 from orchestrator.node.run.recorder import Recorder
@@ -402,7 +402,7 @@ def test_what_a_guard_tells_fits_the_channel_however_often_ranks_have_failed(tmp
     guard = Guard(str(tmp_path), spec, {}, ours, {}, [])
     guard._recorder._channel = ours
     for attempt in range(1, 31):
-        guard._obey({"do": "stop", "attempt": attempt, "grace": 0.0, "why": "a test", "stacks": False})
+        guard._attempts.stop(gang_events.Stop(attempt, grace=0.0, why="a test", stacks=False))
         for rank in range(100):
             guard._attempts.add_failure({"rank": rank, "what": f"rank {rank}: {'x' * 100}", "at": 1.0})
             told = json.loads(theirs.recv(1 << 20))

@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Union
 
 from ..host import network, processes, state
 from . import gang_events, launch
@@ -12,6 +12,8 @@ from .tree import Tree, make_fifos
 TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is expensive
 TREE_RECORD_SHARE = 1000  # looking at the processes may take 0.1 % of a core
 STACKS_WINDOW = 15.0  # s for the stacks of hanging ranks
+
+AttemptOrder = Union[gang_events.Run, gang_events.Stop]
 
 
 class PendingStop(NamedTuple):
@@ -55,6 +57,7 @@ class Attempts:
         self._keepers: Dict[int, Dict[str, int]] = {}  # attempt -> path of a FIFO -> the descriptor that keeps it
         self._register_buffer = b""
         self._outcome_is_sent = False
+        self._fenced_attempt = 0
         self._tree_due = 0.0
         self._pending: Optional[PendingStop] = None
         self._recorded: Any = None
@@ -68,6 +71,11 @@ class Attempts:
     @property
     def is_running(self) -> bool:
         return self.tree is not None and self.tree.outcome is None
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether the newest attempt was stopped, or not started, because the permit of the head had lapsed."""
+        return 0 < self.number == self._fenced_attempt
 
     # starting
 
@@ -113,6 +121,12 @@ class Attempts:
 
     def _follow(self, tree: Tree) -> None:
         self.tree, self._outcome_is_sent = tree, False
+        self._pending = None  # it was to stop the attempt before
+
+    def skip(self, attempt: int) -> None:
+        """Start no process of an attempt: the permit of the head lapsed before its order was read."""
+        self._follow(self._new_tree(attempt))
+        self.fence(0.0)
 
     def wait(self) -> None:
         """The gang made a spare of this node."""
@@ -202,15 +216,16 @@ class Attempts:
 
     # stopping
 
-    def stop(self, attempt: int, grace: float, why: str, with_stacks: bool) -> None:
-        """The gang's order. `with_stacks`: only ranks that still run can show them, so the stop waits for that."""
+    def stop(self, order: gang_events.Stop) -> None:
+        """The gang's order. With stacks, which only ranks that still run can show, the stop waits for them."""
+        attempt, grace, why = order.attempt, order.grace, order.why
         if self.tree is None or self.tree.attempt < attempt:  # it was never started here: it has exited at once
             self._follow(self._new_tree(attempt))
         if self.tree is None or self.tree.attempt != attempt or self.tree.outcome is not None:
             return
-        if with_stacks and self._pending is not None:
+        if order.stacks and self._pending is not None:
             return
-        if not with_stacks or self.tree.stopping is not None:
+        if not order.stacks or self.tree.stopping is not None:
             self.tree.stop(grace, why)
             return
         try:
@@ -225,6 +240,11 @@ class Attempts:
         """Stop the attempt that is running, if one is."""
         if self.tree is not None and self.tree.outcome is None:
             self.tree.stop(grace, why)
+
+    def fence(self, grace: float) -> None:
+        """Stop the attempt that is running: without a permit, other hosts may be about to go on without this one."""
+        self._fenced_attempt = self.number
+        self.stop_now(grace, "no message from the head")
 
     def close_fifos(self, attempt: int) -> None:
         """Close the FIFOs of earlier attempts: their processes have ended, and the recorder has all their output."""

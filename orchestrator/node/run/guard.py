@@ -13,14 +13,15 @@ import select
 import signal
 import socket
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 from ..host import network, processes, state
 from . import gang_events, gang_state, messages
-from .attempts import Attempts
+from .attempts import AttemptOrder, Attempts
 from .child import RecorderChild
 from .control import Control
 from .messages import AttemptPhase
+from .permit import Permit, clock
 from .shutdown import Shutdown
 
 LONGEST_TURN = 5.0  # s, the longest wait for an event
@@ -47,6 +48,8 @@ class Guard:
         self._link_listeners = sockets.get("link", [])
         self._locks = list(locks)
         self._waiting = False  # as a spare: the gang has begun without this node
+        self._permit = Permit()
+        self._next_order: Optional[AttemptOrder] = None  # waits until no process of an older attempt is left
         self._recorder = RecorderChild()
         self._control = Control(control)
         self._attempts = Attempts(
@@ -106,6 +109,8 @@ class Guard:
             else:
                 self._attempts.on_rank_exit(handle)
         self._reap()
+        if channel is None or channel.fileno() not in ready:  # else there may be a new permit to be read
+            self._fence_if_due()
         self._advance()
 
     def _seconds_to_wait(self) -> float:
@@ -116,11 +121,16 @@ class Guard:
             due.append(self._recorder.due)
         if not self._is_committed():
             due.append(self._control.patience_ends_at())
+        if self._attempts.is_running and not self._attempts.is_fenced:
+            due.append(now + self._permit.seconds_left(clock()))
         return max(0.0, min(due) - now)
 
     def _advance(self) -> None:
         now = time.monotonic()
         self._attempts.advance(now)
+        if self._next_order is not None and not self._attempts.is_running:
+            order, self._next_order = self._next_order, None
+            self._carry_out(order)
         if self._recorder.due is not None and now >= self._recorder.due:
             self._start_recorder()
         if not self._is_committed() and now > self._control.patience_ends_at():
@@ -155,6 +165,7 @@ class Guard:
                 "failures": failures[: messages.FAILURES],
                 "start": self._control.start,
                 "waiting": self._waiting,
+                "fenced": self._attempts.is_fenced,
                 "stop": self._shutdown.stop,
                 "drain": self._shutdown.is_draining,
             }
@@ -171,9 +182,12 @@ class Guard:
 
     def _obey(self, message: Dict[str, Any]) -> None:
         if message["do"] == "run":
-            self._run_attempt(gang_events.Run(**message["order"]))
+            self._carry_out(gang_events.Run(**message["order"]))
         elif message["do"] == "stop":
-            self._attempts.stop(message["attempt"], message["grace"], message["why"], message["stacks"])
+            order = gang_events.Stop(message["attempt"], message["grace"], message["why"], message["stacks"])
+            self._carry_out(order)
+        elif message["do"] == "permit":
+            self._permit.grant(message["at"], message["seconds"])
         elif message["do"] == "wait":
             self._waiting = True
             self._attempts.wait()
@@ -189,6 +203,17 @@ class Guard:
         elif message["do"] == "cannot":
             self._control.answer({"error": message["why"], "code": message["code"]})
 
+    def _carry_out(self, order: AttemptOrder) -> None:
+        """While an older attempt runs here, it is stopped first: no host has processes of two attempts."""
+        if self._attempts.is_running and order.attempt > self._attempts.number:
+            if self._next_order is None or _takes_precedence(order, self._next_order):
+                self._next_order = order
+            self._attempts.stop_now(gang_state.FAILURE_GRACE, "attempt %d follows" % order.attempt)
+        elif isinstance(order, gang_events.Run):
+            self._run_attempt(order)
+        else:
+            self._attempts.stop(order)
+
     def _run_attempt(self, order: gang_events.Run) -> None:
         if (
             self._shutdown.verdict is not None
@@ -197,7 +222,17 @@ class Guard:
         ):
             self._send_status()  # the gang must know why there is no start: a stop request, or it was done already
             return
-        self._attempts.start(order)
+        self._permit.begin(clock())
+        if self._permit.has_lapsed(clock()):
+            self._attempts.skip(order.attempt)
+        else:
+            self._attempts.start(order)
+
+    def _fence_if_due(self) -> None:
+        """Stop the ranks when the permit has lapsed. The guard stays: the head may come back, and has new orders."""
+        if self._attempts.is_running and not self._attempts.is_fenced and self._permit.has_lapsed(clock()):
+            self._attempts.fence(gang_state.FAILURE_GRACE)
+            self._send_status()
 
     # signals and children
 
@@ -280,6 +315,11 @@ class Guard:
         lock = os.open(self._path("run.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)  # a reader may be trying it for an instant; there is no other guard
         self._locks.append(lock)
+
+
+def _takes_precedence(order: AttemptOrder, pending: AttemptOrder) -> bool:
+    """Whether an order replaces one that waits: one of a later attempt does, and a stop of the same attempt."""
+    return order.attempt > pending.attempt or (order.attempt == pending.attempt and isinstance(order, gang_events.Stop))
 
 
 def _accept_and_close(listener: socket.socket) -> None:

@@ -33,6 +33,9 @@ class RecorderApi(Protocol):
     def command(self, message: Dict[str, Any]) -> None:
         """Send a message to the guard."""
 
+    def permit(self, seconds: float) -> None:
+        """Allow the ranks here to run for so many seconds from now. When that has passed, the guard stops them."""
+
     def obey(self, order: gang_events.Order) -> None:
         """Pass an order of the gang to the guard."""
 

@@ -18,6 +18,7 @@ from . import gang_events, journal, messages
 from .link import LEASE
 from .messages import AttemptPhase
 from .peers import ClusterLink, RecorderApi
+from .permit import clock
 
 PUMPS_A_TURN = 4  # MiB from one FIFO before the others get their turn
 # A turn that brought less than LITTLE bytes of output is followed by a pause: line by line, 10,000 lines a second would
@@ -52,6 +53,7 @@ class Recorder:
             "outcome": None,
             "start": None,
             "waiting": False,
+            "fenced": False,
             "stop": None,
             "drain": False,
         }
@@ -236,6 +238,10 @@ class Recorder:
             self._guard.send(json.dumps(message).encode("ascii"))
         except (BrokenPipeError, ConnectionResetError):  # anything else, such as a message too long, is a bug of ours
             self._orphaned()
+
+    def permit(self, seconds: float) -> None:
+        """Allow the ranks here to run for so many seconds from now. When that has passed, the guard stops them."""
+        self.command({"do": "permit", "at": clock(), "seconds": seconds})
 
     def obey(self, order: gang_events.Order) -> None:
         """Bring an order of the gang to our guard."""

@@ -1,0 +1,40 @@
+"""How long the ranks of this host may run without a further word from the head.
+
+The recorder grants permits when it hears the head. The guard stops the ranks when they lapse, so that a recorder that
+hangs or is dead cannot keep them running while the other hosts go on without this one.
+"""
+
+import time
+from typing import Optional
+
+
+def clock() -> float:
+    """Seconds since boot, the time that a host was suspended included. Guard and recorder have the same clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Permit:
+    """Without any permit there is no limit. A gap between two permits stays a gap, also when it is noticed late."""
+
+    def __init__(self) -> None:
+        self._until: Optional[float] = None
+        self._had_gap = False
+
+    def grant(self, at: float, seconds: float) -> None:
+        """Allow the ranks to run for `seconds` from `at`, by `clock`. A permit never shortens an earlier one."""
+        if self._until is None:
+            self._until = at + seconds
+        else:
+            self._had_gap = self._had_gap or at > self._until
+            self._until = max(self._until, at + seconds)
+
+    def begin(self, now: float) -> None:
+        """An attempt begins: gaps before it do not count."""
+        self._had_gap = self._until is not None and now > self._until
+
+    def has_lapsed(self, now: float) -> bool:
+        return self._had_gap or self.seconds_left(now) < 0
+
+    def seconds_left(self, now: float) -> float:
+        """Negative when it has lapsed, infinite where there never was one."""
+        return float("inf") if self._until is None else self._until - now
