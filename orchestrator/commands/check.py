@@ -1,4 +1,4 @@
-"""`check`: what would break a run on these hosts, before it starts; and what is chosen for it."""
+"""`check`: print what would break a run on these hosts, and what ddp-orch chooses for the run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from ..output import lines as logs
 from ..output.console import fold, number_of, wants_colour
 from ..output.finding import SEVERITIES, Finding, Severity
 from ..output.terminal import tame
-from ..plan import entrypoint, plan
-from ..plan.plan import Plan
+from ..plan import entrypoint
+from ..plan.plan import Code, Plan, advise_shell_variables, resolve
+from ..plan.plan import make as make_plan
 from ..runs import bandwidths, deep, launch, mesh, probe, reach
 from ..runs.mesh import Network
 from ..ssh.config import by_hand
 from .context import load_inventory, open_fleet, stderr_console
 
-WRAP: dict[str, Any] = {  # options of textwrap.wrap, which are of several types
+WRAP: dict[str, Any] = {  # options of textwrap.wrap
     "initial_indent": "  ",
     "subsequent_indent": "  ",
     "break_long_words": False,
@@ -42,71 +43,71 @@ Level = Literal["quick", "usual", "deep"]
 COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
 
 
-def check(given: str | None, hosts: str | None, level: Level, as_json: bool) -> int:
-    """Exit code: 0 clean or warnings only, 3 with errors, 4 where a host was not reached."""
+def check(path: str | None, hosts: str | None, level: Level, as_json: bool) -> int:
+    """Exit code: 0 without errors, 3 with errors, 4 if a host is unreachable."""
     console = stderr_console()
-    read = load_inventory(given)
+    inventory = load_inventory(path)
     if hosts is not None:
-        read = model.select(read, hosts)
-    command, snapshot = entrypoint.find(read, ())
-    code = None if snapshot is None else plan.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), 0, 0)
-    made = plan.make(read, run_id="check", name="check", command=command, code=code, env={}, debug=False)
-    for warning in (*plan.advise_shell_variables(made), *(snapshot.warnings if snapshot else ())):
+        inventory = model.select(inventory, hosts)
+    command, snapshot = entrypoint.find(inventory, ())
+    code = None if snapshot is None else Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), 0, 0)
+    plan = make_plan(inventory, run_id="check", name="check", command=command, code=code, env={}, debug=False)
+    for warning in (*advise_shell_variables(plan), *(snapshot.warnings if snapshot else ())):
         console.warning(warning)
-    with open_fleet(read) as fleet:
-        nodes = {node.host.name: node for node in made.nodes}
-        asked = probe.script_of(snapshot)
-        everyone = [node.host for node in made.nodes]
-        fleet.prepare(everyone)
-        probed = fleet.each(
-            everyone,
-            lambda host, session: probe.ask(session, probe.question(made, nodes[host.name], asked)),
+    with open_fleet(inventory) as fleet:
+        nodes = {node.host.name: node for node in plan.nodes}
+        script_source = probe.script_of(snapshot)
+        all_hosts = [node.host for node in plan.nodes]
+        fleet.prepare(all_hosts)
+        answers = fleet.each(
+            all_hosts,
+            lambda host, session: probe.ask(session, probe.question(plan, nodes[host.name], script_source)),
             "checking",
         )
-        facts = {name: one.facts for name, one in probed.done.items()}
-        findings = [*checks.unreached(probed.failed), *probe.judge(made, probed.done)]
+        facts = {name: answer.facts for name, answer in answers.done.items()}
+        findings = [*checks.unreached(answers.failed), *probe.judge(plan, answers.done)]
         findings += checks.other_keys(fleet.take_other_keys())
-        network = _try_network(made, facts, fleet, findings) if level != "quick" else None
-        broken = any(finding.severity == "error" for finding in findings)
+        network = _try_network(plan, facts, fleet, findings) if level != "quick" else None
+        has_errors = any(finding.severity == "error" for finding in findings)
         result = None
-        if level == "deep" and not broken:
-            result = deep.run(read, run_ids.new_run_id(), fleet, _launch_context())
+        if level == "deep" and not has_errors:
+            result = deep.run(inventory, run_ids.new_run_id(), fleet, _launch_context())
             findings += deep.judge(result)
         elif level == "deep":
             console.note("skipped the real run of --deep; fix the errors first")
-    chosen = auto_env.choose(facts)
+    choices = auto_env.choose(facts)
     findings = [
         replace(
             finding,
-            fix=complete_commands(by_hand(finding.fix, everyone), read.path),
-            evidence=tuple(by_hand(line, everyone) for line in finding.evidence),
+            fix=complete_commands(by_hand(finding.fix, all_hosts), inventory.path),
+            evidence=tuple(by_hand(line, all_hosts) for line in finding.evidence),
         )
         for finding in findings
     ]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     if as_json:
-        print(json.dumps(_as_dict(findings, chosen, network, result), indent=2))
+        print(json.dumps(_as_dict(findings, choices, network, result), indent=2))
     else:
-        text = _render(made, findings, chosen, network, facts, result)
+        text = _render(plan, findings, choices, network, facts, result)
         sys.stdout.write(tame(text, wants_colour(sys.stdout, os.environ)))
-    if probed.failed:
-        return combine(probed.failed.values(), "").exit_code
+    if answers.failed:
+        return combine(answers.failed.values(), "").exit_code
     return FindingsError.exit_code if any(finding.severity == "error" for finding in findings) else 0
 
 
-def _try_network(made: Plan, facts: Mapping[str, Facts], fleet: Fleet, findings: list[Finding]) -> Network | None:
-    """None where there is nothing to try: one host, or no head."""
-    if len(facts) < 2 or made.nodes[0].host.name not in facts:
+def _try_network(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, findings: list[Finding]) -> Network | None:
+    """Test the network between the hosts. None if there is only one host, or if the head has failed."""
+    if len(facts) < 2 or plan.nodes[0].host.name not in facts:
         return None
-    network = mesh.explore(made, facts, fleet, secrets.token_hex(16))
-    findings += reach.judge(made, network, facts)
-    hosts = {node.host.name: node.host for node in made.nodes}
-    bandwidths.remember(made.nodes[0].host, {subnet.address: subnet.bandwidths for subnet in network.subnets}, hosts)
+    network = mesh.explore(plan, facts, fleet, secrets.token_hex(16))
+    findings += reach.judge(plan, network, facts)
+    hosts = {node.host.name: node.host for node in plan.nodes}
+    bandwidths.remember(plan.nodes[0].host, {subnet.address: subnet.bandwidths for subnet in network.subnets}, hosts)
     return network
 
 
 def _launch_context() -> launch.LaunchContext:
-    """Of the run of `--deep`: its facts were judged already, and no secret goes with it."""
+    """For the run of `--deep`: its hosts have been checked, and it needs no secrets."""
     return launch.LaunchContext(
         created_at=logs.rfc3339(time.time()),
         by="check --deep",
@@ -120,21 +121,21 @@ def _launch_context() -> launch.LaunchContext:
 
 
 def _as_dict(
-    findings: Iterable[Finding], chosen: Iterable[AutoEnv], network: Network | None, result: deep.Result | None
+    findings: Iterable[Finding], choices: Iterable[AutoEnv], network: Network | None, result: deep.Result | None
 ) -> dict[str, Any]:
     return {
         "findings": [finding.as_dict() for finding in findings],
         "consequences": [],
-        "choices": [vars(choice) for choice in chosen],
+        "choices": [vars(choice) for choice in choices],
         "network": mesh.as_dict(network) if network else None,
-        "measured": [one.as_dict() for one in result.figures] if result else [],
+        "measured": [figure.as_dict() for figure in result.figures] if result else [],
     }
 
 
 def _render(
-    made: Plan,
+    plan: Plan,
     findings: list[Finding],
-    chosen: tuple[AutoEnv, ...],
+    choices: tuple[AutoEnv, ...],
     network: Network | None,
     facts: Mapping[str, Facts],
     result: deep.Result | None,
@@ -151,15 +152,15 @@ def _render(
     if result is not None and result.figures:
         parts.append(deep.render(result))
     if facts:
-        parts.append("\n".join(_chosen(made, chosen, network, facts)) + "\n")
+        parts.append("\n".join(_choices(plan, choices, network, facts)) + "\n")
     counts = [(sum(finding.severity == severity for finding in findings), severity) for severity in SEVERITIES]
-    told = ", ".join(number_of(count, severity) for count, severity in counts if count)
-    parts.append(f"{number_of(len(made.nodes), 'host')}: {told or 'no problems found'}\n")
+    summary = ", ".join(number_of(count, severity) for count, severity in counts if count)
+    parts.append(f"{number_of(len(plan.nodes), 'host')}: {summary or 'no problems found'}\n")
     return "\n".join(parts)
 
 
 def _finding(finding: Finding, severity: str, width: int) -> str:
-    """Fixes and evidence are never wrapped: they are there to be copied."""
+    """Fixes and evidence are not wrapped, so that they can be copied."""
     lines = [f"{severity}  {fold(finding.hosts)}  [{finding.code}]"]
     lines += textwrap.wrap(finding.message, width, **WRAP)
     lines += [f"  {seen}" if seen.startswith("try: ") else f"  seen: {seen}" for seen in finding.evidence]
@@ -168,38 +169,42 @@ def _finding(finding: Finding, severity: str, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _chosen(made: Plan, chosen: tuple[AutoEnv, ...], network: Network | None, facts: Mapping[str, Facts]) -> list[str]:
-    """What `up` would choose by itself, each overridable in the inventory."""
+def _choices(
+    plan: Plan, choices: tuple[AutoEnv, ...], network: Network | None, facts: Mapping[str, Facts]
+) -> list[str]:
+    """What `up` would choose. The inventory can override each choice."""
     lines = ["chosen:"]
     if network is not None and network.head in network.addresses:
         lines.append(f"  address of the head       {network.addresses[network.head]}  ({network.head}, rank 0)")
-        lines.append(f"  network                   {_network(made, network)}")
-    port = made.inventory.run.rdzv.port
-    low, high = made.inventory.run.ports
+        lines.append(f"  network                   {_describe_network(plan, network)}")
+    port = plan.inventory.run.rdzv.port
+    low, high = plan.inventory.run.ports
     lines.append(f"  rendezvous port           {f'a free port in {low}-{high}' if port == 'auto' else port}")
-    resolved = plan.resolve(made, facts, {}) if len(facts) == len(made.nodes) else None
+    resolved = resolve(plan, facts, {}) if len(facts) == len(plan.nodes) else None
     if resolved is not None:
         threads = {
             node.host.name: max(1, facts[node.host.name].cores // max(1, int(node.nproc))) for node in resolved.nodes
         }
-        told = ", ".join(str(count) for count in sorted(set(threads.values())))
-        lines.append(f"  OMP_NUM_THREADS           {told}  (cores / ranks of a host)")
+        values = ", ".join(str(count) for count in sorted(set(threads.values())))
+        lines.append(f"  OMP_NUM_THREADS           {values}  (cores / ranks of a host)")
     lines.append("  RES_OPTIONS               timeout:1 attempts:1  (against slow name servers)")
-    lines += [f"  {choice.variable:24}  {choice.value}  ({choice.why})" for choice in chosen]
+    lines += [f"  {choice.variable:24}  {choice.value}  ({choice.why})" for choice in choices]
     return lines
 
 
-def _network(made: Plan, network: Network) -> str:
-    """The interfaces, of the inventory where it names one, and the speed of each network that the hosts share."""
+def _describe_network(plan: Plan, network: Network) -> str:
+    """The interfaces (configured ones, else those found), and the speed of each network that the hosts share."""
     by_name: dict[str, list[str]] = {}
-    named = {node.host.name: node.host.interface for node in made.nodes if node.host.interface != "auto"}
-    for host, interface in {**network.interfaces, **named}.items():
+    configured = {node.host.name: node.host.interface for node in plan.nodes if node.host.interface != "auto"}
+    for host, interface in {**network.interfaces, **configured}.items():
         by_name.setdefault(interface, []).append(host)
-    one_name = len(by_name) == 1
-    shown = "; ".join(name if one_name else f"{name} on {fold(hosts)}" for name, hosts in by_name.items())
+    same_name = len(by_name) == 1
+    interfaces = "; ".join(name if same_name else f"{name} on {fold(hosts)}" for name, hosts in by_name.items())
     rates = {subnet.address: f"{subnet.bandwidth * 8 / 1e9:.2g} Gbit/s" for subnet in network.subnets}
-    taken = network.addresses[network.head]
-    if taken not in rates:
-        return shown
-    others = [f"{subnet.interface} {rates[subnet.address]}" for subnet in network.subnets if subnet.address != taken]
-    return f"{shown}, {rates[taken]}  (also shared: {', '.join(others)})"
+    head_address = network.addresses[network.head]
+    if head_address not in rates:
+        return interfaces
+    others = [
+        f"{subnet.interface} {rates[subnet.address]}" for subnet in network.subnets if subnet.address != head_address
+    ]
+    return f"{interfaces}, {rates[head_address]}  (also shared: {', '.join(others)})"

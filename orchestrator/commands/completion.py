@@ -1,4 +1,4 @@
-"""What Tab completes besides commands, options and files. No host is asked at a key press."""
+"""Tab completion of runs, scripts and hosts. Asks no host."""
 
 from __future__ import annotations
 
@@ -12,33 +12,37 @@ from ..errors import OrchError
 MOST_RUNS = 20  # offered
 
 
-def run(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """The runs started from this machine, by id and by name. The hosts, who know all, are not asked at a key press."""
+def run(context: click.Context, parameter: click.Parameter, prefix: str) -> list[CompletionItem]:
+    """Runs that were started from this machine, by id and by name."""
     from ..runs import recent
 
     known: dict[str, str] = {}
-    for one in recent.newest()[:MOST_RUNS]:
-        known.setdefault(one.run_id, one.name)
-        known.setdefault(one.name, one.run_id)
-    return [CompletionItem(word, help=what) for word, what in known.items() if word.startswith(begun)]
+    for entry in recent.newest()[:MOST_RUNS]:
+        known.setdefault(entry.run_id, entry.name)
+        known.setdefault(entry.name, entry.run_id)
+    return [CompletionItem(word, help=what) for word, what in known.items() if word.startswith(prefix)]
 
 
-def script(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """A file here, as every word behind `--` may be one."""
-    return [CompletionItem(begun, type="file")]
+def script(context: click.Context, parameter: click.Parameter, prefix: str) -> list[CompletionItem]:
+    """A file: every word after `--` may be one."""
+    return [CompletionItem(prefix, type="file")]
 
 
-def host(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """The last word of a pattern, from the inventory that is named or lies here."""
+def host(context: click.Context, parameter: click.Parameter, prefix: str) -> list[CompletionItem]:
+    """Complete the last name of a pattern, from the inventory on the command line or the default one."""
     from ..inventory import model
     from ..runs import recent
 
-    positional = [word for word in context.args if word.endswith((".yaml", ".yml"))]  # the line is not whole yet
+    positional = [
+        word for word in context.args if word.endswith((".yaml", ".yml"))
+    ]  # the command line is not complete yet
     of_run = recent.inventories_of(str(context.params.get("run") or next(iter(context.args), "")))
-    named = [context.params.get("inventory"), *positional, *of_run, model.default_path(os.environ)]
+    paths = [context.params.get("inventory"), *positional, *of_run, model.default_path(os.environ)]
     try:
-        read = model.load(next(filter(None, named), model.DEFAULT))
+        inventory = model.load(next(filter(None, paths), model.DEFAULT))
     except OrchError:
         return []
-    cut = max(begun.rfind(mark) for mark in ",!&") + 1
-    return [CompletionItem(begun[:cut] + one.name) for one in read.hosts if one.name.startswith(begun[cut:])]
+    start = max(prefix.rfind(mark) for mark in ",!&") + 1
+    return [
+        CompletionItem(prefix[:start] + host.name) for host in inventory.hosts if host.name.startswith(prefix[start:])
+    ]

@@ -84,7 +84,7 @@ def _load_file(argument: str | None, default: str | None, hosts: str | None) -> 
 
 def warn_once(message: str) -> None:
     """Print a warning, unless this command has printed it before."""
-    if deprecated.is_news(message):
+    if deprecated.is_new(message):
         stderr_console().warning(message)
 
 

@@ -1,4 +1,4 @@
-"""Old names of options. They are hidden and still work, with one notice; help and documents show the new names."""
+"""Deprecated names of options. They still work, with a notice. The help does not show them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import click
 
-SAID = "ddp_orch.deprecated"  # the key in a context's `meta` of the notices that this command has printed
+PRINTED = "ddp_orch.deprecated"  # key in a context's `meta`: the notices that this command has printed
 
 
 class OldOption(click.Option):
-    """An option under the name that it had before. `now`: its name of today, such as `--leftovers`."""
+    """A deprecated name of an option. `now`: its current name, such as `--leftovers`."""
 
     def __init__(self, *args: Any, now: str, **attributes: Any) -> None:
         super().__init__(*args, **{**attributes, "hidden": True})
         self.now = now
 
 
-def replace_old(context: click.Context) -> list[str]:
-    """Move the values of old options to those of today. The notices are returned, one for each that was used."""
+def replace_old_options(context: click.Context) -> list[str]:
+    """Move the values of deprecated options to the current ones. Returns a notice for each that was used."""
     notices = []
     for old in context.command.params:
         if not isinstance(old, OldOption):
@@ -34,15 +34,15 @@ def replace_old(context: click.Context) -> list[str]:
 
 
 def current_names(names: Iterable[str], command: click.Command) -> list[str]:
-    """The same options, each under its name of today."""
-    today = {old.opts[0]: old.now for old in command.params if isinstance(old, OldOption)}
-    return list(dict.fromkeys(today.get(name, name) for name in names))
+    """The same options, by their current names."""
+    current = {old.opts[0]: old.now for old in command.params if isinstance(old, OldOption)}
+    return list(dict.fromkeys(current.get(name, name) for name in names))
 
 
-def is_news(message: str) -> bool:
-    """Whether this command has not printed the message before: it may read an inventory more than once."""
+def is_new(message: str) -> bool:
+    """Whether this command has not printed the message before. (It may read an inventory more than once.)"""
     context = click.get_current_context(silent=True)
-    said: set[str] = set() if context is None else context.meta.setdefault(SAID, set())
-    is_new = message not in said
-    said.add(message)
-    return is_new
+    printed: set[str] = set() if context is None else context.meta.setdefault(PRINTED, set())
+    is_unprinted = message not in printed
+    printed.add(message)
+    return is_unprinted

@@ -1,4 +1,4 @@
-"""`diagnose`: print the first cause of a run's failure, or of that in log files."""
+"""`diagnose`: print the first cause of the failure of a run, or of a failure in log files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .context import (
     warn_of_unasked_hosts,
 )
 
-MAX_LOG_SIZE = 64 << 20  # bytes of one log that are read: half from its beginning, half from its end
+MAX_LOG_SIZE = 64 << 20  # bytes; of a larger log, half of this is read from each end
 ENDED = {
     "succeeded": "has succeeded",
     "failed": "failed",
@@ -39,16 +39,16 @@ ENDED = {
 }
 
 
-def diagnose_run(run: str | None, inventory_path: str | None, hosts: str | None, as_json: bool) -> int:
-    """`diagnose RUN`. Exit code 4 when a host was not reached."""
+def diagnose_run(run_name: str | None, inventory_path: str | None, hosts: str | None, as_json: bool) -> int:
+    """`diagnose RUN`. Exit code 4 if a host is unreachable."""
     console = stderr_console()
-    inventory = load_inventory_of_run(inventory_path, hosts, run)
+    inventory = load_inventory_of_run(inventory_path, hosts, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
-        first = final = find_run_early(fleet, inventory, run, console)
+        first = final = find_run_early(fleet, inventory, run_name, console)
         warn_of_unasked_hosts(first.run, first.listing, console)
         early = None
-        if as_json and first.listing.late:  # one document, by all hosts
-            final = wait_for_rest(first, inventory, run, console)
+        if as_json and first.listing.late:  # one document, from the answers of all hosts
+            final = wait_for_rest(first, inventory, run_name, console)
         mask = make_mask(inventory, final.run, console)
         diagnosis = _diagnose(final, inventory, fleet, mask)
         if final.listing.late:
@@ -56,7 +56,7 @@ def diagnose_run(run: str | None, inventory_path: str | None, hosts: str | None,
             _show(diagnosis, final, inventory, as_json, mask, console)
             sys.stdout.flush()
             early = diagnosis
-            final = wait_for_rest(first, inventory, run, console)
+            final = wait_for_rest(first, inventory, run_name, console)
             if _has_news(first, final):
                 mask = make_mask(inventory, final.run, console)
                 diagnosis = _diagnose(final, inventory, fleet, mask)
@@ -76,28 +76,28 @@ def _has_news(first: RunLookup, final: RunLookup) -> bool:
     return final.run.run_id != first.run.run_id or final.run.parts.keys() != first.run.parts.keys()
 
 
-def _diagnose(found: RunLookup, inventory: Inventory, fleet: Fleet, mask: Mask) -> Diagnosis:
-    run = found.run
+def _diagnose(lookup: RunLookup, inventory: Inventory, fleet: Fleet, mask: Mask) -> Diagnosis:
+    run = lookup.run
     hosts = {host.name: host for host in inventory.hosts}
     return diagnose.gather_and_diagnose(run.run_id, run.parts, run.nodes, hosts, fleet, mask)
 
 
 def _show(
-    diagnosis: Diagnosis, found: RunLookup, inventory: Inventory, as_json: bool, mask: Mask, console: Console
+    diagnosis: Diagnosis, lookup: RunLookup, inventory: Inventory, as_json: bool, mask: Mask, console: Console
 ) -> None:
-    run = found.run
-    about = advice.about(run, found.listing.runs, inventory.path)
+    run = lookup.run
+    about = advice.about(run, lookup.listing.runs, inventory.path)
     _print(diagnosis, as_json, mask, about)
     if not as_json and (run.unfinished or not diagnosis.findings):
         hang = (
-            f"; if it hangs: {about.command('top')} shows which ranks are silent, and run.stall_timeout "
-            "stops it and shows the stacks of all ranks"
+            f". If it hangs: {about.command('top')} shows which ranks are silent. With run.stall_timeout, ddp-orch "
+            "stops a silent run and logs the stacks of all ranks."
         )
         console.note(f"run {run.run_id} {ENDED.get(run.state, f'is {run.state}')}" + (hang if run.unfinished else ""))
 
 
 def diagnose_logs(paths: Sequence[str], as_json: bool) -> int:
-    """`diagnose --log FILE...`. Exit code 0, also if they show a failure."""
+    """`diagnose --log FILE...`. Exit code 0, also if the logs show a failure."""
     _print(diagnose_files(paths), as_json, Mask(), None)
     return 0
 

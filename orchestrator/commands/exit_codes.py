@@ -1,4 +1,4 @@
-"""Turn what ends a command into a message and an exit code (orchestrator/errors.py lists the codes)."""
+"""Turn the exception that ends a command into a message and an exit code. orchestrator/errors.py lists the codes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from . import hints
 
 
 class OutputClosed(Exception):
-    """Nobody reads stdout any more, as after `| head`."""
+    """The reader of stdout has gone away, as after `| head`."""
 
 
 def guarded(work: Callable[[], Any]) -> int:
-    """The exit code of `work`, after saying what went wrong."""
+    """Call `work`, print its error, and return the exit code."""
     import os
 
     from ..output.console import Console, wants_colour
@@ -26,9 +26,9 @@ def guarded(work: Callable[[], Any]) -> int:
     try:
         work()
     except click.ClickException as error:
-        hint = hints.hint(error)  # first: it takes away what the message offers in vain
-        said = error.format_message().rstrip(".")
-        console.error(f"{said}{_usage(error)}" if hint is None else f"{said}; {hint}")
+        hint = hints.hint(error)  # before format_message: it removes wrong suggestions from the error
+        message = error.format_message().rstrip(".")
+        console.error(f"{message}{_usage(error)}" if hint is None else f"{message}; {hint}")
         return UsageError.exit_code
     except (click.Abort, KeyboardInterrupt):
         console.error("interrupted")
@@ -40,10 +40,10 @@ def guarded(work: Callable[[], Any]) -> int:
         hush_stdout()
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 1
-    except Exception:  # noqa: BLE001  the last resort, so that a bug has its own exit code
+    except Exception:  # noqa: BLE001  a bug has an exit code of its own
         import traceback
 
-        console.error("this is a bug in ddp-orch; please report it with the traceback below")
+        console.error("this is a bug in ddp-orch. Please report it with the traceback below.")
         traceback.print_exc()
         return OrchError.exit_code
     return 0

@@ -1,4 +1,4 @@
-"""`fetch`: bring the outputs of a run here, each host's into a folder of its own."""
+"""`fetch`: download the outputs of a run, those of each host to a folder of its own."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from .context import (
 )
 
 SHARED = "shared"
-"""The folder, beside those of the hosts, for outputs on a disk that they share."""
+"""Name of the local folder for outputs on a disk that the hosts share."""
 
 
 @dataclass(frozen=True)
 class RunOutputs:
-    """A folder of outputs on some hosts: that of a run they know, or one of that name whose run they know no more."""
+    """The output folder of a run on its hosts. The record of the run may have been pruned."""
 
     run: str
     folder: str
-    """The name of the folder that they are brought to, if nobody gives another."""
+    """Default name of the local folder."""
     hosts: frozenset[str]
     key: Mapping[str, str]
-    """As the hosts are asked for it: `run_id` or `name`."""
+    """`run_id`, or `name` if the record of the run was pruned: how to ask the hosts for it."""
     incomplete: bool
-    """A host that could not be asked may have some, too."""
-    goes_on: bool = False
+    """An unreachable host may have outputs too."""
+    is_running: bool = False
     reader: str | None = None
-    """Where the outputs are on a disk that the hosts share: the one that is asked for them."""
+    """If the hosts share the output folder: the host that sends it."""
 
     def sources(self, host: str, folder: Path) -> list[Source]:
         if self.reader is None:
@@ -56,54 +56,56 @@ class RunOutputs:
         shared = [Source(folder / SHARED, ("output",))] if host == self.reader else []
         return [*shared, Source(folder / host, ("code",))]
 
-    def asked(self, **more: Any) -> Arguments:
+    def arguments(self, **more: Any) -> Arguments:
         return {**self.key, **more}
 
 
-def fetch(wanted: str | None, pattern: str | None, output: str | None, given: str | None, hosts: str | None) -> int:
-    if wanted is not None and pattern is None and re.search(r"[*?]", wanted):
-        raise UsageError(f"{wanted!r} is a PATTERN; the RUN comes before it: ddp-orch fetch RUN '{wanted}'")
+def fetch(
+    run_name: str | None, pattern: str | None, output: str | None, inventory_path: str | None, hosts: str | None
+) -> int:
+    if run_name is not None and pattern is None and re.search(r"[*?]", run_name):
+        raise UsageError(f"{run_name!r} is a PATTERN, which comes after RUN: ddp-orch fetch RUN '{run_name}'")
     if pattern is not None and (pattern.startswith("/") or ".." in pattern.split("/")):
         raise UsageError(f"{pattern!r}: a PATTERN is relative to the run's output folder, such as '**/*.pt'")
     console = stderr_console()
-    inventory = load_inventory_of_run(given, hosts, wanted)
+    inventory = load_inventory_of_run(inventory_path, hosts, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
-        what = _outputs_of(fleet, inventory, wanted, console)
-        folder = Path(output or what.folder)
+        outputs = _find_outputs(fleet, inventory, run_name, console)
+        folder = Path(output or outputs.folder)
         if output is None and folder.is_symlink():
-            raise UsageError(f"{folder} is a link, and its name comes from the hosts; give -o DIR")
-        of_run = [host for host in inventory.hosts if host.name in what.hosts]
-        found = _look(fleet, of_run, what, folder, pattern or "")
-        if pattern and not found:
+            raise UsageError(f"{folder} is a link. Give -o DIR to download there anyway, or to another folder.")
+        of_run = [host for host in inventory.hosts if host.name in outputs.hosts]
+        file_lists = _list_files(fleet, of_run, outputs, folder, pattern or "")
+        if pattern and not file_lists:
             hint = ""
-            if _matches(fleet, of_run, what, f"code/{pattern}"):
-                hint = f"; files that the run wrote to relative paths are in code/: 'code/{pattern}'"
-            raise UsageError(f"no output of {what.run} matches {pattern!r}{hint}")
-        same_note = f"; {found.same} unchanged" if found.same else ""
-        console.step(f"{number_of(found.count, 'file')} to fetch, {console_size(found.size)}{same_note}")
-        if found.count:
-            _make(folder)
-        brought = _bring_all(fleet, of_run, what, found, confirm=not pattern)
-    if not found:
-        asked = f"{fold(host.name for host in of_run)}: " if what.incomplete else ""
+            if _matches(fleet, of_run, outputs, f"code/{pattern}"):
+                hint = f". Files that the run wrote to relative paths are in code/: 'code/{pattern}'"
+            raise UsageError(f"no output of {outputs.run} matches {pattern!r}{hint}")
+        unchanged = f"; {file_lists.same} unchanged" if file_lists.same else ""
+        console.step(f"{number_of(file_lists.count, 'file')} to fetch, {console_size(file_lists.size)}{unchanged}")
+        if file_lists.count:
+            _make_folder(folder)
+        downloads = _download_all(fleet, of_run, outputs, file_lists, confirm=not pattern)
+    if not file_lists:
+        prefix = f"{fold(host.name for host in of_run)}: " if outputs.incomplete else ""
         console.note(
-            f"{asked}run {what.run} wrote no file to $DDP_ORCH_OUTPUT_DIR or next to its code, where `fetch` looks"
+            f"{prefix}nothing to fetch: run {outputs.run} wrote no file to $DDP_ORCH_OUTPUT_DIR or next to its code"
         )
-    if found.count:
-        console.note(f"outputs of {what.run} are in {folder}")
-    return _conclude(what, {**found.failed, **brought.failed}, brought.done, console)
+    if file_lists.count:
+        console.note(f"outputs of {outputs.run} are in {folder}")
+    return _conclude(outputs, {**file_lists.failed, **downloads.failed}, downloads.done, console)
 
 
 @dataclass(frozen=True)
-class _Found:
-    """What the hosts have, and what of it is to be brought."""
+class FileLists:
+    """The files on the hosts, and those of them to download."""
 
     listed: Mapping[str, list[Listed]]
     missing: Mapping[str, list[Listed]]
-    """What is not here yet, of hosts whose files can be taken."""
+    """Files to download, without those of hosts whose files were refused."""
     failed: Mapping[str, OrchError]
     same: int
-    """Files that are here."""
+    """Number of files that were downloaded before and have not changed."""
 
     @property
     def count(self) -> int:
@@ -114,88 +116,93 @@ class _Found:
         return totals(self.missing)[1]
 
     def __bool__(self) -> bool:
-        """False where the hosts have nothing, and all of them have said so."""
+        """False if all hosts have answered and none has a file."""
         return bool(self.count or self.same or self.failed)
 
 
-def _look(fleet: Fleet, hosts: Sequence[Host], what: RunOutputs, folder: Path, pattern: str) -> _Found:
-    asked = what.asked(pattern=pattern)
-    listed = fleet.each(hosts, lambda host, session: _list(session, asked, what.sources(host.name, folder)))
-    missing = {host: [each.missing() for each in of_host] for host, of_host in listed.done.items()}
+def _list_files(fleet: Fleet, hosts: Sequence[Host], outputs: RunOutputs, folder: Path, pattern: str) -> FileLists:
+    arguments = outputs.arguments(pattern=pattern)
+    listed = fleet.each(
+        hosts, lambda host, session: _list_sources(session, arguments, outputs.sources(host.name, folder))
+    )
+    missing = {host: [listing.missing() for listing in listings] for host, listings in listed.done.items()}
     same = totals(listed.done)[0] - totals(missing)[0]
     refused = refuse(folder, missing)
-    kept = {host: of_host for host, of_host in missing.items() if host not in refused}
-    return _Found(listed.done, kept, {**listed.failed, **refused}, same)
+    accepted = {host: listings for host, listings in missing.items() if host not in refused}
+    return FileLists(listed.done, accepted, {**listed.failed, **refused}, same)
 
 
-def _bring_all(
-    fleet: Fleet, hosts: Sequence[Host], what: RunOutputs, found: _Found, *, confirm: bool
+def _download_all(
+    fleet: Fleet, hosts: Sequence[Host], outputs: RunOutputs, file_lists: FileLists, *, confirm: bool
 ) -> Results[list[str]]:
-    """Gives what went wrong with single files. `confirm`: hosts that list all they have learn that it is here."""
+    """Download the missing files. Gives the problems with single files of each host.
 
-    def bring_those_of(host: Host, session: Session) -> list[str]:
-        whole = console_size(sum(map(size_of, found.missing[host.name])))
-        come = 0
+    `confirm`: tell each host whose files are complete here, so that it may delete them.
+    """
+
+    def download(host: Host, session: Session) -> list[str]:
+        total = console_size(sum(map(size_of, file_lists.missing[host.name])))
+        received = 0
         problems = []
-        for listed in found.missing[host.name]:
+        for listed in file_lists.missing[host.name]:
 
-            def show(done: int, before: int = come) -> None:
-                fleet.progress.come(host.name, f"{console_size(before + done)} of {whole}")
+            def show(sent: int, before: int = received) -> None:
+                fleet.progress.come(host.name, f"{console_size(before + sent)} of {total}")
 
-            problems += bring(session, what.key, listed, show)
-            come += size_of(listed)
+            problems += bring(session, outputs.key, listed, show)
+            received += size_of(listed)
         return problems
 
-    having = [host for host in hosts if any(listed.files for listed in found.missing.get(host.name, ()))]
-    brought = fleet.each(having, bring_those_of, "fetching")
+    sources = [host for host in hosts if any(listed.files for listed in file_lists.missing.get(host.name, ()))]
+    downloads = fleet.each(sources, download, "fetching")
     if confirm:
-        whole = [host for host in hosts if host.name in found.missing and not _is_partial(host.name, brought)]
-        fleet.each(whole, lambda host, session: _confirm(session, what, found.listed[host.name]))
-    return brought
+        complete = [host for host in hosts if host.name in file_lists.missing and not _is_partial(host.name, downloads)]
+        fleet.each(complete, lambda host, session: _confirm(session, outputs, file_lists.listed[host.name]))
+    return downloads
 
 
 def _conclude(
-    what: RunOutputs, failed: Mapping[str, OrchError], done: Mapping[str, list[str]], console: Console
+    outputs: RunOutputs, failed: Mapping[str, OrchError], problems: Mapping[str, list[str]], console: Console
 ) -> int:
-    """Say what is missing; the exit code."""
-    if what.goes_on:
-        console.note(f"run {what.run} is still running; fetch again for newer files")
+    """Report what could not be downloaded, and return the exit code."""
+    if outputs.is_running:
+        console.note(f"run {outputs.run} is still running; fetch again for newer files")
     for line in fold_failures(failed):
         console.error(line)
-    problems = {host: one_line("; ".join(of_host)) for host, of_host in done.items() if of_host}
-    for line in fold_messages(problems):
+    problem_lines = {host: one_line("; ".join(lines)) for host, lines in problems.items() if lines}
+    for line in fold_messages(problem_lines):
         console.warning(line)
-    if what.incomplete:
+    if outputs.incomplete:
         return UnreachableError.exit_code
     if failed:
         return combine(failed.values(), "").exit_code
-    return RunFailed.exit_code if problems else 0
+    return RunFailed.exit_code if problem_lines else 0
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         make_results_folder(folder)
     except OSError as error:
         raise UsageError(f"-o {folder}: {error.strerror}") from error
 
 
-def _outputs_of(fleet: Fleet, inventory: Inventory, wanted: str | None, console: Console) -> RunOutputs:
-    """Raises as `registry.choose` does."""
+def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, console: Console) -> RunOutputs:
+    """Find the run and its outputs on the hosts. Raises as `registry.choose`."""
     listing = registry.find(fleet, inventory.hosts)
     warn_of_failures(listing.failed, console)
     warn_of_doubts(listing, console)
     incomplete = bool(listing.failed)
     try:
-        run = registry.choose(listing, wanted, inventory.path)
-    except (UsageError, UnreachableError):  # its record may have been removed (`run.keep`); outputs stay
-        if wanted is None or not RUN_NAME.fullmatch(wanted):
+        run = registry.choose(listing, run_name, inventory.path)
+    except (UsageError, UnreachableError):  # its record may have been pruned; outputs are kept
+        if run_name is None or not RUN_NAME.fullmatch(run_name):
             raise
-        asked = {"name": wanted, "pattern": ""}
-        listed = fleet.each(inventory.hosts, lambda _, session: _list(session, asked, [Source(Path())]))
-        having = frozenset(host for host, (found,) in listed.done.items() if found.files)
-        if not having:
+        arguments = {"name": run_name, "pattern": ""}
+        answers = fleet.each(inventory.hosts, lambda _, session: _list_sources(session, arguments, [Source(Path())]))
+        hosts_with_files = frozenset(host for host, (listing,) in answers.done.items() if listing.files)
+        if not hosts_with_files:
             raise
-        return RunOutputs(wanted, wanted, having, {"name": wanted}, incomplete)
+        return RunOutputs(run_name, run_name, hosts_with_files, {"name": run_name}, incomplete)
     warn_of_unasked_hosts(run, listing, console)
     first = next(iter(run.nodes or run.parts))
     reader = first if run.parts[first].shared_output else None
@@ -203,34 +210,36 @@ def _outputs_of(fleet: Fleet, inventory: Inventory, wanted: str | None, console:
     return RunOutputs(run.run_id, _default_folder(run), hosts, key, incomplete, run.unfinished, reader)
 
 
-def _list(session: Session, asked: Arguments, sources: list[Source]) -> list[Listed]:
-    found = []
+def _list_sources(session: Session, arguments: Arguments, sources: list[Source]) -> list[Listed]:
+    listings = []
     for source in sources:
-        listing = session.request(OUTPUTS, {**asked, "parts": list(source.parts)})
-        found.append(Listed(source, checked(listing), listing.written))
-    return found
+        listing = session.request(OUTPUTS, {**arguments, "parts": list(source.parts)})
+        listings.append(Listed(source, checked(listing), listing.written))
+    return listings
 
 
-def _matches(fleet: Fleet, hosts: Iterable[Host], what: RunOutputs, pattern: str) -> bool:
-    asked = what.asked(pattern=pattern)
-    listed = fleet.each(hosts, lambda host, session: _list(session, asked, what.sources(host.name, Path())))
-    return totals(listed.done)[0] > 0
+def _matches(fleet: Fleet, hosts: Iterable[Host], outputs: RunOutputs, pattern: str) -> bool:
+    arguments = outputs.arguments(pattern=pattern)
+    results = fleet.each(
+        hosts, lambda host, session: _list_sources(session, arguments, outputs.sources(host.name, Path()))
+    )
+    return totals(results.done)[0] > 0
 
 
-def _is_partial(host: str, brought: Results[list[str]]) -> bool:
-    """Whether a file of this host is missing here."""
-    return host in brought.failed or bool(brought.done.get(host))
+def _is_partial(host: str, downloads: Results[list[str]]) -> bool:
+    """Whether some file of this host was not downloaded."""
+    return host in downloads.failed or bool(downloads.done.get(host))
 
 
-def _confirm(session: Session, what: RunOutputs, listed: list[Listed]) -> None:
-    """Tell a host that we have all it listed: from then on it may remove the run's record."""
-    for found in listed:
-        if found.written is not None and "code" in found.source.parts:
-            session.request(FETCHED, what.asked(written=found.written))
+def _confirm(session: Session, outputs: RunOutputs, listed: list[Listed]) -> None:
+    """Tell a host that all its files were downloaded. From then on, it may prune the run."""
+    for listing in listed:
+        if listing.written is not None and "code" in listing.source.parts:
+            session.request(FETCHED, outputs.arguments(written=listing.written))
 
 
 def _default_folder(run: registry.Run) -> str:
-    name = run.name if RUN_NAME.fullmatch(run.name) else run.run_id  # both are what a host says
+    name = run.name if RUN_NAME.fullmatch(run.name) else run.run_id  # hosts have sent both
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise UnreachableError(f"the name that a host gave the run is no folder name: {name!r}; give -o DIR")
+        raise UnreachableError(f"a host sent a run name that is not a valid folder name: {name!r}. Give -o DIR.")
     return name

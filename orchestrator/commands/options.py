@@ -62,7 +62,7 @@ class Command(click.Command):
     def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
         rest = super().parse_args(context, argv)
         option = context.params.pop("inventory_option", None)
-        if (notices := deprecated.replace_old(context)) and not context.resilient_parsing:
+        if (notices := deprecated.replace_old_options(context)) and not context.resilient_parsing:
             from .context import warn_once
 
             for notice in notices:
