@@ -109,7 +109,7 @@ def setup(
     """Install torch on hosts that lack it: the same version in a venv on each. Needs no root."""
     from .commands import setup as setup_command
 
-    sys.exit(setup_command.setup(inventory, hosts, setup_command.Wanted(torch, index_url, wheels)))
+    sys.exit(setup_command.setup(inventory, hosts, setup_command.SetupOptions(torch, index_url, wheels)))
 
 
 @cli.command(short_help="delete old runs and outputs from the hosts")
@@ -199,7 +199,7 @@ def bench(**options: Any) -> None:
     """
     from .commands import bench as bench_command
 
-    sys.exit(bench_command.bench(bench_command.Bench(**options)))
+    sys.exit(bench_command.bench(bench_command.BenchOptions(**options)))
 
 
 @cli.command(short_help="train on two hosts on this machine")

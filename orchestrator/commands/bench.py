@@ -25,7 +25,7 @@ BATCH = 128  # samples per step and host, by default
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class BenchOptions:
     """The options of `bench`."""
 
     inventory: str | None
@@ -50,7 +50,7 @@ class Point:
     seconds_per_step: dict[str, float]
 
 
-def bench(options: Bench) -> int:
+def bench(options: BenchOptions) -> int:
     console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
     inventory = load_inventory(options.inventory)
     if options.trainer_args:  # `up` would report errors in them as errors in run.args
@@ -157,7 +157,7 @@ class Collector(Stage):
 
 def _measure(path: str, names: list[str], args: tuple[str, ...], console: Console) -> BenchResult:
     """Run the trainer on these hosts, and decode its line `bench {...}`. Raises RunFailed, Interrupted."""
-    options = up.Up(
+    options = up.UpOptions(
         inventory=path,
         script=(),
         detach=False,

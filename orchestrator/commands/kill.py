@@ -1,4 +1,4 @@
-"""`kill`: end a run, sweep what runs have left, and tell what proves it."""
+"""`kill`: stop runs, clean up what finished runs have left, and report what was verified."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from .context import load_inventory_of_run, open_fleet, stderr_console, warn_of_
 
 
 @dataclass(frozen=True)
-class Request:
-    """`kill` as it was asked for."""
+class KillOptions:
+    """The options of `kill`."""
 
-    wanted: str | None
-    read: Inventory
+    run_name: str | None
+    inventory: Inventory
     leftovers: bool
     everything: bool
-    forced: Mapping[str, tuple[int, ...]]
+    forced_pids: Mapping[str, tuple[int, ...]]
     grace: float | None
 
     @property
     def forced_only(self) -> bool:
-        return bool(self.forced) and not (self.leftovers or self.everything or self.wanted is not None)
+        return bool(self.forced_pids) and not (self.leftovers or self.everything or self.run_name is not None)
 
     @property
-    def newest(self) -> bool:
-        """Nobody said which run."""
-        return not (self.leftovers or self.everything or self.forced_only) and self.wanted is None
+    def stops_newest(self) -> bool:
+        """Without RUN, the newest unfinished run is stopped."""
+        return not (self.leftovers or self.everything or self.forced_only) and self.run_name is None
 
     def command(self, *words: str) -> str:
-        return command("kill", *words, inventory=self.read.path)
+        return command("kill", *words, inventory=self.inventory.path)
 
 
 def kill(
-    wanted: str | None,
-    given: str | None,
+    run_name: str | None,
+    inventory_path: str | None,
     hosts: str | None,
     *,
     leftovers: bool,
@@ -55,132 +55,139 @@ def kill(
     force: Sequence[str],
     as_json: bool,
 ) -> int:
-    if leftovers + everything + (wanted is not None) > 1:
+    if leftovers + everything + (run_name is not None) > 1:
         raise UsageError("RUN, --leftovers and --all cannot be combined")
     console = stderr_console()
-    read = load_inventory_of_run(given, hosts, wanted)
-    forced = _forced(force, [host.name for host in read.hosts])
-    asked = Request(wanted, read, leftovers, everything, forced, grace)
-    with open_fleet(read) as fleet:
-        result, listing, chosen = _end(asked, fleet, console)
+    inventory = load_inventory_of_run(inventory_path, hosts, run_name)
+    forced = _parse_forced(force, [host.name for host in inventory.hosts])
+    options = KillOptions(run_name, inventory, leftovers, everything, forced, grace)
+    with open_fleet(inventory) as fleet:
+        result, listing, runs = _end_runs(options, fleet, console)
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
-    _tell_kill(result, chosen, read.path, console)
-    others = [run.run_id for run in listing.runs if run.unfinished and run not in chosen]
-    if others and wanted is None and not (leftovers or asked.forced_only):
-        every = asked.command("--all")
-        are = "run {} is" if len(others) == 1 else "runs {} are"
-        console.note(f"{are.format(', '.join(others))} still running; `{every}` stops all of your runs")
+    _print_result(result, runs, inventory.path, console)
+    still_running = [run.run_id for run in listing.runs if run.unfinished and run not in runs]
+    if still_running and run_name is None and not (leftovers or options.forced_only):
+        kill_all = options.command("--all")
+        verb = "run {} is" if len(still_running) == 1 else "runs {} are"
+        console.note(f"{verb.format(', '.join(still_running))} still running. To stop all of your runs: {kill_all}")
     if result.failed:
-        again = asked.command(*([] if wanted is None else [wanted]))
-        console.warning(f"could not verify {fold(result.failed)}; once reachable, run: {again}")
+        retry = options.command(*([] if run_name is None else [run_name]))
+        console.warning(f"could not verify {fold(result.failed)}. Once reachable, run: {retry}")
         return UnreachableError.exit_code
     return 1 if result.remaining else 0
 
 
-def _end(asked: Request, fleet: Fleet, console: Console) -> tuple[Killed, Listing, Sequence[Run]]:
-    """End what was asked for. While a host is silent: what the others are enough to know of, and the rest afterwards.
+def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Killed, Listing, Sequence[Run]]:
+    """Stop the runs that the options name, and clean up. Returns the result, the listing, and the runs.
 
-    Gives the proof, what the hosts listed, and the runs that were chosen.
+    While a host is silent, this stops what the answers of the other hosts are enough for, and the rest afterwards.
     """
-    search = registry.Search(fleet, asked.read.hosts, members=True)
+    search = registry.Search(fleet, options.inventory.hosts, members=True)
     listing = first = search.wait(lambda _: True)
-    early: Sequence[Run] = []
-    begun = []
+    early_runs: Sequence[Run] = []
+    works = []
     if first.late:
-        console.note(f"no answer yet from {fold(first.late)}; {_meanwhile(asked, first)}")
-    if first.late and _needs_rest(asked, first):
-        if asked.wanted is None:
-            # of hosts that contradict each other, a late one may tell which is right
-            early = [run for run in _certain(asked, first) if not run.disputed]
-            begun.append(_begin(asked, first.answered, _targets(asked, early), fleet))
+        console.note(f"no answer yet from {fold(first.late)}; {_describe_waiting(options, first)}")
+    if first.late and _must_wait(options, first):
+        if options.run_name is None:
+            # a late answer may show which of two contradicting hosts is right
+            early_runs = [run for run in _runs_to_stop_now(options, first) if not run.disputed]
+            works.append(_begin(options, first.answered, _targets(options, early_runs), fleet))
         listing = search.wait()
     warn_of_doubts(listing, console)
-    chosen = _certain(asked, listing) if listing.late else _to_kill(asked, listing, console)
-    for run in chosen:
+    runs = _runs_to_stop_now(options, listing) if listing.late else _runs_to_stop(options, listing, console)
+    for run in runs:
         warn_of_unasked_hosts(run, listing, console)
-    # a host that took no connection is not asked for one again
-    left = {host.name for host in asked.read.hosts if not isinstance(listing.failed.get(host.name), ConnectFailure)}
-    if begun:
-        ids = {run.run_id for run in early}
-        more = replace(_targets(asked, [run for run in chosen if run.run_id not in ids]), stale=False, force={})
-        begun += [_begin(asked, left & first.answered, more, fleet)] if more.runs else []
-        left -= first.answered
-    begun.append(_begin(asked, left, _targets(asked, chosen), fleet))
-    result = ending.proof([run.run_id for run in chosen], [one.wait() for one in begun])
-    # what a host did not list was not ended there, even if it has answered by now
-    return replace(result, failed={**listing.missing, **result.failed}), listing, chosen
+    # do not connect again to hosts that refused a connection
+    pending_hosts = {
+        host.name for host in options.inventory.hosts if not isinstance(listing.failed.get(host.name), ConnectFailure)
+    }
+    if works:
+        ids = {run.run_id for run in early_runs}
+        late_targets = replace(_targets(options, [run for run in runs if run.run_id not in ids]), stale=False, force={})
+        works += [_begin(options, pending_hosts & first.answered, late_targets, fleet)] if late_targets.runs else []
+        pending_hosts -= first.answered
+    works.append(_begin(options, pending_hosts, _targets(options, runs), fleet))
+    result = ending.proof([run.run_id for run in runs], [work.wait() for work in works])
+    # a host that failed to list its runs counts as failed, even if it answers now: its runs were not stopped
+    return replace(result, failed={**listing.missing, **result.failed}), listing, runs
 
 
-def _begin(asked: Request, names: Collection[str], targets: KillTargets, fleet: Fleet) -> Work[Host, ending.Answers]:
-    hosts = [host for host in asked.read.hosts if host.name in names]
-    begun = ending.begin(fleet, hosts, targets, grace=asked.grace, by=whoami(), doing="stopping")
-    begun.start()
-    return begun
+def _begin(
+    options: KillOptions, names: Collection[str], targets: KillTargets, fleet: Fleet
+) -> Work[Host, ending.Answers]:
+    hosts = [host for host in options.inventory.hosts if host.name in names]
+    work = ending.begin(fleet, hosts, targets, grace=options.grace, by=whoami(), doing="stopping")
+    work.start()
+    return work
 
 
-def _targets(asked: Request, chosen: Sequence[Run]) -> KillTargets:
-    port = asked.read.run.rdzv.port
+def _targets(options: KillOptions, runs: Sequence[Run]) -> KillTargets:
+    port = options.inventory.run.rdzv.port
     return KillTargets(
-        runs=tuple(run.run_id for run in chosen),
-        members={run.run_id: {host: part.members for host, part in run.parts.items()} for run in chosen},
-        stale=asked.wanted is None and not asked.forced_only,
+        runs=tuple(run.run_id for run in runs),
+        members={run.run_id: {host: part.members for host, part in run.parts.items()} for run in runs},
+        stale=options.run_name is None and not options.forced_only,
         ports=() if port == "auto" else (port,),
-        force=asked.forced,
-        run_grace=max((run.grace for run in chosen), default=0.0),
+        force=options.forced_pids,
+        run_grace=max((run.grace for run in runs), default=0.0),
     )
 
 
 # --- which runs
 
 
-def _certain(asked: Request, listing: Listing) -> Sequence[Run]:
-    """What is to be ended whatever hosts may say that have not answered yet.
+def _runs_to_stop_now(options: KillOptions, listing: Listing) -> Sequence[Run]:
+    """The runs that are to be stopped no matter what late hosts answer.
 
-    Who wants the newest run, or one by a part of its id, may mean one that such a host has.
+    The newest run, or a run given by a part of its id, may be one that only a late host knows.
     """
-    if asked.wanted is not None:
-        known = registry.is_found(asked.wanted, asked.read.path, listing)
-        run = registry.choose(listing, asked.wanted, asked.read.path) if known else None
-        return [run] if run is not None and _is_meant(run, asked.wanted, listing.late) else []
-    if asked.leftovers or asked.forced_only:
-        return []  # every host clears up after its own runs that have no guard; no host's word ends another's part
-    return [run for run in listing.runs if run.broken or (asked.everything and run.unfinished)]
+    if options.run_name is not None:
+        known = registry.is_found(options.run_name, options.inventory.path, listing)
+        run = registry.choose(listing, options.run_name, options.inventory.path) if known else None
+        return [run] if run is not None and _is_meant(run, options.run_name, listing.late) else []
+    if options.leftovers or options.forced_only:
+        return []  # each host cleans up after its own runs; no other host decides about them
+    return [run for run in listing.runs if run.broken or (options.everything and run.unfinished)]
 
 
-def _is_meant(run: Run, wanted: str, late: Collection[str]) -> bool:
-    """Its name is taken on all its hosts while it is unfinished, so that they have no other run of that name."""
-    return run.run_id == wanted or (run.name == wanted and run.unfinished and set(late) <= set(run.unheard))
+def _is_meant(run: Run, run_name: str, late: Collection[str]) -> bool:
+    """Whether no late host can have another run that `run_name` means.
+
+    While a run is unfinished, its hosts refuse another run with its name.
+    """
+    return run.run_id == run_name or (run.name == run_name and run.unfinished and set(late) <= set(run.unheard))
 
 
-def _needs_rest(asked: Request, listing: Listing) -> bool:
-    """Whether hosts that have not answered yet have a say in what is to be ended."""
-    if asked.wanted is not None:
-        return not _certain(asked, listing)
-    return asked.newest or asked.everything
+def _must_wait(options: KillOptions, listing: Listing) -> bool:
+    """Whether the answers of late hosts can change which runs are to be stopped."""
+    if options.run_name is not None:
+        return not _runs_to_stop_now(options, listing)
+    return options.stops_newest or options.everything
 
 
-def _to_kill(asked: Request, listing: Listing, console: Console) -> Sequence[Run]:
-    """With all answers that can be had."""
-    if asked.wanted is not None:
-        return [registry.choose(listing, asked.wanted, asked.read.path)]
-    newest = [run for run in listing.runs if run.unfinished][-1:] if asked.newest else []
-    for run in list(newest):
-        if unknown := set(listing.failed) - set(run.hosts):
-            console.warning(f"{_may_have(unknown)}; to stop {run.run_id} anyway: {asked.command(run.run_id)}")
-            newest = []
-    return [*_certain(asked, listing), *newest]
+def _runs_to_stop(options: KillOptions, listing: Listing, console: Console) -> Sequence[Run]:
+    """The runs that are to be stopped, once every host has answered or failed."""
+    if options.run_name is not None:
+        return [registry.choose(listing, options.run_name, options.inventory.path)]
+    newest_run = [run for run in listing.runs if run.unfinished][-1:] if options.stops_newest else []
+    for run in list(newest_run):
+        if silent_hosts := set(listing.failed) - set(run.hosts):
+            console.warning(f"{_may_have(silent_hosts)}. To stop {run.run_id} anyway: {options.command(run.run_id)}")
+            newest_run = []
+    return [*_runs_to_stop_now(options, listing), *newest_run]
 
 
-def _meanwhile(asked: Request, listing: Listing) -> str:
-    if not _needs_rest(asked, listing):
+def _describe_waiting(options: KillOptions, listing: Listing) -> str:
+    if not _must_wait(options, listing):
         return "stopping what the other hosts have"
-    if asked.everything:
-        return "stopping the runs of the other hosts meanwhile"
-    if asked.wanted is not None:
-        return f"waiting, because it may have a run that {asked.wanted!r} matches; a whole id does not wait"
+    if options.everything:
+        return "stopping the runs of the other hosts first"
+    if options.run_name is not None:
+        return f"waiting, because it may have a run that {options.run_name!r} matches. A whole id does not wait."
     newest = [run.run_id for run in listing.runs if run.unfinished][-1:]
-    at_once = "".join(f"; to stop {run_id} at once: {asked.command(run_id)}" for run_id in newest)
+    at_once = "".join(f". To stop {run_id} at once: {options.command(run_id)}" for run_id in newest)
     return f"waiting, because {_may_have(listing.late)}{at_once}"
 
 
@@ -188,9 +195,9 @@ def _may_have(hosts: Collection[str]) -> str:
     return f"{fold(hosts)} may have a newer run"
 
 
-def _forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """--force HOST:PID, more than one, by host."""
-    found: dict[str, tuple[int, ...]] = {}
+def _parse_forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The pids of `--force HOST:PID`, by host."""
+    pids: dict[str, tuple[int, ...]] = {}
     for pair in pairs:
         host, colon, pid = pair.rpartition(":")
         if colon and pid in ("0", "1"):
@@ -199,37 +206,37 @@ def _forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple[int, 
             raise UsageError(f"--force {pair!r}: expected HOST:PID, such as {hosts[0]}:4711")
         if host not in hosts:
             raise UsageError(f"--force {pair!r}: {host} is not among the hosts; {nearest(host, hosts)}")
-        found[host] = (*found.get(host, ()), int(pid))
-    return found
+        pids[host] = (*pids.get(host, ()), int(pid))
+    return pids
 
 
-def _tell_kill(result: Killed, chosen: Sequence[Run], inventory: str, console: Console) -> None:
+def _print_result(result: Killed, runs: Sequence[Run], inventory: str, console: Console) -> None:
     for line in fold_failures(result.failed):
         console.error(line)
     for host, process in result.remaining:
         named = f"pid {process.pid}"
-        if process.owner:  # else no process has this pid
+        if process.owner:  # empty if no process has this pid
             named += f" ({process.cmd}) of {process.owner} is still running"
         console.error(f"{host}: {one_line(named + ': ' + process.why)}")
     for host, holder in result.holders:
         pid = f"pid {holder.pid} ({holder.cmd[:80]})" if holder.pid else "a process"
         force = command("kill", "--force", f"{host}:{holder.pid}", inventory=inventory)
-        end = f"; to kill it: {force}" if holder.pid else ""
+        end = f". To kill it: {force}" if holder.pid else ""
         held = one_line(f"{holder.what} is in use by {pid} of {holder.owner}, which ddp-orch did not start")
         console.warning(f"{host}: {held}{end}")
     if result.memory_freed:
         where = fold({host for host, _ in result.memory_freed})
-        console.note(f"removed {len(result.memory_freed)} files that killed ranks left in shared memory on {where}")
-    what = ", ".join(run.run_id for run in chosen)
+        console.note(f"removed {len(result.memory_freed)} shared memory files of killed ranks on {where}")
+    run_ids = ", ".join(run.run_id for run in runs)
     count = len(result.killed)
-    if count or chosen:
+    if count or runs:
         hosts = len({host for host, _ in result.killed})
         where = f" on {number_of(hosts, 'host')}" if hosts else ""
         proof = "" if result.remaining or result.failed else "; verified: none left"
-        if count or any(run.unfinished or run.broken for run in chosen):
+        if count or any(run.unfinished or run.broken for run in runs):
             processes = number_of(count, "process", "processes")
-            console.note(f"stopped {what or 'leftovers'}: {processes}{where}{proof}")
+            console.note(f"stopped {run_ids or 'leftovers'}: {processes}{where}{proof}")
         else:
-            console.note(f"run {what} had already ended ({chosen[0].state}); nothing of it was left")
+            console.note(f"run {run_ids} had already ended ({runs[0].state}); no process of it was left")
     elif not result.remaining and not result.failed:
         console.note("nothing to stop")

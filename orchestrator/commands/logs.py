@@ -1,4 +1,4 @@
-"""`logs`: what the ranks of a run wrote, chosen on the hosts, shown here or written to files."""
+"""`logs`: show the output of a run, or write it to files. The hosts filter it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..hosts import claims
 from ..hosts.fleet import Fleet
 from ..inventory import advice
 from ..inventory.advice import AboutRun
-from ..inventory.model import Inventory
+from ..inventory.model import Host, Inventory
 from ..output import lines
 from ..output.console import Console, fold
 from ..output.lines import Line, Mask
@@ -38,12 +38,12 @@ from .context import (
 )
 
 T = TypeVar("T")
-EVERYTHING = LogFilter(follow=False)
+UNFILTERED = LogFilter(follow=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Logs:
-    """`logs` as it was asked for."""
+class LogsOptions:
+    """The options of `logs`."""
 
     run: str | None = None
     inventory: str | None = None
@@ -62,145 +62,157 @@ class Logs:
     output: str | None = None
 
 
-def logs(wanted: Logs) -> int:
-    if wanted.as_json and (wanted.fold or wanted.output):
+def logs(options: LogsOptions) -> int:
+    if options.as_json and (options.fold or options.output):
         raise UsageError("--json cannot be combined with --fold or --output")
     console = stderr_console()
-    choice = _choice(wanted, time.time())
-    read = load_inventory_of_run(wanted.inventory, None, wanted.run)
-    if wanted.host:
-        read = select_hosts(read, ",".join(wanted.host), "--host")
-    with open_fleet(read, short_timeout=True) as fleet:
-        found = _find_run(fleet, read, wanted, console)
-        run, listing = found.run, found.listing
-        about = advice.about(run, listing.runs, read.path)
-        if choice.ranks is not None and min(choice.ranks) >= run.ranks:
-            raise UsageError(f"run {run.run_id} has no such ranks; ranks are numbered from 0, and it has {run.ranks}")
-        hosts = {host.name: host for host in read.hosts}
+    log_filter = _make_filter(options, time.time())
+    inventory = load_inventory_of_run(options.inventory, None, options.run)
+    if options.host:
+        inventory = select_hosts(inventory, ",".join(options.host), "--host")
+    with open_fleet(inventory, short_timeout=True) as fleet:
+        lookup = _find_run(fleet, inventory, options, console)
+        run, listing = lookup.run, lookup.listing
+        about = advice.about(run, listing.runs, inventory.path)
+        if log_filter.ranks is not None and min(log_filter.ranks) >= run.ranks:
+            raise UsageError(f"run {run.run_id} has no such rank; it has ranks 0 to {run.ranks - 1}")
+        hosts = {host.name: host for host in inventory.hosts}
         late = [name for name in listing.late if name in run.unheard]
-        asked = [hosts[name] for name in [*run.parts, *late] if name in hosts]
-        if wanted.since or wanted.until:  # `5m` ago is 5 minutes before now, whatever the hosts' clocks say
-            ahead = fleet.each(asked[:1], lambda _, session: clock_ahead(session)).done
-            choice = _choice(wanted, time.time() + next(iter(ahead.values()), 0.0))
+        asked_hosts = [hosts[name] for name in [*run.parts, *late] if name in hosts]
+        if options.since or options.until:  # `5m` is relative to now, even if the clocks of the hosts are wrong
+            ahead = fleet.each(asked_hosts[:1], lambda _, session: clock_ahead(session)).done
+            log_filter = _make_filter(options, time.time() + next(iter(ahead.values()), 0.0))
         ranks_of = claims.ranks_of(run.parts, run.all_nodes)
-        mask = make_mask(read, run, console)
-        view = View(
-            run.run_id, asked, choice, fleet, console.warning, sys.stdout.isatty(), ranks_of, late=late, mask=mask
-        )
-        here = sum(run.parts[host.name].nproc for host in asked if host.name in run.parts)
-        here = run.ranks if late else here
-        bell = attach.Bell(read.notify.bell and wanted.follow, console)
-        ranks = len(choice.ranks) if choice.ranks else min(run.ranks, here)
+        mask = make_mask(inventory, run, console)
+        live = sys.stdout.isatty()
+        view = View(run.run_id, asked_hosts, log_filter, fleet, console.warning, live, ranks_of, late=late, mask=mask)
+        bell = attach.Bell(inventory.notify.bell and options.follow, console)
+        ranks = _count_ranks(run, asked_hosts, late, log_filter)
         try:
-            if wanted.output:
-                _to_files(view, choice, list(run.parts), mask, Path(wanted.output), console)
+            if options.output:
+                _to_files(view, log_filter, list(run.parts), mask, Path(options.output), console)
             else:
-                shown = _to_screen(view, run, about, choice, ranks, mask, wanted, bell)
-                if not shown and not view.failed:
-                    console.note(f"run {run.run_id}: no {'output' if choice == EVERYTHING else 'matching line'}")
-            if not wanted.follow:
-                found = wait_for_rest(found, read, wanted.run, console)
+                line_count = _to_screen(view, run, about, log_filter, ranks, mask, options, bell)
+                if not line_count and not view.failed:
+                    console.note(f"run {run.run_id}: no {'output' if log_filter == UNFILTERED else 'matching line'}")
+            if not options.follow:
+                lookup = wait_for_rest(lookup, inventory, options.run, console)
         except KeyboardInterrupt:
-            if wanted.follow and run.unfinished:
+            if options.follow and run.unfinished:
                 console.note(f"the run continues; to stop it: {about.command('kill')}")
-            return 0  # only the looking ends
-        if wanted.follow:
+            return 0  # the run itself continues
+        if options.follow:
             bell.ring()
             resume = about.of_all("up", "--name", run.name)
             return attach.conclude(
                 run.run_id, about, run.all_nodes, view, console, resume=f"{resume} -- SCRIPT ARGS..."
             )
-    if found.run.run_id != run.run_id:
-        newer = advice.about(found.run, found.listing.runs, read.path)
-        console.warning(f"{fold(found.run.parts)} has a newer run, {found.run.run_id}: {newer.command('logs')}")
-    failed = {host: error for host, error in view.failed.items() if host not in found.listing.failed}
+    if lookup.run.run_id != run.run_id:
+        newer = advice.about(lookup.run, lookup.listing.runs, inventory.path)
+        console.warning(f"{fold(lookup.run.parts)} has a newer run, {lookup.run.run_id}: {newer.command('logs')}")
+    failed = {host: error for host, error in view.failed.items() if host not in lookup.listing.failed}
     warn_of_failures(failed, console)
-    return UnreachableError.exit_code if found.listing.failed or failed else 0
+    return UnreachableError.exit_code if lookup.listing.failed or failed else 0
 
 
-def _find_run(fleet: Fleet, read: Inventory, wanted: Logs, console: Console) -> RunLookup:
-    found = find_run_early(fleet, read, wanted.run, console, registry.is_known if wanted.follow else registry.is_found)
-    if not wanted.host:
-        warn_of_unasked_hosts(found.run, found.listing, console)
-    late = fold(found.listing.late)
-    if late and wanted.output:
-        console.note(f"no answer yet from {late}; waiting for it, because files contain all lines in order of time")
-        return wait_for_rest(found, read, wanted.run, console)
+def _count_ranks(run: registry.Run, hosts: Sequence[Host], late: Sequence[str], log_filter: LogFilter) -> int:
+    """How many ranks may print the same line, for `--fold`."""
+    if log_filter.ranks:
+        return len(log_filter.ranks)
+    if late:
+        return run.ranks
+    return min(run.ranks, sum(run.parts[host.name].nproc for host in hosts if host.name in run.parts))
+
+
+def _find_run(fleet: Fleet, inventory: Inventory, options: LogsOptions, console: Console) -> RunLookup:
+    lookup = find_run_early(
+        fleet, inventory, options.run, console, registry.is_known if options.follow else registry.is_found
+    )
+    if not options.host:
+        warn_of_unasked_hosts(lookup.run, lookup.listing, console)
+    late = fold(lookup.listing.late)
+    if late and options.output:
+        console.note(
+            f"no answer yet from {late}; waiting for it, because files contain the lines of all hosts, ordered by time"
+        )
+        return wait_for_rest(lookup, inventory, options.run, console)
     if late:
         console.note(f"no answer yet from {late}; the others have:")
-    return found
+    return lookup
 
 
 def _to_screen(
     view: View,
     run: registry.Run,
     about: AboutRun,
-    choice: LogFilter,
+    log_filter: LogFilter,
     ranks: int,
     mask: Mask,
-    wanted: Logs,
+    options: LogsOptions,
     bell: attach.Bell,
 ) -> int:
-    """The number of lines that were chosen."""
-    # whoever asks for torchrun's own lines, or for those with a certain text, wants all of them
-    quiet = wanted.stream is None and wanted.grep is None
+    """Print the lines. Returns their number."""
+    # with --stream agent or --grep, torchrun's stack traces are not shortened
+    quiet = options.stream is None and options.grep is None
     printer = printing.printer(
         list(run.all_nodes),
         mask,
-        as_json=wanted.as_json,
-        timestamps=wanted.timestamps,
+        as_json=options.as_json,
+        timestamps=options.timestamps,
         quiet=quiet,
         all_of_it=about.command("logs", "--stream", "agent"),
-        fold_ranks=ranks if wanted.fold else None,
+        fold_ranks=ranks if options.fold else None,
     )
 
-    chosen = _Chosen(choice)
-    view.run(Pipeline((bell, chosen, printer)))
-    return chosen.count
+    counter = _Filter(log_filter)
+    view.run(Pipeline((bell, counter, printer)))
+    return counter.count
 
 
-def _to_files(view: View, choice: LogFilter, hosts: Sequence[str], mask: Mask, folder: Path, console: Console) -> None:
+def _to_files(
+    view: View, log_filter: LogFilter, hosts: Sequence[str], mask: Mask, folder: Path, console: Console
+) -> None:
     files = LogFiles(folder, hosts, mask)
     try:
-        view.run(Pipeline((_Chosen(choice), Sink(files.add))))
+        view.run(Pipeline((_Filter(log_filter), Sink(files.add))))
     finally:
         files.close()
     console.note(f"wrote {files.lines} lines to {files.count} files in {folder}; all lines merged: {files.merged}")
 
 
-def _choice(wanted: Logs, now: float) -> LogFilter:
+def _make_filter(options: LogsOptions, now: float) -> LogFilter:
     try:
-        re.compile(wanted.grep or "")
+        re.compile(options.grep or "")
     except re.error as error:
-        raise UsageError(f"--grep {wanted.grep}: invalid regular expression: {error}") from error
+        raise UsageError(f"--grep {options.grep}: invalid regular expression: {error}") from error
     return LogFilter(
-        follow=wanted.follow,
-        tail=wanted.tail,
-        ranks=_read("--rank", wanted.rank, lines.parse_ranks),
-        attempt=wanted.attempt,
-        stream=wanted.stream,
-        since=_read("--since", wanted.since, lambda text: lines.parse_time(text, now)),
-        until=_read("--until", wanted.until, lambda text: lines.parse_time(text, now)),
-        grep=wanted.grep,
+        follow=options.follow,
+        tail=options.tail,
+        ranks=_parse("--rank", options.rank, lines.parse_ranks),
+        attempt=options.attempt,
+        stream=options.stream,
+        since=_parse("--since", options.since, lambda text: lines.parse_time(text, now)),
+        until=_parse("--until", options.until, lambda text: lines.parse_time(text, now)),
+        grep=options.grep,
     )
 
 
-def _read(option: str, text: str | None, parse: Callable[[str], T]) -> T | None:
+def _parse(option: str, text: str | None, parse: Callable[[str], T]) -> T | None:
     try:
         return None if text is None else parse(text)
     except UsageError as error:
         raise UsageError(f"{option}: {error}") from error
 
 
-class _Chosen(Stage):
-    """Of what the hosts sent the lines that were asked for: a host sends whole pieces, and all states of a bar."""
+class _Filter(Stage):
+    """Drops lines that do not match: hosts send whole pieces of output, and all states of a progress bar."""
 
-    def __init__(self, choice: LogFilter) -> None:
+    def __init__(self, log_filter: LogFilter) -> None:
         self.count = 0
-        self._takes_all = choice.since is None and choice.until is None and choice.grep is None
-        self._since = -math.inf if choice.since is None else choice.since
-        self._until = math.inf if choice.until is None else choice.until
-        self._search = re.compile(choice.grep or "").search
+        self._takes_all = log_filter.since is None and log_filter.until is None and log_filter.grep is None
+        self._since = -math.inf if log_filter.since is None else log_filter.since
+        self._until = math.inf if log_filter.until is None else log_filter.until
+        self._search = re.compile(log_filter.grep or "").search
 
     def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
         if not self._takes_all:

@@ -1,4 +1,4 @@
-"""`notify --test`: have the head send a message now, as it would at the end of a run, and say what went wrong."""
+"""`notify --test`: have the head send a test message, and report problems."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from ..plan import plan
 from .context import load_inventory, open_fleet, stderr_console
 
 
-def test(given: str | None) -> int:
-    """Exit code 3 where it could not be sent."""
+def test(inventory_path: str | None) -> int:
+    """Exit code 3 if the message could not be sent."""
     console = stderr_console()
-    read = load_inventory(given)
-    wanted = {"webhook": read.notify.webhook, "command": read.notify.command}
-    configured = [what for what, value in wanted.items() if value]
+    inventory = load_inventory(inventory_path)
+    targets = {"webhook": inventory.notify.webhook, "command": inventory.notify.command}
+    configured = [what for what, value in targets.items() if value]
     if not configured:
-        raise UsageError(f"{read.path}: notify has neither webhook nor command; set one of them to test it")
-    head = plan.order(read)[0]
-    said = {
+        raise UsageError(f"{inventory.path}: notify has neither webhook nor command. Set one of them to test it.")
+    head = plan.order(inventory)[0]
+    message = {
         "text": f"ddp-orch: test message from {head.name}: the end of a run is reported here",
         "run_id": None,
         "name": None,
         "state": "test",
         "attempt": 0,
-        "hosts": [host.name for host in read.hosts],
+        "hosts": [host.name for host in inventory.hosts],
         "first_failure": None,
     }
-    with open_fleet(read) as fleet:
+    with open_fleet(inventory) as fleet:
         fleet.prepare([head])
-        results = fleet.each([head], lambda _, session: session.request(NOTIFY, {"wanted": wanted, "said": said}))
+        results = fleet.each([head], lambda _, session: session.request(NOTIFY, {"wanted": targets, "said": message}))
     for line in fold_failures(results.failed):
         console.error(line)
     if results.failed:

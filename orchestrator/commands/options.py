@@ -1,4 +1,4 @@
-"""The options that commands share, and the classes of commands that read them."""
+"""Options that several commands share, and the command classes that parse them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def inventory(function: F) -> F:
 
 
 def inventory_of_any_run(function: F) -> F:
-    """As `inventory`, for a command that without one takes the newest run's."""
+    """As `inventory`, but the last default is the inventory of the newest run."""
     return _inventory(function, "$DDP_ORCH_INVENTORY, ./inventory.yaml, or that of the newest run")
 
 
@@ -57,7 +57,7 @@ def _inventory(function: F, default: str) -> F:
 
 
 class Command(click.Command):
-    """A command whose inventory may be given in two ways."""
+    """A command whose inventory is an argument or the option -i."""
 
     def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
         rest = super().parse_args(context, argv)
@@ -75,8 +75,7 @@ class Command(click.Command):
 
 
 class CommandWithArgs(Command):
-    """A command that takes what follows `--` as it is, for its last parameter. Words before `--` may belong to it too,
-    where INVENTORY is the first of them."""
+    """A command whose last parameter takes the words after `--` unchanged, and any words before it after INVENTORY."""
 
     def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
         end = argv.index("--") if "--" in argv else len(argv)
@@ -107,11 +106,11 @@ class Program(click.Group):
         try:
             return super().invoke(context)
         except BrokenPipeError as error:
-            raise OutputClosed from error  # click would make it an exit code of its own
+            raise OutputClosed from error  # click would turn it into exit code 1
 
 
 class Grace(click.FloatRange):
-    """Seconds as in an inventory's `grace`: no nan, which is in no range and out of none."""
+    """Seconds, as in `run.grace` of an inventory. Refuses nan, which FloatRange accepts."""
 
     def __init__(self) -> None:
         super().__init__(0, 86_400)

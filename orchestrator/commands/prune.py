@@ -1,4 +1,4 @@
-"""`prune`: remove from the hosts, at once, what `run.keep` does not keep; output folders after a question."""
+"""`prune`: delete from the hosts what `run.keep` does not keep; output folders only after a question."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ from ..runs.launch import describe_unfetched
 from .context import load_inventory, open_fleet, stderr_console
 
 
-def prune(given: str | None, hosts: str | None, *, force: bool) -> int:
+def prune(inventory_path: str | None, hosts: str | None, *, force: bool) -> int:
     console = stderr_console()
-    read = load_inventory(given, hosts)
-    keep = read.run.keep.on_hosts()
-    with open_fleet(read) as fleet:
-        fleet.prepare(read.hosts)
+    inventory = load_inventory(inventory_path, hosts)
+    keep = inventory.run.keep.on_hosts()
+    with open_fleet(inventory) as fleet:
+        fleet.prepare(inventory.hosts)
         arguments = {"keep": keep, "force": force}
-        results = fleet.each(read.hosts, lambda _, session: session.request(PRUNE, arguments), "pruning")
-    said = {host: _words(gone) for host, gone in results.done.items()}
-    for line in fold_messages(said):
+        results = fleet.each(inventory.hosts, lambda _, session: session.request(PRUNE, arguments), "pruning")
+    summaries = {host: _summarize(answer) for host, answer in results.done.items()}
+    for line in fold_messages(summaries):
         console.note(line)
     for line in fold_messages(
-        {host: kept for host, gone in results.done.items() if (kept := describe_unfetched(gone, read.path))}
+        {
+            host: description
+            for host, answer in results.done.items()
+            if (description := describe_unfetched(answer, inventory.path))
+        }
     ):
         console.warning(line)
     for line in fold_failures(results.failed):
@@ -37,7 +41,7 @@ def prune(given: str | None, hosts: str | None, *, force: bool) -> int:
     return UnreachableError.exit_code if results.failed else 0
 
 
-def _words(answer: Pruned) -> str:
+def _summarize(answer: Pruned) -> str:
     runs, outputs = len(answer.runs), len(answer.outputs)
     unused, freed, left = answer.unused, answer.freed, answer.left
     kept = f"kept {number_of(left, 'finished run')}"
@@ -60,57 +64,57 @@ class Folder:
     host: str
     bytes: int
     age: float
-    """Seconds since something in it was written."""
+    """Seconds since the last write to it."""
     in_use: bool
 
 
-def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], *, yes: bool) -> int:
-    """Delete output folders: those of `named` runs, else of all runs that were started without a name."""
+def prune_outputs(inventory_path: str | None, hosts: str | None, run_names: Collection[str], *, yes: bool) -> int:
+    """Delete output folders: of the runs in `run_names`, else of all runs that were started without a name."""
     console = stderr_console()
-    read = load_inventory(given, hosts)
-    with open_fleet(read) as fleet:
-        fleet.prepare(read.hosts)
-        listed = fleet.each(read.hosts, lambda _, session: session.request(OUTPUT_FOLDERS, {}).folders, "looking")
+    inventory = load_inventory(inventory_path, hosts)
+    with open_fleet(inventory) as fleet:
+        fleet.prepare(inventory.hosts)
+        listed = fleet.each(inventory.hosts, lambda _, session: session.request(OUTPUT_FOLDERS, {}).folders, "looking")
         folders = [
-            Folder(one.name, host, one.bytes, one.age, one.in_use)
-            for host, found in sorted(listed.done.items())
-            for one in found
+            Folder(folder.name, host, folder.bytes, folder.age, folder.in_use)
+            for host, host_folders in sorted(listed.done.items())
+            for folder in host_folders
         ]
         for line in fold_failures(listed.failed):
             console.error(line)
-        if shared := read.run.output:
+        if shared := inventory.run.output:
             console.note(f"outputs in run.output ({shared}) are not deleted")
         names_of_folders = {folder.name for folder in folders}
-        if set(named) - names_of_folders:
-            known = registry.find(fleet, read.hosts).runs
-            named = {folder_of(one, names_of_folders, known) for one in named}
-        chosen, kept = choose(folders, named, read.path)
-        for line in kept:
+        if set(run_names) - names_of_folders:
+            runs = registry.find(fleet, inventory.hosts).runs
+            run_names = {find_folder(folder, names_of_folders, runs) for folder in run_names}
+        to_delete, notes = choose(folders, run_names, inventory.path)
+        for line in notes:
             console.note(line)
-        if not chosen:
+        if not to_delete:
             console.note("no outputs to delete")
             return UnreachableError.exit_code if listed.failed else 0
-        sys.stdout.write(table(chosen))
+        sys.stdout.write(table(to_delete))
         sys.stdout.flush()
-        if not (yes or _ask(chosen)):
-            console.note("nothing was deleted" + ("" if sys.stdin.isatty() else "; give --yes (no terminal to ask on)"))
+        if not (yes or _ask(to_delete)):
+            console.note("nothing was deleted" + ("" if sys.stdin.isatty() else "; without a terminal, give --yes"))
             return UsageError.exit_code
         names: dict[str, list[str]] = {}
-        for folder in chosen:
+        for folder in to_delete:
             names.setdefault(folder.host, []).append(folder.name)
         removed = fleet.each(
-            [host for host in read.hosts if host.name in names],
+            [host for host in inventory.hosts if host.name in names],
             lambda host, session: session.request(REMOVE_OUTPUTS, {"names": names[host.name]}),
             "deleting",
         )
     for line in fold_failures(removed.failed):
         console.error(line)
-    left = {
-        host: f"not deleted: {', '.join(missing)}; a run uses it, or it has files of another user"
+    warnings = {
+        host: f"not deleted: {', '.join(undeleted)}; a run uses it, or it has files of another user"
         for host, answer in removed.done.items()
-        if (missing := sorted(set(names[host]) - set(answer.removed)))
+        if (undeleted := sorted(set(names[host]) - set(answer.removed)))
     }
-    for line in fold_messages(left):
+    for line in fold_messages(warnings):
         console.warning(line)
     freed = sum(max(0, answer.freed) for answer in removed.done.values())
     count = sum(len(set(answer.removed) & set(names[host])) for host, answer in removed.done.items())
@@ -118,49 +122,53 @@ def prune_outputs(given: str | None, hosts: str | None, named: Collection[str], 
     return UnreachableError.exit_code if listed.failed or removed.failed else 0
 
 
-def folder_of(wanted: str, folders: Collection[str], known: Iterable[registry.Run]) -> str:
-    """The output folder of the run with this name or id, or of the only one whose id begins or ends so.
+def find_folder(run_name: str, folders: Collection[str], runs: Iterable[registry.Run]) -> str:
+    """The output folder of the run with this name, id, or start or end of an id. Raises UsageError.
 
-    A folder outlives the record of its run. Raises UsageError.
+    The record of the run may have been pruned.
     """
-    if wanted in folders:
-        return wanted
-    of_id = {run.run_id: run for run in known}
-    ids = {*of_id, *filter(RUN_ID.fullmatch, folders)}
-    matches = [run.run_id for run in of_id.values() if wanted in (run.name, run.run_id)][-1:] or sorted(
-        one for one in ids if wanted and (one.startswith(wanted) or (len(wanted) >= SUFFIX and one.endswith(wanted)))
+    if run_name in folders:
+        return run_name
+    runs_by_id = {run.run_id: run for run in runs}
+    ids = {*runs_by_id, *filter(RUN_ID.fullmatch, folders)}
+    matches = [run.run_id for run in runs_by_id.values() if run_name in (run.name, run.run_id)][-1:] or sorted(
+        run_id
+        for run_id in ids
+        if run_name and (run_id.startswith(run_name) or (len(run_name) >= SUFFIX and run_id.endswith(run_name)))
     )
     if len(matches) > 1:
-        raise UsageError(f"--run {wanted!r} matches several runs: {', '.join(matches)}; give more of the id")
-    run = of_id.get(matches[0]) if matches else None
+        raise UsageError(f"--run {run_name!r} matches several runs: {', '.join(matches)}. Give more of the id.")
+    run = runs_by_id.get(matches[0]) if matches else None
     shared = next((path for part in run.parts.values() if (path := part.shared_output)), None) if run else None
     if shared:
         raise UsageError(f"the outputs of run {matches[0]} are in {shared} (run.output), which prune does not delete")
-    folder = run.name if run else matches[0] if matches else wanted
+    folder = run.name if run else matches[0] if matches else run_name
     if folder not in folders:
-        raise UsageError(f"--run {wanted}: no host has outputs of it")
+        raise UsageError(f"--run {run_name}: no host has outputs of it")
     return folder
 
 
-def choose(folders: Iterable[Folder], named: Collection[str], inventory: str) -> tuple[list[Folder], list[str]]:
-    """What is to be deleted, and what to say of the rest. Never the outputs of a run that is not over."""
-    wanted = [folder for folder in folders if folder.name in named or (not named and RUN_ID.fullmatch(folder.name))]
+def choose(folders: Iterable[Folder], run_names: Collection[str], inventory: str) -> tuple[list[Folder], list[str]]:
+    """The folders to delete, and notes about the others. Outputs of running runs are never deleted."""
+    selected = [
+        folder for folder in folders if folder.name in run_names or (not run_names and RUN_ID.fullmatch(folder.name))
+    ]
     running = sorted({folder.name for folder in folders if folder.in_use})
-    chosen = [folder for folder in wanted if folder.name not in running]
-    kept = [f"in use, not deleted: {', '.join(running)}"] if len(chosen) < len(wanted) else []
-    rest = {folder.name: 0 for folder in folders if folder not in wanted and folder.name not in running}
-    if rest and not named:
+    to_delete = [folder for folder in selected if folder.name not in running]
+    notes = [f"in use, not deleted: {', '.join(running)}"] if len(to_delete) < len(selected) else []
+    rest = {folder.name: 0 for folder in folders if folder not in selected and folder.name not in running}
+    if rest and not run_names:
         total = sum(folder.bytes for folder in folders if folder.name in rest)
-        kept.append(
+        notes.append(
             f"not deleted, because they have a name: {', '.join(sorted(rest))} ({size(total)}); "
             f"to delete one: {advice.command('prune', '--outputs', '--run', min(rest), inventory=inventory)}"
         )
-    return sorted(chosen, key=lambda folder: (-folder.age, folder.host)), kept
+    return sorted(to_delete, key=lambda folder: (-folder.age, folder.host)), notes
 
 
 def table(folders: Iterable[Folder]) -> str:
     rows = [("RUN", "HOST", "SIZE", "LAST WRITTEN")]
-    rows += [(one.name, one.host, size(one.bytes), _age(one.age)) for one in folders]
+    rows += [(folder.name, folder.host, size(folder.bytes), _age(folder.age)) for folder in folders]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines) + "\n"
@@ -173,10 +181,10 @@ def _age(seconds: float) -> str:
     return "just now"
 
 
-def _ask(chosen: Collection[Folder]) -> bool:
+def _ask(folders: Collection[Folder]) -> bool:
     import click
 
     if not sys.stdin.isatty():
         return False
-    what = number_of(len(chosen), "output folder")
-    return click.confirm(f"Delete {what}, {size(sum(one.bytes for one in chosen))}?", default=False, err=True)
+    what = number_of(len(folders), "output folder")
+    return click.confirm(f"Delete {what}, {size(sum(folder.bytes for folder in folders))}?", default=False, err=True)

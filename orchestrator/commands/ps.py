@@ -1,4 +1,4 @@
-"""`ps`: the runs on the inventory's hosts, as a table or as JSON."""
+"""`ps`: list the runs on the hosts of the inventory, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..runs import registry
 from .context import load_inventory_of_run, open_fleet, stderr_console, warn_of_missing
 
 ID_WIDTH = 20  # characters of a run id
-IN_A_PIPE = 1000  # columns: nothing is cut
+PIPE_WIDTH = 1000  # columns without a terminal, so that nothing is cut
 
 
-def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) -> int:
+def ps(inventory_path: str | None, hosts: str | None, everything: bool, as_json: bool) -> int:
     console = stderr_console()
-    read = load_inventory_of_run(given, hosts, None)
-    with open_fleet(read, short_timeout=True) as fleet:
-        listing = _find(fleet, read.hosts, everything, as_json, console)
+    inventory = load_inventory_of_run(inventory_path, hosts, None)
+    with open_fleet(inventory, short_timeout=True) as fleet:
+        listing = _list_runs(fleet, inventory.hosts, everything, as_json, console)
     warn_of_missing(listing, console)
     shown = [run for run in listing.runs if everything or run.unfinished]
     if as_json:
@@ -37,29 +37,35 @@ def ps(given: str | None, hosts: str | None, everything: bool, as_json: bool) ->
                 for what, why in part.not_notified.items():
                     console.warning(f"run {run.run_id}: {host}: notify.{what} failed: {why}")
     else:
-        over = len(listing.runs)
-        every = command("ps", "--all", inventory=read.path)
+        finished = len(listing.runs)
+        command_for_all = command("ps", "--all", inventory=inventory.path)
         console.note(
             "no unfinished run"
-            + (f"; to list {over} finished {'run' if over == 1 else 'runs'}: {every}" if over else " on these hosts")
+            + (
+                f"; to list {finished} finished {'run' if finished == 1 else 'runs'}: {command_for_all}"
+                if finished
+                else " on these hosts"
+            )
         )
     return UnreachableError.exit_code if listing.failed else 0
 
 
-def _find(fleet: Fleet, hosts: Sequence[Host], everything: bool, as_json: bool, console: Console) -> registry.Listing:
-    """On a terminal, what has come is shown while other hosts are silent; elsewhere, when it is interrupted."""
+def _list_runs(
+    fleet: Fleet, hosts: Sequence[Host], everything: bool, as_json: bool, console: Console
+) -> registry.Listing:
+    """On a terminal, show the runs of the other hosts while a host is silent. Without one, show them on Ctrl-C."""
     on_terminal = sys.stdout.isatty() and not as_json
-    so_far: list[registry.Listing] = []
+    listings: list[registry.Listing] = []
 
     def show() -> None:
-        shown = [run for run in so_far[-1].runs if everything or run.unfinished] if so_far else []
+        shown = [run for run in listings[-1].runs if everything or run.unfinished] if listings else []
         if shown:
-            console.note(f"no answer yet from {fold(so_far[-1].late)}; the others have:")
-            _print(so_far[-1], shown, time.time())
+            console.note(f"no answer yet from {fold(listings[-1].late)}; the others have:")
+            _print(listings[-1], shown, time.time())
 
     def look(listing: registry.Listing) -> bool:
-        so_far.append(listing)
-        if on_terminal and listing.late and len(so_far) == 1:
+        listings.append(listing)
+        if on_terminal and listing.late and len(listings) == 1:
             show()
         return False
 
@@ -80,14 +86,14 @@ def _print(listing: registry.Listing, shown: Sequence[registry.Run], now: float)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in rows[0]:
         if column in ("NAME", "ATTEMPT") and not any(row[column] for row in rows):
-            continue  # no run has one of its own
+            continue  # empty for all runs
         whole = column not in ("NAME", "SCRIPT", "HOSTS")
         least = ID_WIDTH if column == "RUN" else None
         table.add_column(column, no_wrap=whole, min_width=least, overflow="ellipsis" if whole else "fold")
     for row in rows:
         cells = [" ".join(tame(row[str(column.header)], colour=False).split()) for column in table.columns]
-        table.add_row(*map(Text, cells))  # Text: what hosts say is data, not markup
-    Rich(width=None if sys.stdout.isatty() else IN_A_PIPE).print(table)
+        table.add_row(*map(Text, cells))  # Text, because what hosts send is not markup
+    Rich(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
 def _row(run: registry.Run, unheard: Sequence[str], now: float) -> dict[str, str]:
@@ -96,21 +102,21 @@ def _row(run: registry.Run, unheard: Sequence[str], now: float) -> dict[str, str
         "NAME": run.name if run.name != run.run_id else "",
         "STATE": run.state,
         "ATTEMPT": str(run.attempt) if run.attempt > 1 else "",
-        "TIME": _took(run, now),
+        "TIME": _duration(run, now),
         "BY": run.by,
         "SCRIPT": run.script,
         "HOSTS": fold(run.parts) + (f" (no data: {fold(unheard)})" if unheard else ""),
     }
 
 
-def _took(run: registry.Run, now: float) -> str:
-    """How long it has gone on, or did; `-` where nobody wrote down its end."""
+def _duration(run: registry.Run, now: float) -> str:
+    """How long the run has been running, or ran; `-` if its end is unknown."""
     if not run.unfinished and run.ended_at is None:
         return "-"
     ended = now if run.unfinished or run.ended_at is None else run.ended_at
     try:
         seconds = ended - parse_time(run.started_at, now)
-    except UsageError:  # what a host says need not be a day of the calendar
+    except UsageError:  # a host may send an invalid date
         return "-"
     minutes, hours, days = (int(max(0.0, seconds) // unit) for unit in (60, 3600, 86400))
     if days:

@@ -61,7 +61,7 @@ def up(**options: Any) -> None:
     """
     from . import up as up_command
 
-    sys.exit(up_command.up(up_command.Up(**options)))
+    sys.exit(up_command.up(up_command.UpOptions(**options)))
 
 
 @click.command(cls=Command, short_help="show the output of a run")
@@ -100,7 +100,7 @@ def logs(**options: Any) -> None:
     """
     from . import logs as logs_command
 
-    sys.exit(logs_command.logs(logs_command.Logs(**options)))
+    sys.exit(logs_command.logs(logs_command.LogsOptions(**options)))
 
 
 @click.command(cls=Command, short_help="list runs")

@@ -71,7 +71,7 @@ UNREACHED = re.compile(
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SetupOptions:
     """`setup` as it was asked for."""
 
     torch: str | None
@@ -89,7 +89,7 @@ class Ready:
     """`kept` or `installed`."""
 
 
-def setup(given: str | None, hosts: str | None, wanted: Wanted) -> int:
+def setup(given: str | None, hosts: str | None, wanted: SetupOptions) -> int:
     """Exit code: 0 all are ready, 3 one is not, 4 one was not reached."""
     if wanted.torch is not None and not re.fullmatch(VERSION, wanted.torch):
         raise UsageError(f"--torch {wanted.torch!r}: expected a version such as 2.9.1 or 2.9.1+cu126")
@@ -148,7 +148,7 @@ def _ssh_copy_id(host: Host) -> list[str]:
     ]
 
 
-def _ready(host: Host, fleet: Fleet, wanted: Wanted) -> Ready:
+def _ready(host: Host, fleet: Fleet, wanted: SetupOptions) -> Ready:
     """Raises FindingsError or UnreachableError."""
     own = _look(host, fleet, host.python, host.setup)
     if own is not None and own.torch and wanted.torch in (None, own.torch, own.torch.partition("+")[0]):

@@ -174,7 +174,7 @@ class _Live:
         rank = self._ask("show the log of these ranks, such as 0,4-7 (Ctrl-C closes the log; empty: back)")
         if not rank:
             return
-        wanted = logs.Logs(run=self._run.run_id, inventory=self._inventory, follow=True, tail=200, rank=rank)
+        wanted = logs.LogsOptions(run=self._run.run_id, inventory=self._inventory, follow=True, tail=200, rank=rank)
         try:
             logs.logs(wanted)
         except OrchError as error:

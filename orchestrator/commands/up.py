@@ -30,7 +30,7 @@ HELD_AGAIN = 10.0  # s between tries of `up --wait`
 
 
 @dataclass(frozen=True, kw_only=True)
-class Up:
+class UpOptions:
     """`up` as it was asked for."""
 
     inventory: str | None
@@ -68,7 +68,7 @@ class Up:
         return advice.command("up", *words, *(("--", *self.script) if self.script else ()), inventory=inventory)
 
 
-def up(wanted: Up, printer: Stage | None = None) -> int:
+def up(wanted: UpOptions, printer: Stage | None = None) -> int:
     """`printer`: takes the lines of an attached run; without it they are printed."""
     console = stderr_console()
     read = load_inventory(wanted.inventory)
@@ -157,7 +157,7 @@ def _launch(
             time.sleep(HELD_AGAIN)
 
 
-def _plan(read: Inventory, wanted: Up, run_id: str) -> tuple[Plan, ship.Snapshot | None]:
+def _plan(read: Inventory, wanted: UpOptions, run_id: str) -> tuple[Plan, ship.Snapshot | None]:
     if wanted.name is not None and not run_ids.RUN_NAME.fullmatch(wanted.name):
         raise UsageError(
             f"--name {wanted.name!r} is invalid: expected at most 63 letters, digits, `.`, `_` and `-`, starting with "

@@ -137,8 +137,8 @@ def _write_inventory(folder: Path) -> Path:
     return path
 
 
-def _up(inventory: Path) -> up.Up:
-    return up.Up(
+def _up(inventory: Path) -> up.UpOptions:
+    return up.UpOptions(
         inventory=str(inventory),
         script=(),
         detach=False,
@@ -157,7 +157,7 @@ def _up(inventory: Path) -> up.Up:
 def _result(inventory: Path) -> tuple[float, int]:
     """Test accuracy and number of ranks, as `ddp-orch logs --json` prints them for the finished run."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        logs.logs(logs.Logs(inventory=str(inventory), as_json=True))
+        logs.logs(logs.LogsOptions(inventory=str(inventory), as_json=True))
     lines = [json.loads(line) for line in output.getvalue().splitlines()]
     last = [match[1] for line in lines if (match := re.match(r"done .*\btest_acc:([\d.]+)", line["text"]))]
     if not last:

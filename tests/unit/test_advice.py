@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.commands.context import command_line_without, load_inventory, load_inventory_of_run
-from orchestrator.commands.up import Up
+from orchestrator.commands.up import UpOptions
 from orchestrator.diagnosis import causes
 from orchestrator.errors import UnreachableError, UsageError
 from orchestrator.hosts.fleet import Results
@@ -92,7 +92,7 @@ def test_a_run_is_called_by_its_name_unless_that_means_another(here: Path) -> No
 def test_the_same_again_without_some_hosts_or_with_a_name(here: Path) -> None:
     def again(hosts: str | None = None, script: tuple[str, ...] = (), env: tuple[str, ...] = (), **more: object) -> str:
         flags = dict.fromkeys(("detach", "dry_run", "as_json", "skip_check", "wait", "debug"), False)
-        up = Up(inventory=None, script=script, name=None, hosts=hosts, env=env, **flags)  # type: ignore[arg-type]
+        up = UpOptions(inventory=None, script=script, name=None, hosts=hosts, env=env, **flags)  # type: ignore[arg-type]
         return up.command("my big.yaml", **more)  # type: ignore[arg-type]
 
     script = ("train.py", "--note", "two words")

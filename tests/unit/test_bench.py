@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.answers.printed import BenchResult, StepSeconds, Together
 from orchestrator.commands import up
-from orchestrator.commands.bench import Bench, Collector, _draw, _measure, bench, host_counts, scaling, table
+from orchestrator.commands.bench import BenchOptions, Collector, _draw, _measure, bench, host_counts, scaling, table
 from orchestrator.errors import Interrupted, RunFailed, UsageError
 from orchestrator.output.console import Console
 from orchestrator.output.lines import Line
@@ -57,7 +57,7 @@ def test_what_was_measured_is_shown_when_it_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "inventory.yaml").write_text("hosts: [a, b]")
-    wanted = Bench(
+    wanted = BenchOptions(
         inventory=str(tmp_path / "inventory.yaml"),
         counts=None,
         batch_per_host=None,
@@ -67,7 +67,7 @@ def test_what_was_measured_is_shown_when_it_is_interrupted(
         trainer_args=(),
     )
 
-    def runs(asked: up.Up, printer: Collector) -> int:
+    def runs(asked: up.UpOptions, printer: Collector) -> int:
         if asked.hosts == "a,b":
             return Interrupted.exit_code  # of a run that Ctrl-C has stopped
         result = json.dumps(asdict(figures(1, 1000.0, "data")))
@@ -81,7 +81,7 @@ def test_what_was_measured_is_shown_when_it_is_interrupted(
 
 
 def test_a_result_that_no_trainer_prints_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def runs(_: up.Up, printer: Collector) -> int:
+    def runs(_: up.UpOptions, printer: Collector) -> int:
         printer.push([Line(1.0, "a", 0, "stdout", 1, 'bench {"world_size": "1"}')], 0.0)
         return 0
 

@@ -6,7 +6,7 @@ import pytest
 from fake_relay import part_of
 from golden_files import assert_message
 
-from orchestrator.commands.prune import Folder, choose, folder_of, table
+from orchestrator.commands.prune import Folder, choose, find_folder, table
 from orchestrator.errors import UsageError
 from orchestrator.runs.registry import Run
 
@@ -47,14 +47,14 @@ def run(run_id: str, name: str | None = None, shared: str | None = None) -> Run:
 def test_outputs_are_found_by_the_id_of_their_run_or_a_part_of_it() -> None:
     folders = {"mine", OLD, RUNNING}
     known = [run(NEW, "mine"), run(RUNNING)]
-    assert folder_of("mine", folders, known) == folder_of(NEW, folders, known) == "mine"
-    assert folder_of("20260102", folders, known) == "mine"
-    assert folder_of("20260101", folders, known) == folder_of(OLD, folders, []) == OLD  # its record is gone
+    assert find_folder("mine", folders, known) == find_folder(NEW, folders, known) == "mine"
+    assert find_folder("20260102", folders, known) == "mine"
+    assert find_folder("20260101", folders, known) == find_folder(OLD, folders, []) == OLD  # its record is gone
     with pytest.raises(UsageError, match=f"{OLD}, {NEW}, {RUNNING}"):
-        folder_of("abcd", folders, known)
+        find_folder("abcd", folders, known)
     for unknown in ("other", "", "2025"):
         with pytest.raises(UsageError, match=f"^--run {unknown}: ") as refused:
-            folder_of(unknown, folders, known)
+            find_folder(unknown, folders, known)
         assert not any(folder in str(refused.value) for folder in folders)
 
 
@@ -62,6 +62,6 @@ def test_outputs_on_a_shared_disk_are_named_and_not_deleted() -> None:
     known = [run(NEW, "mine", "/shared/mine")]
     for wanted in (NEW, "2026"):
         with pytest.raises(UsageError, match=r" /shared/mine \(run\.output\)"):
-            folder_of(wanted, {"mine"}, known)
+            find_folder(wanted, {"mine"}, known)
     with pytest.raises(UsageError, match="/shared/mine"):
-        folder_of("mine", set(), known)
+        find_folder("mine", set(), known)

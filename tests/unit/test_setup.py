@@ -12,7 +12,7 @@ import pytest
 from golden_files import assert_message
 
 from orchestrator.commands import setup
-from orchestrator.commands.setup import Wanted
+from orchestrator.commands.setup import SetupOptions
 from orchestrator.errors import UsageError
 
 SCRIPT = "echo begin >> log; while [ ! -e go ]; do sleep 0.01; done; echo end >> log"
@@ -61,7 +61,9 @@ def test_other_failures_are_told_in_the_words_of_pip() -> None:
     assert setup.why_not_installed("torch", "", 137) == "exit code 137"
 
 
-@pytest.mark.parametrize("wanted", [Wanted(None, None, "wheels"), Wanted(None, "https://example.org", "/wheels")])
-def test_a_folder_of_wheels_is_a_path_on_the_hosts_and_no_index_beside_it(wanted: Wanted) -> None:
+@pytest.mark.parametrize(
+    "wanted", [SetupOptions(None, None, "wheels"), SetupOptions(None, "https://example.org", "/wheels")]
+)
+def test_a_folder_of_wheels_is_a_path_on_the_hosts_and_no_index_beside_it(wanted: SetupOptions) -> None:
     with pytest.raises(UsageError, match="--wheels"):
         setup.setup(None, None, wanted)
