@@ -27,6 +27,10 @@ def main(arguments: List[str]) -> int:
         from .run.notify import main as notify
 
         return notify()
+    if verb == "health":
+        from .host.health import main as health
+
+        return health()
     if verb == "rank-exec":
         from .run.job import rank_exec
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from orchestrator.commands import setup
+from orchestrator.node.host import network
 from orchestrator.node.serve import dns, facts, gpus, probe, probe_python
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "nvidia-smi").glob("*.xml"))
@@ -63,7 +64,7 @@ def test_rdma_ports_of_sysfs(tmp_path: Path) -> None:
         (tmp_path / device / "device" / "driver").symlink_to("../../mlx5_core")
         for name, text in (("state", state), ("link_layer", layer), ("rate", "400 Gb/sec (4X NDR)")):
             (port / name).write_text(f"{text}\n")
-    assert facts.rdma(str(tmp_path)) == [
+    assert network.rdma_ports(str(tmp_path)) == [
         {
             "device": "mlx5_0",
             "port": "1",

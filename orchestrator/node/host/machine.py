@@ -3,16 +3,17 @@
 Counters are since boot; two samples make a rate.
 """
 
-import ctypes
 import os
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Tuple
+
+from . import nvml
 
 NOT_REAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "tun", "tap", "wg", "dummy", "ifb")
 
 
 def usage() -> Dict[str, Any]:
     """Memory in bytes, `cpu` in ticks (busy, all) over all cores, `nics` in bytes and Mbit/s, and the GPUs."""
-    return {"cores": os.cpu_count(), "cpu": _cpu(), "memory": _memory(), "nics": _nics(), "gpus": gpus()}
+    return {"cores": os.cpu_count(), "cpu": _cpu(), "memory": _memory(), "nics": _nics(), "gpus": nvml.usage()}
 
 
 def _cpu() -> Tuple[int, int]:
@@ -47,57 +48,3 @@ def _net(name: str, what: str) -> str:
             return file.read().strip()
     except OSError:
         return ""  # a virtual one has no speed
-
-
-# --- GPUs, by NVML: nvidia-smi takes a second and a tenth of a core
-
-
-class _Utilisation(ctypes.Structure):
-    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
-
-
-_nvml: Optional[Any] = None  # False: there is none
-
-
-def gpus() -> List[Dict[str, Any]]:
-    """All GPUs: index, busy (%), used and total (bytes), watts, celsius; None for what a GPU does not tell."""
-    global _nvml
-    if _nvml is None:
-        _nvml = _load()
-    if not _nvml:
-        return []
-    count = ctypes.c_uint()
-    if _nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-        return []
-    return [_gpu(index) for index in range(count.value)]
-
-
-def _load() -> Any:
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-        return False if library.nvmlInit_v2() else library
-    except (OSError, AttributeError):
-        return False
-
-
-def _gpu(index: int) -> Dict[str, Any]:
-    assert _nvml
-    handle = ctypes.c_void_p()
-    utilisation, memory, milliwatts, celsius = _Utilisation(), _Memory(), ctypes.c_uint(), ctypes.c_uint()
-    known = not _nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
-    busy = known and not _nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(utilisation))
-    sized = known and not _nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    powered = known and not _nvml.nvmlDeviceGetPowerUsage(handle, ctypes.byref(milliwatts))
-    warm = known and not _nvml.nvmlDeviceGetTemperature(handle, 0, ctypes.byref(celsius))
-    return {
-        "index": index,
-        "busy": utilisation.gpu if busy else None,
-        "used": memory.used if sized else None,
-        "total": memory.total if sized else None,
-        "watts": milliwatts.value / 1000.0 if powered else None,
-        "celsius": celsius.value if warm else None,
-    }

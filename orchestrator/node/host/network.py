@@ -3,6 +3,7 @@
 import array
 import errno
 import fcntl
+import glob
 import os
 import socket
 import struct
@@ -28,7 +29,7 @@ def interfaces() -> List[Interface]:
     for name, address in _ipv4() + _ipv6():
         flags = _flags(name)
         bridge = os.path.isdir("/sys/class/net/%s/bridge" % name)
-        up = flags & (IFF_UP | IFF_RUNNING) == (IFF_UP | IFF_RUNNING)
+        up = link_state(name).up
         result.append(Interface(name, address, _speed(name), bridge, bool(flags & IFF_LOOPBACK), up))
     return result
 
@@ -114,6 +115,43 @@ def _speed(name: str) -> int:
             return int(file.read())
     except (OSError, ValueError):
         return -1  # a virtual interface has none
+
+
+class LinkState(NamedTuple):
+    up: bool  # set up, and its cable carries a signal
+    speed: int  # Mbit/s, -1 unknown
+
+
+def link_state(name: str) -> LinkState:
+    """Of an interface; one that is gone is not up."""
+    flags = _flags(name)
+    return LinkState(flags & (IFF_UP | IFF_RUNNING) == (IFF_UP | IFF_RUNNING), _speed(name))
+
+
+def rdma_ports(root: str = "/sys/class/infiniband") -> List[Dict[str, str]]:
+    """InfiniBand, RoCE, EFA: device, port, state (`ACTIVE`), layer (`InfiniBand`, `Ethernet`), rate, driver."""
+    devices = []
+    for port in sorted(glob.glob(root + "/*/ports/*")):
+        device = port.split("/")[-3]
+        devices.append(
+            {
+                "device": device,
+                "port": os.path.basename(port),
+                "state": _read(port + "/state").partition(": ")[2],
+                "layer": _read(port + "/link_layer"),
+                "rate": _read(port + "/rate"),
+                "driver": os.path.basename(os.path.realpath("%s/%s/device/driver" % (root, device))),
+            }
+        )
+    return devices
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def listen_on(addresses: List[str], ports: List[int]) -> List[socket.socket]:

@@ -8,8 +8,8 @@ import time
 from typing import Any, Callable, Dict, List
 
 from ..host import state
+from ..host.run_command import answers_of, output_of
 from . import facts, flight
-from .run_command import answers_of, output_of
 
 KERNEL_WINDOW = 5.0  # s for dmesg
 KERNEL = re.compile(

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, Callable, Dict, List, Optional
 
 from ..host import network, processes, state
+from ..host.run_command import answers_of, output_of
 from . import dns
-from .run_command import answers_of, output_of
 
 NFT_WINDOW = 3.0  # s
 FILES_WINDOW = 5.0  # s for all questions to file systems: the file system of a dead server never answers
@@ -63,24 +63,6 @@ def files(paths: List[str], workdir: Optional[str]) -> Dict[str, Any]:
         "stale_locks": answers.get("stale_locks", []),
         "hung": sorted({where[name] for name in questions if name not in answers}),
     }
-
-
-def rdma(root: str = "/sys/class/infiniband") -> List[Dict[str, str]]:
-    """InfiniBand, RoCE, EFA: device, port, state (`ACTIVE`), layer (`InfiniBand`, `Ethernet`), rate, driver."""
-    devices = []
-    for port in sorted(glob.glob(root + "/*/ports/*")):
-        device = port.split("/")[-3]
-        devices.append(
-            {
-                "device": device,
-                "port": os.path.basename(port),
-                "state": _read(port + "/state").partition(": ")[2],
-                "layer": _read(port + "/link_layer"),
-                "rate": _read(port + "/rate"),
-                "driver": os.path.basename(os.path.realpath("%s/%s/device/driver" % (root, device))),
-            }
-        )
-    return devices
 
 
 def interfaces() -> List[Dict[str, Any]]:
@@ -198,7 +180,7 @@ def gather(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "cgroup_memory": _number(_read("/sys/fs/cgroup/memory.max")),
         "cgroup_pids": _number(_read("/sys/fs/cgroup/pids.max")),
         "interfaces": interfaces(),
-        "rdma": rdma(),
+        "rdma": network.rdma_ports(),
         "firewalls": firewalls(),
         "port_range": port_range(_read("/proc/sys/net/ipv4/ip_local_port_range")),
         "first_port": _number(_read("/proc/sys/net/ipv4/ip_unprivileged_port_start")) or 1024,

@@ -18,7 +18,7 @@ import sys
 from typing import Any, Dict, List
 
 from ..host import processes
-from .run_command import output_of
+from ..host.run_command import output_of
 
 MOST = 64 * 1024 * 1024  # bytes of one dump
 MEMORY_MOST = 1 << 30  # bytes of memory to read them all

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from ..host import processes
-from .run_command import output_of
+from ..host.run_command import output_of
 
 if TYPE_CHECKING:
     import xml.etree.ElementTree as ElementTree

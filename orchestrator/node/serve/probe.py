@@ -12,9 +12,9 @@ import time
 from typing import Any, Callable, Dict, List
 
 from ..host import state
+from ..host.run_command import answers_of
 from ..run import job, notify
 from . import dns, facts, gpus
-from .run_command import answers_of
 
 PYTHON_WINDOW = 60.0  # s for `setup` and the python to answer: module systems and network file systems can be slow
 USER_WINDOW = 5.0  # s for a directory service
