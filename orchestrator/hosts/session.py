@@ -36,6 +36,7 @@ LIMITS: Mapping[str, float] = {
     "dial": 300.0,  # bandwidth and latency to every target
     "prepare": 300.0,  # copies the code, removes old runs
     "start": 120.0,
+    "rejoin": 60.0,  # ends processes, waits for a shared disk and for the guard
     "abort": 60.0,
     "force": 60.0,
     "stale": 120.0,

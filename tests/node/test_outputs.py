@@ -10,7 +10,7 @@ from local_runs import Runs, local_runs
 
 from orchestrator.hosts.session import Refused
 from orchestrator.node.host import state
-from orchestrator.node.serve import prepare
+from orchestrator.node.serve import locks, wire
 from orchestrator.node.serve import runs as known_runs
 
 SAY = """
@@ -59,14 +59,14 @@ def test_hosts_that_share_a_disk_have_one_folder_which_one_run_uses_at_a_time(ru
 
 
 def test_a_disk_that_is_not_the_one_of_the_head_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "SHARED_WINDOW", 0.0)
+    monkeypatch.setattr(locks, "SHARED_WINDOW", 0.0)
     spec = {"node": 1, "shared_output": str(tmp_path / "mine"), "run_id": "run-1", "name": "mine", "created_at": "now"}
-    with pytest.raises(prepare.Refused, match=rf"{tmp_path}/mine\b.*\bhead\b"):
-        prepare._share_output(spec, [])
+    with pytest.raises(wire.Refused, match=rf"{tmp_path}/mine\b.*\bhead\b"):
+        locks.share_output(spec, [])
     missing = {**spec, "node": 0, "shared_output": str(tmp_path / "no" / "mine")}
-    with pytest.raises(prepare.Refused, match=f"run.output {tmp_path}/no "):
-        prepare._share_output(missing, [])
-    locks: list[int] = []
-    prepare._share_output({**spec, "node": 0}, locks)
-    prepare._share_output(spec, [])
-    assert len(locks) == 1
+    with pytest.raises(wire.Refused, match=f"run.output {tmp_path}/no "):
+        locks.share_output(missing, [])
+    taken: list[int] = []
+    locks.share_output({**spec, "node": 0}, taken)
+    locks.share_output(spec, [])
+    assert len(taken) == 1

@@ -72,6 +72,7 @@ TWICE = {
     "notify": {"commands.notify", "node.run.notify"},
     "prepare": {"answers.prepare", "node.serve.prepare"},
     "probe": {"node.serve.probe", "runs.probe"},
+    "rejoin": {"answers.rejoin", "node.serve.rejoin"},
     "runs": {"answers.runs", "node.serve.runs"},
     "stacks": {"diagnosis.stacks", "node.run.stacks"},
     # what a host answers, and who asks it

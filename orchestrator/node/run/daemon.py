@@ -24,10 +24,11 @@ def start(
     private: Dict[str, Any],
     sockets: Dict[str, List[socket.socket]],
     locks: List[int],
+    rejoin: bool = False,
 ) -> socket.socket:
     """Start a guard, which has copies of `sockets` and `locks`. Returns the relay's end of its control channel.
 
-    Raises NotStarted.
+    `rejoin`: the run was started before, and its folder has the records of the guard before. Raises NotStarted.
     """
     ours, theirs = socket.socketpair()
     handles = {name: [listener.fileno() for listener in listeners] for name, listeners in sockets.items()}
@@ -40,6 +41,7 @@ def start(
         "control": theirs.fileno(),
         "sockets": handles,
         "locks": locks,
+        "rejoin": rejoin,
     }
     errors = os.path.join(folder, "guard.err")
     with theirs, open(errors, "ab", opener=_private) as log:
@@ -90,6 +92,7 @@ def main_guard() -> int:
         socket.socket(fileno=given["control"]),
         {name: [socket.socket(fileno=number) for number in handles] for name, handles in given["sockets"].items()},
         given["locks"],
+        given["rejoin"],
     )
     guard.hold()
     guard.run()

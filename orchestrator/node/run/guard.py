@@ -36,6 +36,7 @@ class Guard:
         control: socket.socket,
         sockets: Dict[str, List[socket.socket]],
         locks: List[int],
+        rejoin: bool = False,
     ) -> None:
         """`private`: the run's secrets and key, in memory only. `locks`: of GPUs and names, held until the guard ends.
 
@@ -62,6 +63,11 @@ class Guard:
             self._write_state,
         )
         self._shutdown = Shutdown(folder, self._recorder, self._send_status)
+        self._restarted = rejoin
+        if rejoin:
+            before = state.read(self._path("state.json")) or {}
+            self._control.start = before.get("start")
+            self._attempts.failures = before.get("failures", [])
 
     # the loop
 
@@ -140,7 +146,8 @@ class Guard:
 
     def _is_committed(self) -> bool:
         """Whether the head has started the run, as far as this node knows."""
-        return self._control.start is not None or self._attempts.tree is not None or self._waiting
+        started = self._control.start is not None or self._attempts.tree is not None
+        return started or self._waiting or self._restarted
 
     # the recorder
 
@@ -166,6 +173,7 @@ class Guard:
                 "start": self._control.start,
                 "waiting": self._waiting,
                 "fenced": self._attempts.is_fenced,
+                "restarted": self._restarted,
                 "stop": self._shutdown.stop,
                 "drain": self._shutdown.is_draining,
             }
@@ -274,7 +282,7 @@ class Guard:
                 self._commit(message["start"])
             elif message["do"] == "abort" and not self._is_committed():
                 self._shutdown.abort()
-        if self._control.channel is None and self._spec["node"] == 0 and self._control.start is None:
+        if self._control.channel is None and self._spec["node"] == 0 and not self._is_committed():
             self._shutdown.abort()  # only the head could have been committed: with its controller gone it never will be
 
     def _commit(self, start: Dict[str, Any]) -> None:
@@ -296,6 +304,7 @@ class Guard:
             "phase": self._phase().value,
             "attempt": self._attempts.number,
             "committed": self._is_committed(),
+            "start": self._control.start,
             "guard": processes.identify(os.getpid()),
             "boot_id": state.boot_id(),
             "failures": self._attempts.failures,

@@ -33,6 +33,7 @@ OPERATIONS = {
     "evidence": ("serve.evidence", "gather"),
     "paths": ("serve.evidence", "paths"),
     "stop": ("serve.stop", "end_run"),
+    "rejoin": ("serve.rejoin", "rejoin"),
     "stale": ("serve.leftovers", "stale"),
     "force": ("serve.leftovers", "force"),
     "outputs": ("serve.outputs", "listing"),

@@ -1,0 +1,104 @@
+"""`rejoin`: start a guard for a run that this host takes part in, after the host was restarted or the guard was killed.
+
+The run's folder still has everything but `private`, which the guards of other hosts have in memory.
+"""
+
+import json
+import os
+import time
+from typing import Any, Dict, List
+
+from ..host import network, state
+from ..host.sweep import sweep
+from ..run import daemon
+from . import locks as run_locks
+from . import prepare
+from .wire import Refused
+
+START_WINDOW = 10.0  # s for the new guard to take the lock that proves it
+
+
+def rejoin(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """`arguments`: run_id, private (as for `prepare`).
+
+    Refuses with `no-such-run`, `guarded` (there is a guard), `over`, or the code of what is in the way.
+    """
+    run_id = arguments["run_id"]
+    folder = state.run_folder(run_id)
+    check(run_id, folder)
+    spec = state.read(os.path.join(folder, "spec.json")) or {}
+    left = sweep(run_id, folder)
+    if left:
+        raise Refused("process-stopped", "pid %d (%s) cannot be killed" % (left[0]["pid"], left[0]["cmd"]))
+    locks: List[int] = []
+    listeners = []
+    try:
+        prepare.check_space(folder)
+        state.keep_space(folder)
+        if not os.path.isdir(spec["cwd"]):
+            raise Refused("remote-workdir-missing", "%s is gone" % spec["cwd"])
+        run_locks.take(spec, locks)
+        run_locks.share_output(spec, locks)
+        check(run_id, folder)  # before the locks were held, another may have started a guard
+        listeners = [_listen(address, port) for address, port in spec["listening"]]
+        _empty(os.path.join(folder, "fifo"))
+        spec["epoch"] = max(time.time(), _last_event(folder)) - time.monotonic()
+        state.write(os.path.join(folder, "spec.json"), spec)
+        daemon.start(folder, spec, arguments["private"], {"link": listeners}, locks, rejoin=True).close()
+    except daemon.NotStarted as error:
+        raise Refused("unknown", str(error)) from error
+    finally:  # the guard has its own
+        for listener in listeners:
+            listener.close()
+        for lock in locks:
+            os.close(lock)
+    deadline = time.monotonic() + START_WINDOW
+    while not state.guarded(folder):
+        if time.monotonic() > deadline:
+            raise Refused("unknown", "the guard has ended; see guard.err in the run's folder")
+        time.sleep(0.02)
+    return {"boot_id": state.boot_id()}
+
+
+def check(run_id: str, folder: str) -> None:
+    """Raises Refused where no guard may be started."""
+    spec = state.read(os.path.join(folder, "spec.json"))
+    if spec is None:
+        raise Refused("no-such-run", "run %s is not on this host" % run_id)
+    if state.guarded(folder):
+        raise Refused("guarded", "run %s has its guard on this host" % run_id)
+    if any(os.path.exists(os.path.join(folder, name)) for name in ("exit.json", "stop.json")):
+        raise Refused("over", "run %s is over on this host" % run_id)
+    if "listening" not in spec:
+        raise Refused("unknown", "run %s was started by an older version of ddp-orch" % run_id)
+
+
+def _listen(address: str, port: int) -> Any:
+    """Where the other nodes look for this one."""
+    try:
+        return network.listen_on([address], [port])[0]
+    except OSError as error:
+        text = "cannot listen on %s: %s" % (network.endpoint(address, port), error.strerror)
+        raise Refused("port-in-use", text) from error
+
+
+def _empty(folder: str) -> None:
+    """Remove the FIFOs of processes that have ended."""
+    for name in os.listdir(folder):
+        os.unlink(os.path.join(folder, name))
+
+
+def _last_event(folder: str) -> float:
+    """When the gang decided last, on the head: its clock must not be set back."""
+    try:
+        with open(os.path.join(folder, "gang.jsonl"), "rb") as file:
+            file.seek(-min(os.fstat(file.fileno()).st_size, 64 * 1024), os.SEEK_END)
+            lines = file.read().splitlines()
+    except OSError:
+        return 0.0  # not the head
+    for line in reversed(lines):
+        try:
+            return float(json.loads(line)["fields"]["at"])
+        except state.DAMAGED:
+            continue
+    return 0.0

@@ -1,0 +1,113 @@
+"""A host takes part in a run again after its guard and recorder have gone, as they do when the host is restarted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+
+import pytest
+from lab.waiting import wait_until
+from local_runs import Run, Runs
+
+from orchestrator.hosts.session import Refused, Session
+from orchestrator.node.host import processes, state
+
+WAIT = "import time; print('here', flush=True); time.sleep(300)"
+
+
+def rejoin(run: Run, node: int = 0, session: Session | None = None) -> None:
+    private = {"secrets": {}, "key": run.key.hex(), "notify": {}}
+    (session or run.hosts[node].session).request("rejoin", {"run_id": run.run_id, "private": private})
+
+
+def refusal(run: Run, node: int = 0) -> str:
+    with pytest.raises(Refused) as refused:
+        rejoin(run, node)
+    return refused.value.code
+
+
+def lose(run: Run, node: int = 0) -> None:
+    """End the guard, the recorder and the ranks of a node at once, as a power failure does."""
+    guard = run.guard(node)
+    below = processes.descendants(guard.pid)
+    processes.send(guard, signal.SIGSTOP)
+    processes.send_all([*below, guard], signal.SIGKILL)
+    wait_until(lambda: not any(map(processes.alive, [guard, *below])), 10.0, "all processes of the node are gone")
+
+
+def test_a_node_whose_processes_are_gone_gets_a_guard_that_can_be_stopped(runs: Runs) -> None:
+    run = runs.start(WAIT, nproc=(1, 1), options="max_restarts: 1")
+    run.wait_for("here", "1.0.out")
+    lose(run)
+    assert not state.guarded(str(run.folder()))
+    rejoin(run)
+    assert state.guarded(str(run.folder()))
+    assert run.record("state.json")["start"] is not None  # type: ignore[index]
+    run.stop(1)
+    assert run.stop(0)["remaining"] == []
+    run.wait_over()
+
+
+def test_a_node_with_a_guard_gets_no_second_one(runs: Runs) -> None:
+    run = runs.start(WAIT)
+    run.wait_for("here", "1.0.out")
+    guard = run.guard()
+    assert refusal(run) == "guarded"
+    run.stop()
+    assert refusal(run) == "over" and not processes.alive(guard)
+
+
+def test_a_run_that_is_not_here_is_refused(runs: Runs) -> None:
+    (host,) = runs.hosts(1)
+    assert refusal(Run("20260101-000000-abcd", [host])) == "no-such-run"
+
+
+def test_of_several_who_start_a_guard_one_succeeds(runs: Runs) -> None:
+    run = runs.start(WAIT, options="max_restarts: 1")
+    run.wait_for("here", "1.0.out")
+    lose(run)
+    codes: list[str] = []
+
+    def try_it(session: Session) -> None:
+        try:
+            rejoin(run, session=session)
+            codes.append("")
+        except Refused as error:
+            codes.append(error.code)
+
+    sessions = [run.hosts[0].connect() for _ in range(4)]
+    threads = [threading.Thread(target=try_it, args=(session,)) for session in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    for session in sessions:
+        session.close()
+    assert len(codes) == 4 and codes.count("") == 1 and set(codes) <= {"", "guarded", "held"}
+    guards = [pid for pid in processes._pids() if f"guard {run.run_id}" in processes.command(pid)]
+    assert len(guards) == 1
+    run.stop()
+
+
+def test_the_clock_of_a_run_is_not_set_back(runs: Runs) -> None:
+    run = runs.start(WAIT, options="max_restarts: 1")
+    run.wait_for("here", "1.0.out")
+    lose(run)
+    later = time.time() + 1000.0
+    with (run.folder() / "gang.jsonl").open("a") as log:
+        log.write(json.dumps({"event": "Tick", "fields": {"at": later}}) + "\n{torn")
+    rejoin(run)
+    spec = run.record("spec.json")
+    assert spec is not None and spec["epoch"] + time.monotonic() >= later
+    run.stop()
+
+
+def test_a_name_that_another_run_has_taken_is_not_taken_back(runs: Runs) -> None:
+    run = runs.start(WAIT, name="mine", options="max_restarts: 1")
+    run.wait_for("here", "1.0.out")
+    lose(run)
+    other = runs.start(WAIT, name="mine")
+    assert refusal(run) == "held" and not state.guarded(str(run.folder()))
+    other.stop()
