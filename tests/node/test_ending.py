@@ -368,7 +368,7 @@ def test_waiting_for_a_guard_costs_a_stop_request_no_core(tmp_path: Path, monkey
         return []
 
     monkeypatch.setenv("DDP_ORCH_STATE_DIR", str(tmp_path))
-    for name, value in {"belonging": dear_look, "LEASE": 0.0, "REPORT_WINDOW": 0.0}.items():
+    for name, value in {"belonging": dear_look, "lease": lambda _: 0.0, "REPORT_WINDOW": 0.0}.items():
         monkeypatch.setattr(stop, name, value)
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAIT
     with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as guard:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.run import follower as follower_module
 from orchestrator.node.run import head as head_module
 from orchestrator.node.run.follower import WorkerLink
 from orchestrator.node.run.gang_events import Order, StartRequested
@@ -33,9 +32,11 @@ class Recorder:
         self.lines: list[str] = []
         self.reported = {"attempt": 1, "waiting": False, "stop": None}
         self.commands: list[str] = []
+        self.permits: list[float] = []
         nodes = [{"host": f"host-{number}", "nproc": 1} for number in range(2)]
         self.spec = {"nodes": nodes, "max_restarts": 0, "min_nodes": 2, "epoch": 0.0, "stall_timeout": None}
         self.spec |= {
+            "lease": LEASE,
             "node": node,
             "link_address": "127.0.0.1",
             "link_port": link_port,
@@ -49,6 +50,9 @@ class Recorder:
     def command(self, message: dict[str, Any]) -> None:
         self.commands.append(message["do"])
 
+    def permit(self, seconds: float) -> None:
+        self.permits.append(seconds)
+
     def say(self, text: str) -> None:
         self.lines.append(text)
 
@@ -59,7 +63,6 @@ class Recorder:
 @pytest.fixture
 def met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[HeadLink, Link]]:
     """A head and the link of a node that has joined it; a lease is short."""
-    monkeypatch.setattr(head_module, "LEASE", LEASE)
     monkeypatch.setattr(head_module, "TICK", 0.0)
     listener = socket.create_server(("127.0.0.1", 0))
     head = HeadLink(Recorder(tmp_path, RUN_KEY, node=0), [listener])
@@ -159,7 +162,6 @@ def test_a_node_speaks_for_itself_and_in_one_short_line(met: tuple[HeadLink, Lin
 @pytest.fixture
 def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WorkerLink, Recorder, Link]]:
     """A node that has joined its head, and the head's link; a lease is short."""
-    monkeypatch.setattr(follower_module, "LEASE", LEASE)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         recorder = Recorder(tmp_path, RUN_KEY, listener.getsockname()[1])
         follower = WorkerLink(recorder)
@@ -190,6 +192,46 @@ def test_a_node_that_was_late_hears_its_head_before_it_stops(joined: tuple[Worke
     assert select.select([link.fileno()], [], [], 10.0)[0]
     follower.on_tick()
     assert recorder.commands == ["prepared"]
+
+
+def test_each_message_of_the_head_renews_the_permit(joined: tuple[WorkerLink, Recorder, Link]) -> None:
+    follower, recorder, head = joined
+    recorder.permits.clear()
+    head.send({})
+    (link,) = follower.links()
+    assert select.select([link.fileno()], [], [], 10.0)[0]
+    follower.on_readable(link.fileno())
+    assert recorder.permits == [LEASE]
+
+
+def test_a_node_without_its_head_waits_for_it_until_it_is_asked_to_stop(
+    joined: tuple[WorkerLink, Recorder, Link],
+) -> None:
+    follower, recorder, _ = joined
+    follower._rejoin_timeout = 600.0
+    for stop, commands in ((None, ["prepared"]), ({"by": "ann"}, ["prepared", "end"])):
+        recorder.reported["stop"] = stop
+        outlast_the_lease()
+        follower.on_tick()
+        assert recorder.commands == commands
+
+
+def test_a_node_whose_head_is_not_back_in_time_ends(joined: tuple[WorkerLink, Recorder, Link]) -> None:
+    follower, recorder, _ = joined
+    follower._rejoin_timeout = LEASE
+    outlast_the_lease()
+    outlast_the_lease()
+    follower.on_tick()
+    assert recorder.commands == ["prepared", "end"]
+
+
+def test_a_node_that_was_lost_has_to_join_again(met: tuple[HeadLink, Link]) -> None:
+    """It may be heard on the link that it had, when a cut is over."""
+    head, _ = met
+    head._state = head._state._replace(rejoin_timeout=600.0)
+    outlast_the_lease()
+    head.on_tick()
+    assert not head.links()
 
 
 @pytest.mark.parametrize("order", [5, [], ["Run"], ["Fly", {}], ["Stop", {"attempt": 1}], ["State", {}], [{}, {}]])

@@ -1,32 +1,39 @@
-"""The link of all nodes but the head: receives orders, sends statuses, stops the run here when the head is gone."""
+"""The link of all nodes but the head: receives orders, sends statuses, waits for a head that is gone to come back."""
 
 import time
 from typing import Any, Dict, List, Optional
 
-from . import gang_events, messages, notify
-from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed, dial
+from . import gang_events, messages, narration, notify
+from .link import BEAT, HANDSHAKE_WINDOW, Link, LinkClosed, dial, lease
 from .peers import TICK, ClusterLink, RecorderApi
 
 JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
 REDIAL = 0.3  # s between tries to reach the head
-# s of silence after which a second connection is tried: after a cut, TCP waits as long again as the cut took before it
-# retries. On a link with much packet loss the old connection may still be the first to recover.
-SILENT = LEASE / 2
+# the part of the lease after which a second connection is tried: after a cut, TCP waits as long again as the cut took
+# before it retries. On a link with much packet loss the old connection may still be the first to recover.
+SILENT = 0.5
 
 
 class WorkerLink(ClusterLink):
-    """Keeps a link to the head: sends our status, receives orders. Ends the attempt after a lease without it."""
+    """Keeps a link to the head: sends our status, receives orders, renews the permit of the ranks here.
+
+    After a lease without the head the permit lapses, and the guard stops the ranks. The run ends here when the head has
+    not come back within run.rejoin_timeout.
+    """
 
     def __init__(self, recorder: RecorderApi) -> None:
         self._recorder = recorder
         self._spec = recorder.spec
+        self._lease = lease(self._spec)
+        self._rejoin_timeout = float(self._spec.get("rejoin_timeout", 0.0))
         self._link: Optional[Link] = None
         self._next: Optional[Link] = None  # takes its place as soon as it is ready
         self._redial_at = 0.0
         self._beat_at = 0.0
         self._began = self._heard_at = time.monotonic()
         self._joined = False
-        self._fenced = False
+        self._fenced = False  # nothing of the head for a lease
+        self._ended = False
         self._node_rank: Optional[int] = None  # in the newest attempt
 
     def links(self) -> List[Link]:
@@ -50,7 +57,7 @@ class WorkerLink(ClusterLink):
             self._close(link)
             return
         if link.ready:
-            self._heard_at = link.heard_at
+            self._on_heard(link)
         if link.ready and link is self._next:
             self._close(self._link)
         if link.ready and not was_ready:
@@ -62,6 +69,13 @@ class WorkerLink(ClusterLink):
             if isinstance(order, gang_events.Run):
                 self._node_rank = order.node_rank
             self._recorder.obey(order)
+
+    def _on_heard(self, link: Link) -> None:
+        self._heard_at = link.heard_at
+        self._recorder.permit(self._lease)
+        if self._fenced and not self._ended:
+            self._fenced = False
+            self._recorder.say("the head (%s) is back" % self._head)
 
     def _close(self, link: Optional[Link]) -> None:
         """Close a link. The second one, if there is one, replaces the first."""
@@ -101,46 +115,66 @@ class WorkerLink(ClusterLink):
         if now >= self._beat_at:
             self._beat_at = now + BEAT
             self._send({"silence": self._recorder.silence()})
-        if self._link is not None and now - self._heard_at > LEASE:
+        if self._link is not None and now - self._heard_at > self._lease:
             self.on_readable(self._link.fileno())  # this process may be late itself: read what has arrived
         if self._link is not None and self._link.ready:
             silent = now - self._link.heard_at
-            if silent > LEASE:
+            if silent > self._lease:
                 self._close(self._link)
-            elif silent > SILENT and self._next is None and now >= self._redial_at:
+            elif silent > SILENT * self._lease and self._next is None and now >= self._redial_at:
                 self._next = self._dial()
         if not self._joined and now - self._began > JOIN_WINDOW:
             self._began = now
             why = "no link to the head at %s:%d" % (self._spec["link_address"], self._spec["link_port"])
             self._recorder.command({"do": "cannot", "why": why, "code": "ephemeral-ports-blocked"})
-        if now - self._heard_at > LEASE and not self._fenced and self._begun():
-            self._fenced = True
-            self._fence()
+        if now - self._heard_at > self._lease and self._begun():
+            self._fence(now)
 
     def _begun(self) -> bool:
         status = self._recorder.reported
         return bool(status["attempt"] > 0 or status["waiting"])
 
-    def _fence(self) -> None:
-        """The head is gone, or we are cut off from it: the others are stopping, and so do we."""
-        head = self._spec["nodes"][0]["host"]
+    @property
+    def _head(self) -> str:
+        return str(self._spec["nodes"][0]["host"])
+
+    def _fence(self, now: float) -> None:
+        """The head is gone, or we are cut off from it: the others are stopping, and so does our guard."""
+        if not self._fenced:
+            self._fenced = True
+            wait = "; waiting up to %s for it to come back" % narration.duration(self._rejoin_timeout)
+            self._recorder.say(
+                "no message from the head (%s) for %d s: stopping%s"
+                % (self._head, self._lease, wait if self._rejoin_timeout else "")
+            )
+            if self._rejoin_timeout:
+                self._tell_for_the_head("waiting")
+        gives_up = now - self._heard_at > self._lease + self._rejoin_timeout
+        if not self._ended and (gives_up or self._recorder.reported["stop"]):
+            self._ended = True
+            self._end()
+
+    def _end(self) -> None:
         status = self._recorder.reported
         by = (status["stop"] or {}).get("by")
-        self._recorder.say("no message from the head (%s) for %d s: stopping" % (head, LEASE))
-        failure = {"host": head, "node": 0, "rank": None, "what": "head lost", "lost": True, "at": time.time()}
         verdict = {
             "state": "killed" if by else "lost",
-            "first_failure": None if by else failure,
+            "first_failure": None if by else self._head_lost(),
             "stopped_by": by,
             "attempt": status["attempt"],
         }
-        if self._node_rank == 1 and not by:
-            self._tell_for_the_head(failure, status["attempt"])
+        self._tell_for_the_head("lost")
         self._recorder.command({"do": "end", "verdict": verdict})
 
-    def _tell_for_the_head(self, failure: Dict[str, Any], attempt: int) -> None:
+    def _head_lost(self) -> Dict[str, Any]:
+        return {"host": self._head, "node": 0, "rank": None, "what": "head lost", "lost": True, "at": time.time()}
+
+    def _tell_for_the_head(self, label: str) -> None:
         """Notify in place of the head. Only node rank 1 does: the others have no links to agree by (ADR 0004)."""
+        status = self._recorder.reported
+        if self._node_rank != 1 or status["stop"]:
+            return
         here = self._spec["nodes"][self._spec["node"]]["host"]
-        report = dict(failure, what="head lost, reported by %s" % here)
-        message = notify.message(self._spec, "lost", attempt, report)
+        report = dict(self._head_lost(), what="head lost, reported by %s" % here)
+        message = notify.message(self._spec, label, status["attempt"], report)
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)

@@ -8,9 +8,9 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ..host import network, state
-from . import gang, gang_events, messages, notify, team
+from . import gang, gang_events, messages, narration, notify, team
 from .gang_state import NodePhase, Phase, State
-from .link import BEAT, HANDSHAKE_WINDOW, LEASE, Link, LinkClosed
+from .link import BEAT, HANDSHAKE_WINDOW, Link, LinkClosed, lease
 from .messages import AttemptPhase
 from .peers import TICK, ClusterLink, RecorderApi
 
@@ -23,6 +23,7 @@ class HeadLink(ClusterLink):
     def __init__(self, recorder: RecorderApi, listeners: List[socket.socket]) -> None:
         self._recorder = recorder
         self._spec = recorder.spec
+        self._lease = lease(self._spec)
         self._listeners = listeners
         for listener in listeners:
             listener.setblocking(False)
@@ -33,7 +34,13 @@ class HeadLink(ClusterLink):
         self._answered = False
         self._silence: Dict[int, Dict[str, Any]] = {}  # the last report of each node on the silence of its ranks
         self._warned_of_silence = False
-        self._state = gang.begin(self._spec["nodes"], self._spec["max_restarts"], self._spec["min_nodes"])
+        self._state = gang.begin(
+            self._spec["nodes"],
+            self._spec["max_restarts"],
+            self._spec["min_nodes"],
+            self._spec.get("rejoin_timeout", 0.0),
+            self._spec.get("max_nodes", 0),
+        )
         self._log = self._replay(os.path.join(recorder.folder, "gang.jsonl"))
 
     def _replay(self, path: str) -> int:
@@ -142,6 +149,8 @@ class HeadLink(ClusterLink):
         host = self._state.nodes[number].host
         if status["stop"] is not None:
             self._step(gang_events.StopRequested(status["stop"]["by"], status["stop"]["grace"], now))
+        if status["restarted"] and status["phase"] is AttemptPhase.PREPARED:
+            self._step(gang_events.Restarted(number, now))
         if status["phase"] is AttemptPhase.RUNNING:
             self._step(gang_events.Started(number, status["attempt"], now))
         for failure in status["failures"]:
@@ -149,7 +158,8 @@ class HeadLink(ClusterLink):
                 failure["rank"] = None
             self._step(gang_events.Failed(number, failure["attempt"], dict(failure, host=host, node=number), now))
         if status["phase"] is AttemptPhase.EXITED:
-            self._step(gang_events.Exited(number, status["attempt"], bool(status["outcome"]["ok"]), now))
+            ok, fenced = status["outcome"]["ok"], status["fenced"]
+            self._step(gang_events.Exited(number, status["attempt"], ok, now, fenced))
 
     def _ranks(self, number: int) -> range:
         """A node's ranks in this attempt."""
@@ -171,14 +181,20 @@ class HeadLink(ClusterLink):
             self._silence[0] = self._recorder.silence()
             self._watch_silence()
         for number in list(self._heard):
-            if self._silent(number) > LEASE and number in self._nodes:
+            if self._silent(number) > self._lease and number in self._nodes:
                 self._exchange(self._nodes[number])  # this process may be late itself: read what has arrived
             silent = self._silent(number)
-            if silent > LEASE and self._state.nodes[number].phase not in gang.GONE:
-                self._step(gang_events.Lost(number, self._now(), self._now() - silent))
+            if silent > self._lease and self._state.nodes[number].phase not in gang.GONE:
+                self._lose(number, silent)
         if team.restart_is_due(self._state, self._now()):
             self._find_port()
         self._step(gang_events.Tick(self._now()))
+
+    def _lose(self, number: int, silent: float) -> None:
+        self._step(gang_events.Lost(number, self._now(), self._now() - silent))
+        link = self._nodes.get(number)
+        if link is not None and self._state.rejoin_timeout:
+            self._drop(link)  # a node that is heard again on this link would not join
 
     def _silent(self, number: int) -> float:
         return time.monotonic() - self._heard[number]
@@ -252,48 +268,15 @@ class HeadLink(ClusterLink):
         after = self._state
         if after.attempt != before.attempt:
             self._silence.clear()
-            hosts = ", ".join(after.nodes[number].host for number in after.team)
-            self._recorder.say(
-                "attempt %d on %s, rendezvous at %s"
-                % (after.attempt, hosts, network.endpoint(after.master_addr, after.master_port))
-            )
-        if after.first_failure is not None and before.first_failure is None:
-            first = after.first_failure
-            last_line = " (%s)" % first["said"] if first.get("said") else ""
-            self._recorder.say(
-                "first failure: %s: %s%s; stopping all nodes" % (first["host"], first["what"], last_line)
-            )
-        elif after.first_failure is not None and after.first_failure != before.first_failure:
-            what = "%s: %s" % (after.first_failure["host"], after.first_failure["what"])
-            self._recorder.say("first failure, seen late: %s; it was silent before the other host failed" % what)
-        if after.phase is Phase.RESTARTING and before.phase is not Phase.RESTARTING:
-            self._recorder.say(_what_follows(after))
+        for line in narration.lines(before, after):
+            self._recorder.say(line)
+        if narration.begins_to_wait(before, after):
+            self._notify("waiting", after.first_failure)
+        elif narration.plans_restart(before, after):
             self._notify("restarting", after.first_failure)
-        elif after.stopped_by is not None and before.stopped_by is None:
-            self._recorder.say("stopping all nodes: requested by %s" % after.stopped_by)
         if after.verdict is not None and before.verdict is None:
-            outcome = notify.WORDS[after.verdict["state"]]
-            why = (
-                after.verdict["no_restart_reason"] if after.max_restarts or len(after.nodes) > after.min_nodes else None
-            )
-            self._recorder.say("the run %s%s" % (outcome, "; not restarted: %s" % why if why else ""))
             self._notify(after.verdict["state"], after.verdict["first_failure"])
 
     def _notify(self, label: str, failure: Optional[Dict[str, Any]]) -> None:
         message = notify.message(self._spec, label, self._state.attempt, failure)
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
-
-
-def _what_follows(after: State) -> str:
-    """Describe the restart: on which hosts, and what it takes from the budget."""
-    hosts = [node.host for node in after.nodes]
-    next_team = team.next_team(after) or ()
-    gone = [hosts[number] for number in after.team if number not in next_team]
-    new = [hosts[number] for number in next_team if number not in after.team]
-    counts = team.uses_restart(after, next_team)
-    budget = "restart %d of %d" % (after.restarts_used + 1, after.max_restarts) if counts else "a restart"
-    if not gone:
-        return "%s follows" % budget
-    if new:
-        return "%s follows, with %s in place of %s" % (budget, ", ".join(new), ", ".join(gone))
-    return "%s follows, on %d hosts, without %s" % (budget, len(next_team), ", ".join(gone))

@@ -22,7 +22,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 BEAT = 1.0  # s between messages when there is nothing to say
-LEASE = 8.0  # s without a message after which the other side counts as lost
+LEASE = 8.0  # s without a message after which the other side counts as lost, where the spec has none
 MAX_MESSAGE = 1024 * 1024
 HANDSHAKE_WINDOW = 5.0  # s
 
@@ -30,6 +30,10 @@ _LENGTH = struct.Struct(">I")
 _NUMBERS = struct.Struct(">II")  # of dialer and acceptor
 _COUNT = struct.Struct(">Q")
 _MAC = 32
+
+
+def lease(spec: Dict[str, Any]) -> float:
+    return float(spec.get("lease", LEASE))
 
 
 class LinkClosed(Exception):

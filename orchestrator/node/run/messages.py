@@ -47,6 +47,7 @@ def status(message: Any) -> Dict[str, Any]:
         "outcome": None if outcome is None else {"ok": _object(outcome).get("ok") is True},
         "failures": [_failure(failure) for failure in _list(message.get("failures"))[:FAILURES]],
         "fenced": message.get("fenced") is True,
+        "restarted": message.get("restarted") is True,
         "stop": None if stop is None else {"by": _text(_object(stop).get("by")), "grace": _number(stop.get("grace"))},
     }
 

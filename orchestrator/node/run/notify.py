@@ -32,11 +32,12 @@ WORDS = {
     "stopped": "was stopped after a snapshot",
     "killed": "was stopped",
     "lost": "was lost",
+    "waiting": "waits for lost hosts to come back",
 }
 
 
 def message(spec: Dict[str, Any], state: str, attempt: int, first_failure: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """The message. `state`: `restarting`, or the state of a verdict. A webhook gets only `text`, in Slack's format."""
+    """The message. `state`: `restarting`, `waiting`, or of a verdict. A webhook gets only `text`, in Slack's format."""
     name = spec["run_id"] if spec["name"] == spec["run_id"] else "%s (%s)" % (spec["name"], spec["run_id"])
     text = "ddp-orch: run %s %s" % (name, WORDS.get(state, "restarts: attempt %d failed" % attempt))
     if first_failure:

@@ -7,7 +7,7 @@ from typing import Any, Dict, List
 
 from ..host import network, processes, state
 from ..host.sweep import belonging, sweep
-from ..run.link import LEASE
+from ..run.link import lease
 from . import runs
 from .leftovers import owner, ports_of
 
@@ -39,7 +39,7 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         except OSError:  # a full disk: the guard still stops the run, with the run's own grace
             grace = max(grace, own)
         processes.send(guard, signal.SIGTERM)
-        deadline = time.monotonic() + grace + LEASE + REPORT_WINDOW
+        deadline = time.monotonic() + grace + lease(spec) + REPORT_WINDOW
         look_at = time.monotonic()
         while processes.alive(guard) and time.monotonic() < deadline:
             if time.monotonic() >= look_at:
