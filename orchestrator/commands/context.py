@@ -265,8 +265,13 @@ class RunLookup:
 
 
 def find_run(fleet: Fleet, inventory: Inventory, run_name: str | None, console: Console) -> RunLookup:
-    """Find the run that the user means. Wait for all hosts, and warn of failed ones. Raises as `registry.choose`."""
-    lookup = _find_run(fleet, inventory, run_name, console, None)
+    """Find the run that the user means. Wait for all hosts, and name the silent ones. Raises as `registry.choose`."""
+    search = registry.Search(fleet, inventory.hosts)
+    listing = search.wait(lambda _: True)
+    if listing.late:
+        console.note(f"no answer yet from {fold(listing.late)}; waiting")
+        listing = search.wait()
+    lookup = _choose(search, listing, inventory, run_name, console)
     warn_of_unasked_hosts(lookup.run, lookup.listing, console)
     return lookup
 
@@ -282,18 +287,18 @@ def find_run_early(
 
     Does not warn of hosts of the run that this command did not ask.
     """
-    return _find_run(fleet, inventory, run_name, console, partial(enough, run_name, inventory.path))
+    search = registry.Search(fleet, inventory.hosts)
+    listing = search.wait(partial(enough, run_name, inventory.path))
+    return _choose(search, listing, inventory, run_name, console)
 
 
-def _find_run(
-    fleet: Fleet,
+def _choose(
+    search: registry.Search,
+    listing: registry.Listing,
     inventory: Inventory,
     run_name: str | None,
     console: Console,
-    enough: Callable[[registry.Listing], bool] | None,
 ) -> RunLookup:
-    search = registry.Search(fleet, inventory.hosts)
-    listing = search.wait(enough)
     warn_of_missing(replace(listing, failed=listing.missing), console)
     run = registry.choose(listing, run_name, inventory.path)
     if run_name is None:

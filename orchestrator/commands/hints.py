@@ -1,4 +1,4 @@
-"""What people type who mean something else, and the command that they mean. Looks only whether a file exists."""
+"""Recognise common mistakes on the command line, and suggest the command that was meant."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import click
 
 from .deprecated import current_names
 
-ALIKE = 0.75  # of 1: an option that is less alike is another program's
+MIN_SIMILARITY = 0.75  # 0 to 1: an option that is less similar belongs to another program
 PYTHON = re.compile(r"(.*/)?(python[0-9.]*|torchrun|deepspeed)")
-"""Programs that start a script elsewhere; `up` starts its own launcher."""
+"""Programs that people type before a script. `up` starts the launcher itself."""
 ARGV = "ddp_orch.argv"  # the key in a context's `meta` of all words of the command line
 
-# how neighbours of this program call what is here; {} stands for the words that follow
+# commands of similar programs, and what to use here; {} stands for the words that follow
 ELSEWHERE = {
     "attach": "ddp-orch logs -f{}",
     "cancel": "ddp-orch kill{}",
@@ -49,7 +49,7 @@ ELSEWHERE = {
     "watch": "ddp-orch top{}",
 }
 
-# options of other launchers that `up` has not, and what to use in their place
+# options of other launchers, and what to use instead
 FOREIGN = {
     "--env-file": "give variables with -e K=V, or with `run: {env: ...}` in the inventory",
     "--gpus": "set `gpus` of the hosts in the inventory",
@@ -67,7 +67,7 @@ FOREIGN = {
 
 
 def elsewhere(argv: Sequence[str]) -> str | None:
-    """What is said to a command of a neighbour of this program."""
+    """A message about a command of a similar program, or None."""
     if not argv or argv[0] not in ELSEWHERE:
         return None
     words = "".join(f" {shlex.quote(word)}" for word in argv[1:])
@@ -75,7 +75,7 @@ def elsewhere(argv: Sequence[str]) -> str | None:
 
 
 def hint(error: click.ClickException) -> str | None:
-    """The command line that was probably meant, or what to use in the place of an unknown option."""
+    """The command line that was probably meant, or what to use instead of an unknown option."""
     context = getattr(error, "ctx", None)
     if context is None:
         return None
@@ -92,7 +92,7 @@ def hint(error: click.ClickException) -> str | None:
 
 
 def _suggest(error: click.NoSuchOption, options: list[str]) -> None:
-    """Have click offer these, in the place of those that it thinks alike."""
+    """Make click suggest these options instead of those that it finds similar."""
     error.possibilities = options  # type: ignore[misc]
 
 
@@ -108,7 +108,7 @@ def _unknown_option(error: click.NoSuchOption, command: str, argv: Sequence[str]
         _suggest(error, [])
         return known
     # an option of ours that is hardly meant helps nobody
-    near = [] if start is not None else get_close_matches(option, error.possibilities or (), 1, ALIKE)
+    near = [] if start is not None else get_close_matches(option, error.possibilities or (), 1, MIN_SIMILARITY)
     _suggest(error, near)
     if near:
         return None
@@ -119,7 +119,7 @@ def _unknown_option(error: click.NoSuchOption, command: str, argv: Sequence[str]
 
 
 def _options_first(error: click.NoSuchOption, argv: Sequence[str]) -> str | None:
-    """Options of a command that were given before it."""
+    """A hint if options of a command were given before the command."""
     assert error.ctx is not None and isinstance(error.ctx.command, click.Group)
     commands = error.ctx.command.commands
     place = next((number for number, word in enumerate(argv) if word in commands), None)
@@ -143,7 +143,7 @@ def _after_dashes(command: str, own: Sequence[str], others: Sequence[str]) -> st
 
 
 def _first_of_script(argv: Sequence[str]) -> int | None:
-    """Where the user's script or command begins, in the words before an option of its own."""
+    """Where the script or command of the user begins, among the words before one of its options."""
     if argv and argv[0] == "exec":
         inventories = [number for number, word in enumerate(argv) if is_yaml(word)]
         start = inventories[-1] + 1 if inventories else 1
@@ -152,7 +152,10 @@ def _first_of_script(argv: Sequence[str]) -> int | None:
 
 
 def misplaced(context: click.Context, option: str | None) -> str | None:
-    """What is said to an INVENTORY that is none, is in the place of a RUN, or is there twice. `option`: that of -i."""
+    """A message about an INVENTORY that is a script, is in the place of RUN, or is given twice; or None.
+
+    `option`: the value of -i.
+    """
     command, argv = str(context.info_name), context.meta.get(ARGV, ())
     run = context.params.get("run") or ""
     run = run if isinstance(run, str) else str(run[0])
@@ -165,8 +168,8 @@ def misplaced(context: click.Context, option: str | None) -> str | None:
     if command in ("up", "exec") and _is_of_script(context, command, word, option):
         end = argv.index("--") if "--" in argv else len(argv)
         own, words = list(argv[:end]), [word, *(context.params.get("script") or context.params.get("command") or ())]
-        for one in words:
-            del own[_place(context, own, one)]
+        for script_word in words:
+            del own[_place(context, own, script_word)]
         return _after_dashes(command, own, [*words, *argv[end:]])
     if word.endswith(".py"):
         return f"{word} is a script, not an inventory; to train with it: {_line(['up', '--', word])}"
@@ -178,7 +181,7 @@ def is_yaml(word: str) -> bool:
 
 
 def _is_of_script(context: click.Context, command: str, word: str, option: str | None) -> bool:
-    """Whether the first word is no inventory but begins the script or the command."""
+    """Whether the first word begins the script or the command, and is not an inventory."""
     if word.endswith(".py") or (option is not None and not is_yaml(word)):
         return True
     if is_yaml(word) or word == "-" or Path(word).exists():
@@ -189,7 +192,7 @@ def _is_of_script(context: click.Context, command: str, word: str, option: str |
 
 
 def _place(context: click.Context, argv: Sequence[str], argument: str) -> int:
-    """Where this argument is in the words of a command; an option may have the same word for its value."""
+    """The index of this argument in the words of a command. The value of an option may be the same word."""
     with_value = _options_with_value(context)
     return next(
         number for number, word in enumerate(argv) if number and word == argument and argv[number - 1] not in with_value
@@ -202,10 +205,10 @@ def _options_with_value(context: click.Context) -> set[str]:
 
 
 def no_command(inventory: str | None) -> str:
-    """What is said to `exec` without a command."""
+    """A message about `exec` without a command."""
     if inventory is None or is_yaml(inventory):
-        given = () if inventory is None else (inventory,)
-        return f"no command given: {_line(['exec', *given, '--'])} CMD ARGS..."
+        words = () if inventory is None else (inventory,)
+        return f"no command given: {_line(['exec', *words, '--'])} CMD ARGS..."
     return f"the command comes after `--`: {_line(['exec', '--', inventory])}"
 
 

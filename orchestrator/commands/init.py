@@ -1,4 +1,4 @@
-"""`init`: write a first inventory, of hosts that are given or chosen from ssh_config. Reaches no host."""
+"""`init`: write an inventory of hosts given as arguments or chosen from ssh_config. Does not connect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..inventory.advice import command
 from .context import stderr_console
 
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(\[[0-9,-]+\][A-Za-z0-9._-]*)*")
-WORDS = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}  # what YAML would take for something else
+WORDS = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}  # YAML would read these as other types
 MAX_INCLUDES = 16
 FORGES = {"github.com", "gist.github.com", "ssh.github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "git.sr.ht"}
 
@@ -58,13 +58,13 @@ def init(hosts: Sequence[str], output: str) -> int:
         if not click.confirm(f"{output} already exists. Overwrite it?", default=False, err=True):
             raise UsageError(f"{output} was not changed")
     try:
-        aside = path.with_name(f".{path.name}.{os.getpid()}.new")
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error.strerror}") from error
-    then = command("trust", inventory=output)
-    stderr_console().note(f"wrote {output}. Set `python` in it to an interpreter with torch, then run: {then}")
+    next_command = command("trust", inventory=output)
+    stderr_console().note(f"wrote {output}. Set `python` in it to an interpreter with torch, then run: {next_command}")
     return 0
 
 
@@ -84,41 +84,41 @@ def _scalar(name: str) -> str:
 
 
 def _choose() -> list[str]:
-    """Ask which of the hosts in ssh_config are meant."""
+    """Let the user choose from the hosts in ssh_config."""
     if not sys.stdin.isatty():
         raise UsageError("which hosts? Give them: ddp-orch init gpu1 gpu2, or gpu[01-16]")
     config = Path(os.environ.get("DDP_ORCH_SSH_CONFIG") or "~/.ssh/config").expanduser()
-    known = configured_hosts(config)
-    if not known:
+    configured = configured_hosts(config)
+    if not configured:
         raise UsageError(f"{config} lists no hosts; give them: ddp-orch init gpu1 gpu2")
-    for number, name in enumerate(known, 1):
+    for number, name in enumerate(configured, 1):
         click.echo(f"{number:4}  {name}", err=True)
     while True:
         answer = click.prompt("Which? Numbers or names, such as 1,3-5; or all", default="all", err=True)
         try:
-            return pick(answer, known)
+            return parse_choice(answer, configured)
         except ValueError as error:
             click.echo(f"{error}; try again, or press Ctrl-C", err=True)
 
 
-def pick(answer: str, known: Sequence[str]) -> list[str]:
-    """The names that are meant by `all`, or by numbers from 1, ranges of them, and names. Raises ValueError."""
+def parse_choice(answer: str, known: Sequence[str]) -> list[str]:
+    """The names for an answer: `all`, or numbers from 1, ranges of numbers, and names. Raises ValueError."""
     if answer.strip() == "all":
         return list(known)
-    found: list[str] = []
+    names: list[str] = []
     for word in re.split(r"[,\s]+", answer.strip()):
         span = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", word)
         if word in known:
-            found.append(word)
+            names.append(word)
         elif span and 1 <= int(span[1]) <= int(span[2] or span[1]) <= len(known):
-            found += known[int(span[1]) - 1 : int(span[2] or span[1])]
+            names += known[int(span[1]) - 1 : int(span[2] or span[1])]
         else:
             raise ValueError(f"{word!r} is neither a number from 1 to {len(known)} nor a name in the list")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names))
 
 
 def configured_hosts(config: Path) -> list[str]:
-    """The names in the `Host` lines of an ssh_config and what it includes, without patterns and servers of git."""
+    """The names in `Host` lines of an ssh_config and the files it includes, without patterns and git servers."""
     names: dict[str, None] = {}
     forges: set[str] = set()
     files = [config]
@@ -127,13 +127,13 @@ def configured_hosts(config: Path) -> list[str]:
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             continue
-        block: list[str] = []  # the names that the lines are about
+        block: list[str] = []  # names of the current `Host` block
         for line in lines:
-            found = re.fullmatch(r"\s*(host|hostname|user|include)(?:\s+|\s*=\s*)(.*?)\s*", line, re.IGNORECASE)
-            if found is None:
+            match = re.fullmatch(r"\s*(host|hostname|user|include)(?:\s+|\s*=\s*)(.*?)\s*", line, re.IGNORECASE)
+            if match is None:
                 continue
-            words = [quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|([^"\s]+)', found[2])]
-            match found[1].lower():
+            words = [quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|([^"\s]+)', match[2])]
+            match match[1].lower():
                 case "host":
                     block = [word for word in words if not re.search(r"[*?!#]", word)]
                     names.update(dict.fromkeys(block))
@@ -142,8 +142,8 @@ def configured_hosts(config: Path) -> list[str]:
                 case "user":
                     forges.update(block if words == ["git"] else ())
                 case _ if number < MAX_INCLUDES:
-                    # relative ones are looked for in ~/.ssh, as by ssh
-                    files += [Path(one) for word in words for one in _included(word)]
+                    # relative to ~/.ssh, as in ssh
+                    files += [Path(path) for word in words for path in _included(word)]
     return [name for name in names if name not in FORGES | forges]
 
 

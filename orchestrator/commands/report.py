@@ -1,4 +1,4 @@
-"""`report`: all that the hosts have kept of a run, in one HTML file and one of JSON. Looks only."""
+"""`report`: write what the hosts have recorded of a run to an HTML file and a JSON file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIGURES = "|".join(re.escape(name) for names in NAMES.values() for name in names
 
 @dataclass(frozen=True)
 class Report:
-    """Everything in a report. Times are RFC 3339 and in UTC; in series seconds since the run's first attempt."""
+    """Everything in a report. Times are RFC 3339 in UTC; in series, seconds since the first attempt."""
 
     run_id: str
     name: str
@@ -54,68 +54,71 @@ class Report:
     hosts: tuple[Mapping[str, Any], ...]
     """`{"host", "state", "exit_code", "signal", "nproc", "versions"}`."""
     training: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]]
-    """`loss`, `rate` and `step_time`: attempt and rank -> (step, or seconds where no step is told; value)."""
+    """`loss`, `rate` and `step_time`: attempt and rank -> (step, or seconds if there is no step; value)."""
     diagnosis: Mapping[str, Any]
     """As `diagnose --json`: `{"findings": [...], "consequences": [...]}`."""
     slow_ranks: tuple[Mapping[str, Any], ...]
-    """`{"rank", "step_time", "times_the_median"}`, the slowest first, from 5 % over the median on."""
+    """`{"rank", "step_time", "times_the_median"}`, the slowest first, from 5 % above the median."""
     machines: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]]
     """`gpu`, `gpu_memory`, `watts`, `cpu`, `received`, `sent`: host -> (seconds, value)."""
     config: Mapping[str, Any]
 
 
-def report(wanted: str | None, given: str | None, hosts: str | None, output: str | None, as_json: bool) -> int:
+def report(
+    run_name: str | None, inventory_path: str | None, hosts: str | None, output: str | None, as_json: bool
+) -> int:
     if output and Path(output).suffix.lower() not in ("", ".htm", ".html"):
-        raise UsageError(f"-o {output}: a report is an HTML page, with a JSON file next to it; give -o FILE.html")
+        raise UsageError(f"-o {output}: expected a name that ends with .html. The data go to a .json file next to it.")
     console = stderr_console()
-    read = load_inventory_of_run(given, hosts, wanted)
-    with open_fleet(read, short_timeout=True) as fleet:
-        found = find_run(fleet, read, wanted, console)
-        listing, run = found.listing, found.run
-        mask = make_mask(read, run, console)
-        of_run = [host for host in read.hosts if host.name in run.parts]
-        asked = {"run_id": run.run_id}
-        answers = fleet.each(of_run, lambda _, session: session.request(RECORD, asked), "reading its record")
+    inventory = load_inventory_of_run(inventory_path, hosts, run_name)
+    with open_fleet(inventory, short_timeout=True) as fleet:
+        lookup = find_run(fleet, inventory, run_name, console)
+        listing, run = lookup.listing, lookup.run
+        mask = make_mask(inventory, run, console)
+        of_run = [host for host in inventory.hosts if host.name in run.parts]
+        arguments = {"run_id": run.run_id}
+        answers = fleet.each(of_run, lambda _, session: session.request(RECORD, arguments), "reading its record")
         warn_of_failures(answers.failed, console)
         records = {host: answers.done[host] for host in _by_node(run) if host in answers.done}
         if not any(record.run and record.spec for record in records.values()):
             raise UnreachableError(f"no host has a record of run {run.run_id}; nothing was written")
         clocks = fleet.each(of_run, lambda _, session: clock_ahead(session)).done
-        figures = _lines(fleet, of_run, run, LogFilter(follow=False, grep=FIGURES), mask)
+        figures = _read_lines(fleet, of_run, run, LogFilter(follow=False, grep=FIGURES), mask)
         first = _first_failure(run, records)
-        said: list[Line] = []
+        last_lines: list[Line] = []
         if first and first.rank is not None:
-            choice = LogFilter(follow=False, tail=LAST_LINES, ranks=frozenset([first.rank]), stream="stderr")
-            said = [line for line in _lines(fleet, of_run, run, choice, mask) if line.attempt == run.attempt]
-        by_name = {host.name: host for host in read.hosts}
+            log_filter = LogFilter(follow=False, tail=LAST_LINES, ranks=frozenset([first.rank]), stream="stderr")
+            rank_lines = _read_lines(fleet, of_run, run, log_filter, mask)
+            last_lines = [line for line in rank_lines if line.attempt == run.attempt]
+        by_name = {host.name: host for host in inventory.hosts}
         diagnosis = diagnose.gather_and_diagnose(run.run_id, run.parts, run.nodes, by_name, fleet, mask).as_dict()
-    made = make(run, records, clocks, figures, said, diagnosis, mask)
-    text = json.dumps(asdict(made), indent=2)
+    data = make(run, records, clocks, figures, last_lines, diagnosis, mask)
+    text = json.dumps(asdict(data), indent=2)
     if as_json:
         print(text)
     if output or not as_json:
         path = Path(output or f"{run.run_id}.html")
-        write(path, html.render(asdict(made)), text + "\n")
+        write(path, html.render(asdict(data)), text + "\n")
         console.note(f"wrote {path} and {path.with_suffix('.json')}")
     return UnreachableError.exit_code if listing.failed or answers.failed else 0
 
 
 def write(path: Path, page: str, data: str) -> None:
-    """The page, and the data beside it as .json. Only an older report is replaced: a host may have named the run.
+    """Write the page, and the data to a .json file next to it. Raises UsageError.
 
-    Raises UsageError.
+    Overwrites only older reports, because the default file name contains a name that a host has sent.
     """
     texts = {path: page, path.with_suffix(".json"): data}
-    for one in texts:
-        if one.is_file() and one.stat().st_size and not _is_report(one):
-            raise UsageError(f"{one} exists and is not a report of ddp-orch; give -o FILE.html")
-    for one, text in texts.items():
+    for file_path in texts:
+        if file_path.is_file() and file_path.stat().st_size and not _is_report(file_path):
+            raise UsageError(f"{file_path} exists and is not a report of ddp-orch. Give another -o FILE.html.")
+    for file_path, text in texts.items():
         try:
-            handle = os.open(one, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            handle = os.open(file_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
         except OSError as error:
-            raise UsageError(f"-o {one}: {error.strerror}") from error
+            raise UsageError(f"-o {file_path}: {error.strerror}") from error
 
 
 def _is_report(path: Path) -> bool:
@@ -127,18 +130,20 @@ def _is_report(path: Path) -> bool:
 
 
 def _by_node(run: registry.Run) -> list[str]:
-    """Its hosts, the head first."""
+    """The hosts of the run, the head first."""
     return [*run.nodes, *sorted(run.disputed)]
 
 
-def _lines(fleet: Fleet, hosts: Sequence[Host], run: registry.Run, choice: LogFilter, mask: Mask) -> list[Line]:
-    found: list[Line] = []
+def _read_lines(
+    fleet: Fleet, hosts: Sequence[Host], run: registry.Run, log_filter: LogFilter, mask: Mask
+) -> list[Line]:
+    lines: list[Line] = []
     console = stderr_console()
     ranks = claims.ranks_of(run.parts, run.nodes)
-    view = View(run.run_id, hosts, choice, fleet, console.warning, ranks=ranks, kept=True, mask=mask)
-    view.run(Sink(found.extend))
+    view = View(run.run_id, hosts, log_filter, fleet, console.warning, ranks=ranks, kept=True, mask=mask)
+    view.run(Sink(lines.extend))
     warn_of_failures({host: error for host, error in view.failed.items() if isinstance(error, Refused)}, console)
-    return found
+    return lines
 
 
 def make(
@@ -146,12 +151,14 @@ def make(
     records: Mapping[str, Record],
     clocks: Mapping[str, float],
     figures: Sequence[Line],
-    said: Sequence[Line],
+    last_lines: Sequence[Line],
     diagnosis: Mapping[str, Any],
     mask: Mask,
 ) -> Report:
-    """Pure. `records`, the head's first, and `clocks` (seconds that a clock is ahead of ours) by host; `figures`: lines
-    in which there may be a figure; `said`: what the first failure is explained by.
+    """Put the report together. Pure.
+
+    `records` by host, that of the head first. `clocks`: seconds that the clock of a host is ahead of ours. `figures`:
+    lines that may contain figures. `last_lines`: of the rank that failed first.
     """
     head, spec = next((record, record.spec) for record in records.values() if record.run and record.spec)
     timeline = _timeline(head.events, [node.host for node in spec.nodes])
@@ -167,31 +174,31 @@ def make(
         by=spec.by,
         attempts=run.attempt,
         ranks=run.ranks,
-        first_failure=_shown(first and _as_dict(first), mask),
-        said=tuple(presentable(line.text, False, mask) for line in said),
+        first_failure=_mask_texts(first and _as_dict(first), mask),
+        said=tuple(presentable(line.text, False, mask) for line in last_lines),
         timeline=tuple(
             {"at": rfc3339(at), "seconds": at - began, "what": presentable(what, False, mask)} for at, what in timeline
         ),
         hosts=tuple(
-            _host(host, record, record.run, record.spec)
+            _describe_host(host, record, record.run, record.spec)
             for host, record in records.items()
             if record.run and record.spec
         ),
         training=training,
-        diagnosis=_shown(diagnosis, mask),
+        diagnosis=_mask_texts(diagnosis, mask),
         slow_ranks=_slow_ranks(training["step_time"]),
         machines=_machines(records, clocks, began),
         config=_config(spec, mask),
     )
 
 
-def _shown(value: Any, mask: Mask) -> Any:
-    """The same with every text masked and tamed."""
+def _mask_texts(value: Any, mask: Mask) -> Any:
+    """The same value, with secrets masked and escape sequences removed in every text."""
     if isinstance(value, str):
         return presentable(value, False, mask)
     if isinstance(value, Mapping):
-        return {key: _shown(one, mask) for key, one in value.items()}
-    return [_shown(one, mask) for one in value] if isinstance(value, Sequence) else value
+        return {key: _mask_texts(item, mask) for key, item in value.items()}
+    return [_mask_texts(item, mask) for item in value] if isinstance(value, Sequence) else value
 
 
 def _first_failure(run: registry.Run, records: Mapping[str, Record]) -> FirstFailure | None:
@@ -200,21 +207,21 @@ def _first_failure(run: registry.Run, records: Mapping[str, Record]) -> FirstFai
 
 
 def _as_dict(failure: FirstFailure) -> dict[str, Any]:
-    """As JSON, with what its host knows of it: a process that failed has an exit code, a host that is silent none."""
+    """As JSON. A failed process has an exit code; a silent host has none."""
     place = {"host": failure.host, "node": failure.node}
     if failure.gone is not None:
         keys = ("rank", "exit_code", "signal", "pid", "what", "said", "gone", "attempt", "at")
-        known = {**{key: getattr(failure, key) for key in keys}, **place}
+        fields = {**{key: getattr(failure, key) for key in keys}, **place}
     else:
-        known = {**place, "rank": failure.rank, "what": failure.what, "said": failure.said, "at": failure.at}
-        known |= {"lost": failure.lost or None, "stalled": failure.stalled or None}
-        known = {key: value for key, value in known.items() if value is not None or key in ("node", "rank")}
-    return known if failure.at_start is None else {**known, "at_start": failure.at_start}
+        fields = {**place, "rank": failure.rank, "what": failure.what, "said": failure.said, "at": failure.at}
+        fields |= {"lost": failure.lost or None, "stalled": failure.stalled or None}
+        fields = {key: value for key, value in fields.items() if value is not None or key in ("node", "rank")}
+    return fields if failure.at_start is None else {**fields, "at_start": failure.at_start}
 
 
 def _timeline(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[tuple[float, str]]:
-    """What the head's gang went through, in words."""
-    found: list[tuple[float, str]] = []
+    """What happened in the run, in words: the events of the gang, which the head records."""
+    entries: list[tuple[float, str]] = []
     attempt = 0
 
     def host(node: int) -> str:
@@ -226,8 +233,8 @@ def _timeline(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[tu
                 attempt += 1
                 what = f"attempt {attempt} started"
             case recorded.Failed(fields=failed):
-                said = f" ({failed.failure.said})" if failed.failure.said else ""
-                what = f"{host(failed.node)}: {failed.failure.what}{said}"
+                last_line = f" ({failed.failure.said})" if failed.failure.said else ""
+                what = f"{host(failed.node)}: {failed.failure.what}{last_line}"
             case recorded.Exited(fields=exited):
                 how = "finished" if exited.ok else "failed or were stopped"
                 what = f"{host(exited.node)}: attempt {exited.attempt}: all processes {how}"
@@ -239,11 +246,11 @@ def _timeline(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[tu
                 what = f"stopped by {stopped.by}"
             case recorded.OtherEvent():
                 continue
-        found.append((event.fields.at, what))
-    return found
+        entries.append((event.fields.at, what))
+    return entries
 
 
-def _host(name: str, record: Record, run: Part, spec: Spec) -> dict[str, Any]:
+def _describe_host(name: str, record: Record, run: Part, spec: Spec) -> dict[str, Any]:
     newest = record.samples[-1] if record.samples else None
     return {
         "host": name,
@@ -264,11 +271,11 @@ def _training(figures: Sequence[Line], began: float) -> dict[str, dict[str, tupl
         if line.rank is None:
             continue
         known = figures_in(line.text)
-        where = known.get("step", line.at - began)
-        for name, of in series.items():
+        x = known.get("step", line.at - began)
+        for name, ranks in series.items():
             if name in known and math.isfinite(known[name]):
-                of.setdefault(f"attempt {line.attempt}, rank {line.rank}", []).append((where, known[name]))
-    return {name: {key: tuple(points) for key, points in of.items()} for name, of in series.items()}
+                ranks.setdefault(f"attempt {line.attempt}, rank {line.rank}", []).append((x, known[name]))
+    return {name: {key: tuple(points) for key, points in ranks.items()} for name, ranks in series.items()}
 
 
 def _slow_ranks(step_times: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[Mapping[str, Any], ...]:
@@ -281,7 +288,7 @@ def _slow_ranks(step_times: Mapping[str, Sequence[tuple[float, float]]]) -> tupl
         for name, mean in means.items()
         if median > 0 and mean / median > 1.05
     ]
-    return tuple(sorted(slow, key=lambda one: -float(one["step_time"])))
+    return tuple(sorted(slow, key=lambda rank: -float(rank["step_time"])))
 
 
 def _machines(
@@ -294,36 +301,36 @@ def _machines(
         ahead = clocks.get(host, 0.0) - first
         points: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
         for before, now in zip([None, *record.samples], record.samples, strict=False):
-            for name, value in _measured(before, now).items():
+            for name, value in _figures_between(before, now).items():
                 points[name].append((now.at - ahead - began, value))
-        for name, of in points.items():
-            if of:
-                series[name][host] = tuple(of)
+        for name, host_points in points.items():
+            if host_points:
+                series[name][host] = tuple(host_points)
     return series
 
 
-def _measured(before: UsageAt | None, now: UsageAt) -> dict[str, float]:
-    """GPU and CPU in percent, memory in bytes (the fullest GPU), power of all GPUs in W, network in bytes/s."""
-    found: dict[str, float] = {}
+def _figures_between(before: UsageAt | None, now: UsageAt) -> dict[str, float]:
+    """GPU and CPU in percent, memory of the fullest GPU in bytes, power of all GPUs in W, network in bytes/s."""
+    values: dict[str, float] = {}
     if busy := [gpu.busy for gpu in now.gpus if gpu.busy is not None]:
-        found["gpu"] = float(sum(busy) / len(busy))
+        values["gpu"] = float(sum(busy) / len(busy))
     if used := [gpu.used for gpu in now.gpus if gpu.used is not None]:
-        found["gpu_memory"] = float(max(used))
+        values["gpu_memory"] = float(max(used))
     if watts := [gpu.watts for gpu in now.gpus if gpu.watts is not None]:
-        found["watts"] = float(sum(watts))
+        values["watts"] = float(sum(watts))
     if before is not None and now.at > before.at:
         worked, whole = (new - old for new, old in zip(now.cpu, before.cpu, strict=True))
         if whole > 0:
-            found["cpu"] = 100 * worked / whole
+            values["cpu"] = 100 * worked / whole
         old = {nic.name: nic for nic in before.nics}
         for way in WAYS:
             moved = sum(max(0, nic.counted(way) - old[nic.name].counted(way)) for nic in now.nics if nic.name in old)
-            found[way] = moved / (now.at - before.at)
-    return found
+            values[way] = moved / (now.at - before.at)
+    return values
 
 
 def _config(spec: Spec, mask: Mask) -> dict[str, Any]:
-    """What was run, and how. Values of variables that look like credentials are left out, whoever set them."""
+    """The command and its settings. Values of variables whose names look like credentials are left out."""
     env = {name: "***" if PRIVATE.search(name) else mask.hide(value) for name, value in sorted(spec.env.items())}
     keys = (
         "inventory",

@@ -1,4 +1,4 @@
-"""`setup`: make hosts ready to train, without root: a venv with the same torch on each. Nothing is done twice."""
+"""`setup`: install the same torch in a venv on each host that lacks it. Needs no root."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from ..ssh.dialer import quote
 from ..ssh.pipe import ConnectFailure
 from .context import load_inventory, open_fleet, stderr_console
 
-VENV = ".local/share/ddp-orch/venv"  # below the home
+VENV = ".local/share/ddp-orch/venv"  # relative to the home folder
 VERSION = r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post|\.dev)[0-9]+)*(\+[A-Za-z0-9.]+)?"
 LOOKING = "looking for torch"
-PYTHON_LEAST = (3, 9)  # of torch 2.4 and newer: 3.8 has none
+MIN_PYTHON = (3, 9)  # there is no torch 2.4 or newer for 3.8
 
-# What a python is and has; torch is not imported.
+# Prints the version of a python and of its torch, without importing torch.
 LOOK = """
 import sys
-if "" in sys.path: sys.path.remove("")  # -c put the folder of the login there, and a json.py in it must not be ours
+if "" in sys.path: sys.path.remove("")  # -c added the current folder; do not import a json.py in it
 import importlib.metadata, importlib.util, json, os
 try: torch = importlib.metadata.version("torch")
 except importlib.metadata.PackageNotFoundError: torch = None
@@ -42,7 +42,7 @@ print(json.dumps({"executable": sys.executable, "python": list(sys.version_info[
 """
 
 
-# $1 python, $2 the venv, then what pip is to install. A venv that was cut off has no pip: it is made again.
+# Arguments: python, venv, arguments of `pip install`. An incomplete venv has no pip, and is made again.
 INSTALL = """
 set -e
 python=$1; venv=$2; shift 2
@@ -50,7 +50,7 @@ python=$1; venv=$2; shift 2
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input "$@"
 """
 
-# Runs a command while it holds the lock of a venv: workers may share a home that the head does not have.
+# Runs a command while holding the lock of a venv. Several hosts may share a home, and so the venv.
 LOCKED = """
 import fcntl, os, sys
 path = sys.argv[1] + ".lock"
@@ -62,7 +62,7 @@ os.set_inheritable(lock, True)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
-# In what pip says when it does not get to the package index.
+# Output of pip if it cannot reach the package index.
 UNREACHED = re.compile(
     r"Temporary failure in name resolution|Name or service not known|No address associated with hostname"
     r"|Connection refused|Network is unreachable|No route to host|CERTIFICATE_VERIFY_FAILED"
@@ -72,65 +72,67 @@ UNREACHED = re.compile(
 
 @dataclass(frozen=True)
 class SetupOptions:
-    """`setup` as it was asked for."""
+    """The options of `setup`."""
 
     torch: str | None
-    """A version; None: what the head gets or has."""
+    """A version; None: that of the head."""
     index_url: str | None
     wheels: str | None = None
-    """A folder on every host, taken instead of an index."""
+    """A folder of wheels on every host, instead of an index."""
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyPython:
     python: str
     torch: str
-    done: str
+    action: str
     """`kept` or `installed`."""
 
 
-def setup(given: str | None, hosts: str | None, wanted: SetupOptions) -> int:
-    """Exit code: 0 all are ready, 3 one is not, 4 one was not reached."""
-    if wanted.torch is not None and not re.fullmatch(VERSION, wanted.torch):
-        raise UsageError(f"--torch {wanted.torch!r}: expected a version such as 2.9.1 or 2.9.1+cu126")
-    if wanted.index_url is not None and not re.fullmatch(r"(https?|file)://\S+", wanted.index_url):
+def setup(inventory_path: str | None, hosts: str | None, options: SetupOptions) -> int:
+    """Exit code: 0 if all hosts are ready, 3 if one is not, 4 if one is unreachable."""
+    if options.torch is not None and not re.fullmatch(VERSION, options.torch):
+        raise UsageError(f"--torch {options.torch!r}: expected a version such as 2.9.1 or 2.9.1+cu126")
+    if options.index_url is not None and not re.fullmatch(r"(https?|file)://\S+", options.index_url):
         raise UsageError(
-            f"--index-url {wanted.index_url!r}: expected a URL such as https://download.pytorch.org/whl/cpu"
+            f"--index-url {options.index_url!r}: expected a URL such as https://download.pytorch.org/whl/cpu"
         )
-    if wanted.wheels is not None and not wanted.wheels.startswith("/"):
-        raise UsageError(f"--wheels {wanted.wheels!r}: expected the absolute path of a folder on the hosts")
-    if wanted.wheels is not None and wanted.index_url is not None:
+    if options.wheels is not None and not options.wheels.startswith("/"):
+        raise UsageError(f"--wheels {options.wheels!r}: expected the absolute path of a folder on the hosts")
+    if options.wheels is not None and options.index_url is not None:
         raise UsageError("--wheels and --index-url cannot be combined")
     console = stderr_console()
-    read = load_inventory(given)
+    inventory = load_inventory(inventory_path)
     if hosts is not None:
-        read = model.select(read, hosts)
-    with open_fleet(read) as fleet:
-        fleet.prepare(read.hosts)
-        _let_in(read.hosts, fleet)
-        head = [host for host in read.hosts if host.name == read.head]
-        others = [host for host in read.hosts if host.name != read.head]
-        first = each(head, lambda host: _ready(host, fleet, wanted), 1, fleet.progress, LOOKING)
+        inventory = model.select(inventory, hosts)
+    with open_fleet(inventory) as fleet:
+        fleet.prepare(inventory.hosts)
+        _copy_ssh_keys(inventory.hosts, fleet)
+        head = [host for host in inventory.hosts if host.name == inventory.head]
+        others = [host for host in inventory.hosts if host.name != inventory.head]
+        first = each(head, lambda host: _prepare_host(host, fleet, options), 1, fleet.progress, LOOKING)
         ready, failed = dict(first.done), dict(first.failed)
         if not failed:
-            # after the head: the rest get what it has, and a home that it shares with them is ready by then
-            same = replace(wanted, torch=ready[read.head].torch)
-            rest = each(others, lambda host: _ready(host, fleet, same), fleet.parallel, fleet.progress, LOOKING)
-            ready |= rest.done
-            failed |= rest.failed
-    _tell(read.hosts, ready, console)
+            # the others install the version of the head, and may share its home
+            head_options = replace(options, torch=ready[inventory.head].torch)
+            other_results = each(
+                others, lambda host: _prepare_host(host, fleet, head_options), fleet.parallel, fleet.progress, LOOKING
+            )
+            ready |= other_results.done
+            failed |= other_results.failed
+    _print_pythons(inventory.hosts, ready, console)
     for line in fold_failures(failed):
         console.error(line)
     return combine(failed.values(), "").exit_code if failed else 0
 
 
-def _let_in(hosts: Sequence[Host], fleet: Fleet) -> None:
-    """Where only a password works and somebody is there to type it: as ssh-copy-id does, and by it."""
+def _copy_ssh_keys(hosts: Sequence[Host], fleet: Fleet) -> None:
+    """Run ssh-copy-id for hosts that deny all keys, if there is a terminal to type a password."""
     if not sys.stdin.isatty():
         return
-    tried = fleet.run(hosts, lambda _: "true")
+    results = fleet.run(hosts, lambda _: "true")
     for host in hosts:
-        failure = tried.failed.get(host.name)
+        failure = results.failed.get(host.name)
         if isinstance(failure, ConnectFailure) and failure.code == "ssh-auth-denied":
             subprocess.run(_ssh_copy_id(host), check=False)
     fleet.forget_refusals()
@@ -148,83 +150,90 @@ def _ssh_copy_id(host: Host) -> list[str]:
     ]
 
 
-def _ready(host: Host, fleet: Fleet, wanted: SetupOptions) -> Ready:
-    """Raises FindingsError or UnreachableError."""
-    own = _look(host, fleet, host.python, host.setup)
-    if own is not None and own.torch and wanted.torch in (None, own.torch, own.torch.partition("+")[0]):
-        return Ready(own.executable, own.torch, "kept")
-    base = own or _look(host, fleet, "python3", ())
+def _prepare_host(host: Host, fleet: Fleet, options: SetupOptions) -> ReadyPython:
+    """Find or install torch on this host. Raises FindingsError or UnreachableError."""
+    configured = _inspect_python(host, fleet, host.python, host.setup)
+    if configured is not None and configured.torch and _satisfies(configured.torch, options.torch):
+        return ReadyPython(configured.executable, configured.torch, "kept")
+    base = configured or _inspect_python(host, fleet, "python3", ())
     if base is None:
         raise FindingsError(
-            f"{host.name}: neither {host.python} nor python3 works; set `python` of the host in the inventory"
+            f"{host.name}: neither {host.python} nor python3 works. Set `python` of the host in the inventory."
         )
-    if base.python < PYTHON_LEAST or not base.venv:
+    if base.python < MIN_PYTHON or not base.venv:
         version = ".".join(map(str, base.python))
         raise FindingsError(
-            f"{host.name}: {base.executable} ({version}) cannot make a venv for torch: it needs python >= "
-            f"{'.'.join(map(str, PYTHON_LEAST))} with venv and ensurepip (apt install python3-venv, or conda, or uv)"
+            f"{host.name}: {base.executable} ({version}) cannot make a venv for torch. Install Python "
+            f"{'.'.join(map(str, MIN_PYTHON))} or newer with venv and ensurepip (apt install python3-venv, conda, uv)."
         )
     venv = f"{base.home}/{VENV}"
-    before = _look(host, fleet, f"{venv}/bin/python", ())
-    if before is not None and before.torch and wanted.torch in (None, before.torch, _public(before.torch)):
-        return Ready(before.executable, before.torch, "kept")
-    what = f"torch=={wanted.torch}" if wanted.torch else "torch"
-    fleet.progress.at(host.name, f"installing {what}")
-    source = ["--index-url", wanted.index_url] if wanted.index_url else []
-    if wanted.wheels:
-        source = ["--no-index", "--find-links", wanted.wheels]
-    argv = ["sh", "-c", INSTALL, "ddp-orch-setup", base.executable, venv, what, *source]
-    done = fleet.run_on(host, quote(locked(base.executable, venv, argv)))
-    after = _look(host, fleet, f"{venv}/bin/python", ()) if done.status == 0 else None
-    if after is None or not after.torch:
-        raise FindingsError(f"{host.name}: installing {what}: {why_not_installed(what, done.stderr, done.status)}")
-    return Ready(after.executable, after.torch, "installed")
+    existing = _inspect_python(host, fleet, f"{venv}/bin/python", ())
+    if existing is not None and existing.torch and _satisfies(existing.torch, options.torch):
+        return ReadyPython(existing.executable, existing.torch, "kept")
+    requirement = f"torch=={options.torch}" if options.torch else "torch"
+    fleet.progress.at(host.name, f"installing {requirement}")
+    source = ["--index-url", options.index_url] if options.index_url else []
+    if options.wheels:
+        source = ["--no-index", "--find-links", options.wheels]
+    argv = ["sh", "-c", INSTALL, "ddp-orch-setup", base.executable, venv, requirement, *source]
+    result = fleet.run_on(host, quote(lock_venv(base.executable, venv, argv)))
+    installed = _inspect_python(host, fleet, f"{venv}/bin/python", ()) if result.status == 0 else None
+    if installed is None or not installed.torch:
+        reason = explain_failure(requirement, result.stderr, result.status)
+        raise FindingsError(f"{host.name}: could not install {requirement}: {reason}")
+    return ReadyPython(installed.executable, installed.torch, "installed")
 
 
-def locked(python: str, venv: str, argv: Sequence[str]) -> list[str]:
-    """`argv`, run by nobody else who shares `venv` at the same time."""
+def lock_venv(python: str, venv: str, argv: Sequence[str]) -> list[str]:
+    """Wrap `argv` so that hosts that share `venv` run it one after the other."""
     return [python, "-I", "-c", LOCKED, venv, *argv]
 
 
-def why_not_installed(what: str, stderr: str, status: int | None) -> str:
+def explain_failure(requirement: str, stderr: str, status: int | None) -> str:
     if unreached := UNREACHED.search(stderr):
         return (
             f"the host cannot reach the package index: {unreached[0]}. Give an index that it can reach "
             "(--index-url URL), or a folder of wheels on every host (--wheels DIR); "
-            f"`pip download {what} -d DIR` fills such a folder"
+            f"`pip download {requirement} -d DIR` fills such a folder"
         )
     lines = [line for line in stderr.strip().splitlines() if line.strip()]
-    said = [line for line in lines if "ERROR" in line] or lines  # pip's last words may be a notice
-    return said[-1] if said else f"exit code {status}"
+    errors = [line for line in lines if "ERROR" in line] or lines  # the last line of pip may be a notice
+    return errors[-1] if errors else f"exit code {status}"
 
 
-def _public(version: str) -> str:
-    return version.partition("+")[0]
+def _satisfies(version: str, request: str | None) -> bool:
+    """Whether this torch is the requested one. `2.9.1+cu126` is also 2.9.1."""
+    return request in (None, version, version.partition("+")[0])
 
 
-def _look(host: Host, fleet: Fleet, python: str, lines: Sequence[str]) -> FoundPython | None:
-    """What LOOK says of a python inside `lines` of setup; None when it does not run."""
+def _inspect_python(host: Host, fleet: Fleet, python: str, setup_lines: Sequence[str]) -> FoundPython | None:
+    """Run LOOK with this python after the setup lines; None if it does not run."""
     argv = [python, "-c", LOOK]
-    if lines:
-        argv = ["bash", "-lc", " && ".join(f"{{ {line}\n}}" for line in lines) + f" && {shlex.join(argv)}"]
-    done = fleet.run_on(host, quote(argv))
-    if done.status != 0:
+    if setup_lines:
+        groups = [f"{{ {line}\n}}" for line in setup_lines]
+        argv = ["bash", "-lc", " && ".join([*groups, shlex.join(argv)])]
+    result = fleet.run_on(host, quote(argv))
+    if result.status != 0:
         return None
     try:
-        return decode(FoundPython, json.loads(done.stdout.strip().splitlines()[-1]), "python")
+        return decode(FoundPython, json.loads(result.stdout.strip().splitlines()[-1]), "python")
     except (IndexError, ValueError, RecursionError, MalformedAnswer):
-        return None  # a wrapper that prints something else
+        return None  # a wrapper script printed something else
 
 
-def _tell(hosts: Sequence[Host], ready: Mapping[str, Ready], console: Console) -> None:
-    """What is there now, and what the inventory has to say of it."""
-    same: dict[Ready, list[str]] = {}
-    for name, one in ready.items():
-        same.setdefault(one, []).append(name)
-    for one, names in same.items():
-        console.note(one_line(f"{fold(names)}: torch {one.torch} {one.done}, {one.python}"))
+def _print_pythons(hosts: Sequence[Host], ready: Mapping[str, ReadyPython], console: Console) -> None:
+    """Print the torch of each host, and the `python` lines to set in the inventory."""
+    groups: dict[ReadyPython, list[str]] = {}
+    for name, result in ready.items():
+        groups.setdefault(result, []).append(name)
+    for result, names in groups.items():
+        console.note(one_line(f"{fold(names)}: torch {result.torch} {result.action}, {result.python}"))
     pythons = {host.name: host.python for host in hosts}
-    changed = {name: one.python for name, one in ready.items() if VENV in one.python and pythons[name] != one.python}
+    changed = {
+        name: result.python
+        for name, result in ready.items()
+        if VENV in result.python and pythons[name] != result.python
+    }
     for python in dict.fromkeys(changed.values()):
         named = fold(name for name in changed if changed[name] == python)
         plain = re.fullmatch(r"/[A-Za-z0-9._/@+-]+", python)

@@ -1,4 +1,4 @@
-"""`top`: a live board of one run. Looks only; what its keys start are the other commands."""
+"""`top`: show a live board of one run. Its keys start `logs` and `kill`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .context import load_inventory_of_run, make_mask, open_fleet, stderr_consol
 if TYPE_CHECKING:
     from rich.console import Console as Rich
 
-EVERY = 2.0  # s between samples of a host
-PATIENCE = 5.0  # s for the first samples, where one table is all that is asked for
+SAMPLE_INTERVAL = 2.0  # s between samples of a host
+FIRST_SAMPLE_TIMEOUT = 5.0  # s, if only one table is printed
 KEYS = "q quit   l log of a rank   f filter hosts   k kill"
 
 
 class Watcher:
-    """Samples every host again and again, each in a thread of its own: a host that hangs holds up no other."""
+    """Samples every host repeatedly. Each host has a thread, so that a hanging host does not delay the others."""
 
     def __init__(self, fleet: Fleet, hosts: Sequence[Host], run_id: str, nodes: Mapping[str, int]) -> None:
         self._fleet = fleet
@@ -44,8 +44,8 @@ class Watcher:
         for host in hosts:
             threading.Thread(target=self._watch, args=(host,), name="top", daemon=True).start()
 
-    def seen(self) -> list[BoardRow]:
-        """The newest of all hosts, in their order."""
+    def rows(self) -> list[BoardRow]:
+        """The newest state of all hosts, in their order."""
         return list(self._seen.values())
 
     def stop(self) -> None:
@@ -54,59 +54,60 @@ class Watcher:
     def _watch(self, host: Host) -> None:
         while not self._stopped.is_set():
             self._look(host)
-            self._stopped.wait(EVERY)
+            self._stopped.wait(SAMPLE_INTERVAL)
 
     def _look(self, host: Host) -> None:
         seen = self._seen[host.name]
         try:
             now = self._fleet.session(host).request(SAMPLE, {"run_id": self._run_id})
-        except Exception as error:  # noqa: BLE001  answers of other people's machines lead here
+        except Exception as error:  # noqa: BLE001  a host may answer anything
             failure = error if isinstance(error, OrchError) else wrap_unexpected(host.name, error)
             self._seen[host.name] = replace(seen, trouble=str(failure).removeprefix(f"{host.name}: "))
         else:
             self._seen[host.name] = BoardRow(host.name, now, previous=seen.now, node=seen.node)
 
 
-def top(wanted: str | None, given: str | None, hosts: str | None) -> int:
+def top(run_name: str | None, inventory_path: str | None, hosts: str | None) -> int:
     console = stderr_console()
-    read = load_inventory_of_run(given, hosts, wanted)
-    with open_fleet(read, short_timeout=True) as fleet:
-        # the board shows who has not answered
-        listing = registry.find(fleet, read.hosts, partial(registry.is_known, wanted, read.path))
+    inventory = load_inventory_of_run(inventory_path, hosts, run_name)
+    with open_fleet(inventory, short_timeout=True) as fleet:
+        # do not wait for late hosts: the board shows them
+        listing = registry.find(fleet, inventory.hosts, partial(registry.is_known, run_name, inventory.path))
         warn_of_failures(listing.failed, console)
         warn_of_doubts(listing, console)
-        going_on = [run.run_id for run in listing.runs if run.unfinished]
-        run = registry.choose(listing, wanted if wanted is not None else next(iter(going_on[-1:]), None), read.path)
-        mask = make_mask(read, run, console)
-        of_run = [host for host in read.hosts if host.name in run.parts or host.name in run.unheard]
+        if run_name is None:
+            run_name = next((run.run_id for run in reversed(listing.runs) if run.unfinished), None)
+        run = registry.choose(listing, run_name, inventory.path)
+        mask = make_mask(inventory, run, console)
+        of_run = [host for host in inventory.hosts if host.name in run.parts or host.name in run.unheard]
         watcher = Watcher(fleet, of_run, run.run_id, run.all_nodes)
         try:
             # rich draws no board on a dumb terminal
             if sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb":
-                _Live(watcher, run, fleet, of_run, read.path, mask, console).show()
+                _Live(watcher, run, fleet, of_run, inventory.path, mask, console).show()
             else:
-                _once(watcher, run.run_id, mask)
+                _print_once(watcher, run.run_id, mask)
         except KeyboardInterrupt:
-            pass  # only the looking ends
+            pass  # the run continues
         finally:
             watcher.stop()
-        return UnreachableError.exit_code if any(one.trouble for one in watcher.seen()) else 0
+        return UnreachableError.exit_code if any(row.trouble for row in watcher.rows()) else 0
 
 
-def _once(watcher: Watcher, run_id: str, mask: Mask) -> None:
-    """Where nobody can see a board: one table, with rates, so after two samples."""
+def _print_once(watcher: Watcher, run_id: str, mask: Mask) -> None:
+    """Without a terminal, print one table. It has rates, so it needs two samples."""
     from rich.console import Console as Rich
 
-    deadline = time.monotonic() + EVERY + PATIENCE
-    while time.monotonic() < deadline and not all(one.previous or one.trouble for one in watcher.seen()):
+    deadline = time.monotonic() + SAMPLE_INTERVAL + FIRST_SAMPLE_TIMEOUT
+    while time.monotonic() < deadline and not all(row.previous or row.trouble for row in watcher.rows()):
         time.sleep(0.1)
     width = int(os.environ.get("COLUMNS") or _columns_of(sys.stderr) or 160)
     rich = Rich(file=sys.stdout, width=width, force_terminal=wants_colour(sys.stdout, os.environ), highlight=False)
-    rich.print(render(run_id, watcher.seen(), width, 10_000, mask, ""))
+    rich.print(render(run_id, watcher.rows(), width, 10_000, mask, ""))
 
 
 def _columns_of(stream: TextIO) -> int:
-    """Of the terminal where most probably all is shown in the end, as by `| cat`; 0 for none."""
+    """The width of the terminal of `stream`; 0 if it is not a terminal. With `| cat`, stderr still is one."""
     return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
 
 
@@ -138,7 +139,7 @@ class _Live:
             key = self._board()
             action = {"l": self._log, "f": self._filter, "k": self._kill}.get(key)
             if action is not None:
-                with self._rich().screen(hide_cursor=False):  # what is asked and said leaves no trace on the terminal
+                with self._rich().screen(hide_cursor=False):  # the dialog disappears afterwards
                     action()
 
     def _rich(self) -> Rich:
@@ -147,24 +148,24 @@ class _Live:
         return Rich(file=sys.stdout, no_color=not wants_colour(sys.stdout, os.environ), highlight=False)
 
     def _board(self) -> str:
-        """Draw until a key of ours is pressed."""
+        """Draw until one of KEYS is pressed."""
         from rich.live import Live
 
         with _keys() as pressed, Live(console=self._rich(), screen=True, auto_refresh=False) as live:
             while True:
                 width, height = shutil.get_terminal_size()
-                seen = [one for one in self._watcher.seen() if one.host in self._shown()]
-                live.update(render(self._run.run_id, seen, width, height, self._mask, self._footer()), refresh=True)
-                key = pressed(EVERY)
+                rows = [row for row in self._watcher.rows() if row.host in self._selected_hosts()]
+                live.update(render(self._run.run_id, rows, width, height, self._mask, self._footer()), refresh=True)
+                key = pressed(SAMPLE_INTERVAL)
                 if key and key in "qlfk":
                     return key
 
     def _footer(self) -> str:
         if not self._pattern:
             return KEYS
-        return f"only {self._pattern}: {len(self._shown())} of {len(self._hosts)} hosts   {KEYS}"
+        return f"only {self._pattern}: {len(self._selected_hosts())} of {len(self._hosts)} hosts   {KEYS}"
 
-    def _shown(self) -> set[str]:
+    def _selected_hosts(self) -> set[str]:
         names = [host.name for host in self._hosts]
         return set(pick(names, self._pattern) if self._pattern else names)
 
@@ -174,9 +175,9 @@ class _Live:
         rank = self._ask("show the log of these ranks, such as 0,4-7 (Ctrl-C closes the log; empty: back)")
         if not rank:
             return
-        wanted = logs.LogsOptions(run=self._run.run_id, inventory=self._inventory, follow=True, tail=200, rank=rank)
+        options = logs.LogsOptions(run=self._run.run_id, inventory=self._inventory, follow=True, tail=200, rank=rank)
         try:
-            logs.logs(wanted)
+            logs.logs(options)
         except OrchError as error:
             self._console.error(str(error))
         self._ask("press Enter to return to the board")
@@ -184,7 +185,7 @@ class _Live:
     def _filter(self) -> None:
         self._pattern = self._ask("show only these hosts, such as gpu[01-04] (empty: all)")
         try:
-            self._shown()
+            self._selected_hosts()
         except OrchError as error:
             self._pattern = ""
             self._console.error(str(error).removeprefix("--hosts "))
@@ -194,7 +195,7 @@ class _Live:
         typed = self._ask(f"type the run's id to kill {self._run.run_id} (empty: back)")
         if typed != self._run.run_id:
             if typed:
-                self._ask("that is not the run's id; nothing was killed. Press Enter to return to the board")
+                self._ask("the id does not match, so nothing was killed. Press Enter to return to the board")
             return
         self._console.note("stopping the run gracefully ...")
         targets = ending.KillTargets(runs=(self._run.run_id,), run_grace=self._run.grace)
@@ -203,14 +204,14 @@ class _Live:
     @staticmethod
     def _ask(question: str) -> str:
         try:
-            return input(f"{question}: ").strip().replace("\x1b", "")  # Esc, which some try
+            return input(f"{question}: ").strip().replace("\x1b", "")  # people press Esc to go back
         except (EOFError, KeyboardInterrupt):
             return ""
 
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits for a key so many seconds, and gives it or nothing."""
+    """A function that waits for a key for some seconds, and returns it or an empty string."""
     import termios
     import tty
 

@@ -1,4 +1,4 @@
-"""`trust`: the keys that all hosts show, told apart into known, new and changed; the new ones added after one yes."""
+"""`trust`: show the SSH keys of all hosts and whether they are known, new or changed; add the new ones after a yes."""
 
 from __future__ import annotations
 
@@ -21,75 +21,81 @@ from .context import load_inventory, make_dialer, make_progress, stderr_console
 
 @dataclass(frozen=True)
 class SshEndpoint:
-    """One sshd of the inventory: a host's or a jump host's. Hosts that share it are one endpoint."""
+    """An sshd: of a host or a jump host. Hosts with the same address are one endpoint."""
 
     name: str
     target: Target
 
     @property
     def behind(self) -> tuple[str, ...]:
-        """The jump hosts that lead to it, by what they are known as."""
+        """The jump hosts on the way to it, by their names in known_hosts."""
         jump = self.target.jump
         return (*SshEndpoint("", jump).behind, jump.known_as[0]) if jump else ()
 
 
 @dataclass(frozen=True)
-class Shown:
-    """The key behind an endpoint, and what known_hosts says of it."""
+class ShownKey:
+    """The key of an endpoint, and whether known_hosts has it."""
 
     endpoint: SshEndpoint
     key: bytes
     verdict: Verdict
 
     def line(self) -> str:
-        """As `ssh-keygen -l` prints it, with what is known of it in front."""
+        """The key as `ssh-keygen -l` prints it, after its status."""
         status = {"known": "known", "changed": "CHANGED", "revoked": "REVOKED"}.get(self.verdict.status, "new")
         kind = key_type(self.key).removeprefix("ssh-").split("-")[0].upper()
         name = tame(self.endpoint.name, colour=False)
         return f"{status:7} {bits(self.key):4} {fingerprint(self.key)} {name} ({kind})"
 
 
-def trust(path: str | None, hosts: str | None, yes: bool) -> int:
-    """Host by host from the outside in: a host behind a jump host can be asked only when that one is trusted."""
+def trust(inventory_path: str | None, hosts: str | None, yes: bool) -> int:
+    """Ask jump hosts first: a host behind a jump host is reachable only if the jump host is trusted."""
     console = stderr_console()
-    read = load_inventory(path, hosts)
+    inventory = load_inventory(inventory_path, hosts)
     progress = make_progress()
-    strict = replace(read, ssh=replace(read.ssh, host_keys="strict"))  # a key is accepted by a yes, and by nothing else
+    strict = replace(inventory, ssh=replace(inventory.ssh, host_keys="strict"))  # keys are accepted only by a yes
     dialer = make_dialer(strict, progress)
-    remote = [host for host in read.hosts if not host.local]
+    remote = [host for host in inventory.hosts if not host.local]
     dialer.prepare(remote)
-    chains = each(remote, dialer.chain, read.ssh.parallel)
+    chains = each(remote, dialer.chain, inventory.ssh.parallel)
     failed: dict[str, OrchError] = dict(chains.failed)
-    refused: set[str] = set()  # endpoints that nothing goes through, by what they are known as
+    untrusted: set[str] = set()  # endpoints, by their names in known_hosts
     try:
         for endpoints in _levels(chains.done.values()):
-            open_ = [endpoint for endpoint in endpoints if not refused.intersection(endpoint.behind)]
+            reachable = [endpoint for endpoint in endpoints if not untrusted.intersection(endpoint.behind)]
             for endpoint in endpoints:
-                if endpoint not in open_:
-                    reason = "not asked: a jump host on the way to it is not trusted"
+                if endpoint not in reachable:
+                    reason = "not asked, because a jump host on the way to it is not trusted"
                     failed[endpoint.target.name] = UnreachableError(reason)
-            looked = each(open_, lambda one: _look(dialer, one), read.ssh.parallel, progress, "asking for its key")
+            key_results = each(
+                reachable,
+                lambda endpoint: _fetch_key(dialer, endpoint),
+                inventory.ssh.parallel,
+                progress,
+                "asking for its key",
+            )
             failed.update(
                 {
-                    endpoint.target.name: looked.failed[endpoint.name]
-                    for endpoint in open_
-                    if endpoint.name in looked.failed
+                    endpoint.target.name: key_results.failed[endpoint.name]
+                    for endpoint in reachable
+                    if endpoint.name in key_results.failed
                 }
             )
-            shown = list(looked.done.values())
-            trusted = _settle(dialer, shown, yes, failed, console)
-            refused |= {endpoint.target.known_as[0] for endpoint in endpoints} - trusted
+            keys = list(key_results.done.values())
+            trusted = _add_keys(dialer, keys, yes, failed, console)
+            untrusted |= {endpoint.target.known_as[0] for endpoint in endpoints} - trusted
     finally:
         dialer.close()
     for line in fold_failures(failed):
         console.error(line)
     if not failed:
-        console.note(f"all keys are trusted; next: {command('check', inventory=read.path)}")
+        console.note(f"all keys are trusted; next: {command('check', inventory=inventory.path)}")
     return UnreachableError.exit_code if failed else 0
 
 
 def _levels(chains: Iterable[tuple[Target, ...]]) -> list[list[SshEndpoint]]:
-    """All endpoints, those first that lead to others."""
+    """All endpoints, by the number of jump hosts before them."""
     levels: list[dict[tuple[str, ...], SshEndpoint]] = []
     for chain in chains:
         for depth, target in enumerate(chain):
@@ -106,37 +112,37 @@ def _name(target: Target) -> str:
     return f"{target.name}{alias}" + (f" via {target.jump.name}" if target.jump else "")
 
 
-def _look(dialer: Dialer, endpoint: SshEndpoint) -> Shown:
+def _fetch_key(dialer: Dialer, endpoint: SshEndpoint) -> ShownKey:
     key = dialer.look(endpoint.target)
-    return Shown(endpoint, key, dialer.host_keys.judge(endpoint.target, key))
+    return ShownKey(endpoint, key, dialer.host_keys.judge(endpoint.target, key))
 
 
-def _settle(
-    dialer: Dialer, shown: Sequence[Shown], yes: bool, failed: dict[str, OrchError], console: Console
+def _add_keys(
+    dialer: Dialer, keys: Sequence[ShownKey], yes: bool, failed: dict[str, OrchError], console: Console
 ) -> set[str]:
-    """Show the keys, add the new ones if that is wanted; gives what the trusted ones are known as."""
-    for one in shown:
-        click.echo(one.line())
-    new = [one for one in shown if one.verdict.status in ("unknown", "authority")]
-    wanted = bool(new) and (yes or _ask(len(new)))
-    trusted = {one.endpoint.target.known_as[0] for one in shown if one.verdict.status == "known"}
+    """Show the keys, and add the new ones if the user agrees. Returns the known_hosts names of trusted endpoints."""
+    for key in keys:
+        click.echo(key.line())
+    new = [key for key in keys if key.verdict.status in ("unknown", "authority")]
+    accepted = bool(new) and (yes or _ask(len(new)))
+    trusted = {key.endpoint.target.known_as[0] for key in keys if key.verdict.status == "known"}
     files: dict[Path, int] = {}
-    for one in shown:
-        if one.verdict.status == "known" or (one in new and not wanted):
+    for key in keys:
+        if key.verdict.status == "known" or (key in new and not accepted):
             continue
         try:
-            path = dialer.host_keys.accept(one.endpoint.target, one.key)
+            path = dialer.host_keys.accept(key.endpoint.target, key.key)
             files[path] = files.get(path, 0) + 1
-            trusted.add(one.endpoint.target.known_as[0])
-        except UnreachableError as error:  # among them all changed keys
-            failed[one.endpoint.target.name] = error
+            trusted.add(key.endpoint.target.known_as[0])
+        except UnreachableError as error:  # includes all changed keys
+            failed[key.endpoint.target.name] = error
     for path, count in files.items():
         console.note(f"added {number_of(count, 'key')} to {path}")
-    if new and not wanted:
-        for one in new:
-            say = "answer yes, or give --yes" if sys.stdin.isatty() else "give --yes (no terminal to ask on)"
-            reason = f"its key is not trusted yet; compare it, then {say}"
-            failed[one.endpoint.target.name] = UnreachableError(reason)
+    if new and not accepted:
+        for key in new:
+            action = "answer yes, or give --yes" if sys.stdin.isatty() else "give --yes (there is no terminal to ask)"
+            reason = f"its key is not trusted yet. Verify the fingerprint, then {action}."
+            failed[key.endpoint.target.name] = UnreachableError(reason)
     return trusted
 
 

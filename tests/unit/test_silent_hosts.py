@@ -113,3 +113,23 @@ def test_a_host_that_accepts_no_connection_is_waited_for_as_long_as_the_command_
         assert caught.value.code == "ssh-unreachable" and time.monotonic() - began < 500
         for one in fills:
             one.close()
+
+
+def test_a_command_that_waits_for_all_hosts_names_the_silent_one(
+    hosts: TwoHosts, inventory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "ANSWER_LIMIT", 5.0)  # b answers only when it was named, else not at all
+    requests: list[tuple[Relay, dict[str, Any]]] = []
+    hosts._answers["b"] = lambda relay, request: requests.append((relay, request))
+    notes: list[str] = []
+
+    def answer_when_named(message: str) -> None:
+        notes.append(message)
+        relay, request = requests.pop()
+        relay.result(request, {"runs": []})
+
+    console = SimpleNamespace(note=answer_when_named, warning=notes.append)
+    with context.open_fleet(context.load_inventory(inventory)) as fleet:
+        lookup = context.find_run(fleet, context.load_inventory(inventory), None, console)  # type: ignore[arg-type]
+    assert (lookup.run.run_id, lookup.listing.answered) == (RUN, {"a", "b"})
+    assert re.search(r"\bb\b", notes[0])
