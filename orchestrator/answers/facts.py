@@ -8,6 +8,7 @@ from typing import Annotated
 
 from .decode import NOT_NULL
 from .fields import Address, CudaVersion, Port, is_interval
+from .ledger import EndedRun
 from .operation import Operation
 
 
@@ -205,6 +206,8 @@ class Facts:
     names: Mapping[str, Lookup]
     notify: Mapping[str, str] = field(default_factory=dict)
     """Why a notification would fail, by `webhook` or `command`."""
+    ledger: tuple[EndedRun, ...] = ()
+    """Of the runs that ended last, the newest last."""
 
 
 PROBE = Operation("probe", Facts)

@@ -24,6 +24,7 @@ from .fields import (
     UnixTime,
     VariableName,
 )
+from .ledger import EndedRun
 from .operation import Operation
 
 UNFINISHED = ("starting", "running", "suspect", "restarting", "waiting", "stopping")
@@ -120,6 +121,8 @@ class RunList:
     """`list`"""
 
     runs: tuple[Part, ...]
+    ledger: tuple[EndedRun, ...] = ()
+    """Of the runs that ended last, the newest last."""
 
 
 LIST = Operation("list", RunList)

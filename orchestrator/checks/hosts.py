@@ -16,10 +16,12 @@ from statistics import median
 from ..answers.facts import Facts, Python
 from ..answers.hello import Hello
 from ..output.finding import Finding, Severity
+from ..output.lines import rfc3339
 from ..plan.plan import Node, Plan, find_script_arguments
 from ..ssh.pipe import ConnectFailure, OtherKey, with_hosts
 from . import gpus, network, python
 from .findings import Findings, shell_word
+from .reliability import find_unreliable
 
 MIB, GIB = 1 << 20, 1 << 30
 STATE_LEAST, DISK_LOW, FILES_LOW = 64 * MIB, GIB, 1000
@@ -68,6 +70,7 @@ def judge(
         _limits(node, fact, findings)
         _leftovers(plan, node, fact, findings)
         _notify(plan, node, fact, findings)
+    _unreliable(nodes, facts, findings)
     _same_machine(nodes, hellos, findings)
     _shared_home(nodes, facts, hellos, findings)
     _clocks({node.host.name: clocks[node.host.name] for node in nodes if clocks and node.host.name in clocks}, findings)
@@ -216,6 +219,16 @@ def _notify(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
         }.get(what, "")
         fix += "\nddp-orch notify INVENTORY --test"
         findings.add("warning", "notify-failed", node.host.name, f"notify.{what} would fail: {why}", fix, why)
+
+
+def _unreliable(nodes: list[Node], facts: Mapping[str, Facts], findings: Findings) -> None:
+    for host in find_unreliable({node.host.name: facts[node.host.name].ledger for node in nodes}):
+        message = f"{host}; the last failure: {host.last.what}"
+        fix = f"ddp-orch diagnose {host.run_id}; meanwhile make the host a spare, or exclude it with --hosts"
+        seen = (
+            f"attempt {host.last.attempt} of run {host.run_id} at {rfc3339(host.last.at)}: {shell_word(host.last.code)}"
+        )
+        findings.add("warning", "host-unreliable", host.host, message, fix, seen)
 
 
 def _same_machine(nodes: list[Node], hellos: Mapping[str, Hello], findings: Findings) -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from ..checks.reliability import find_unreliable
 from ..errors import UnreachableError, UsageError
 from ..hosts.fleet import Fleet
 from ..inventory.advice import command
@@ -47,6 +48,9 @@ def ps(inventory_path: str | None, hosts: str | None, everything: bool, as_json:
                 else " on these hosts"
             )
         )
+    for unreliable in find_unreliable(listing.ledgers):
+        last = f"{unreliable.last.what} (run {unreliable.run_id})"
+        console.warning(f"{unreliable.host} {unreliable}; the last failure: {last}")
     return UnreachableError.exit_code if listing.failed else 0
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from ..answers.runs import LIST, UNFINISHED, Part
+from ..answers.ledger import EndedRun
+from ..answers.runs import LIST, UNFINISHED, Part, RunList
 from ..errors import OrchError, UnreachableError, UsageError
 from ..hosts import claims
 from ..hosts.fleet import Fleet, Results
@@ -129,6 +130,8 @@ class Listing:
     """Why a host's records in its usual state folder could not be read."""
     doubts: tuple[str, ...] = ()
     """Which hosts are not believed, and why: one sentence each."""
+    ledgers: Mapping[str, Sequence[EndedRun]] = field(default_factory=dict)
+    """The ended runs that each host remembers."""
 
     @property
     def missing(self) -> Mapping[str, OrchError]:
@@ -140,7 +143,7 @@ class Listing:
         return tuple(host for host in run.unheard if host not in self.answered)
 
 
-Answer = tuple[Sequence[Part], str]  # the parts of runs, and why the usual state folder could not be read
+Answer = tuple[RunList, str]  # and why the usual state folder could not be read
 
 
 def find(
@@ -162,7 +165,7 @@ class Search:
         """`members`: each part of an unfinished run has its processes in `members`, too."""
 
         def ask(_: Host, session: Session) -> Answer:
-            return session.request(LIST, {"members": members}).runs, "; ".join(session.hello.passed_over)
+            return session.request(LIST, {"members": members}), "; ".join(session.hello.passed_over)
 
         fleet.prepare(hosts)
         self._work = fleet.begin(hosts, ask, doing)
@@ -190,15 +193,23 @@ class Search:
 def _listing(answers: Results[Answer]) -> Listing:
     passed_over = {host: why for host, (_, why) in answers.done.items() if why}
     parts: dict[str, dict[str, Part]] = {}
-    for host, (found, _) in answers.done.items():
-        for part in found:
+    for host, (answer, _) in answers.done.items():
+        for part in answer.runs:
             parts.setdefault(part.run_id, {})[host] = part
     judged = {run_id: claims.judge(of_hosts, answers.failed) for run_id, of_hosts in parts.items()}
     runs = sorted(
         (_join(run_id, of_run) for run_id, of_run in judged.items() if of_run.parts),
         key=lambda run: (run.started_at, run.run_id),
     )
-    return Listing(tuple(runs), answers.failed, frozenset(answers.done), answers.late, passed_over, _doubts(judged))
+    return Listing(
+        tuple(runs),
+        answers.failed,
+        frozenset(answers.done),
+        answers.late,
+        passed_over,
+        _doubts(judged),
+        {host: answer.ledger for host, (answer, _) in answers.done.items()},
+    )
 
 
 def _join(run_id: str, of_run: claims.Claims) -> Run:

@@ -145,6 +145,25 @@ def test_gpus_that_are_wanted_must_be_there() -> None:
     assert found("hosts: [{name: a, gpus: none}]") == []
 
 
+def test_a_host_that_ended_more_runs_than_the_others_is_a_warning_with_the_run_to_look_at() -> None:
+    ledger = [
+        {
+            "at": 1767225600.0 + number,
+            "run_id": f"20260101-00000{number}-abcd",
+            "name": "n",
+            "state": "lost",
+            "attempts": 1,
+            "node": 0,
+            "failures": [{"host": "b", "attempt": 1, "code": "host-lost", "what": "host lost", "at": 1767225600.0}],
+        }
+        for number in range(3)
+    ]
+    (finding,) = found("hosts: [a, b]", {"a": {"ledger": ledger}})
+    assert brief([finding]) == [("warning", "host-unreliable", ("b",))]
+    assert "3 of the last 3 runs" in finding.message and "ddp-orch diagnose 20260101-000002-abcd" in finding.fix
+    assert found("hosts: [a, b]", {"a": {"ledger": ledger[:1]}}) == []
+
+
 def test_two_names_for_one_machine_are_an_error_but_not_two_state_folders_on_it() -> None:
     one = {"state_inode": [1, 1]}
     (finding,) = found("hosts: [a, b]", hellos={"a": one, "b": one})

@@ -67,6 +67,7 @@ TWICE = {
     "follow": {"node.serve.follow", "runs.follow"},
     "gpus": {"checks.gpus", "node.serve.gpus"},
     "launch": {"node.run.launch", "runs.launch"},
+    "ledger": {"answers.ledger", "node.host.ledger"},
     "mesh": {"node.serve.mesh", "runs.mesh"},
     "network": {"answers.network", "checks.network", "node.host.network"},
     "notify": {"commands.notify", "node.run.notify"},

@@ -297,7 +297,7 @@ class Guard:
 
     def close(self) -> None:
         tree = self._attempts.tree
-        self._shutdown.write_record(self._spec["node"], tree.outcome if tree else None, self._attempts.failures)
+        self._shutdown.write_record(self._spec, tree.outcome if tree else None, self._attempts.failures)
 
     def _write_state(self) -> None:
         record = {

@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from ..host import processes, state
+from ..host import ledger, processes, state
 from ..host.sweep import sweep
 from . import gang_events, journal, messages
 from .link import LEASE
@@ -301,14 +301,13 @@ class Recorder:
     def _end_orphaned(self, verdict: Dict[str, Any]) -> None:
         for handle in list(self._fifos):
             self._finish(handle)
-        state.write_last(
-            self.folder,
-            {
-                "verdict": verdict,
-                "node": self.spec["node"],
-                "outcome": self._status["outcome"],
-                "failures": self._status["failures"],
-                "at": time.time(),
-            },
-        )
+        record = {
+            "verdict": verdict,
+            "node": self.spec["node"],
+            "outcome": self._status["outcome"],
+            "failures": self._status["failures"],
+            "at": time.time(),
+        }
+        state.write_last(self.folder, record)
+        ledger.add(self.folder, record, self.spec)
         self._finished = True

@@ -8,7 +8,7 @@ import shutil
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from ..host import state
+from ..host import ledger, state
 from .child import RecorderChild
 
 DRAIN_WINDOW = 15.0  # s for the recorder to write what the FIFOs still hold
@@ -62,18 +62,21 @@ class Shutdown:
         shutil.rmtree(self._folder, ignore_errors=True)
         self.finished = True
 
-    def write_record(self, node: int, outcome: Optional[Dict[str, Any]], failures: List[Dict[str, Any]]) -> None:
+    def write_record(
+        self, spec: Dict[str, Any], outcome: Optional[Dict[str, Any]], failures: List[Dict[str, Any]]
+    ) -> None:
         """Write exit.json and remove the FIFOs; nothing where there is no verdict."""
         if self.verdict is None:
             return
         record = {
             "verdict": self.verdict,
-            "node": node,
+            "node": spec["node"],
             "outcome": outcome,
             "failures": failures,
             "at": time.time(),
         }
         state.write_last(self._folder, record)
+        ledger.add(self._folder, record, spec)
         fifos = os.path.join(self._folder, "fifo")
         for name in os.listdir(fifos):
             os.unlink(os.path.join(fifos, name))

@@ -11,10 +11,11 @@ import threading
 import time
 from typing import Any, Callable, Dict, List
 
-from ..host import state
+from ..host import ledger, state
 from ..host.run_command import answers_of
 from ..run import job, notify
 from . import dns, facts, gpus
+from .runs import LEDGER_MOST
 
 PYTHON_WINDOW = 60.0  # s for `setup` and the python to answer: module systems and network file systems can be slow
 USER_WINDOW = 5.0  # s for a directory service
@@ -68,6 +69,7 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "python": answers["python"],
         "names": answers["names"],
         "notify": answers.get("notify", {}),
+        "ledger": ledger.newest(LEDGER_MOST),
     }
 
 

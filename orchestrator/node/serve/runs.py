@@ -4,12 +4,13 @@ import json
 import os
 from typing import Any, Dict, List, Optional
 
-from ..host import processes, state
+from ..host import ledger, processes, state
 from ..host.sweep import belonging
 from ..run import history
 from ..run.messages import AttemptPhase
 
 SCRIPT_MOST = 200  # characters
+LEDGER_MOST = 20  # ended runs
 STATES = {AttemptPhase.PREPARED: "starting", AttemptPhase.RUNNING: "running", AttemptPhase.EXITED: "stopping"}
 
 
@@ -124,7 +125,7 @@ def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
                     for process in belonging(run_id, folder)
                 ]
             rows.append(run)
-    return {"runs": rows}
+    return {"runs": rows, "ledger": ledger.newest(LEDGER_MOST)}
 
 
 def guard_of(folder: str) -> Optional[processes.Process]:
