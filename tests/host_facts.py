@@ -60,7 +60,7 @@ GPU: dict[str, Any] = {
 
 
 def disk(path: str) -> dict[str, Any]:
-    return {"path": path, "kind": "ext4", "total": 100 * GB, "free": 50 * GB, "free_files": 1_000_000}
+    return {"path": path, "kind": "ext4", "shared": False, "total": 100 * GB, "free": 50 * GB, "free_files": 1_000_000}
 
 
 def facts(**changed: Any) -> dict[str, Any]:

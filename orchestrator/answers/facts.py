@@ -17,6 +17,8 @@ class Disk:
     path: str
     kind: str
     """Of the file system: ext4, nfs4."""
+    shared: bool
+    """Whether other hosts can mount it at the same time."""
     total: int
     free: int
     """Both in bytes."""

@@ -1,6 +1,7 @@
-"""Choose variables for the ranks from the facts of all hosts, and say why. Pure.
+"""Choose environment variables for the ranks from the facts of all hosts, and say why. Pure.
 
-A user's own value wins. Hosts choose interface, addresses and ports (node/serve/prepare.py, node/run/launch.py).
+A value of the user wins. Interface, addresses and ports are chosen by each host (node/serve/prepare.py,
+node/run/launch.py).
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ class AutoEnv:
 
 
 def choose(facts: Mapping[str, Facts]) -> tuple[AutoEnv, ...]:
-    """The variables, which are the same for all hosts."""
+    """The variables to set, the same on all hosts."""
     if len(facts) < 2:
         return ()
-    chosen = []
+    variables = []
     if len({has_ipv6(fact) for fact in facts.values()}) > 1:
-        chosen.append(AutoEnv("NCCL_SOCKET_FAMILY", "AF_INET", "not all hosts have IPv6"))
+        variables.append(AutoEnv("NCCL_SOCKET_FAMILY", "AF_INET", "not all hosts have IPv6"))
     with_gpus = all(fact.gpus for fact in facts.values())
     rdma = [bool(active_rdma(fact)) for fact in facts.values()]
     if any(rdma) and not all(rdma):
-        chosen.append(AutoEnv("NCCL_IB_DISABLE", "1", "not all hosts have active RDMA ports"))
+        variables.append(AutoEnv("NCCL_IB_DISABLE", "1", "not all hosts have active RDMA ports"))
     if with_gpus and not all(rdma) and all(_fastest(fact) >= FAST for fact in facts.values()):
-        # NCCL's manual names these two for 100 Gbit/s networks without RDMA
-        chosen.append(AutoEnv("NCCL_SOCKET_NTHREADS", "4", "100 Gbit/s without RDMA"))
-        chosen.append(AutoEnv("NCCL_NSOCKS_PERTHREAD", "4", "100 Gbit/s without RDMA"))
-    return tuple(chosen)
+        # recommended by NCCL's documentation for 100 Gbit/s networks without RDMA
+        variables.append(AutoEnv("NCCL_SOCKET_NTHREADS", "4", "100 Gbit/s without RDMA"))
+        variables.append(AutoEnv("NCCL_NSOCKS_PERTHREAD", "4", "100 Gbit/s without RDMA"))
+    return tuple(variables)
 
 
 def _fastest(fact: Facts) -> int:
-    return max((one.speed for one in fact.interfaces if one.up and not one.bridge), default=-1)
+    return max((interface.speed for interface in fact.interfaces if interface.up and not interface.bridge), default=-1)

@@ -1,4 +1,4 @@
-"""Collect findings, fold equal ones of several hosts, compare hosts with the majority. Pure."""
+"""Collect findings: equal findings of several hosts become one, and values are compared with the majority. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._/:@+-]+")
 
 @dataclass
 class Findings:
-    """Collects what the checks find, and folds what is equal."""
+    """The findings so far. Equal ones of several hosts become one."""
 
     _places: dict[tuple[Severity, str, str], dict[str, tuple[str, str]]] = field(default_factory=dict)
     """{(severity, code, message): {host: (fix, evidence)}}"""
@@ -24,9 +24,9 @@ class Findings:
     def add(
         self, severity: Severity, code: str, hosts: str | Iterable[str], message: str, fix: str, evidence: str
     ) -> None:
-        """`evidence`: a command or file and its output, `df /tmp: 3 MiB`; a command alone is shown as one to try.
+        """`evidence`: a command or file and its output, `df /tmp: 3 MiB`; a command alone is shown as `try: COMMAND`.
 
-        Text from hosts goes into `message` and `evidence`; into `fix`, which people copy, by `shell_word` only.
+        Users copy `fix` into a shell, so text from hosts must pass through `shell_word` there.
         """
         message, evidence = one_line(message), one_line(evidence)
         places = self._places.setdefault((severity, code, message), {})
@@ -36,12 +36,12 @@ class Findings:
     def differ(
         self, severity: Severity, code: str, what: str, values: Mapping[str, str], head: str, fix: str, evidence: str
     ) -> None:
-        """Hosts whose value is not that of most hosts (or of the head, if two values are equally frequent)."""
+        """Add a finding for each value that differs from that of most hosts, or of the head if two are as frequent."""
         for outliers, message in outliers_of(what, values, head):
             self.add(severity, code, outliers, message, fix, evidence)
 
     def all(self) -> tuple[Finding, ...]:
-        """Errors first."""
+        """All findings, errors first."""
         findings = [
             Finding(severity, code, tuple(places), message, _fixes(places), _evidence(places))
             for (severity, code, message), places in self._places.items()
@@ -50,12 +50,12 @@ class Findings:
 
 
 def shell_word(text: str) -> str:
-    """Text from a host, as one word of a shell command."""
+    """Quote text from a host as one word of a shell command."""
     return text if _PLAIN.fullmatch(text) else shlex.quote(one_line(text))
 
 
 def outliers_of(what: str, values: Mapping[str, str], head: str) -> list[tuple[list[str], str]]:
-    """[(hosts, "7 hosts have torch 2.4.0, gpu-03 has 2.5.0")], one for each other value."""
+    """[(hosts, "7 hosts have torch 2.4.0, gpu-03 has 2.5.0")], one item for each value but the most frequent."""
     holders: dict[str, list[str]] = {}
     for host, value in values.items():
         holders.setdefault(value, []).append(host)
@@ -72,12 +72,12 @@ def outliers_of(what: str, values: Mapping[str, str], head: str) -> list[tuple[l
 
 
 def _fixes(places: Mapping[str, tuple[str, str]]) -> str:
-    """Each different one on a line."""
+    """The different fixes, one per line."""
     return "\n".join(dict.fromkeys(fix for fix, _ in places.values()))
 
 
 def _evidence(places: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
-    """Each different one once, with the first host that gave it."""
+    """The different evidence, each with the first host that has it."""
     first: dict[str, str] = {}
     for host, (_, evidence) in places.items():
         if evidence:
@@ -92,6 +92,6 @@ def _render(evidence: str, host: str) -> str:
 
 
 def render_line(finding: Finding) -> str:
-    """One finding in one line, as `up` prints it."""
+    """A finding as one line, as `up` prints it."""
     fix = "; " + finding.fix.replace("\n", "; ") if finding.fix else ""
     return f"{fold(finding.hosts)}: {finding.message} [{finding.code}]{fix}"

@@ -1,4 +1,4 @@
-"""Facts of all hosts -> findings: what would break the run before it starts. Pure.
+"""Check the facts of all hosts for what would break a run. Pure.
 
 The checks of the hosts themselves are here; those of Python, GPUs and networks are in other modules of this package,
 and those of connections between hosts in runs/reach.py.
@@ -18,7 +18,7 @@ from ..answers.hello import Hello
 from ..output.finding import Finding, Severity
 from ..output.lines import rfc3339
 from ..plan.plan import Node, Plan, find_script_arguments
-from ..ssh.pipe import ConnectFailure, OtherKey, with_hosts
+from ..ssh.pipe import ConnectFailure, OtherKey, fill_in_members
 from . import gpus, network, python
 from .findings import Findings, shell_word
 from .reliability import find_unreliable
@@ -29,33 +29,18 @@ SHM_LOW = 256 * MIB
 CLOCK_SKEW = 1.0  # s
 NOFILE_LEAST, NOFILE_LOW, NPROC_LOW = 256, 1024, 512
 MEMLOCK_LEAST = 64 * MIB
-SHARED = (
-    "nfs",
-    "cifs",
-    "smb",
-    "lustre",
-    "gpfs",
-    "ceph",
-    "beegfs",
-    "9p",
-    "afs",
-    "fuse.",
-    "glusterfs",
-    "panfs",
-    "wekafs",
-)
 
 
-def judge(
+def check_hosts(
     plan: Plan,
     facts: Mapping[str, Facts],
     hellos: Mapping[str, Hello],
     clocks: Mapping[str, tuple[float, float]] | None = None,
 ) -> tuple[Finding, ...]:
-    """Errors first. `facts`: what each host's probe answered; `hellos`: what its node program answered; `clocks`: the
-    least and the most by which a host's clock may be ahead of ours, in seconds, where it is known.
+    """The findings about all hosts of the plan that have facts, errors first.
 
-    Checks only the hosts of the plan that have facts: the others were not reached.
+    By host: `facts`, the answer of its probe; `hellos`, the first answer of its node program; `clocks`, the least and
+    the most seconds by which its clock may be ahead of the controller's.
     """
     findings = Findings()
     nodes = [node for node in plan.nodes if node.host.name in facts]
@@ -80,8 +65,8 @@ def judge(
     return findings.all()
 
 
-def other_keys(keys: Mapping[str, OtherKey]) -> tuple[Finding, ...]:
-    """Hosts that refused the key which the inventory names."""
+def report_other_keys(keys: Mapping[str, OtherKey]) -> tuple[Finding, ...]:
+    """The findings about hosts that refused the key set in the inventory and accepted another one."""
     findings = Findings()
     for host, key in keys.items():
         install = f"ssh-copy-id -i {shell_word(key.named)} {shell_word(host)}"
@@ -90,19 +75,20 @@ def other_keys(keys: Mapping[str, OtherKey]) -> tuple[Finding, ...]:
     return findings.all()
 
 
-def unreached(failures: Mapping[str, Exception]) -> tuple[Finding, ...]:
-    """Hosts that could not be asked."""
+def report_failures(failures: Mapping[str, Exception]) -> tuple[Finding, ...]:
+    """The findings about hosts that gave no facts."""
     findings = Findings()
-    alike: dict[str, list[Exception]] = {}
+    groups: dict[str, list[Exception]] = {}
     for failure in failures.values():
         if isinstance(failure, ConnectFailure):
-            alike.setdefault(failure.alike, []).append(failure)
+            groups.setdefault(failure.group_message, []).append(failure)
     for host, failure in failures.items():
         code = str(getattr(failure, "code", "unknown"))
         if isinstance(failure, ConnectFailure):
             reason, fix = failure.reason, failure.fix
-            if len(alike[failure.alike]) > 1:
-                reason, fix = failure.common[0], with_hosts(failure.common[1], alike[failure.alike])
+            group = groups[failure.group_message]
+            if len(group) > 1:
+                reason, fix = failure.group.reason, fill_in_members(failure.group.fix, group)
             findings.add("error", code, host, f"{failure.phase}: {reason}", fix, f"try: ssh {host}")
         else:
             message = str(failure).removeprefix(f"{host}: ")
@@ -111,10 +97,9 @@ def unreached(failures: Mapping[str, Exception]) -> tuple[Finding, ...]:
 
 
 def _state_folder(node: Node, hello: Hello, findings: Findings) -> None:
-    """It is elsewhere than usual, so runs that are recorded in the usual place are not seen, nor their locks."""
+    """The usual state folder is unusable, so the runs recorded there and their locks are not seen."""
     for why in hello.passed_over:
-        message = f"{why}; runs are recorded in {hello.state or 'another folder'} now, and earlier runs are "
-        message += "not visible"
+        message = f"{why}; runs are now recorded in {hello.state or 'another folder'}, so earlier runs are not visible"
         fix = "make the folder yours and private (chown, chmod 700), or remove it"
         findings.add("warning", "state-folder-unusable", node.host.name, message, fix, why)
 
@@ -122,7 +107,7 @@ def _state_folder(node: Node, hello: Hello, findings: Findings) -> None:
 def _folders(node: Node, fact: Facts, findings: Findings) -> None:
     workdir = node.host.workdir
     if workdir and not fact.workdir:
-        fix = f"mount it there (ls -d {workdir}), or remove workdir to have the code sent"
+        fix = f"create or mount it there (ls -d {workdir}), or remove workdir, so that ddp-orch sends the code"
         message = f"workdir {workdir} is not a folder on this host"
         findings.add("error", "remote-workdir-missing", node.host.name, message, fix, f"ls -d {workdir}: not a folder")
 
@@ -149,27 +134,25 @@ def _disks(node: Node, fact: Facts, findings: Findings) -> None:
     home = disks.home
     if home is not None and disks.state is not None and home == replace(disks.state, path=home.path):
         home = None  # one finding per disk
-    for disk, least in ((disks.state, STATE_LEAST), (home, 0), (disks.tmp, 0)):
+    for disk, error_below in ((disks.state, STATE_LEAST), (home, 0), (disks.tmp, 0)):
         if disk is None:
             continue
-        seen = f"df {disk.path}: {disk.free // MIB} MiB of {disk.total // MIB} MiB free"
+        evidence = f"df {disk.path}: {disk.free // MIB} MiB of {disk.total // MIB} MiB free"
         look = shlex.quote(f"du -xsh {shell_word(disk.path)}/* | sort -h")
-        fix = (
-            f"remove old runs: ddp-orch prune INVENTORY; to see what takes the space: ddp-orch exec INVENTORY -- {look}"
-        )
+        fix = f"remove old runs: ddp-orch prune INVENTORY; to find large files: ddp-orch exec INVENTORY -- {look}"
         if disk.free < DISK_LOW:
-            severity: Severity = "error" if disk.free < least else "warning"
+            severity: Severity = "error" if disk.free < error_below else "warning"
             message = f"the disk of {disk.path} is nearly full: {disk.free // MIB} MiB left"
-            findings.add(severity, "disk-full", name, message, fix, seen)
+            findings.add(severity, "disk-full", name, message, fix, evidence)
         elif disk.free_files is not None and disk.free_files < FILES_LOW:
             message = f"the disk of {disk.path} has room for only {disk.free_files} more files"
             findings.add("warning", "disk-full", name, message, fix, f"df -i {disk.path}")
     shm = disks.shm
     if shm is not None and shm.free < SHM_LOW:
-        message = f"{shm.path} has {shm.free // MIB} MiB free: data-loader workers and NCCL may run out of it"
+        message = f"{shm.path} has {shm.free // MIB} MiB free: data-loader workers and NCCL may need more"
         fix = "sudo mount -o remount,size=50% /dev/shm; in a container: --shm-size=8g or --ipc=host"
-        seen = f"df /dev/shm: {shm.free // MIB} MiB of {shm.total // MIB} MiB free"
-        findings.add("warning", "nccl-shm-exhausted", name, message, fix, seen)
+        evidence = f"df /dev/shm: {shm.free // MIB} MiB of {shm.total // MIB} MiB free"
+        findings.add("warning", "nccl-shm-exhausted", name, message, fix, evidence)
 
 
 def _limits(node: Node, fact: Facts, findings: Findings) -> None:
@@ -187,8 +170,10 @@ def _limits(node: Node, fact: Facts, findings: Findings) -> None:
     pids = fact.cgroup_pids
     if pids is not None and pids < NPROC_LOW:
         message = f"the control group allows only {pids} processes and threads"
-        seen = f"cat /sys/fs/cgroup/pids.max: {pids}"
-        findings.add("warning", "limit-nproc", name, message, "raise it; in a container: --pids-limit=-1", seen)
+        evidence = f"cat /sys/fs/cgroup/pids.max: {pids}"
+        findings.add(
+            "warning", "limit-nproc", name, message, "raise the limit; in a container: --pids-limit=-1", evidence
+        )
     active = [port for port in fact.rdma if "ACTIVE" in port.state]
     if active and memlock is not None and memlock < MEMLOCK_LEAST:
         message = f"only {memlock >> 10} KiB of memory may be locked, but {active[0].device} needs more for RDMA"
@@ -199,26 +184,26 @@ def _limits(node: Node, fact: Facts, findings: Findings) -> None:
 def _leftovers(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
     name = node.host.name
     if fact.orphans:
-        pids = ", ".join(str(one.pid) for one in fact.orphans[:5])
+        pids = ", ".join(str(process.pid) for process in fact.orphans[:5])
         message = "processes of a finished run are still running"
-        seen = f"{fact.orphans[0].run_id}: pid {pids}: {fact.orphans[0].command}"
+        evidence = f"{fact.orphans[0].run_id}: pid {pids}: {fact.orphans[0].command}"
         fix = "ddp-orch kill --leftovers INVENTORY"
-        findings.add("warning", "orphan-workers", name, message, fix, seen)
+        findings.add("warning", "orphan-workers", name, message, fix, evidence)
     if isinstance(fact.python, Python) and fact.python.build_locks == "kernel":
-        return  # its torch takes a lock file that nobody holds
+        return  # this torch ignores lock files that no process holds
     for lock in fact.stale_locks:
-        message = f"{lock} was left by an interrupted build; every process will wait for it"
+        message = f"{lock} was left by an interrupted build; every process that builds the extension will wait for it"
         findings.add("warning", "jit-extension-lock", name, message, f"rm {shell_word(lock)}", f"ls {lock}")
 
 
 def _notify(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
-    for what, why in fact.notify.items():
+    for key, why in fact.notify.items():
         fix = {
             "webhook": "make it reachable from this host, or set https_proxy in its environment",
             "command": "install it there, or set its full path",
-        }.get(what, "")
+        }.get(key, "")
         fix += "\nddp-orch notify INVENTORY --test"
-        findings.add("warning", "notify-failed", node.host.name, f"notify.{what} would fail: {why}", fix, why)
+        findings.add("warning", "notify-failed", node.host.name, f"notify.{key} would fail: {why}", fix, why)
 
 
 def _unreliable(nodes: list[Node], facts: Mapping[str, Facts], findings: Findings) -> None:
@@ -232,47 +217,48 @@ def _unreliable(nodes: list[Node], facts: Mapping[str, Facts], findings: Finding
 
 
 def _same_machine(nodes: list[Node], hellos: Mapping[str, Hello], findings: Findings) -> None:
-    """Two names for one machine would take its GPUs and ports twice."""
-    seen: dict[tuple[object, ...], str] = {}
+    """Two names of one machine: a run would use its GPUs and ports twice."""
+    names: dict[tuple[object, ...], str] = {}
     for node in nodes:
         hello = hellos[node.host.name]
         identity = (hello.boot_id, hello.machine_id, *hello.state_inode)
-        if identity in seen:
-            message = f"is the same machine as {seen[identity]}"
+        if identity in names:
+            message = f"is the same machine as {names[identity]}"
             fix = "remove one of the two; for more ranks on a host, set nproc_per_node"
             evidence = f"sysctl kernel.random.boot_id: {hello.boot_id}"
             findings.add("error", "duplicate-host", node.host.name, message, fix, evidence)
-        seen.setdefault(identity, node.host.name)
+        names.setdefault(identity, node.host.name)
 
 
 def _shared_home(
     nodes: list[Node], facts: Mapping[str, Facts], hellos: Mapping[str, Hello], findings: Findings
 ) -> None:
-    """Allowed, but caches below it are shared too: builds lock each other, and it may be slow."""
-    inodes: dict[tuple[object, ...], set[str]] = {}
+    """A shared home is allowed, but so are its caches shared: builds lock each other, and may be slow."""
+    machines: dict[tuple[object, ...], set[str]] = {}
     for node in nodes:
         hello = hellos[node.host.name]
-        inodes.setdefault(hello.state_inode, set()).add(hello.machine_id)
+        machines.setdefault(hello.state_inode, set()).add(hello.machine_id)
     for node in nodes:
         home = facts[node.host.name].disks.home
-        same = len(inodes[hellos[node.host.name].state_inode]) > 1
-        if home is not None and (home.kind.startswith(SHARED) or same):
+        shares_state = len(machines[hellos[node.host.name].state_inode]) > 1
+        if home is not None and (home.shared or shares_state):
             message = f"the home folder is on a disk shared with other hosts ({home.kind})"
-            fix = "for builds of extensions, set env: {TORCH_EXTENSIONS_DIR: /tmp/torch_extensions}"
+            fix = "if scripts build torch extensions, set env: {TORCH_EXTENSIONS_DIR: /tmp/torch_extensions}"
             findings.add("note", "home-on-shared-disk", node.host.name, message, fix, f"df -T {home.path}")
 
 
-def _clocks(known: Mapping[str, tuple[float, float]], findings: Findings) -> None:
-    if not known:
+def _clocks(clocks: Mapping[str, tuple[float, float]], findings: Findings) -> None:
+    if not clocks:
         return
-    usual = median([0.0, *(sum(one) / 2 for one in known.values())])  # 0: the controller's own clock has a vote
-    for host, (least, most) in known.items():
-        off = least - usual if least > usual else most - usual if most < usual else 0.0
-        if abs(off) > CLOCK_SKEW:
-            direction = "ahead of" if off > 0 else "behind"
-            message = f"its clock is {_duration(abs(off))} {direction} that of the other hosts"
+    middles = [(least + most) / 2 for least, most in clocks.values()]
+    usual = median([0.0, *middles])  # 0.0 is the clock of the controller
+    for host, (least, most) in clocks.items():
+        skew = least - usual if least > usual else most - usual if most < usual else 0.0
+        if abs(skew) > CLOCK_SKEW:
+            direction = "ahead of" if skew > 0 else "behind"
+            message = f"its clock is {_duration(abs(skew))} {direction} that of the other hosts"
             fix = "sudo timedatectl set-ntp true"
-            findings.add("warning", "clock-skew", host, message, fix, f"date: {off:+.1f} s")
+            findings.add("warning", "clock-skew", host, message, fix, f"date: {skew:+.1f} s")
 
 
 def _duration(seconds: float) -> str:
@@ -282,12 +268,12 @@ def _duration(seconds: float) -> str:
 
 
 def path_arguments(plan: Plan) -> dict[str, str]:
-    """{absolute path among the script's arguments: the option before it}."""
-    of_nodes = [node.command[find_script_arguments(node.command[1:]) + 1 :] for node in plan.nodes]
+    """The absolute paths among the script's arguments, each with its option or ""."""
+    arguments = [node.command[find_script_arguments(node.command[1:]) + 1 :] for node in plan.nodes]
     options = {}
-    for before, word in pairwise(("", *of_nodes[0])):
-        if not all(word in words for words in of_nodes):
-            continue  # it holds the name of the host
+    for before, word in pairwise(("", *arguments[0])):
+        if not all(word in words for words in arguments):
+            continue  # it differs between hosts, because it contains {host}
         option, equals, value = word.partition("=")
         if word.startswith("-") and equals and value.startswith("/"):
             options[value] = option
@@ -296,11 +282,14 @@ def path_arguments(plan: Plan) -> dict[str, str]:
     return options
 
 
+# parts of the names of options for files that the script reads
 INPUTS = ("data", "train", "val", "test", "input", "resume", "ckpt", "checkpoint", "weights", "config", "model", "root")
 
 
 def _paths(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], findings: Findings) -> None:
-    """Folders that are to be written may be made by the script, so that only what is there on some hosts is sure."""
+    """A path may be a folder that the script creates. So a missing path is a finding only if it exists on another host,
+    or if its option names an input.
+    """
     for path, option in path_arguments(plan).items():
         absent = {
             node.host.name: facts[node.host.name].paths.get(path)
@@ -316,5 +305,5 @@ def _paths(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], findings: 
                 code = "file-permission-denied"
             if len(absent) < len(nodes) or any(word in option.lower() for word in INPUTS):
                 look = f"ssh {next(iter(absent))} ls -ld {shlex.quote(posixpath.dirname(path))}"
-                fix = f"copy or mount it there, or correct {option or 'the path'}; to see what is there: {look}"
+                fix = f"copy or mount it there, or correct {option or 'the path'}; to check the folder: {look}"
                 findings.add("warning", code, host, f"{what}: {why}", fix, f"ls -d {path}: {why}")

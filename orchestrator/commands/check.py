@@ -65,14 +65,14 @@ def check(path: str | None, hosts: str | None, level: Level, as_json: bool) -> i
             "checking",
         )
         facts = {name: answer.facts for name, answer in answers.done.items()}
-        findings = [*checks.unreached(answers.failed), *probe.judge(plan, answers.done)]
-        findings += checks.other_keys(fleet.take_other_keys())
+        findings = [*checks.report_failures(answers.failed), *probe.check_hosts(plan, answers.done)]
+        findings += checks.report_other_keys(fleet.take_other_keys())
         network = _try_network(plan, facts, fleet, findings) if level != "quick" else None
         has_errors = any(finding.severity == "error" for finding in findings)
         result = None
         if level == "deep" and not has_errors:
             result = deep.run(inventory, run_ids.new_run_id(), fleet, _launch_context())
-            findings += deep.judge(result)
+            findings += deep.check_result(result)
         elif level == "deep":
             console.note("skipped the real run of --deep; fix the errors first")
     choices = auto_env.choose(facts)
@@ -99,8 +99,8 @@ def _try_network(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, findings:
     """Test the network between the hosts. None if there is only one host, or if the head has failed."""
     if len(facts) < 2 or plan.nodes[0].host.name not in facts:
         return None
-    network = mesh.explore(plan, facts, fleet, secrets.token_hex(16))
-    findings += reach.judge(plan, network, facts)
+    network = mesh.measure(plan, facts, fleet, secrets.token_hex(16))
+    findings += reach.check_connections(plan, network, facts)
     hosts = {node.host.name: node.host for node in plan.nodes}
     bandwidths.remember(plan.nodes[0].host, {subnet.address: subnet.bandwidths for subnet in network.subnets}, hosts)
     return network

@@ -114,7 +114,7 @@ def _name(target: Target) -> str:
 
 def _fetch_key(dialer: Dialer, endpoint: SshEndpoint) -> ShownKey:
     key = dialer.look(endpoint.target)
-    return ShownKey(endpoint, key, dialer.host_keys.judge(endpoint.target, key))
+    return ShownKey(endpoint, key, dialer.host_keys.verify(endpoint.target, key))
 
 
 def _add_keys(

@@ -22,7 +22,7 @@ class Claims:
     """Hosts that do not belong to the run, or claim the node of another host."""
 
 
-def judge(parts: Mapping[str, Part], unreachable: Collection[str] = ()) -> Claims:
+def check_claims(parts: Mapping[str, Part], unreachable: Collection[str] = ()) -> Claims:
     """Check the claims of hosts. `parts`: by the host's name in this inventory, not in the one that started the run.
 
     All hosts of a run got the same list of its hosts, so a host with another list than most is a stranger.

@@ -17,7 +17,7 @@ from ..errors import FindingsError, HeldError, OrchError, UnreachableError
 from ..inventory.model import Host
 from ..output.console import fold_messages
 from ..ssh.dialer import Dialer
-from ..ssh.pipe import ConnectFailure, OtherKey, Pipe, with_hosts
+from ..ssh.pipe import ConnectFailure, OtherKey, Pipe, fill_in_members
 from ..ui.progress import Silent
 from .node_program import NodeProgram
 from .session import Refused, Session
@@ -361,13 +361,13 @@ def _reason(name: str, error: OrchError) -> str:
 
 
 def fold_failures(failed: Mapping[str, OrchError]) -> list[str]:
-    """Why hosts failed, in one line for those that failed alike, even if each has its own address and key."""
-    alike = {name: error.alike for name, error in failed.items() if isinstance(error, ConnectFailure)}
+    """Why hosts failed: one line for all hosts that failed the same way, even if each has its own address and key."""
+    groups = {name: error.group_message for name, error in failed.items() if isinstance(error, ConnectFailure)}
     messages = reasons(failed)
-    for text in set(alike.values()):
-        names = [name for name, message in alike.items() if message == text]
+    for group in set(groups.values()):
+        names = [name for name, message in groups.items() if message == group]
         if len({messages[name] for name in names}) > 1:
-            messages.update(dict.fromkeys(names, with_hosts(text, (failed[name] for name in names))))
+            messages.update(dict.fromkeys(names, fill_in_members(group, (failed[name] for name in names))))
     return fold_messages(messages)
 
 

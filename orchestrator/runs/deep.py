@@ -1,4 +1,4 @@
-"""`check --deep`: a short run on the hosts themselves, with their torch, and what its figures say."""
+"""`check --deep`: start a short real run that measures collectives and matrix products, and check its figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..inventory.model import Inventory
 from ..output.finding import Finding
 from ..output.lines import Line
 from ..output.pipeline import Stage
-from ..plan import plan
+from ..plan import plan as planning
 from ..plan import snapshot as ship
 from ..plan.plan import Plan
 from ..ui.progress import Silent
@@ -30,54 +30,55 @@ from .launch import LaunchContext
 
 SCRIPT = Path(__file__).parent / "payload" / "deep.py"
 MARKER = "ddp-orch-deep: "
-SLOWER = 3  # times less than the median of all ranks
+SLOWER = 3  # a rank is slow if the median of all ranks is this many times its speed
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What a rank has measured."""
+    """A measurement of one rank."""
 
     host: str
-    measured: AllReduce | Product
+    value: AllReduce | Product
 
     def as_dict(self) -> dict[str, Any]:
-        return {"host": self.host, **asdict(self.measured)}
+        return {"host": self.host, **asdict(self.value)}
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the run measured."""
+    """The outcome of the run."""
 
     figures: tuple[Figure, ...]
     failure: str
-    """Why the run failed; empty when it did not."""
+    """Why the run failed; "" if it succeeded."""
     failed_on: tuple[str, ...]
+    """The hosts where it failed."""
     last_lines: tuple[str, ...]
-    """Of the hosts where it failed, on stderr."""
+    """The last lines of stderr on these hosts."""
 
 
-def run(read: Inventory, run_id: str, fleet: Fleet, around: LaunchContext) -> Result:
-    """Start the run, and wait for its end. The inventory's launcher and environment, one attempt."""
+def run(inventory: Inventory, run_id: str, fleet: Fleet, context: LaunchContext) -> Result:
+    """Start the run with the inventory's launcher and environment, and wait for its end. It is never restarted."""
     snapshot = ship.snapshot(SCRIPT, (str(SCRIPT),), SCRIPT.parent)
-    assert snapshot is not None  # as something is to be sent
-    code = plan.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), len(snapshot.files), snapshot.size)
-    hosts = tuple(replace(host, workdir=None) for host in read.hosts)
-    once = replace(read, hosts=hosts, run=replace(read.run, max_restarts=0, secrets=()))
-    made = plan.make(once, run_id=run_id, name=run_id, command=("-u", SCRIPT.name), code=code, env={}, debug=False)
-    everybody = tuple(host.name for host in hosts)
+    assert snapshot is not None  # None is for `run.sync: none` only
+    code = planning.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), len(snapshot.files), snapshot.size)
+    hosts = tuple(replace(host, workdir=None) for host in inventory.hosts)
+    inventory = replace(inventory, hosts=hosts, run=replace(inventory.run, max_restarts=0, secrets=()))
+    command = ("-u", SCRIPT.name)
+    plan = planning.make(inventory, run_id=run_id, name=run_id, command=command, code=code, env={}, debug=False)
     try:
-        resolved = launch.launch(made, snapshot, fleet, around)
+        resolved = launch.launch(plan, snapshot, fleet, context)
     except OrchError as error:
-        return Result((), str(error), everybody, ())
-    return _watch(resolved, fleet, around)
+        return Result((), str(error), tuple(host.name for host in hosts), ())
+    return _follow(resolved, fleet, context)
 
 
-def _watch(resolved: Plan, fleet: Fleet, around: LaunchContext) -> Result:
+def _follow(resolved: Plan, fleet: Fleet, context: LaunchContext) -> Result:
     hosts = [node.host for node in resolved.nodes]
     progress = fleet.progress
     output = _Output(progress)
     ranks = claims.ranks_of_plan(resolved)
-    view = View(resolved.run_id, hosts, LogFilter(follow=True), fleet, around.warn, ranks=ranks)
+    view = View(resolved.run_id, hosts, LogFilter(follow=True), fleet, context.warn, ranks=ranks)
     try:
         with progress.of([host.name for host in hosts]):
             for host in hosts:
@@ -92,12 +93,12 @@ def _watch(resolved: Plan, fleet: Fleet, around: LaunchContext) -> Result:
     if verdict is not None and verdict.state == "succeeded":
         return Result(tuple(output.figures), "", (), ())
     failed_on = (first.host,) if first else tuple(node.host.name for node in resolved.nodes)
-    last = tuple(text for host, text in output.errors if host in failed_on)[-5:]
-    return Result(tuple(output.figures), first.what if first else "no host tells why", failed_on, last)
+    last_lines = tuple(text for host, text in output.errors if host in failed_on)[-5:]
+    return Result(tuple(output.figures), first.what if first else "reason unknown", failed_on, last_lines)
 
 
 class _Output(Stage):
-    """Keeps the figures that the payload prints, and what else comes on stderr; shows the progress."""
+    """Collects the figures that the payload prints and the other lines of stderr, and shows progress."""
 
     def __init__(self, progress: Silent) -> None:
         self.figures: list[Figure] = []
@@ -112,9 +113,9 @@ class _Output(Stage):
     def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
         for line in lines:
             _, marker, text = line.text.partition(MARKER)
-            if marker and (figure := _figure(text)) is not None:
-                self.figures.append(Figure(line.host, figure))
-                self._progress.at(line.host, figure.what.replace("_", " "))
+            if marker and (value := _decode(text)) is not None:
+                self.figures.append(Figure(line.host, value))
+                self._progress.at(line.host, value.what.replace("_", " "))
             elif line.stream == "stderr":
                 self.errors.append((line.host, line.text))
         pause = self._progress.tick()
@@ -122,48 +123,52 @@ class _Output(Stage):
         return ()
 
 
-def _figure(text: str) -> AllReduce | Product | None:
-    """A line of the payload; None where a host made it up."""
+def _decode(text: str) -> AllReduce | Product | None:
+    """The figure in a line of the payload; None if the line is invalid."""
     try:
         return decode(DeepFigure, {"figure": json.loads(text)}, "deep").figure
     except (ValueError, RecursionError, MalformedAnswer):
         return None
 
 
-def judge(result: Result) -> tuple[Finding, ...]:
-    """Errors first."""
-    found = Findings()
+def check_result(result: Result) -> tuple[Finding, ...]:
+    """The findings about the run and its figures, errors first."""
+    findings = Findings()
     if result.failure:
-        seen = f"its last lines: {' | '.join(result.last_lines)}"
-        message = f"a real run failed there: {result.failure}"
-        fix = "start it by hand to see all of it: ddp-orch up INVENTORY --debug"
-        found.add("error", "deep-run-failed", result.failed_on, message, fix, seen)
-    for one in result.figures:
-        if isinstance(one.measured, AllReduce) and not one.measured.right:
-            message = f"an all-reduce of {one.measured.bytes} bytes by {one.measured.backend} gave a wrong sum"
-            fix = "NCCL_P2P_DISABLE=1, then NCCL_IB_DISABLE=1, in env: which of them cures it says where to look"
-            found.add("error", "collective-wrong-result", one.host, message, fix, json.dumps(one.as_dict()))
+        evidence = f"its last lines: {' | '.join(result.last_lines)}"
+        message = f"the test run failed: {result.failure}"
+        fix = "start a run with debug output: ddp-orch up INVENTORY --debug"
+        findings.add("error", "deep-run-failed", result.failed_on, message, fix, evidence)
+    for figure in result.figures:
+        value = figure.value
+        if isinstance(value, AllReduce) and not value.right:
+            message = f"an all-reduce of {value.bytes} bytes with {value.backend} gave a wrong sum"
+            fix = (
+                "set env: {NCCL_P2P_DISABLE: '1'}; if that helps, check NVLink and PCIe. Otherwise set "
+                "env: {NCCL_IB_DISABLE: '1'}; if that helps, check InfiniBand"
+            )
+            findings.add("error", "collective-wrong-result", figure.host, message, fix, json.dumps(figure.as_dict()))
     products = _products(result)
     for host, product in products:
         usual = median(other.tflops for _, other in products if other.device == product.device)
         if product.tflops * SLOWER < usual:
             message = f"rank {product.rank} ({product.device}) computes at {product.tflops:.3g} TFLOP/s"
-            seen = f"matrix product; median of all ranks {usual:.3g} TFLOP/s"
-            fix = "look for other work and heat there: nvidia-smi, uptime"
-            found.add("warning", "straggler", host, message, fix, seen)
-    return found.all()
+            evidence = f"matrix product; median of all ranks {usual:.3g} TFLOP/s"
+            fix = "check that host for other programs and high temperatures: nvidia-smi, uptime"
+            findings.add("warning", "straggler", host, message, fix, evidence)
+    return findings.all()
 
 
 def _products(result: Result) -> list[tuple[str, Product]]:
-    return [(one.host, one.measured) for one in result.figures if isinstance(one.measured, Product)]
+    return [(figure.host, figure.value) for figure in result.figures if isinstance(figure.value, Product)]
 
 
 def render(result: Result) -> str:
-    """All-reduces by backend and size, the slowest rank of each named; the matrix products."""
+    """The all-reduces by backend and size with the slowest rank of each, and the matrix products."""
     lines = []
-    reduces = [(one.host, one.measured) for one in result.figures if isinstance(one.measured, AllReduce)]
-    for backend, size in dict.fromkeys((one.backend, one.bytes) for _, one in reduces):
-        same = [(host, one) for host, one in reduces if (one.backend, one.bytes) == (backend, size)]
+    reduces = [(figure.host, figure.value) for figure in result.figures if isinstance(figure.value, AllReduce)]
+    for backend, size in dict.fromkeys((reduce.backend, reduce.bytes) for _, reduce in reduces):
+        same = [(host, reduce) for host, reduce in reduces if (reduce.backend, reduce.bytes) == (backend, size)]
         host, slowest = max(same, key=lambda item: item[1].seconds)
         lines.append(
             f"  all-reduce {backend} {size >> 10:>6} KiB  {size / slowest.seconds * 8 / 1e9:8.3g} Gbit/s"
@@ -171,9 +176,9 @@ def render(result: Result) -> str:
         )
     products = sorted(_products(result), key=lambda item: item[1].tflops)
     if products:
-        (host, worst), (_, best) = products[0], products[-1]
+        (host, slowest_rank), (_, fastest_rank) = products[0], products[-1]
         lines.append(
-            f"  matrix product  {worst.tflops:.3g} to {best.tflops:.3g} TFLOP/s a rank"
-            f"  slowest: rank {worst.rank} on {host}"
+            f"  matrix product  {slowest_rank.tflops:.3g} to {fastest_rank.tflops:.3g} TFLOP/s per rank"
+            f"  slowest: rank {slowest_rank.rank} on {host}"
         )
-    return "\n".join(["a real run:", *lines]) + "\n" if lines else ""
+    return "\n".join(["test run:", *lines]) + "\n" if lines else ""

@@ -25,14 +25,14 @@ def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
         return diagnosis
     folder, sync_base = Path(started.code), Path(started.inventory).parent
 
-    def judge(finding: Finding) -> Finding:
+    def explain_finding(finding: Finding) -> Finding:
         if finding.code in CODES:
             for path in _paths(finding, folder):
                 if why := snapshot.why_not_sent(folder, path, sync_base):
                     return replace(finding, code="dataset-missing", confidence="high", fix=why)
         return finding
 
-    return replace(diagnosis, findings=tuple(map(judge, diagnosis.findings)))
+    return replace(diagnosis, findings=tuple(map(explain_finding, diagnosis.findings)))
 
 
 def _paths(finding: Finding, folder: Path) -> Iterator[str]:

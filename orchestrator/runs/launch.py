@@ -120,7 +120,7 @@ def launch(plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchC
     for line in fold_messages({host: str(key) for host, key in fleet.take_other_keys().items()}):
         context.warn(line)
     facts = {name: host.facts for name, host in probed.done.items()}
-    _raise_or_warn(preflight.judge(plan, probed.done), plan, context)
+    _raise_or_warn(preflight.check_hosts(plan, probed.done), plan, context)
     auto = auto_env.choose(facts)
     resolved = planning.resolve(plan, facts, {variable.variable: variable.value for variable in auto})
     _show_start(resolved, auto, context)

@@ -1,4 +1,4 @@
-"""Have all hosts try the network to each other, and choose the addresses that a run would use. Judges nothing."""
+"""Have the hosts connect to each other, and choose the addresses that a run would use. reach.py checks the result."""
 
 from __future__ import annotations
 
@@ -15,114 +15,118 @@ from ..inventory.model import Host
 from ..plan.plan import Plan
 from .bandwidths import fastest
 
-FULL = 32  # hosts up to which every pair is tried
-SAMPLE = 8  # hosts that measure the networks they share with the head, at the same time
-ROUNDS = 2  # times that each of them is measured: whatever else the network carries only ever lowers the figure
+MAX_ALL_PAIRS = 32  # hosts; up to this number, every pair is tried
+MAX_MEASURING = 8  # hosts that measure shared networks at the same time
+ROUNDS = 2  # measurements per network; the best one counts, because other traffic only lowers a result
 
 
 @dataclass(frozen=True)
-class Target:
-    """An address of another host that a host is to dial."""
+class DialTarget:
+    """An address of another host to connect to."""
 
     host: str
     address: str
     ports: tuple[int, ...]
     token: str
-    """By which the other one knows that it is meant."""
+    """The secret that the listener on that host expects; another host at the same address does not know it."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What one host saw of another."""
+    """What one host measured when it connected to another."""
 
     source: str
     target: str
     address: str
     """Of the target."""
     run_port: tuple[int, str | None]
-    """The port, and why it was not reached."""
+    """A port of `run.ports`, and why connecting to it failed; None: it did not."""
     random_ports: tuple[tuple[int, str | None], ...]
+    """The same for ports that the kernel chose, as NCCL and gloo use them."""
     latency: float | None
-    """s"""
+    """Of a round trip, seconds; None if no port was reached."""
     stalled: bool
-    """Small packets came through and large ones did not."""
+    """Small packets arrived and large ones did not."""
     bandwidth: float | None
-    """bytes a second"""
+    """Bytes per second; None if it was not measured."""
 
 
 @dataclass(frozen=True)
 class Subnet:
-    """An address of the head that all hosts reach."""
+    """A network that all hosts share, by the head's address in it."""
 
     address: str
     interface: str
     """Of the head."""
     bandwidths: Mapping[str, float]
-    """bytes a second, from each host that measured it; 0: small packets came through and large ones did not"""
+    """Bytes per second by host, for the hosts that measured; 0: small packets arrived and large ones did not."""
 
     @property
     def bandwidth(self) -> float:
-        """Of its slowest host, as collectives wait for that one."""
+        """That of the slowest host, because collectives wait for it."""
         return min(self.bandwidths.values(), default=0.0)
 
 
 @dataclass(frozen=True)
 class Network:
-    """The network as it was tried."""
+    """What the hosts measured, and the addresses that a run would use."""
 
     head: str
     addresses: Mapping[str, str]
-    """The one of each host that a run would use; hosts that do not reach the head have none."""
+    """The address that a run would use, by host; hosts that do not reach the head have none."""
     interfaces: Mapping[str, str]
-    offered: tuple[str, ...]
-    """The addresses of the head that were tried."""
+    """The interface with that address, by host."""
+    head_addresses: tuple[str, ...]
+    """The addresses of the head that were tried, the preferred one first."""
     unreachable: Mapping[str, Mapping[str, str | None]]
-    """Hosts that reach none of the head's addresses (or not the one that most do): {host: {address: why}}."""
+    """For each host that does not reach the head at the chosen address: {address: why not, or None if it does}."""
     pairs: tuple[Pair, ...]
     names: Mapping[str, Mapping[str, Lookup]]
-    """What each host gets for the others' names and addresses."""
+    """By host: what it resolves the names and addresses of other hosts to."""
     failed: Mapping[str, OrchError]
-    """Hosts that could not be asked."""
+    """Hosts that did not answer."""
     subnets: tuple[Subnet, ...] = ()
-    """Where the hosts share several: all of them, in the order of the head's addresses."""
+    """All shared networks, in the order of the head's addresses, if there are several."""
 
 
-def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) -> Network:
-    """Try it between the hosts that facts are given of. The head must be among them. `token`: random, of this check."""
+def measure(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) -> Network:
+    """Have the hosts of `facts`, the head among them, connect to each other. `token`: random, new for each call."""
     hosts = {node.host.name: node.host for node in plan.nodes if node.host.name in facts}
     head = hosts[plan.nodes[0].host.name]
     ports = plan.inventory.run.ports
-    wanted = plan.inventory.run.rdzv.port
+    rdzv_port = plan.inventory.run.rdzv.port
 
     def start(host: Host, session: Session) -> Listening:
         fact = facts[host.name]
-        free = wanted != "auto" and str(wanted) not in fact.listeners and wanted >= fact.first_port
-        asked = {"token": token + host.name, "run_port": wanted if free else None, "ports": list(ports)}
-        answer = session.request(LISTEN, asked)
+        free = rdzv_port != "auto" and str(rdzv_port) not in fact.listeners and rdzv_port >= fact.first_port
+        question = {"token": token + host.name, "run_port": rdzv_port if free else None, "ports": list(ports)}
+        answer = session.request(LISTEN, question)
         if not answer.ports:
-            raise _nonsense(host.name, "listen")
+            raise _mismatch(host.name, "listen")
         return answer
 
     listening = fleet.each(hosts.values(), start, "listening")
     failed = dict(listening.failed)
     if head.name in failed:
         return Network(head.name, {}, {}, (), {}, (), {}, failed)
-    offered = _offered(head.cluster_address, head.interface, facts[head.name], listening.done[head.name].addresses)
+    head_addresses = _addresses_to_try(
+        head.cluster_address, head.interface, facts[head.name], listening.done[head.name].addresses
+    )
     others = [host for name, host in hosts.items() if name in listening.done and host is not head]
     run_port = listening.done[head.name].ports[0]
-    to_head = {address: Target(head.name, address, (run_port,), token + head.name) for address in offered}
+    to_head = {address: DialTarget(head.name, address, (run_port,), token + head.name) for address in head_addresses}
     sources = {host.name: _source(host, facts[host.name]) for host in others}
-    reached = fleet.each(
+    head_reports = fleet.each(
         others,
         lambda host, session: _dial(session, list(to_head.values()), sources[host.name]),
-        "trying to reach the head",
+        "connecting to the head",
     )
-    common, unreachable = _common(offered, reached)
+    common, unreachable = _choose_address(head_addresses, head_reports)
     subnets: tuple[Subnet, ...] = ()
-    shared = _shared(offered, reached, facts[head.name])
+    shared = _shared_addresses(head_addresses, head_reports, facts[head.name])
     if len(shared) > 1:
         measured = fleet.each(
-            [host for host in others if host.name in reached.done][:SAMPLE],
+            [host for host in others if host.name in head_reports.done][:MAX_MEASURING],
             lambda host, session: _dial(
                 session, [to_head[address] for address in shared] * ROUNDS, sources[host.name], bulk=True
             ),
@@ -131,26 +135,28 @@ def explore(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
         subnets = _subnets(shared, measured, facts[head.name])
         common = fastest({subnet.address: subnet.bandwidth for subnet in subnets})
     addresses, interfaces = {head.name: common}, {head.name: _interface_of(common, facts[head.name])}
-    for name, answer in reached.done.items():
-        for one in answer.results:
-            if one.address == common and name not in unreachable and one.source and one.interface:
-                addresses[name], interfaces[name] = one.source, one.interface
-    targets = {name: Target(name, addresses[name], listening.done[name].ports, token + name) for name in addresses}
-    dialled = _try_others([hosts[name] for name in addresses], targets, facts, fleet)
+    for name, report in head_reports.done.items():
+        for dialled in report.results:
+            if dialled.address == common and name not in unreachable and dialled.source and dialled.interface:
+                addresses[name], interfaces[name] = dialled.source, dialled.interface
+    targets = {name: DialTarget(name, addresses[name], listening.done[name].ports, token + name) for name in addresses}
+    reports = _dial_others([hosts[name] for name in addresses], targets, facts, fleet)
     pairs = tuple(
         _pair(name, result, listening.done[result.host].ports[0])
-        for name, answer in dialled.done.items()
-        for result in answer.results
+        for name, report in reports.done.items()
+        for result in report.results
     )
-    failed |= {**reached.failed, **dialled.failed}
-    known = {name: answer.names for name, answer in dialled.done.items()}
-    return Network(head.name, addresses, interfaces, tuple(offered), unreachable, pairs, known, failed, subnets)
+    failed |= {**head_reports.failed, **reports.failed}
+    lookups = {name: report.names for name, report in reports.done.items()}
+    return Network(
+        head.name, addresses, interfaces, tuple(head_addresses), unreachable, pairs, lookups, failed, subnets
+    )
 
 
-def _try_others(
-    hosts: Sequence[Host], targets: Mapping[str, Target], facts: Mapping[str, Facts], fleet: Fleet
+def _dial_others(
+    hosts: Sequence[Host], targets: Mapping[str, DialTarget], facts: Mapping[str, Facts], fleet: Fleet
 ) -> Results[DialReport]:
-    """Have each host dial the others, and look up their names."""
+    """Have each host connect to the others, and look up their names."""
     names = [host.name for host in hosts]
 
     def dial(host: Host, session: Session) -> DialReport:
@@ -160,88 +166,101 @@ def _try_others(
             session, [targets[name] for name in others], own, [facts[name].hostname for name in others], bulk=True
         )
 
-    return fleet.each(hosts, dial, "trying to reach the others")
+    return fleet.each(hosts, dial, "connecting to the others")
 
 
 def _dial(
-    session: Session, targets: Sequence[Target], source: str | None, names: Sequence[str] = (), *, bulk: bool = False
+    session: Session,
+    targets: Sequence[DialTarget],
+    source: str | None,
+    names: Sequence[str] = (),
+    *,
+    bulk: bool = False,
 ) -> DialReport:
-    """Dial, and be told of exactly what was dialled. `bulk`: with large packets and bandwidth. Raises InvalidAnswer."""
-    wanted = {"targets": [asdict(target) for target in targets], "source": source, "bulk": bulk, "names": list(names)}
-    answer = session.request(DIAL, wanted)
-    asked = [(target.host, target.address, set(map(str, target.ports))) for target in targets]
-    if [(one.host, one.address, set(one.ports)) for one in answer.results] != asked:
-        raise _nonsense(session.host, "dial")
-    return answer
+    """Have a host connect to the targets. `bulk`: test large packets and measure the bandwidth, too.
+
+    Raises InvalidAnswer if the report is not about exactly these targets.
+    """
+    question = {"targets": [asdict(target) for target in targets], "source": source, "bulk": bulk, "names": list(names)}
+    report = session.request(DIAL, question)
+    expected = [(target.host, target.address, set(map(str, target.ports))) for target in targets]
+    if [(dialled.host, dialled.address, set(dialled.ports)) for dialled in report.results] != expected:
+        raise _mismatch(session.host, "dial")
+    return report
 
 
 def _source(host: Host, fact: Facts) -> str | None:
-    """The address that the inventory has a host use; None: by route."""
+    """The address from which a host connects, if the inventory sets it; None: the kernel chooses by route."""
     if host.cluster_address or host.interface == "auto":
         return host.cluster_address
-    return next((one.address for one in fact.interfaces if one.name == host.interface), None)
+    return next((interface.address for interface in fact.interfaces if interface.name == host.interface), None)
 
 
-def _nonsense(host: str, operation: str) -> InvalidAnswer:
-    return InvalidAnswer(host, f"{operation}: not what was asked for")
+def _mismatch(host: str, operation: str) -> InvalidAnswer:
+    return InvalidAnswer(host, f"{operation}: does not match the request")
 
 
-def _offered(cluster_address: str | None, interface: str, fact: Facts, candidates: Sequence[str]) -> list[str]:
-    """The head's addresses to try: those that node/serve/prepare.py offers."""
+def _addresses_to_try(cluster_address: str | None, interface: str, fact: Facts, candidates: Sequence[str]) -> list[str]:
+    """The head's addresses to try: the same that node/serve/prepare.py returns."""
     if cluster_address:
         return [cluster_address]
     if interface != "auto":
-        return [one.address for one in fact.interfaces if one.name == interface][:1]
+        return [each.address for each in fact.interfaces if each.name == interface][:1]
     return list(candidates)
 
 
 def _interface_of(address: str, fact: Facts) -> str:
-    return next((one.name for one in fact.interfaces if one.address == address), "")
+    return next((each.name for each in fact.interfaces if each.address == address), "")
 
 
-def _common(offered: list[str], reached: Results[DialReport]) -> tuple[str, dict[str, dict[str, str | None]]]:
-    """The first address that all reach, or the one that most do; and who does not reach it."""
-    answers = {
-        name: {one.address: next(iter(one.ports.values())) for one in answer.results}
-        for name, answer in reached.done.items()
+def _choose_address(
+    head_addresses: list[str], reports: Results[DialReport]
+) -> tuple[str, dict[str, dict[str, str | None]]]:
+    """The first address that all hosts reach, or the one that most do; and for the hosts that do not reach it, why."""
+    problems = {
+        name: {dialled.address: next(iter(dialled.ports.values())) for dialled in report.results}
+        for name, report in reports.done.items()
     }
-    if not offered:
-        return "", {name: {} for name in answers}
-    common = max(offered, key=lambda address: sum(answer[address] is None for answer in answers.values()))
-    return common, {name: answer for name, answer in answers.items() if answer[common] is not None}
+    if not head_addresses:
+        return "", {name: {} for name in problems}
+    chosen = max(head_addresses, key=lambda address: sum(why[address] is None for why in problems.values()))
+    return chosen, {name: why for name, why in problems.items() if why[chosen] is not None}
 
 
-def _shared(offered: list[str], reached: Results[DialReport], fact: Facts) -> list[str]:
-    """The addresses of the head that all hosts reach; of several on one interface, the first."""
+def _shared_addresses(head_addresses: list[str], reports: Results[DialReport], fact: Facts) -> list[str]:
+    """The addresses of the head that all hosts reach, one per interface."""
     blocked = {
-        one.address
-        for answer in reached.done.values()
-        for one in answer.results
-        if any(why is not None for why in one.ports.values())
+        dialled.address
+        for report in reports.done.values()
+        for dialled in report.results
+        if any(why is not None for why in dialled.ports.values())
     }
     by_interface: dict[str, str] = {}
-    for address in offered:
-        if reached.done and address not in blocked:
+    for address in head_addresses:
+        if reports.done and address not in blocked:
             by_interface.setdefault(_interface_of(address, fact), address)
     return list(by_interface.values())
 
 
 def _subnets(shared: list[str], measured: Results[DialReport], fact: Facts) -> tuple[Subnet, ...]:
     best: dict[str, dict[str, float]] = {address: {} for address in shared}
-    for name, answer in measured.done.items():
-        for one in answer.results:
-            known = best[one.address]
-            known[name] = max(known.get(name, 0.0), one.bandwidth or 0.0)
+    for name, report in measured.done.items():
+        for dialled in report.results:
+            bandwidths = best[dialled.address]
+            bandwidths[name] = max(bandwidths.get(name, 0.0), dialled.bandwidth or 0.0)
     return tuple(Subnet(address, _interface_of(address, fact), best[address]) for address in shared)
 
 
 def _targets(names: list[str], name: str) -> list[str]:
-    """All others, each host beginning with its neighbour; of many, those at 1, 2, 4, 8, ... in the ring."""
-    at = names.index(name)
-    around = names[at + 1 :] + names[:at]
-    if len(names) <= FULL:
-        return around
-    return [around[(1 << power) - 1] for power in range(len(names).bit_length()) if (1 << power) <= len(around)]
+    """The hosts that a host connects to: all others, or in large runs those at distance 1, 2, 4, 8, ... in the ring.
+
+    Each host starts with its neighbour, so that they do not all connect to the same host at once.
+    """
+    index = names.index(name)
+    ring = names[index + 1 :] + names[:index]
+    if len(names) <= MAX_ALL_PAIRS:
+        return ring
+    return [ring[(1 << power) - 1] for power in range(len(names).bit_length()) if (1 << power) <= len(ring)]
 
 
 def _pair(source: str, result: Dialled, run_port: int) -> Pair:
@@ -286,21 +305,21 @@ def as_dict(network: Network) -> dict[str, Any]:
 
 
 def render(network: Network) -> str:
-    """The matrix: from each host (row) to each other: bandwidth over latency. Empty for one host."""
+    """The matrix of bandwidths and latencies between hosts; "" for one host."""
     names = list(network.addresses)
     if not network.pairs:
         return ""
     cells = {(pair.source, pair.target): _cell(pair) for pair in network.pairs}
-    wide = max(len(name) for name in names)
-    if len(names) > 12:  # a wider one is not read: the worst of each host
-        lines = [f"{name:{wide}}  slowest {_slowest(network, name)}" for name in names]
+    width = max(len(name) for name in names)
+    if len(names) > 12:  # a wider matrix does not fit a terminal: show the slowest path of each host
+        lines = [f"{name:{width}}  slowest {_slowest(network, name)}" for name in names]
         return "\n".join(["from each host to the others, Gbit/s and ms:", *lines]) + "\n"
     columns = [max(len(name), 10) for name in names]
-    header = "  ".join([" " * wide, *(f"{name:>{width}}" for name, width in zip(names, columns, strict=True))])
+    header = "  ".join([" " * width, *(f"{name:>{width}}" for name, column in zip(names, columns, strict=True))])
     lines = [
         "  ".join(
-            [f"{row:{wide}}"]
-            + [f"{cells.get((row, name), '-'):>{width}}" for name, width in zip(names, columns, strict=True)]
+            [f"{row:{width}}"]
+            + [f"{cells.get((row, name), '-'):>{column}}" for name, column in zip(names, columns, strict=True)]
         )
         for row in names
     ]
@@ -317,6 +336,6 @@ def _cell(pair: Pair) -> str:
 
 
 def _slowest(network: Network, name: str) -> str:
-    known = [pair for pair in network.pairs if pair.source == name]
-    worst = min(known, key=lambda pair: (pair.latency is not None, pair.bandwidth or 0.0), default=None)
-    return f"{_cell(worst)} to {worst.target}" if worst else "-"
+    pairs = [pair for pair in network.pairs if pair.source == name]
+    slowest = min(pairs, key=lambda pair: (pair.latency is not None, pair.bandwidth or 0.0), default=None)
+    return f"{_cell(slowest)} to {slowest.target}" if slowest else "-"

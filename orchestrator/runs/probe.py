@@ -1,4 +1,4 @@
-"""Ask hosts for their facts, and have them judged: what `up` and `check` do first. The rules are in checks/."""
+"""Ask hosts for their facts, and check them: the first step of `up` and `check`. The rules are in checks/."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_SOURCE = 1 << 20  # bytes of a script that is sent to be compiled
 
 
 def script_of(snapshot: Snapshot | None) -> Arguments | None:
-    """The script of a snapshot, as `probe` wants it: its text, and the names that are imported from beside it."""
+    """The script of a snapshot as `probe` needs it: its text, and the names of the modules next to it."""
     if snapshot is None:
         return None
     path = snapshot.root / snapshot.script
@@ -38,7 +38,7 @@ def script_of(snapshot: Snapshot | None) -> Arguments | None:
     try:
         source = path.read_bytes()[:MAX_SOURCE].decode()
     except (OSError, UnicodeDecodeError):
-        return None  # sending it will tell, or a declared encoding: python reads that by itself
+        return None  # sending the code reports unreadable files; python reads files in other encodings by itself
     return {"path": snapshot.script, "source": source, "local": sorted(local)}
 
 
@@ -60,24 +60,24 @@ def question(plan: Plan, node: Node, script: Arguments | None) -> Arguments:
         "paths": sorted({*hosts.path_arguments(plan), *filter(None, [plan.inventory.run.output])}),
         "notify": _notify(plan.inventory.notify) if node is plan.nodes[0] else None,
         "names": [],
-        # of one peer the reverse look-up: torch makes one for each, and what matters is whether it is answered
+        # torch looks up every peer; whether the name server answers at all shows with one of them
         "addresses": [address for address in _addresses(plan.nodes[0]) if node is not plan.nodes[0]],
     }
 
 
 def _notify(notify: Notify) -> Arguments | None:
-    """What the head is to look for. The path of a webhook may be a secret, and stays here."""
-    place = urlsplit(notify.webhook) if notify.webhook else None
+    """What the head checks for notifications. The path of a webhook may be a secret, so it is not sent."""
+    url = urlsplit(notify.webhook) if notify.webhook else None
     webhook = None
-    if place is not None and place.hostname:
-        port = place.port or {"http": 80, "https": 443}[place.scheme]
-        webhook = {"scheme": place.scheme, "host": place.hostname, "port": port}
+    if url is not None and url.hostname:
+        port = url.port or {"http": 80, "https": 443}[url.scheme]
+        webhook = {"scheme": url.scheme, "host": url.hostname, "port": port}
     program = _program(notify.command) if notify.command else None
     return {"webhook": webhook, "program": program} if webhook or program else None
 
 
 def _program(command: str) -> str | None:
-    """What a shell would run first; None where that takes a shell to know."""
+    """The program that a command line starts; None if only a shell can tell."""
     try:
         words = shlex.split(command)
     except ValueError:
@@ -96,25 +96,25 @@ def _addresses(head: Node) -> list[str]:
 
 @dataclass(frozen=True)
 class Probed:
-    """What is known of a host before a run."""
+    """A host's answers before a run."""
 
     facts: Facts
     hello: Hello
     clock_ahead: tuple[float, float]
-    """Seconds: the least and the most by which its clock is ahead of ours."""
+    """The least and the most seconds by which its clock may be ahead of the controller's."""
 
 
 def ask(session: Session, question: Arguments) -> Probed:
-    """A host's facts."""
-    asked = time.time()
+    """Ask a host for its facts."""
+    asked_at = time.time()
     facts = session.request(PROBE, question)
-    answered = time.time()
-    return Probed(facts, session.hello, (facts.clock - answered, facts.clock - asked))
+    answered_at = time.time()
+    return Probed(facts, session.hello, (facts.clock - answered_at, facts.clock - asked_at))
 
 
-def judge(plan: Plan, probed: Mapping[str, Probed]) -> tuple[Finding, ...]:
-    """What would break the run, by the facts of the hosts that were reached."""
-    return hosts.judge(
+def check_hosts(plan: Plan, probed: Mapping[str, Probed]) -> tuple[Finding, ...]:
+    """The findings about the hosts that answered, errors first."""
+    return hosts.check_hosts(
         plan,
         {name: host.facts for name, host in probed.items()},
         {name: host.hello for name, host in probed.items()},

@@ -1,4 +1,4 @@
-"""Judges the network as it was tried: who is cut off, which path drops large packets, which host is slow. Pure."""
+"""Check the measured network: which host is cut off, which path drops large packets, which host is slow. Pure."""
 
 from __future__ import annotations
 
@@ -8,143 +8,141 @@ from statistics import median
 
 from ..answers.facts import Facts
 from ..checks.findings import Findings, shell_word
-from ..output.finding import Finding
+from ..output.console import fold
+from ..output.finding import Finding, Severity
 from ..plan.plan import Plan
 from .mesh import Network, Pair
 
-SLOW = 100e6 / 8  # bytes a second: below this any training waits for its network
-SLOWER = 4  # times less than the others' median
-LATENCY_HIGH, LATENCY_TIMES = 0.005, 10  # s; times the others' median
+SLOW = 100e6 / 8  # bytes per second; below this, any training waits for the network
+SLOWER = 4  # a host is slow if the median is this many times its bandwidth
+LATENCY_HIGH, LATENCY_TIMES = 0.005, 10  # a latency is high above so many s, and so many times the median
 REFUSED = ("refused", "No route", "unreachable", "prohibited")
 
 NFT_CHAIN = re.compile(r"nft ([A-Za-z0-9_.-]+( [A-Za-z0-9_.-]+){2})")
-"""A chain that admits packets, as the facts of a host name it: family, table, chain."""
+"""A chain that filters incoming packets, as in the facts of a host: family, table, chain."""
 
 
-def judge(plan: Plan, network: Network, facts: Mapping[str, Facts]) -> tuple[Finding, ...]:
-    """Errors first."""
-    found = Findings()
-    _head(plan, network, facts, found)
-    _ports(plan, network, facts, found)
-    _large_packets(network, facts, found)
-    _mtus(network, facts, found)
-    _speed(plan, network, facts, found)
-    _lookups(network, found)
+def check_connections(plan: Plan, network: Network, facts: Mapping[str, Facts]) -> tuple[Finding, ...]:
+    """The findings about the network between hosts, errors first."""
+    findings = Findings()
+    _head(plan, network, facts, findings)
+    _ports(plan, network, facts, findings)
+    _large_packets(network, facts, findings)
+    _mtus(network, facts, findings)
+    _speed(plan, network, facts, findings)
+    _lookups(network, findings)
     for host, failure in network.failed.items():
-        found.add("error", str(getattr(failure, "code", "unknown")), host, str(failure), "try again", "")
-    return found.all()
+        findings.add(
+            "error", str(getattr(failure, "code", "unknown")), host, str(failure), "run `ddp-orch check` again", ""
+        )
+    return findings.all()
 
 
-def _head(plan: Plan, network: Network, facts: Mapping[str, Facts], found: Findings) -> None:
-    """Who does not reach the head's port, on any address or on the one that most reach."""
-    if not network.offered:
+def _head(plan: Plan, network: Network, facts: Mapping[str, Facts], findings: Findings) -> None:
+    """Hosts that do not reach the head's rendezvous port."""
+    if not network.head_addresses:
         if len(plan.nodes) > 1 and network.head not in network.failed:
             message = "has no address that other hosts can reach: only the loopback interface is up"
-            found.add("error", "nccl-wrong-nic", network.head, message, "cluster_address of the head", "ip -br addr")
+            findings.add("error", "nccl-wrong-nic", network.head, message, "cluster_address of the head", "ip -br addr")
         return
     others = len(facts) - 1
-    everybody = len(network.unreachable) == others and others > 1
+    no_host_reaches = len(network.unreachable) == others and others > 1
     for host, answers in network.unreachable.items():
-        seen = "; ".join(f"connect to {address}: {why}" for address, why in answers.items())
+        evidence = "; ".join(f"connect to {address}: {why}" for address, why in answers.items())
         whys = [why for why in answers.values() if why]
         if whys and all("no route" in why for why in whys):
             message = f"has no route to the head, {network.head} ({', '.join(answers)})"
             fix = "check `ip route` there, or set cluster_address of the head to an address that all hosts reach"
-            found.add("error", "no-route", host, message, fix, seen)
+            findings.add("error", "no-route", host, message, fix, evidence)
         elif any(why is None for why in answers.values()):
             good = next(address for address, why in answers.items() if why is None)
             message = f"reaches the head only at {good}, where other hosts do not reach it"
             fix = f"set cluster_address of {network.head} to an address that all hosts reach; see `ip -br addr` there"
-            found.add("error", "nccl-wrong-nic", host, message, fix, seen)
+            findings.add("error", "nccl-wrong-nic", host, message, fix, evidence)
         elif any("assign requested" in why for why in whys):
             message = "its cluster_address is not an address of this host"
-            found.add("error", "nccl-wrong-nic", host, message, "correct it, or leave it out", seen)
+            findings.add("error", "nccl-wrong-nic", host, message, "correct it, or remove it", evidence)
         else:
-            guilty = network.head if everybody else host
+            blocked = network.head if no_host_reaches else host
             low, high = plan.inventory.run.ports
-            who = "no other host reaches" if everybody else "does not reach"
-            message = f"{who} the head's port for the rendezvous, on {', '.join(answers)}"
+            problem = "no other host reaches" if no_host_reaches else "does not reach"
+            message = f"{problem} the head's rendezvous port at {', '.join(answers)}"
             fix = _open(facts[network.head], _sources(network, facts), f"{low}-{high}", network.head)
-            found.add("error", _code_of_head(network, facts), guilty, message, fix, seen)
+            findings.add("error", _head_code(network, facts), blocked, message, fix, evidence)
 
 
-def _code_of_head(network: Network, facts: Mapping[str, Facts]) -> str:
-    """Where only an address of a bridge, such as docker0, was offered, it is the wrong interface and no firewall."""
-    bridges = {one.address for one in facts[network.head].interfaces if one.bridge}
-    return "nccl-wrong-nic" if set(network.offered) <= bridges else "rdzv-port-blocked"
+def _head_code(network: Network, facts: Mapping[str, Facts]) -> str:
+    """If the head has only addresses of bridges, such as docker0, the interface is wrong. Else a firewall blocks."""
+    bridges = {interface.address for interface in facts[network.head].interfaces if interface.bridge}
+    return "nccl-wrong-nic" if set(network.head_addresses) <= bridges else "rdzv-port-blocked"
 
 
 def _sources(network: Network, facts: Mapping[str, Facts]) -> list[str]:
     known = [address for name, address in network.addresses.items() if name != network.head]
     for host in network.unreachable:
         known += [
-            one.address
-            for one in facts[host].interfaces
-            if one.up and not one.loopback and not one.bridge and ":" not in one.address
+            interface.address
+            for interface in facts[host].interfaces
+            if interface.up and not interface.loopback and not interface.bridge and ":" not in interface.address
         ]
     return sorted(set(known))
 
 
-def _ports(plan: Plan, network: Network, facts: Mapping[str, Facts], found: Findings) -> None:
+def _ports(plan: Plan, network: Network, facts: Mapping[str, Facts], findings: Findings) -> None:
     low, high = plan.inventory.run.ports
     run = [pair for pair in network.pairs if pair.run_port[1] is not None]
-    for host, pairs in _guilty(run, network).items():
+    for host, pairs in _blocking_hosts(run, network).items():
         to_head = any(pair.target == network.head for pair in pairs)
         if to_head or all(why is None for pair in pairs for _, why in pair.random_ports):
-            severity = "error" if to_head else "note"
-            message = (
-                f"port {pairs[0].run_port[0]} of the run's ports ({low}-{high}) is {_manner(pairs[0].run_port[1])}"
-            )
+            severity: Severity = "error" if to_head else "note"  # a run needs only the head's port
+            port, why = pairs[0].run_port
+            message = f"port {port} of the run's ports ({low}-{high}) is {_describe_block(why)}"
             fix = _open(facts[host], _peers(network, host), f"{low}-{high}", host)
-            if severity == "error":
-                found.add("error", "rdzv-port-blocked", host, message, fix, _seen(pairs))
-            else:  # only the head's is needed
-                found.add("note", "rdzv-port-blocked", host, message, fix, _seen(pairs))
+            findings.add(severity, "rdzv-port-blocked", host, message, fix, _evidence(pairs))
     blocked = [pair for pair in network.pairs if any(why is not None for _, why in pair.random_ports)]
-    for host, pairs in _guilty(blocked, network).items():
+    for host, pairs in _blocking_hosts(blocked, network).items():
         first, last = facts[host].port_range
-        port, why = next(one for one in pairs[0].random_ports if one[1] is not None)
-        message = (
-            f"port {port} is {_manner(why)} from {_names(pairs, host)}: NCCL and gloo use random ports ({first}-{last})"
-        )
+        port, why = next((port, why) for port, why in pairs[0].random_ports if why is not None)
+        peers = _fold_peers(pairs, host)
+        message = f"port {port} is {_describe_block(why)} from {peers}: NCCL and gloo use random ports ({first}-{last})"
         fix = _open(facts[host], _peers(network, host), f"{first}-{last}", host)
-        found.add("error", "ephemeral-ports-blocked", host, message, fix, _seen(pairs))
+        findings.add("error", "ephemeral-ports-blocked", host, message, fix, _evidence(pairs))
 
 
-def _guilty(pairs: list[Pair], network: Network) -> dict[str, list[Pair]]:
-    """Bad pairs by the host to look at: the sender that reaches nobody while others do, else each target."""
-    left = list(pairs)
-    guilty: dict[str, list[Pair]] = {}
+def _blocking_hosts(pairs: list[Pair], network: Network) -> dict[str, list[Pair]]:
+    """The blocked pairs by the host that probably blocks them. That is the source if it reaches no host, but others
+    reach the same hosts; otherwise the target.
+    """
+    remaining = list(pairs)
+    by_host: dict[str, list[Pair]] = {}
     if len(network.addresses) > 2:
         for name in network.addresses:
-            tried = [pair for pair in network.pairs if pair.source == name]
-            bad = [pair for pair in left if pair.source == name]
-            victims = {pair.target for pair in bad}
-            elsewhere = {pair.target for pair in left if pair.source != name}
-            if len(bad) == len(tried) and not victims & elsewhere:
-                guilty[name] = bad
-                left = [pair for pair in left if pair.source != name]
-    for pair in left:
-        guilty.setdefault(pair.target, []).append(pair)
-    return guilty
+            count = sum(pair.source == name for pair in network.pairs)
+            blocked = [pair for pair in remaining if pair.source == name]
+            targets = {pair.target for pair in blocked}
+            blocked_for_others = {pair.target for pair in remaining if pair.source != name}
+            if len(blocked) == count and not targets & blocked_for_others:
+                by_host[name] = blocked
+                remaining = [pair for pair in remaining if pair.source != name]
+    for pair in remaining:
+        by_host.setdefault(pair.target, []).append(pair)
+    return by_host
 
 
-def _manner(why: str | None) -> str:
+def _describe_block(why: str | None) -> str:
     if why and any(word in why for word in REFUSED):
         return f"rejected ({why})"
     return f"blocked ({why})"
 
 
-def _seen(pairs: list[Pair]) -> str:
+def _evidence(pairs: list[Pair]) -> str:
     pair = pairs[0]
-    port, why = next(one for one in (*pair.random_ports, pair.run_port) if one[1] is not None)
+    port, why = next((port, why) for port, why in (*pair.random_ports, pair.run_port) if why is not None)
     more = f", and {len(pairs) - 1} more" if len(pairs) > 1 else ""
     return f"{pair.source} connects to {pair.address}:{port} ({pair.target}): {why}{more}"
 
 
-def _names(pairs: list[Pair], host: str) -> str:
-    from ..output.console import fold
-
+def _fold_peers(pairs: list[Pair], host: str) -> str:
     return fold(pair.source if pair.target == host else pair.target for pair in pairs)
 
 
@@ -153,137 +151,138 @@ def _peers(network: Network, host: str) -> list[str]:
 
 
 def _open(fact: Facts, addresses: list[str], ports: str, host: str) -> str:
-    """What opens exactly these ports to exactly these addresses, in the words of the firewall that is seen there."""
+    """Commands for the host's firewall that open only these ports, and only to these addresses."""
     where = f"ssh {host} sudo"
     if "ufw" in fact.firewalls:
         return "\n".join(
-            f"{where} ufw allow from {one} to any port {ports.replace('-', ':')} proto tcp" for one in addresses
+            f"{where} ufw allow from {address} to any port {ports.replace('-', ':')} proto tcp" for address in addresses
         )
     if "firewalld" in fact.firewalls:
         rules = [
-            f'{where} firewall-cmd --permanent --add-rich-rule=\'rule family="{"ipv6" if ":" in one else "ipv4"}" '
-            f'source address="{one}" port port="{ports}" protocol="tcp" accept\''
-            for one in addresses
+            f'{where} firewall-cmd --permanent --add-rich-rule=\'rule family="{"ipv6" if ":" in address else "ipv4"}" '
+            f'source address="{address}" port port="{ports}" protocol="tcp" accept\''
+            for address in addresses
         ]
         return "\n".join([*rules, f"{where} firewall-cmd --reload"])
     if "iptables" in fact.firewalls:
         return "\n".join(
-            f"{where} {'ip6tables' if ':' in one else 'iptables'} -I INPUT -s {one} "
+            f"{where} {'ip6tables' if ':' in address else 'iptables'} -I INPUT -s {address} "
             f"-p tcp --dport {ports.replace('-', ':')} -j ACCEPT"
-            for one in addresses
+            for address in addresses
         )
-    # a host names its chains; what is no name goes into no command
-    known = [match[1] for one in fact.firewalls if (match := NFT_CHAIN.fullmatch(one))]
-    chains = known or ["inet filter input"]
-    family = "ip6" if any(":" in one for one in addresses) else "ip"
+    # the names of chains come from the host, so only well-formed ones go into a command
+    matches = (NFT_CHAIN.fullmatch(firewall) for firewall in fact.firewalls)
+    chains = [match[1] for match in matches if match] or ["inet filter input"]
+    family = "ip6" if any(":" in address for address in addresses) else "ip"
     rule = f"{family} saddr {{ {', '.join(addresses)} }} tcp dport {ports} accept"
     return "\n".join(f"{where} nft \"'insert rule {chain} {rule}'\"" for chain in chains)
 
 
-def _large_packets(network: Network, facts: Mapping[str, Facts], found: Findings) -> None:
+def _large_packets(network: Network, facts: Mapping[str, Facts], findings: Findings) -> None:
     stalled = [pair for pair in network.pairs if pair.stalled]
     if not stalled:
         return
     counts = {name: sum(name in (pair.source, pair.target) for pair in stalled) for name in network.addresses}
-    most = max(counts.values())
-    guilty = [name for name, count in counts.items() if count == most]
+    suspects = [name for name, count in counts.items() if count == max(counts.values())]
     targets = {pair.target for pair in stalled}
-    if len(guilty) > 1 and len(targets) == 1:
-        guilty = list(targets)
-    for host in guilty:
+    if len(suspects) > 1 and len(targets) == 1:
+        suspects = list(targets)
+    for host in suspects:
         mtu = _mtu(network, host, facts)
-        peer = next(pair for pair in stalled if host in (pair.source, pair.target))
-        other = peer.target if peer.source == host else peer.source
-        message = f"large packets (MTU {mtu}) are lost, small ones arrive"
+        pair = next(pair for pair in stalled if host in (pair.source, pair.target))
+        other = pair.target if pair.source == host else pair.source
+        message = f"large packets (MTU {mtu}) are lost, small packets arrive"
         fix = (
             f"set the same MTU on all hosts and switches; until then: ssh {host} sudo ip link set "
             f"{shell_word(network.interfaces[host])} mtu 1400"
         )
         ping = f"ping -M do -s {(mtu or 1500) - 28} {network.addresses[other]}"
-        seen = f"192 KiB from {peer.source} to {peer.target}: no answer; see {ping}"
-        found.add("error", "mtu-mismatch", host, message, fix, seen)
+        evidence = f"192 KiB from {pair.source} to {pair.target}: no answer; see {ping}"
+        findings.add("error", "mtu-mismatch", host, message, fix, evidence)
 
 
 def _mtu(network: Network, host: str, facts: Mapping[str, Facts]) -> int | None:
-    return next((one.mtu for one in facts[host].interfaces if one.name == network.interfaces[host]), None)
+    return next((each.mtu for each in facts[host].interfaces if each.name == network.interfaces[host]), None)
 
 
-def _mtus(network: Network, facts: Mapping[str, Facts], found: Findings) -> None:
+def _mtus(network: Network, facts: Mapping[str, Facts], findings: Findings) -> None:
     mtus = {name: str(_mtu(network, name, facts)) for name in network.addresses}
-    fix = "sudo ip link set DEV mtu N, with the same N on all hosts and switches"
-    found.differ("warning", "mtu-mismatch", "MTU", mtus, network.head, fix, "ip link show")
+    fix = "set the same MTU on all hosts and switches: sudo ip link set DEVICE mtu N"
+    findings.differ("warning", "mtu-mismatch", "MTU", mtus, network.head, fix, "ip link show")
 
 
-def _speed(plan: Plan, network: Network, facts: Mapping[str, Facts], found: Findings) -> None:
-    """A host is judged by its best path, as a bad one may be the other host's. Usual: the median of the best."""
-    rates = _best(network, lambda pair: pair.bandwidth, max)
-    delays = _best(network, lambda pair: pair.latency, min)
-    usual = median(rates.values()) if rates else 0.0
-    delay = median(delays.values()) if delays else 0.0
-    late = {
+def _speed(plan: Plan, network: Network, facts: Mapping[str, Facts], findings: Findings) -> None:
+    """Compares the best path of each host with the median: a slow path may be the other host's fault."""
+    bandwidths = _best(network, lambda pair: pair.bandwidth, max)
+    latencies = _best(network, lambda pair: pair.latency, min)
+    usual_bandwidth = median(bandwidths.values()) if bandwidths else 0.0
+    usual_latency = median(latencies.values()) if latencies else 0.0
+    high = {
         host: latency
-        for host, latency in delays.items()
-        if latency > LATENCY_HIGH and (latency > LATENCY_TIMES * delay or len(delays) == 2)
+        for host, latency in latencies.items()
+        if latency > LATENCY_HIGH and (latency > LATENCY_TIMES * usual_latency or len(latencies) == 2)
     }
-    for host, latency in late.items():
+    for host, latency in high.items():
         which, fix = _which_network(plan, network, facts, host)
-        message = f"its network ({which}) is late: {latency * 1e3:.1f} ms for its best round trip"
-        seen = f"TCP to and from the others; usual here: {delay * 1e3:.2f} ms"
-        found.add("warning", "network-slow", host, message, fix, seen)
-    for host, rate in rates.items():
-        if host not in late and (rate < SLOW or (rate * SLOWER < usual and rate < 10 * SLOW)):
+        message = f"its network ({which}) has a high latency: {latency * 1e3:.1f} ms on its best path"
+        evidence = f"TCP to and from the others; median of the hosts: {usual_latency * 1e3:.2f} ms"
+        findings.add("warning", "network-slow", host, message, fix, evidence)
+    for host, bandwidth in bandwidths.items():
+        is_outlier = bandwidth * SLOWER < usual_bandwidth and bandwidth < 10 * SLOW
+        if host not in high and (bandwidth < SLOW or is_outlier):
             which, fix = _which_network(plan, network, facts, host)
-            message = f"its network ({which}) is slow: {rate * 8 / 1e6:.0f} Mbit/s on its best path"
-            seen = f"TCP to and from the others; usual here: {usual * 8 / 1e6:.0f} Mbit/s"
-            found.add("warning", "network-slow", host, message, fix, seen)
+            message = f"its network ({which}) is slow: {bandwidth * 8 / 1e6:.0f} Mbit/s on its best path"
+            evidence = f"TCP to and from the others; median of the hosts: {usual_bandwidth * 8 / 1e6:.0f} Mbit/s"
+            findings.add("warning", "network-slow", host, message, fix, evidence)
 
 
 def _which_network(plan: Plan, network: Network, facts: Mapping[str, Facts], host: str) -> tuple[str, str]:
-    """Which network was measured of those that there are, and what to do when it is slow."""
+    """Which of the host's networks was measured, and what to do if it is slow."""
     interface = network.interfaces[host]
-    fix = f"`ethtool {shell_word(interface)}` there shows speed, duplex and errors; then check cable and switch port"
+    fix = f"`ethtool {shell_word(interface)}` there shows speed, duplex and errors; check the cable and the switch port"
     if network.subnets:
         return f"{interface}, the fastest of {len(network.subnets)} that all hosts share", fix
     head = plan.nodes[0].host
     key = "cluster_address" if head.cluster_address else "interface"
     others = [
-        one
-        for one in facts[head.name].interfaces
-        if one.up and not one.loopback and not one.bridge and one.address not in network.offered
+        each
+        for each in facts[head.name].interfaces
+        if each.up and not each.loopback and not each.bridge and each.address not in network.head_addresses
     ]
     if (head.cluster_address or head.interface != "auto") and others:
         return (
             f"{interface}, by the head's {key}",
-            f"remove {key} for {head.name}: the fastest network is then measured",
+            f"remove {key} of {head.name}, so that ddp-orch uses the fastest network",
         )
     return interface, fix
 
 
-def _lookups(network: Network, found: Findings) -> None:
-    """Others' names: ours need none of them, as all that we give to torch are addresses."""
+def _lookups(network: Network, findings: Findings) -> None:
+    """Look-ups of other hosts. ddp-orch gives torch only addresses, so a name that is unknown does no harm."""
     for host, answers in network.names.items():
-        slow = [asked for asked, answer in answers.items() if answer.seconds is None]
+        slow = [name for name, answer in answers.items() if answer.seconds is None]
         if slow:
-            message = "looking up the other hosts takes more than a second; ranks get RES_OPTIONS against it"
+            message = "looking up the other hosts takes more than a second; ddp-orch sets RES_OPTIONS for the ranks"
             fix = "fix the name servers in /etc/resolv.conf, or add all hosts to /etc/hosts"
-            found.add("warning", "dns-slow", host, message, fix, f"getent hosts {slow[0]}: no answer")
+            findings.add("warning", "dns-slow", host, message, fix, f"getent hosts {slow[0]}: no answer")
         addresses = set(network.addresses.values())
-        unknown = [asked for asked, answer in answers.items() if answer.error and asked not in addresses | set(slow)]
+        unknown = [name for name, answer in answers.items() if answer.error and name not in addresses | set(slow)]
         if unknown:
             names = ", ".join(unknown[:3])
-            message = f"cannot resolve the names of other hosts: {names}; runs still work, because of --local-addr"
+            message = f"cannot resolve the names of other hosts: {names}; ddp-orch does not need them"
             fix = "add all hosts to /etc/hosts, or to DNS"
-            seen = f"getent hosts {unknown[0]}: {answers[unknown[0]].error}"
-            found.add("note", "hostname-unresolvable", host, message, fix, seen)
+            evidence = f"getent hosts {unknown[0]}: {answers[unknown[0]].error}"
+            findings.add("note", "hostname-unresolvable", host, message, fix, evidence)
 
 
 def _best(
     network: Network, value: Callable[[Pair], float | None], best: Callable[[list[float]], float]
 ) -> dict[str, float]:
-    """Each host's best value of all pairs that it is in."""
-    found = {}
+    """The best value of each host over the pairs that it is part of; hosts without a value are left out."""
+    best_values = {}
     for name in network.addresses:
-        known = [one for pair in network.pairs if name in (pair.source, pair.target) for one in [value(pair)] if one]
+        values = [value(pair) for pair in network.pairs if name in (pair.source, pair.target)]
+        known = [number for number in values if number]
         if known:
-            found[name] = best(known)
-    return found
+            best_values[name] = best(known)
+    return best_values

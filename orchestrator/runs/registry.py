@@ -196,7 +196,7 @@ def _listing(answers: Results[Answer]) -> Listing:
     for host, (answer, _) in answers.done.items():
         for part in answer.runs:
             parts.setdefault(part.run_id, {})[host] = part
-    judged = {run_id: claims.judge(of_hosts, answers.failed) for run_id, of_hosts in parts.items()}
+    judged = {run_id: claims.check_claims(of_hosts, answers.failed) for run_id, of_hosts in parts.items()}
     runs = sorted(
         (_join(run_id, of_run) for run_id, of_run in judged.items() if of_run.parts),
         key=lambda run: (run.started_at, run.run_id),

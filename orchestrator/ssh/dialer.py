@@ -203,10 +203,7 @@ class Dialer:
             reason = f"no connection to {jump.name} in time"
             raise ConnectFailure(target.name, "jump", reason, "ssh-unreachable", f"try `{jump.command}`") from error
         except ConnectFailure as failure:
-            phase = f"jump host {jump.name}: {failure.phase}"
-            raise ConnectFailure(
-                target.name, phase, failure.reason, failure.code, failure.fix, failure.common
-            ) from failure
+            raise failure.of_jump_host(target.name) from failure
 
     @contextlib.contextmanager
     def _slot(self, jump: Target) -> Iterator[None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .config import Target
 from .known_hosts import Entry, KnownHosts, Verdict, append, fingerprint
-from .pipe import ConnectFailure
+from .pipe import ConnectFailure, GroupMessage
 
 
 class HostKeys:
@@ -27,7 +27,7 @@ class HostKeys:
     def check(self, target: Target, key: bytes) -> None:
         with self._lock:
             known = self._read(target)
-            verdict = known.judge(target.known_as, key)
+            verdict = known.verify(target.known_as, key)
             if verdict.status == "known":
                 return
             if verdict.status == "unknown" and self._accept_new and target.user_known_hosts:
@@ -35,8 +35,8 @@ class HostKeys:
                 return
         raise _untrusted(target, key, verdict, self._trust_command)
 
-    def judge(self, target: Target, key: bytes) -> Verdict:
-        return self._known(target).judge(target.known_as, key)
+    def verify(self, target: Target, key: bytes) -> Verdict:
+        return self._known(target).verify(target.known_as, key)
 
     def accept(self, target: Target, key: bytes) -> Path:
         """Add a key that the user has confirmed, and return the file.
@@ -44,7 +44,7 @@ class HostKeys:
         Raises ConnectFailure, also if another key of that name has just been accepted.
         """
         with self._lock:
-            verdict = self._read(target).judge(target.known_as, key)
+            verdict = self._read(target).verify(target.known_as, key)
             if verdict.status in ("changed", "revoked"):
                 raise _untrusted(target, key, verdict, self._trust_command)
             if not target.user_known_hosts:
@@ -95,45 +95,45 @@ class Look:
 
 
 def _untrusted(target: Target, key: bytes, verdict: Verdict, trust: str) -> ConnectFailure:
-    print_ = fingerprint(key)
+    sent = fingerprint(key)
     where = verdict.entry.where if verdict.entry else ""
     name = target.known_as[0]
-    generic, own = None, ""
+    group = None
     match verdict.status:
         case "changed":
             code = "ssh-host-key-changed"
             assert verdict.entry
             reason = (
-                f"THE HOST KEY HAS CHANGED: the host sent {print_}, but {where} has {fingerprint(verdict.entry.key)}. "
+                f"THE HOST KEY HAS CHANGED: the host sent {sent}, but {where} has {fingerprint(verdict.entry.key)}. "
                 "Somebody may be intercepting the connection, or the host was reinstalled"
             )
             remove, remove_all = _how_to_remove(verdict.entry, name)
-            own = shlex.quote(name)
             only_if = "ask its administrator; only if the new key is correct, "
             fix = f"{only_if}{remove}, then accept the new key with `{trust}`"
-            generic = (
+            group = GroupMessage(
                 f"THE HOST KEY HAS CHANGED: the host sent another key than the one in {verdict.entry.path}. "
                 "Somebody may be intercepting the connection, or the host was reinstalled",
                 f"{only_if}{remove_all}, then accept the new key with `{trust}`",
+                shlex.quote(name),
             )
         case "revoked":
-            code, reason = "ssh-host-key-changed", f"its key {print_} is revoked in {where}"
+            code, reason = "ssh-host-key-changed", f"its key {sent} is revoked in {where}"
             fix = "generate a new host key on the host, and do not use the revoked one"
-            generic = ("its key is revoked", fix)
+            group = GroupMessage("its key is revoked", fix)
         case "authority":
             code = "ssh-host-key-unknown"
-            reason = f"only a certificate authority vouches for it ({where}); its key is {print_}"
+            reason = f"only a certificate authority vouches for it ({where}); its key is {sent}"
             fix = f"host certificates are not supported; add its plain key, e.g. with `ssh-keyscan {target.hostname}`"
         case _:
-            code, reason = "ssh-host-key-unknown", f"its key {print_} is not in known_hosts (as {name})"
+            code, reason = "ssh-host-key-unknown", f"its key {sent} is not in known_hosts (as {name})"
             accept = f"compare it with the key on the host, then accept it with `{trust}`"
             fix = f"{accept} or `{target.command}`, or set ssh.host_keys: accept-new"
-            generic = ("its key is not in known_hosts", f"{accept}, or set ssh.host_keys: accept-new")
-    return ConnectFailure(target.name, "host key", reason, code, fix, generic, own)
+            group = GroupMessage("its key is not in known_hosts", f"{accept}, or set ssh.host_keys: accept-new")
+    return ConnectFailure(target.name, "host key", reason, code, fix, group)
 
 
 def _how_to_remove(entry: Entry, name: str) -> tuple[str, str]:
-    """How to remove the key of one host, and of all HOSTS that failed alike."""
+    """How to remove the key of one host, and of all HOSTS of a group."""
     file = shlex.quote(str(entry.path))
     if re.search(r"[*?!]", entry.hosts):  # ssh-keygen removes no pattern
         return (f"delete line {entry.line} of {file}", f"delete their lines of {file}")

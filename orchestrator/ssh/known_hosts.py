@@ -95,7 +95,7 @@ class KnownHosts:
             for name in entry.hosts.lower().split(","):
                 self._named.setdefault(name, []).append(entry)
 
-    def judge(self, names: tuple[str, ...], key: bytes) -> Verdict:
+    def verify(self, names: tuple[str, ...], key: bytes) -> Verdict:
         """Check the key that a host has sent. `names`: see `lookup_names`."""
         entries = self._of(names[0])
         # A key on file for the host without a port is valid for the port as well, but a different key there means

@@ -22,7 +22,7 @@ from paramiko.common import cMSG_CHANNEL_REQUEST
 from .config import Target
 from .keys import AgentError, Identity, Offer
 from .paramiko_fixes import ChannelRefused, Transport, disabled_algorithms
-from .pipe import END_GRACE, END_WINDOW, STALL_LIMIT, STDERR_KEPT, STDERR_LAG, ConnectFailure, Tail
+from .pipe import END_GRACE, END_WINDOW, STALL_LIMIT, STDERR_KEPT, STDERR_LAG, ConnectFailure, GroupMessage, Tail
 from .tcp import DroppedError
 
 # paramiko also logs the tracebacks of its exceptions, to stderr if logging is not configured.
@@ -288,8 +288,8 @@ class _KeysOnly:
         reason += self._keys(tried)
         works = "logs in without a prompt; `user` and `identity_file` in the inventory set the user and the key"
         fix = f"check that `{self._target.command}` {works}"
-        generic = (reason, f"check that `FIRST` {works}")
-        return ConnectFailure(self._target.name, "login", reason, self._code(), fix, generic, self._target.command)
+        group = GroupMessage(reason, f"check that `FIRST` {works}", self._target.command)
+        return ConnectFailure(self._target.name, "login", reason, self._code(), fix, group)
 
     def _too_many(self, tried: list[Identity]) -> ConnectFailure:
         reason = f"the server closed the connection{self._keys(tried)}"
@@ -350,5 +350,5 @@ def _jump_refused(target: Target, refused: ChannelRefused) -> ConnectFailure:
     assert target.jump
     reason = f"{target.jump.name} cannot reach {target.hostname} port {target.port}: {refused.reason}"
     fix = f"check the connection from {target.jump.name}"
-    generic = (f"{target.jump.name} cannot reach port {target.port} there: {refused.reason}", fix)
-    return ConnectFailure(target.name, "jump", reason, code, fix, generic)
+    group = GroupMessage(f"{target.jump.name} cannot reach port {target.port} there: {refused.reason}", fix)
+    return ConnectFailure(target.name, "jump", reason, code, fix, group)

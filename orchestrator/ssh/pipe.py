@@ -46,42 +46,51 @@ class OtherKey:
         return f"the host refused identity_file {self.named}; logged in with {self.accepted}"
 
 
+@dataclass(frozen=True)
+class GroupMessage:
+    """A failure without the details of one host, such as its address: one message for hosts that failed the same way.
+
+    In the fix, HOSTS stands for the `member` of each of these failures, and FIRST for that of the first one.
+    """
+
+    reason: str
+    fix: str
+    member: str = ""
+    """This host's name or command, as the fix needs it."""
+
+
 class ConnectFailure(UnreachableError):
     """A failed connection or login: the host, the phase, the reason and the fix.
 
     `code` is the label of the failure (`ssh-auth-denied`, ...), so that no code tells failures apart by their text.
-    `common` is (reason, fix) without the details of one host, such as its address, so that hosts that failed alike
-    can share one line. `own` is what stands for this host in place of the word HOSTS in `common`, or of FIRST for
-    one of them.
     """
 
     def __init__(
-        self,
-        host: str,
-        phase: str,
-        reason: str,
-        code: str,
-        fix: str,
-        common: tuple[str, str] | None = None,
-        own: str = "",
+        self, host: str, phase: str, reason: str, code: str, fix: str, group: GroupMessage | None = None
     ) -> None:
-        self.host, self.phase, self.reason, self.code, self.fix, self.own = host, phase, reason, code, fix, own
-        self.common = common or (reason, fix)
+        self.host, self.phase, self.reason, self.code, self.fix = host, phase, reason, code, fix
+        self.group = group or GroupMessage(reason, fix)
         super().__init__(f"{host}: {self._message(reason, fix)}")
 
     @property
-    def alike(self) -> str:
-        """The message without the details of one host, equal for all hosts that failed alike."""
-        return self._message(*self.common)
+    def group_message(self) -> str:
+        """The message of the group, equal for all hosts that failed the same way."""
+        return self._message(self.group.reason, self.group.fix)
+
+    def of_jump_host(self, host: str) -> ConnectFailure:
+        """This failure of a jump host as the failure of a host behind it."""
+        return ConnectFailure(
+            host, f"jump host {self.host}: {self.phase}", self.reason, self.code, self.fix, self.group
+        )
 
     def _message(self, reason: str, fix: str) -> str:
         return f"{self.phase}: {reason}; {fix}" if fix else f"{self.phase}: {reason}"
 
 
-def with_hosts(text: str, failures: Iterable[Exception]) -> str:
-    """Replace HOSTS in a shared message by all hosts that failed alike, and FIRST by one of them."""
-    own = list(dict.fromkeys(failure.own for failure in failures if isinstance(failure, ConnectFailure)))
-    return text.replace("HOSTS", " ".join(own)).replace("FIRST", own[0]) if own else text
+def fill_in_members(text: str, failures: Iterable[Exception]) -> str:
+    """Replace HOSTS in the text of a group by all members, and FIRST by the first one."""
+    members = list(dict.fromkeys(failure.group.member for failure in failures if isinstance(failure, ConnectFailure)))
+    return text.replace("HOSTS", " ".join(members)).replace("FIRST", members[0]) if members else text
 
 
 class Pipe(Protocol):

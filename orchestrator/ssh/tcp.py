@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from .config import Target
-from .pipe import ConnectFailure
+from .pipe import ConnectFailure, GroupMessage
 
 ADDRESS_LIMIT = 5.0
 """Seconds for one of several addresses of a host: a dead IPv6 route must not use up the time of IPv4."""
@@ -76,7 +76,7 @@ def _look_up(target: Target, deadline: float) -> list[Address]:
         reason = str(answer.strerror or answer)
         fix = "check the name, or use an IP address"
         raise ConnectFailure(
-            target.name, "name", f"{target.hostname}: {reason}", "ssh-name-unresolved", fix, (reason, fix)
+            target.name, "name", f"{target.hostname}: {reason}", "ssh-name-unresolved", fix, GroupMessage(reason, fix)
         ) from answer
     return answer
 
@@ -131,11 +131,11 @@ def _start_proxy(command: str) -> socket.socket:
 
 def _connect_failure(target: Target, problems: list[tuple[str, OSError]]) -> ConnectFailure:
     reason = "; ".join(f"{address} port {target.port}: {_words(error)}" for address, error in problems)
-    generic = "; ".join(dict.fromkeys(f"port {target.port}: {_words(error)}" for _, error in problems)) or "no address"
+    reasons = "; ".join(dict.fromkeys(f"port {target.port}: {_words(error)}" for _, error in problems)) or "no address"
     code, fix = "ssh-unreachable", "check that the host is up, and its route and firewall"
     if any(isinstance(error, ConnectionRefusedError) for _, error in problems):
         code, fix = "ssh-connection-refused", "check that sshd is running there and that the port is correct"
-    return ConnectFailure(target.name, "connect", reason or "no address", code, fix, (generic, fix))
+    return ConnectFailure(target.name, "connect", reason or "no address", code, fix, GroupMessage(reasons, fix))
 
 
 def _words(error: OSError) -> str:

@@ -199,7 +199,7 @@ def test_facts_with_anything_wrong_are_refused_or_judged(wrong: Any) -> None:
             assert str(error).isprintable()
             refusals += 1
             continue
-        hosts.judge(made, {"a": facts, "b": full}, hellos, {"a": (0.0, 0.1)})
+        hosts.check_hosts(made, {"a": facts, "b": full}, hellos, {"a": (0.0, 0.1)})
         auto_env.choose({"a": facts, "b": full})
         plan.resolve(made, {"a": facts, "b": full})
     assert refusals > 20
@@ -234,7 +234,7 @@ def test_a_run_with_anything_wrong_is_refused_or_listed(wrong: Any) -> None:
             refusals += 1
             continue
         known = {"a": part, "b": honest}
-        agreed = claims.judge(known)
+        agreed = claims.check_claims(known)
         nodes = {host: one.node for host, one in known.items() if host in agreed.parts}
         assert claims.verdict_of(agreed.parts, nodes) is None or nodes
         claims.ranks_of(agreed.parts, nodes)

@@ -15,14 +15,14 @@ from host_facts import GPU, PYTHON, decoded, disk, facts, with_gpus
 from orchestrator.answers.decode import decode
 from orchestrator.answers.hello import Hello
 from orchestrator.checks.findings import Findings, outliers_of
-from orchestrator.checks.hosts import judge, path_arguments, unreached
+from orchestrator.checks.hosts import check_hosts, path_arguments, report_failures
 from orchestrator.errors import OrchError
 from orchestrator.hosts.fleet import fold_failures
 from orchestrator.inventory import model
 from orchestrator.output.finding import Finding
 from orchestrator.plan import plan
 from orchestrator.runs import probe
-from orchestrator.ssh.pipe import ConnectFailure
+from orchestrator.ssh.pipe import ConnectFailure, GroupMessage
 
 
 def found(
@@ -42,7 +42,7 @@ def found(
         for number, name in enumerate(names)
     ]
     return list(
-        judge(
+        check_hosts(
             made,
             {name: decoded({**fine, **(changed or {}).get(name, {})}) for name in names},
             {
@@ -231,22 +231,30 @@ def test_hosts_that_cannot_be_reached_are_findings_with_the_label_of_their_failu
         "a": ConnectFailure("a", "login", "no key was accepted", "ssh-auth-denied", "ssh-copy-id a"),
         "b": ConnectFailure("b", "login", "no key was accepted", "ssh-auth-denied", "ssh-copy-id a"),
     }
-    (finding,) = unreached(failures)
+    (finding,) = report_failures(failures)
     assert brief([finding]) == [("error", "ssh-auth-denied", ("a", "b"))]
     assert finding.fix == "ssh-copy-id a"
 
 
 def test_hosts_that_failed_alike_are_named_in_the_commands_of_the_fix() -> None:
     failures = {
-        name: ConnectFailure(name, "login", f"{name}: no", "x", "", ("no", "try `FIRST`; all: `HOSTS`"), f"own-{name}")
+        name: ConnectFailure(
+            name, "login", f"{name}: no", "x", "", GroupMessage("no", "try `FIRST`; all: `HOSTS`", f"at-{name}")
+        )
         for name in ("a", "b")
     }
-    (finding,) = unreached(failures)
-    fix = "try `own-a`; all: `own-a own-b`"
+    (finding,) = report_failures(failures)
+    fix = "try `at-a`; all: `at-a at-b`"
     assert (finding.message, finding.fix) == ("login: no", fix)
     assert finding.evidence == ("try: ssh a", "try: ssh b")
     (line,) = fold_failures(failures)
     assert line.startswith(f"a,b: login: no; {fix} ")
+
+
+def test_the_fix_of_a_jump_host_that_failed_names_it_for_all_hosts_behind_it() -> None:
+    jump = ConnectFailure("jump", "login", "no", "x", "try `ssh jump`", GroupMessage("no", "try `FIRST`", "ssh jump"))
+    (finding,) = report_failures({name: jump.of_jump_host(name) for name in ("a", "b")})
+    assert (finding.message, finding.fix) == ("jump host jump: login: no", "try `ssh jump`")
 
 
 # --- paths among the arguments

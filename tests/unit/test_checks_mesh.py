@@ -20,8 +20,8 @@ from orchestrator.hosts.fleet import Results
 from orchestrator.inventory import model
 from orchestrator.output.finding import Finding
 from orchestrator.plan import plan
-from orchestrator.runs.mesh import Network, Pair, Subnet, _common, _targets, render
-from orchestrator.runs.reach import judge
+from orchestrator.runs.mesh import Network, Pair, Subnet, _choose_address, _targets, render
+from orchestrator.runs.reach import check_connections
 
 NAMES = ("a", "b", "c", "d")
 ADDRESSES = {name: f"10.0.0.{number}" for number, name in enumerate(NAMES, 1)}
@@ -51,7 +51,7 @@ def found(tried: Network, **changed: Any) -> list[Finding]:
     read = model.parse(f"hosts: [{', '.join(sorted(names))}]", "inventory.yaml")
     made = plan.make(read, run_id="R", name="R", command=("-u", "train.py"), code=None, env={}, debug=False)
     known = {name: (facts(interfaces=[{**ETH0, "address": ADDRESSES[name]}], **changed)) for name in sorted(set(names))}
-    return list(judge(made, tried, known))
+    return list(check_connections(made, tried, known))
 
 
 def brief(findings: list[Finding]) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -162,9 +162,9 @@ def test_the_first_address_that_all_reach_is_taken_else_the_one_that_most_do() -
             {},
         )
 
-    assert _common(["x", "y"], answers({"x": "no", "y": None}, {"x": None, "y": None})) == ("y", {})
-    assert _common(["x", "y"], answers({"x": None, "y": None}, {"x": None, "y": None})) == ("x", {})
-    common, unreachable = _common(
+    assert _choose_address(["x", "y"], answers({"x": "no", "y": None}, {"x": None, "y": None})) == ("y", {})
+    assert _choose_address(["x", "y"], answers({"x": None, "y": None}, {"x": None, "y": None})) == ("x", {})
+    common, unreachable = _choose_address(
         ["x", "y"], answers({"x": None, "y": "no"}, {"x": None, "y": "no"}, {"x": "no", "y": None})
     )
     assert common == "x" and unreachable == {"h2": {"x": "no", "y": None}}

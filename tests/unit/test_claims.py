@@ -35,7 +35,7 @@ def decoded(parts: dict[str, dict[str, Any]]) -> dict[str, Part]:
 
 def judged(unreachable: tuple[str, ...] = (), **parts: dict[str, Any]) -> tuple[set[str], set[str], set[str]]:
     """The hosts that are believed, that contradict each other, and that have no say."""
-    found = claims.judge(decoded(parts), unreachable)
+    found = claims.check_claims(decoded(parts), unreachable)
     return set(found.parts) - found.disputed, set(found.disputed), set(found.strangers)
 
 
@@ -84,7 +84,7 @@ def test_two_hosts_that_contradict_each_other_are_not_believed() -> None:
     ids="-".join,
 )
 def test_hosts_may_have_other_names_than_in_the_inventory_that_started_the_run(names: tuple[str, str]) -> None:
-    found = claims.judge(decoded({name: part(node, GOOD) for node, name in enumerate(names)}))
+    found = claims.check_claims(decoded({name: part(node, GOOD) for node, name in enumerate(names)}))
     assert found == Claims(found.parts, frozenset(), frozenset()) and set(found.parts) == set(names)
 
 

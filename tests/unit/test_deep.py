@@ -8,7 +8,7 @@ import re
 from dataclasses import asdict
 
 from orchestrator.answers.printed import AllReduce, Product
-from orchestrator.runs.deep import MARKER, SCRIPT, Figure, Result, _figure, judge, render
+from orchestrator.runs.deep import MARKER, SCRIPT, Figure, Result, _decode, check_result, render
 
 
 def product(rank: int, tflops: float, device: str = "cpu") -> Figure:
@@ -25,7 +25,7 @@ def result(*figures: Figure) -> Result:
 
 def test_only_what_the_payload_prints_is_a_figure() -> None:
     for honest in (product(0, 1.0), reduce(0)):
-        assert _figure(json.dumps(asdict(honest.measured))) == honest.measured
+        assert _decode(json.dumps(asdict(honest.value))) == honest.value
     hostile = (
         "",
         "[",
@@ -35,27 +35,27 @@ def test_only_what_the_payload_prints_is_a_figure() -> None:
         json.dumps({**reduce(0).as_dict(), "bytes": "x"}),
         "[" * 10**5,
     )
-    assert [_figure(text) for text in hostile] == [None] * len(hostile)
+    assert [_decode(text) for text in hostile] == [None] * len(hostile)
 
 
 def test_good_figures_have_no_findings() -> None:
-    assert judge(result(product(0, 1.0), product(1, 0.8), reduce(0), reduce(1))) == ()
+    assert check_result(result(product(0, 1.0), product(1, 0.8), reduce(0), reduce(1))) == ()
 
 
 def test_a_wrong_sum_is_an_error_of_the_host_that_got_it() -> None:
-    (finding,) = judge(result(reduce(0), reduce(1, right=False)))
+    (finding,) = check_result(result(reduce(0), reduce(1, right=False)))
     assert (finding.severity, finding.code, finding.hosts) == ("error", "collective-wrong-result", ("h1",))
 
 
 def test_the_slow_rank_is_named_among_its_likes() -> None:
     figures = [product(0, 1.0), product(1, 1.1), product(2, 0.2), product(3, 300.0, "H100")]
-    (finding,) = judge(result(*figures))
+    (finding,) = check_result(result(*figures))
     assert (finding.severity, finding.code, finding.hosts) == ("warning", "straggler", ("h2",))
     assert "rank 2" in finding.message
 
 
 def test_a_run_that_failed_is_one_error_with_its_last_words() -> None:
-    (finding,) = judge(Result((), "rank 1: exit code 1", ("h1",), ("RuntimeError: no",)))
+    (finding,) = check_result(Result((), "rank 1: exit code 1", ("h1",), ("RuntimeError: no",)))
     assert (finding.code, finding.hosts) == ("deep-run-failed", ("h1",))
     assert "exit code 1" in finding.message and re.fullmatch("h1: .*: RuntimeError: no", *finding.evidence)
 

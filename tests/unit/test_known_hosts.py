@@ -36,7 +36,7 @@ def read(tmp_path: Path, *lines: str) -> KnownHosts:
 
 
 def status(known: KnownHosts, host: str, key: bytes = KEY, port: int = 22, alias: str | None = None) -> str:
-    return known.judge(lookup_names(host, port, alias), key).status
+    return known.verify(lookup_names(host, port, alias), key).status
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_names_match_as_in_openssh(tmp_path: Path, hosts: str, host: str, port: 
 
 def test_another_key_on_file_means_that_it_has_changed(tmp_path: Path) -> None:
     known = read(tmp_path, "# comment", "", line("gpu1", OTHER))
-    verdict = known.judge(("gpu1",), KEY)
+    verdict = known.verify(("gpu1",), KEY)
     assert verdict.status == "changed"
     assert verdict.entry and verdict.entry.where == f"{tmp_path}/known_hosts:3"
 
@@ -76,7 +76,7 @@ def test_a_key_of_another_type_is_a_change_too_or_a_listener_would_just_show_one
 
 
 def test_the_key_on_file_of_the_same_type_is_the_one_that_changed(tmp_path: Path) -> None:
-    verdict = read(tmp_path, line("gpu1", RSA), line("gpu1", OTHER)).judge(("gpu1",), KEY)
+    verdict = read(tmp_path, line("gpu1", RSA), line("gpu1", OTHER)).verify(("gpu1",), KEY)
     assert verdict.entry and verdict.entry.line == 2
 
 

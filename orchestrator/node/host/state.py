@@ -27,8 +27,8 @@ RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{3,60}\Z")
 # Of runs that are reported: a controller takes an answer with another id for damaged. Older versions made others.
 LISTED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")
 SHARED_FILESYSTEMS = {
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "ceph", "beegfs", "9p", "afs", "fuse.sshfs", "glusterfs",
-    "fuse.glusterfs", "pvfs2", "orangefs", "panfs", "wekafs", "fuse.juicefs",
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "ceph", "fuse.ceph-fuse", "beegfs", "beegfs_nodev", "9p",
+    "afs", "fuse.sshfs", "glusterfs", "fuse.glusterfs", "pvfs2", "orangefs", "panfs", "wekafs", "fuse.juicefs",
 }  # fmt: skip
 # A disk with one of these is mounted by one machine at a time.
 LOCAL_FILESYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "tmpfs", "overlay"}

@@ -31,9 +31,11 @@ def space(path: str) -> Optional[Dict[str, Any]]:
         filesystem = os.statvfs(path)
     except OSError:
         return None
+    kind = state.filesystem(path)
     return {
         "path": path,
-        "kind": state.filesystem(path),
+        "kind": kind,
+        "shared": kind in state.SHARED_FILESYSTEMS,
         "total": filesystem.f_blocks * filesystem.f_frsize,
         "free": filesystem.f_bavail * filesystem.f_frsize,
         "free_files": filesystem.f_favail if filesystem.f_files else None,
