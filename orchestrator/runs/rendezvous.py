@@ -19,7 +19,7 @@ class Rendezvous:
     master_addr: str
     master_port: int
     link_addresses: tuple[str, ...]
-    """Addresses of the head that the other nodes connect to; its link listens on these only."""
+    """Addresses of the head that any other node reaches, on all networks; its link listens on these only."""
     candidates: tuple[str, ...]
     """All addresses of the head, the preferred one first."""
     reachable: Mapping[str, Sequence[str]]
@@ -35,7 +35,7 @@ def choose(head: PreparedHead, others: Mapping[str, PreparedNode]) -> Rendezvous
     return Rendezvous(
         master_addr,
         head.rdzv_port,
-        tuple(sorted({master_addr, *(addresses[0] for addresses in reachable.values())})),
+        tuple(sorted({master_addr, *(address for addresses in reachable.values() for address in addresses)})),
         head.addresses,
         reachable,
         {name: str(answer.interface) for name, answer in others.items()},

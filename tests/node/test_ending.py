@@ -200,7 +200,7 @@ def test_a_failure_that_a_node_makes_up_without_end_ends_the_run_like_any_other(
     failure = {"rank": 1, "exit_code": 1, "signal": None, "pid": 7, "attempt": 1, "at": time.time()}
     failure["what"] = "x" * 900_000 + "\nddp-orch: attempt 7 on forged"
     status = {"attempt": 1, "phase": "running", "failures": [failure], "outcome": None, "start": None, "stop": None}
-    node = dial(spec["link_address"], spec["link_port"], run.key, 1, dialled=0)
+    node = dial(spec["link_addresses"][0], spec["link_port"], run.key, 1, dialled=0)
     node._socket.setblocking(True)
     while not node.ready:
         node.receive()

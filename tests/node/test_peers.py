@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.node.run import head as head_module
+from orchestrator.node.run.contacts import Contact
 from orchestrator.node.run.follower import WorkerLink
 from orchestrator.node.run.gang_events import Order, StartRequested
 from orchestrator.node.run.gang_state import NodePhase
@@ -38,8 +39,9 @@ class Recorder:
         self.spec |= {
             "lease": LEASE,
             "node": node,
-            "link_address": "127.0.0.1",
+            "link_addresses": ["127.0.0.1"],
             "link_port": link_port,
+            "contact": {"addresses": [], "port": None, "sshd": None},
             "run_id": "a-run",
             "name": "a-run",
         }
@@ -131,6 +133,7 @@ def say(head: HeadLink, node: Link, message: dict[str, Any]) -> None:
         {"status": dict(STATUS, stop={"by": "ann", "grace": float("nan")})},
         {"status": dict(STATUS, failures=[{"what": "no attempt"}])},
         {"status": dict(STATUS, failures={})},
+        {"contact": {"addresses": 5}},
         {"silence": 5},
         {"silence": {"quiet": "long", "frozen": []}},
         {"silence": {"quiet": 0.0, "frozen": ["one"]}},
@@ -164,13 +167,13 @@ def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Wo
     """A node that has joined its head, and the head's link; a lease is short."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         recorder = Recorder(tmp_path, RUN_KEY, listener.getsockname()[1])
-        follower = WorkerLink(recorder)
+        follower = WorkerLink(recorder, [])
         follower.on_tick()
         head = Link(listener.accept()[0], RUN_KEY, 0)
-    while not (head.ready and follower.links()[0].ready):
+    while not (head.ready and follower._to_head()[0].ready):
         head.flush()
         head.receive()
-        (link,) = follower.links()
+        (link,) = follower._to_head()
         if select.select([link.fileno()], [], [], 0.01)[0]:
             follower.on_readable(link.fileno())
     yield follower, recorder, head
@@ -188,7 +191,7 @@ def test_a_node_that_was_late_hears_its_head_before_it_stops(joined: tuple[Worke
     follower, recorder, head = joined
     outlast_the_lease()
     head.send({})
-    (link,) = follower.links()
+    (link,) = follower._to_head()
     assert select.select([link.fileno()], [], [], 10.0)[0]
     follower.on_tick()
     assert recorder.commands == ["prepared"]
@@ -198,7 +201,7 @@ def test_each_message_of_the_head_renews_the_permit(joined: tuple[WorkerLink, Re
     follower, recorder, head = joined
     recorder.permits.clear()
     head.send({})
-    (link,) = follower.links()
+    (link,) = follower._to_head()
     assert select.select([link.fileno()], [], [], 10.0)[0]
     follower.on_readable(link.fileno())
     assert recorder.permits == [LEASE]
@@ -234,12 +237,30 @@ def test_a_node_that_was_lost_has_to_join_again(met: tuple[HeadLink, Link]) -> N
     assert not head.links()
 
 
+def test_a_node_learns_from_the_head_where_the_others_are(joined: tuple[WorkerLink, Recorder, Link]) -> None:
+    follower, _, head = joined
+    contact = {"addresses": ["10.0.0.2"], "port": 20002, "sshd": ["10.0.0.2", 22]}
+    head.send({"contacts": {"0": contact}})
+    (link,) = follower._to_head()
+    assert select.select([link.fileno()], [], [], 10.0)[0]
+    follower.on_readable(link.fileno())
+    assert follower._contacts.get(0) == Contact(("10.0.0.2",), 20002, ("10.0.0.2", 22))
+
+
+def test_the_head_passes_a_contact_on_once(met: tuple[HeadLink, Link]) -> None:
+    head, node = met
+    contact = {"addresses": ["10.0.0.2"], "port": 20002, "sshd": None}
+    say(head, node, {"contact": contact})
+    assert set(head._news(1)["contacts"]) == {"0", "1"}
+    assert head._news(1) == {}
+
+
 @pytest.mark.parametrize("order", [5, [], ["Run"], ["Fly", {}], ["Stop", {"attempt": 1}], ["State", {}], [{}, {}]])
 def test_an_order_that_makes_no_sense_closes_the_link(joined: tuple[WorkerLink, Recorder, Link], order: Any) -> None:
     follower, recorder, head = joined
     head.send({"order": order})
-    (link,) = follower.links()
+    (link,) = follower._to_head()
     assert select.select([link.fileno()], [], [], 10.0)[0]
     follower.on_readable(link.fileno())
-    assert not follower.links()
+    assert not follower._to_head()
     assert recorder.commands == ["prepared"]

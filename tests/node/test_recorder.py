@@ -384,7 +384,7 @@ def test_the_end_of_a_guard_is_told_however_many_of_its_ranks_had_failed(tmp_pat
     spec = {"node": 1, "nproc": 100, "run_id": "a-run", "keep": {"journal": 1 << 20}, "cwd": str(tmp_path)}
     private = {"key": "00" * 32, "notify": {}, "secrets": {}}
     ours, theirs = socket.socketpair()
-    recorder = Recorder(str(tmp_path), spec, private, ours, 0, WorkerLink)
+    recorder = Recorder(str(tmp_path), spec, private, ours, 0, lambda api: WorkerLink(api, []))
     failure = {"rank": 0, "what": "rank 0: exit code 1", "attempt": 1, "at": 1.0}
     recorder._status.update(attempt=1, failures=[failure] * messages.FAILURES)
     theirs.close()

@@ -117,6 +117,13 @@ def main_recorder() -> NoReturn:
         sock.set_inheritable(False)
     history.History(given["folder"]).start()
     upkeep.start(given["folder"], given["spec"])
-    cluster_link = (lambda recorder: HeadLink(recorder, listeners)) if given["spec"]["node"] == 0 else WorkerLink
-    Recorder(given["folder"], given["spec"], given["private"], guard, given["guard_pid"], cluster_link).run()
+    side = HeadLink if given["spec"]["node"] == 0 else WorkerLink
+    Recorder(
+        given["folder"],
+        given["spec"],
+        given["private"],
+        guard,
+        given["guard_pid"],
+        lambda recorder: side(recorder, listeners),
+    ).run()
     os._exit(0)  # without waiting for the thread of the history

@@ -1,9 +1,12 @@
 """The link of all nodes but the head: receives orders, sends statuses, waits for a head that is gone to come back."""
 
+import socket
 import time
 from typing import Any, Dict, List, Optional
 
 from . import gang_events, messages, narration, notify
+from .acceptor import Acceptor
+from .contacts import Contact, Contacts
 from .link import BEAT, HANDSHAKE_WINDOW, Link, LinkClosed, dial, lease
 from .peers import TICK, ClusterLink, RecorderApi
 
@@ -21,11 +24,14 @@ class WorkerLink(ClusterLink):
     not come back within run.rejoin_timeout.
     """
 
-    def __init__(self, recorder: RecorderApi) -> None:
+    def __init__(self, recorder: RecorderApi, listeners: List[socket.socket]) -> None:
         self._recorder = recorder
         self._spec = recorder.spec
         self._lease = lease(self._spec)
         self._rejoin_timeout = float(self._spec.get("rejoin_timeout", 0.0))
+        self._acceptor = Acceptor(listeners, recorder.key, self._spec["node"])
+        self._contacts = Contacts()
+        self._dials = 0
         self._link: Optional[Link] = None
         self._next: Optional[Link] = None  # takes its place as soon as it is ready
         self._redial_at = 0.0
@@ -37,7 +43,13 @@ class WorkerLink(ClusterLink):
         self._node_rank: Optional[int] = None  # in the newest attempt
 
     def links(self) -> List[Link]:
+        return self._acceptor.links() + self._to_head()
+
+    def _to_head(self) -> List[Link]:
         return [link for link in (self._link, self._next) if link is not None]
+
+    def listening(self) -> List[socket.socket]:
+        return self._acceptor.listening()
 
     def due(self) -> float:
         if self._link is None:
@@ -45,7 +57,12 @@ class WorkerLink(ClusterLink):
         return TICK
 
     def on_readable(self, handle: int) -> None:
-        link = next((link for link in self.links() if link.fileno() == handle), None)
+        if self._acceptor.owns(handle):
+            accepted = self._acceptor.on_readable(handle)
+            if accepted is not None:
+                accepted.link.close()  # it is alive, and has found that we are
+            return
+        link = next((link for link in self._to_head() if link.fileno() == handle), None)
         if link is None:
             return
         was_ready = link.ready
@@ -53,6 +70,9 @@ class WorkerLink(ClusterLink):
             link.flush()
             received = link.receive()
             orders = [messages.order(message["order"]) for message in received if "order" in message]
+            for message in received:
+                if "contacts" in message:
+                    self._learn(messages.contacts(message["contacts"], len(self._spec["nodes"])))
         except (LinkClosed, messages.Malformed):
             self._close(link)
             return
@@ -61,7 +81,7 @@ class WorkerLink(ClusterLink):
         if link.ready and link is self._next:
             self._close(self._link)
         if link.ready and not was_ready:
-            self._send({"status": self._recorder.reported})
+            self._send({"contact": self._spec["contact"], "status": self._recorder.reported})
             if not self._joined:
                 self._joined = True
                 self._recorder.command({"do": "prepared", "ready": {}})
@@ -77,6 +97,10 @@ class WorkerLink(ClusterLink):
             self._fenced = False
             self._recorder.say("the head (%s) is back" % self._head)
 
+    def _learn(self, contacts: Dict[int, Contact]) -> None:
+        for node, contact in contacts.items():
+            self._contacts.learn(node, contact)
+
     def _close(self, link: Optional[Link]) -> None:
         """Close a link. The second one, if there is one, replaces the first."""
         if link is not None:
@@ -87,8 +111,11 @@ class WorkerLink(ClusterLink):
         self._redial_at = time.monotonic() + REDIAL
 
     def _dial(self) -> Optional[Link]:
+        """Each time the next address of the head: its networks may fail one by one."""
+        addresses, port = self._spec["link_addresses"], self._spec["link_port"]
+        address = addresses[self._dials % len(addresses)]
+        self._dials += 1
         try:
-            address, port = self._spec["link_address"], self._spec["link_port"]
             return dial(address, port, self._recorder.key, self._spec["node"], dialled=0)
         except LinkClosed:
             self._redial_at = time.monotonic() + REDIAL
@@ -107,7 +134,8 @@ class WorkerLink(ClusterLink):
 
     def on_tick(self) -> None:
         now = time.monotonic()
-        for link in self.links():
+        self._acceptor.expire()
+        for link in self._to_head():
             if not link.ready and now - link.opened_at > HANDSHAKE_WINDOW:
                 self._close(link)
         if self._link is None and now >= self._redial_at:
@@ -125,7 +153,7 @@ class WorkerLink(ClusterLink):
                 self._next = self._dial()
         if not self._joined and now - self._began > JOIN_WINDOW:
             self._began = now
-            why = "no link to the head at %s:%d" % (self._spec["link_address"], self._spec["link_port"])
+            why = "no link to the head at %s:%d" % (self._spec["link_addresses"][0], self._spec["link_port"])
             self._recorder.command({"do": "cannot", "why": why, "code": "ephemeral-ports-blocked"})
         if now - self._heard_at > self._lease and self._begun():
             self._fence(now)

@@ -40,8 +40,8 @@ class Guard:
     ) -> None:
         """`private`: the run's secrets and key, in memory only. `locks`: of GPUs and names, held until the guard ends.
 
-        `sockets`, on the head alone, one for each of its addresses: "link" for the recorders, "rdzv" to keep the
-        rendezvous port until it is needed.
+        `sockets`, one for each address of this node: "link" for the recorders of other nodes, and on the head "rdzv" to
+        keep the rendezvous port until it is needed.
         """
         self._folder = folder
         self._spec = spec

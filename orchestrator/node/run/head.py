@@ -9,8 +9,10 @@ from typing import Any, Dict, List, Optional
 
 from ..host import network, state
 from . import gang, gang_events, messages, narration, notify, team
+from .acceptor import Acceptor
+from .contacts import Contacts
 from .gang_state import NodePhase, Phase, State
-from .link import BEAT, HANDSHAKE_WINDOW, Link, LinkClosed, lease
+from .link import BEAT, Link, LinkClosed, lease
 from .messages import AttemptPhase
 from .peers import TICK, ClusterLink, RecorderApi
 
@@ -24,11 +26,11 @@ class HeadLink(ClusterLink):
         self._recorder = recorder
         self._spec = recorder.spec
         self._lease = lease(self._spec)
-        self._listeners = listeners
-        for listener in listeners:
-            listener.setblocking(False)
-        self._guests: Dict[int, Link] = {}  # not authenticated yet, or superseded
+        self._acceptor = Acceptor(listeners, recorder.key, self._spec["node"])
         self._nodes: Dict[int, Link] = {}
+        self._contacts = Contacts()
+        self._contacts.learn(self._spec["node"], messages.contact(self._spec["contact"]))
+        self._informed: Dict[int, int] = {}  # how many of the contacts each node has
         self._heard: Dict[int, float] = {}
         self._tick_at = self._beat_at = 0.0
         self._answered = False
@@ -69,63 +71,60 @@ class HeadLink(ClusterLink):
         return float(self._spec["epoch"]) + time.monotonic()
 
     def links(self) -> List[Link]:
-        return list(self._guests.values()) + list(self._nodes.values())
+        return self._acceptor.links() + list(self._nodes.values())
 
     def listening(self) -> List[socket.socket]:
-        return self._listeners
+        return self._acceptor.listening()
 
     def on_readable(self, handle: int) -> None:
-        for listener in self._listeners:
-            if listener.fileno() == handle:
-                self._accept(listener)
-                return
-        for link in self.links():
+        if self._acceptor.owns(handle):
+            accepted = self._acceptor.on_readable(handle)
+            if accepted is not None:
+                self._join(accepted.link, accepted.messages)
+            return
+        for link in list(self._nodes.values()):
             if link.fileno() == handle:
                 self._exchange(link)
                 return
 
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
+    def _join(self, link: Link, received: List[Dict[str, Any]]) -> None:
+        """A node has connected. A new link of a node replaces the old one."""
+        number = link.peer if link.peer is not None else -1
+        if not 0 < number < len(self._state.nodes):
+            link.close()
             return
-        link = Link(connection, self._recorder.key, self._spec["node"])
-        self._guests[link.fileno()] = link
-        if len(self._guests) > 256:  # silent connections of strangers must not use up our descriptors
-            self._drop(min(self._guests.values(), key=lambda guest: guest.opened_at))
+        old = self._nodes.pop(number, None)
+        if old is not None:
+            old.close()
+        self._nodes[number] = link
+        self._informed[number] = 0
+        self._step(gang_events.Joined(number, self._now()))
+        self._on_messages(link, number, received)
 
     def _exchange(self, link: Link) -> None:
-        was_ready = link.ready
         try:
             link.flush()
             received = link.receive()
         except LinkClosed:
             self._drop(link)
             return
-        if link.ready and not was_ready:
-            del self._guests[link.fileno()]
-            number = link.peer if link.peer is not None else -1
-            if not 0 < number < len(self._state.nodes):
-                link.close()
-                return
-            old = self._nodes.pop(number, None)
-            if old is not None:
-                old.close()
-            self._nodes[number] = link
-            self._step(gang_events.Joined(number, self._now()))
-        if link.ready and link.peer is not None:
-            self._heard[link.peer] = link.heard_at
-            try:
-                for message in received:
-                    if "status" in message:
-                        self._on_node_status(link.peer, messages.status(message["status"]))
-                    if "silence" in message:
-                        self._silence[link.peer] = messages.silence(message["silence"])
-            except messages.Malformed:
-                self._drop(link)
+        if link.peer is not None:
+            self._on_messages(link, link.peer, received)
+
+    def _on_messages(self, link: Link, number: int, received: List[Dict[str, Any]]) -> None:
+        self._heard[number] = link.heard_at
+        try:
+            for message in received:
+                if "contact" in message:
+                    self._contacts.learn(number, messages.contact(message["contact"]))
+                if "status" in message:
+                    self._on_node_status(number, messages.status(message["status"]))
+                if "silence" in message:
+                    self._silence[number] = messages.silence(message["silence"])
+        except messages.Malformed:
+            self._drop(link)
 
     def _drop(self, link: Link) -> None:
-        self._guests.pop(link.fileno(), None)
         if link.peer is not None and self._nodes.get(link.peer) is link:
             del self._nodes[link.peer]
             self._step(gang_events.Disconnected(link.peer, self._now()))
@@ -138,7 +137,7 @@ class HeadLink(ClusterLink):
             self._step(gang_events.Joined(0, now))
             self._recorder.command({"do": "prepared", "ready": {}})
         if status["start"] is not None:
-            self._listeners = network.keep_only(self._listeners, status["start"]["link_addresses"])
+            self._acceptor.keep_only(status["start"]["link_addresses"])
         if status["start"] is not None and self._state.phase is Phase.WAITING:
             self._step(gang_events.StartRequested(status["start"]["master_addr"], status["start"]["master_port"], now))
         self._on_node_status(0, messages.status(status))
@@ -171,13 +170,11 @@ class HeadLink(ClusterLink):
         if now < self._tick_at:
             return  # this is called after every line of output
         self._tick_at = now + TICK
-        for link in list(self._guests.values()):
-            if now - link.opened_at > HANDSHAKE_WINDOW:
-                self._drop(link)
+        self._acceptor.expire()
         if now >= self._beat_at:
             self._beat_at = now + BEAT
-            for link in list(self._nodes.values()):
-                self._send(link, {})
+            for number, link in list(self._nodes.items()):
+                self._send(link, self._news(number))
             self._silence[0] = self._recorder.silence()
             self._watch_silence()
         for number in list(self._heard):
@@ -195,6 +192,12 @@ class HeadLink(ClusterLink):
         link = self._nodes.get(number)
         if link is not None and self._state.rejoin_timeout:
             self._drop(link)  # a node that is heard again on this link would not join
+
+    def _news(self, number: int) -> Dict[str, Any]:
+        """The contacts that a node does not know yet. They go with a beat: few messages when all nodes join at once."""
+        contacts = self._contacts.since(self._informed.get(number, 0))
+        self._informed[number] = self._contacts.position
+        return {"contacts": contacts} if contacts else {}
 
     def _silent(self, number: int) -> float:
         return time.monotonic() - self._heard[number]

@@ -5,13 +5,15 @@ Malformed.
 """
 
 import enum
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import gang_events
+from .contacts import Contact
 
 TEXT = 300  # characters: such texts end up in our lines of the log, in records and notifications
 FAILURES = 64  # of one attempt; the first is what counts
 FROZEN = 1024  # ranks
+ADDRESSES = 16  # of one node
 LARGEST = 1 << 53  # of a number: what JSON carries exactly
 
 
@@ -70,6 +72,23 @@ def order(message: Any) -> gang_events.Order:
         raise Malformed("order") from error
 
 
+def contact(message: Any) -> Contact:
+    """Where a node can be reached."""
+    message = _object(message)
+    addresses = tuple(_text(address) for address in _list(message.get("addresses"))[:ADDRESSES])
+    return Contact(addresses, _optional(_port, message.get("port")), _optional(_endpoint, message.get("sshd")))
+
+
+def contacts(message: Any, count: int) -> Dict[int, Contact]:
+    """Of several of the `count` nodes of the run."""
+    known = {}
+    for key, fields in _object(message).items():
+        if not key.isdigit() or int(key) >= count:
+            raise Malformed("not a node")
+        known[int(key)] = contact(fields)
+    return known
+
+
 def _failure(message: Any) -> Dict[str, Any]:
     message = _object(message)
     return {
@@ -111,6 +130,18 @@ def _number(value: Any) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not (0 <= value <= LARGEST):
         raise Malformed("not a number")
     return value
+
+
+def _port(value: Any) -> int:
+    if not 0 < _integer(value) < 1 << 16:
+        raise Malformed("not a port")
+    return int(value)
+
+
+def _endpoint(value: Any) -> Tuple[str, int]:
+    if len(_list(value)) != 2:
+        raise Malformed("not an address and a port")
+    return _text(value[0]), _port(value[1])
 
 
 def _text(value: Any) -> str:

@@ -13,8 +13,8 @@ from typing import Any, Dict, List, Optional, Tuple
 from ..host import network, processes, state
 from ..run import daemon
 from ..run.follower import JOIN_WINDOW
+from . import link_port, retire, runs
 from . import locks as run_locks
-from . import retire, runs
 from .wire import Refused
 
 REACH_WINDOW = 4.0  # s to reach the head's two ports from here
@@ -42,9 +42,11 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
             sockets, answer = _open_ports(spec, arguments.get("prefer"))
         else:
             answer = _reach_head(spec, arguments["head"])
-            spec.update(link_address=answer["reachable"][0], link_port=arguments["head"]["link_port"])
+            spec.update(link_addresses=answer["reachable"], link_port=arguments["head"]["link_port"])
+            sockets["link"] = link_port.listen(spec, answer["reachable"][0])
         spec["listening"] = [listener.getsockname()[:2] for listener in sockets.get("link", [])]
-        spec["used_ports"] = [port for port in (answer.get("link_port"), answer.get("rdzv_port")) if port]
+        spec["contact"] = link_port.contact(sockets.get("link", []))
+        spec["used_ports"] = [port for port in (spec["contact"]["port"], answer.get("rdzv_port")) if port]
         state.write(os.path.join(folder, "spec.json"), spec)
         control = _start_guard(folder, spec, private, sockets, locks)
     except BaseException:

@@ -1,0 +1,54 @@
+"""Open the link port of a node other than the head, and describe where this node can be reached."""
+
+import os
+import random
+import socket
+from typing import Any, Dict, List, Optional, Tuple
+
+from ..host import network
+
+TRIES = 64
+
+
+def listen(spec: Dict[str, Any], head_address: str) -> List[socket.socket]:
+    """Listeners on the addresses at which other nodes may reach this one: that on the way to the head comes first.
+
+    Without a free port there are none: the run works, but the others cannot find out whether a silent node is alive.
+    """
+    low, high = spec["ports"]
+    tries = random.sample(range(low, high + 1), min(TRIES, high + 1 - low))
+    try:
+        return network.listen_on(_addresses(spec, head_address), tries)
+    except OSError:
+        return []
+
+
+def _addresses(spec: Dict[str, Any], head_address: str) -> List[str]:
+    if spec["cluster_address"]:
+        return [spec["cluster_address"]]
+    source = network.source_address(head_address)
+    if spec["interface"] != "auto":
+        return [network.address_of(spec["interface"]) or source]
+    # a bridge has the same address on many hosts (docker0)
+    others = [
+        interface.address
+        for interface in network.interfaces()
+        if interface.up and not interface.loopback and not interface.bridge and interface.address != source
+    ]
+    return [source, *others]
+
+
+def contact(listeners: List[socket.socket]) -> Dict[str, Any]:
+    """As in run/contacts.py."""
+    names = [listener.getsockname() for listener in listeners]
+    return {
+        "addresses": [name[0] for name in names],
+        "port": names[0][1] if names else None,
+        "sshd": _sshd(os.environ.get("SSH_CONNECTION", "")),
+    }
+
+
+def _sshd(connection: str) -> Optional[Tuple[str, int]]:
+    """From SSH_CONNECTION, which sshd sets: addresses and ports of the client and the server."""
+    words = connection.split()
+    return (words[2], int(words[3])) if len(words) == 4 and words[3].isdigit() else None
