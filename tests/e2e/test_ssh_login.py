@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from lab.waiting import wait_until
 
-from orchestrator.checks.hosts import other_keys
+from orchestrator.checks.hosts import report_other_keys
 from orchestrator.inventory.model import Host
 from orchestrator.ssh.dialer import ConnectFailure, Dialer
 from orchestrator.ssh.known_hosts import KnownHosts
@@ -348,7 +348,7 @@ def test_a_key_that_is_used_in_place_of_the_named_one_is_told_once(
     assert works(dialer, target)
     ((name, key),) = dialer.take_other_keys().items()
     assert (name, key.named) == (target.name, str(wrong)) and "(in the agent)" in key.accepted
-    (finding,) = other_keys({name: key})
+    (finding,) = report_other_keys({name: key})
     assert (finding.severity, finding.code) == ("warning", "ssh-auth-denied") and str(wrong) in finding.message
     assert works(dialer, target) and not dialer.take_other_keys()
 
