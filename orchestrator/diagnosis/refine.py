@@ -1,7 +1,7 @@
 """Rewrite the suspects by what several lines show together, as one error has several causes. Pure.
 
-The rules run in the order of RULES. Each looks at the suspects that those before it have left, so the order is part of
-what they say; tests/unit/test_rules.py shows for each pair of neighbours whether it matters.
+The rules run in the order of RULES. Each sees the suspects that the rules before it left, so the order matters;
+tests/unit/test_rules.py shows for which neighbours.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ RULES: tuple[Rule, ...] = (
     connections.find_absent_peer,
     endings.drop_stuck_watchdog,
     devices.check_allocation_size,
-    endings.find_refusal,
     # by what the hosts of the run know
     run_record.drop_own_signals,
+    endings.find_refusal,
     run_record.add_stop,
     run_record.check_cgroup_kills,
     run_record.find_early_finisher,

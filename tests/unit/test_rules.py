@@ -76,6 +76,9 @@ def details(suspects: Suspects) -> list[str]:
 
 LATE_ERROR = RAISED + "KeyError: 'labels'\n"
 OOM_LINE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
+STOPPED_AFTER_REFUSAL = Case(
+    {"a": "this configuration needs a key named lr\nReceived 15 death signal\n" + failed(1)}, RunRecord(failed_at=0.0)
+)
 # what a rule takes away of a case, and what it puts in its place
 CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
     endings.discount_overcome_trouble: (
@@ -273,10 +276,7 @@ ORDERED: dict[tuple[Rule, Rule], Case] = {
             "b": tag(1, STEPS),
         }
     ),
-    (endings.find_refusal, run_record.drop_own_signals): Case(
-        {"a": "this configuration needs a key named lr\nReceived 15 death signal\n" + failed(1)},
-        RunRecord(failed_at=0.0),
-    ),
+    (run_record.drop_own_signals, endings.find_refusal): STOPPED_AFTER_REFUSAL,
     (run_record.find_early_finisher, run_record.add_lost_host): Case(
         {"a": tag(0, STEPS + RAISED + PEER_LOST), "b": tag(1, STEPS)},
         RunRecord(failed_at=9.0, finished={1: 8.0}, lost="b"),
@@ -369,6 +369,11 @@ def test_where_the_order_of_two_rules_matters_it_is_this_one(first: Rule, second
     scene = ORDERED[first, second].scene()
     suspects = suspects_of(scene)
     assert details(refine(suspects, scene)) != details(refine(suspects, scene, moved_behind(first, second)))
+
+
+def test_a_bad_argument_is_named_although_ddp_orch_then_stopped_the_other_ranks() -> None:
+    scene = STOPPED_AFTER_REFUSAL.scene()
+    assert [suspect.code for suspect in refine(suspects_of(scene), scene)] == ["script-bad-argument"]
 
 
 def mixed_cases() -> Iterator[Case]:

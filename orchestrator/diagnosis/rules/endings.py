@@ -156,7 +156,8 @@ def drop_stuck_watchdog(suspects: Suspects, scene: Scene) -> Suspects:
 def find_refusal(suspects: Suspects, scene: Scene) -> Suspects:
     """A program that ended by itself before any step, with words about its settings and without an exception.
 
-    Last of the rules that go by output: only where none of them has anything to say.
+    Only if nothing else is known: after all rules that go by the output, and after `drop_own_signals`, because
+    ddp-orch stops the other ranks when one refuses to start.
     """
     ended = [exit_ for exit_ in scene.exits if exit_.rank is not None and exit_.signal is None]
     if not ended or not {exit_.code for exit_ in ended} <= {1, 2} or scene.first_step is not None:

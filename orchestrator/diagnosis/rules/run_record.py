@@ -19,7 +19,8 @@ SHOWN_HANG, UNSURE_HANG = 36, 22
 def drop_own_signals(suspects: Suspects, scene: Scene) -> Suspects:
     """Signals that ddp-orch itself sent after the first failure are no cause.
 
-    After all rules that go by output, for which the end of a rank is an end, whoever caused it.
+    After the rules that ask whether a rank ended at all, whatever ended it; before `find_refusal`, which asks whether
+    anything else explains the failure.
     """
     failed_at = scene.record.failed_at
     if failed_at is None:
