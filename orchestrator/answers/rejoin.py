@@ -1,7 +1,35 @@
-"""What a host says when it takes part in a run again. Pure."""
+"""What hosts say when one of them takes part in a run again. Pure."""
 
 from __future__ import annotations
 
-from .operation import Nothing, Operation
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
+from .operation import Arguments, Nothing, Operation
+
+Key = Annotated[str, re.compile(r"[0-9a-f]{64}").fullmatch]
+
+
+@dataclass(frozen=True)
+class Private:
+    """What guards have in memory only. It is sent on to other hosts of the run, and never shown."""
+
+    secrets: Mapping[str, str] = field(repr=False)
+    key: Key = field(repr=False)
+    notify: Mapping[str, Any] = field(repr=False)
+
+    def as_arguments(self, *, may_notify: bool) -> Arguments:
+        return {"secrets": dict(self.secrets), "key": self.key, "notify": dict(self.notify) if may_notify else {}}
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """`ticket`"""
+
+    private: Private
+
+
+TICKET = Operation("ticket", Ticket)
 REJOIN = Operation("rejoin", Nothing)

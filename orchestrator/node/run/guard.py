@@ -22,6 +22,7 @@ from .child import RecorderChild
 from .control import Control
 from .messages import AttemptPhase
 from .permit import Permit, clock
+from .requests import Requests
 from .shutdown import Shutdown
 
 LONGEST_TURN = 5.0  # s, the longest wait for an event
@@ -63,6 +64,7 @@ class Guard:
             self._write_state,
         )
         self._shutdown = Shutdown(folder, self._recorder, self._send_status)
+        self._requests = Requests(folder, self._answer_request)
         self._restarted = rejoin
         if rejoin:
             before = state.read(self._path("state.json")) or {}
@@ -106,6 +108,9 @@ class Guard:
             poll.register(handle, select.POLLIN)
         if channel is not None and self._recorder.has_unsent_status:
             poll.modify(channel.fileno(), select.POLLIN | select.POLLOUT)
+        for handle, events in self._requests.watched():
+            poll.register(handle, events)
+            watched[handle] = functools.partial(self._requests.on_ready, handle)
         ready = [handle for handle, _ in poll.poll(int(self._seconds_to_wait() * 1000) + 1)]
         # before any exit is looked at: a rank may have ended already when its registration is read
         self._attempts.read_registrations()
@@ -122,7 +127,7 @@ class Guard:
     def _seconds_to_wait(self) -> float:
         """Until something has to be done though no descriptor is readable."""
         now = time.monotonic()
-        due = [now + LONGEST_TURN, self._attempts.due_at(), self._shutdown.due_at()]
+        due = [now + LONGEST_TURN, self._attempts.due_at(), self._shutdown.due_at(), self._requests.due_at()]
         if self._recorder.due is not None:
             due.append(self._recorder.due)
         if not self._is_committed():
@@ -134,6 +139,7 @@ class Guard:
     def _advance(self) -> None:
         now = time.monotonic()
         self._attempts.advance(now)
+        self._requests.drop_late(now)
         if self._next_order is not None and not self._attempts.is_running:
             order, self._next_order = self._next_order, None
             self._carry_out(order)
@@ -292,6 +298,13 @@ class Guard:
         self._write_state()
         self._send_status()
         self._control.answer({"started": {"pid": os.getpid(), "boot_id": state.boot_id()}})
+
+    # other processes of this user
+
+    def _answer_request(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        if request.get("do") == "ticket":
+            return {"private": self._private}
+        return {"error": "unknown request", "code": "unknown"}
 
     # records
 

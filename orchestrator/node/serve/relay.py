@@ -34,6 +34,7 @@ OPERATIONS = {
     "paths": ("serve.evidence", "paths"),
     "stop": ("serve.stop", "end_run"),
     "rejoin": ("serve.rejoin", "rejoin"),
+    "ticket": ("serve.ticket", "ticket"),
     "stale": ("serve.leftovers", "stale"),
     "force": ("serve.leftovers", "force"),
     "outputs": ("serve.outputs", "listing"),
