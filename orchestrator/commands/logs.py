@@ -24,6 +24,7 @@ from ..output.pipeline import Pipeline, Sink, Stage
 from ..runs import attach, printing, registry
 from ..runs.follow import LogFilter, View, clock_ahead
 from ..runs.log_files import LogFiles
+from ..runs.revive import Reviver
 from .context import (
     RunLookup,
     find_run_early,
@@ -85,7 +86,19 @@ def logs(options: LogsOptions) -> int:
         ranks_of = claims.ranks_of(run.parts, run.all_nodes)
         mask = make_mask(inventory, run, console)
         live = sys.stdout.isatty()
-        view = View(run.run_id, asked_hosts, log_filter, fleet, console.warning, live, ranks_of, late=late, mask=mask)
+        reviver = Reviver(run.run_id, run.nodes, inventory.hosts, fleet, console.note, console.warning)
+        view = View(
+            run.run_id,
+            asked_hosts,
+            log_filter,
+            fleet,
+            console.warning,
+            live,
+            ranks_of,
+            late=late,
+            mask=mask,
+            revive=reviver.revive,
+        )
         bell = attach.Bell(inventory.notify.bell and options.follow, console)
         ranks = _count_ranks(run, asked_hosts, late, log_filter)
         try:

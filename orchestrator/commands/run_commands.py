@@ -185,6 +185,21 @@ def kill(run: str | None, inventory: str | None, hosts: str | None, **options: A
     sys.exit(kill_command.kill(run, inventory, hosts, **options))
 
 
+@click.command(cls=Command, short_help="bring restarted hosts back into a run")
+@RUN
+@INVENTORY_OF_RUN
+@JSON
+def revive(run: str | None, inventory: str | None, as_json: bool) -> None:
+    """Start RUN again on those of its hosts that were restarted.
+
+    The run must not be over, and one of its hosts must still have a guard, which knows the key and the secrets of the
+    run. `up`, `logs -f` and `top` do this by themselves while they follow the run.
+    """
+    from . import revive as revive_command
+
+    sys.exit(revive_command.revive_run(run, inventory, as_json=as_json))
+
+
 @click.command(cls=Command, short_help="find the first cause of a failure")
 @click.argument("run", nargs=-1, metavar="[RUN]", shell_complete=completion.run)
 @click.option(
@@ -231,4 +246,4 @@ def fetch(run: str | None, pattern: str | None, output: str | None, inventory: s
     sys.exit(fetch_command.fetch(run, pattern, output, inventory, hosts))
 
 
-COMMANDS = (up, logs, ps, top, report, kill, diagnose, fetch)
+COMMANDS = (up, logs, ps, top, report, kill, revive, diagnose, fetch)

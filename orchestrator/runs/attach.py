@@ -24,6 +24,7 @@ from ..output.terminal import one_line
 from ..plan.plan import Plan
 from . import ending
 from .follow import LogFilter, View
+from .revive import Reviver
 
 STOP_WINDOW = 10.0  # s for the stop request to reach all hosts when nobody reads the output any more
 OUTCOMES = {
@@ -75,8 +76,17 @@ def attend(
     hosts = [node.host for node in resolved.nodes]
     nodes = {host.name: node for node, host in enumerate(hosts)}
     ranks = claims.ranks_of_plan(resolved)
+    reviver = Reviver(resolved.run_id, nodes, hosts, fleet, console.note, console.warning)
     view = View(
-        resolved.run_id, hosts, LogFilter(follow=True), fleet, console.warning, sys.stdout.isatty(), ranks, mask=mask
+        resolved.run_id,
+        hosts,
+        LogFilter(follow=True),
+        fleet,
+        console.warning,
+        sys.stdout.isatty(),
+        ranks,
+        mask=mask,
+        revive=reviver.revive,
     )
     began = time.monotonic()
     bell = Bell(resolved.inventory.notify.bell, console)

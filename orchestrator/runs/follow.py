@@ -18,9 +18,10 @@ from ..inventory.model import Host
 from ..output.intake import Intake
 from ..output.mask import Mask
 from ..output.pipeline import Pipeline, Stage
-from .readers import Away, Back, CaughtUp, Clock, Data, Ended, Event, Readers
+from .readers import Away, Back, CaughtUp, Clock, Data, Ended, Event, Readers, WithoutGuard
 
 MIN_PAUSE, MAX_PAUSE = 0.02, 1.0  # s between two turns of the loop that shows lines
+GUARD_PATIENCE = 5.0  # s to wait for a guard, once no host of the run has one
 AWAY_PATIENCE = 5.0  # s to wait for a host that is away, once the run has ended on another
 # s of silence after which an unfinished line, such as a prompt or a progress bar, is shown. Longer in a file or pipe:
 # nobody answers a prompt there, and a line that a slow rank is still writing shall stay whole.
@@ -74,6 +75,7 @@ class FollowedHost:
     """More events may come from it."""
     away: OrchError | None = None
     """Why its connection broke, until it is connected again."""
+    has_guard: bool = True
     outcome: Attached | None = None
     """Its final answer to `attach`."""
     failure: OrchError | None = None
@@ -82,14 +84,18 @@ class FollowedHost:
 
 def update(host: FollowedHost, event: Event) -> FollowedHost:
     match event:
-        case Data() | CaughtUp() | Clock():
+        case Data() | Clock():
             return host
+        case CaughtUp():
+            return replace(host, has_guard=True)
+        case WithoutGuard():
+            return replace(host, has_guard=False)
         case Away(error):
             return replace(host, away=error)
         case Back():
             return replace(host, away=None)
         case Ended(outcome, failure):
-            return FollowedHost(False, None, outcome or host.outcome, failure or host.failure)
+            return FollowedHost(False, None, host.has_guard, outcome or host.outcome, failure or host.failure)
 
 
 def give_up(host: FollowedHost) -> FollowedHost:
@@ -116,13 +122,16 @@ class View:
         kept: bool = False,
         late: Collection[str] = (),
         mask: Mask | None = None,
+        revive: Callable[[Host], None] | None = None,
     ) -> None:
         """`kept`: the caller keeps all lines in memory, so their number is limited. `late`: hosts that did not answer
         yet; the lines of the others do not wait for theirs. `mask`: no line is cut inside of a secret.
+        `revive`: called, in threads, for a host that has no guard while the run is not over there.
         """
         self._run_id = run_id
         self._hosts = hosts
         self._filter = log_filter
+        self._revive = revive
         self._fleet = fleet
         self._followed = {host.name: FollowedHost() for host in hosts}
         self._late = late
@@ -150,7 +159,7 @@ class View:
         """Send lines through `output` until no host can send more, then flush it."""
         self._compare_clocks()
         pipeline = Pipeline((self._intake, output))
-        patient_until = wake_at = math.inf
+        patient_until = wake_at = guarded_until = math.inf
         self._readers.start()
         try:
             while any(host.is_open for host in self._followed.values()):
@@ -158,6 +167,9 @@ class View:
                 now = time.monotonic()
                 for name, event in events:
                     self._note(name, event, now)
+                guarded_until = min(guarded_until, now + GUARD_PATIENCE) if self._no_guard_is_left() else math.inf
+                if now >= guarded_until:
+                    self._readers.run_ended.set()
                 if self._readers.run_ended.is_set():
                     patient_until = min(patient_until, now + AWAY_PATIENCE)
                 if now >= patient_until:
@@ -185,7 +197,7 @@ class View:
                 self._intake.feed(name, pieces.streams, pieces.parts, payload, now)
             case Clock(ahead):
                 self._intake.set_clock(name, ahead)
-            case CaughtUp() | Away() | Ended():
+            case CaughtUp() | Away() | WithoutGuard() | Ended():
                 self._intake.live(name)  # the lines of the other hosts need not wait for it
             case Back():
                 pass
@@ -196,7 +208,15 @@ class View:
                 self._followed[name] = give_up(host)
                 self._intake.live(name)
 
+    def _no_guard_is_left(self) -> bool:
+        is_open = [host for host in self._followed.values() if host.is_open]
+        return bool(is_open) and not any(host.has_guard or host.away for host in is_open)
+
     # what the readers call from their threads
+
+    def revive(self, host: Host) -> None:
+        if self._revive is not None:
+            self._revive(host)
 
     def held(self, name: str) -> int:
         """The number of the host's lines that wait for earlier lines of other hosts."""

@@ -19,6 +19,7 @@ from ..hosts.fleet import Fleet, wrap_unexpected
 from ..hosts.session import Refused, Session
 from ..inventory.model import Host
 from ..ssh.pipe import ConnectFailure
+from . import revive
 
 MIN_RECONNECT, MAX_RECONNECT = 0.5, 30.0  # s between two tries to connect to a host again
 # These three limit the memory: a line of some 70 bytes in the journal takes half a KiB.
@@ -29,6 +30,7 @@ MAX_STREAMS = 20_000  # per host: two per rank and attempt
 # The limit for all hosts together if the caller keeps the lines, and the least share of a host
 KEPT_BYTES, KEPT_LINES = 128 << 20, 1_000_000
 MIN_KEPT_BYTES, MIN_KEPT_LINES = 16 << 20, 100_000
+LOOK_FOR_GUARD = 2.0  # s between two looks for a guard on a host that has none
 _PUT_EVERY = 0.05  # s between two tries to put a frame into a full queue
 
 # A login that was refused is refused again, and repeated tries may lock the account.
@@ -72,6 +74,11 @@ class Back:
 
 
 @dataclass(frozen=True)
+class WithoutGuard:
+    """The run is not over on the host, and has no guard there. The reader looks again, as one may be started."""
+
+
+@dataclass(frozen=True)
 class Ended:
     """The last event of a host."""
 
@@ -79,7 +86,7 @@ class Ended:
     failure: OrchError | None = None
 
 
-Event = Data | Clock | CaughtUp | Away | Back | Ended
+Event = Data | Clock | CaughtUp | Away | Back | WithoutGuard | Ended
 
 
 class Consumer(Protocol):
@@ -90,6 +97,8 @@ class Consumer(Protocol):
     def held(self, name: str) -> int: ...
 
     def compare_clock(self, host: Host, session: Session) -> float: ...
+
+    def revive(self, host: Host) -> None: ...
 
 
 class Readers:
@@ -175,6 +184,7 @@ class _Reader:
         self._live = False
         self._needs_clock = host.name in readers.late
         self._is_away = False
+        self._without_guard = 0  # looks in a row that found no guard
         self._wait = MIN_RECONNECT
 
     def run(self) -> None:
@@ -189,7 +199,10 @@ class _Reader:
         is_last = False
         while not self._readers.stopped.is_set():
             try:
-                return self._attach()
+                ended = self._attach()
+                if is_last or not self._misses_guard(ended):
+                    return ended
+                is_last = self._wait_for_guard()
             except Refused as error:
                 has_no_part = self._host.name in self._readers.late and error.code == "no-such-run"
                 return Ended(failure=None if has_no_part else error)
@@ -219,6 +232,18 @@ class _Reader:
         if outcome.run is not None and outcome.run.verdict is not None:
             readers.run_ended.set()
         return Ended(outcome)
+
+    def _misses_guard(self, ended: Ended) -> bool:
+        run = ended.outcome.run if ended.outcome else None
+        self._without_guard = self._without_guard + 1 if run is not None and revive.has_no_guard(run) else 0
+        return self._readers.follow and self._without_guard > 0
+
+    def _wait_for_guard(self) -> bool:
+        """Returns whether the run has ended on another host."""
+        self._readers.put(self._host.name, WithoutGuard())
+        if self._without_guard > 1:  # not at once: a recorder whose guard was killed starts another one by itself
+            self._readers.consumer.revive(self._host)
+        return self._readers.run_ended.wait(LOOK_FOR_GUARD)
 
     def _may_try_again(self, error: UnreachableError) -> bool:
         if isinstance(error, ConnectFailure) and error.code in PERMANENT:

@@ -74,6 +74,7 @@ TWICE = {
     "prepare": {"answers.prepare", "node.serve.prepare"},
     "probe": {"node.serve.probe", "runs.probe"},
     "rejoin": {"answers.rejoin", "node.serve.rejoin"},
+    "revive": {"commands.revive", "runs.revive"},
     "runs": {"answers.runs", "node.serve.runs"},
     "stacks": {"diagnosis.stacks", "node.run.stacks"},
     # what a host answers, and who asks it

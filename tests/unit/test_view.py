@@ -281,6 +281,63 @@ def test_of_a_host_that_goes_after_the_end_of_the_run_it_is_not_said_that_the_ru
     assert_message("view-away-after-the-end", said[0])
 
 
+LOST = {"run": {**A_RUN, "state": "lost"}, "ended": True, "offsets": {}, "cut": []}
+SUCCEEDED = {"run": {**A_RUN, "verdict": {"state": "succeeded"}}, "ended": True, "offsets": {}, "cut": []}
+
+
+def follow_run(
+    monkeypatch: pytest.MonkeyPatch, **answers: Callable[[Relay, dict[str, Any]], Any]
+) -> tuple[View, list[str]]:
+    """The view of a run that was followed to its end, and the hosts that it asked to be revived."""
+    monkeypatch.setattr(readers, "LOOK_FOR_GUARD", 0.01)
+    revived: list[str] = []
+    of = Fleet(Dialer(**answers), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    hosts = HOSTS[: len(answers)]
+    view = View(RUN, hosts, LogFilter(follow=True), of, print, revive=lambda host: revived.append(host.name))
+    view.run(Sink(lambda lines: None))
+    of.close()
+    return view, revived
+
+
+def test_a_host_that_was_restarted_is_revived_and_followed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def restarted(relay: Relay, request: dict[str, Any]) -> None:
+        nonlocal looks
+        looks += 1
+        relay.result(request, LOST if looks < 4 else SUCCEEDED)
+
+    view, revived = follow_run(monkeypatch, a=restarted)
+    assert looks == 4 and revived == ["a", "a"]  # not at the first look: the recorder may start a guard by itself
+    outcome = view.outcomes["a"].run
+    assert outcome is not None and outcome.verdict is not None and outcome.verdict.state == "succeeded"
+
+
+def test_a_run_without_any_guard_is_not_followed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "GUARD_PATIENCE", 0.1)
+    view, _ = follow_run(
+        monkeypatch,
+        a=lambda relay, request: relay.result(request, LOST),
+        b=lambda relay, request: relay.result(request, LOST),
+    )
+    assert all(outcome.run and outcome.run.state == "lost" for outcome in view.outcomes.values())
+
+
+def test_a_host_without_a_guard_keeps_nobody_once_the_run_is_over_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = threading.Event()
+
+    def restarted(relay: Relay, request: dict[str, Any]) -> None:
+        lost.set()
+        relay.result(request, LOST)
+
+    def over(relay: Relay, request: dict[str, Any]) -> None:
+        lost.wait(30)
+        relay.result(request, SUCCEEDED)
+
+    view, _ = follow_run(monkeypatch, a=over, b=restarted)
+    assert view.failed == {}
+
+
 def test_a_line_whose_rest_waits_for_the_lines_of_other_hosts_is_not_shown_in_two(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

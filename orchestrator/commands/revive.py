@@ -1,0 +1,60 @@
+"""`revive`: start the guards of an unfinished run again on hosts that were restarted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..errors import UnreachableError, UsageError
+from ..hosts.fleet import fold_failures
+from ..inventory import advice
+from ..output.console import fold
+from ..runs import registry, revive
+from ..runs.revive import Revived
+from .context import find_run, load_inventory_of_run, open_fleet, stderr_console
+
+
+def revive_run(run_name: str | None, inventory_path: str | None, *, as_json: bool) -> int:
+    console = stderr_console()
+    inventory = load_inventory_of_run(inventory_path, None, run_name)
+    with open_fleet(inventory) as fleet:
+        lookup = find_run(fleet, inventory, run_name, console)
+        run = lookup.run
+        about = advice.about(run, lookup.listing.runs, inventory.path)
+        guarded = [host for host in run.nodes if run.parts[host].unfinished]
+        if not guarded:
+            raise _no_guard(run, lookup.listing, about)
+        revived = revive.revive(run.run_id, run.nodes, run.parts, inventory.hosts, fleet)
+    if as_json:
+        print(json.dumps(_as_dict(run, revived), indent=2))
+    for line in fold_failures(revived.failed):
+        console.error(line)
+    silent = [host for host in run.unheard if host in lookup.listing.failed]
+    if revived.hosts:
+        console.note(f"{fold(revived.hosts)} takes part in run {run.run_id} again")
+    elif not revived.failed and not silent:
+        console.note(f"run {run.run_id} has a guard on all of its hosts")
+    if silent:
+        console.warning(f"{fold(silent)} cannot be reached; run `{about.command('revive')}` again when it can")
+    return UnreachableError.exit_code if revived.failed or silent else 0
+
+
+def _no_guard(run: registry.Run, listing: registry.Listing, about: advice.AboutRun) -> UsageError | UnreachableError:
+    resume = f"{about.of_all('up', '--name', run.name)} -- SCRIPT ARGS..."
+    if any(part.verdict for part in run.parts.values()):
+        return UsageError(
+            f"run {run.run_id} is over: {run.state}. To start a run that resumes from its outputs: {resume}"
+        )
+    if unheard := listing.unheard(run):
+        return UnreachableError(
+            f"run {run.run_id}: no host that answers has a guard, and {fold(unheard)} does not answer"
+        )
+    return UsageError(
+        f"run {run.run_id} is lost: no host has a guard that knows its key. To start a run that resumes from its "
+        f"outputs: {resume}"
+    )
+
+
+def _as_dict(run: registry.Run, revived: Revived) -> dict[str, Any]:
+    failed = {host: str(error).removeprefix(f"{host}: ") for host, error in revived.failed.items()}
+    return {"run_id": run.run_id, "revived": list(revived.hosts), "failed": failed}

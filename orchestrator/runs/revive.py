@@ -1,0 +1,121 @@
+"""Give a run its hosts back that were restarted: start their guards again. Never starts or ends a run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..answers.rejoin import REJOIN, TICKET, Private
+from ..answers.runs import Part
+from ..errors import OrchError
+from ..hosts.fleet import Fleet, wrap_unexpected
+from ..hosts.session import Refused, Session
+from ..inventory.model import Host
+
+NOTIFIERS = (0, 1)  # the head, and who reports its loss
+THERE_ALREADY = ("guarded", "held")  # someone else starts the guard
+
+
+def has_no_guard(part: Part) -> bool:
+    """Whether the host was restarted, or its guard killed, while the run was not over there."""
+    return part.state == "lost" and part.verdict is None
+
+
+def fetch_private(run_id: str, hosts: Sequence[Host], fleet: Fleet) -> Private:
+    """What a new guard needs, from the first of these hosts that has a guard. Raises the last error if none has."""
+    failure: OrchError = OrchError(f"run {run_id}: no host has a guard")
+    for host in hosts:
+        try:
+            return fleet.session(host).request(TICKET, {"run_id": run_id}).private
+        except OrchError as error:
+            failure = error
+    raise failure
+
+
+def rejoin(run_id: str, node: int, session: Session, private: Private) -> None:
+    """Start the guard of a node again. Raises Refused."""
+    arguments = {"run_id": run_id, "private": private.as_arguments(may_notify=node in NOTIFIERS)}
+    session.request(REJOIN, arguments)
+
+
+@dataclass(frozen=True)
+class Revived:
+    """The result of `revive`."""
+
+    hosts: tuple[str, ...] = ()
+    """Where a guard was started."""
+    failed: Mapping[str, OrchError] = field(default_factory=dict)
+
+
+def revive(
+    run_id: str, nodes: Mapping[str, int], parts: Mapping[str, Part], hosts: Sequence[Host], fleet: Fleet
+) -> Revived:
+    """Start the guards that are missing on the hosts of an unfinished run. Raises OrchError if no guard is left.
+
+    `nodes`: the node number of each host of the run. `parts`: what the hosts answered.
+    """
+    missing = [host for host in hosts if host.name in nodes and host.name in parts and has_no_guard(parts[host.name])]
+    if not missing:
+        return Revived()
+    alive = [host for host in hosts if host.name in nodes and host.name in parts and parts[host.name].unfinished]
+    private = fetch_private(run_id, alive, fleet)
+
+    def start(host: Host, session: Session) -> bool:
+        try:
+            rejoin(run_id, nodes[host.name], session, private)
+        except Refused as error:
+            if error.code != "guarded":
+                raise
+            return False
+        return True
+
+    results = fleet.each(missing, start, "starting guards")
+    return Revived(tuple(host for host, started in results.done.items() if started), results.failed)
+
+
+class Reviver:
+    """Revives hosts of a run while somebody follows it. Called from threads, one a host; an error is a warning."""
+
+    def __init__(
+        self,
+        run_id: str,
+        nodes: Mapping[str, int],
+        hosts: Sequence[Host],
+        fleet: Fleet,
+        note: Callable[[str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._run_id = run_id
+        self._nodes = nodes
+        self._hosts = hosts
+        self._fleet = fleet
+        self._note = note
+        self._warn = warn
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+
+    def revive(self, host: Host) -> None:
+        if host.name not in self._nodes:
+            return
+        try:
+            others = [other for other in self._hosts if other.name != host.name and other.name in self._nodes]
+            private = fetch_private(self._run_id, others, self._fleet)
+            rejoin(self._run_id, self._nodes[host.name], self._fleet.session(host), private)
+        except Refused as error:
+            if error.code not in THERE_ALREADY:
+                self._warn_once(host, error)
+        except OrchError as error:
+            self._warn_once(host, error)
+        except Exception as error:  # noqa: BLE001  the run must go on being shown
+            self._warn_once(host, wrap_unexpected(host.name, error))
+        else:
+            self._note(f"{host.name} is back and takes part in the run again")
+
+    def _warn_once(self, host: Host, error: OrchError) -> None:
+        text = f"{host.name} is back, but cannot take part in the run again: {error}"
+        with self._lock:
+            is_new = text not in self._warned
+            self._warned.add(text)
+        if is_new:
+            self._warn(text)
