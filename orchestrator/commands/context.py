@@ -25,7 +25,7 @@ from ..output.console import Console, all_but, fold, fold_messages, wants_colour
 from ..output.lines import SHORTEST_SECRET, Mask
 from ..runs import recent, registry
 from ..ssh.dialer import Dialer
-from ..ui.progress import Progress, Silent
+from ..ui.progress import NoProgress, Progress
 from . import deprecated
 
 QUICK_CONNECT_TIMEOUT = 5.0
@@ -164,13 +164,13 @@ def describe_unmasked(run_id: str, names: Iterable[str]) -> list[str]:
     return warnings
 
 
-def make_dialer(inventory: Inventory, progress: Silent, patience: float = math.inf) -> Dialer:
+def make_dialer(inventory: Inventory, progress: NoProgress, patience: float = math.inf) -> Dialer:
     config = os.environ.get("DDP_ORCH_SSH_CONFIG")
     return Dialer(
         inventory.ssh,
         ask_passphrase=_ask_passphrase if sys.stdin.isatty() else None,
         config_file=Path(config) if config else None,
-        reaching=progress.reaching,
+        reaching=progress.set_connection_phase,
         trust_command=advice.command("trust", inventory=inventory.path),
         patience=patience,
     )

@@ -147,7 +147,7 @@ def _download_all(
         for listed in file_lists.missing[host.name]:
 
             def show(sent: int, before: int = received) -> None:
-                fleet.progress.come(host.name, f"{console_size(before + sent)} of {total}")
+                fleet.progress.set_amount(host.name, f"{console_size(before + sent)} of {total}")
 
             problems += bring(session, outputs.key, listed, show)
             received += size_of(listed)

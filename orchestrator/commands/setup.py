@@ -171,7 +171,7 @@ def _prepare_host(host: Host, fleet: Fleet, options: SetupOptions) -> ReadyPytho
     if existing is not None and existing.torch and _satisfies(existing.torch, options.torch):
         return ReadyPython(existing.executable, existing.torch, "kept")
     requirement = f"torch=={options.torch}" if options.torch else "torch"
-    fleet.progress.at(host.name, f"installing {requirement}")
+    fleet.progress.set_phase(host.name, f"installing {requirement}")
     source = ["--index-url", options.index_url] if options.index_url else []
     if options.wheels:
         source = ["--no-index", "--find-links", options.wheels]

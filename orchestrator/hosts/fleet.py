@@ -18,7 +18,7 @@ from ..inventory.model import Host
 from ..output.console import fold_messages
 from ..ssh.dialer import Dialer
 from ..ssh.pipe import ConnectFailure, OtherKey, Pipe, fill_in_members
-from ..ui.progress import Silent
+from ..ui.progress import NoProgress
 from .node_program import NodeProgram
 from .session import Refused, Session
 
@@ -35,7 +35,7 @@ OUTPUT_MOST = 16 << 20  # bytes of a command's stdout that are kept
 EXEC_STATUS_WINDOW = 5.0  # s for its exit status, once its output has ended
 CLOSE_WINDOW = 3.0  # s to end the sessions of all hosts
 LOOK_EVERY = 0.1  # s between two looks at the results so far, if `enough` is set
-SILENT = Silent()
+NO_PROGRESS = NoProgress()
 UNEXPECTED_MOST = 300  # characters of an exception that are shown
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def each(
     hosts: Iterable[N],
     work: Callable[[N], T],
     parallel: int,
-    progress: Silent = SILENT,
+    progress: NoProgress = NO_PROGRESS,
     doing: str = "",
     *,
     enough: Callable[[Results[T]], bool] | None = None,
@@ -90,7 +90,12 @@ class Work(Generic[N, T]):
     """One task on many hosts, in threads that continue after a wait has ended; see `each`."""
 
     def __init__(
-        self, hosts: Iterable[N], work: Callable[[N], T], parallel: int, progress: Silent = SILENT, doing: str = ""
+        self,
+        hosts: Iterable[N],
+        work: Callable[[N], T],
+        parallel: int,
+        progress: NoProgress = NO_PROGRESS,
+        doing: str = "",
     ) -> None:
         """Starts nothing; `start` and `wait` do."""
         self._hosts = list(hosts)
@@ -117,10 +122,10 @@ class Work(Generic[N, T]):
         """
         late = self.results().late
         try:
-            with self._progress.of([host.name for host in self._hosts if host.name in late]):
+            with self._progress.track([host.name for host in self._hosts if host.name in late]):
                 if self._started:
                     for name in late:
-                        self._progress.at(name, self._doing)
+                        self._progress.set_phase(name, self._doing)
                 self.start()
                 for thread in self._threads:
                     while thread.is_alive():
@@ -157,16 +162,16 @@ class Work(Generic[N, T]):
                 host = self._waiting.popleft()
             except IndexError:
                 return
-            self._progress.at(host.name, self._doing)
+            self._progress.set_phase(host.name, self._doing)
             try:
                 self._done[host.name] = self._work(host)
-                self._progress.ended(host.name)
+                self._progress.finish(host.name)
             except OrchError as error:
                 self._failed[host.name] = error
-                self._progress.ended(host.name, _reason(host.name, error))
+                self._progress.finish(host.name, _reason(host.name, error))
             except BaseException as error:  # noqa: BLE001  a bad answer of a host may raise anything
                 self._failed[host.name] = wrap_unexpected(host.name, error)
-                self._progress.ended(host.name, _reason(host.name, self._failed[host.name]))
+                self._progress.finish(host.name, _reason(host.name, self._failed[host.name]))
 
 
 @dataclass(frozen=True)
@@ -212,7 +217,12 @@ class Fleet:
     """The sessions of one invocation: one per host, opened when first needed and again after it was lost."""
 
     def __init__(
-        self, dialer: Dialer, program: NodeProgram, parallel: int, nonce: Callable[[], str], progress: Silent = SILENT
+        self,
+        dialer: Dialer,
+        program: NodeProgram,
+        parallel: int,
+        nonce: Callable[[], str],
+        progress: NoProgress = NO_PROGRESS,
     ) -> None:
         self._dialer = dialer
         self._program = program
@@ -261,14 +271,14 @@ class Fleet:
 
     def _open(self, host: Host) -> Session:
         connection = self._dialer.connect(host)
-        self.progress.reaching(host.name, "starting python")
+        self.progress.set_connection_phase(host.name, "starting python")
         try:
             session = Session(host.name, connection, host.python, self._program, self._nonce())
         except BaseException:
             connection.close()
             raise
         finally:
-            self.progress.reaching(host.name, "")
+            self.progress.set_connection_phase(host.name, "")
         with self._lock:
             self._sessions[host.name] = session
             closed = self._closed
@@ -288,17 +298,17 @@ class Fleet:
 
         With `doing`, progress is shown, so nothing else may write to the terminal. `enough`: see `each`.
         """
-        progress = self.progress if doing else SILENT
+        progress = self.progress if doing else NO_PROGRESS
         return each(hosts, lambda host: work(host, self.session(host)), self.parallel, progress, doing, enough=enough)
 
     def begin(self, hosts: Iterable[Host], work: Callable[[Host, Session], T], doing: str = "") -> Work[Host, T]:
         """As `each`, but the caller starts the work and waits for it."""
-        progress = self.progress if doing else SILENT
+        progress = self.progress if doing else NO_PROGRESS
         return Work(hosts, lambda host: work(host, self.session(host)), self.parallel, progress, doing)
 
     def run(self, hosts: Iterable[Host], command: Callable[[Host], str], doing: str = "") -> Results[Output]:
         """Run a command line on every host over a bare channel: without the node program."""
-        progress = self.progress if doing else SILENT
+        progress = self.progress if doing else NO_PROGRESS
         return each(hosts, lambda host: self.run_on(host, command(host)), self.parallel, progress, doing)
 
     def run_on(self, host: Host, command: str) -> Output:

@@ -23,7 +23,7 @@ from ..output.pipeline import Stage
 from ..plan import plan as planning
 from ..plan import snapshot as ship
 from ..plan.plan import Plan
-from ..ui.progress import Silent
+from ..ui.progress import NoProgress
 from . import ending, launch
 from .follow import LogFilter, View
 from .launch import LaunchContext
@@ -80,9 +80,9 @@ def _follow(resolved: Plan, fleet: Fleet, context: LaunchContext) -> Result:
     ranks = claims.ranks_of_plan(resolved)
     view = View(resolved.run_id, hosts, LogFilter(follow=True), fleet, context.warn, ranks=ranks)
     try:
-        with progress.of([host.name for host in hosts]):
+        with progress.track([host.name for host in hosts]):
             for host in hosts:
-                progress.at(host.name, "importing torch")
+                progress.set_phase(host.name, "importing torch")
             view.run(output)
     except KeyboardInterrupt:
         ending.kill(fleet, hosts, ending.KillTargets(runs=(resolved.run_id,)), grace=0.0, by="Ctrl-C")
@@ -100,7 +100,7 @@ def _follow(resolved: Plan, fleet: Fleet, context: LaunchContext) -> Result:
 class _Output(Stage):
     """Collects the figures that the payload prints and the other lines of stderr, and shows progress."""
 
-    def __init__(self, progress: Silent) -> None:
+    def __init__(self, progress: NoProgress) -> None:
         self.figures: list[Figure] = []
         self.errors: list[tuple[str, str]] = []
         self._progress = progress
@@ -115,7 +115,7 @@ class _Output(Stage):
             _, marker, text = line.text.partition(MARKER)
             if marker and (value := _decode(text)) is not None:
                 self.figures.append(Figure(line.host, value))
-                self._progress.at(line.host, value.what.replace("_", " "))
+                self._progress.set_phase(line.host, value.what.replace("_", " "))
             elif line.stream == "stderr":
                 self.errors.append((line.host, line.text))
         pause = self._progress.tick()

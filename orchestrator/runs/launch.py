@@ -34,7 +34,7 @@ from ..plan.entrypoint import TRAINER
 from ..plan.plan import Code, Plan
 from ..plan.snapshot import Snapshot
 from ..ssh.config import by_hand
-from ..ui.progress import Silent
+from ..ui.progress import NoProgress
 from . import bandwidths, ending, rendezvous
 from . import probe as preflight
 from .probe import Probed
@@ -165,12 +165,12 @@ def _drop_unreachable(plan: Plan, probed: Results[Any], context: LaunchContext) 
 
 
 def _probe(
-    host: Host, session: Session, question: Arguments, plan: Plan, packed: PackedSnapshot, progress: Silent
+    host: Host, session: Session, question: Arguments, plan: Plan, packed: PackedSnapshot, progress: NoProgress
 ) -> Probed:
     """Ask a host for its facts, and send it the code unless it has that already."""
     probed = preflight.ask(session, question)
     if plan.code is not None and not host.workdir and plan.code.sha256 not in session.codes:
-        progress.at(host.name, f"sending the code, {size(plan.code.size)}")
+        progress.set_phase(host.name, f"sending the code, {size(plan.code.size)}")
         session.request(UNPACK, {"sha256": plan.code.sha256}, upload=packed.chunks())
         session.codes.add(plan.code.sha256)  # `up --wait` probes the same sessions again
     return probed

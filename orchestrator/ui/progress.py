@@ -1,7 +1,7 @@
-"""Show the progress of work on many hosts: a live table on a terminal, occasional lines in a pipe.
+"""Show the progress of work on many hosts: a live table on a terminal, occasional lines without one.
 
-Worker threads only note their phase. The thread that waits for them draws, and only when the work takes long: work that
-ends at once shows nothing and imports nothing.
+Worker threads only set their phase. The thread that waits for them draws. Quick work shows nothing, and does not import
+rich.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FAILURE_AFTER = 1.0
 """Seconds that the other hosts have to finish before a failure is printed."""
 
 ROWS = 16
-"""Most hosts with a row each; with more hosts, each phase has a row."""
+"""Maximum number of hosts with a row each. With more hosts, each phase has a row."""
 
 NAMED = 4
-"""Most hosts named per phase: those that have been in it longest."""
+"""Maximum number of hosts named per phase: those that have been in it longest."""
 
 WAITING, DONE, FAILED = "waiting", "done", "failed"
 
@@ -42,34 +42,34 @@ class Row:
     host: str
     phase: str
     seconds: float
-    """For how long it has been in this phase."""
+    """How long it has been in this phase."""
     failure: str = ""
-    come: str = ""
-    """How far its work has come, such as `3.1 MB of 20.0 MB`."""
+    amount: str = ""
+    """How much of its work is done, such as `3.1 MB of 20.0 MB`."""
 
 
-class Silent:
+class NoProgress:
     """Shows nothing."""
 
-    # called by the threads that do the work
+    # called by worker threads
 
-    def at(self, host: str, doing: str) -> None:
-        """The host has come to this part of its work."""
+    def set_phase(self, host: str, phase: str) -> None:
+        """The host starts this part of its work."""
 
-    def come(self, host: str, how_far: str) -> None:
-        """How far the host has come with it."""
+    def set_amount(self, host: str, amount: str) -> None:
+        """How much of its work the host has done."""
 
-    def reaching(self, host: str, how: str) -> None:
-        """Its work waits for a connection, in this phase; `""`: no longer."""
+    def set_connection_phase(self, host: str, phase: str) -> None:
+        """The work waits for a connection, which is in this phase. `""`: it is connected."""
 
-    def ended(self, host: str, failure: str = "") -> None:
-        """Its work is done, or has failed."""
+    def finish(self, host: str, failure: str = "") -> None:
+        """The work on this host is done or has failed."""
 
-    # called by the thread that waits for them
+    # called by the thread that waits for the workers
 
     @contextlib.contextmanager
-    def of(self, hosts: Sequence[str]) -> Iterator[None]:
-        """While these hosts are worked on."""
+    def track(self, hosts: Sequence[str]) -> Iterator[None]:
+        """Show the progress on these hosts inside the context."""
         yield
 
     def tick(self) -> float | None:
@@ -77,7 +77,7 @@ class Silent:
         return None
 
 
-class Progress(Silent):
+class Progress(NoProgress):
     """Shows one piece of work on many hosts at a time; other hosts are ignored."""
 
     def __init__(self, console: Console, stream: TextIO, live: bool, clock: Callable[[], float] = time.monotonic):
@@ -85,9 +85,9 @@ class Progress(Silent):
         self._stream = stream
         self._is_live = live
         self._clock = clock
-        self._doing: dict[str, str] = {}
-        self._reaching: dict[str, str] = {}
-        self._come: dict[str, str] = {}
+        self._phases: dict[str, str] = {}
+        self._connection_phases: dict[str, str] = {}
+        self._amounts: dict[str, str] = {}
         self._since: dict[str, float] = {}
         self._failures: dict[str, str] = {}
         self._began = 0.0
@@ -96,38 +96,38 @@ class Progress(Silent):
         self._reported = 0
         self._live: Live | None = None
 
-    def at(self, host: str, doing: str) -> None:
-        if self._doing.get(host, DONE) not in (DONE, FAILED):
+    def set_phase(self, host: str, phase: str) -> None:
+        if self._phases.get(host, DONE) not in (DONE, FAILED):
             self._since[host] = self._clock()
-            self._doing[host] = doing
+            self._phases[host] = phase
 
-    def come(self, host: str, how_far: str) -> None:
-        self._come[host] = how_far
+    def set_amount(self, host: str, amount: str) -> None:
+        self._amounts[host] = amount
 
-    def reaching(self, host: str, how: str) -> None:
-        if host in self._reaching:
+    def set_connection_phase(self, host: str, phase: str) -> None:
+        if host in self._connection_phases:
             self._since[host] = self._clock()
-            self._reaching[host] = how
+            self._connection_phases[host] = phase
 
-    def ended(self, host: str, failure: str = "") -> None:
+    def finish(self, host: str, failure: str = "") -> None:
         self._failures[host] = failure
-        self._doing[host] = FAILED if failure else DONE
+        self._phases[host] = FAILED if failure else DONE
 
     @contextlib.contextmanager
-    def of(self, hosts: Sequence[str]) -> Iterator[None]:
+    def track(self, hosts: Sequence[str]) -> Iterator[None]:
         self._began = self._clock()
-        self._reaching = dict.fromkeys(hosts, "")
-        self._come = {}
+        self._connection_phases = dict.fromkeys(hosts, "")
+        self._amounts = {}
         self._since = dict.fromkeys(hosts, self._began)
         self._failures = {}
-        self._doing = dict.fromkeys(hosts, WAITING)
+        self._phases = dict.fromkeys(hosts, WAITING)
         self._pause = TABLE_AFTER if self._is_live else LINE_AFTER
         self._due = self._began + self._pause
         self._reported = 0
         try:
             yield
         finally:
-            self._doing, self._reaching = {}, {}
+            self._phases, self._connection_phases = {}, {}
             if self._live is not None:
                 with contextlib.suppress(OSError):
                     self._live.stop()
@@ -135,12 +135,12 @@ class Progress(Silent):
 
     def tick(self) -> float:
         now = self._clock()
-        if not self._is_live and self._failed() > self._reported:
-            self._reported = self._failed()
+        if not self._is_live and self._count_failures() > self._reported:
+            self._reported = self._count_failures()
             self._due = min(self._due, now + FAILURE_AFTER)
         if now >= self._due:
             if self._is_live:
-                with contextlib.suppress(OSError):  # a terminal that has gone away ends no work
+                with contextlib.suppress(OSError):  # the work continues without its terminal
                     self._draw(now)
                 self._due = now + TABLE_EVERY
             else:
@@ -149,15 +149,20 @@ class Progress(Silent):
                 self._due = now + self._pause
         return min(self._due - now, FAILURE_AFTER)
 
-    def _failed(self) -> int:
+    def _count_failures(self) -> int:
         return sum(map(bool, list(self._failures.values())))
 
     def rows(self, now: float) -> list[Row]:
         return [
-            Row(host, doing, 0.0, self._failures.get(host, ""))
-            if doing in (DONE, FAILED)
-            else Row(host, self._reaching[host] or doing, now - self._since[host], come=self._come.get(host, ""))
-            for host, doing in self._doing.items()
+            Row(host, phase, 0.0, self._failures.get(host, ""))
+            if phase in (DONE, FAILED)
+            else Row(
+                host,
+                self._connection_phases[host] or phase,
+                now - self._since[host],
+                amount=self._amounts.get(host, ""),
+            )
+            for host, phase in self._phases.items()
         ]
 
     def _draw(self, now: float) -> None:
@@ -166,7 +171,7 @@ class Progress(Silent):
 
         if self._live is None:
             rich = Rich(file=self._stream)
-            # not refreshed by a thread of its own, and gone in the end: what came of it is told then
+            # this thread refreshes it; it disappears at the end, when the results are printed
             self._live = Live(
                 console=rich, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
             )
@@ -185,19 +190,19 @@ def line(rows: Sequence[Row], seconds: float) -> str:
 
 
 def table(rows: Sequence[Row], seconds: float, height: int) -> Any:
-    """For rich: a row a host, or of many a row a phase, within `height` lines."""
+    """A table for rich of at most `height` lines: a row per host, or per phase if there are many hosts."""
     from rich.table import Table
     from rich.text import Text
 
     drawn = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title_style="")
     drawn.title = f"{_count(rows)}, {seconds:.0f} s"
-    room = max(1, height - 4)  # less the title, the header and the line of the cursor
+    room = max(1, height - 4)  # without title, header and the cursor line
     if len(rows) <= min(ROWS, room):
-        columns, lines = ("HOST", "PHASE", "SECONDS", ""), [_alone(row) for row in rows]
+        columns, lines = ("HOST", "PHASE", "SECONDS", ""), [_host_cells(row) for row in rows]
     else:
-        columns, lines = ("PHASE", "HOSTS", "SECONDS", ""), _together(rows, room)
+        columns, lines = ("PHASE", "HOSTS", "SECONDS", ""), _group_cells(rows, room)
     for name in columns:
-        # rich makes columns narrower that may wrap: the last one alone, whose texts then do not wrap either
+        # rich narrows only columns that may wrap, so only the last one; its texts have no_wrap
         drawn.add_column(name, justify="right" if name in ("HOSTS", "SECONDS") else "left", no_wrap=bool(name))
     for cells in lines:
         style = {DONE: "dim", FAILED: "red"}.get(cells[0] if columns[0] == "PHASE" else cells[1], "")
@@ -206,15 +211,15 @@ def table(rows: Sequence[Row], seconds: float, height: int) -> Any:
     return drawn
 
 
-def _alone(row: Row) -> tuple[str, ...]:
-    return row.host, row.phase, _seconds(row), _one_line(row.failure) or row.come
+def _host_cells(row: Row) -> tuple[str, ...]:
+    return row.host, row.phase, _seconds(row), _one_line(row.failure) or row.amount
 
 
-def _together(rows: Sequence[Row], room: int) -> list[tuple[str, ...]]:
+def _group_cells(rows: Sequence[Row], room: int) -> list[tuple[str, ...]]:
     """Running hosts by phase, the slowest first; failed ones by reason; the number that are done."""
     lines: list[tuple[str, ...]] = []
     by_phase = [(phase, sorted(some, key=lambda row: -row.seconds)) for phase, some in _by_phase(rows).items()]
-    for phase, some in sorted(by_phase, key=lambda one: -one[1][0].seconds):
+    for phase, some in sorted(by_phase, key=lambda item: -item[1][0].seconds):
         lines.append((phase, str(len(some)), _seconds(some[0]), _names(some)))
     reasons: dict[str, list[Row]] = {}
     for row in rows:

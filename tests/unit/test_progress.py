@@ -53,12 +53,12 @@ def test_few_hosts_have_a_row_each() -> None:
 
 def test_how_far_a_hosts_work_has_come_stands_beside_it() -> None:
     shown = Progress(Console(io.StringIO(), False), io.StringIO(), live=True, clock=lambda: 0.0)
-    with shown.of(["a", "b"]):
-        shown.at("a", "fetching")
-        shown.come("a", "3.1 MB of 20.0 MB")
+    with shown.track(["a", "b"]):
+        shown.set_phase("a", "fetching")
+        shown.set_amount("a", "3.1 MB of 20.0 MB")
         assert_message("progress-with-amounts", "\n".join(drawn(shown.rows(2.0))))
-    with shown.of(["a"]):
-        assert shown.rows(0.0)[0].come == ""  # that was of other work
+    with shown.track(["a"]):
+        assert shown.rows(0.0)[0].amount == ""  # that was of other work
 
 
 @pytest.mark.parametrize("count", [64, 250])
@@ -107,39 +107,39 @@ def made(live: bool) -> tuple[Progress, Clock, io.StringIO]:
 @pytest.mark.parametrize("live", [False, True])
 def test_what_is_over_soon_shows_nothing(live: bool) -> None:
     shown, clock, out = made(live)
-    with shown.of(["a", "b"]):
+    with shown.track(["a", "b"]):
         assert shown.tick() == 1.0
         clock.now += 0.9
-        shown.at("a", "running")
+        shown.set_phase("a", "running")
         shown.tick()
-        shown.ended("a", "login: permission denied for user ann")
+        shown.finish("a", "login: permission denied for user ann")
         shown.tick()
-        shown.ended("b")
+        shown.finish("b")
     assert out.getvalue() == ""
 
 
 def test_in_a_pipe_a_line_comes_after_ten_seconds_and_then_ever_more_seldom() -> None:
     shown, clock, out = made(live=False)
-    with shown.of(["a", "b"]):
-        shown.ended("a")
-        shown.at("b", "running")
-        shown.reaching("b", "connecting")
+    with shown.track(["a", "b"]):
+        shown.finish("a")
+        shown.set_phase("b", "running")
+        shown.set_connection_phase("b", "connecting")
         told_at = []
         for _ in range(100):
             clock.now += shown.tick()
             if len(out.getvalue().splitlines()) > len(told_at):
                 told_at.append(round(clock.now - 100))
             if clock.now > 112:
-                shown.reaching("b", "")
+                shown.set_connection_phase("b", "")
     assert_message("progress-in-a-pipe", out.getvalue())
     assert len(told_at) == 3  # the last one after 70 s
 
 
 def test_in_a_pipe_a_failure_is_told_when_the_others_go_on() -> None:
     shown, clock, out = made(live=False)
-    with shown.of(["a", "b"]):
-        shown.at("b", "running")
-        shown.ended("a", "login: permission denied for user ann")
+    with shown.track(["a", "b"]):
+        shown.set_phase("b", "running")
+        shown.finish("a", "login: permission denied for user ann")
         shown.tick()
         assert out.getvalue() == ""
         clock.now += 1.0
@@ -149,11 +149,11 @@ def test_in_a_pipe_a_failure_is_told_when_the_others_go_on() -> None:
 
 def test_a_late_word_of_a_connection_does_not_bring_a_host_back() -> None:
     shown, clock, _ = made(live=False)
-    with shown.of(["a"]):
-        shown.ended("a")
-        shown.at("a", "running")
-        shown.reaching("a", "connecting")
-        shown.reaching("a jump host", "connecting")
+    with shown.track(["a"]):
+        shown.finish("a")
+        shown.set_phase("a", "running")
+        shown.set_connection_phase("a", "connecting")
+        shown.set_connection_phase("a jump host", "connecting")
         assert shown.rows(clock.now) == [Row("a", DONE, 0.0)]
 
 
