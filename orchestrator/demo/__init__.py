@@ -1,1 +1,1 @@
-"""Two hosts on this machine, behind an SSH server of its own."""
+"""Two hosts on this machine with an embedded SSH server, and a training run on them."""

@@ -1,6 +1,6 @@
-"""`ddp-orch demo`: what `ddp-orch up` does, on two hosts of this machine, over real SSH. Leaves nothing behind.
+"""`ddp-orch demo`: run `ddp-orch up` on two hosts on this machine, over real SSH. Leaves nothing behind.
 
-The hosts are a process of their own (`two_hosts.py`): it cleans up however this process ends.
+The hosts are a separate process (`two_hosts.py`), which cleans up no matter how this process ends.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..commands import logs, up
 from ..errors import FindingsError, OrchError, RunFailed, UsageError
 from ..output.console import Console, wants_colour
 
-ENOUGH = 0.95  # test accuracy; the seed is fixed, and it comes to 0.98
-CLEANUP_WINDOW = 20.0  # s for the hosts to end what runs on them, and to go
-MOST_THREADS = 4  # of each rank: the model is small, and more would only wait for each other
+MIN_ACCURACY = 0.95  # on the test set; with the fixed seed it is 0.98
+CLEANUP_TIMEOUT = 20.0  # s for the hosts to kill their processes and exit
+MAX_THREADS = 4  # per rank; the model is too small for more
 
 INVENTORY = """\
 hosts:                            # names that `ssh NAME` understands
@@ -56,7 +56,7 @@ def main() -> int:
     began = time.monotonic()
     with _terminated_like_interrupted(), _hosts() as folder:
         inventory = _write_inventory(folder)
-        # what `up` would take from the user's folders comes from ours
+        # do not use the ssh_config and the state of the user
         os.environ.update(DDP_ORCH_SSH_CONFIG=str(folder / "ssh_config"), XDG_STATE_HOME=str(folder / "controller"))
         console.step("two hosts run on this machine, demo-a and demo-b, reachable by SSH; their inventory.yaml:")
         console.note("".join(f"    {line}\n" for line in inventory.read_text().splitlines()).rstrip())
@@ -65,8 +65,8 @@ def main() -> int:
         if code:
             return code
         accuracy, ranks = _result(inventory)
-    if accuracy < ENOUGH:
-        raise RunFailed(f"the test accuracy is {accuracy:.4f}; expected at least {ENOUGH}")
+    if accuracy < MIN_ACCURACY:
+        raise RunFailed(f"the test accuracy is {accuracy:.4f}; expected at least {MIN_ACCURACY}")
     seconds = time.monotonic() - began
     print(f"\ntest accuracy {accuracy:.4f} on handwritten digits, on 2 hosts, {ranks} ranks, in {seconds:.0f} seconds")
     installed = os.path.relpath(Path(sys.executable).with_name("ddp-orch"))
@@ -76,9 +76,7 @@ def main() -> int:
 
 def _check_this_machine() -> None:
     if sys.platform != "linux":
-        raise UsageError(
-            "the demo's hosts run on this machine, so it must run Linux; `ddp-orch up` works from here too"
-        )
+        raise UsageError("the demo runs its hosts on this machine, so it needs Linux. `ddp-orch up` works from here.")
     if importlib.util.find_spec("torch") is None:
         raise FindingsError(
             f"{sys.executable} has no torch, which the demo needs. Install it with:\n"
@@ -88,30 +86,30 @@ def _check_this_machine() -> None:
 
 @contextlib.contextmanager
 def _hosts() -> Iterator[Path]:
-    """The folder of two hosts that run. They end, and all that runs on them, with the context."""
+    """Start the two hosts, and give their folder. At the end of the context, they and all their processes end."""
     process = subprocess.Popen(
         [sys.executable, "-m", "orchestrator.demo.two_hosts"],
-        cwd=Path(__file__).parents[2],  # where `-m` looks first
+        cwd=Path(__file__).parents[2],  # for `-m`
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # the terminal's Ctrl-C is for us
+        start_new_session=True,  # Ctrl-C goes to this process only
     )
     assert process.stdin and process.stdout
     try:
         folder = process.stdout.readline().rstrip("\n")
         if not folder:
-            raise OrchError("the demo's hosts did not start; the reason is above")
+            raise OrchError("the hosts of the demo did not start. The reason is printed above.")
         yield Path(folder)
     finally:
         with _ignoring_signals():
             process.stdin.close()
-            process.wait(CLEANUP_WINDOW)
+            process.wait(CLEANUP_TIMEOUT)
 
 
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does, at all times: `up` stops a run that it has started."""
+    """Make SIGTERM do what Ctrl-C does, so that `up` stops the run."""
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
@@ -131,7 +129,7 @@ def _ignoring_signals() -> Iterator[None]:
 
 
 def _write_inventory(folder: Path) -> Path:
-    threads = min(MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // 2))
+    threads = min(MAX_THREADS, max(1, len(os.sched_getaffinity(0)) // 2))
     path = folder / "inventory.yaml"
     path.write_text(INVENTORY.format(python=json.dumps(sys.executable), threads=threads))
     return path
@@ -150,7 +148,7 @@ def _up(inventory: Path) -> up.UpOptions:
         wait=False,
         debug=False,
         env=(),
-        show_outputs=False,  # these hosts are gone when it is read
+        show_outputs=False,  # the hosts will be gone
     )
 
 

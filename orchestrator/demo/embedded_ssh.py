@@ -1,8 +1,8 @@
-"""An SSH server on 127.0.0.1 inside this process: lets one key in, and runs commands by `/bin/sh -c`. For the demo.
+"""An SSH server on 127.0.0.1 inside this process, for the demo. It accepts one key, and runs commands by `/bin/sh -c`.
 
-Needs no sshd, no root and no account: it logs in whoever runs it. It behaves as sshd does without a terminal: a command
-has a session of its own, a client that goes away closes its pipes and sends it no signal. It never offers a password,
-a terminal, a subsystem or a forwarding, and never ends a command: that is for the owner of this process.
+It needs no sshd, no root and no account: commands run as the user of this process. As with sshd without a terminal, a
+command has its own session, and gets closed pipes but no signal when its client goes away. There are no passwords,
+terminals, subsystems or forwardings. The server never kills a command: the owner of this process does.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 
 import paramiko
 
-# paramiko logs tracebacks of strangers' broken connections, to stderr when nobody has set up logging.
+# paramiko would log tracebacks of broken connections to stderr.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 CHUNK = 64 * 1024  # bytes read at a time
 
 
 class Server:
-    """Listens from the start, on a port that was free, with a host key of its own."""
+    """Listens on a free port as soon as it is created. Has its own host key."""
 
     def __init__(self, user: str, authorized: paramiko.PKey, home: Path, environment: Mapping[str, str]) -> None:
         """Commands run in `home` with exactly `environment`."""
@@ -45,9 +45,9 @@ class Server:
         return f"[127.0.0.1]:{self.port} {self.host_key.get_name()} {self.host_key.get_base64()}\n"
 
     def close(self) -> None:
-        """Take no more connections, and drop those there are."""
+        """Accept no more connections, and close the open ones."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept, which a bare close would not
+            self._listener.shutdown(socket.SHUT_RDWR)  # unlike close, this wakes accept
         self._accepting.join()
         self._listener.close()
         for transport in self._transports:
@@ -67,7 +67,7 @@ class Server:
 
 
 class _Login(paramiko.ServerInterface):
-    """Who is let in, and to what. What is not allowed here, paramiko refuses."""
+    """Which logins and requests are accepted. paramiko refuses all others."""
 
     def __init__(self, user: str, authorized: paramiko.PKey, home: Path, environment: Mapping[str, str]) -> None:
         self._user, self._authorized = user, authorized
@@ -86,7 +86,7 @@ class _Login(paramiko.ServerInterface):
         return paramiko.common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        # a thread of its own: this one is the connection's, and has to go on reading from it
+        # in another thread, because this one reads from the connection
         threading.Thread(target=self._run, args=(channel, command), name="embedded-exec", daemon=True).start()
         return True
 
@@ -101,7 +101,7 @@ class _Login(paramiko.ServerInterface):
             env=dict(self._environment),
         )
         assert process.stdin and process.stdout and process.stderr
-        # EOFError: the channel is closed at the end, and its client may have gone
+        # EOFError: the client may have gone away when the channel is closed
         with contextlib.suppress(EOFError), channel, process.stdout, process.stderr:
             threading.Thread(target=_feed, args=(channel, process), name="embedded-stdin", daemon=True).start()
             errors = threading.Thread(
@@ -111,13 +111,13 @@ class _Login(paramiko.ServerInterface):
             _drain(process.stdout.fileno(), channel.sendall)
             errors.join()
             status = process.wait()
-            if status >= 0:  # a signal has no exit status, and paramiko has no word for it
+            if status >= 0:  # paramiko cannot report that a signal ended the process
                 with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
                     channel.send_exit_status(status)
 
 
 def _feed(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:
-    """The client's bytes to stdin, until either end is closed."""
+    """Copy bytes of the client to stdin, until either end is closed."""
     assert process.stdin
     with contextlib.suppress(OSError, EOFError):
         while data := channel.recv(CHUNK):
@@ -128,7 +128,7 @@ def _feed(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:
 
 
 def _drain(source: int, send: Callable[[bytes], object]) -> None:
-    """All that is written to `source` to the client; nothing more once the client has gone."""
+    """Copy everything from `source` to the client, until the client goes away."""
     with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
         while data := os.read(source, CHUNK):
             send(data)

@@ -1,13 +1,13 @@
-"""Two hosts on this machine for the demo, each behind an SSH server of its own.
+"""Two hosts on this machine for the demo, each with an SSH server.
 
-A program, `python -m orchestrator.demo.two_hosts`: it prints the folder in which the hosts live, and serves until its
-stdin ends. However the demo comes to its end, kill -9 included, this process then ends all that was started on the
-hosts, removes the folder, and goes. Nothing of the user's is read or written.
+A program, `python -m orchestrator.demo.two_hosts`. It prints the folder of the hosts, and serves until its stdin ends.
+Then it kills all processes that were started on the hosts, and deletes the folder. This also works if the demo is
+killed with SIGKILL. It reads and writes no files of the user.
 
 FOLDER/                 0700
-  ssh_config            how to reach both: what `ssh -F FOLDER/ssh_config demo-a` needs
+  ssh_config            for both hosts: `ssh -F FOLDER/ssh_config demo-a` works
   id_ecdsa known_hosts  fresh keys
-  demo-a/ demo-b/       the hosts: home, state folder and TMPDIR of each
+  demo-a/ demo-b/       home, state folder and TMPDIR of each host
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ HOSTS = ("demo-a", "demo-b")
 USER = "demo"
 END_WINDOW = 10.0  # s for killed processes to be gone
 
-# A real login would bring the system's settings, which are those of this process already. PYTHONUSERBASE (below) and
-# these are where the user's torch may be: HOME is another one there.
+# Variables that a login would set, or with which Python finds the torch of the user. (HOME differs on the hosts.)
 PASSED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 SSH_CONFIG = """\
@@ -53,7 +52,7 @@ Host {name}
 def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _leave)
-    # What daemonises itself on a host becomes a child of ours, and so stays among those that we end.
+    # Daemons on the hosts become children of this process, so that it finds and kills them.
     processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
     folder = Path(tempfile.mkdtemp(prefix="ddp-orch-demo-", dir=_place()))
     try:
@@ -73,13 +72,13 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _place() -> str:
-    """The folder for temporary files. /tmp where a quote is needed for its name: `ssh -G` gives known_hosts without."""
+    """The folder for temporary files; /tmp if its name needs quotes, because `ssh -G` prints paths without them."""
     place = tempfile.gettempdir()
-    return place if re.fullmatch(r"[A-Za-z0-9_./+-]+", place) else "/tmp"  # noqa: S108  # mkdtemp makes a private one
+    return place if re.fullmatch(r"[A-Za-z0-9_./+-]+", place) else "/tmp"  # noqa: S108  # mkdtemp makes a private folder in it
 
 
 def open_hosts(folder: Path) -> list[Server]:
-    """Start both servers, and write in `folder` what a client needs."""
+    """Start both servers, and write the files that a client needs to `folder`."""
     key = paramiko.ECDSAKey.generate()
     key.write_private_key_file(str(folder / "id_ecdsa"))
     servers = []
@@ -109,13 +108,13 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def end_descendants() -> None:
-    """KILL all that was started on the hosts. What is left after END_WINDOW does not die: it is stuck in the kernel."""
+    """Kill all processes on the hosts. Raises TimeoutError if some remain, which then are stuck in the kernel."""
     deadline = time.monotonic() + END_WINDOW
     while left := processes.descendants(os.getpid()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"these processes are still running: {sorted(process.pid for process in left)}")
         processes.send_all(left, signal.SIGKILL)
-        time.sleep(0.01)  # the kernel needs a moment to take them down; the condition is the loop's
+        time.sleep(0.01)  # the kernel needs a moment; the loop checks the condition
 
 
 if __name__ == "__main__":

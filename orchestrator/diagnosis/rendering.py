@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..inventory.advice import AboutRun
 from ..output.console import fold
-from ..output.finding import FIRST_TIME, Finding
+from ..output.finding import MIN_TIME, Finding
 from ..output.lines import Mask, presentable, rfc3339
 from .engine import Diagnosis, shorten
 
@@ -42,7 +42,7 @@ def _headline(title: str, finding: Finding) -> str:
     where = [fold(finding.hosts[:1] if of_rank else finding.hosts)] if finding.hosts else []
     where += [f"rank {finding.rank}"] if of_rank else []
     where += [f"also {fold(finding.hosts[1:])}"] if of_rank and finding.hosts[1:] else []
-    where += [f"at {rfc3339(finding.at)[11:19]}Z"] if finding.at is not None and finding.at >= FIRST_TIME else []
+    where += [f"at {rfc3339(finding.at)[11:19]}Z"] if finding.at is not None and finding.at >= MIN_TIME else []
     return f"{title}: {finding.code}{', ' if where else ''}{', '.join(where)} ({finding.confidence} confidence)"
 
 

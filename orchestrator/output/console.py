@@ -1,4 +1,4 @@
-"""Say things to people, on stderr: errors, warnings, notes, steps. Prints no data; stdout belongs to the commands."""
+"""Print messages for people on stderr: errors, warnings, notes, steps. Prints no data: commands write it to stdout."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .terminal import RESET, one_line, tame
 
 _BOLD_RED, _YELLOW, _DIM = "\x1b[1;31m", "\x1b[33m", "\x1b[2m"
 
-# What NodeSet would read as an operator, a range or a group of its own is no name to fold.
+# Other characters would be operators, ranges or groups in a NodeSet.
 _FOLDABLE = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class Console:
-    """Writes whole lines to one stream. A reader that has gone away is no error; the rest goes nowhere."""
+    """Writes whole lines to one stream. If its reader has gone away, later messages are discarded."""
 
     def __init__(self, stream: TextIO, colour: bool) -> None:
         self._stream = stream
@@ -34,18 +34,18 @@ class Console:
         self._say("", message, "")
 
     def step(self, message: str) -> None:
-        """One phase done or begun: `prepared 8 hosts in 1.2 s`. A line of its own, also in a pipe."""
+        """A phase that has begun or ended: `prepared 8 hosts in 1.2 s`."""
         self._say("- ", message, _DIM)
 
     def status(self, message: str) -> None:
-        """Shown on a terminal in the place of the last status, until something else is said; `""`: no longer."""
+        """On a terminal, show a status line until the next message or status. `""` removes it."""
         if self._stream.isatty() and os.environ.get("TERM") != "dumb":
             width = shutil.get_terminal_size().columns - 1
             self._write(f"\r\x1b[K{one_line(message)[:width]}\r")
             self._has_status = bool(message)
 
     def ring(self) -> None:
-        """The terminal's bell; nothing in a pipe or a file."""
+        """Ring the bell of the terminal, if the stream is one."""
         if self._stream.isatty():
             self._write("\a")
 
@@ -66,7 +66,7 @@ class Console:
 
 
 def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """NO_COLOR (no-color.org) over FORCE_COLOR over TERM=dumb over whether `stream` is a terminal."""
+    """Whether to print colour. NO_COLOR (no-color.org) wins over FORCE_COLOR, then TERM=dumb, then isatty."""
     if environ.get("NO_COLOR"):
         return False
     if environ.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -75,20 +75,20 @@ def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 def hush(stream: TextIO) -> None:
-    """After a BrokenPipeError: send the rest nowhere, or Python's flush at exit complains and sets the exit code."""
+    """Discard further output after a BrokenPipeError. Else the flush at exit fails and changes the exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def fold(hosts: Iterable[str]) -> str:
-    """Many names in few words: `gpu-[01-03],lovelace`."""
+    """Fold names into ranges: `gpu-[01-03],lovelace`."""
     names = sorted(set(hosts))
     foldable = [name for name in names if _FOLDABLE.fullmatch(name)]
     others = [tame(name, colour=False) for name in names if not _FOLDABLE.fullmatch(name)]
     if len(foldable) < 2:
         return ",".join(foldable + others)
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet  # slow to import, and seldom needed
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet  # slow to import, and rarely needed
 
     return ",".join([str(NodeSet.fromlist(foldable, resolver=RESOLVER_NOGROUP)), *others])
 
@@ -106,12 +106,12 @@ def size(count: int) -> str:
 
 
 def all_but(hosts: Iterable[str]) -> str:
-    """The pattern of `--hosts` that leaves these out: `!gpu-[01-03]!lovelace`."""
-    return "".join(f"!{each}" for each in re.split(r",(?![^\[]*\])", fold(hosts)))  # the comma in gpu[1,3] stays
+    """The pattern for `--hosts` that excludes these: `!gpu-[01-03]!lovelace`."""
+    return "".join(f"!{part}" for part in re.split(r",(?![^\[]*\])", fold(hosts)))  # the comma in gpu[1,3] stays
 
 
 def fold_messages(messages: Mapping[str, str]) -> list[str]:
-    """One line for each different message, with the hosts that said it: `gpu-[03-05]: connection refused (3 hosts)`."""
+    """A line per different message, with its hosts: `gpu-[03-05]: connection refused (3 hosts)`."""
     hosts: dict[str, list[str]] = {}
     for host, message in messages.items():
         hosts.setdefault(message, []).append(host)

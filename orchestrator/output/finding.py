@@ -1,4 +1,4 @@
-"""A finding: a judged fact, as `check` and `diagnose` show it. Data only."""
+"""A finding of `check` or `diagnose`. Data only."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from .lines import rfc3339
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 Confidence = Literal["high", "medium", "low"]
-MEASURED = 1.0  # the confidence of what was measured and not concluded
-FIRST_TIME = 1e9  # s; an earlier time had no year
+MEASURED = 1.0  # confidence of a measured fact
+MIN_TIME = 1e9  # s; smaller values come from log lines without a date
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The contract of `check --json` and `diagnose --json`. `code` is stable; several hosts may share one."""
+    """A finding in the output of `check --json` and `diagnose --json`. Codes are stable."""
 
     severity: Severity
     code: str
     hosts: tuple[str, ...]
     message: str
     fix: str
-    """What to type or to change, one thing a line; ddp-orch never does it."""
+    """What the user can type or change, one thing per line."""
     evidence: tuple[str, ...] = ()
-    """What was asked, and what the answer was; `try: COMMAND` where the answer is for a person to see."""
+    """What was measured or read. `try: COMMAND` shows it to the user."""
     rank: int | None = None
     at: float | None = None
     confidence: Confidence | None = None
-    """None: it was measured."""
+    """None: measured."""
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -37,7 +37,7 @@ class Finding:
             "code": self.code,
             "hosts": list(self.hosts),
             "rank": self.rank,
-            "at": None if self.at is None or self.at < FIRST_TIME else rfc3339(self.at),
+            "at": None if self.at is None or self.at < MIN_TIME else rfc3339(self.at),
             "confidence": MEASURED if self.confidence is None else self.confidence,
             "message": self.message,
             "evidence": list(self.evidence),

@@ -1,8 +1,8 @@
 """Show equal lines of many ranks once: `[0-63] step:120 loss:3.21..3.25`. Pure.
 
-Lines that differ in numbers alone are equal, and their numbers are shown as a range: ranks seldom print the very same.
-A line of a rank joins the earliest line like it that this rank has not joined yet, so a line that is printed again and
-again is counted again and again. What not all ranks have said within the window is shown as said by those that have.
+Lines that differ only in numbers count as equal, and their numbers are shown as a range. A line joins the earliest
+equal line that its rank has not joined yet, so repeated lines stay apart. If some ranks have not printed a line within
+the window, it is shown with the ranks that have.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .pipeline import Stage
 
 WINDOW = 1.0  # s that a line waits for those of other ranks
 
-# An address (10.1.2.3) is a name and no number.
+# An address (10.1.2.3) is a name, not a number.
 _NUMBER = re.compile(
     r"(?P<name>\d+(?:\.\d+){2,}) | 0[xX][0-9a-fA-F]+ | (?:(?<![\w.)\]-])[-+])? \d+ (?:\.\d+)? (?:[eE][-+]?\d+)?",
     re.VERBOSE,
@@ -55,10 +55,10 @@ class _Group:
 
 
 class Folder(Stage):
-    """Lines in, in the order of time; lines that stand for many out, each with the `tag` of its writers."""
+    """Takes lines in the order of time, and gives folded lines, each with a `tag` that names its ranks."""
 
     def __init__(self, ranks: int) -> None:
-        """`ranks`: how many there are; a line that all of them have said waits no longer."""
+        """`ranks`: the number of ranks. A line that all of them have printed does not wait."""
         self._ranks = ranks
         self._groups: deque[_Group] = deque()
         self._open: dict[tuple[str, int, bool, str], list[_Group]] = {}
@@ -127,7 +127,7 @@ def _value(number: str) -> float:
 
 
 def ranges(ranks: Sequence[int]) -> str:
-    """`0,4-7` for 0, 4, 5, 6, 7, which are sorted."""
+    """`0,4-7` for the sorted ranks 0, 4, 5, 6, 7."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Turn the pieces of streams that hosts send into the lines of all hosts in the order of time. Reads nothing itself."""
+"""Turn the pieces of streams that hosts send into lines of all hosts, ordered by time. Reads nothing itself."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .pipeline import Stage
 
 
 class Intake(Stage):
-    """The first stage of a pipeline: its lines come as pieces, through `feed`.
+    """The first stage of a pipeline. Gets its input as pieces of streams, through `feed`.
 
-    A line whose end does not come is given out as far as it goes after `idle_after` seconds: when its host has sent
-    nothing at all for so long, or only what was written so much later.
+    An unfinished line is given out after `idle_after` seconds: if its host has sent nothing for that long, or only
+    output that was written that much later.
     """
 
     def __init__(
@@ -26,10 +26,11 @@ class Intake(Stage):
         on_its_way: Callable[[str], bool],
         mask: Mask | None = None,
     ) -> None:
-        """`late`: hosts that no other host's lines wait for. `belongs(host, stream)`: whether it may send this stream.
+        """`late`: hosts that the lines of other hosts do not wait for.
 
-        `on_its_way(host)`: whether there are pieces that `feed` has not got yet, which is no silence.
-        No line is cut within what `mask` hides.
+        `belongs(host, stream)`: whether the host may send this stream. `on_its_way(host)`: whether pieces of the host
+        have arrived that `feed` has not been given; then the host is not silent. No line is cut inside a secret of
+        `mask`.
         """
         self._idle_after = idle_after
         self._belongs = belongs
@@ -37,24 +38,24 @@ class Intake(Stage):
         self._mask = mask
         self._merger = Merger(host for host in hosts if host not in late)
         self._assemblers: dict[tuple[str, str], LineAssembler] = {}
-        self._expected: dict[tuple[str, str], int] = {}  # the offset behind what a stream has been fed
-        # where a line may be unfinished: host -> stream -> the time of its last piece
+        self._expected: dict[tuple[str, str], int] = {}  # stream -> offset of its next piece
+        # streams that may have an unfinished line: host -> stream -> time of its last piece
         self._unfinished: dict[str, dict[str, float]] = {host: {} for host in hosts}
         self._newest: dict[str, float] = {}  # the time of a host's last piece
-        self._fed_at: dict[str, float] = {}  # when it came
+        self._fed_at: dict[str, float] = {}  # host -> when its last piece arrived
 
     def set_clock(self, host: str, ahead: float) -> None:
-        """Before its first line: s that the host's clock is ahead."""
+        """`ahead`: seconds that the clock of the host is ahead of ours. Call this before its first line."""
         self._merger.set_offset(host, ahead)
 
     def feed(
         self, host: str, streams: Sequence[str], parts: Iterable[tuple[int, int, int, int]], payload: bytes, now: float
     ) -> None:
-        """`parts` of the payload: which of the streams, offset in it, length, and time in ns since 1970."""
+        """`parts` of the payload: index of the stream, offset in the stream, length, time in ns since 1970."""
         position = 0
         self._fed_at[host] = now
         for index, offset, length, at in parts:
-            if not length:  # a search has come so far
+            if not length:  # a search has reached this time without a match
                 self._merger.passed(host, at / 1e9)
                 continue
             name = streams[index]
@@ -70,22 +71,22 @@ class Intake(Stage):
             if not self._belongs(host, name):
                 return []
             assembler = self._assemblers[key] = _assembler(host, name, self._mask)
-        lines = [] if self._expected.get(key, offset) == offset else assembler.flush()  # what lay between is lost
+        lines = [] if self._expected.get(key, offset) == offset else assembler.flush()  # the bytes in between are lost
         self._expected[key] = offset + len(data)
         self._unfinished[host][name] = self._newest[host] = at
         return lines + assembler.feed(data, at) if lines else assembler.feed(data, at)
 
     def live(self, host: str) -> None:
-        """The host has handed over all there was, or is gone: wait for its lines no longer."""
+        """Do not wait for lines of this host any more: it has sent everything that existed, or is gone."""
         self._merger.live(host)
 
     def forget(self, host: str, names: Sequence[str]) -> None:
-        """What these streams have left unfinished is not shown."""
+        """Discard the unfinished lines of these streams."""
         for name in names:
             self._assemblers.pop((host, name), None)
 
     def held(self, host: str) -> int:
-        """How many lines of a host wait for those of others. Any thread may ask."""
+        """Number of lines of a host that wait for lines of other hosts. Thread-safe."""
         return self._merger.held(host)
 
     @property

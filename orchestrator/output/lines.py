@@ -1,6 +1,6 @@
-"""Turn what ranks wrote into lines for people and programs: assemble, merge, mask, tag. Reads and prints nothing.
+"""Turn the output of ranks into lines for people and programs: assemble, merge, mask, tag. Reads and prints nothing.
 
-A million lines a second may come by, so nothing here is done per character, and per line only what must be.
+It must handle a million lines per second, so it does nothing per character, and little per line.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ from .mask import SHORTEST_SECRET as SHORTEST_SECRET
 from .mask import Mask as Mask
 from .terminal import RESET, tame
 
-LINE_LIMIT = 64 * 1024  # characters; a longer line is shown in parts
-_WORD_LIMIT = 4 * 1024  # how far before the limit a space is looked for, to cut there and not inside a word
-REWRITE_INTERVAL = 0.5  # seconds between two shown states of a progress bar
-REORDER_WINDOW = 0.1  # seconds a live line is held back for earlier ones of other hosts
+LINE_LIMIT = 64 * 1024  # characters; a longer line is split
+_WORD_LIMIT = 4 * 1024  # characters before the limit in which a space is preferred as the place to split
+REWRITE_INTERVAL = 0.5  # seconds between two states of a progress bar that are shown
+REORDER_WINDOW = 0.1  # seconds that a live line waits for earlier lines of other hosts
 _LAST_SECOND = 253402300799.0  # of the year 9999, the last that RFC 3339 and datetime know
 
-# Of the 256 colours, twelve that read on black as on white (contrast of 3.5 or more with both). No red: it alarms.
+# Twelve of the 256 colours with a contrast of 3.5 or more on black and on white. No red, which looks like an error.
 PALETTE = (32, 130, 28, 164, 30, 100, 98, 166, 67, 64, 132, 94)
 
 
 class Line(NamedTuple):
-    """One line of one stream. A named tuple, not a dataclass: made a million times a second, and six times as fast."""
+    """One line of one stream. A named tuple, because a dataclass takes six times as long to create."""
 
     at: float  # seconds, Unix time of the host
     host: str
-    rank: int | None  # None: the agent's (torchrun's) and our own lines
+    rank: int | None  # None: lines of the agent (torchrun) and of ddp-orch
     stream: str  # stdout | stderr | agent
     attempt: int
     text: str  # as written: not masked, not tamed
-    partial: bool = False  # the next line of this stream goes on with it
-    tag: str = ""  # of a line that stands for many: those that have written it, such as [0-63]
+    partial: bool = False  # continues in the next line of this stream
+    tag: str = ""  # of a folded line: the ranks that printed it, such as [0-63]
 
 
 class LineAssembler:
-    """Bytes of one stream in, lines out; keeps what is not complete yet.
+    """Takes the bytes of one stream, and gives lines. Keeps the incomplete line.
 
-    `\\r\\n` ends a line as `\\n` does. A `\\r` alone starts the line again, as progress bars do: of the states a line
-    goes through at most one per REWRITE_INTERVAL becomes a line, and the last one always. Bytes that are not UTF-8 are
-    shown as `\\xff`. A line longer than LINE_LIMIT comes in parts, cut behind a space where there is one. No cut goes
-    through what `mask` hides: the beginning of a secret waits for what follows it.
+    `\\r\\n` ends a line, as `\\n` does. A `\\r` alone restarts the line, as progress bars do. Of the states of such a
+    line, the last one becomes a line, and before that at most one per REWRITE_INTERVAL. Bytes that are not UTF-8 are
+    shown as `\\xff`. A line longer than LINE_LIMIT is split, after a space if there is one. It is never split inside a
+    secret of `mask`: the start of a secret waits for the rest.
     """
 
     def __init__(self, host: str, rank: int | None, stream: str, attempt: int, mask: Mask | None = None) -> None:
         self._origin = (host, rank, stream, attempt)
         self._mask = mask or Mask()
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-        self._rest = ""  # behind the last newline and the last \r; a \r at its end may still become a \r\n
-        self._continues = False  # the line's beginning has been given out as a partial line
-        self._rewriting = False  # the line has had a \r
-        self._hidden = ""  # its newest state that was not shown
-        self._shown = ""  # its newest state that was
+        self._rest = ""  # after the last newline and the last \r; a \r at its end may become a \r\n
+        self._continues = False  # the start of the line was given out as a partial line
+        self._rewriting = False  # the line has contained a \r
+        self._hidden = ""  # newest state that was not shown
+        self._shown = ""  # newest state that was shown
         self._shown_at = -math.inf
         self._fed_at = -math.inf
 
@@ -77,11 +77,11 @@ class LineAssembler:
         self._rest = texts.pop()
         if long or self._rewriting or self._continues or "\r" in text:
             return [line for ended in texts for line in self._finish(ended)] + self._shorten_rest()
-        new, (host, rank, stream, attempt) = tuple.__new__, self._origin  # past NamedTuple's own __new__: twice as fast
+        new, (host, rank, stream, attempt) = tuple.__new__, self._origin  # twice as fast as Line(...)
         return [new(Line, (at, host, rank, stream, attempt, ended, False, "")) for ended in texts]
 
     def idle(self) -> list[Line]:
-        """For when nothing has come for a while: what is unfinished, a prompt or the newest state of a progress bar."""
+        """For a silent stream: its unfinished line, such as a prompt or the newest state of a progress bar."""
         if self._rewriting or "\r" in self._rest:
             self._rewriting = True
             state = _newest(self._rest.split("\r")) or self._hidden
@@ -92,13 +92,13 @@ class LineAssembler:
         return self._give(rest, partial=True) if rest else []
 
     def flush(self) -> list[Line]:
-        """The stream is over: its last line, if no newline ended it."""
+        """At the end of the stream: its last line, if it has no newline."""
         text = self._rest + self._decoder.decode(b"", final=True)
         self._rest = ""
         return self._finish(text) if text or self._hidden else []
 
     def _finish(self, text: str) -> list[Line]:
-        """A newline has come. `text` is the line from its beginning or from its last state that was dealt with."""
+        """Finish a line at its newline. `text` starts at the start of the line, or at its last state given out."""
         continued = self._continues or self._rewriting or "\r" in text
         if self._rewriting or "\r" in text:
             text = _newest(text.split("\r")) or self._hidden
@@ -108,7 +108,7 @@ class LineAssembler:
         return self._give(text) if text or not continued else []
 
     def _shorten_rest(self) -> list[Line]:
-        """Deal with what of the unfinished line need not be kept: states of a progress bar, parts of a long line."""
+        """Give out parts of the unfinished line that need not be kept: old states, and parts of a long line."""
         lines = []
         *states, rest = self._rest.rstrip("\r").split("\r")
         if states:
@@ -141,19 +141,19 @@ class LineAssembler:
             limit = start + LINE_LIMIT
             end = text.rfind(" ", limit - _WORD_LIMIT, limit) + 1 or limit
             place = self._mask.cut(text, end)
-            end = place if place > start else end  # no secret is as long as that
+            end = place if place > start else end  # no secret is that long
             parts.append(text[start:end])
             start = end
         return [*parts, text[start:]]
 
 
 def _newest(states: list[str]) -> str:
-    """The last state that shows anything: bars are wiped with spaces or escape sequences before they are drawn."""
+    """The last state with visible text. Programs clear a bar with spaces or escape sequences before drawing it."""
     return next((state for state in reversed(states) if tame(state, colour=False).strip()), "")
 
 
 def presentable(text: str, colour: bool, mask: Mask) -> str:
-    """`text` tamed and masked. Where there is a secret the colour goes: its sequences may stand inside the secret."""
+    """`text` tamed and masked. A text with a secret loses its colour, whose sequences may be inside the secret."""
     if not mask:
         return tame(text, colour)
     plain = tame(text, colour=False)
@@ -162,9 +162,9 @@ def presentable(text: str, colour: bool, mask: Mask) -> str:
 
 
 class Painter:
-    """Lines as people read them: `node-0:3     | text`, with `!` for stderr; the agent's lines `node-0:agent | text`.
+    """Formats lines for people: `node-0:3     | text`, with `!` for stderr; `node-0:agent | text` for the agent.
 
-    The tag is always ours and always as wide, so a rank that prints something like a tag is seen to.
+    Every line starts with a tag of the same width, so a rank cannot forge one.
     """
 
     def __init__(self, hosts: Iterable[str], colour: bool, timestamps: bool = False, mask: Mask | None = None) -> None:
@@ -176,7 +176,7 @@ class Painter:
         self._tags: dict[tuple[str, int | None, str], str] = {}
 
     def paint(self, line: Line) -> str:
-        """The line without a newline at its end; several lines, all tagged, if its text has newlines."""
+        """The tagged line, without a newline at its end. If its text has newlines, each of its lines is tagged."""
         text = line.text
         if self._masked or not text.isprintable():
             text = presentable(text, self._colour, self._mask)
@@ -184,7 +184,7 @@ class Painter:
         return self._tagged(line.at, self._tags.get(key) or self._make_tag(*key), text)
 
     def paint_folded(self, line: Line) -> str:
-        """A line that stands for those of several ranks, which its `tag` names."""
+        """A folded line, whose `tag` names its ranks."""
         tag = self._framed(line.tag, line.rank, line.stream)
         return self._tagged(line.at, tag, presentable(line.text, self._colour, self._mask))
 
@@ -207,11 +207,11 @@ class Painter:
 
 
 def to_json(line: Line, mask: Mask) -> str:
-    """The line as one JSON object in ASCII without a newline, as the command line promises it; text masked and tamed.
+    """The line as a JSON object in ASCII, without a newline. The text is masked and tamed.
 
-    `"partial": true` is there only when the line goes on in the next one.
+    `"partial": true` is present only if the line continues in the next one.
     """
-    # the function that json.dumps comes to for a string
+    # what json.dumps calls for a string
     text = json.encoder.encode_basestring_ascii(presentable(line.text, False, mask))
     more = ', "partial": true' if line.partial else ""
     return f'{{"at": "{rfc3339(line.at)}", {_json_origin(*line[1:5])}, "text": {text}{more}}}'
@@ -223,7 +223,7 @@ def _json_origin(host: str, rank: int | None, stream: str, attempt: int) -> str:
     return json.dumps(origin)[1:-1]
 
 
-@lru_cache(maxsize=256)  # all lines of one chunk have one time
+@lru_cache(maxsize=256)  # lines of one chunk have the same time
 def rfc3339(at: float) -> str:
     """Unix seconds as RFC 3339, UTC, with microseconds."""
     at = min(max(0.0, at), _LAST_SECOND)  # a host may claim any time, or none (nan)
@@ -233,28 +233,28 @@ def rfc3339(at: float) -> str:
 
 
 class Merger:
-    """Lines of many sources in, one output in the order of time out. The order within a stream is never changed.
+    """Merges the lines of several hosts by time. Never changes the order within a stream.
 
-    A source is a host, which hands over its lines in the order of time. At first it is behind, as it reads what lies in
-    the journal: nothing is given out before all that are behind have come past it. Once it is live (or over) nobody
-    waits for it; its lines are held for the window, as earlier ones may still be on their way.
+    A host sends its lines in the order of time. At first it is behind, because it sends what is in its journal: a line
+    is given out once all hosts that are behind have passed its time. Later the host is live, and no line waits for it.
+    Then lines are held for REORDER_WINDOW, because earlier ones of other hosts may arrive.
     """
 
-    def __init__(self, sources: Iterable[str], offsets: Mapping[str, float] | None = None) -> None:
-        self._behind = dict.fromkeys(sources, -math.inf)  # source -> the time it has come to
+    def __init__(self, hosts: Iterable[str], offsets: Mapping[str, float] | None = None) -> None:
+        self._behind = dict.fromkeys(hosts, -math.inf)  # host -> the time that it has passed
         self._offsets = dict(offsets or {})  # host -> seconds its clock is ahead of ours
         self._waiting: list[tuple[float, Line]] = []
         self._sorted = True
         self._stream_at: dict[tuple[str, int | None, str, int], float] = {}
-        # (when lines have been held long enough, the latest time that any line up to these had)
+        # (when these lines have been held long enough, the latest time of any line so far)
         self._due: list[tuple[float, float]] = []
         self._held: Counter[str] = Counter()
 
-    def held(self, source: str) -> int:
-        """How many lines of a source wait for others."""
-        return self._held[source]
+    def held(self, host: str) -> int:
+        """Number of lines of a host that wait for other hosts."""
+        return self._held[host]
 
-    def add(self, source: str, lines: list[Line], now: float) -> None:
+    def add(self, host: str, lines: list[Line], now: float) -> None:
         """`now` is a monotonic clock, as in `ready`. Lines leave with the host's offset subtracted from their `at`."""
         latest = self._due[-1][1] if self._due else -math.inf
         for line in lines:
@@ -262,28 +262,28 @@ class Merger:
             if offset:
                 line = line._replace(at=line.at - offset)
             stream = line[1:5]
-            # a clock that is set back must not reorder a stream
+            # a clock that is set back must not change the order of a stream
             at = self._stream_at[stream] = max(line.at, self._stream_at.get(stream, -math.inf))
             self._waiting.append((at, line))
             latest = max(latest, at)
-            if source in self._behind:
-                self._behind[source] = max(self._behind[source], at)
-        self._held[source] += len(lines)
+            if host in self._behind:
+                self._behind[host] = max(self._behind[host], at)
+        self._held[host] += len(lines)
         self._sorted = False
         self._due.append((now + REORDER_WINDOW, latest))
 
     def set_offset(self, host: str, offset: float) -> None:
-        """Seconds that its clock is ahead of ours, of a host that has sent no line yet."""
+        """`offset`: seconds that the clock of the host is ahead of ours. Call this before its first line."""
         self._offsets[host] = offset
 
-    def passed(self, source: str, at: float) -> None:
-        """The source has no line from before `at` (by its own clock) any more."""
-        if source in self._behind:
-            self._behind[source] = max(self._behind[source], at - self._offsets.get(source, 0.0))
+    def passed(self, host: str, at: float) -> None:
+        """The host will send no more lines from before `at`, by its own clock."""
+        if host in self._behind:
+            self._behind[host] = max(self._behind[host], at - self._offsets.get(host, 0.0))
 
-    def live(self, source: str) -> None:
-        """The source has handed over all there was, or is gone: wait for it no longer."""
-        self._behind.pop(source, None)
+    def live(self, host: str) -> None:
+        """The host has sent everything that existed, or is gone: do not wait for it any more."""
+        self._behind.pop(host, None)
 
     def ready(self, now: float) -> list[Line]:
         """The lines that may be given out by now, in order."""
@@ -295,7 +295,7 @@ class Merger:
         else:
             return []
         if passed:
-            del self._due[: passed - 1]  # the last one that has passed still says up to where
+            del self._due[: passed - 1]  # the last of them has the limit for the next call
         return self._take(limit)
 
     @property
@@ -307,12 +307,12 @@ class Merger:
         return next((at for at, latest in self._due if latest >= earliest), math.inf)
 
     def flush(self) -> list[Line]:
-        """Everything that is still held, in order."""
+        """All lines that are still held, in order."""
         return self._take(math.inf)
 
     def _take(self, limit: float) -> list[Line]:
         if not self._sorted:
-            self._waiting.sort(key=itemgetter(0))  # stable: lines of one time keep the order they came in
+            self._waiting.sort(key=itemgetter(0))  # stable: lines with the same time keep their order
             self._sorted = True
         count = bisect_right(self._waiting, limit, key=itemgetter(0))
         lines = [line for _, line in self._waiting[:count]]

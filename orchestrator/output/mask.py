@@ -1,4 +1,4 @@
-"""Hide secrets in text. Knows how a value may be written; reads and prints nothing."""
+"""Hide secrets in text, in all their common encodings. Reads and prints nothing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ SHORTEST_SECRET = 8  # characters
 
 
 class Mask:
-    """Hides secrets in text that is about to be shown.
+    """Replaces secrets in text by `***`.
 
-    Values of fewer than SHORTEST_SECRET characters are not hidden: they would be found by chance in too many places. Of
-    a value with several lines each line is. Found are also the ways a value is commonly written: in base64 (also inside
-    of something longer, as in `Authorization: Basic`), URL-encoded, and escaped as in JSON or `repr`, of its bytes too.
+    Values of fewer than SHORTEST_SECRET characters are not hidden, because they match other text by chance. Of a value
+    with several lines, each line is hidden. Encoded values are hidden too: base64 (also as a part of a longer text, as
+    in `Authorization: Basic`), URL encoding, JSON, and `repr` of the text or its bytes.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         forms = {form for value in values for part in (value, *value.splitlines()) for form in _forms(part)}
-        # the longest first: where one form is the beginning of another, no rest may be left
+        # the longest first, so that no rest is left of a form that starts with another
         known = sorted((form for form in forms if len(form) >= SHORTEST_SECRET), key=lambda form: (-len(form), form))
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
         self._forms = known
@@ -33,7 +33,7 @@ class Mask:
         return self._known.sub("***", text) if self._known else text
 
     def cut(self, text: str, end: int) -> int:
-        """The last place up to `end` to cut the text at, with no secret across it, nor the beginning of one before."""
+        """The last place up to `end` where a cut splits no secret, and leaves no start of a secret before it."""
         if self._known is None or not end:
             return end
         longest = len(self._forms[0])
@@ -46,7 +46,7 @@ class Mask:
 
 
 def _overlap(text: str, end: int, form: str) -> int:
-    """How many characters before `end` are the beginning of `form`, but not all of it."""
+    """How many characters before `end` are the start of `form`, but not all of it."""
     most = min(len(form) - 1, end)
     return next((size for size in range(most, 0, -1) if text.startswith(form[:size], end - size)), 0)
 
@@ -59,14 +59,14 @@ def _forms(value: str) -> Iterable[str]:
 
     raw = value.encode("utf-8", "surrogateescape")
     yield value
-    yield tame(value, colour=False)  # as it looks once its line has been tamed
+    yield tame(value, colour=False)  # as it looks in a tamed line
     yield from (quote(raw), quote(raw, safe=""), quote_plus(raw))
     yield from (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
     for literal in (repr(value)[1:-1], ascii(value)[1:-1], repr(raw)[2:-1]):
-        plain = literal.replace("\\'", "'")  # which quotes are escaped depends on what stands around it
+        plain = literal.replace("\\'", "'")  # which quotes are escaped depends on the surrounding text
         yield from (plain, plain.replace("'", "\\'"), plain.replace('"', '\\"'))
     for shift in range(3):
-        # base64 of PREFIX + value: only the characters made of the value's bits alone are always the same
+        # in base64 of PREFIX + value, only characters that encode bits of the value alone are always the same
         encoded = b64encode(b"\0" * shift + raw).decode()
         inner = encoded[(0, 2, 3)[shift] : (shift + len(raw)) * 8 // 6]
         for form in (inner, encoded, encoded.rstrip("=")) if shift == 0 else (inner,):

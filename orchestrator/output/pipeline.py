@@ -1,4 +1,4 @@
-"""Take the lines of a run through one chain of stages, by one clock. Reads no clock itself."""
+"""Pass the lines of a run through a chain of stages. Does not read the clock."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from .lines import Line
 
 
 class Stage:
-    """Takes lines and gives out lines: these, others in their place, or earlier ones that it has held.
+    """Takes lines and gives lines: the same ones, changed ones, or earlier ones that it has held.
 
-    `now` is in seconds of a monotonic clock, the same for all stages. A stage by itself passes on what it gets.
+    `now` is in seconds of a monotonic clock, the same for all stages. This base class gives the lines unchanged.
     """
 
     @property
     def wake_at(self) -> float:
-        """When `push` has something to do even if no line comes by then."""
+        """When to call `push` again, even without new lines."""
         return math.inf
 
     def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
         return lines
 
     def flush(self, now: float) -> Sequence[Line]:
-        """No more lines will come: what is still held."""
+        """At the end: the lines that are still held."""
         return ()
 
 
 class Sink(Stage):
-    """The end of a chain: hands the lines to a function, which is called with each batch, if with an empty one."""
+    """The end of a chain: calls a function with each batch of lines, even an empty one."""
 
     def __init__(self, take: Callable[[Sequence[Line]], object]) -> None:
         self._take = take
@@ -39,7 +39,7 @@ class Sink(Stage):
 
 
 class Pipeline(Stage):
-    """Stages one behind the other, as one stage."""
+    """Several stages in a row, as one stage."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = tuple(stages)

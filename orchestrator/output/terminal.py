@@ -1,7 +1,7 @@
-"""Make text that a host or a rank wrote safe to show on a terminal. Nothing passes but text and, if asked for, colour.
+"""Make text of hosts and ranks safe to show on a terminal: keep only text and, if asked for, colour.
 
-A log line can retitle the window, write the clipboard, move the cursor over our own tags or ask the terminal to type
-an answer. Neither `print` nor rich stops that, so whatever comes from a host goes through `tame` before it is shown.
+A log line could set the window title, write to the clipboard, overwrite tags, or make the terminal type an answer.
+Neither `print` nor rich prevents that, so everything that comes from a host goes through `tame` before it is shown.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from functools import lru_cache
 
 RESET = "\x1b[0m"
 
-# All that a string sequence holds, up to its end; one that never ends hides 4 KiB at most.
+# The contents of a string sequence up to its end. A sequence without an end hides at most 4 KiB.
 _STRING = r"[^\x00-\x1f\x7f-\x9f]{0,4096} (?: \x07 | \x1b\\ | \x9c )?"
 
-# It begins with one set of characters, which makes the search for it fast. Nothing that may follow can begin again
-# inside of itself, so each character is looked at a few times at most, however sequences are nested or left unfinished.
+# Each match starts with a character of one set, which makes the search fast. No alternative can match inside itself, so
+# the time is linear even if sequences are nested or unfinished.
 _UNSAFE = re.compile(
     rf"""
     [\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]
@@ -33,7 +33,7 @@ _UNSAFE = re.compile(
 
 
 def tame(text: str, colour: bool) -> str:
-    """`text` without anything a terminal would obey but tabs, newlines and, with `colour`, SGR up to the line's end.
+    """`text` without control sequences, except tabs, newlines and, with `colour`, SGR up to the end of the line.
 
     Characters that change the reading direction, Unicode's own line ends and lone surrogates are shown as `\\u202e`.
     Takes linear time.
@@ -46,7 +46,7 @@ def tame(text: str, colour: bool) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` tamed and without colour, its line ends and tabs as spaces: what a host says cannot pose as our lines."""
+    """`text` tamed, without colour, on one line: text of a host cannot look like a message of ddp-orch."""
     return tame(text, colour=False).replace("\n", " ").replace("\t", " ")
 
 
@@ -67,9 +67,9 @@ def _with_colour(match: re.Match[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def _style(parameters: str) -> str:
-    """The SGR sequence without conceal. `8` is conceal by itself but a colour in `38;5;8`: the list has to be read."""
+    """The SGR sequence without conceal. `8` alone is conceal, but in `38;5;8` a colour, so the list is parsed."""
     if len(parameters) > 64:
-        return ""  # terminals disagree on where they stop reading
+        return ""  # terminals differ in how much of it they read
     numbers = [int(number or "0") for number in parameters.split(";")]
     kept: list[int] = []
     while numbers:
@@ -81,7 +81,7 @@ def _style(parameters: str) -> str:
             kept += [number, *numbers[:length]]
             del numbers[:length]
         elif number == 58:
-            break  # the underline's colour: a terminal that does not know it reads its 58;5;8 as blink and conceal
+            break  # underline colour; a terminal without it reads 58;5;8 as blink and conceal
         elif number != 8:
             kept.append(number)
     return f"\x1b[{';'.join(map(str, kept))}m" if kept else ""

@@ -1,8 +1,8 @@
-"""Shorten torchrun's stack traces to one line each, and hide how it reacts to a stop that ddp-orch requested. Pure.
+"""Shorten stack traces of torchrun to one line, and hide how it reacts when ddp-orch stops a run. Pure.
 
-Whenever a run is stopped, and at the end of many that went well, each host's torchrun says so in 25 lines of Python and
-30 of C++. Newcomers take them for the cause; only the exit status counts. What the ranks say is never touched, and
-nothing is lost: `logs --stream agent`, `--grep`, `--json` and `--output` have every line.
+When a run is stopped, and often when it succeeds, torchrun on each host prints 25 lines of Python traceback and 30 of
+C++. People take them for the cause. Output of the ranks is never changed, and nothing is lost: `logs --stream agent`,
+`--grep`, `--json` and `--output` show every line.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from .lines import Line
 from .pipeline import Stage
 
-BLOCK_MOST = 1000  # lines; what is longer is no stack trace
-HOLD = 3.0  # s until our own word that we stop a run is there: other nodes have heard it before the head can say it
+MAX_TRACE = 1000  # lines; anything longer is not a stack trace
+HOLD = 3.0  # s to wait for the line of the head that ddp-orch stops the run; other hosts may react before it
 _PREFIX = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ \S+:\d+\] ")  # of Python's logging, as torch sets it up
 _PYTHON = "Traceback (most recent call last):"
 _CPP = re.compile(r"Exception raised from |frame #\d+: |<omitting python frames>")
-_STOPS = "; stopping all nodes", "stopping all nodes: "  # our own word for it (node/run/head.py)
+_STOPS = "; stopping all nodes", "stopping all nodes: "  # lines of ddp-orch (node/run/head.py)
 _OBEYS = re.compile(
     r"Received \S+ death signal, shutting down workers$|Sending process \d+ closing signal SIG[A-Z]+$"
     r"|torch\.distributed\.elastic\.multiprocessing\.api\.SignalException: Process \d+ got signal: \d+\b"
@@ -33,15 +33,15 @@ _BETWEEN = {
 
 
 class Quieter(Stage):
-    """Lines in, in their order; lines out, of which the agents' are fewer."""
+    """Takes lines in order, and gives the same lines with fewer lines of agents."""
 
     def __init__(self, all_of_it: str = "ddp-orch logs --stream agent") -> None:
         """`all_of_it`: the command that shows every line."""
         self._all_of_it = all_of_it
-        self._blocks: dict[tuple[str, int], list[Line]] = {}  # (host, attempt) -> a stack trace that goes on
-        self._known: set[tuple[str, int]] = set()  # those that have said anything
-        self._stopped: set[int] = set()  # attempts that we are stopping
-        self._obeying: list[Line] = []  # what is not to be shown if it is we who stop the run
+        self._blocks: dict[tuple[str, int], list[Line]] = {}  # (host, attempt) -> an unfinished stack trace
+        self._known: set[tuple[str, int]] = set()  # (host, attempt) of agents that have printed a line
+        self._stopped: set[int] = set()  # attempts that ddp-orch is stopping
+        self._obeying: list[Line] = []  # lines that are hidden if ddp-orch stops the run
         self._now = self._held_at = 0.0
 
     def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
@@ -58,7 +58,7 @@ class Quieter(Stage):
         return self._held_at + HOLD if self._obeying else math.inf
 
     def flush(self, now: float) -> Sequence[Line]:
-        """What was held is shown as it is."""
+        """Show the held lines unchanged."""
         held = [*self._obeying, *(line for block in self._blocks.values() for line in block)]
         self._blocks.clear()
         self._obeying.clear()
@@ -71,11 +71,11 @@ class Quieter(Stage):
         block = self._blocks.get(key)
         if block is None:
             return self._begin(key, line)
-        if _goes_on(block[0], line) and len(block) < BLOCK_MOST:
+        if _continues(block[0], line) and len(block) < MAX_TRACE:
             block.append(line)
             return ()
         del self._blocks[key]
-        if len(block) >= BLOCK_MOST:
+        if len(block) >= MAX_TRACE:
             return (*block, line)
         if _is_python(block[0]):
             note = f"{line.text}  ({len(block)} lines of torchrun's traceback: {self._all_of_it})"
@@ -84,15 +84,15 @@ class Quieter(Stage):
         return (block[0]._replace(text=note), *self._begin(key, line))
 
     def _begin(self, key: tuple[str, int], line: Line) -> Iterable[Line]:
-        cut_off = key not in self._known and _FRAME.match(line.text)  # as by --tail: in the midst of one
+        is_cut = key not in self._known and _FRAME.match(line.text)  # starts inside a trace, as with --tail
         self._known.add(key)
-        if cut_off or _bare(line) == _PYTHON or _CPP.match(line.text):
+        if is_cut or _bare(line) == _PYTHON or _CPP.match(line.text):
             self._blocks[key] = [line]
             return ()
         return () if line.text in _BETWEEN else (line,)
 
     def _hide_stop(self, line: Line) -> Iterable[Line]:
-        """Hold how torchrun obeys: with our own word that we stop the run it is dropped, without it shown."""
+        """Hold the lines with which torchrun reacts to a stop. Drop them if ddp-orch stops the run, else show them."""
         if line.rank is None and line.text.startswith("ddp-orch: ") and any(word in line.text for word in _STOPS):
             self._stopped.add(line.attempt)
             held = [other for other in self._obeying if other.attempt == line.attempt]
@@ -113,7 +113,7 @@ def _is_python(first: Line) -> bool:
     return _bare(first) == _PYTHON or first.text.startswith(" ")
 
 
-def _goes_on(first: Line, line: Line) -> bool:
+def _continues(first: Line, line: Line) -> bool:
     if _is_python(first):
         text = _bare(line)
         return not text or text[0] in " \t"

@@ -1,1 +1,1 @@
-"""What a person looks at: progress, HTML, SVG. Pure but for the terminal."""
+"""Progress on a terminal, and the HTML and SVG of a report."""

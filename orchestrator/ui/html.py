@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: no network, no script. Pure."""
+"""Render a report as a single HTML file without scripts or links to other files. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ polyline { fill: none; stroke-width: 1.5; } .grid { stroke: #ddd; } .mark { stro
 HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">"""
-"""How each report begins."""
+"""The start of every report. `report` recognises its own files by it."""
 
 TRAINING = {"loss": "loss", "rate": "samples per second", "step_time": "step time, s"}
 MACHINES = {
@@ -45,7 +45,7 @@ MACHINES = {
 
 
 def render(report: Mapping[str, Any]) -> str:
-    """`report`: as `report.Report` as a dict. All its text is escaped."""
+    """`report`: a commands.report.Report as a dict. All its text is escaped."""
     title = report["name"] if report["name"] == report["run_id"] else f"{report['name']} ({report['run_id']})"
     parts = [
         HEAD,
@@ -62,19 +62,21 @@ def render(report: Mapping[str, Any]) -> str:
         "<h2>Hosts</h2>",
         _table(
             ("host", "state", "exit code", "signal", "ranks", "GPUs", "cores", "memory", "python"),
-            (
-                (one["host"], one["state"], one["exit_code"], one["signal"], one["nproc"], one["gpus"], one["cores"],
-                 None if one["memory"] is None else short(one["memory"]), one["python"])
-                for one in report["hosts"]
-            ),
+            map(_host_row, report["hosts"]),
         ),
         "<h2>Machines</h2>",
         _charts(report, "machines", MACHINES, "seconds"),
         "<h2>Configuration</h2>",
         f"<pre>{escape(json.dumps(report['config'], indent=2))}</pre>",
         "</body></html>\n",
-    ]  # fmt: skip
+    ]
     return "\n".join(parts)
+
+
+def _host_row(host: Mapping[str, Any]) -> Sequence[Any]:
+    memory = None if host["memory"] is None else short(host["memory"])
+    values = (host[key] for key in ("host", "state", "exit_code", "signal", "nproc", "gpus", "cores"))
+    return (*values, memory, host["python"])
 
 
 def _summary(report: Mapping[str, Any]) -> str:
@@ -100,7 +102,7 @@ def _cause(report: Mapping[str, Any]) -> str:
 
 
 def _diagnosis(diagnosis: Mapping[str, Any]) -> str:
-    findings = [_finding(one) for one in diagnosis["findings"]]
+    findings = [_finding(finding) for finding in diagnosis["findings"]]
     if not findings:
         return ""
     parts = ["<h2>Diagnosis</h2>", *findings]
@@ -111,22 +113,23 @@ def _diagnosis(diagnosis: Mapping[str, Any]) -> str:
 
 
 def _consequences(consequences: Sequence[Mapping[str, Any]]) -> Iterable[Sequence[Any]]:
-    """One row for all with the same message, ignoring numbers: addresses, pids and times differ with every rank."""
+    """One row per message, ignoring numbers, because addresses, pids and times differ on every rank."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
-    for one in consequences:
-        groups.setdefault(re.sub(r"\d+", "0", one["message"]), []).append(one)
-    for group in groups.values():
-        hosts = fold(host for one in group for host in one["hosts"])
-        ranks = fold(str(one["rank"]) for one in group if one["rank"] is not None)
-        yield hosts, ranks.strip("[]"), group[0]["message"]
+    for consequence in consequences:
+        groups.setdefault(re.sub(r"\d+", "0", consequence["message"]), []).append(consequence)
+    for same in groups.values():
+        hosts = fold(host for consequence in same for host in consequence["hosts"])
+        ranks = fold(str(consequence["rank"]) for consequence in same if consequence["rank"] is not None)
+        yield hosts, ranks.strip("[]"), same[0]["message"]
 
 
-def _finding(one: Mapping[str, Any]) -> str:
-    where = ", ".join(one["hosts"]) + ("" if one["rank"] is None else f", rank {one['rank']}")
-    sure = f", confidence {one['confidence']}" if one["confidence"] else ""
-    evidence = f"<pre>{escape(chr(10).join(one['evidence']))}</pre>" if one["evidence"] else ""
-    fix = f"<p>{escape(one['fix'])}</p>" if one["fix"] else ""
-    head = f"<strong>{escape(where)}: {escape(one['message'])}</strong> <small>({escape(one['code'] + sure)})</small>"
+def _finding(finding: Mapping[str, Any]) -> str:
+    where = ", ".join(finding["hosts"]) + ("" if finding["rank"] is None else f", rank {finding['rank']}")
+    sure = f", confidence {finding['confidence']}" if finding["confidence"] else ""
+    evidence = f"<pre>{escape(chr(10).join(finding['evidence']))}</pre>" if finding["evidence"] else ""
+    fix = f"<p>{escape(finding['fix'])}</p>" if finding["fix"] else ""
+    small = f"<small>({escape(finding['code'] + sure)})</small>"
+    head = f"<strong>{escape(where)}: {escape(finding['message'])}</strong> {small}"
     return f"<div>{head}{evidence}{fix}</div>"
 
 
@@ -141,12 +144,12 @@ def _charts(report: Mapping[str, Any], group: str, titles: Mapping[str, str], x_
 def _slow(ranks: Sequence[Mapping[str, Any]]) -> str:
     if not ranks:
         return ""
-    rows = ((one["rank"], f"{one['step_time']:.4g} s", f"{one['times_the_median']:.2f}") for one in ranks)
+    rows = ((rank["rank"], f"{rank['step_time']:.4g} s", f"{rank['times_the_median']:.2f}") for rank in ranks)
     return "<h2>Slow ranks</h2>" + _table(("rank", "mean step time", "times the median"), rows)
 
 
 def _timeline(timeline: Sequence[Mapping[str, Any]]) -> Iterable[Sequence[Any]]:
-    return ((one["at"][:23].replace("T", " "), f"{one['seconds']:.1f}", one["what"]) for one in timeline)
+    return ((event["at"][:23].replace("T", " "), f"{event['seconds']:.1f}", event["what"]) for event in timeline)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

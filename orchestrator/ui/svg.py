@@ -1,4 +1,4 @@
-"""Line charts as SVG, made here: a report must open without a network and without scripts. Pure."""
+"""Draw line charts as SVG, because a report must work without scripts and without a network. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from html import escape
 
 WIDTH, HEIGHT = 560, 180
 LEFT, RIGHT, TOP, BOTTOM = 58, 10, 8, 22
-POINTS_MOST = 600  # of a line: more cannot be seen
-# Okabe and Ito's colours, which people who are colour-blind can tell apart.
+MAX_POINTS = 600  # per line; more are not visible
+# Colours of Okabe and Ito, which colour-blind people can distinguish.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 Points = Sequence[tuple[float, float]]
 
 
 def chart(title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[float] = ()) -> str:
-    """An SVG of lines by their names; `marks` are vertical lines. Points that are no numbers are gaps."""
+    """An SVG figure. `lines` by name; `marks` are vertical lines. Values that are not finite are left out."""
     finite = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in lines.items()}
-    known = {name: _thinned(points) for name, points in finite.items() if points}
+    known = {name: _thin(points) for name, points in finite.items() if points}
     if not known:
         return f'<figure><figcaption>{escape(title)}</figcaption><p class="none">no data</p></figure>'
     xs = [x for points in known.values() for x, _ in points]
@@ -62,11 +62,11 @@ def chart(title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[
     return f"<figure><figcaption>{caption}</figcaption>{''.join(parts)}</figure>"
 
 
-def _thinned(points: Points) -> Points:
-    """Of each stretch of a long line the least and the most, so that no peak is lost."""
-    if len(points) <= POINTS_MOST:
+def _thin(points: Points) -> Points:
+    """Of each part of a long line, the lowest and the highest point, so that peaks stay visible."""
+    if len(points) <= MAX_POINTS:
         return points
-    size = math.ceil(len(points) / (POINTS_MOST // 2))
+    size = math.ceil(len(points) / (MAX_POINTS // 2))
     kept: list[tuple[float, float]] = []
     for start in range(0, len(points), size):
         stretch = points[start : start + size]
@@ -75,7 +75,7 @@ def _thinned(points: Points) -> Points:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Some round numbers from `low` to `high`."""
+    """A few round numbers from `low` to `high`."""
     step = 10 ** math.floor(math.log10((high - low) / 3))
     step = next(step * factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= 5)
     first = math.ceil(low / step - 1e-9)

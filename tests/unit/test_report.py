@@ -20,7 +20,7 @@ from orchestrator.errors import UsageError
 from orchestrator.output.lines import Line, Mask
 from orchestrator.runs.registry import Run
 from orchestrator.ui import html
-from orchestrator.ui.svg import POINTS_MOST, chart
+from orchestrator.ui.svg import MAX_POINTS, chart
 
 FIRST = {
     "host": "gpu-1",
@@ -167,7 +167,7 @@ def test_of_a_long_line_the_peaks_are_kept() -> None:
     points[54_321] = (54_321.0, 500.0)
     drawn = chart("loss", {"rank 0": points}, "step")
     (where,) = re.findall(r'polyline points="([^"]+)"', drawn)
-    assert len(where.split()) <= POINTS_MOST + 2
+    assert len(where.split()) <= MAX_POINTS + 2
     assert min(float(place.split(",")[1]) for place in where.split()) < 10
 
 
