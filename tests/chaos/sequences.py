@@ -36,6 +36,7 @@ from lab.waiting import wait_until
 HOSTS, SPARE = 5, 4  # node-4 waits
 LEASE = 8.0  # s, as in orchestrator/node/run/link.py
 STALL = 6  # s of run.stall_timeout
+REJOIN = 45  # s of run.rejoin_timeout
 PATIENCE = 120.0  # s for a run to come back or to end; torch is slow where five hosts share two cores
 
 # Ranks that wait for one another at every tick, as in a collective, and hang for ever when one of them is gone. They
@@ -113,7 +114,7 @@ KINDS = {
     "guard": GONE,  # it fails, and has nobody left to take part in a further attempt
     "both": LOST,  # guard and recorder: nobody of that host can tell
     "power": LOST,
-    "cut": LOST,
+    "cut": LOST,  # it comes back when the run waits for it or continues without it
 }
 
 
@@ -132,6 +133,14 @@ class Sequence:
     """Faults of one burst come at once, the next burst when the run goes on."""
     pauses: tuple[float, ...]
     """Seconds that the run goes on before each burst."""
+
+    @property
+    def min_nodes(self) -> int:
+        return int(self.nnodes.split(":")[0])
+
+    @property
+    def max_nodes(self) -> int:
+        return int(self.nnodes.split(":")[-1])
 
     def __str__(self) -> str:
         bursts = ", then ".join(" + ".join(f"{one.kind} {one.host}" for one in burst) for burst in self.bursts)
@@ -156,50 +165,66 @@ class Expected:
     """What must be true of the run by now. `over`: its state at the end, once it is over."""
 
     team: tuple[int, ...] = (0, 1, 2, 3)
-    spare: bool = True
+    spares: frozenset[int] = frozenset({SPARE})
     attempt: int = 1
     spent: int = 0
     over: str | None = None
     named: frozenset[int] = frozenset()
     """Hosts of which one is the first failure's; none: whichever."""
     firsts: tuple[frozenset[int], ...] = field(default=())
+    back: frozenset[int] = frozenset()
+    """Hosts that were cut off by the last burst, and rejoin the run when the cut is over."""
 
 
 def foresee(now: Expected, burst: tuple[Fault, ...], sequence: Sequence) -> Expected:
-    """The rules (docs/design.md, orchestrator/node/run/gang.py), told once more from the outside."""
+    """The rules (docs/failures.md, orchestrator/node/run/gang.py), told once more from the outside."""
     struck = [one for one in burst if one.host in now.team and KINDS[one.kind] != NOTHING]
-    spare = now.spare and not any(one.host == SPARE and KINDS[one.kind] in (GONE, LOST) for one in burst)
-    if SPARE in now.team:
-        spare = False
+    hurt = {one.host for one in burst if KINDS[one.kind] in (GONE, LOST)}
+    back = frozenset(one.host for one in burst if one.kind == "cut" and sequence.max_restarts > 0)
+    spares = now.spares - hurt
     if not struck:
-        return replace(now, spare=spare)
+        return replace(now, spares=spares | back, back=back)
     # a process that ends is seen at once, silence after the lease; a stall could be either
     told = [one for one in struck if KINDS[one.kind] in (FAILS, GONE) and one.kind != "stop"]
     silent = [one for one in struck if KINDS[one.kind] == LOST]
     first = told or silent or struck
     named = frozenset(one.host for one in first)
     lost = not told and bool(silent)
-    for one in struck:
-        if one.host == 0 and KINDS[one.kind] == LOST:
-            # a head that is cut off loses the others, and they lose it
-            return replace(now, over="lost", named=frozenset() if one.kind == "cut" else frozenset({0}))
-    verdict = "lost" if lost else "failed"
-    if not lost and now.spent >= sequence.max_restarts:
-        return replace(now, over=verdict, named=named)
-    away = {one.host for one in struck if KINDS[one.kind] in (GONE, LOST)}
+    over = replace(now, over="lost" if lost else "failed", named=named, back=frozenset())
+    if (0 in hurt and 0 not in back) or (not lost and now.spent >= sequence.max_restarts):
+        # a head that is cut off loses the others, and they lose it
+        return replace(over, named=frozenset()) if Fault("cut", 0) in burst else over
+    if 0 in back:
+        if now.spent >= sequence.max_restarts:
+            return replace(over, named=frozenset())
+        return replace(now, attempt=now.attempt + 1, spent=now.spent + 1, firsts=(*now.firsts, named), back=back)
     firsts = (*now.firsts, named)
     # which of two is the first failure is chance; none of the draws has a host that is weary in one case only
     weary = {host for host in now.team if host and sum(1 for one in firsts if one == {host}) >= 2}
-    team: list[int] = []
+    pool = sorted(spares - weary)
+    places: list[int | None] = []
     for host in now.team:
-        if spare and (host in away or host in weary):
-            team.append(SPARE)
-            spare = False
-        elif host not in away:
-            team.append(host)
-    if 0 in away or len(team) < int(sequence.nnodes.split(":")[0]):
-        return replace(now, over=verdict, named=named)
-    return Expected(tuple(team), spare, now.attempt + 1, now.spent + (not lost), firsts=firsts)
+        if host and pool and (host in hurt or host in weary):
+            places.append(pool.pop(0))
+        else:
+            places.append(None if host in hurt else host)
+    team = [host for host in places if host is not None]
+    waits = len(team) < sequence.min_nodes
+    if waits and now.spent < sequence.max_restarts:
+        team = [place if place is not None else host for place, host in zip(places, now.team, strict=True)]
+        team = [host for host in team if host not in hurt or host in back]
+    if len(team) < sequence.min_nodes:
+        return over
+    while pool and len(team) < sequence.max_nodes:
+        team.append(pool.pop(0))
+    return Expected(
+        tuple(team),
+        (spares | back | set(now.team)) - hurt.difference(back) - set(team),
+        now.attempt + 1,
+        now.spent + (not lost or waits),
+        firsts=firsts,
+        back=back,
+    )
 
 
 def is_fair(sequence: Sequence) -> bool:
@@ -214,16 +239,20 @@ def is_fair(sequence: Sequence) -> bool:
             return False
         if {"stop", "exit"} & {one.kind for one in burst} and len(burst) > 1:
             return False  # a rank may stop or end too late for either, and then do so in the next attempt
-        if any(one.host == SPARE and one.kind in ("worker", "exit", "stop") for one in burst) and SPARE not in now.team:
+        if any(one.kind in ("worker", "exit", "stop") and one.host not in now.team for one in burst):
             return False  # it has no rank
         hurts = [one for one in burst if KINDS[one.kind] in (GONE, LOST)]
-        if len(hurts) > 1 and SPARE in [one.host for one in hurts] and SPARE not in now.team:
+        if len(hurts) > 1 and any(one.host not in now.team for one in hurts):
             return False  # whether the spare was known to be gone when it was needed
         if kinds.count(LOST) and len(kinds) - kinds.count(NOTHING) > kinds.count(LOST):
             return False  # a second failure is noticed while the first is dealt with, or after
         if len([kind for kind in kinds if kind != NOTHING]) > 1 and now.firsts:
             return False  # who is weary
-        gone |= {one.host for one in burst if KINDS[one.kind] in (GONE, LOST)}
+        if sequence.max_restarts and len(hurts) > 1 and any(one.kind == "cut" for one in hurts):
+            return False  # who is back first
+        if sequence.max_restarts and Fault("cut", 0) in burst and (now.spares or sequence.nnodes != "4"):
+            return False  # who of the others is back first
+        gone |= {one.host for one in hurts if one.kind != "cut" or sequence.max_restarts == 0}
         now = foresee(now, burst, sequence)
     return True
 
@@ -256,6 +285,7 @@ class Story:
                 "launcher": "torchrun" if torchrun else "direct",
                 "max_restarts": sequence.max_restarts,
                 "nnodes": sequence.nnodes,
+                "rejoin_timeout": REJOIN,
                 # torch is loaded in silence
                 "stall_timeout": 40 if torchrun else STALL,
             },
@@ -298,10 +328,36 @@ class Story:
             return False
 
         wait_until(reached, PATIENCE, f"attempt {now.attempt} works on {now.team}")
-        if now.spare:
+        for spare in now.spares - now.back:
             wait_until(
-                lambda: (self.record(SPARE, "state.json") or {}).get("committed"), 20, "the spare knows of the run"
+                lambda spare=spare: (self.record(spare, "state.json") or {}).get("committed"),
+                20,
+                f"the spare {spare} knows of the run",
             )
+
+    def bring_back(self, now: Expected) -> None:
+        """The cuts of the last burst are over: once the run waits for these hosts, or continues without them."""
+        for host in now.back:
+            if host in now.team:
+                self.await_label("waiting")
+            elif now.attempt > 1:
+                self.await_attempt(now)
+            self.lab.hosts[host].heal()
+            if host not in now.team:
+                wait_until(lambda host=host: self.is_spare(host, now.attempt), PATIENCE, f"node-{host} is a spare")
+
+    def await_label(self, label: str) -> None:
+        def shown() -> bool:
+            if self.is_over():
+                raise RunEnded
+            return (self.record(0, "gang.json") or {}).get("label") == label
+
+        wait_until(shown, PATIENCE, f"the run is {label}")
+
+    def is_spare(self, host: int, attempt: int) -> bool:
+        """Whether a host that is back has obeyed the order to stop, so that it may take part in the next attempt."""
+        record = self.record(host, "state.json") or {}
+        return (record.get("attempt"), record.get("phase")) == (attempt, "exited")
 
     def strike(self, burst: tuple[Fault, ...]) -> None:
         blips = []
@@ -374,13 +430,14 @@ def play(lab: Lab, sequence: Sequence, torchrun: bool = False) -> dict[str, Any]
         for burst, pause in zip(sequence.bursts, sequence.pauses, strict=True):
             story.await_attempt(now)
             time.sleep(pause)  # a random moment is what is tried
-            spare_gone = now.spare
             story.strike(burst)
+            waiting = {one.host for one in burst if KINDS[one.kind] in (GONE, LOST)} & now.spares
             now = foresee(now, burst, sequence)
             if now.over is not None:
                 break
-            if spare_gone and not now.spare and SPARE not in now.team:
+            if waiting:
                 time.sleep(LEASE + 3)  # the next burst may count on its loss being known
+            story.bring_back(now)
         if now.over is None:
             story.await_attempt(now)
             story.finish()
