@@ -150,6 +150,8 @@ class Run:
         """The exit records of all hosts, once all guards have gone."""
         for node in range(len(self.hosts)):
             folder = str(self.folder(node))
+            # a killed guard leaves its lock for an instant, until the next one has it
+            wait_until(lambda node=node: self.record("exit.json", node), timeout, f"the run ends on {node}")
             wait_until(lambda folder=folder: not state.guarded(folder), timeout, f"the guard of {node} ends")
         wait_until(lambda: not self.members(), 5.0, "no process of the run is left")
         records = [self.record("exit.json", node) for node in range(len(self.hosts))]

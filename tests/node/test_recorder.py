@@ -159,11 +159,13 @@ def test_a_killed_guard_is_noticed_its_processes_are_ended_and_the_run_fails(run
     run = runs.start(unmarked)
     run.wait_for("ready", "1.0.out")
     wait_until(lambda: len((run.record("procs.json") or {"processes": []})["processes"]) >= 2, 10.0, "a record")
-    of_the_guard = processes.descendants(run.guard().pid) - {run.recorder()}
-    processes.send(run.guard(), signal.SIGKILL)
-    record = wait_until(lambda: run.record("exit.json"), 10.0, "its recorder leaves a record in its place")
+    killed = run.guard()
+    of_the_guard = processes.descendants(killed.pid) - {run.recorder()}
+    processes.send(killed, signal.SIGKILL)
+    (record,) = run.wait_over()
     assert record["verdict"]["state"] == "failed"
-    assert record["verdict"]["first_failure"]["gone"] is True
+    assert record["verdict"]["first_failure"]["pid"] == killed.pid
+    assert not record["verdict"]["first_failure"]["gone"]
     assert not [one for one in of_the_guard if processes.alive(one)]
 
 
@@ -380,13 +382,15 @@ def test_a_journal_keeps_no_more_than_it_may_and_says_what_it_dropped(runs: Runs
 
 
 def test_the_end_of_a_guard_is_told_however_many_of_its_ranks_had_failed(tmp_path: Path) -> None:
-    (tmp_path / "log").mkdir()
+    for name in ("log", "fifo"):
+        (tmp_path / name).mkdir()
     spec = {"node": 1, "nproc": 100, "run_id": "a-run", "keep": {"journal": 1 << 20}, "cwd": str(tmp_path)}
     private = {"key": "00" * 32, "notify": {}, "secrets": {}}
     ours, theirs = socket.socketpair()
     recorder = Recorder(str(tmp_path), spec, private, ours, 0, lambda api: WorkerLink(api, []))
     failure = {"rank": 0, "what": "rank 0: exit code 1", "attempt": 1, "at": 1.0}
-    recorder._status.update(attempt=1, failures=[failure] * messages.FAILURES)
+    stop = {"by": "the test", "grace": 1.0}  # no new guard is started then
+    recorder._status.update(attempt=1, failures=[failure] * messages.FAILURES, stop=stop)
     theirs.close()
     recorder._hear_guard()
     failures = messages.status(recorder.reported)["failures"]

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Union
 
 from ..host import network, processes, state
 from . import gang_events, launch
+from .past import Past
 from .tree import Tree, make_fifos
 
 TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is expensive
@@ -134,8 +135,18 @@ class Attempts:
 
     # watching
 
+    def resume(self, past: Past) -> None:
+        """Begin after an attempt of another guard, of which nothing is left."""
+        self.failures, self.place = list(past.failures), dict(past.place)
+        if past.attempt:
+            self._follow(self._new_tree(past.attempt))
+            assert self.tree is not None
+            self.tree.outcome = past.outcome
+
     def open_register(self) -> None:
         """Make the FIFO in which ranks report themselves; `register` is its descriptor."""
+        for name in os.listdir(self._path("fifo")):  # of a guard before
+            os.unlink(self._path("fifo", name))
         os.mkfifo(self._path("fifo", "register"), 0o600)
         self.register = os.open(self._path("fifo", "register"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 

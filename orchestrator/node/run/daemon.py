@@ -1,75 +1,19 @@
-"""Start a run's guard, and put guard and recorder together. Each is an interpreter of its own.
-
-The guard is not a fork of the relay: the relay has threads, and a lock that one of them holds would stay locked.
-"""
+"""The verbs `guard` and `recorder`: put together what each of them is made of. Each is an interpreter of its own."""
 
 import json
 import os
 import resource
 import socket
-import subprocess
 import sys
-from typing import Any, Dict, List, NoReturn
+from typing import NoReturn
 
 from ..host import processes
 
 
-class NotStarted(Exception):
-    """The guard ended while it was starting; the text says why."""
-
-
-def start(
-    folder: str,
-    spec: Dict[str, Any],
-    private: Dict[str, Any],
-    sockets: Dict[str, List[socket.socket]],
-    locks: List[int],
-    rejoin: bool = False,
-) -> socket.socket:
-    """Start a guard, which has copies of `sockets` and `locks`. Returns the relay's end of its control channel.
-
-    `rejoin`: the run was started before, and its folder has the records of the guard before. Raises NotStarted.
-    """
-    ours, theirs = socket.socketpair()
-    handles = {name: [listener.fileno() for listener in listeners] for name, listeners in sockets.items()}
-    inherited = [theirs.fileno(), *(handle for some in handles.values() for handle in some), *locks]
-    given = {
-        "folder": folder,
-        "spec": spec,
-        "private": private,
-        "inherited": inherited,
-        "control": theirs.fileno(),
-        "sockets": handles,
-        "locks": locks,
-        "rejoin": rejoin,
-    }
-    errors = os.path.join(folder, "guard.err")
-    with theirs, open(errors, "ab", opener=_private) as log:
-        child = subprocess.Popen(
-            processes.own_program(spec["program"], "guard", spec["run_id"]),
-            stdin=subprocess.PIPE,  # the secrets: in no argv, environment or file
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-            start_new_session=True,
-            pass_fds=inherited,
-        )
-        child.communicate(json.dumps(given).encode("ascii"))
-    if child.returncode:
-        ours.close()
-        with open(errors, encoding="utf-8", errors="replace") as log:
-            error_lines = log.read().strip().splitlines()
-        raise NotStarted("the guard did not start: %s" % (error_lines[-1] if error_lines else "no output"))
-    return ours
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def main_guard() -> int:
     """Verb `guard RUN`: become the guard, given all it needs on stdin and by inherited descriptors. RUN is for `ps`."""
-    from .guard import Guard  # the relay has no use for it
+    from .guard import Guard  # the relay has no use for these
+    from .past import Past
 
     given = json.load(sys.stdin)
     if os.fork():
@@ -87,14 +31,19 @@ def main_guard() -> int:
     processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
     guard = Guard(
         given["folder"],
-        dict(given["spec"], umask=umask, descriptors=descriptors),
+        {
+            "umask": umask,
+            "descriptors": descriptors,
+            **given["spec"],
+        },  # the spec has them, if the run had a guard before
         given["private"],
         socket.socket(fileno=given["control"]),
         {name: [socket.socket(fileno=number) for number in handles] for name, handles in given["sockets"].items()},
         given["locks"],
-        given["rejoin"],
+        Past(**given["past"]) if given["past"] else None,
     )
-    guard.hold()
+    if not given["past"]:
+        guard.hold()
     guard.run()
     guard.close()
     os._exit(0)  # at once: a relay that waits for the end of the control channel expects the process to be gone

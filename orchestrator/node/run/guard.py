@@ -15,12 +15,13 @@ import socket
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from ..host import network, processes, state
+from ..host import guard_locks, network, processes, state
 from . import gang_events, gang_state, messages
 from .attempts import AttemptOrder, Attempts
 from .child import RecorderChild
 from .control import Control
 from .messages import AttemptPhase
+from .past import Past
 from .permit import Permit, clock
 from .requests import Requests
 from .shutdown import Shutdown
@@ -36,10 +37,12 @@ class Guard:
         private: Dict[str, Any],
         control: socket.socket,
         sockets: Dict[str, List[socket.socket]],
-        locks: List[int],
-        rejoin: bool = False,
+        held: List[int],
+        past: Optional[Past] = None,
     ) -> None:
-        """`private`: the run's secrets and key, in memory only. `locks`: of GPUs and names, held until the guard ends.
+        """`private`: the run's secrets and key, in memory only. `held`: locks of GPUs and names, until the guard ends.
+
+        `past`: what there was before, if the run had another guard here.
 
         `sockets`, one for each address of this node: "link" for the recorders of other nodes, and on the head "rdzv" to
         keep the rendezvous port until it is needed.
@@ -48,7 +51,7 @@ class Guard:
         self._spec = spec
         self._private = private
         self._link_listeners = sockets.get("link", [])
-        self._locks = list(locks)
+        self._locks = list(held)
         self._waiting = False  # as a spare: the gang has begun without this node
         self._permit = Permit()
         self._next_order: Optional[AttemptOrder] = None  # waits until no process of an older attempt is left
@@ -65,11 +68,11 @@ class Guard:
         )
         self._shutdown = Shutdown(folder, self._recorder, self._send_status)
         self._requests = Requests(folder, self._answer_request)
-        self._restarted = rejoin
-        if rejoin:
-            before = state.read(self._path("state.json")) or {}
-            self._control.start = before.get("start")
-            self._attempts.failures = before.get("failures", [])
+        self._has_past = past is not None
+        self._restarted = past is not None and past.restarted
+        if past is not None:
+            self._waiting, self._control.start = past.waiting, past.start
+            self._attempts.resume(past)
 
     # the loop
 
@@ -85,6 +88,8 @@ class Guard:
         self._attempts.open_register()
         self._write_state()
         self._start_recorder()
+        if self._has_past:
+            self._control.answer({"rejoined": {"pid": os.getpid(), "boot_id": state.boot_id()}})
         control = [] if self._control.channel is None else [self._control.channel]
         for sock in control + self._attempts.rendezvous:
             sock.setblocking(False)
@@ -152,8 +157,8 @@ class Guard:
 
     def _is_committed(self) -> bool:
         """Whether the head has started the run, as far as this node knows."""
-        started = self._control.start is not None or self._attempts.tree is not None
-        return started or self._waiting or self._restarted
+        begun = self._control.start is not None or self._attempts.tree is not None or self._waiting
+        return begun or self._has_past
 
     # the recorder
 
@@ -240,6 +245,7 @@ class Guard:
         if self._permit.has_lapsed(clock()):
             self._attempts.skip(order.attempt)
         else:
+            self._restarted = False
             self._attempts.start(order)
 
     def _fence_if_due(self) -> None:
@@ -317,9 +323,9 @@ class Guard:
             "phase": self._phase().value,
             "attempt": self._attempts.number,
             "committed": self._is_committed(),
-            "start": self._control.start,
             "guard": processes.identify(os.getpid()),
             "boot_id": state.boot_id(),
+            "start": self._control.start,
             "failures": self._attempts.failures,
             **self._attempts.place,
         }
@@ -334,7 +340,7 @@ class Guard:
 
     def hold(self) -> None:
         """Take run.lock. A process that can take it later knows that the guard has gone."""
-        lock = os.open(self._path("run.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(self._path(guard_locks.RUN_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)  # a reader may be trying it for an instant; there is no other guard
         self._locks.append(lock)
 

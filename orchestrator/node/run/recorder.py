@@ -14,9 +14,10 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ..host import ledger, processes, state
 from ..host.sweep import sweep
-from . import gang_events, journal, messages
+from . import gang_events, journal, messages, succession
 from .link import LEASE
 from .messages import AttemptPhase
+from .past import after_kill
 from .peers import ClusterLink, RecorderApi
 from .permit import clock
 
@@ -43,6 +44,7 @@ class Recorder:
         self.spec = spec
         self.key = bytes.fromhex(private["key"])
         self.notify = private["notify"]
+        self._private = private
         self._secrets = [value for value in private["secrets"].values() if len(value) >= 8]  # as the Mask of `logs`
         self._guard: Optional[socket.socket] = guard
         self._guard_pid = guard_pid
@@ -54,6 +56,7 @@ class Recorder:
             "start": None,
             "waiting": False,
             "fenced": False,
+            "restarted": False,
             "stop": None,
             "drain": False,
         }
@@ -68,6 +71,7 @@ class Recorder:
         self._grown = self._segment  # bytes since the journal's size was looked at
         self._last_lines: List[str] = []  # the last line of each failure reported of this attempt
         self._orphan_until: Optional[float] = None
+        self._verdict: Optional[Dict[str, Any]] = None  # that the guard was told
         self._poll = select.poll()
         self._link = cluster_link(self)
 
@@ -97,8 +101,7 @@ class Recorder:
             if self._status["drain"]:
                 self._drain()
             if self._orphan_until is not None and time.monotonic() > self._orphan_until:
-                verdict = {"state": "lost", "first_failure": None, "stopped_by": None}
-                self._end_orphaned(dict(verdict, attempt=self._status["attempt"]))
+                self._end_orphaned(self._lost())
             self._grown += moved
             if self._grown >= self._segment:
                 self._trim()
@@ -192,6 +195,9 @@ class Recorder:
         if not raw:
             self._orphaned()
             return
+        self._read_status(raw)
+
+    def _read_status(self, raw: bytes) -> None:
         before, self._status = self._status["attempt"], json.loads(raw)
         if self._status["attempt"] != before:
             self._heard_ranks_at = time.monotonic()
@@ -230,6 +236,8 @@ class Recorder:
         return text
 
     def command(self, message: Dict[str, Any]) -> None:
+        if message["do"] == "end":
+            self._verdict = message["verdict"]
         if self._guard is None:
             if message["do"] == "end":
                 self._end_orphaned(message["verdict"])
@@ -267,36 +275,81 @@ class Recorder:
     # without a guard
 
     def _orphaned(self) -> None:
-        """Our guard was killed: end its processes, report to the gang, and write the exit record in its place."""
-        if self._guard is None:
+        """Our guard was killed: end its processes, and have a new guard take over. Without one, the run ends here."""
+        guard, self._guard = self._guard, None
+        if guard is None:
             return
-        self._guard.close()
-        self._guard = None
+        self._read_last_statuses(guard)
         deadline = time.monotonic() + DYING_WINDOW
         while os.getppid() == self._guard_pid:  # a dying process closes its descriptors before its children are orphans
             if time.monotonic() > deadline:
                 os._exit(70)  # the guard lives and has closed our channel; it will start another recorder
             time.sleep(0.005)
-        self._orphan_until = time.monotonic() + 2 * LEASE
         left = sweep(self.spec["run_id"], self.folder)
+        self._open_fifos()
+        for handle in list(self._fifos):
+            self._finish(handle)
         failure = {
             "rank": None,
             "exit_code": None,
             "signal": None,
             "pid": self._guard_pid,
             "what": "the guard was killed",
-            "gone": True,
             "at": time.time(),
             "attempt": self._status["attempt"],
         }
+        if self._verdict is not None:
+            self._end_orphaned(self._verdict)
+            return
+        self._hand_over(failure, left)
+        self._report_end(failure, left)
+
+    def _read_last_statuses(self, guard: socket.socket) -> None:
+        """The guard may have sent more before its end than we have read."""
+        guard.setblocking(False)
+        with guard:
+            while True:
+                try:
+                    raw = guard.recv(1 << 20)
+                except OSError:
+                    return
+                if not raw:
+                    return
+                self._read_status(raw)
+
+    def _hand_over(self, failure: Dict[str, Any], left: List[Dict[str, Any]]) -> None:
+        """Start a new guard, whose recorder takes over from us. Returns only if that is not possible."""
+        status = self._status
+        if status["stop"] is not None or not (status["attempt"] or status["waiting"] or status["start"]):
+            return  # it is being stopped, or was never committed here
+        self.say("the guard was killed, and its processes too; a new one takes over")
+        past = after_kill(self.folder, status, failure, left)
+        try:
+            succession.replace_guard(self.folder, self.spec, self._private, self._link.listening(), past)
+        except succession.NotPossible as error:
+            self.say("no new guard: %s" % error)
+            return
+        os._exit(0)
+
+    def _report_end(self, failure: Dict[str, Any], left: List[Dict[str, Any]]) -> None:
+        """No guard will come: report to the gang, and write the exit record in the guard's place."""
+        self._orphan_until = time.monotonic() + 2 * LEASE
+        stop = self._status["stop"] or state.read(os.path.join(self.folder, "stop.json"))
         self._status = dict(
             self._status,
             phase=AttemptPhase.EXITED.value,
-            failures=self._status["failures"][: messages.FAILURES - 1] + [failure],  # the gang reads no more
+            failures=self._status["failures"][: messages.FAILURES - 1] + [dict(failure, gone=True)],
             outcome={"ok": False, "stopped": None, "statuses": {}, "unkillable": left, "ended": []},
+            stop=stop,
         )
         self.say("the guard was killed; its processes were killed too")
         self._link.on_status(self._status)
+
+    def _lost(self) -> Dict[str, Any]:
+        """The verdict where no host has said how the run ended."""
+        here = {"host": self.spec["nodes"][self.spec["node"]]["host"], "node": self.spec["node"]}
+        failure = {**self._status["failures"][-1], **here}
+        return {"state": "lost", "first_failure": failure, "stopped_by": None, "attempt": self._status["attempt"]}
 
     def _end_orphaned(self, verdict: Dict[str, Any]) -> None:
         for handle in list(self._fifos):

@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..host import network, processes, state
-from ..run import daemon
+from ..run import guard_process
 from ..run.follower import JOIN_WINDOW
 from . import link_port, retire, runs
 from . import locks as run_locks
@@ -75,8 +75,8 @@ def _start_guard(
     locks: List[int],
 ) -> socket.socket:
     try:
-        return daemon.start(folder, spec, private, sockets, locks)
-    except daemon.NotStarted as error:
+        return guard_process.start(folder, spec, private, sockets, locks)
+    except guard_process.NotStarted as error:
         raise Refused("unknown", str(error)) from error
 
 

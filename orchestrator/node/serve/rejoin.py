@@ -8,14 +8,12 @@ import os
 import time
 from typing import Any, Dict, List
 
-from ..host import network, state
+from ..host import guard_locks, network, state
 from ..host.sweep import sweep
-from ..run import daemon
+from ..run import guard_process, past
 from . import locks as run_locks
 from . import prepare
 from .wire import Refused
-
-START_WINDOW = 10.0  # s for the new guard to take the lock that proves it
 
 
 def rejoin(arguments: Dict[str, Any]) -> Dict[str, Any]:
@@ -27,37 +25,34 @@ def rejoin(arguments: Dict[str, Any]) -> Dict[str, Any]:
     folder = state.run_folder(run_id)
     check(run_id, folder)
     spec = state.read(os.path.join(folder, "spec.json")) or {}
-    left = sweep(run_id, folder)
-    if left:
-        raise Refused("process-stopped", "pid %d (%s) cannot be killed" % (left[0]["pid"], left[0]["cmd"]))
-    locks: List[int] = []
+    taken: List[int] = []
     listeners = []
     try:
+        _take_run(folder, taken)
+        check_not_over(run_id, folder)
+        left = sweep(run_id, folder)
+        if left:
+            raise Refused("process-stopped", "pid %d (%s) cannot be killed" % (left[0]["pid"], left[0]["cmd"]))
         prepare.check_space(folder)
         state.keep_space(folder)
         if not os.path.isdir(spec["cwd"]):
             raise Refused("remote-workdir-missing", "%s is gone" % spec["cwd"])
-        run_locks.take(spec, locks)
-        run_locks.share_output(spec, locks)
-        check(run_id, folder)  # before the locks were held, another may have started a guard
+        run_locks.take(spec, taken)
+        run_locks.share_output(spec, taken)
         listeners = [_listen(address, port) for address, port in spec["listening"]]
-        _empty(os.path.join(folder, "fifo"))
         spec["epoch"] = max(time.time(), _last_event(folder)) - time.monotonic()
         state.write(os.path.join(folder, "spec.json"), spec)
-        daemon.start(folder, spec, arguments["private"], {"link": listeners}, locks, rejoin=True).close()
-    except daemon.NotStarted as error:
+        begun = past.after_restart(folder)._asdict()
+        control = guard_process.start(folder, spec, arguments["private"], {"link": listeners}, taken, begun)
+    except guard_process.NotStarted as error:
         raise Refused("unknown", str(error)) from error
     finally:  # the guard has its own
         for listener in listeners:
             listener.close()
-        for lock in locks:
+        for lock in taken:
             os.close(lock)
-    deadline = time.monotonic() + START_WINDOW
-    while not state.guarded(folder):
-        if time.monotonic() > deadline:
-            raise Refused("unknown", "the guard has ended; see guard.err in the run's folder")
-        time.sleep(0.02)
-    return {"boot_id": state.boot_id()}
+    with control:
+        return prepare.ask(control, None, "rejoined")
 
 
 def check(run_id: str, folder: str) -> None:
@@ -67,10 +62,21 @@ def check(run_id: str, folder: str) -> None:
         raise Refused("no-such-run", "run %s is not on this host" % run_id)
     if state.guarded(folder):
         raise Refused("guarded", "run %s has its guard on this host" % run_id)
-    if any(os.path.exists(os.path.join(folder, name)) for name in ("exit.json", "stop.json")):
-        raise Refused("over", "run %s is over on this host" % run_id)
+    check_not_over(run_id, folder)
     if "listening" not in spec:
         raise Refused("unknown", "run %s was started by an older version of ddp-orch" % run_id)
+
+
+def check_not_over(run_id: str, folder: str) -> None:
+    if any(os.path.exists(os.path.join(folder, name)) for name in ("exit.json", "stop.json")):
+        raise Refused("over", "run %s is over on this host" % run_id)
+
+
+def _take_run(folder: str, taken: List[int]) -> None:
+    try:
+        guard_locks.take_run(folder, taken)
+    except guard_locks.Held as error:
+        raise Refused("guarded", str(error)) from error
 
 
 def _listen(address: str, port: int) -> Any:
@@ -80,12 +86,6 @@ def _listen(address: str, port: int) -> Any:
     except OSError as error:
         text = "cannot listen on %s: %s" % (network.endpoint(address, port), error.strerror)
         raise Refused("port-in-use", text) from error
-
-
-def _empty(folder: str) -> None:
-    """Remove the FIFOs of processes that have ended."""
-    for name in os.listdir(folder):
-        os.unlink(os.path.join(folder, name))
 
 
 def _last_event(folder: str) -> float:

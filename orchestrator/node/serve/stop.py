@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from ..host import network, processes, state
 from ..host.sweep import belonging, sweep
@@ -13,6 +13,7 @@ from .leftovers import owner, ports_of
 
 LOOK_EVERY = 0.05  # s between looks at the guard; for all processes, which is expensive on a large host, see LOOK_SHARE
 GRACE = 30.0  # s, of a run whose record does not tell
+REPLACE_WINDOW = 10.0  # s to find a guard, where run.lock is held but the guard on record has ended
 REPORT_WINDOW = 5.0  # s beyond the grace and the lease for a guard to write its record
 
 
@@ -28,18 +29,11 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
     if os.path.isdir(folder):
         before.update((process, processes.command(process.pid)) for process in belonging(run_id, folder))
     held = ports_of(folder)
-    guard = runs.guard_of(folder) if os.path.isdir(folder) else None
+    grace = _write_request(folder, arguments) if os.path.isdir(folder) else 0.0
+    guard = _find_guard(folder)
     if guard is not None:
-        spec = state.read(os.path.join(folder, "spec.json")) or {}
-        known = spec.get("grace")
-        own = float(known) if isinstance(known, (int, float)) else GRACE
-        grace = own if arguments["grace"] is None else float(arguments["grace"])
-        try:
-            state.write(os.path.join(folder, "stop.json"), {"by": arguments["by"], "grace": grace, "at": time.time()})
-        except OSError:  # a full disk: the guard still stops the run, with the run's own grace
-            grace = max(grace, own)
         processes.send(guard, signal.SIGTERM)
-        deadline = time.monotonic() + grace + lease(spec) + REPORT_WINDOW
+        deadline = time.monotonic() + grace + lease(state.read(os.path.join(folder, "spec.json")) or {}) + REPORT_WINDOW
         look_at = time.monotonic()
         while processes.alive(guard) and time.monotonic() < deadline:
             if time.monotonic() >= look_at:
@@ -65,6 +59,34 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         ],
         "run": runs.describe(run_id, folder) if os.path.isdir(folder) else None,
     }
+
+
+def _write_request(folder: str, arguments: Dict[str, Any]) -> float:
+    """Write stop.json before looking for the guard: in place of a guard that was killed, none is started then.
+
+    Returns the grace.
+    """
+    spec = state.read(os.path.join(folder, "spec.json")) or {}
+    known = spec.get("grace")
+    own = float(known) if isinstance(known, (int, float)) else GRACE
+    grace = own if arguments["grace"] is None else float(arguments["grace"])
+    if os.path.exists(os.path.join(folder, "exit.json")):
+        return grace
+    try:
+        state.write(os.path.join(folder, "stop.json"), {"by": arguments["by"], "grace": grace, "at": time.time()})
+    except OSError:  # a full disk: the guard still stops the run, with the run's own grace
+        return max(grace, own)
+    return grace
+
+
+def _find_guard(folder: str) -> Optional[processes.Process]:
+    """The guard, if need be the one that its recorder is starting at this moment in place of a killed one."""
+    deadline = time.monotonic() + REPLACE_WINDOW
+    while True:
+        guard = runs.guard_of(folder)
+        if guard is not None or not state.guarded(folder) or time.monotonic() > deadline:
+            return guard
+        time.sleep(LOOK_EVERY)
 
 
 def _ended(folder: str) -> Dict[int, str]:

@@ -1,0 +1,66 @@
+"""The locks of a run on this host: of its GPUs, of its name, and the one that proves that it has a guard."""
+
+import errno
+import fcntl
+import os
+import time
+from typing import Any, Dict, List
+
+from . import state
+
+RUN_LOCK = "run.lock"
+READERS_WINDOW = 1.0  # s: `state.guarded` of another process holds run.lock for an instant
+
+
+class Held(Exception):
+    """Another run holds a lock; the text says which, and how to end it."""
+
+
+def take(spec: Dict[str, Any], taken: List[int]) -> None:
+    """Lock each GPU of the run, and its name, hence its output folder. Raises Held. Locks are added to `taken`."""
+    names = [("GPU %d" % number, "gpu-%d" % number) for number in spec["gpu_ids"]]
+    for what, name in names + [("the name %s" % spec["name"], "name-%s" % spec["name"])]:
+        for home in state.homes()[1:]:  # of runs from a time when the state folder was there
+            lock(os.path.join(home, "locks", name), what, taken, os.O_RDWR)
+        handle = lock(os.path.join(state.folder("locks"), name), what, taken, os.O_RDWR | os.O_CREAT)
+        write_holder(handle, spec)
+
+
+def take_run(folder: str, taken: List[int]) -> None:
+    """Lock a run that has begun already, for a guard to come: whoever holds the lock may start it. Raises Held."""
+    handle = os.open(os.path.join(folder, RUN_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    taken.append(handle)
+    deadline = time.monotonic() + READERS_WINDOW
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise Held("the run has a guard here") from None
+        time.sleep(0.01)
+
+
+def lock(path: str, what: str, taken: List[int], flags: int) -> int:
+    """Lock a file and add it to `taken`. -1 where there is no such file, and so nobody who has locked it."""
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return -1
+    taken.append(handle)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            return handle  # a shared disk without locks; the name of the run is locked on every host
+        who = os.pread(handle, 4096, 0).decode("utf-8", "replace")
+        end = "`ddp-orch kill INVENTORY %s` ends it" % who.split()[1] if who.startswith("run ") else "end that one"
+        raise Held("%s is taken by %s; %s, or wait for it with --wait" % (what, who or "another run", end)) from None
+    return handle
+
+
+def write_holder(handle: int, spec: Dict[str, Any]) -> None:
+    started = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    holder = "run %s (%s), started %s" % (spec["run_id"], spec["name"], started)
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, holder.encode("utf-8", "replace"), 0)

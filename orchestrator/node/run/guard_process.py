@@ -1,0 +1,65 @@
+"""Start the process of a run's guard.
+
+It is not a fork of the relay or the recorder: they have threads, and a lock that one of them holds would stay locked.
+"""
+
+import json
+import os
+import socket
+import subprocess
+from typing import Any, Dict, List, Optional
+
+from ..host import processes
+
+
+class NotStarted(Exception):
+    """The guard ended while it was starting; the text says why."""
+
+
+def start(
+    folder: str,
+    spec: Dict[str, Any],
+    private: Dict[str, Any],
+    sockets: Dict[str, List[socket.socket]],
+    locks: List[int],
+    past: Optional[Dict[str, Any]] = None,
+) -> socket.socket:
+    """Start a guard, which has copies of `sockets` and `locks`. Returns our end of its control channel.
+
+    `past`: a Past as a dict, if the run has begun already; run.lock is among the locks then. Raises NotStarted.
+    """
+    ours, theirs = socket.socketpair()
+    handles = {name: [listener.fileno() for listener in listeners] for name, listeners in sockets.items()}
+    inherited = [theirs.fileno(), *(handle for some in handles.values() for handle in some), *locks]
+    given = {
+        "folder": folder,
+        "spec": spec,
+        "private": private,
+        "inherited": inherited,
+        "control": theirs.fileno(),
+        "sockets": handles,
+        "locks": locks,
+        "past": past,
+    }
+    errors = os.path.join(folder, "guard.err")
+    with theirs, open(errors, "ab", opener=_private) as log:
+        child = subprocess.Popen(
+            processes.own_program(spec["program"], "guard", spec["run_id"]),
+            stdin=subprocess.PIPE,  # the secrets: in no argv, environment or file
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            start_new_session=True,
+            pass_fds=inherited,
+        )
+        child.communicate(json.dumps(given).encode("ascii"))
+    if child.returncode:
+        ours.close()
+        with open(errors, encoding="utf-8", errors="replace") as log:
+            error_lines = log.read().strip().splitlines()
+        raise NotStarted("the guard did not start: %s" % (error_lines[-1] if error_lines else "no output"))
+    return ours
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
