@@ -7,8 +7,6 @@ deep       the all-reduce of `check --deep`; payload/ is what runs on the hosts
 launch     prepare all hosts, then start the run; rendezvous chooses the address where the nodes meet
 follow     read the logs of a run from all hosts; readers has the threads, printing prints the lines
 attach     `up` with a terminal: follow the run, stop it on Ctrl-C, print how it ended
-follow     read the logs of a run from all hosts; readers has the threads, printing shows the lines
-attach     `up` with a terminal: follow, stop, conclude
 revive     start the guards of restarted hosts again
 ending     stop runs and clean up (`kill`)
 receiving  download files (`fetch`)
