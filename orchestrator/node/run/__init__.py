@@ -7,6 +7,7 @@ control    the guard's socket, for the relay
 recorder   writes the journal and keeps the link to the other hosts
 gang       decides for all hosts, on the head: (state, event) -> (state, actions). Pure. A lost host becomes a restart
            here; team chooses who takes part in the next attempt
+election   decides who is the head, and until when ranks may run: the same on every node. Pure. Not used by runs yet
 head       the head's end of the links, follower the other hosts'; link is the connection between them
 launch     the argv and environment of an attempt on this host: its interface is chosen here
 """

@@ -1,0 +1,390 @@
+"""Who is the head, and until when ranks may run, as decisions: step(state, event) -> (state, actions). Pure.
+
+Raft's rules for epochs, votes and the log (a trial before each vote), and leases that need no common clock:
+
+    head                          node                           why two gangs never run at once
+     |-- beat(sent by my clock) -->|  heard_at = now             it gives no vote for a lease after this
+     |<-- ack(sent, its stamp) ----|                             so no other head before sent + lease
+    authority = the majority's sent + SHORTER * lease            by whatever clock
+     |-- beat(stamp, remaining) -->|  permit = stamp + remaining a delayed beat brings an old stamp, and permits nothing
+    authority or permit lapses: the ranks are stopped            a new head waits for the stop window
+
+    FOLLOWER --a lease of silence, in turn--> TRIAL --a majority would--> CANDIDATE --a majority does--> HEAD
+       ^----------- a beat, or a later epoch, or the round is over ----------|-----------------------------'
+
+With `head_lost: stop` the quorum is 1: the first head is its own majority, and nobody else tries.
+"""
+
+from typing import List, Optional, Sequence, Tuple
+
+from .election_state import (
+    ENTRIES_A_BEAT,
+    FIRST_EPOCH,
+    SHORTER,
+    Ack,
+    Action,
+    Answer,
+    Ask,
+    Ballot,
+    Beat,
+    Config,
+    Copy,
+    Entry,
+    Event,
+    Permit,
+    Proposed,
+    Received,
+    Role,
+    Save,
+    Send,
+    Stamp,
+    State,
+    Tick,
+    Write,
+    write,
+)
+
+Step = Tuple[State, Tuple[Action, ...]]
+
+
+def first_ballot(config: Config) -> Ballot:
+    """Of a node that has never been told anything: the first candidate leads, as if all had voted for it."""
+    head = config.candidates[0]
+    return Ballot(FIRST_EPOCH, head, leads=config.node == head)
+
+
+def begin(config: Config, ballot: Ballot, log: Sequence[Entry], boot: str, at: float) -> State:
+    """`ballot` and `log` as they are on disk. It may have heard a head a moment ago, before it was restarted."""
+    state = State(config, boot, ballot, (), ("",), heard_at=at, campaign_at=_turn(config, at))
+    state = write(state, 0, tuple(log))
+    return _lead(state, at) if ballot.leads else state
+
+
+def step(state: State, event: Event) -> Step:
+    if isinstance(event, Tick):
+        return _on_tick(state, event.at)
+    if isinstance(event, Proposed):
+        return _on_proposed(state, event)
+    return _on_received(state, event)
+
+
+def _on_received(state: State, event: Received) -> Step:
+    sender, message, at = event
+    if isinstance(message, Beat):
+        return _on_beat(state, sender, message, at)
+    if isinstance(message, Ask):
+        return _on_ask(state, sender, message, at)
+    if isinstance(message, Copy):
+        return _on_copy(state, message)
+    if message.epoch > state.ballot.epoch:  # we are behind: somebody has won or voted since
+        return _adopt(state, message.epoch, at)
+    if isinstance(message, Ack):
+        return _on_ack(state, sender, message, at)
+    return _on_answer(state, sender, message, at)
+
+
+# --- what others may ask of the state
+
+
+def authority_until(state: State, at: float) -> float:
+    """Until when the head may decide, by its clock: no voter of a majority has voted for another by then."""
+    return _authority_base(state, at) + SHORTER * state.config.lease
+
+
+def has_authority(state: State, at: float) -> bool:
+    return state.role is Role.HEAD and at < authority_until(state, at)
+
+
+def is_current(state: State) -> bool:
+    """The head knows all that earlier heads have committed, as an entry of its own epoch is committed."""
+    return state.committed > 0 and state.log[state.committed - 1].epoch == state.ballot.epoch
+
+
+def may_start_attempts(state: State, at: float) -> bool:
+    """The ranks of earlier epochs are dead: their permits had lapsed when this head won."""
+    return has_authority(state, at) and is_current(state) and at >= stop_window_ends_at(state)
+
+
+def stop_window_ends_at(state: State) -> float:
+    return state.won_at + state.config.stop_window / SHORTER
+
+
+def beat_for(state: State, node: int, at: float) -> Beat:
+    """A beat for a node. One travels with each order to run."""
+    known = state.lengths[node]
+    length = state.length if known is None else known  # a guess; the answer says how far it is right
+    return Beat(
+        state.ballot.epoch,
+        Stamp(state.boot, at),
+        state.stamps[node],
+        max(0.0, authority_until(state, at) - at),
+        length,
+        state.digests[length],
+        state.log[length : length + ENTRIES_A_BEAT],
+        state.committed,
+    )
+
+
+def order_is_valid(state: State, beat: Beat, at: float) -> bool:
+    """Whether a node may obey the order to run that came with this beat: its permit has not lapsed meanwhile."""
+    until = _permit_until(state, beat, at)
+    return beat.epoch >= state.ballot.epoch and until is not None and at < until
+
+
+# --- the head
+
+
+def _authority_base(state: State, at: float) -> float:
+    """When the newest beat was sent that a majority has acknowledged. The head has always heard itself."""
+    others = sorted((sent for node, sent in enumerate(state.acknowledged) if node != state.config.node), reverse=True)
+    return [at, *others][state.config.quorum - 1]
+
+
+def _lead(state: State, at: float) -> State:
+    voters = state.config.voters
+    after = state._replace(
+        role=Role.HEAD,
+        head=state.config.node,
+        won_at=at,
+        beat_at=at,
+        grants=frozenset(),
+        verified=state.length,
+        acknowledged=(float("-inf"),) * voters,
+        lengths=(None,) * voters,
+        stamps=(None,) * voters,
+    )
+    if state.config.quorum == 1:  # nobody's acknowledgement is needed, so no lapse of it stops ranks here
+        after = after._replace(permit_until=float("inf"))
+    return _commit(after)
+
+
+def _others(state: State) -> List[int]:
+    return [node for node in range(state.config.voters) if node != state.config.node]
+
+
+def _send_beat(state: State, node: int, at: float) -> Send:
+    return Send(node, beat_for(state, node, at))
+
+
+def _on_proposed(state: State, event: Proposed) -> Step:
+    if not has_authority(state, event.at):
+        return state, ()
+    entry = Entry(state.ballot.epoch, event.text)
+    after = write(state, state.length, (entry,))
+    after = _commit(after._replace(verified=after.length))
+    beats = tuple(_send_beat(after, node, event.at) for node in _others(after))
+    return after, (Write(state.length, (entry,)), *beats)
+
+
+def _on_ack(state: State, sender: int, ack: Ack, at: float) -> Step:
+    if state.role is not Role.HEAD or ack.epoch < state.ballot.epoch:
+        return state, ()
+    sent = ack.beat.at if ack.beat.boot == state.boot else float("-inf")
+    known, stamp = state.lengths[sender], state.stamps[sender]
+    after = state._replace(acknowledged=_put(state.acknowledged, sender, max(state.acknowledged[sender], sent)))
+    if stamp is None or stamp.boot != ack.stamp.boot or stamp.at < ack.stamp.at:  # else it came late
+        after = after._replace(
+            lengths=_put(state.lengths, sender, min(ack.length, state.length)),
+            stamps=_put(state.stamps, sender, ack.stamp),
+        )
+    actions: List[Action] = []
+    length = after.lengths[sender]
+    if length is not None and length < after.length and length != known:
+        actions.append(_send_beat(after, sender, at))
+    after = _commit(after)
+    until = authority_until(after, at)
+    if until > after.permit_until:
+        after = after._replace(permit_until=until)
+        actions.append(Permit(until, after.ballot.epoch))
+    return after, tuple(actions)
+
+
+def _commit(state: State) -> State:
+    """Entries of earlier epochs count only together with one of this epoch (Raft, section 5.4.2)."""
+    others = sorted((state.lengths[node] or 0 for node in _others(state)), reverse=True)
+    length = [state.length, *others][state.config.quorum - 1]
+    if length > state.committed and state.log[length - 1].epoch == state.ballot.epoch:
+        return state._replace(committed=length)
+    return state
+
+
+# --- a follower
+
+
+def _adopt(state: State, epoch: int, at: float, head: Optional[int] = None) -> Step:
+    """Follow a later epoch, or the head of this one. A head that steps down keeps the lease that it was given."""
+    ballot = state.ballot
+    if epoch > ballot.epoch:
+        ballot = Ballot(epoch, None, leads=False)
+    after = state._replace(
+        ballot=ballot,
+        role=Role.FOLLOWER,
+        head=head,
+        heard_at=_heard_at(state, at),
+        campaign_at=_retry(state.config, at),
+        grants=frozenset(),
+        verified=state.committed,
+    )
+    return after, (Save(ballot),) if ballot != state.ballot else ()
+
+
+def _on_beat(state: State, sender: int, beat: Beat, at: float) -> Step:
+    stamp = Stamp(state.boot, at)
+    if beat.epoch < state.ballot.epoch:
+        return state, (Send(sender, Ack(state.ballot.epoch, beat.sent, stamp, 0)),)
+    actions: Tuple[Action, ...] = ()
+    if beat.epoch > state.ballot.epoch or state.head != sender:
+        state, actions = _adopt(state, beat.epoch, at, sender)
+    state = state._replace(heard_at=at, campaign_at=_turn(state.config, at))
+    state, written = _accept(state, beat.length, beat.digest, beat.entries)
+    state = state._replace(committed=max(state.committed, min(beat.committed, state.verified)))
+    permits: Tuple[Action, ...] = ()
+    until = _permit_until(state, beat, at)
+    if until is not None and until > state.permit_until:
+        state = state._replace(permit_until=until)
+        permits = (Permit(until, beat.epoch),)
+    ack = Ack(beat.epoch, beat.sent, stamp, state.verified)
+    return state, (*actions, *written, *permits, Send(sender, ack))
+
+
+def _permit_until(state: State, beat: Beat, at: float) -> Optional[float]:
+    """The head had `remaining` seconds left when it sent this, and that was after we sent it the stamp."""
+    if beat.echo is None or beat.echo.boot != state.boot:
+        return None
+    return beat.echo.at + beat.remaining
+
+
+def _accept(state: State, length: int, digest: str, entries: Tuple[Entry, ...]) -> Tuple[State, Tuple[Action, ...]]:
+    """Bring the log to what the head has. An older beat that comes late must not cut what a newer one brought."""
+    if length > state.length or state.digests[length] != digest:
+        return state, ()
+    goal = write(state, length, entries)
+    verified = max(state.verified, goal.length)
+    if state.digests[length : goal.length + 1] == goal.digests[length:]:
+        return state._replace(verified=verified), ()
+    same = length
+    while same < state.length and state.digests[same + 1] == goal.digests[same + 1]:
+        same += 1
+    if same < state.committed:
+        return state, ()  # a log that was damaged on disk: this one, or the head's
+    return goal._replace(verified=verified), (Write(same, goal.log[same:]),)
+
+
+# --- votes
+
+
+def _turn(config: Config, at: float) -> float:
+    """When this node may try to lead, if it hears no head from now on: in the order of the candidates."""
+    position = config.position
+    return float("inf") if position is None else at + config.lease / SHORTER + position * config.turn
+
+
+def _retry(config: Config, at: float) -> float:
+    """When to try again after a round, or after a vote for somebody who may not win."""
+    position = config.position
+    return float("inf") if position is None else at + (1 + position) * config.turn
+
+
+def _heard_at(state: State, at: float) -> float:
+    """A head has given its own lease too: to itself, with each beat that a majority acknowledged."""
+    if state.role is Role.HEAD:
+        return max(state.heard_at, _authority_base(state, at))
+    return state.heard_at
+
+
+def _lease_is_over(state: State, at: float) -> bool:
+    return at - _heard_at(state, at) >= state.config.lease
+
+
+def _is_as_new(state: State, ask: Ask) -> bool:
+    """The candidate's log has all that is committed, if a majority finds it as new as its own."""
+    return (ask.last_epoch, ask.length) >= (state.last_epoch, state.length)
+
+
+def _knows_the_run(ask: Ask) -> bool:
+    """With an empty log, the run has not begun, or the candidate does not know of it yet and gets a copy."""
+    return ask.length > 0
+
+
+def _on_tick(state: State, at: float) -> Step:
+    if state.role is Role.HEAD:
+        if at < state.beat_at:
+            return state, ()
+        after = state._replace(beat_at=at + state.config.beat)
+        return after, tuple(_send_beat(after, node, at) for node in _others(after))
+    if state.role is not Role.FOLLOWER and at >= state.round_ends_at:
+        return state._replace(role=Role.FOLLOWER, campaign_at=_retry(state.config, at)), ()
+    if state.role is Role.FOLLOWER and at >= state.campaign_at and _lease_is_over(state, at):
+        return _ask_all(state._replace(role=Role.TRIAL, head=None), at)
+    return state, ()
+
+
+def _ask_all(state: State, at: float) -> Step:
+    trial = state.role is Role.TRIAL
+    after = state._replace(
+        round=state.round + 1,
+        round_ends_at=at + state.config.round_length,
+        grants=frozenset({state.config.node}),
+    )
+    ask = Ask(
+        state.ballot.epoch + trial,
+        trial,
+        after.round,
+        state.last_epoch,
+        state.length,
+        state.digests[-1],
+        state.committed,
+    )
+    return after, tuple(Send(node, ask) for node in _others(after))
+
+
+def _on_ask(state: State, sender: int, ask: Ask, at: float) -> Step:
+    ballot = state.ballot
+    is_free = ask.epoch > ballot.epoch or (not ask.trial and ask.epoch == ballot.epoch and ballot.vote == sender)
+    granted = is_free and _lease_is_over(state, at) and _is_as_new(state, ask) and _knows_the_run(ask)
+    after, actions = state, ()  # type: Tuple[State, Tuple[Action, ...]]
+    if granted and not ask.trial and ask.epoch > ballot.epoch:
+        after, _ = _adopt(state, ask.epoch, at)
+        after = after._replace(ballot=Ballot(ask.epoch, sender, leads=False))
+        actions = (Save(after.ballot),)
+    answer = Answer(after.ballot.epoch, ask.trial, ask.round, granted)
+    copies = () if _is_as_new(state, ask) else (Send(sender, _copy(state, ask)),)
+    return after, (*actions, Send(sender, answer), *copies)
+
+
+def _copy(state: State, ask: Ask) -> Copy:
+    is_prefix = ask.length <= state.length and state.digests[ask.length] == ask.digest
+    length = ask.length if is_prefix else min(ask.committed, state.length)
+    entries = state.log[length : length + ENTRIES_A_BEAT]
+    return Copy(state.ballot.epoch, state.last_epoch, state.length, length, state.digests[length], entries)
+
+
+def _on_copy(state: State, copy: Copy) -> Step:
+    """A newer log has all that is committed of this one. With a head, only what the head sends counts."""
+    is_newer = (copy.last_epoch, copy.total) > (state.last_epoch, state.length)
+    if not is_newer or copy.epoch > state.ballot.epoch or state.role not in (Role.TRIAL, Role.CANDIDATE):
+        return state, ()
+    after, written = _accept(state, copy.length, copy.digest, copy.entries)
+    return after._replace(verified=after.committed), written
+
+
+def _on_answer(state: State, sender: int, answer: Answer, at: float) -> Step:
+    role = Role.TRIAL if answer.trial else Role.CANDIDATE
+    if state.role is not role or answer.round != state.round or not answer.granted or at >= state.round_ends_at:
+        return state, ()
+    if not answer.trial and answer.epoch != state.ballot.epoch:  # from before this node was restarted
+        return state, ()
+    after = state._replace(grants=state.grants | {sender})
+    if len(after.grants) < after.config.quorum:
+        return after, ()
+    ballot = Ballot(after.ballot.epoch + answer.trial, after.config.node, leads=not answer.trial)
+    after = after._replace(ballot=ballot)
+    if answer.trial:
+        after, asks = _ask_all(after._replace(role=Role.CANDIDATE), at)
+        return after, (Save(ballot), *asks)
+    after = _lead(after, at)
+    return after, (Save(ballot), *(_send_beat(after, node, at) for node in _others(after)))
+
+
+def _put(values: Tuple, position: int, value: object) -> Tuple:  # type: ignore[type-arg]
+    return values[:position] + (value,) + values[position + 1 :]

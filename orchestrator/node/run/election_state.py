@@ -1,0 +1,245 @@
+"""What one node knows of an election: epochs, votes, leases and the replicated log. Pure data.
+
+Times are seconds by the clock of the node that has the state. That clock counts from the boot, is never set back, and
+goes on while the host sleeps (CLOCK_BOOTTIME). A time of another node's clock is only ever sent back to it, as a Stamp.
+"""
+
+import enum
+import hashlib
+from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional, Tuple, Union
+
+DRIFT = 0.05  # the most by which the rate of a clock differs from true time
+# What ends after SHORTER * s by one clock has ended when any other clock has counted s.
+SHORTER = (1 - DRIFT) / (1 + DRIFT)
+BEATS_A_LEASE = 16  # a permit must survive a cut of half a lease: a beat is up to three beats old when it is needed
+ENTRIES_A_BEAT = 64  # of the log in one message
+FIRST_EPOCH = 1  # in which the head of the inventory leads without a vote
+
+
+class Role(enum.Enum):
+    FOLLOWER = "follower"
+    TRIAL = "trial"  # asks whether it would win, which changes nothing on any node
+    CANDIDATE = "candidate"
+    HEAD = "head"
+
+
+class Stamp(NamedTuple):
+    """A time by one node's clock, which begins again at each boot."""
+
+    boot: str
+    at: float
+
+
+class Entry(NamedTuple):
+    """`text`: an event of the gang, in JSON. `epoch`: of the head that wrote it."""
+
+    epoch: int
+    text: str
+
+
+class Ballot(NamedTuple):
+    """The part that must be on disk before any answer that follows from it leaves the node."""
+
+    epoch: int
+    vote: Optional[int]  # given in this epoch
+    leads: bool  # has won this epoch: a restarted recorder goes on as the head
+
+
+class Config(NamedTuple):
+    node: int
+    voters: int  # all nodes of the run, numbered from 0: spares and the witness too
+    candidates: Tuple[int, ...]  # who may lead, in the order in which they try; without the witness
+    lease: float  # s
+    stop_window: float  # s by any clock from the lapse of a permit until the ranks under it are dead
+    elects: bool  # False: the first head leads forever (`head_lost: stop`)
+
+    @property
+    def quorum(self) -> int:
+        """How many nodes, itself included, a head needs for its authority and for its log."""
+        return self.voters // 2 + 1 if self.elects else 1
+
+    @property
+    def beat(self) -> float:
+        """Seconds between two messages to each node."""
+        return self.lease / BEATS_A_LEASE
+
+    @property
+    def turn(self) -> float:
+        """Seconds between the first attempts of two candidates: the first can win before the second tries."""
+        return self.lease / 8
+
+    @property
+    def round_length(self) -> float:
+        """Seconds in which the answers of a majority must arrive."""
+        return self.lease / 4
+
+    @property
+    def position(self) -> Optional[int]:
+        """Among the candidates; None: never leads."""
+        return self.candidates.index(self.node) if self.elects and self.node in self.candidates else None
+
+
+class State(NamedTuple):
+    config: Config
+    boot: str
+    ballot: Ballot
+    log: Tuple[Entry, ...]
+    digests: Tuple[str, ...]  # of the first 0, 1, 2, ... entries
+    heard_at: float  # the last message of any head, or when this node began
+    campaign_at: float  # when to try to become the head
+    role: Role = Role.FOLLOWER
+    head: Optional[int] = None  # of this epoch, where known
+    committed: int = 0  # so many entries are on a majority
+    verified: int = 0  # so many entries are the same as on the head of this epoch
+    permit_until: float = float("-inf")  # ranks may run here until then
+    # of a candidate
+    round: int = 0  # an answer counts only in the round in which it was asked for
+    round_ends_at: float = 0.0
+    grants: FrozenSet[int] = frozenset()
+    # of the head; one for each node
+    won_at: float = 0.0
+    beat_at: float = 0.0
+    acknowledged: Tuple[float, ...] = ()  # by this node's clock, when the newest acknowledged beat was sent
+    lengths: Tuple[Optional[int], ...] = ()  # of the log, as far as a node has verified it
+    stamps: Tuple[Optional[Stamp], ...] = ()  # the newest of each node, to be sent back
+
+    @property
+    def length(self) -> int:
+        return len(self.log)
+
+    @property
+    def last_epoch(self) -> int:
+        return self.log[-1].epoch if self.log else 0
+
+
+# --- events
+
+
+class Tick(NamedTuple):
+    at: float
+
+
+class Proposed(NamedTuple):
+    """The head wants to add an entry to the log. Without authority it is dropped: statuses are repeated."""
+
+    text: str
+    at: float
+
+
+class Received(NamedTuple):
+    sender: int
+    message: "Message"
+    at: float
+
+
+Event = Union[Tick, Proposed, Received]
+
+# --- messages between nodes
+
+
+class Beat(NamedTuple):
+    """From the head: its lease, and what the log has after the first `length` entries, whose digest is `digest`."""
+
+    epoch: int
+    sent: Stamp
+    echo: Optional[Stamp]  # the newest that the head has of the receiver
+    remaining: float  # s of the head's authority
+    length: int
+    digest: str
+    entries: Tuple[Entry, ...]
+    committed: int
+
+
+class Ack(NamedTuple):
+    """To the head. With a later `epoch`, the beat was refused."""
+
+    epoch: int
+    beat: Stamp  # `sent` of the beat
+    stamp: Stamp
+    length: int  # verified
+
+
+class Ask(NamedTuple):
+    """A candidate asks for a vote for `epoch`; `trial`: whether it would get one. The rest describes its log."""
+
+    epoch: int
+    trial: bool
+    round: int
+    last_epoch: int
+    length: int
+    digest: str
+    committed: int
+
+
+class Answer(NamedTuple):
+    """A voter's answer. `epoch`: its own."""
+
+    epoch: int
+    trial: bool
+    round: int
+    granted: bool
+
+
+class Copy(NamedTuple):
+    """To a candidate whose log is older: what the voter's has after the first `length` entries.
+
+    A witness may be the last that has an entry, and it cannot lead.
+    """
+
+    epoch: int
+    last_epoch: int
+    total: int
+    length: int
+    digest: str
+    entries: Tuple[Entry, ...]
+
+
+Message = Union[Beat, Ack, Ask, Answer, Copy]
+
+# --- actions, to be carried out in their order: what is saved or written must be on disk before anything is sent
+
+
+class Save(NamedTuple):
+    ballot: Ballot
+
+
+class Write(NamedTuple):
+    """Cut the log on disk to `length` entries, and append `entries`."""
+
+    length: int
+    entries: Tuple[Entry, ...]
+
+
+class Send(NamedTuple):
+    node: int
+    message: Message
+
+
+class Permit(NamedTuple):
+    """The ranks of this node may run until then. A permit that has lapsed stays so for the ranks that ran under it."""
+
+    until: float
+    epoch: int
+
+
+Action = Union[Save, Write, Send, Permit]
+
+
+# --- the log
+
+
+def digest(before: str, entry: Entry) -> str:
+    """Of a log whose digest was `before`, with one more entry."""
+    return hashlib.sha256(("%s %d %s" % (before, entry.epoch, entry.text)).encode("utf-8")).hexdigest()
+
+
+def write(state: State, length: int, entries: Tuple[Entry, ...]) -> State:
+    """Cut the log to `length` and append `entries`."""
+    digests = list(state.digests[: length + 1])
+    for entry in entries:
+        digests.append(digest(digests[-1], entry))
+    return state._replace(log=state.log[:length] + entries, digests=tuple(digests))
+
+
+# The names that messages have on the link.
+MESSAGES: Dict[str, Callable[..., Any]] = {"Beat": Beat, "Ack": Ack, "Ask": Ask, "Answer": Answer, "Copy": Copy}
