@@ -1,0 +1,65 @@
+"""What must hold in every world. A violation ends the world and names its time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Protocol
+
+from orchestrator.node.run.election_state import Entry
+
+
+class Violation(AssertionError):
+    pass
+
+
+class Ranks(Protocol):
+    """The ranks of one node that are alive."""
+
+    node: int
+    attempt: int
+    epoch: int
+
+
+class Rules:
+    """`attempts`: the epoch of each attempt. `heads`: of each epoch. `committed`: the longest log known to be so."""
+
+    def __init__(self) -> None:
+        self.attempts: dict[int, int] = {}
+        self.heads: dict[int, int] = {}
+        self.committed: list[Entry] = []
+        self.first_failures: dict[int, str] = {}
+        self.verdicts: dict[int, str] = {}
+
+    def ranks_start(self, ranks: Ranks, others: Iterable[Ranks]) -> None:
+        epoch = self.attempts.setdefault(ranks.attempt, ranks.epoch)
+        if epoch != ranks.epoch:
+            raise Violation(f"attempt {ranks.attempt} belongs to the epochs {epoch} and {ranks.epoch}")
+        self.ranks_live([ranks, *others])
+
+    def ranks_live(self, alive: list[Ranks]) -> None:
+        for one, other in itertools.pairwise(alive):
+            if (other.attempt, other.epoch) != (one.attempt, one.epoch):
+                raise Violation(
+                    f"two attempts: {one.attempt} of epoch {one.epoch} is alive on node {one.node}, and "
+                    f"{other.attempt} of epoch {other.epoch} on node {other.node}"
+                )
+
+    def node_leads(self, node: int, epoch: int) -> None:
+        if self.heads.setdefault(epoch, node) != node:
+            raise Violation(f"two heads: {self.heads[epoch]} and {node} in epoch {epoch}")
+
+    def node_has_committed(self, node: int, entries: tuple[Entry, ...]) -> None:
+        for number, (known, entry) in enumerate(zip(self.committed, entries, strict=False)):
+            if known != entry:
+                raise Violation(f"entry {number} was committed as {known}, and on node {node} it is {entry}")
+        self.committed += entries[len(self.committed) :]
+
+    def attempt_fails(self, attempt: int, failure: str) -> None:
+        if self.first_failures.setdefault(attempt, failure) != failure:
+            raise Violation(f"attempt {attempt}: {self.first_failures[attempt]!r} became {failure!r}")
+
+    def node_ends(self, node: int, verdict: str) -> None:
+        self.verdicts[node] = verdict
+        if len(set(self.verdicts.values())) > 1:
+            raise Violation(f"the nodes disagree on the verdict: {self.verdicts}")

@@ -1,0 +1,119 @@
+"""Random scenarios, and the shortest part of one that still breaks a rule."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+
+from .gangs import Gang
+from .rules import Violation
+from .world import Fault, Scenario, Weather, World
+
+SECONDS = (0.05, 0.3, 0.7, 1.0, 1.3, 2.0, 4.0)  # that a fault lasts, in leases
+
+
+def scenario(seed: str) -> Scenario:
+    dice = random.Random(seed)
+    voters = dice.choice((3, 3, 4, 5, 5))
+    witness = dice.random() < 0.3
+    team_size = dice.randint(max(1, voters - witness - 2), voters - witness)
+    lease = dice.choice((2.0, 8.0, 8.0))
+    eager = dice.random() < 0.5
+    weather = Weather(
+        loss=dice.choice((0.0, 0.05, 0.2)),
+        delay=dice.choice((0.001, 0.05, 0.3)),
+        late=dice.choice((0.0, 0.01, 0.05)),
+        doubled=dice.choice((0.0, 0.2)),
+    )
+    faults = []
+    at = dice.uniform(0.5, 10.0)
+    for _ in range(dice.randint(1, 8)):
+        faults.append(_fault(dice, voters, at, lease))
+        at += lease * dice.choice((0.01, 0.06, 0.4, 0.8, 1.1, 2.0)) * dice.uniform(0.8, 1.2)
+    faults += _for_good(dice, voters, voters - witness - team_size, at)
+    if dice.random() < 0.2:
+        faults.append(Fault(dice.uniform(2.0, at + lease), "stop"))
+    return Scenario(seed, voters, team_size, witness, True, lease, eager, weather, tuple(faults))
+
+
+def _for_good(dice: random.Random, voters: int, spares: int, until: float) -> list[Fault]:
+    """Faults that never end, and still leave a majority and a team."""
+    gone = dice.sample(range(voters), min((voters - 1) // 2, spares)) if dice.random() < 0.3 else []
+    faults = []
+    for node in gone:
+        at = dice.uniform(1.0, until)
+        others = [(node, other) for other in range(voters) if other != node]
+        cut = Fault(at, "cut", node, float("inf"), tuple(others + [(there, here) for here, there in others]))
+        faults.append(dice.choice((Fault(at, "power", node, float("inf")), cut)))
+    return faults
+
+
+def _fault(dice: random.Random, voters: int, at: float, lease: float) -> Fault:
+    seconds = lease * dice.choice(SECONDS) * dice.uniform(0.8, 1.2)
+    node = dice.randrange(voters) if dice.random() < 0.7 else 0
+    match dice.choice(("cut", "cut", "cut", "power", "pause", "recorder", "fail")):
+        case "cut":
+            only = dice.choice(("", "", "", "Beat", "Ack", "Answer", "order", "status"))
+            return Fault(at, "cut", 0, seconds, _cut(dice, voters, node), only)
+        case "power":
+            return Fault(at, "power", node, seconds)
+        case "pause":
+            return Fault(at, "pause", node, seconds)
+        case "recorder":
+            return Fault(at, "recorder", node)
+        case _:
+            return Fault(at, "fail", node)
+
+
+def _cut(dice: random.Random, voters: int, node: int) -> tuple[tuple[int, int], ...]:
+    """One side from the other, one node from some or from all, in both directions or in one."""
+    numbers = list(range(voters))
+    side = {node} if dice.random() < 0.5 else set(dice.sample(numbers, dice.randint(1, voters - 1)))
+    others = [number for number in numbers if number not in side]
+    if dice.random() < 0.3:
+        others = dice.sample(others, dice.randint(1, len(others)))
+    pairs = list(itertools.product(side, others))
+    match dice.choice(("both", "both", "out", "in")):
+        case "out":
+            return tuple(pairs)
+        case "in":
+            return tuple((there, here) for here, there in pairs)
+        case _:
+            return tuple(pairs + [(there, here) for here, there in pairs])
+
+
+def violation(scenario: Scenario, gang: type[Gang] = Gang) -> str | None:
+    try:
+        World(scenario, gang).play()
+    except Violation as violation:
+        return str(violation)
+    return None
+
+
+def shortest(scenario: Scenario, breaks: Callable[[Scenario], str | None] = violation) -> Scenario:
+    """Leave out faults, then bad weather, as long as some rule is still broken."""
+    for number in reversed(range(len(scenario.faults))):
+        shorter = scenario._replace(faults=scenario.faults[:number] + scenario.faults[number + 1 :])
+        if breaks(shorter):
+            scenario = shorter
+    for calmer in (Weather(0.0, 0.001, 0.0, 0.0), scenario.weather._replace(loss=0.0, doubled=0.0)):
+        if calmer != scenario.weather and breaks(scenario._replace(weather=calmer)):
+            return scenario._replace(weather=calmer)
+    return scenario
+
+
+def walk(seed: str, steps: int, gang: type[Gang] = Gang) -> tuple[int, int]:
+    """Play worlds until so many steps are done; returns the numbers of worlds and steps. Raises Violation."""
+    done = 0
+    for number in itertools.count():
+        if done >= steps:
+            return number, done
+        world = World(scenario(f"{seed}.{number}"), gang)
+        try:
+            world.play()
+        except Violation:
+            short = shortest(world.scenario, lambda scenario: violation(scenario, gang))
+            raise Violation(f"{violation(short, gang)}\nin {short}") from None
+        done += world.steps
+    raise AssertionError  # count() never ends

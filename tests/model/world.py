@@ -1,0 +1,167 @@
+"""A world: true time, clocks that drift, a network that loses, delays, doubles and cuts, and faults at given times."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from orchestrator.node.run.election_state import DRIFT, Config
+
+from .gangs import Gang
+from .node import STOP_WINDOW, Node, Ranks
+from .rules import Rules, Violation
+
+CALM = 200.0  # s after the last fault has ended, in which the run must end
+CALM_DELAY = 0.01  # s, the mean delay of messages then
+
+
+class Weather(NamedTuple):
+    """Of all links. `late`: the share of messages that come up to three leases late."""
+
+    loss: float
+    delay: float  # s, the mean
+    late: float
+    doubled: float
+
+
+class Fault(NamedTuple):
+    """`kind`: cut, power, pause, recorder, fail or stop. `pairs`: links that are cut, each in one direction.
+
+    `only`: the kind of message that is cut, all if it is empty.
+    """
+
+    at: float
+    kind: str
+    node: int = 0
+    seconds: float = 0.0  # until it ends; inf: never
+    pairs: tuple[tuple[int, int], ...] = ()
+    only: str = ""
+
+    @property
+    def cuts(self) -> list[tuple[int, int, str]]:
+        return [(sender, receiver, self.only) for sender, receiver in self.pairs]
+
+
+class Scenario(NamedTuple):
+    seed: str
+    voters: int
+    team_size: int
+    witness: bool  # the last node
+    elects: bool
+    lease: float  # s
+    eager: bool  # candidates try as soon as their own lease is over
+    weather: Weather
+    faults: tuple[Fault, ...]
+
+
+class World:
+    def __init__(self, scenario: Scenario, gang: type[Gang] = Gang) -> None:
+        self.scenario = scenario
+        self.dice = random.Random(scenario.seed)
+        self.now = 0.0
+        self.steps = 0
+        self.rules = Rules()
+        self.team_size = scenario.team_size
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._cuts: Counter[tuple[int, int, str]] = Counter()
+        self._calm = False
+        candidates = tuple(range(scenario.voters - scenario.witness))
+        self.nodes: list[Node] = []
+        for number in range(scenario.voters):
+            config = Config(number, scenario.voters, candidates, scenario.lease, STOP_WINDOW, scenario.elects)
+            rate = self.dice.choice((1 - DRIFT, 1.0, 1 + DRIFT, 1 + DRIFT))
+            self.nodes.append(Node(self, config, rate, gang))
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + seconds, next(self._order), do))
+
+    def send(self, sender: int, receiver: int, payload: tuple[str, Any]) -> None:
+        weather = self.scenario.weather
+        kind = payload[0] if payload[0] != "election" else type(payload[1]).__name__
+        is_cut = self._cuts[sender, receiver, ""] or self._cuts[sender, receiver, kind]
+        if is_cut or (self.dice.random() < weather.loss and not self._calm):
+            return
+        node = self.nodes[receiver]
+        for _ in range(1 + (self.dice.random() < weather.doubled)):
+            seconds = self.dice.expovariate(1 / (CALM_DELAY if self._calm else weather.delay))
+            if self.dice.random() < weather.late and not self._calm:
+                seconds = self.dice.uniform(0, 3 * self.scenario.lease)
+            self.after(seconds, lambda: node.do(lambda: node.hear(sender, payload)))
+
+    def check_after(self, seconds: float) -> None:
+        """Ranks that overslept must be dead by then, or belong to the attempt of all others."""
+        self.after(seconds, lambda: self.rules.ranks_live(list(self.alive_ranks())))
+
+    def alive_ranks(self) -> Iterator[Ranks]:
+        """Ranks that execute: not those of a paused node, nor those that its guard finds with a lapsed permit."""
+        for node in self.nodes:
+            ranks = node.guard.ranks
+            if ranks is None or node.paused:
+                continue
+            if ranks.overslept_until is None or self.now > ranks.overslept_until:
+                yield ranks
+
+    # faults
+
+    def _begin(self, fault: Fault) -> None:
+        node = self.nodes[fault.node]
+        match fault.kind:
+            case "cut":
+                self._cuts.update(fault.cuts)
+            case "power":
+                node.power_off()
+            case "pause":
+                node.pause()
+            case "recorder":
+                node.do(node.start_recorder)
+            case "fail":
+                node.do(node.guard.fail)
+            case "stop":
+                for other in self.nodes:
+                    other.do(other.request_stop)
+
+    def _end(self, fault: Fault) -> None:
+        node = self.nodes[fault.node]
+        match fault.kind:
+            case "cut":
+                self._cuts.subtract(fault.cuts)
+            case "power":
+                node.power_on()
+            case "pause":
+                node.resume()
+
+    def play(self) -> None:
+        """Until the calm after the last fault. Raises Violation."""
+        calm_at = 0.0
+        for fault in self.scenario.faults:
+            self.after(fault.at, lambda fault=fault: self._begin(fault))  # type: ignore[misc]
+            calm_at = max(calm_at, fault.at)
+            if fault.seconds < float("inf"):
+                self.after(fault.at + fault.seconds, lambda fault=fault: self._end(fault))  # type: ignore[misc]
+                calm_at = max(calm_at, fault.at + fault.seconds)
+        self.after(calm_at, lambda: setattr(self, "_calm", True))
+        try:
+            while self._events and self.now < calm_at + CALM and not self._is_over():
+                self.now, _, do = heapq.heappop(self._events)
+                do()
+            self._judge()
+        except Violation as violation:
+            raise Violation(f"at {self.now:.3f} s: {violation}") from None
+
+    def _is_over(self) -> bool:
+        return all(node.left or not node.up for node in self.nodes) and not any(
+            fault.kind == "power" and fault.at + fault.seconds > self.now for fault in self.scenario.faults
+        )
+
+    def _judge(self) -> None:
+        """After the calm: a majority was connected for long enough."""
+        if not self.rules.verdicts:
+            stop = any(fault.kind == "stop" for fault in self.scenario.faults)
+            raise Violation("a stop request did not end the run" if stop else "the run made no progress")
+        for ranks in self.alive_ranks():
+            raise Violation(f"ranks of attempt {ranks.attempt} are left on node {ranks.node}")

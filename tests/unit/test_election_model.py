@@ -1,0 +1,135 @@
+"""The election in a model of whole runs: no rule is ever broken, and each rule of the election is needed.
+
+More steps: tests/chaos/test_election_model.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from model import gangs, node, walk, world
+from model.world import Fault, Scenario, Weather
+
+from orchestrator.node.run import election
+from orchestrator.node.run.election_state import Beat, State
+
+STEPS = 60_000
+SEEDS = 80  # in which the scenario of a broken rule is played, until it is noticed
+ALWAYS = float("inf")
+
+
+def test_no_rule_is_broken_in_random_worlds() -> None:
+    worlds, steps = walk.walk("unit", STEPS)
+    assert worlds > 10 and steps >= STEPS
+
+
+# --- broken rules
+
+
+def both(*pairs: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    return tuple(direction for here, there in pairs for direction in ((here, there), (there, here)))
+
+
+def scenario(*faults: Fault, voters: int = 3, team_size: int = 1, lease: float = 8.0, late: float = 0.0) -> Scenario:
+    weather = Weather(loss=0.0, delay=0.01, late=late, doubled=0.0)
+    return Scenario("", voters, team_size, False, True, lease, True, weather, faults)
+
+
+def permit_without_echo(state: State, beat: Beat, at: float) -> float | None:
+    return at + beat.remaining
+
+
+def permit_of_any_boot(state: State, beat: Beat, at: float) -> float | None:
+    return None if beat.echo is None else beat.echo.at + beat.remaining
+
+
+def authority_of_a_minority(state: State, at: float) -> float:
+    others = state.acknowledged[: state.config.node] + state.acknowledged[state.config.node + 1 :]
+    return sorted((at, *others), reverse=True)[state.config.quorum - 2]
+
+
+def begin_without_disk(*arguments: Any) -> State:
+    config, _, log, boot, at = arguments
+    return BEGIN(config, election.first_ballot(config), log, boot, at)
+
+
+def begin_without_lease(*arguments: Any) -> State:
+    return BEGIN(*arguments)._replace(heard_at=-ALWAYS)
+
+
+BEGIN = election.begin
+HEAD_CUT_OFF = Fault(5, "cut", 0, 60, both((0, 1), (0, 2)))
+
+BROKEN: dict[str, tuple[tuple[Any, str, Any], Scenario]] = {
+    "a permit counts from the arrival of the beat": (
+        (election, "_permit_until", permit_without_echo),
+        scenario(Fault(5, "cut", 0, 30, both((1, 0), (1, 2))), team_size=2, late=0.3),
+    ),
+    "a stamp of an earlier boot permits": (
+        (election, "_permit_until", permit_of_any_boot),
+        scenario(Fault(5, "power", 1, 0.1), Fault(6, "cut", 0, 30, both((0, 1))), team_size=2),
+    ),
+    "a new head does not wait for the stop window": (
+        (election, "stop_window_ends_at", lambda state: state.won_at),
+        scenario(HEAD_CUT_OFF, lease=2.0),
+    ),
+    "clocks drift more than promised": (
+        (world, "DRIFT", 0.3),
+        scenario(HEAD_CUT_OFF, lease=8.0),
+    ),
+    "a voter does not wait for its lease": (
+        (election, "_lease_is_over", lambda state, at: True),
+        scenario(Fault(5, "cut", 0, 60, both((0, 1)))),
+    ),
+    "a head votes while it has authority": (
+        (election, "_heard_at", lambda state, at: state.heard_at),
+        scenario(*(Fault(5, "cut", 0, 60, both((0, 1)), kind) for kind in ("Beat", "order", "status"))),
+    ),
+    "a rebooted voter does not wait for a lease": (
+        (election, "begin", begin_without_lease),
+        scenario(Fault(5, "cut", 0, 60, both((0, 1))), Fault(15, "power", 2, 0.3)),
+    ),
+    "a rebooted voter forgets its epoch and vote": (
+        (election, "begin", begin_without_disk),
+        scenario(
+            Fault(5, "cut", 0, ALWAYS, both((0, 1))),
+            Fault(5, "cut", 0, 15, both((0, 2))),
+            Fault(20, "power", 2, 0.1),
+            Fault(20, "cut", 0, 30, ((1, 2),), "Beat"),
+        ),
+    ),
+    "a vote goes to an older log": (
+        (election, "_is_as_new", lambda state, ask: True),
+        scenario(Fault(1.0, "cut", 0, 60, both((0, 1))), Fault(5, "fail", 0), Fault(9, "power", 0, 30)),
+    ),
+    "a head has authority without a majority": (
+        (election, "_authority_base", authority_of_a_minority),
+        scenario(Fault(5, "cut", 0, 60, both((0, 2), (0, 3), (0, 4), (1, 2), (1, 3), (1, 4))), voters=5, lease=2.0),
+    ),
+    "orders follow from entries that no majority has": (
+        (gangs, "visible", lambda state: len(state.log)),
+        scenario(HEAD_CUT_OFF, Fault(5.1, "fail", 0)),
+    ),
+    "a guard renews a permit that has lapsed": (
+        (node, "has_gap", lambda guard: False),
+        scenario(Fault(5, "pause", 1, 12), Fault(5, "cut", 0, 40, ((0, 1),), "order"), voters=4, team_size=2),
+    ),
+}
+
+
+def first_violation(case: Scenario) -> str | None:
+    return next(filter(None, (walk.violation(case._replace(seed=str(seed))) for seed in range(SEEDS))), None)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_model_notices_when(name: str) -> None:
+    change, case = BROKEN[name]
+    with patch.object(*change):
+        assert first_violation(case)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_with_all_rules_the_model_finds_nothing_where(name: str) -> None:
+    assert not any(walk.violation(BROKEN[name][1]._replace(seed=str(seed))) for seed in range(5))
