@@ -33,7 +33,7 @@ from orchestrator.output.intake import Intake
 from orchestrator.output.lines import Line, Mask
 from orchestrator.output.pipeline import Pipeline, Stage
 from orchestrator.runs.follow import LogFilter, View
-from orchestrator.runs.printing import printer
+from orchestrator.runs.printing import make_printer
 from orchestrator.ssh.pipe import LocalConnection
 
 RUN = "benchmark-run"
@@ -99,7 +99,7 @@ def shown(folder: Path, hosts: tuple[Host, ...]) -> tuple[int, float, float]:
         fleet.session(host)
     view = View(RUN, hosts, LogFilter(follow=False), fleet, print)
     counter = Counter()
-    print_ = printer([host.name for host in hosts], Mask(), as_json=False, all_of_it="")
+    print_ = make_printer([host.name for host in hosts], Mask(), as_json=False, full_output_command="")
 
     with screen():
         began, cpu = time.monotonic(), time.process_time()
@@ -122,7 +122,7 @@ def alone(folder: Path, hosts: tuple[Host, ...]) -> tuple[int, float, float]:
     names = [host.name for host in hosts]
     intake = Intake(names, (), 0.5, lambda *_: True, lambda _: False)
     counter = Counter()
-    pipeline = Pipeline((intake, counter, printer(names, Mask(), as_json=False, all_of_it="")))
+    pipeline = Pipeline((intake, counter, make_printer(names, Mask(), as_json=False, full_output_command="")))
     with screen():
         began, cpu = time.monotonic(), time.process_time()
         for number, (name, header, data) in enumerate(frames):

@@ -249,7 +249,7 @@ def warn_of_unasked_hosts(run: registry.Run, listing: registry.Listing, console:
 
     `warn_of_missing` has warned of unreachable hosts.
     """
-    hosts = [host for host in listing.unheard(run) if host not in listing.failed]
+    hosts = [host for host in listing.missing_hosts(run) if host not in listing.failed]
     if hosts:
         console.warning(f"run {run.run_id} is also on {fold(hosts)}, which this command did not ask")
 

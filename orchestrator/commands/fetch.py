@@ -20,7 +20,7 @@ from ..output.console import size as console_size
 from ..output.terminal import one_line
 from ..plan.code_files import make_results_folder
 from ..runs import registry
-from ..runs.receiving import Listed, Source, bring, checked, refuse, size_of, totals
+from ..runs.receiving import Source, SourceListing, check_listing, download_files, refuse, size_of, totals
 from .context import (
     load_inventory_of_run,
     open_fleet,
@@ -100,8 +100,8 @@ def fetch(
 class FileLists:
     """The files on the hosts, and those of them to download."""
 
-    listed: Mapping[str, list[Listed]]
-    missing: Mapping[str, list[Listed]]
+    listed: Mapping[str, list[SourceListing]]
+    missing: Mapping[str, list[SourceListing]]
     """Files to download, without those of hosts whose files were refused."""
     failed: Mapping[str, OrchError]
     same: int
@@ -149,7 +149,7 @@ def _download_all(
             def show(sent: int, before: int = received) -> None:
                 fleet.progress.set_amount(host.name, f"{console_size(before + sent)} of {total}")
 
-            problems += bring(session, outputs.key, listed, show)
+            problems += download_files(session, outputs.key, listed, show)
             received += size_of(listed)
         return problems
 
@@ -210,11 +210,11 @@ def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, cons
     return RunOutputs(run.run_id, _default_folder(run), hosts, key, incomplete, run.unfinished, reader)
 
 
-def _list_sources(session: Session, arguments: Arguments, sources: list[Source]) -> list[Listed]:
+def _list_sources(session: Session, arguments: Arguments, sources: list[Source]) -> list[SourceListing]:
     listings = []
     for source in sources:
         listing = session.request(OUTPUTS, {**arguments, "parts": list(source.parts)})
-        listings.append(Listed(source, checked(listing), listing.written))
+        listings.append(SourceListing(source, check_listing(listing), listing.written))
     return listings
 
 
@@ -231,7 +231,7 @@ def _is_partial(host: str, downloads: Results[list[str]]) -> bool:
     return host in downloads.failed or bool(downloads.done.get(host))
 
 
-def _confirm(session: Session, outputs: RunOutputs, listed: list[Listed]) -> None:
+def _confirm(session: Session, outputs: RunOutputs, listed: list[SourceListing]) -> None:
     """Tell a host that all its files were downloaded. From then on, it may prune the run."""
     for listing in listed:
         if listing.written is not None and "code" in listing.source.parts:

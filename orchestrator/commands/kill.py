@@ -14,7 +14,7 @@ from ..inventory.model import Host, Inventory
 from ..output.console import Console, fold, number_of
 from ..output.terminal import one_line
 from ..runs import ending, registry
-from ..runs.ending import Killed, KillTargets
+from ..runs.ending import KillProof, KillTargets
 from ..runs.registry import Listing, Run
 from ..ssh.pipe import ConnectFailure
 from .context import load_inventory_of_run, open_fleet, stderr_console, warn_of_doubts, warn_of_unasked_hosts, whoami
@@ -78,7 +78,7 @@ def kill(
     return 1 if result.remaining else 0
 
 
-def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Killed, Listing, Sequence[Run]]:
+def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[KillProof, Listing, Sequence[Run]]:
     """Stop the runs that the options name, and clean up. Returns the result, the listing, and the runs.
 
     While a host is silent, this stops what the answers of the other hosts are enough for, and the rest afterwards.
@@ -109,7 +109,7 @@ def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Kil
         works += [_begin(options, pending_hosts & first.answered, late_targets, fleet)] if late_targets.runs else []
         pending_hosts -= first.answered
     works.append(_begin(options, pending_hosts, _targets(options, runs), fleet))
-    result = ending.proof([run.run_id for run in runs], [work.wait() for work in works])
+    result = ending.collect_proof([run.run_id for run in runs], [work.wait() for work in works])
     # a host that failed to list its runs counts as failed, even if it answers now: its runs were not stopped
     return replace(result, failed={**listing.missing, **result.failed}), listing, runs
 
@@ -157,7 +157,7 @@ def _is_meant(run: Run, run_name: str, late: Collection[str]) -> bool:
 
     While a run is unfinished, its hosts refuse another run with its name.
     """
-    return run.run_id == run_name or (run.name == run_name and run.unfinished and set(late) <= set(run.unheard))
+    return run.run_id == run_name or (run.name == run_name and run.unfinished and set(late) <= set(run.missing_hosts))
 
 
 def _must_wait(options: KillOptions, listing: Listing) -> bool:
@@ -210,7 +210,7 @@ def _parse_forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple
     return pids
 
 
-def _print_result(result: Killed, runs: Sequence[Run], inventory: str, console: Console) -> None:
+def _print_result(result: KillProof, runs: Sequence[Run], inventory: str, console: Console) -> None:
     for line in fold_failures(result.failed):
         console.error(line)
     for host, process in result.remaining:

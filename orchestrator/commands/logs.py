@@ -78,7 +78,7 @@ def logs(options: LogsOptions) -> int:
         if log_filter.ranks is not None and min(log_filter.ranks) >= run.ranks:
             raise UsageError(f"run {run.run_id} has no such rank; it has ranks 0 to {run.ranks - 1}")
         hosts = {host.name: host for host in inventory.hosts}
-        late = [name for name in listing.late if name in run.unheard]
+        late = [name for name in listing.late if name in run.missing_hosts]
         asked_hosts = [hosts[name] for name in [*run.parts, *late] if name in hosts]
         if options.since or options.until:  # `5m` is relative to now, even if the clocks of the hosts are wrong
             ahead = fleet.each(asked_hosts[:1], lambda _, session: clock_ahead(session)).done
@@ -167,13 +167,13 @@ def _to_screen(
     """Print the lines. Returns their number."""
     # with --stream agent or --grep, torchrun's stack traces are not shortened
     quiet = options.stream is None and options.grep is None
-    printer = printing.printer(
+    printer = printing.make_printer(
         list(run.all_nodes),
         mask,
         as_json=options.as_json,
         timestamps=options.timestamps,
         quiet=quiet,
-        all_of_it=about.command("logs", "--stream", "agent"),
+        full_output_command=about.command("logs", "--stream", "agent"),
         fold_ranks=ranks if options.fold else None,
     )
 

@@ -86,7 +86,7 @@ def _print(listing: registry.Listing, shown: Sequence[registry.Run], now: float)
     from rich.table import Table
     from rich.text import Text
 
-    rows = [_row(run, listing.unheard(run), now) for run in shown]
+    rows = [_row(run, listing.missing_hosts(run), now) for run in shown]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in rows[0]:
         if column in ("NAME", "ATTEMPT") and not any(row[column] for row in rows):
@@ -100,7 +100,7 @@ def _print(listing: registry.Listing, shown: Sequence[registry.Run], now: float)
     Rich(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
-def _row(run: registry.Run, unheard: Sequence[str], now: float) -> dict[str, str]:
+def _row(run: registry.Run, missing_hosts: Sequence[str], now: float) -> dict[str, str]:
     return {
         "RUN": run.run_id,
         "NAME": run.name if run.name != run.run_id else "",
@@ -109,7 +109,7 @@ def _row(run: registry.Run, unheard: Sequence[str], now: float) -> dict[str, str
         "TIME": _duration(run, now),
         "BY": run.by,
         "SCRIPT": run.script,
-        "HOSTS": fold(run.parts) + (f" (no data: {fold(unheard)})" if unheard else ""),
+        "HOSTS": fold(run.parts) + (f" (no data: {fold(missing_hosts)})" if missing_hosts else ""),
     }
 
 

@@ -29,7 +29,7 @@ def revive_run(run_name: str | None, inventory_path: str | None, *, as_json: boo
         print(json.dumps(_as_dict(run, revived), indent=2))
     for line in fold_failures(revived.failed):
         console.error(line)
-    silent = [host for host in run.unheard if host in lookup.listing.failed]
+    silent = [host for host in run.missing_hosts if host in lookup.listing.failed]
     if revived.hosts:
         console.note(f"{fold(revived.hosts)} takes part in run {run.run_id} again")
     elif not revived.failed and not silent:
@@ -45,9 +45,9 @@ def _no_guard(run: registry.Run, listing: registry.Listing, about: advice.AboutR
         return UsageError(
             f"run {run.run_id} is over: {run.state}. To start a run that resumes from its outputs: {resume}"
         )
-    if unheard := listing.unheard(run):
+    if missing_hosts := listing.missing_hosts(run):
         return UnreachableError(
-            f"run {run.run_id}: no host that answers has a guard, and {fold(unheard)} does not answer"
+            f"run {run.run_id}: no host that answers has a guard, and {fold(missing_hosts)} does not answer"
         )
     return UsageError(
         f"run {run.run_id} is lost: no host has a guard that knows its key. To start a run that resumes from its "

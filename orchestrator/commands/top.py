@@ -79,7 +79,7 @@ def top(run_name: str | None, inventory_path: str | None, hosts: str | None) -> 
             run_name = next((run.run_id for run in reversed(listing.runs) if run.unfinished), None)
         run = registry.choose(listing, run_name, inventory.path)
         mask = make_mask(inventory, run, console)
-        of_run = [host for host in inventory.hosts if host.name in run.parts or host.name in run.unheard]
+        of_run = [host for host in inventory.hosts if host.name in run.parts or host.name in run.missing_hosts]
         watcher = Watcher(fleet, of_run, run.run_id, run.all_nodes)
         try:
             # rich draws no board on a dumb terminal

@@ -115,8 +115,8 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
                 console.note(f"closing this terminal does not stop the run; Ctrl-C does. To follow it again: {follow}")
             names = [host.name for host in inventory.hosts]
             mask = Mask(context.secrets.values())
-            stage = printer or printing.printer(
-                names, mask, as_json=options.as_json, all_of_it=about.command("logs", "--stream", "agent")
+            stage = printer or printing.make_printer(
+                names, mask, as_json=options.as_json, full_output_command=about.command("logs", "--stream", "agent")
             )
             return attach.attend(
                 resolved,

@@ -1,4 +1,4 @@
-"""The command line that brings the node program to a host and becomes it. Sends nothing."""
+"""The command line that installs the node program on a host and starts it. Sends nothing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if sys.version_info < (3, 8):
     say("old " + sys.version.split()[0])
     sys.exit(0)
 uid = os.geteuid()
-tried = []
-wanted = [os.environ.get("DDP_ORCH_STATE_DIR"), os.path.expanduser("~/.local/state/ddp-orch")]
-for base in wanted + ["/var/tmp/ddp-orch-%d" % uid, "/tmp/ddp-orch-%d" % uid]:
+problems = []
+candidates = [os.environ.get("DDP_ORCH_STATE_DIR"), os.path.expanduser("~/.local/state/ddp-orch")]
+for base in candidates + ["/var/tmp/ddp-orch-%d" % uid, "/tmp/ddp-orch-%d" % uid]:
     if not base or not base.startswith("/"):
         continue
     try:
@@ -29,19 +29,19 @@ for base in wanted + ["/var/tmp/ddp-orch-%d" % uid, "/tmp/ddp-orch-%d" % uid]:
             try:
                 os.mkdir(base, 0o700)
             except FileExistsError:
-                pass  # another host that has the same home was quicker
-        found = os.lstat(base)
-        if found.st_uid == uid and found.st_mode & 0o170077 == 0o040000 and os.access(base, os.W_OK):
+                pass  # another host with the same home was faster
+        status = os.lstat(base)
+        if status.st_uid == uid and status.st_mode & 0o170077 == 0o040000 and os.access(base, os.W_OK):
             break
-        tried.append(base + " is not private to you")
+        problems.append(base + " is not private to you")
     except OSError as error:
-        tried.append(str(error))
+        problems.append(str(error))
 else:
-    say("error no private state folder: " + "; ".join(tried) + "; make one of them private to you (chown, chmod 700)")
+    say("error no private state folder: " + "; ".join(problems) + "; make one of them private (chown, chmod 700)")
     sys.exit(0)
 path = os.path.join(base, "node-" + SHA[:16])
 def whole():
-    # a power loss, a full disk or a cleaner of old files may have damaged it since it was written
+    # a power loss, a full disk or a job that deletes old files may have damaged it
     size = 0
     try:
         for folder, _, names in os.walk(os.path.join(path, "node")):
@@ -72,16 +72,16 @@ if not whole():
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
-    aside = "%s.%s.new" % (path, NONCE)  # hosts that share a home may share a process number too
+    aside = "%s.%s.new" % (path, NONCE)  # no pid: hosts with the same home may use the same pid
     damaged = "%s.%s.old" % (path, NONCE)
     failed = None
     mask = os.umask(0o077)
     try:
         zipfile.ZipFile(io.BytesIO(data)).extractall(aside)
-        for folder, _, names in os.walk(aside):  # on the disk before it gets its name, which promises that it is whole
+        for folder, _, names in os.walk(aside):  # to the disk, before it gets the name of a complete one
             for name in names + ["."]:
                 sync(os.path.join(folder, name))
-        if not whole():  # another session may have been quicker
+        if not whole():  # another session may have been faster
             if os.path.lexists(path):
                 os.rename(path, damaged)
             os.rename(aside, path)
@@ -96,13 +96,13 @@ if not whole():
             % (("written to " + base, failed.strerror) if failed else ("read from " + path, "it is damaged")))
         sys.exit(0)
 say("have")
-# replaced by a process whose command line can be read: this text looks like an intruder's
+# the new process has a readable command line; this encoded text would look like malware to an administrator
 os.execv(sys.executable, [sys.executable, "-I", "-S", path, "serve", path])
 """
 
 
 def bootstrap_command(python: str, program: NodeProgram, nonce: str) -> str:
-    """The only command line that runs on a host. sh, bash, zsh, fish and csh understand it alike."""
+    """The command line of a session. It means the same in sh, bash, zsh, fish and csh."""
     head = f"NONCE, SHA, SIZE, SOURCES = {nonce!r}, {program.sha256!r}, {len(program.data)}, {program.sources}\n"
     encoded = base64.b64encode((head + STUB).encode()).decode()
     code = f'import base64;exec(base64.b64decode("{encoded}"))'
@@ -110,5 +110,5 @@ def bootstrap_command(python: str, program: NodeProgram, nonce: str) -> str:
 
 
 def interpreter_of(python: str) -> tuple[str, ...]:
-    # `python3` is searched on the PATH; a name that only `setup` defines cannot be used before it
+    # a name in the inventory may need `setup`, which does not run here; so take the python3 on the PATH
     return (python,) if python.startswith("/") else ("/usr/bin/env", "python3")

@@ -1,4 +1,4 @@
-"""Decide what a host may claim about a run: each about its own node, and node 0 about the whole run. Pure."""
+"""Check what hosts claim about a run: each may speak about its own node, and node 0 about the whole run. Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..plan.plan import Plan
 
 @dataclass(frozen=True)
 class Claims:
-    """The hosts that take part in a run, as far as their claims agree."""
+    """The hosts that take part in a run, if their claims agree."""
 
     parts: Mapping[str, Part]
     disputed: frozenset[str]
-    """Hosts of `parts` that claim the node of another, or have another list of hosts: none is trusted."""
+    """Hosts of `parts` that claim the same node or have different lists of hosts; none of them is trusted."""
     strangers: frozenset[str]
     """Hosts that do not belong to the run, or claim the node of another host."""
 
 
 def check_claims(parts: Mapping[str, Part], unreachable: Collection[str] = ()) -> Claims:
-    """Check the claims of hosts. `parts`: by the host's name in this inventory, not in the one that started the run.
+    """Check the answers of hosts. `parts`: by the host's name in the inventory of this command.
 
     All hosts of a run got the same list of its hosts, so a host with another list than most is a stranger.
     """
@@ -46,9 +46,9 @@ def check_claims(parts: Mapping[str, Part], unreachable: Collection[str] = ()) -
         elif len(hosts) > 1:
             disputed |= set(hosts)
         elif first.host in unreachable or (by_name is not None and by_name not in claimants):
-            strangers |= set(hosts)  # its name is that of another node, which no host claims to be
-    kept = {host: part for host, part in members.items() if host not in strangers}
-    return Claims(kept, frozenset(disputed), frozenset(strangers))
+            strangers |= set(hosts)  # the host has the name of another node, which no host claims
+    accepted = {host: part for host, part in members.items() if host not in strangers}
+    return Claims(accepted, frozenset(disputed), frozenset(strangers))
 
 
 def _is_sound(part: Part) -> bool:
@@ -61,9 +61,9 @@ def _plan(part: Part) -> tuple[Any, ...]:
 
 
 def verdict_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Verdict | None:
-    """How a run ended, from its head, or else from the first other host, which cannot prove a success.
+    """How a run ended, as its head says. Without the head, the first other host counts, but cannot prove a success.
 
-    `nodes`: the node of each host, from the plan or from checked claims; other hosts are ignored.
+    `nodes`: the node number of each host, from the plan or from checked claims; other hosts are ignored.
     """
     verdicts = {nodes[host]: part.verdict for host, part in parts.items() if host in nodes and part.verdict}
     if not verdicts:
@@ -73,7 +73,7 @@ def verdict_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Verdict |
 
 
 def state_of_host(part: Part) -> str:
-    """The state of the run, but `stopped` if the run failed or was lost because of another host."""
+    """The state to show for a host: that of the run, but `stopped` if another host made the run fail."""
     first = part.verdict.first_failure if part.verdict else None
     culprit = first.node if first else None
     stopped = part.state in ("failed", "lost") and culprit is not None and culprit != part.node
@@ -81,10 +81,10 @@ def state_of_host(part: Part) -> str:
 
 
 class Ranks:
-    """Which host the lines of a rank come from. `places`: attempt -> host -> its ranks, if known.
+    """Which host may send the lines of a rank. `places`: attempt -> host -> its ranks, if known.
 
-    A restart may move ranks to other hosts, so in an attempt without known places a rank belongs to the first host
-    that sends lines of it.
+    A restart may move ranks to other hosts. In an attempt without known places, a rank belongs to the first host that
+    sends lines of it.
     """
 
     def __init__(self, places: Mapping[int, Mapping[str, range]] | None = None) -> None:
@@ -101,13 +101,13 @@ class Ranks:
 
 
 def ranks_of_plan(plan: Plan) -> Ranks:
-    """The ranks of a resolved plan. After a restart, the hosts decide which ranks they have."""
+    """The ranks of the first attempt of a resolved plan. Later attempts are decided by the hosts."""
     nprocs = [int(node.nproc) for node in plan.nodes]
     return Ranks({1: dict(zip((node.host.name for node in plan.nodes), _places(nprocs, len(plan.team)), strict=True))})
 
 
 def ranks_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Ranks:
-    """The ranks of the first attempt, by the plan of the first of these hosts, and those of the newest attempt."""
+    """The ranks of the first attempt, as planned, and those of the newest attempt, as claimed by the hosts."""
     first = next((parts[host] for host in nodes if host in parts), None)
     if first is None:
         return Ranks()
@@ -128,14 +128,14 @@ def newest_ranks(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> dict[in
 
 
 def _newest_attempt(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> int:
-    """The head decides on attempts."""
+    """The attempt of the head, which starts attempts; without the head, the newest one that a host knows."""
     known = [(nodes[host], parts[host].attempt) for host in nodes if host in parts]
-    of_head = [attempt for node, attempt in known if node == 0]
-    return max(of_head or (attempt for _, attempt in known))
+    at_head = [attempt for node, attempt in known if node == 0]
+    return max(at_head or (attempt for _, attempt in known))
 
 
 def _claimed(parts: Mapping[str, Part], nodes: Mapping[str, int], attempt: int) -> dict[str, range]:
-    """The ranks that hosts claim in an attempt, without those that two claim; the head is trusted."""
+    """The ranks that hosts claim in an attempt, without hosts whose claims overlap; the head is always trusted."""
     newest = _newest_attempt(parts, nodes)
     claimed = {
         host: range(part.first_rank, part.first_rank + part.nproc)

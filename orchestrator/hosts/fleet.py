@@ -31,12 +31,12 @@ class Named(Protocol):
 T = TypeVar("T")
 N = TypeVar("N", bound=Named)
 EXEC_START_WINDOW = 30.0  # s for a host to start a command
-OUTPUT_MOST = 16 << 20  # bytes of a command's stdout that are kept
-EXEC_STATUS_WINDOW = 5.0  # s for its exit status, once its output has ended
+MAX_OUTPUT = 16 << 20  # bytes of a command's stdout that are kept
+EXEC_STATUS_WINDOW = 5.0  # s for the exit status after the end of the output
 CLOSE_WINDOW = 3.0  # s to end the sessions of all hosts
-LOOK_EVERY = 0.1  # s between two looks at the results so far, if `enough` is set
+CHECK_EVERY = 0.1  # s between two calls of `enough`
 NO_PROGRESS = NoProgress()
-UNEXPECTED_MOST = 300  # characters of an exception that are shown
+MAX_BUG_TEXT = 300  # characters of an exception that are shown
 _log = logging.getLogger(__name__)
 
 
@@ -58,10 +58,10 @@ def wrap_unexpected(host: str, error: BaseException) -> Refused:
     """Turn an unexpected exception into the failure of one host, so that the results of the others are kept."""
     _log.info("%s: unexpected exception", host, exc_info=error)
     source = error.__cause__ or error
-    last = traceback.extract_tb(source.__traceback__)[-1:]
-    where = "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in last)
-    what = " ".join(f"{type(source).__name__}: {source}".split())[:UNEXPECTED_MOST]
-    return Refused("bug", f"{host}: unexpected {what}{where}; please report this")
+    frames = traceback.extract_tb(source.__traceback__)[-1:]
+    where = "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+    text = " ".join(f"{type(source).__name__}: {source}".split())[:MAX_BUG_TEXT]
+    return Refused("bug", f"{host}: unexpected {text}{where}; please report this")
 
 
 def each(
@@ -130,7 +130,7 @@ class Work(Generic[N, T]):
                 for thread in self._threads:
                     while thread.is_alive():
                         pause = self._progress.tick()
-                        thread.join(pause if enough is None else min(LOOK_EVERY, pause or LOOK_EVERY))
+                        thread.join(pause if enough is None else min(CHECK_EVERY, pause or CHECK_EVERY))
                         if enough is not None and enough(self.results()):
                             return self.results()
         except KeyboardInterrupt:
@@ -182,7 +182,7 @@ class Output:
     stdout: str
     stderr: str
     left_out: int = 0
-    """Bytes of stdout that done after the first OUTPUT_MOST."""
+    """Bytes of stdout after the first MAX_OUTPUT."""
 
 
 @dataclass
@@ -202,7 +202,7 @@ def _output(name: str, pipe: Pipe) -> Output:
     size = 0
     while data := pipe.recv(1 << 16, None):
         size += len(data)
-        kept += data[: OUTPUT_MOST - len(kept)]
+        kept += data[: MAX_OUTPUT - len(kept)]
     status = pipe.exit_status(EXEC_STATUS_WINDOW)
     if status is None:
         raise UnreachableError(f"{name}: the connection was lost, or a signal ended the command")
@@ -229,7 +229,9 @@ class Fleet:
         self._nonce = nonce
         self._sessions: dict[str, Session] = {}
         self._opening: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._failures: dict[str, tuple[float, OrchError]] = {}  # of the last try to open, and when it ended
+        self._failures: dict[
+            str, tuple[float, OrchError]
+        ] = {}  # of the last attempt to open a session, and when it ended
         self._lock = threading.Lock()
         self._closed = False
         self._commands: list[_Command] = []

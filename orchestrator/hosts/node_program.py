@@ -16,15 +16,12 @@ _MAIN = b"import sys\n\nfrom node.__main__ import main\n\nraise SystemExit(main(
 @dataclass(frozen=True)
 class NodeProgram:
     sha256: str
-    data: bytes  # a zip that Python can run
-    sources: int = 0  # bytes of its modules, unpacked
+    data: bytes  # a zip file that Python can run
+    sources: int = 0  # bytes of the unpacked modules
 
 
 def node_program(folder: Path = SOURCES) -> NodeProgram:
-    """One zip: `folder` as the package `node`, with its subpackages, and a `__main__.py`.
-
-    The same sources give the same bytes.
-    """
+    """Pack `folder` as the package `node`, with a `__main__.py`. The same sources give the same bytes."""
     sources = {f"node/{file.relative_to(folder).as_posix()}": file.read_bytes() for file in folder.rglob("*.py")}
     buffer = io.BytesIO()
     # not compressed: the output of deflate differs between zlib versions, and every start would have to inflate it

@@ -1,4 +1,4 @@
-"""A session with one host: bring the node program there, send requests, receive answers. Knows nothing about runs."""
+"""A session with one host: start the node program there, send requests, receive answers. Knows nothing about runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ A = TypeVar("A")
 D = TypeVar("D")
 NOISE_LIMIT = 64 * 1024  # bytes that a login shell may print before the marker
 PING_EVERY = 5.0  # s
-DEAD_AFTER = 14.0  # s without a frame, though the relay answers every PING at once
+DEAD_AFTER = 14.0  # s without a frame after which the host counts as lost; the relay answers every PING at once
 UPLOAD_DEAD_AFTER = 60.0  # s, the same during an upload: a PING waits behind some MiB on a slow line
 BOOTSTRAP_WINDOW = 30.0  # s for the login shell and python to start
 
@@ -31,7 +31,7 @@ ANSWER_LIMIT = 30.0
 """Seconds for an answer to any operation that is not in LIMITS, even if the host answers every PING."""
 
 LIMITS: Mapping[str, float] = {
-    # until the answer; each is above the sum of the limits that the node program has for its parts
+    # until the answer; each exceeds the sum of the limits of its parts in the node program
     "probe": 180.0,  # 60 s for `setup` and the python
     "dial": 300.0,  # bandwidth and latency to every target
     "prepare": 300.0,  # copies the code, removes old runs
@@ -47,7 +47,7 @@ LIMITS: Mapping[str, float] = {
     "notify": 90.0,  # 10 s of the webhook, 60 s of the command
     "remove_outputs": 600.0,  # millions of files on a slow disk
     "unpack": 300.0,  # after the upload, which `Pipe.send` limits
-    # until the next DATA: the node program sends some every 15 s, however silent the run
+    # until the next DATA; the node program sends some every 15 s, even if the run prints nothing
     "attach": 60.0,
     "send": 60.0,
 }
@@ -78,7 +78,7 @@ Data = Callable[[Mapping[str, Any], bytes], None]
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a request gave, decoded."""
+    """The decoded answer to a request."""
 
     value: Any
 
@@ -284,17 +284,17 @@ class Session:
     # requests
 
     def request(
-        self, operation: Operation[A], arguments: Arguments, *, upload: Iterable[bytes] = (), more: float = 0.0
+        self, operation: Operation[A], arguments: Arguments, *, upload: Iterable[bytes] = (), extra_time: float = 0.0
     ) -> A:
-        """Ask the relay and wait for its answer, within the operation's limit and `more` seconds.
+        """Ask the relay and wait for its answer, within the operation's limit plus `extra_time` seconds.
 
         A host that exceeds the limit counts as lost, and its session ends. Raises SessionLost, or Refused with the
         node's reason.
         """
-        return self._ask(operation, arguments, None, upload, more)
+        return self._ask(operation, arguments, None, upload, extra_time)
 
     def follow(self, operation: Streaming[A, D], arguments: Arguments, on_data: Callable[[D, bytes], None]) -> A:
-        """As `request`, of an operation that gives data before its answer: `on_data(header, payload)` is called from
+        """As `request`, for an operation that sends data before its answer. `on_data(header, payload)` is called in
         the receiving thread.
         """
 
@@ -309,7 +309,7 @@ class Session:
         arguments: Arguments,
         take: Data | None,
         upload: Iterable[bytes] = (),
-        more: float = 0.0,
+        extra_time: float = 0.0,
     ) -> A:
         request = _Request(operation, take, time.monotonic())
         with self._sending:
@@ -324,7 +324,7 @@ class Session:
                 request.active_at = time.monotonic()
             if self._lost is not None:
                 request.results.put(None)  # it may have been lost before this request was registered
-            result = self._answer(request, LIMITS.get(operation.name, ANSWER_LIMIT) + more)
+            result = self._answer(request, LIMITS.get(operation.name, ANSWER_LIMIT) + extra_time)
         except OSError as error:
             raise SessionLost(f"{self.host}: {self._lost or error}") from error
         finally:
@@ -359,7 +359,7 @@ class Session:
                 request.active_at = time.monotonic()
 
     def _failure(self) -> Exception:
-        """Why there is no answer. A bug is not a SessionLost, which callers answer with another session, for ever."""
+        """Why there is no answer. A bug is no SessionLost: callers would open another session for ever."""
         if self._bug is not None:
             failure = RuntimeError(f"{self.host}: the session's reader failed")
             failure.__cause__ = self._bug
@@ -371,7 +371,7 @@ class Session:
         return self._lost is not None
 
     def close(self) -> None:
-        """Say goodbye and close. Never raises."""
+        """End the session on the host, and close the pipe. Never raises."""
         try:
             if not self.lost:
                 self._send(wire.Frame(wire.BYE, {}))

@@ -1,6 +1,6 @@
-"""Choose the fastest of the networks that hosts share, and remember what `check` measured for the next `up`.
+"""Choose the fastest network that hosts share, and remember the bandwidths that `check` measured for the next `up`.
 
-The memory is a file of the controller. Losing it is harmless: `up` then goes by the speeds of the links.
+They are in a file on this machine. Losing it is harmless: `up` then uses the speeds of the links.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 from ..inventory.model import Host
 
-AS_FAST = 0.8  # of the best bandwidth: within that, the order of the addresses decides
-MOST = 4096  # pairs of hosts remembered
+AS_FAST = 0.8  # networks with this share of the best bandwidth count as equally fast
+MAX_PAIRS = 4096  # pairs of hosts in the file
 
 
 def fastest(rates: Mapping[str, float]) -> str:
-    """Of the addresses that are about as fast as the fastest, the first. There must be one."""
+    """The first address that is about as fast as the fastest. `rates`: bytes per second by address, not empty."""
     best = max(rates.values())
     return next(address for address, rate in rates.items() if rate >= AS_FAST * best)
 
@@ -34,7 +34,7 @@ def _pair(head: Host, other: Host) -> str:
 
 
 def remember(head: Host, measured: Mapping[str, Mapping[str, float]], hosts: Mapping[str, Host]) -> None:
-    """`measured`: {address of the head: {host: bytes a second}}. Never fails."""
+    """Write bandwidths to the file: {address of the head: {host: bytes per second}}. Never fails."""
     by_host: dict[str, dict[str, float]] = {}
     for address, rates in measured.items():
         for name, rate in rates.items():
@@ -44,13 +44,13 @@ def remember(head: Host, measured: Mapping[str, Mapping[str, float]], hosts: Map
     file = _file()
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        aside = file.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps(dict(list(known.items())[:MOST])))
-        aside.replace(file)
+        temporary = file.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(dict(list(known.items())[:MAX_PAIRS])))
+        temporary.replace(file)
 
 
 def recall(head: Host, others: Iterable[Host]) -> dict[str, float]:
-    """{address of the head: bytes a second of the slowest host that was measured}; {} if none was."""
+    """{address of the head: bytes per second of the slowest host that was measured}; {} if none was."""
     known = _read()
     slowest: dict[str, float] = {}
     for other in others:

@@ -1,4 +1,4 @@
-"""Diagnose one run: ask its hosts what they recorded and what they know."""
+"""Diagnose one run: collect its logs and the evidence of its hosts. orchestrator/diagnosis finds the cause."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from ..output.pipeline import Sink
 from . import kept_back
 from .follow import LogFilter, View
 
-LINES = 100_000  # that are asked for, of all streams together
-MOST_ATTEMPTS = 10  # before the last
-LINES_A_STREAM = 200, 4000  # the fewest and the most: the last of each, as a failure is at the end
+LINES = 100_000  # of all streams together
+LINES_PER_STREAM = 200, 4000  # the fewest and the most last lines of each stream
+MAX_EARLIER_ATTEMPTS = 10
 
 
 def gather_and_diagnose(
@@ -39,46 +39,46 @@ def gather_and_diagnose(
     fleet: Fleet,
     mask: Mask,
 ) -> Diagnosis:
-    """`parts`: what the hosts answered about the run (registry.py); `nodes`: the node number of each host.
+    """Collect the evidence of all hosts and diagnose it. Hosts that do not answer lower the confidence.
 
-    Hosts that do not answer are left out, and the first cause is only as sure as the others can know it. No line is
-    cut within what `mask` hides; the caller hides it.
+    `parts`: the answers of the hosts about the run (registry.py); `nodes`: the node number of each host. `mask`: no
+    line is cut inside of a secret; the caller masks the diagnosis.
     """
     parts = {host: parts[host] for host in nodes if host in parts and host in hosts}
     verdict = claims.verdict_of(parts, nodes)
     failed = verdict is not None and verdict.state not in ("succeeded", "stopped")
-    first = min(parts, key=lambda host: nodes[host], default=None)  # the head, where it has answered
+    first = min(parts, key=lambda host: nodes[host], default=None)  # the head, if it has answered
     attempt = parts[first].attempt if first is not None else 0
     restarting = first is not None and parts[first].state in ("restarting", "waiting")
     if not failed and attempt < 2 and not restarting:
         return Diagnosis((), ())
-    asked = [hosts[host] for host in parts]
-    answered, lines = _gather(run_id, parts, nodes, asked, fleet, mask)
-    same_code = not any(host.workdir for host in asked)
+    run_hosts = [hosts[host] for host in parts]
+    evidence, lines = _gather(run_id, parts, nodes, run_hosts, fleet, mask)
+    same_code = not any(host.workdir for host in run_hosts)
     diagnosis = Diagnosis((), ())
     if verdict is not None and failed:
         ranks = claims.newest_ranks(parts, nodes)
-        diagnosis = diagnose_last_attempt(lines, verdict, answered, ranks, attempt=attempt, same_code=same_code)
-        diagnosis = replace(diagnosis, findings=_look_for_file(run_id, diagnosis.findings, asked, fleet))
+        diagnosis = diagnose_last_attempt(lines, verdict, evidence, ranks, attempt=attempt, same_code=same_code)
+        diagnosis = replace(diagnosis, findings=_look_for_file(run_id, diagnosis.findings, run_hosts, fleet))
         diagnosis = kept_back.explain(diagnosis, run_id) if same_code else diagnosis
-        diagnosis = _doubt(diagnosis, _silent_hosts(parts, nodes, answered), parts, verdict)
+        diagnosis = _doubt(diagnosis, _silent_hosts(parts, nodes, evidence), parts, verdict)
     newest_ended = attempt if verdict is None and restarting else attempt - 1
-    ended = sorted({line.attempt for line in lines if line.attempt <= newest_ended})[-MOST_ATTEMPTS:]
-    earlier = tuple((each, diagnose_earlier_attempt(lines, answered, each, same_code)) for each in ended)
+    ended = sorted({line.attempt for line in lines if line.attempt <= newest_ended})[-MAX_EARLIER_ATTEMPTS:]
+    earlier = tuple((number, diagnose_earlier_attempt(lines, evidence, number, same_code)) for number in ended)
     return replace(diagnosis, earlier=earlier)
 
 
 def _gather(
     run_id: str, parts: Mapping[str, Part], nodes: Mapping[str, int], hosts: Sequence[Host], fleet: Fleet, mask: Mask
 ) -> tuple[dict[str, Evidence], list[Line]]:
-    """What the hosts know of the run, and the last lines of each stream, all by the clock of the first host."""
+    """The evidence of the hosts, and the last lines of each stream. All times are by the clock of the first host."""
 
     def ask(_: Host, session: Session) -> Evidence:
         return session.request(EVIDENCE, {"run_id": run_id})
 
-    answers = fleet.each(hosts, ask, "asking what it knows").done
+    answers = fleet.each(hosts, ask, "collecting evidence").done
     streams = sum(2 * part.nproc + 1 for part in parts.values())
-    fewest, most = LINES_A_STREAM
+    fewest, most = LINES_PER_STREAM
     log_filter = LogFilter(follow=False, tail=max(fewest, min(most, LINES // streams)))
     lines: list[Line] = []
     ranks = claims.ranks_of(parts, nodes)
@@ -104,8 +104,10 @@ def _silent_hosts(parts: Mapping[str, Part], nodes: Mapping[str, int], answered:
 
 
 def _doubt(diagnosis: Diagnosis, silent: Sequence[str], parts: Mapping[str, Part], verdict: Verdict) -> Diagnosis:
-    """While hosts are silent, one of them may have failed before the first cause, unless the head knows better. Of a
-    silent host it knows no more than the last line.
+    """Lower the confidence if hosts are silent, because one of them may have failed first.
+
+    The head knows which rank failed first. If that rank is on a host that answered, nothing is missing; of a silent
+    host, the head knows only the last line.
     """
     if not silent or not diagnosis.findings:
         return diagnosis
@@ -114,7 +116,7 @@ def _doubt(diagnosis: Diagnosis, silent: Sequence[str], parts: Mapping[str, Part
     first, *others = diagnosis.findings
     message = first.message
     if not failure or (first.hosts[:1], first.rank) != ((failure.host,), failure.rank):
-        message += f" ({fold(silent)} could not be asked, and may have failed before.)"
+        message += f" ({fold(silent)} could not be asked, and may have failed first.)"
     elif failure.host not in silent:
         return diagnosis
     confidence = "medium" if first.confidence == "high" else first.confidence
@@ -124,7 +126,7 @@ def _doubt(diagnosis: Diagnosis, silent: Sequence[str], parts: Mapping[str, Part
 def _look_for_file(
     run_id: str, findings: tuple[Finding, ...], hosts: Sequence[Host], fleet: Fleet
 ) -> tuple[Finding, ...]:
-    """Where the first cause is a missing file, ask every host whether it has it."""
+    """If the first cause is a missing file, ask every host whether it has that file."""
     path = missing.path_of(findings[0]) if findings else None
     if path is None:
         return findings
@@ -146,9 +148,9 @@ def diagnose_last_attempt(
     attempt: int | None = None,
     same_code: bool = False,
 ) -> Diagnosis:
-    """Why the run ended: by what its last attempt shows.
+    """Why the run ended, as its last attempt shows.
 
-    `answers`: what the hosts answered to `evidence`. `same_code`: it was sent to all of them.
+    `answers`: the evidence by host. `same_code`: ddp-orch sent the same code to all hosts.
     """
     last = attempt or max((line.attempt for line in lines), default=1)
     first = verdict.first_failure
@@ -174,9 +176,11 @@ def diagnose_last_attempt(
         same_code=same_code,
     )
     logged = _lines_of_attempt(lines, answers, last)
-    if first and first.said and first.host not in answers:  # its host is silent, but the head knows its last line
-        own = LogLine(0, first.host, first.host, first.rank, first.at, first.said, None, False, last, "stderr")
-        logged.append(strip_torch_tags(own, len(logged)))
+    if (
+        first and first.said and first.host not in answers
+    ):  # the host is silent, but the head knows the last line of the rank
+        line = LogLine(0, first.host, first.host, first.rank, first.at, first.said, None, False, last, "stderr")
+        logged.append(strip_torch_tags(line, len(logged)))
     return diagnose(logged, record)
 
 
@@ -204,15 +208,15 @@ def _exits(failures: Sequence[tuple[str, Failure]]) -> list[Exit]:
 
 
 def _lines_of_attempt(lines: Sequence[Line], answers: Mapping[str, Evidence], attempt: int) -> list[LogLine]:
-    """The output of an attempt, and what the kernels logged meanwhile."""
-    own = [line for line in lines if line.attempt == attempt]
+    """The output of an attempt, and the kernel messages during it."""
+    output = [line for line in lines if line.attempt == attempt]
     logged = [
         LogLine(
             0, line.host, line.host, line.rank, line.at, line.text, None, line.stream == "agent", attempt, line.stream
         )
-        for line in own
+        for line in output
     ]
-    begun = min((line.at for line in own), default=0.0) if attempt > 1 else 0.0
+    begun = min((line.at for line in output), default=0.0) if attempt > 1 else 0.0
     ended = min((line.at for line in lines if line.attempt > attempt), default=float("inf"))
     for host, answer in answers.items():
         logged += [

@@ -1,4 +1,4 @@
-"""End runs on their hosts, and what runs have left there; gather what proves it. Chooses no run."""
+"""Stop runs on their hosts, remove what runs have left there, and collect the proof. Chooses no run."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from ..hosts.fleet import Fleet, Results, Work, each
 from ..hosts.session import Session
 from ..inventory.model import Host
 
-STOPS_AT_ONCE = 16  # runs of one host; each may take its whole grace
-Answers = list[Ending]  # of one host, to `stop`, `force` and `stale`
+MAX_PARALLEL_STOPS = 16  # runs of one host; each may take its whole grace
+Answers = list[Ending]  # the answers of one host to `stop`, `force` and `stale`
 
 
 @dataclass(frozen=True)
-class Killed:
-    """The proof of a kill."""
+class KillProof:
+    """What the hosts answered to a kill: what ended, and what is left."""
 
     run_id: str | None
+    """None if it was not about exactly one run."""
     endings: Sequence[tuple[str, Ending]]
-    """What each host has ended, by the host; a host may have been asked for several things."""
+    """(host, answer); a host has an answer to each request."""
     failed: Mapping[str, OrchError]
+    """Hosts that did not answer."""
 
     @property
     def killed(self) -> list[tuple[str, ends.Killed]]:
-        """Each with its host, as all of these."""
+        """(host, process); the properties below have the host first, too."""
         return [(host, process) for host, ending in self.endings for process in ending.killed]
 
     @property
@@ -43,7 +45,7 @@ class Killed:
 
     @property
     def holders(self) -> list[tuple[str, ends.Holder]]:
-        """Strangers' processes on the ports and GPUs that a run would want."""
+        """Processes that ddp-orch did not start, on ports and GPUs that a run needs."""
         return [(host, holder) for host, ending in self._leftovers for holder in ending.holders]
 
     @property
@@ -51,70 +53,77 @@ class Killed:
         return [(host, ending) for host, ending in self.endings if isinstance(ending, LeftoversEnding)]
 
     def as_dict(self) -> dict[str, Any]:
-        """As `kill --json` promises it."""
+        """The document of `kill --json`."""
         remaining = [(host, process.pid, process.owner, process.why) for host, process in self.remaining]
-        remaining += [(host, one.pid, one.owner, f"not ours: holds {one.what}") for host, one in self.holders]
+        remaining += [
+            (host, holder.pid, holder.owner, f"not started by ddp-orch; holds {holder.what}")
+            for host, holder in self.holders
+        ]
         return {
             "run_id": self.run_id,
             "killed": [{"host": host, "pid": process.pid, "cmd": process.cmd} for host, process in self.killed],
-            "ports_freed": [{"host": host, "port": port} for host, one in self.endings for port in one.ports_freed],
-            "gpus_freed": [{"host": host, "gpu": gpu} for host, one in self.endings for gpu in one.gpus_freed],
-            "remaining": [dict(zip(("host", "pid", "owner", "why"), one, strict=True)) for one in remaining],
+            "ports_freed": [
+                {"host": host, "port": port} for host, ending in self.endings for port in ending.ports_freed
+            ],
+            "gpus_freed": [{"host": host, "gpu": gpu} for host, ending in self.endings for gpu in ending.gpus_freed],
+            "remaining": [dict(zip(("host", "pid", "owner", "why"), row, strict=True)) for row in remaining],
             "unreachable": sorted(self.failed),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class KillTargets:
-    """What a kill shall end."""
+    """What to kill."""
 
     runs: tuple[str, ...] = ()
+    """Run ids."""
     members: Mapping[str, Mapping[str, Sequence[Member]]] = field(default_factory=dict)
-    """What was seen of these runs: run id -> host -> its processes as `find` lists them."""
+    """The processes of these runs that were listed before: run id -> host -> processes."""
     stale: bool = False
-    """Everything that runs which are over have left."""
+    """Also remove everything that finished runs have left."""
     ports: tuple[int, ...] = ()
-    """Of whose holders to tell."""
+    """With `stale`: report the processes that hold these ports."""
     force: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Pids by host, whoever they belong to."""
+    """Pids by host to kill, whoever started them."""
     run_grace: float = 0.0
-    """Seconds that the runs give their ranks to end where the kill names no other."""
+    """Seconds between TERM and KILL if the kill itself sets no grace."""
 
 
 @dataclass(frozen=True)
-class _Named:
-    """A run to stop."""
+class _StopTask:
+    """A run to stop, for `fleet.each`, which runs a task for everything that has a name."""
 
     name: str
+    """The run id."""
 
 
 def kill(
     fleet: Fleet, hosts: Sequence[Host], targets: KillTargets, *, grace: float | None, by: str, doing: str = ""
-) -> Killed:
-    """`begin`, and wait for all hosts."""
-    begun = begin(fleet, hosts, targets, grace=grace, by=by, doing=doing)
-    return proof(targets.runs, [begun.wait()])
+) -> KillProof:
+    """Kill the targets, and wait for all hosts. See `begin`."""
+    work = begin(fleet, hosts, targets, grace=grace, by=by, doing=doing)
+    return collect_proof(targets.runs, [work.wait()])
 
 
 def begin(
     fleet: Fleet, hosts: Sequence[Host], targets: KillTargets, *, grace: float | None, by: str, doing: str = ""
 ) -> Work[Host, Answers]:
-    """End the targets on all hosts at once, and all runs of a host at once; sweep, verify. To be started or waited for.
+    """The work of killing the targets on all hosts in parallel; the caller starts it, or waits for it.
 
-    Every host is asked, also those that a record does not name: the record may be what is broken. `doing` names it
-    where its progress shall be shown, which is where nobody else writes to the terminal.
+    It asks every host, because the record of the run may be damaged and not name all of them. `grace`: seconds between
+    TERM and KILL; None: `run_grace`. With `doing`, progress is shown, so nothing else may write to the terminal.
     """
 
     def end(host: Host, session: Session) -> Answers:
-        more = targets.run_grace if grace is None else grace
+        seconds = targets.run_grace if grace is None else grace
 
-        def stop(run: _Named) -> Ending:
+        def stop(run: _StopTask) -> Ending:
             members = targets.members.get(run.name, {}).get(host.name, ())
-            asked = {"run_id": run.name, "grace": grace, "by": by, "members": members}
-            return session.request(STOP, asked, more=more)
+            question = {"run_id": run.name, "grace": grace, "by": by, "members": members}
+            return session.request(STOP, question, extra_time=seconds)
 
-        # not a ThreadPoolExecutor: after an interrupt, Python would wait for a host that hangs
-        stopped = each(map(_Named, targets.runs), stop, STOPS_AT_ONCE)
+        # no ThreadPoolExecutor: after an interrupt, Python would wait for a host that hangs
+        stopped = each(map(_StopTask, targets.runs), stop, MAX_PARALLEL_STOPS)
         for error in stopped.failed.values():
             raise error
         answers: Answers = list(stopped.done.values())
@@ -127,10 +136,9 @@ def begin(
     return fleet.begin(hosts, end, doing)
 
 
-def proof(run_ids: Sequence[str], results: Sequence[Results[Answers]]) -> Killed:
-    """What the hosts answered, some perhaps more than once."""
-
+def collect_proof(run_ids: Sequence[str], results: Sequence[Results[Answers]]) -> KillProof:
+    """The answers of several kills as one proof."""
     endings = [(host, ending) for result in results for host, endings in result.done.items() for ending in endings]
     run_id = run_ids[0] if len(run_ids) == 1 else None
     failed = {host: error for result in results for host, error in result.failed.items()}
-    return Killed(run_id, endings, failed)
+    return KillProof(run_id, endings, failed)

@@ -1,4 +1,4 @@
-"""Tell of a file that a run missed if it is on this machine, and why it was not sent. Changes nothing."""
+"""Explain a missing file of a run if it exists on this machine: why it was not sent. Changes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IN_CODE = re.compile(r"/.*/runs/[^/]+/code/(.+)")  # a path on a host, in the r
 
 
 def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
-    """The diagnosis of a run that was started here, knowing what the code's folder has."""
+    """The diagnosis of a run, with the reason if a missing file is in the code's folder on this machine."""
     started = recent.started(run_id)
     if started is None or not started.code:
         return diagnosis
@@ -36,7 +36,7 @@ def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
 
 
 def _paths(finding: Finding, folder: Path) -> Iterator[str]:
-    """Those in quotes, relative to where the run starts."""
+    """The quoted paths of a finding, relative to the folder in which the run starts."""
     for line in (*finding.evidence, finding.message):
         for match in _QUOTED.finditer(line):
             path = match[1] or match[2]
@@ -44,5 +44,5 @@ def _paths(finding: Finding, folder: Path) -> Iterator[str]:
             if inner is None:
                 yield path
                 continue
-            for root in (folder, *folder.parents):  # the code's root is the folder of the start, or one above
+            for root in (folder, *folder.parents):  # the root of the code is this folder or one above it
                 yield os.path.relpath(root / inner[1], folder)

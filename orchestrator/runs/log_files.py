@@ -1,4 +1,4 @@
-"""Write the lines of a run to files: one a rank and stream, and one with all of them in the order of time."""
+"""Write the lines of a run to files: one per rank and stream, and one with all lines in the order of time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..output.lines import LINE_LIMIT, Line, Mask, Painter, presentable
 from ..plan.code_files import make_results_folder
 
 MERGED = "merged.log"
-LONG = LINE_LIMIT // 2  # characters: a shorter part is no part of a long line but one whose end took its time
-OPEN_MOST = 200  # files at once: a run may have more ranks than a process may have files
+LONG = LINE_LIMIT // 2  # characters; a shorter partial line was cut because its end was late, not because of its length
+MAX_OPEN = 200  # files open at once; a run may have more ranks than a process may open files
 
 
 class LogFiles:
     """`FOLDER/attempt-1/rank-03.stdout.log`, `FOLDER/attempt-1/node-0.agent.log`, ..., `FOLDER/merged.log`.
 
-    Text is masked and tamed as on the screen, and without colour. The merged file has times and tags. Files that were
-    there before are replaced; only you can read them. Raises UsageError when one cannot be written.
+    Text is masked and tamed as on the screen, and without colour. The merged file has times and tags. Existing files
+    are replaced; only the user can read the files. Raises UsageError if one cannot be written.
     """
 
     def __init__(self, folder: Path, hosts: Sequence[str], mask: Mask) -> None:
@@ -30,7 +30,7 @@ class LogFiles:
         self._mask = mask
         self._painter = Painter(hosts, colour=False, timestamps=True, mask=mask)
         self._known: set[Path] = set()
-        self._files: dict[Path, TextIO] = {}  # those that are open, the one that was opened last at the end
+        self._files: dict[Path, TextIO] = {}  # the open files, the one opened last at the end
         try:
             make_results_folder(folder)
         except OSError as error:
@@ -42,18 +42,18 @@ class LogFiles:
         return len(self._known)
 
     def add(self, batch: Iterable[Line]) -> None:
-        """A line that came in parts because of its length is put together again."""
+        """Write lines. The parts of a long line become one line again."""
         texts: dict[Path, list[str]] = {}
         merged = []
         for line in batch:
             self.lines += not line.partial
             path = self._path(line)
-            goes_on = line.partial and len(line.text) > LONG
-            texts.setdefault(path, []).append(presentable(line.text, False, self._mask) + ("" if goes_on else "\n"))
+            continues = line.partial and len(line.text) > LONG
+            texts.setdefault(path, []).append(presentable(line.text, False, self._mask) + ("" if continues else "\n"))
             merged.append(self._painter.paint(line) + "\n")
         texts[self.merged] = merged
-        for path, of in texts.items():
-            self._file(path).write("".join(of))
+        for path, path_texts in texts.items():
+            self._file(path).write("".join(path_texts))
 
     def _path(self, line: Line) -> Path:
         name = f"{line.host}.agent" if line.rank is None else f"rank-{line.rank:02}.{line.stream}"
@@ -63,7 +63,7 @@ class LogFiles:
         return self._files.get(path) or self._open(path)
 
     def _open(self, path: Path) -> TextIO:
-        while len(self._files) >= OPEN_MOST:
+        while len(self._files) >= MAX_OPEN:
             oldest = next(known for known in self._files if known != self.merged)
             self._files.pop(oldest).close()
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if path in self._known else os.O_TRUNC)

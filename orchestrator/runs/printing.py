@@ -1,4 +1,4 @@
-"""Print the lines of a run on stdout: for people, or as JSON for programs."""
+"""Print the lines of a run on stdout, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from ..output.pipeline import Pipeline, Stage
 from ..output.torchrun_noise import Quieter
 
 
-def printer(
+def make_printer(
     hosts: Sequence[str],
     mask: Mask,
     *,
     as_json: bool,
     timestamps: bool = False,
     quiet: bool = True,
-    all_of_it: str,
+    full_output_command: str,
     fold_ranks: int | None = None,
 ) -> Stage:
-    """Print lines on stdout: tagged for people, or one JSON object each.
+    """A stage that prints lines on stdout: with tags for people, or one JSON object per line.
 
-    `quiet`: of torchrun's own tracebacks only the last line; the command `all_of_it` shows them. `fold_ranks`: equal
-    lines of so many ranks as one.
+    `quiet`: shorten torchrun's own tracebacks to their last line, and name `full_output_command`, which shows them
+    whole. `fold_ranks`: the number of ranks; equal lines of several ranks are printed once.
     """
     if as_json:
         return _Print(lambda line: lines.to_json(line, mask))
     painter = Painter(hosts, wants_colour(sys.stdout, os.environ), timestamps, mask)
-    stages: list[Stage] = [Quieter(all_of_it)] if quiet else []
+    stages: list[Stage] = [Quieter(full_output_command)] if quiet else []
     if fold_ranks is None:
         return Pipeline([*stages, _Print(painter.paint)])
     return Pipeline([*stages, Folder(fold_ranks), _Print(painter.paint_folded)])
 
 
 class _Print(Stage):
-    """The end of a chain."""
+    """The last stage: it prints."""
 
     def __init__(self, render: Callable[[Line], str]) -> None:
         self._render = render

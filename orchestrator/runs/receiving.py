@@ -1,7 +1,7 @@
-"""Take the files of a run from its hosts. What a host says is not trusted.
+"""Download the files of a run from its hosts, which are not trusted.
 
-A path leads nowhere but below its folder, through no link; a file has not many more bytes than it was said to have when
-the size was shown; and it gets its name when all of it is there.
+Files are written only below the target folder, and never through a link. A file may have grown only a little since the
+user saw its size. It gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from ..hosts.session import Session
 from ..output.console import size as console_size
 
 GROWTH = 1024 * 1024
-"""Bytes that the files of a host may have grown by since they were listed, beyond twice their size; more is for the
-next time."""
+"""Bytes that the files of a host may have more than twice their listed size; for more, the user fetches again."""
 
-LARGEST = 1 << 63
-"""Bytes, and ns since 1970, that no file has."""
+TOO_LARGE = 1 << 63
+"""No file has so many bytes, or such a time in ns since 1970."""
 
-BATCH = 1000  # files asked for at once
+BATCH = 1000  # files per request
 
 
 @dataclass(frozen=True)
-class Remote:
-    """A file on a host, by a path that leads nowhere else."""
+class RemoteFile:
+    """A file on a host. Its path has been checked: it stays below the folder."""
 
     path: str
     size: int  # bytes
@@ -40,36 +39,37 @@ class Remote:
 
 @dataclass(frozen=True)
 class Source:
-    """What is brought from a host to one folder here: `output` and `code`, or one of the two."""
+    """What to download from a host into one folder here: `output`, `code` or both."""
 
     folder: Path
     parts: tuple[str, ...] = ("output", "code")
 
 
 @dataclass(frozen=True)
-class Listed:
-    """What a host has of a run."""
+class SourceListing:
+    """The files of one source."""
 
     source: Source
-    files: list[Remote]
+    files: list[RemoteFile]
     written: str | None
-    """Stands for the state of the files beside the code."""
+    """An id of the current state of the files next to the code; see `fetched` in docs/protocol.md."""
 
-    def missing(self) -> Listed:
+    def missing(self) -> SourceListing:
+        """Without the files that were downloaded before and have not changed."""
         return replace(self, files=[remote for remote in self.files if not is_here(self.source.folder, remote)])
 
 
-def checked(listing: Outputs) -> list[Remote]:
-    """The files of a listing. Raises UnreachableError where it is not what an honest host would say."""
+def check_listing(listing: Outputs) -> list[RemoteFile]:
+    """The files that a host lists. Raises UnreachableError if a path, size or time is invalid."""
     remotes = {}
     for path, size, mtime in listing.files:
-        if not 0 <= size < LARGEST or not abs(mtime) < LARGEST:
-            raise UnreachableError("its file listing is invalid")
+        if not 0 <= size < TOO_LARGE or not abs(mtime) < TOO_LARGE:
+            raise UnreachableError("the host sent an invalid file listing")
         if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path or not _can_be_named(path):
             raise UnreachableError(
-                f"it lists a file outside its output folder: {path!r}; nothing is fetched from this host"
+                f"the host lists a file outside its output folder: {path!r}; nothing is fetched from this host"
             )
-        remotes[path] = Remote(path, size, mtime)
+        remotes[path] = RemoteFile(path, size, mtime)
     return list(remotes.values())
 
 
@@ -81,35 +81,37 @@ def _can_be_named(path: str) -> bool:
     return True
 
 
-def is_here(folder: Path, remote: Remote) -> bool:
-    """Whether it was fetched before and has not changed since, by size and time."""
+def is_here(folder: Path, remote: RemoteFile) -> bool:
+    """Whether the file was downloaded before and has not changed, by its size and time."""
     try:
-        here = (folder / remote.path).lstat()
+        status = (folder / remote.path).lstat()
     except OSError:
         return False
-    return (here.st_size, here.st_mtime_ns) == (remote.size, remote.mtime)
+    return (status.st_size, status.st_mtime_ns) == (remote.size, remote.mtime)
 
 
-def totals(listed: Mapping[str, list[Listed]]) -> tuple[int, int]:
-    """How many files, and their bytes."""
-    every = [each for of_host in listed.values() for each in of_host]
-    return sum(len(each.files) for each in every), sum(map(size_of, every))
+def totals(listed: Mapping[str, list[SourceListing]]) -> tuple[int, int]:
+    """The number of files, and their bytes."""
+    listings = [listing for host_listings in listed.values() for listing in host_listings]
+    return sum(len(listing.files) for listing in listings), sum(map(size_of, listings))
 
 
-def size_of(listed: Listed) -> int:
+def size_of(listed: SourceListing) -> int:
     return sum(remote.size for remote in listed.files)
 
 
-def refuse(folder: Path, listed: Mapping[str, list[Listed]]) -> dict[str, FindingsError]:
-    """Hosts whose files cannot be taken: the largest shares, where the disk does not take all, and links."""
+def refuse(folder: Path, listed: Mapping[str, list[SourceListing]]) -> dict[str, FindingsError]:
+    """Hosts whose files are not downloaded: those with the most bytes, if the disk has no room for all, and those whose
+    target folder is a link.
+    """
     place = folder.absolute()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
     refused = {}
-    sizes = {host: sum(map(size_of, of_host)) for host, of_host in listed.items()}
+    sizes = {host: sum(map(size_of, listings)) for host, listings in listed.items()}
     for host, size in sorted(sizes.items(), key=lambda item: item[1]):
-        links = [each.source.folder for each in listed[host] if each.source.folder.is_symlink()]
+        links = [listing.source.folder for listing in listed[host] if listing.source.folder.is_symlink()]
         if links:
             refused[host] = FindingsError(
                 f"{host}: {links[0]} is a link on this machine; ddp-orch does not write through links"
@@ -122,18 +124,20 @@ def refuse(folder: Path, listed: Mapping[str, list[Listed]]) -> dict[str, Findin
     return refused
 
 
-def bring(session: Session, key: Mapping[str, str], listed: Listed, show: Callable[[int], None]) -> list[str]:
-    """Fetch files of one host; gives what went wrong with single ones. `show` gets the bytes that have come."""
+def download_files(
+    session: Session, key: Mapping[str, str], listed: SourceListing, show: Callable[[int], None]
+) -> list[str]:
+    """Download files of one host, and return the problems with single files. `show` gets the bytes received so far."""
     folder, files = listed.source.folder, listed.files
     problems: list[str] = []
-    room = Room(files)
+    limit = SizeLimit(files)
     for start in range(0, len(files), BATCH):
         batch = files[start : start + BATCH]
-        receiver = Receiver(folder, batch, room)
+        receiver = Receiver(folder, batch, limit)
 
         def take(data: FileData, payload: bytes, receiver: Receiver = receiver) -> None:
             receiver.take(data, payload)
-            show(room.taken)
+            show(limit.received)
 
         arguments = {**key, "paths": [remote.path for remote in batch]}
         try:
@@ -145,27 +149,27 @@ def bring(session: Session, key: Mapping[str, str], listed: Listed, show: Callab
     return problems
 
 
-class Room:
-    """The bytes that a host may send for these files, all together."""
+class SizeLimit:
+    """The limit for the bytes of all files of a host together."""
 
-    def __init__(self, files: Iterable[Remote]) -> None:
-        self.taken = 0
-        self._most = 2 * sum(remote.size for remote in files) + GROWTH
+    def __init__(self, files: Iterable[RemoteFile]) -> None:
+        self.received = 0
+        self._limit = 2 * sum(remote.size for remote in files) + GROWTH
 
-    def take(self, count: int) -> bool:
-        """Whether there was room."""
-        self.taken += count
-        return self.taken <= self._most
+    def add(self, count: int) -> bool:
+        """Count bytes; False if they exceed the limit."""
+        self.received += count
+        return self.received <= self._limit
 
 
 class Receiver:
-    """Takes the parts of files as they come, one file at a time. Never raises: what goes wrong is in `problems`."""
+    """Writes files from the parts that a host sends, one file at a time. Never raises: errors go to `problems`."""
 
-    def __init__(self, folder: Path, files: list[Remote], room: Room) -> None:
+    def __init__(self, folder: Path, files: list[RemoteFile], limit: SizeLimit) -> None:
         self.problems: list[str] = []
         self._folder = folder
         self._files = files
-        self._room = room
+        self._limit = limit
         self._next = 0
         self._out: BinaryIO | None = None
         self._left = 0
@@ -173,7 +177,7 @@ class Receiver:
 
     def take(self, data: FileData, payload: bytes) -> None:
         if data.file != self._next or self._next >= len(self._files):
-            return  # the rest of a file that was given up
+            return  # the rest of a file that failed
         remote = self._files[self._next]
         try:
             if data.error is not None:
@@ -187,45 +191,45 @@ class Receiver:
             self._next += 1
 
     def give_up(self) -> None:
-        """Leave nothing of a file that is not whole."""
+        """Remove the incomplete file."""
         if self._out is not None:
             self._out.close()
             self._out = None
         with contextlib.suppress(OSError):
-            self._aside().unlink()
+            self._temporary().unlink()
 
     @property
     def done(self) -> int:
         return self._next
 
-    def _aside(self) -> Path:
+    def _temporary(self) -> Path:
         return self._folder / f".fetching-{os.getpid()}"
 
-    def _add(self, remote: Remote, payload: bytes) -> None:
+    def _add(self, remote: RemoteFile, payload: bytes) -> None:
         if self._out is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._aside().unlink(missing_ok=True)
-            handle = os.open(self._aside(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            self._temporary().unlink(missing_ok=True)
+            handle = os.open(self._temporary(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             self._out = os.fdopen(handle, "wb")
             self._left = 2 * remote.size + GROWTH
         self._left -= len(payload)
-        if self._left < 0 or not self._room.take(len(payload)):
-            raise ValueError("it has grown a lot since it was listed; fetch it again")
+        if self._left < 0 or not self._limit.add(len(payload)):
+            raise ValueError("the file has grown a lot since it was listed; run fetch again")
         self._out.write(payload)
 
-    def _finish(self, remote: Remote, mtime: int) -> None:
+    def _finish(self, remote: RemoteFile, mtime: int) -> None:
         assert self._out is not None
         self._out.close()
         self._out = None
-        os.utime(self._aside(), ns=(remote.mtime, mtime))
+        os.utime(self._temporary(), ns=(remote.mtime, mtime))
         target = self._folder / remote.path
         _make_folders(self._folder, remote.path)
-        self._aside().replace(target)
+        self._temporary().replace(target)
         self._next += 1
 
 
 def _make_folders(folder: Path, path: str) -> None:
-    """The folders on the way to a file, none of them a link. Raises OSError."""
+    """Create the parent folders of a file. Raises OSError if one of them is a link."""
     for name in path.split("/")[:-1]:
         folder = folder / name
         if folder.is_symlink():

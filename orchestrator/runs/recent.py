@@ -1,4 +1,4 @@
-"""The newest runs started from this machine, each with its inventory. A convenience: the hosts know the runs."""
+"""Remember the newest runs started from this machine, and their inventories. Losing it is harmless: hosts know runs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from pathlib import Path
 
 from ..inventory.run_ids import SUFFIX
 
-MOST = 200  # runs remembered
+MAX_RUNS = 200
 
 
 @dataclass(frozen=True)
-class Started:
-    """A run, the absolute path of the inventory that it was started with, and the folder of its code."""
+class StartedRun:
+    """A run that was started from this machine."""
 
     run_id: str
     name: str
     inventory: str
+    """Its absolute path."""
     code: str = ""
-    """Where the run starts, in the code as it is here; empty if none was sent."""
+    """The folder here in which the sent code would start; "" if no code was sent."""
 
 
 def _file() -> Path:
@@ -32,54 +33,54 @@ def _file() -> Path:
 
 
 def remember(inventory: str, run_id: str, name: str, code: str = "") -> None:
-    """Never fails: a full disk or a read-only home must not end a run that has started."""
+    """Add a run. Never fails: the run has started, whether the disk is full or the home is read-only."""
     file = _file()
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(file):
-            runs = [Started(run_id, name, str(Path(inventory).resolve()), code), *newest()][:MOST]
-            aside = file.with_suffix(".new")
-            aside.unlink(missing_ok=True)
-            aside.touch(mode=0o600)
-            aside.write_text(json.dumps({"runs": [astuple(run) for run in runs]}))
-            aside.replace(file)
+            runs = [StartedRun(run_id, name, str(Path(inventory).resolve()), code), *newest()][:MAX_RUNS]
+            temporary = file.with_suffix(".new")
+            temporary.unlink(missing_ok=True)
+            temporary.touch(mode=0o600)
+            temporary.write_text(json.dumps({"runs": [astuple(run) for run in runs]}))
+            temporary.replace(file)
 
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Two runs may be started at the same moment, and both are to be remembered."""
+    """So that two runs that start at the same moment are both remembered."""
     with file.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def newest() -> list[Started]:
-    """The newest first."""
+def newest() -> list[StartedRun]:
+    """The remembered runs, the newest first."""
     try:
         runs = json.loads(_file().read_text())["runs"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    found = []
+    entries = []
     for run in runs if isinstance(runs, list) else ():
         match run:
             case [str(run_id), str(name), str(inventory), str(code)]:
-                found.append(Started(run_id, name, inventory, code))
+                entries.append(StartedRun(run_id, name, inventory, code))
             case [str(run_id), str(name), str(inventory)]:
-                found.append(Started(run_id, name, inventory))
-    return found
+                entries.append(StartedRun(run_id, name, inventory))
+    return entries
 
 
-def started(run_id: str) -> Started | None:
+def started(run_id: str) -> StartedRun | None:
     return next((run for run in newest() if run.run_id == run_id), None)
 
 
 def inventories_of(run: str) -> list[str]:
-    """Those that runs were started with that `run` may mean, as `registry.choose` takes it; the newest run's first."""
+    """The inventories of the runs that `run` may mean (as in `registry.choose`), that of the newest run first."""
     known = newest()
-    named = [one for one in known if run in (one.run_id, one.name)]
-    named = named or [one for one in known if run and one.run_id.startswith(run)]
-    named = named or [one for one in known if len(run) >= SUFFIX and one.run_id.endswith(run)]
-    return [one.inventory for one in named if Path(one.inventory).exists()]
+    matches = [entry for entry in known if run in (entry.run_id, entry.name)]
+    matches = matches or [entry for entry in known if run and entry.run_id.startswith(run)]
+    matches = matches or [entry for entry in known if len(run) >= SUFFIX and entry.run_id.endswith(run)]
+    return [entry.inventory for entry in matches if Path(entry.inventory).exists()]
 
 
 def newest_inventory() -> str | None:

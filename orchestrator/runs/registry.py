@@ -1,4 +1,4 @@
-"""The runs on the hosts, whoever started them: found, told apart, described. The hosts know."""
+"""List the runs on the hosts, whoever started them, and choose the one that the user means."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ..inventory.model import Host
 from ..inventory.run_ids import RUN_ID, SUFFIX
 from ..output.console import fold
 
-PATIENCE = 2.0  # s for all hosts to answer, before what has come may be enough
-QUIET = 1.0  # s without one more answer: of many hosts the last ones are slow, not silent
+PATIENCE = 2.0  # s for all hosts to answer, before the answers so far may be enough
+QUIET = 1.0  # s without another answer; while answers come, the remaining hosts are slow, not silent
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run, put together from what its hosts say of it."""
+    """A run, put together from the answers of its hosts."""
 
     run_id: str
     name: str
@@ -33,13 +33,13 @@ class Run:
     attempt: int
     started_at: str
     parts: Mapping[str, Part]
-    """What each of its hosts that answered says, by the host's name in our inventory."""
+    """The answers of its hosts, by the host's name in the inventory of this command."""
     disputed: frozenset[str] = frozenset()
-    """Hosts of `parts` that contradict each other."""
+    """Hosts of `parts` whose answers contradict each other."""
 
     @property
     def nodes(self) -> dict[str, int]:
-        """The node that each host is, the head first; without the hosts that contradict each other."""
+        """The node number of each host, the head first; without disputed hosts."""
         nodes = {host: part.node for host, part in self.parts.items() if host not in self.disputed}
         return dict(sorted(nodes.items(), key=lambda item: item[1]))
 
@@ -49,24 +49,24 @@ class Run:
 
     @property
     def broken(self) -> bool:
-        """Over as a whole, while a host still has a part that is not."""
+        """The run has finished, but a host still has an unfinished part of it."""
         return not self.unfinished and any(part.unfinished for part in self.parts.values())
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """All its hosts in the order of nodes, by their names in the inventory that it was started from."""
+        """All its hosts in the order of node numbers, by their names in the inventory that it was started with."""
         return self._first.hosts
 
     @property
-    def unheard(self) -> tuple[str, ...]:
-        """Those of `hosts` that told nothing of it."""
-        heard = {part.node for part in self.parts.values()}
-        return tuple(name for node, name in enumerate(self.hosts) if node not in heard)
+    def missing_hosts(self) -> tuple[str, ...]:
+        """Those of `hosts` that gave no answer about it."""
+        present = {part.node for part in self.parts.values()}
+        return tuple(name for node, name in enumerate(self.hosts) if node not in present)
 
     @property
     def all_nodes(self) -> dict[str, int]:
-        """As `nodes`, with those of `unheard`."""
-        return {**{name: node for node, name in enumerate(self.hosts) if name in self.unheard}, **self.nodes}
+        """As `nodes`, with the missing hosts."""
+        return {**{name: node for node, name in enumerate(self.hosts) if name in self.missing_hosts}, **self.nodes}
 
     @property
     def by(self) -> str:
@@ -84,12 +84,12 @@ class Run:
 
     @property
     def ended_at(self) -> float | None:
-        """Unix seconds, by the clock of the host that was the last to end; None if none has."""
+        """Unix time, seconds, by the clock of the host that ended last; None if none has."""
         return max((part.ended_at for part in self.parts.values() if part.ended_at is not None), default=None)
 
     @property
     def ranks(self) -> int:
-        """As many as any attempt may have had."""
+        """The most ranks that an attempt may have had."""
         return self._first.ranks
 
     @property
@@ -120,30 +120,33 @@ class Run:
 
 @dataclass(frozen=True)
 class Listing:
+    """The runs that the hosts know."""
+
     runs: tuple[Run, ...]
     """The newest last."""
     failed: Mapping[str, OrchError]
+    """Hosts without an answer."""
     answered: frozenset[str] = frozenset()
     late: frozenset[str] = frozenset()
-    """Hosts among the failed that nobody has waited for."""
+    """Hosts of `failed` that may still answer."""
     passed_over: Mapping[str, str] = field(default_factory=dict)
-    """Why a host's records in its usual state folder could not be read."""
+    """By host: why the records in its usual state folder could not be read."""
     doubts: tuple[str, ...] = ()
-    """Which hosts are not believed, and why: one sentence each."""
+    """Warnings about hosts whose answers are not used."""
     ledgers: Mapping[str, Sequence[EndedRun]] = field(default_factory=dict)
     """The ended runs that each host remembers."""
 
     @property
     def missing(self) -> Mapping[str, OrchError]:
-        """Hosts that failed, without those that may still answer."""
+        """The failed hosts, without those that may still answer."""
         return {host: error for host, error in self.failed.items() if host not in self.late}
 
-    def unheard(self, run: Run) -> tuple[str, ...]:
-        """Hosts of the run that were not asked or not reached. (One that has answered has its record no more.)"""
-        return tuple(host for host in run.unheard if host not in self.answered)
+    def missing_hosts(self, run: Run) -> tuple[str, ...]:
+        """Hosts of the run that did not answer. (A host that answered without it has deleted its record.)"""
+        return tuple(host for host in run.missing_hosts if host not in self.answered)
 
 
-Answer = tuple[RunList, str]  # and why the usual state folder could not be read
+Answer = tuple[RunList, str]  # the runs of a host, and why its usual state folder is unusable, or ""
 
 
 def find(
@@ -152,17 +155,17 @@ def find(
     enough: Callable[[Listing], bool] | None = None,
     doing: str = "looking for runs",
 ) -> Listing:
-    """What all hosts know. `enough`: see `Search.wait`."""
+    """Ask all hosts for their runs. `enough`: see `Search.wait`."""
     return Search(fleet, hosts, doing).wait(enough)
 
 
 class Search:
-    """What all hosts know of runs, as their answers come: one silent host need not hold up the others."""
+    """Asks all hosts for their runs in the background, so that a silent host need not delay the others."""
 
     def __init__(
         self, fleet: Fleet, hosts: Sequence[Host], doing: str = "looking for runs", *, members: bool = False
     ) -> None:
-        """`members`: each part of an unfinished run has its processes in `members`, too."""
+        """`members`: ask for the processes of unfinished runs as well."""
 
         def ask(_: Host, session: Session) -> Answer:
             return session.request(LIST, {"members": members}), "; ".join(session.hello.passed_over)
@@ -170,11 +173,11 @@ class Search:
         fleet.prepare(hosts)
         self._work = fleet.begin(hosts, ask, doing)
         self._began = time.monotonic()
-        self._newest = 0, self._began  # how many have answered or failed, and when that last became more
+        self._newest = 0, self._began  # the number of answers and failures, and when it last grew
 
     def wait(self, enough: Callable[[Listing], bool] | None = None) -> Listing:
-        """What all hosts know. `enough` sees what has come after PATIENCE seconds, once no more comes, and at an
-        interrupt; where it returns True, the listing has the other hosts as `late`. Wait again for the rest.
+        """The runs of all hosts. If hosts are silent for PATIENCE seconds, and at an interrupt, `enough` gets the
+        listing so far. If it returns True, it is returned, with the silent hosts as `late`. Wait again for those.
         """
 
         def is_enough(answers: Results[Answer]) -> bool:
@@ -196,9 +199,9 @@ def _listing(answers: Results[Answer]) -> Listing:
     for host, (answer, _) in answers.done.items():
         for part in answer.runs:
             parts.setdefault(part.run_id, {})[host] = part
-    judged = {run_id: claims.check_claims(of_hosts, answers.failed) for run_id, of_hosts in parts.items()}
+    checked = {run_id: claims.check_claims(run_parts, answers.failed) for run_id, run_parts in parts.items()}
     runs = sorted(
-        (_join(run_id, of_run) for run_id, of_run in judged.items() if of_run.parts),
+        (_make_run(run_id, run_claims) for run_id, run_claims in checked.items() if run_claims.parts),
         key=lambda run: (run.started_at, run.run_id),
     )
     return Listing(
@@ -207,104 +210,106 @@ def _listing(answers: Results[Answer]) -> Listing:
         frozenset(answers.done),
         answers.late,
         passed_over,
-        _doubts(judged),
+        _doubts(checked),
         {host: answer.ledger for host, (answer, _) in answers.done.items()},
     )
 
 
-def _join(run_id: str, of_run: claims.Claims) -> Run:
-    parts = of_run.parts.values()
-    believed = [part for host, part in of_run.parts.items() if host not in of_run.disputed]
-    first = min(believed or parts, key=lambda part: part.node)
-    state, attempt = first.state if believed else "lost", first.attempt
-    # the head, if it answered, knows the state of the whole run; any other only its own
-    if not believed or first.node != 0:
+def _make_run(run_id: str, run_claims: claims.Claims) -> Run:
+    parts = run_claims.parts.values()
+    undisputed = [part for host, part in run_claims.parts.items() if host not in run_claims.disputed]
+    first = min(undisputed or parts, key=lambda part: part.node)
+    state, attempt = first.state if undisputed else "lost", first.attempt
+    # only the head knows the state of the whole run; without its answer, an unfinished part makes the run unfinished
+    if not undisputed or first.node != 0:
         attempt = max(part.attempt for part in parts)
         if state not in UNFINISHED:
             states = {part.state for part in parts}
-            state = next((one for one in UNFINISHED if one in states), state)
-    return Run(run_id, first.name, state, attempt, first.started_at, of_run.parts, of_run.disputed)
+            state = next((unfinished for unfinished in UNFINISHED if unfinished in states), state)
+    return Run(run_id, first.name, state, attempt, first.started_at, run_claims.parts, run_claims.disputed)
 
 
-def _doubts(judged: Mapping[str, claims.Claims]) -> tuple[str, ...]:
+def _doubts(checked: Mapping[str, claims.Claims]) -> tuple[str, ...]:
     strangers: dict[str, list[str]] = {}
     disputed: dict[frozenset[str], list[str]] = {}
-    for run_id, of_run in judged.items():
-        for host in of_run.strangers:
+    for run_id, run_claims in checked.items():
+        for host in run_claims.strangers:
             strangers.setdefault(host, []).append(run_id)
-        if of_run.disputed:
-            disputed.setdefault(of_run.disputed, []).append(run_id)
+        if run_claims.disputed:
+            disputed.setdefault(run_claims.disputed, []).append(run_id)
     return (
         *(
-            f"{host}: ignored its answer about {_some(run_ids)}, because other hosts or its own name contradict it"
+            f"{host}: ignored its answer about {_count_runs(run_ids)}, which other hosts or its own name contradict"
             for host, run_ids in sorted(strangers.items())
         ),
         *(
-            f"{fold(hosts)}: their answers about {_some(run_ids)} contradict each other; neither is used"
+            f"{fold(hosts)}: their answers about {_count_runs(run_ids)} contradict each other, so none of them is used"
             for hosts, run_ids in disputed.items()
         ),
     )
 
 
-def _some(run_ids: Sequence[str]) -> str:
+def _count_runs(run_ids: Sequence[str]) -> str:
     return f"run {run_ids[0]}" + (f" and {len(run_ids) - 1} more" if len(run_ids) > 1 else "")
 
 
-def choose(listing: Listing, wanted: str | None, inventory: str) -> Run:
-    """A run by its id, its name (the newest of that name) or a unique prefix of an id; by default the newest.
+def choose(listing: Listing, run: str | None, inventory: str) -> Run:
+    """The run with this id, name (the newest of that name), unique prefix of an id, or end of an id; None: the newest.
 
-    `inventory`: the one whose hosts were asked. Raises UsageError, or UnreachableError where a host that was not
-    reached might know the run.
+    `inventory`: the path of the inventory whose hosts were asked. Raises UsageError, or UnreachableError if a host
+    that did not answer may know the run.
     """
     runs = listing.runs
-    if wanted is None:
+    if run is None:
         if not runs:
-            raise _missing(listing, "there is no run on these hosts")
+            raise _missing(listing, "there are no runs on these hosts")
         return runs[-1]
-    if not wanted:
-        raise UsageError("RUN '': leave it out for the newest, or give an id, a name or the beginning of an id")
-    exact = [run for run in runs if wanted in (run.run_id, run.name)]
+    if not run:
+        raise UsageError("RUN is empty; give an id, a name or the beginning of an id, or omit RUN for the newest run")
+    exact = [known for known in runs if run in (known.run_id, known.name)]
     if exact:
         return exact[-1]
-    prefixed = [run for run in runs if run.run_id.startswith(wanted)]
-    if not prefixed and len(wanted) >= SUFFIX:
-        prefixed = [run for run in runs if run.run_id.endswith(wanted)]
-    if not prefixed:
-        every = f"`{command('ps', '--all', inventory=inventory)}`"
+    matches = [known for known in runs if known.run_id.startswith(run)]
+    if not matches and len(run) >= SUFFIX:
+        matches = [known for known in runs if known.run_id.endswith(run)]
+    if not matches:
+        ps = f"`{command('ps', '--all', inventory=inventory)}`"
         newest = f"; the newest is {runs[-1].run_id}" if runs else ""
-        about = f"{_hint_at_missing(wanted, runs)}{newest}"
-        raise _missing(listing, f"no run {wanted!r} on these hosts{about}; {every} lists them")
-    if len(prefixed) > 1:
-        found = ", ".join(run.run_id for run in prefixed)
-        raise UsageError(f"{wanted!r} matches several runs: {found}; give more characters")
-    return prefixed[0]
+        raise _missing(listing, f"no run {run!r} on these hosts{_advise(run, runs)}{newest}; {ps} lists them")
+    if len(matches) > 1:
+        ids = ", ".join(known.run_id for known in matches)
+        raise UsageError(f"{run!r} matches several runs: {ids}; give more characters")
+    return matches[0]
 
 
-def _hint_at_missing(wanted: str, runs: Sequence[Run]) -> str:
-    if RUN_ID.fullmatch(wanted):  # a whole id is pasted, not mistyped
+def _advise(run: str, runs: Sequence[Run]) -> str:
+    if RUN_ID.fullmatch(run):  # a whole id is pasted, not mistyped
         return " (it may have been pruned; `fetch` can still download its outputs)"
-    names = [name for run in reversed(runs) for name in (run.name, run.run_id)]
-    alike = get_close_matches(wanted, names, 1)
-    return f" (did you mean {alike[0]}?)" if alike else ""
+    names = [name for known in reversed(runs) for name in (known.name, known.run_id)]
+    close = get_close_matches(run, names, 1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
-def is_found(wanted: str | None, inventory: str, listing: Listing) -> bool:
-    """Whether a run can be chosen at all; a host that has not answered may have a newer one."""
+def is_found(run: str | None, inventory: str, listing: Listing) -> bool:
+    """Whether `choose` finds a run. A host that has not answered may have a newer one."""
     try:
-        choose(listing, wanted, inventory)
+        choose(listing, run, inventory)
     except OrchError:
         return False
     return True
 
 
-def is_known(wanted: str | None, inventory: str, listing: Listing) -> bool:
-    """Whether the run is one to look at: a host that has not answered may have a newer one, of that name too."""
-    if wanted is None:
-        return any(run.unfinished for run in listing.runs)
-    if not is_found(wanted, inventory, listing):
+def is_known(run: str | None, inventory: str, listing: Listing) -> bool:
+    """Whether hosts that have not answered need not be waited for: the run is named by its id, or it is unfinished.
+
+    Otherwise one of them may have a newer run, also of the same name.
+    """
+    if run is None:
+        return any(known.unfinished for known in listing.runs)
+    if not is_found(run, inventory, listing):
         return False
-    run = choose(listing, wanted, inventory)
-    return run.run_id == wanted or run.unfinished
+    known = choose(listing, run, inventory)
+    return known.run_id == run or known.unfinished
 
 
 def _missing(listing: Listing, message: str) -> OrchError:

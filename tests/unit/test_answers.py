@@ -241,7 +241,7 @@ def test_a_run_with_anything_wrong_is_refused_or_listed(wrong: Any) -> None:
         claims.newest_ranks(agreed.parts, nodes)
         run = Run(part.run_id, part.name, part.state, part.attempt, part.started_at, known)
         json.dumps(run.as_dict())
-        ps._row(run, run.unheard, 3.0)
+        ps._row(run, run.missing_hosts, 3.0)
     assert refusals > 10
 
 

@@ -14,7 +14,7 @@ from orchestrator.errors import UnreachableError
 from orchestrator.node.host import state
 from orchestrator.node.serve import outputs
 from orchestrator.runs import receiving
-from orchestrator.runs.receiving import Listed, Receiver, Remote, Room, Source
+from orchestrator.runs.receiving import Receiver, RemoteFile, SizeLimit, Source, SourceListing
 
 
 @pytest.fixture
@@ -34,16 +34,16 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def listed(pattern: str = "") -> list[Remote]:
-    return checked(outputs.listing({"run_id": "run-1", "pattern": pattern, "parts": ["output", "code"]}))
+def listed(pattern: str = "") -> list[RemoteFile]:
+    return check_listing(outputs.listing({"run_id": "run-1", "pattern": pattern, "parts": ["output", "code"]}))
 
 
-def checked(listing: Any) -> list[Remote]:
-    return receiving.checked(OUTPUTS.decode(listing))
+def check_listing(listing: Any) -> list[RemoteFile]:
+    return receiving.check_listing(OUTPUTS.decode(listing))
 
 
-def bring(folder: Path, files: list[Remote]) -> Receiver:
-    receiver = Receiver(folder, files, Room(files))
+def download_files(folder: Path, files: list[RemoteFile]) -> Receiver:
+    receiver = Receiver(folder, files, SizeLimit(files))
     asked = {"run_id": "run-1", "paths": [one.path for one in files]}
     outputs.send(asked, lambda header, payload: receiver.take(decode(FileData, header, "send"), payload))
     return receiver
@@ -56,7 +56,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 def test_files_arrive_as_they_are_and_are_not_wanted_again_until_they_change(out: Path, tmp_path: Path) -> None:
     here = tmp_path / "here"
     files = listed()
-    assert bring(here, files).problems == []
+    assert download_files(here, files).problems == []
     (out / "latest").unlink()
     (out / "fifo").unlink()
     assert tree(here) == tree(out)
@@ -100,7 +100,7 @@ def test_a_pattern_chooses(out: Path, pattern: str, found: list[str]) -> None:
 )
 def test_a_listing_that_leads_elsewhere_is_refused_as_a_whole(entry: Any) -> None:
     with pytest.raises((UnreachableError, MalformedAnswer)):
-        checked({"files": [["fine", 1, 1], entry]})
+        check_listing({"files": [["fine", 1, 1], entry]})
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     (here / "logs").symlink_to(elsewhere)
     (elsewhere / "mine").write_text("mine")
     (here / "file").symlink_to(elsewhere / "mine")
-    files = [Remote("logs/x", 1, 1), Remote("file", 1, 1)]
-    receiver = Receiver(here, files, Room(files))
+    files = [RemoteFile("logs/x", 1, 1), RemoteFile("file", 1, 1)]
+    receiver = Receiver(here, files, SizeLimit(files))
     receiver.take(FileData(0, end=True, mtime=1), b"x")
     receiver.take(FileData(1, end=True, mtime=1), b"y")
     assert len(receiver.problems) == 1 and str(here / "logs") in receiver.problems[0]
@@ -130,8 +130,8 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_not_whole_leaves_nothing(tmp_path: Path, frames: list[tuple[FileData, bytes]]) -> None:
-    files = [Remote("x", 1, 1)]
-    receiver = Receiver(tmp_path / "here", files, Room(files))
+    files = [RemoteFile("x", 1, 1)]
+    receiver = Receiver(tmp_path / "here", files, SizeLimit(files))
     for header, payload in frames:
         receiver.take(header, payload)
     receiver.give_up()
@@ -142,14 +142,14 @@ def test_a_file_that_is_not_whole_leaves_nothing(tmp_path: Path, frames: list[tu
 def test_a_file_that_has_gone_does_not_keep_the_others(out: Path, tmp_path: Path) -> None:
     files = listed("*.pt") + listed("empty") + listed("logs")
     (out / "empty").unlink()
-    receiver = bring(tmp_path / "here", files)
+    receiver = download_files(tmp_path / "here", files)
     assert [one.split(":")[0] for one in receiver.problems] == ["empty"]
     assert sorted(tree(tmp_path / "here")) == ["big.pt", "logs/a.json", "logs/deep/b.json"]
 
 
 def test_many_files_together_grow_no_more_than_one(tmp_path: Path) -> None:
-    files = [Remote(f"{number}", 0, 1) for number in range(20)]
-    receiver = Receiver(tmp_path, files, Room(files))
+    files = [RemoteFile(f"{number}", 0, 1) for number in range(20)]
+    receiver = Receiver(tmp_path, files, SizeLimit(files))
     for number in range(20):
         receiver.take(FileData(number), bytes(receiving.GROWTH // 4))
         receiver.take(FileData(number, end=True, mtime=1), b"")
@@ -163,12 +163,12 @@ def test_many_files_together_grow_no_more_than_one(tmp_path: Path) -> None:
 )
 def test_a_listing_that_no_host_could_have_is_refused(files: Any) -> None:
     with pytest.raises((UnreachableError, MalformedAnswer), match=r"listing|outputs\.files"):
-        checked({"files": files})
+        check_listing({"files": files})
 
 
 def test_a_host_whose_files_find_no_room_stops_no_other(tmp_path: Path) -> None:
     evil, good = (
-        Listed(Source(tmp_path / "new" / host), [Remote("a", size, 1)], None)
+        SourceListing(Source(tmp_path / "new" / host), [RemoteFile("a", size, 1)], None)
         for host, size in (("evil", 10**15), ("good", 7))
     )
     assert list(receiving.refuse(tmp_path / "new", {"evil": [evil], "good": [good]})) == ["evil"]
@@ -176,6 +176,6 @@ def test_a_host_whose_files_find_no_room_stops_no_other(tmp_path: Path) -> None:
 
 def test_nothing_is_written_through_a_link_in_the_place_of_a_hosts_folder(tmp_path: Path) -> None:
     (tmp_path / "evil").symlink_to(tmp_path)
-    evil, good = (Listed(Source(tmp_path / host), [Remote("a", 7, 1)], None) for host in ("evil", "good"))
+    evil, good = (SourceListing(Source(tmp_path / host), [RemoteFile("a", 7, 1)], None) for host in ("evil", "good"))
     (refused,) = receiving.refuse(tmp_path, {"evil": [evil], "good": [good]}).values()
     assert str(refused).startswith(f"evil: {tmp_path / 'evil'} ")

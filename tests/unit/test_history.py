@@ -79,6 +79,6 @@ def test_a_damaged_memory_is_none(state: Path, text: str) -> None:
 
 
 def test_only_so_many_runs_are_remembered() -> None:
-    for number in range(recent.MOST + 5):
+    for number in range(recent.MAX_RUNS + 5):
         recent.remember("inventory.yaml", str(number), "mine")
-    assert [run.run_id for run in recent.newest()] == [str(number) for number in range(recent.MOST + 4, 4, -1)]
+    assert [run.run_id for run in recent.newest()] == [str(number) for number in range(recent.MAX_RUNS + 4, 4, -1)]

@@ -12,7 +12,7 @@ from orchestrator.commands.kill import _parse_forced, _print_result
 from orchestrator.errors import UsageError
 from orchestrator.node.serve import leftovers
 from orchestrator.output.console import Console
-from orchestrator.runs.ending import Killed
+from orchestrator.runs.ending import KillProof
 
 HOSTS = ["gpu-01", "gpu-02", "::1"]
 
@@ -39,6 +39,6 @@ def test_a_host_that_is_not_in_the_inventory_is_refused_with_the_nearest() -> No
 def test_a_process_that_does_not_exist_is_not_still_there() -> None:
     ending = FORCE.decode(leftovers.force({"pids": [99_999_999]}))
     out = io.StringIO()
-    killed = Killed(None, [("gpu-01", ending)], {})
+    killed = KillProof(None, [("gpu-01", ending)], {})
     _print_result(killed, [], "inventory.yaml", Console(out, False))
     assert_message("kill-force-of-no-process", out.getvalue())

@@ -36,7 +36,7 @@ def test_each_rank_has_a_file_and_all_are_merged_in_another(tmp_path: Path) -> N
 
 
 def test_more_ranks_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_files, "OPEN_MOST", 3)
+    monkeypatch.setattr(log_files, "MAX_OPEN", 3)
     files = LogFiles(tmp_path, ["node-0"], Mask())
     for number in range(30):
         files.add([line(f"line {number}", number % 7)])

@@ -18,7 +18,7 @@ from orchestrator.output.intake import Intake
 from orchestrator.output.lines import REORDER_WINDOW, Line, Mask
 from orchestrator.output.pipeline import Pipeline, Sink, Stage
 from orchestrator.output.torchrun_noise import HOLD
-from orchestrator.runs.printing import printer
+from orchestrator.runs.printing import make_printer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logs" / "pipeline"
 IDLE = 0.5
@@ -31,7 +31,9 @@ class Chain:
     def __init__(self, *, fold: bool = False, live: bool = True, ahead: float = 0.0) -> None:
         self.intake = Intake(["a", "b"], (), IDLE, lambda *_: True, lambda _: False)
         self.intake.set_clock("b", ahead)
-        screen = printer(["a", "b"], Mask(), as_json=False, all_of_it="ALL", fold_ranks=4 if fold else None)
+        screen = make_printer(
+            ["a", "b"], Mask(), as_json=False, full_output_command="ALL", fold_ranks=4 if fold else None
+        )
         self.pipeline = Pipeline((self.intake, screen))
         self.offsets: dict[tuple[str, str], int] = {}
         if live:

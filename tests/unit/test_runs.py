@@ -14,7 +14,7 @@ from orchestrator.answers.ends import Ending, LeftoversEnding
 from orchestrator.answers.runs import Part
 from orchestrator.errors import UnreachableError, UsageError
 from orchestrator.hosts.fleet import Fleet, Work
-from orchestrator.runs.ending import Killed, KillTargets, kill
+from orchestrator.runs.ending import KillProof, KillTargets, kill
 from orchestrator.runs.registry import Listing, Run, choose
 
 
@@ -78,8 +78,8 @@ def test_a_mistyped_run_is_answered_with_the_one_that_is_alike(wanted: str, mean
 
 
 def test_hosts_that_told_nothing_are_named() -> None:
-    assert run("x").unheard == ()
-    assert run("x", a=part(0, hosts=("a", "b", "c")), b=part(2, hosts=("a", "b", "c"))).unheard == ("b",)
+    assert run("x").missing_hosts == ()
+    assert run("x", a=part(0, hosts=("a", "b", "c")), b=part(2, hosts=("a", "b", "c"))).missing_hosts == ("b",)
 
 
 def test_a_run_that_is_over_is_broken_while_a_part_of_it_goes_on() -> None:
@@ -101,7 +101,7 @@ def test_kill_has_the_keys_it_promises() -> None:
     left = ends.Remaining(1, "ann", "python", "stuck")
     holder = ends.Holder(811, "bob", "redis", "port 29500")
     ending = LeftoversEnding((ends.Killed(9, "train"),), (29400,), (0,), (left,), (), (holder,))
-    told = Killed("x", [("a", ending)], {"b": UnreachableError("b: refused")}).as_dict()
+    told = KillProof("x", [("a", ending)], {"b": UnreachableError("b: refused")}).as_dict()
     assert "port 29500" in told["remaining"][1].pop("why")
     assert told == {
         "run_id": "x",
@@ -123,7 +123,7 @@ def test_several_runs_of_a_host_are_stopped_at_once() -> None:
     class Host:
         name = "a"
 
-        def request(self, operation: object, arguments: dict[str, Any], more: float = 0.0) -> Ending:
+        def request(self, operation: object, arguments: dict[str, Any], extra_time: float = 0.0) -> Ending:
             together.wait()
             return Ending((ends.Killed(7, arguments["run_id"]),), (), (), ())
 

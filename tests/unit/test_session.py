@@ -133,7 +133,7 @@ def test_an_answer_may_take_longer_by_what_the_asker_grants(monkeypatch: pytest.
         relay.result(request, {"killed": [], "ports_freed": [], "gpus_freed": [], "remaining": []})
 
     one, _ = session(lambda relay, request: threading.Thread(target=answer, args=(relay, request)).start())
-    assert one.request(STOP, {}, more=60.0).killed == ()
+    assert one.request(STOP, {}, extra_time=60.0).killed == ()
 
 
 def test_time_in_which_nobody_takes_the_data_is_not_the_host_s(monkeypatch: pytest.MonkeyPatch) -> None:
