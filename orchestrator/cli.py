@@ -69,8 +69,10 @@ def config(inventory: str | None, as_json: bool) -> None:
     from .commands.context import load_inventory
     from .inventory import model as inventories
 
-    read = load_inventory(inventory)
-    click.echo(json.dumps(inventories.as_dict(read), indent=2) if as_json else inventories.render(read), nl=as_json)
+    contents = load_inventory(inventory)
+    click.echo(
+        json.dumps(inventories.as_dict(contents), indent=2) if as_json else inventories.render(contents), nl=as_json
+    )
 
 
 @cli.command(short_help="find problems before you start a run")

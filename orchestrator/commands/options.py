@@ -67,8 +67,8 @@ class Command(click.Command):
 
             for notice in notices:
                 warn_once(notice)
-        if not context.resilient_parsing and (said := hints.misplaced(context, option)) is not None:
-            raise UsageError(said)
+        if not context.resilient_parsing and (message := hints.misplaced(context, option)) is not None:
+            raise UsageError(message)
         if option is not None:
             context.params["inventory"] = option
         return rest
@@ -98,8 +98,8 @@ class Program(click.Group):
     def resolve_command(
         self, context: click.Context, argv: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if (said := hints.elsewhere(argv)) is not None and not context.resilient_parsing:
-            raise UsageError(said)
+        if (message := hints.elsewhere(argv)) is not None and not context.resilient_parsing:
+            raise UsageError(message)
         return super().resolve_command(context, argv)
 
     def invoke(self, context: click.Context) -> Any:
