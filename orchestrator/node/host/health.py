@@ -12,7 +12,7 @@ import time
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import network, nvml
+from . import network, nvml, processes
 from .run_command import answers_of
 
 WINDOW = 3.0  # s for all questions; a healthy host answers in a fraction of a second
@@ -180,6 +180,7 @@ def _clock(head_clock: Optional[float], clock: float) -> List[Tuple[str, str]]:
 
 def main() -> int:
     """Verb `health`: a request on stdin, the measurement as one line on stdout."""
+    processes.die_with_parent(os.getppid())
     answer = measure(json.load(sys.stdin))
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()

@@ -4,6 +4,7 @@ import socket
 import time
 from typing import Any, Dict, List, Optional
 
+from ..host import network
 from . import gang_events, messages, narration, notify
 from .acceptor import Acceptor
 from .contacts import Contact, Contacts
@@ -120,6 +121,15 @@ class WorkerLink(ClusterLink):
         except LinkClosed:
             self._redial_at = time.monotonic() + REDIAL
             return None
+
+    def own_address(self) -> Optional[str]:
+        try:
+            return network.source_address(self._spec["link_addresses"][0])
+        except OSError:
+            return None
+
+    def on_checked(self, attempt: int, problems: List[Dict[str, str]]) -> None:
+        self._send({"checked": {"attempt": attempt, "problems": problems}})
 
     def on_status(self, status: Dict[str, Any]) -> None:
         self._send({"status": status})

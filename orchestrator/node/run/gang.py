@@ -21,7 +21,9 @@ the head ends last.
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
+from . import gate
 from .gang_events import (
+    Checked,
     Disconnected,
     End,
     Event,
@@ -43,7 +45,6 @@ from .gang_events import (
 from .gang_state import FAILURE_GRACE, Node, NodePhase, Phase, State, change_node
 from .team import (
     AT_START,
-    missing,
     next_team,
     place,
     restart_is_due,
@@ -73,19 +74,21 @@ def begin(
     min_nodes: Optional[int] = None,
     rejoin_timeout: float = 0.0,
     max_nodes: int = 0,
+    has_gate: bool = False,
 ) -> State:
     """`min_nodes`: the least number of nodes the run may continue with; None: all that are no spares.
 
     `rejoin_timeout`: seconds to wait for lost nodes. `max_nodes`: the number of nodes up to which a team grows again.
+    `has_gate`: see gate.py.
     """
     known = tuple(Node(node["host"], node["nproc"], None) for node in nodes)
     team = tuple(number for number, node in enumerate(nodes) if not node.get("spare"))
     least = len(team) if min_nodes is None else min_nodes
-    return place(State(known, max_restarts, least, max_nodes, rejoin_timeout), team)
+    return place(State(known, max_restarts, least, max_nodes, rejoin_timeout, has_gate=has_gate), team)
 
 
 def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
-    after = _settle(_apply(state, event), event.at)
+    after = gate.settle(_settle(_apply(state, event), event.at), event.at)
     joined = event.node if isinstance(event, Joined) else None
     if after == state and joined is None:
         return state, ()
@@ -110,6 +113,9 @@ def order_of(state: State, number: int) -> Optional[Order]:
         return End(state.verdict or {})
     if node.phase is NodePhase.RETURNED:
         return Stop(state.attempt, FAILURE_GRACE, "%s was cut off from the run" % node.host, stacks=False)
+    check = gate.order_of(state, number)
+    if check is not None:
+        return check
     if node.node_rank is None:
         hosts = tuple(state.nodes[member].host for member in state.team)
         return Wait(hosts) if state.attempt > 0 and node.phase is not NodePhase.LOST else None
@@ -176,6 +182,8 @@ def _apply(state: State, event: Event) -> State:
         return _on_restarted(state, event)
     if isinstance(event, Stalled):
         return _fail(state, _stalled(state, event), event.at) if event.attempt == state.attempt else state
+    if isinstance(event, Checked):
+        return gate.on_checked(state, event)
     if isinstance(event, Disconnected):
         over = state.phase is Phase.OVER
         return change_node(state, event.node, phase=NodePhase.DISCONNECTED) if over else state
@@ -360,8 +368,7 @@ def _settle(state: State, at: float) -> State:
                 state = _archive(state)  # without the stop request, a restart would have followed the failure
             return _over(state, _outcome(state), at)
     if waits_for_nodes(state) and at - state.since > state.rejoin_timeout:
-        hosts = ", ".join(missing(state))
-        return _over(state, _outcome(state), at, "%s did not come back within %d s" % (hosts, state.rejoin_timeout))
+        return _over(state, _outcome(state), at, gate.why_not_ready(state))
     if state.phase is Phase.OVER and not _others_gone(state) and at - state.since > FAREWELL_WINDOW:
         nodes = state.nodes[:1] + tuple(node._replace(phase=NodePhase.DISCONNECTED) for node in state.nodes[1:])
         return state._replace(nodes=nodes)

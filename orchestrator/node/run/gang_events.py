@@ -92,6 +92,15 @@ class Stalled(NamedTuple):
     at: float
 
 
+class Checked(NamedTuple):
+    """A host says whether it is well enough for an attempt. `problems`: code and text of each."""
+
+    node: int
+    attempt: int
+    problems: List[Dict[str, str]]
+    at: float
+
+
 class Tick(NamedTuple):
     at: float
 
@@ -108,6 +117,7 @@ Event = Union[
     StopRequested,
     PortFound,
     Stalled,
+    Checked,
     Tick,
 ]
 
@@ -124,6 +134,7 @@ EVENTS: Dict[str, Callable[..., Event]] = {
     "StopRequested": StopRequested,
     "PortFound": PortFound,
     "Stalled": Stalled,
+    "Checked": Checked,
     "Tick": Tick,
 }
 _NAMES = {kind: name for name, kind in EVENTS.items()}
@@ -159,11 +170,18 @@ class Wait(NamedTuple):
     team: Tuple[str, ...]
 
 
+class Check(NamedTuple):
+    """Say whether this host is well enough for that attempt. `at`: the head's clock."""
+
+    attempt: int
+    at: float
+
+
 class End(NamedTuple):
     verdict: Dict[str, Any]
 
 
-Order = Union[Run, Stop, Wait, End]
+Order = Union[Run, Stop, Wait, Check, End]
 
 
 class Action(NamedTuple):
@@ -172,4 +190,4 @@ class Action(NamedTuple):
 
 
 # The names that orders have on the link.
-ORDERS: Dict[str, Callable[..., Order]] = {"Run": Run, "Stop": Stop, "Wait": Wait, "End": End}
+ORDERS: Dict[str, Callable[..., Order]] = {"Run": Run, "Stop": Stop, "Wait": Wait, "Check": Check, "End": End}

@@ -6,6 +6,9 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 # s between TERM and KILL after a failure: a rank blocked in a collective runs no Python signal handler
 FAILURE_GRACE = 1.0
 
+# codes of problems with which no attempt can succeed; with any other a host is used where there is no spare
+UNFIT = ("gpu-lost", "disk-full", "filesystem-hung", "gloo-ifname-no-match", "nccl-ib-link-fault")
+
 
 class Phase(enum.Enum):
     """Of a run. The diagram in gang.py shows what leads from one to the next."""
@@ -38,6 +41,10 @@ class Node(NamedTuple):
     ordered_at: float = 0.0
     away: bool = False  # silent for a lease since its part of the attempt was done
     lost_in: int = -1  # the attempt in which it was lost last
+    asked: int = 0  # the attempt that it was last asked for whether it is well
+    asked_at: float = 0.0
+    answered_at: float = 0.0
+    problems: Tuple[Dict[str, str], ...] = ()  # its last answer: code, text
 
 
 class State(NamedTuple):
@@ -60,11 +67,23 @@ class State(NamedTuple):
     stopped_by: Optional[str] = None
     since: float = 0.0  # when the phase began
     verdict: Optional[Dict[str, Any]] = None
+    has_gate: bool = False  # hosts are asked whether they are well before another attempt
 
     @property
     def members(self) -> Tuple[Node, ...]:
         """The nodes of the team."""
         return tuple(self.nodes[number] for number in self.team)
+
+
+def problems(state: State, number: int) -> Tuple[Dict[str, str], ...]:
+    """Of a host, as far as they are known for the next attempt."""
+    node = state.nodes[number]
+    return node.problems if node.asked == state.attempt + 1 else ()
+
+
+def is_unfit(state: State, number: int) -> bool:
+    """Whether no attempt can succeed on that host at the moment."""
+    return any(problem["code"] in UNFIT for problem in problems(state, number))
 
 
 def change_node(state: State, number: int, **changes: Any) -> State:

@@ -42,6 +42,7 @@ class HeadLink(ClusterLink):
             self._spec["min_nodes"],
             self._spec.get("rejoin_timeout", 0.0),
             self._spec.get("max_nodes", 0),
+            has_gate=True,
         )
         self._log = self._replay(os.path.join(recorder.folder, "gang.jsonl"))
 
@@ -119,6 +120,8 @@ class HeadLink(ClusterLink):
                     self._contacts.learn(number, messages.contact(message["contact"]))
                 if "status" in message:
                     self._on_node_status(number, messages.status(message["status"]))
+                if "checked" in message:
+                    self._step(gang_events.Checked(number, at=self._now(), **messages.checked(message["checked"])))
                 if "silence" in message:
                     self._silence[number] = messages.silence(message["silence"])
         except messages.Malformed:
@@ -129,6 +132,13 @@ class HeadLink(ClusterLink):
             del self._nodes[link.peer]
             self._step(gang_events.Disconnected(link.peer, self._now()))
         link.close()
+
+    def own_address(self) -> Optional[str]:
+        start = self._recorder.reported["start"]
+        return start["link_addresses"][0] if start is not None and len(self._spec["nodes"]) > 1 else None
+
+    def on_checked(self, attempt: int, problems: List[Dict[str, str]]) -> None:
+        self._step(gang_events.Checked(0, attempt, problems, self._now()))
 
     def on_status(self, status: Dict[str, Any]) -> None:
         now = self._now()

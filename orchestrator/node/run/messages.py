@@ -13,6 +13,7 @@ from .contacts import Contact
 TEXT = 300  # characters: such texts end up in our lines of the log, in records and notifications
 FAILURES = 64  # of one attempt; the first is what counts
 FROZEN = 1024  # ranks
+PROBLEMS = 16  # of a host
 ADDRESSES = 16  # of one node
 LARGEST = 1 << 53  # of a number: what JSON carries exactly
 
@@ -60,6 +61,18 @@ def silence(message: Any) -> Dict[str, Any]:
     return {
         "quiet": _number(message.get("quiet")),
         "frozen": [_integer(rank) for rank in _list(message.get("frozen"))[:FROZEN]],
+    }
+
+
+def checked(message: Any) -> Dict[str, Any]:
+    """Whether a host is well enough for an attempt."""
+    message = _object(message)
+    return {
+        "attempt": _integer(message.get("attempt")),
+        "problems": [
+            {"code": _text(_object(problem).get("code")), "text": _text(problem.get("text"))}
+            for problem in _list(message.get("problems"))[:PROBLEMS]
+        ],
     }
 
 

@@ -3,7 +3,7 @@
 from typing import Iterator
 
 from ..host import network
-from . import notify, team
+from . import gate, notify, team
 from .gang_state import NodePhase, Phase, State
 
 
@@ -16,9 +16,11 @@ def lines(before: State, after: State) -> Iterator[str]:
         if node.phase is NodePhase.RETURNED and before.nodes[number].phase is NodePhase.LOST:
             yield "%s is back" % node.host
     yield from _failure(before, after)
+    yield from gate.lines(before, after)
     if begins_to_wait(before, after):
         hosts = ", ".join(team.missing(after))
-        yield "waiting for %s to come back (up to %s)" % (hosts, duration(after.rejoin_timeout))
+        what = "be healthy" if gate.unfit_hosts(after) else "come back"
+        yield "waiting for %s to %s (up to %s)" % (hosts, what, duration(after.rejoin_timeout))
     elif plans_restart(before, after):
         yield _what_follows(after)
     elif after.stopped_by is not None and before.stopped_by is None:

@@ -4,7 +4,7 @@ Each knows the recorder by `RecorderApi` alone; daemon.py puts them together.
 """
 
 import socket
-from typing import Any, Dict, List, Protocol
+from typing import Any, Dict, List, Optional, Protocol
 
 from . import gang_events
 from .link import Link
@@ -58,6 +58,14 @@ class ClusterLink:
         raise NotImplementedError
 
     def on_tick(self) -> None:
+        raise NotImplementedError
+
+    def own_address(self) -> Optional[str]:
+        """Of this host towards the other nodes; None where there are none, or where it has lost its address."""
+        raise NotImplementedError
+
+    def on_checked(self, attempt: int, problems: List[Dict[str, str]]) -> None:
+        """The health check that an order asked for is done."""
         raise NotImplementedError
 
     def on_status(self, status: Dict[str, Any]) -> None:

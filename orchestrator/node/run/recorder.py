@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Optional
 from ..host import ledger, processes, state
 from ..host.sweep import sweep
 from . import gang_events, journal, messages, succession
+from .health_check import HealthCheck
 from .link import LEASE
 from .messages import AttemptPhase
 from .past import after_kill
@@ -73,6 +74,7 @@ class Recorder:
         self._orphan_until: Optional[float] = None
         self._verdict: Optional[Dict[str, Any]] = None  # that the guard was told
         self._poll = select.poll()
+        self._health = HealthCheck(folder, spec, lambda attempt, problems: self._link.on_checked(attempt, problems))
         self._link = cluster_link(self)
 
     # the loop
@@ -88,15 +90,20 @@ class Recorder:
                 poll.register(link.fileno(), select.POLLIN | (select.POLLOUT if link.wants_write() else 0))
             for listener in self._link.listening():
                 poll.register(listener, select.POLLIN)
+            for handle in self._health.handles():
+                poll.register(handle, select.POLLIN)
             moved = 0
             for handle, events in poll.poll(int(self._link.due() * 1000) + 1):
                 if handle in self._fifos:
                     moved += self._pump(handle, events)
                 elif self._guard is not None and handle == self._guard.fileno():
                     self._hear_guard()
+                elif handle in self._health.handles():
+                    self._health.on_readable()
                 else:
                     self._link.on_readable(handle)
                     self._link.on_tick()  # hundreds of nodes may send something, and all of them wait for our beat
+            self._health.advance(time.monotonic())
             self._link.on_tick()
             if self._status["drain"]:
                 self._drain()
@@ -253,12 +260,16 @@ class Recorder:
 
     def obey(self, order: gang_events.Order) -> None:
         """Bring an order of the gang to our guard."""
+        if isinstance(order, (gang_events.Run, gang_events.Wait)):
+            self._health.begin(self._link.own_address())
         if isinstance(order, gang_events.Run):
             self.command({"do": "run", "order": order._asdict()})
         elif isinstance(order, gang_events.Stop):
             self.command(dict(order._asdict(), do="stop"))
         elif isinstance(order, gang_events.Wait):
             self.command({"do": "wait", "team": order.team})
+        elif isinstance(order, gang_events.Check):
+            self._health.check(order.attempt, order.at if self.spec["node"] else None)
         else:
             self.command({"do": "end", "verdict": order.verdict})
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from .gang_state import Node, NodePhase, Phase, State
+from .gang_state import NodePhase, Phase, State, is_unfit, problems
 
 BACKOFF, BACKOFF_MOST = 1.0, 30.0  # s before the first restart, doubled for each further one, and the most
 AT_START = 30.0  # s: a failure within these after the start of its attempt is one at start-up
@@ -15,6 +15,7 @@ TRANSIENT = re.compile(
     r"|\bConnection (?:closed|reset|refused|timed out)\b|\b[Tt]imed out\b|\bEADDRINUSE\b|\b[Aa]ddress already in use\b"
     r"|\b(?:Input/output error|Stale file handle|No route to host|Broken pipe)\b"
 )
+CHECK_WINDOW = 10.0  # s for a host to say whether it is well; afterwards the run continues without its answer
 FAILS_TOO_OFTEN = 2  # first failures of a run after which a host gives its place to a spare, if there is one
 
 
@@ -29,9 +30,17 @@ def place(state: State, team: Tuple[int, ...]) -> State:
 
 
 def restart_is_due(state: State, at: float) -> bool:
-    """Whether the back-off has passed and there is a team, so that the head has to look for a port."""
+    """Whether the back-off has passed and there is a healthy team, so that the head has to look for a port."""
     backoff = min(BACKOFF_MOST, BACKOFF * 2 ** (state.attempt - 1))
-    return state.phase is Phase.RESTARTING and at - state.since >= backoff and next_team(state) is not None
+    team = next_team(state) if state.phase is Phase.RESTARTING and at - state.since >= backoff else None
+    return team is not None and all(_is_checked(state, number, at) for number in team)
+
+
+def _is_checked(state: State, number: int, at: float) -> bool:
+    node = state.nodes[number]
+    if not state.has_gate or node.asked <= state.attempt:
+        return not state.has_gate
+    return node.answered_at >= node.asked_at or at - node.asked_at > CHECK_WINDOW
 
 
 def will_try_again(state: State) -> bool:
@@ -62,8 +71,8 @@ def waits_for_nodes(state: State) -> bool:
 
 
 def missing(state: State) -> Tuple[str, ...]:
-    """Hosts of the team that are lost and not ready for another attempt yet."""
-    return tuple(node.host for node in state.members if not _is_ready(node))
+    """Hosts of the team that are lost or have a problem, and are not ready for another attempt yet."""
+    return tuple(state.nodes[number].host for number in state.team if not _is_ready(state, number))
 
 
 def uses_restart(state: State, team: Tuple[int, ...]) -> bool:
@@ -80,30 +89,34 @@ def uses_restart(state: State, team: Tuple[int, ...]) -> bool:
 def next_team(state: State) -> Optional[Tuple[int, ...]]:
     """The nodes of the next attempt, in the order of node ranks; None when too few are left.
 
-    A node that is lost, or whose host failed too often, gives its place to the first spare. Without a spare, a lost
-    node that is back takes its own place. The ranks of the others stay the same. There is no attempt without the head.
+    A node that is lost, or whose host has a problem or failed too often, gives its place to the first spare. Without a
+    spare, a lost node that is back takes its own place. The ranks of the others stay the same. There is no attempt
+    without the head.
     """
     failed = [failure.get("node") for failure in (*state.failures, state.first_failure or {})]
     unreliable = {number for number in failed if number and failed.count(number) >= FAILS_TOO_OFTEN}
+    doubtful = {number for number in range(len(state.nodes)) if problems(state, number)}
     spares = [
         number
         for number, node in enumerate(state.nodes)
-        if node.node_rank is None and node.phase is NodePhase.JOINED and number not in unreliable
+        if node.node_rank is None and node.phase is NodePhase.JOINED and number not in unreliable | doubtful
     ]
     team: List[int] = []
     for number in state.team:
         node = state.nodes[number]
         was_lost = node.lost_in == state.attempt
-        if number and spares and (was_lost or not _is_ready(node) or number in unreliable):
+        if number and spares and (was_lost or not _is_ready(state, number) or number in unreliable | doubtful):
             team.append(spares.pop(0))
-        elif _is_ready(node) and (not was_lost or state.restarts_used < state.max_restarts):
+        elif _is_ready(state, number) and (not was_lost or state.restarts_used < state.max_restarts):
             team.append(number)
     team += spares[: max(0, state.max_nodes - len(team))]
     return tuple(team) if len(team) >= state.min_nodes and team[:1] == [0] else None
 
 
-def _is_ready(node: Node) -> bool:
-    return node.phase not in (NodePhase.LOST, NodePhase.RETURNED) and not node.away
+def _is_ready(state: State, number: int) -> bool:
+    node = state.nodes[number]
+    gone = node.phase in (NodePhase.LOST, NodePhase.RETURNED) or node.away
+    return not gone and not is_unfit(state, number)
 
 
 def _same_at_start(failure: Dict[str, Any]) -> Optional[Tuple[Any, ...]]:

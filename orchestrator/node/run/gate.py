@@ -1,0 +1,78 @@
+"""The health gate: before another attempt, every host that may take part says whether it is well. Pure.
+
+A host is asked as soon as the run is restarting, so the answers come within the back-off. One with a problem gives way
+to a spare. Without a spare, the run waits for it where no attempt can succeed there, and continues with it otherwise.
+"""
+
+from typing import Dict, Iterator, List, Optional, Tuple
+
+from .gang_events import Check, Checked
+from .gang_state import NodePhase, Phase, State, change_node, is_unfit, problems
+from .team import missing, next_team
+
+RECHECK = 5.0  # s until a host with a problem is asked again
+
+
+def settle(state: State, at: float) -> State:
+    """Ask the hosts that have to be asked now."""
+    if not state.has_gate or state.phase is not Phase.RESTARTING:
+        return state
+    for number, node in enumerate(state.nodes):
+        if node.phase in (NodePhase.LOST, NodePhase.RETURNED):
+            if node.asked:
+                state = change_node(state, number, asked=0)  # what it said before does not count
+        elif node.asked <= state.attempt:
+            state = change_node(state, number, asked=state.attempt + 1, asked_at=at, answered_at=0.0, problems=())
+        elif node.problems and at - node.asked_at > RECHECK:
+            state = change_node(state, number, asked_at=at)
+    return state
+
+
+def order_of(state: State, number: int) -> Optional[Check]:
+    """The check that a node has to answer."""
+    node = state.nodes[number]
+    is_open = state.phase is Phase.RESTARTING and node.asked == state.attempt + 1 and node.answered_at < node.asked_at
+    return Check(node.asked, node.asked_at) if is_open else None
+
+
+def on_checked(state: State, event: Checked) -> State:
+    if state.phase is not Phase.RESTARTING or event.attempt != state.nodes[event.node].asked:
+        return state
+    after = change_node(state, event.node, answered_at=event.at, problems=tuple(event.problems))
+    if next_team(after) is None and next_team(state) is not None:
+        return after._replace(since=event.at)  # the run waits from now on
+    return after
+
+
+def lines(before: State, after: State) -> Iterator[str]:
+    """What the log says of it."""
+    if after.phase is not Phase.RESTARTING or before.attempt != after.attempt:
+        return
+    for number, node in enumerate(after.nodes):
+        text, text_before = describe(problems(after, number)), describe(problems(before, number))
+        if text and text != text_before:
+            follows = "not used until this is fixed" if is_unfit(after, number) else "used only if there is no spare"
+            yield "%s: %s; %s" % (node.host, text, follows)
+        elif text_before and not text:
+            yield "%s is healthy again" % node.host
+
+
+def describe(found: Tuple[Dict[str, str], ...]) -> str:
+    return ", ".join("%s [%s]" % (problem["text"], problem["code"]) for problem in found)
+
+
+def unfit_hosts(state: State) -> List[str]:
+    """Hosts of the team that the run waits for because of a problem, with the problem."""
+    return [
+        "%s: %s" % (state.nodes[number].host, describe(problems(state, number)))
+        for number in state.team
+        if is_unfit(state, number)
+    ]
+
+
+def why_not_ready(state: State) -> str:
+    """Why the run has waited in vain."""
+    unfit = unfit_hosts(state)
+    if unfit:
+        return "%s, for %d s" % ("; ".join(unfit), state.rejoin_timeout)
+    return "%s did not come back within %d s" % (", ".join(missing(state)), state.rejoin_timeout)
