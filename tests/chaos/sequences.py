@@ -103,7 +103,7 @@ leave = dist.destroy_process_group  # without it gloo's threads abort the interp
 """
 
 # kind -> what it does to its host, in the words of the rules
-NOTHING, FAILS, GONE, LOST = "nothing", "fails", "gone", "lost"
+NOTHING, FAILS, LOST = "nothing", "fails", "lost"
 KINDS = {
     "recorder": NOTHING,
     "blip": NOTHING,  # cut off for less than a lease
@@ -111,7 +111,7 @@ KINDS = {
     "worker": FAILS,
     "exit": FAILS,
     "stop": FAILS,  # SIGSTOP: seen by stall_timeout
-    "guard": GONE,  # it fails, and has nobody left to take part in a further attempt
+    "guard": FAILS,  # the recorder starts another one
     "both": LOST,  # guard and recorder: nobody of that host can tell
     "power": LOST,
     "cut": LOST,  # it comes back when the run waits for it or continues without it
@@ -179,13 +179,13 @@ class Expected:
 def foresee(now: Expected, burst: tuple[Fault, ...], sequence: Sequence) -> Expected:
     """The rules (docs/failures.md, orchestrator/node/run/gang.py), told once more from the outside."""
     struck = [one for one in burst if one.host in now.team and KINDS[one.kind] != NOTHING]
-    hurt = {one.host for one in burst if KINDS[one.kind] in (GONE, LOST)}
+    hurt = {one.host for one in burst if KINDS[one.kind] == LOST}
     back = frozenset(one.host for one in burst if one.kind == "cut" and sequence.max_restarts > 0)
     spares = now.spares - hurt
     if not struck:
         return replace(now, spares=spares | back, back=back)
     # a process that ends is seen at once, silence after the lease; a stall could be either
-    told = [one for one in struck if KINDS[one.kind] in (FAILS, GONE) and one.kind != "stop"]
+    told = [one for one in struck if KINDS[one.kind] == FAILS and one.kind != "stop"]
     silent = [one for one in struck if KINDS[one.kind] == LOST]
     first = told or silent or struck
     named = frozenset(one.host for one in first)
@@ -241,7 +241,7 @@ def is_fair(sequence: Sequence) -> bool:
             return False  # a rank may stop or end too late for either, and then do so in the next attempt
         if any(one.kind in ("worker", "exit", "stop") and one.host not in now.team for one in burst):
             return False  # it has no rank
-        hurts = [one for one in burst if KINDS[one.kind] in (GONE, LOST)]
+        hurts = [one for one in burst if KINDS[one.kind] == LOST]
         if len(hurts) > 1 and any(one.host not in now.team for one in hurts):
             return False  # whether the spare was known to be gone when it was needed
         if kinds.count(LOST) and len(kinds) - kinds.count(NOTHING) > kinds.count(LOST):
@@ -431,7 +431,7 @@ def play(lab: Lab, sequence: Sequence, torchrun: bool = False) -> dict[str, Any]
             story.await_attempt(now)
             time.sleep(pause)  # a random moment is what is tried
             story.strike(burst)
-            waiting = {one.host for one in burst if KINDS[one.kind] in (GONE, LOST)} & now.spares
+            waiting = {one.host for one in burst if KINDS[one.kind] == LOST} & now.spares
             now = foresee(now, burst, sequence)
             if now.over is not None:
                 break
