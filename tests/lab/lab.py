@@ -59,6 +59,7 @@ class Lab:
         self._shells = [shutil.which(shells[i % len(shells)], path=PATH) or shells[i % len(shells)] for i in range(n)]
         self._ports = ports
         self._sshd_options = dict(sshd_options or {})
+        self._cut_paths: set[tuple[str, str]] = set()  # pairs of addresses
         self._started: list[subprocess.Popen[str]] = []
         self._unshare: subprocess.Popen[str] | None = None
         self._init = 0
@@ -145,6 +146,7 @@ class Lab:
         """Make all as new for the next test: hosts up, links healed, sshd on, users' processes ended, homes emptied."""
         pids = [str(p.pid) for p in self._controller_processes() if p.pid != 1]
         self.run(["/bin/sh", "-c", f"kill -9 {' '.join(pids)}"])
+        self.heal_paths()
         down = [host for host in self.hosts if not host.is_up]
         for host in down:
             host.power_on()
@@ -183,7 +185,17 @@ class Lab:
         return self.run(argv, input=input, check=True)
 
     def apply_cut_and_loss(self) -> None:
-        links.apply_cut_and_loss([link for host in self.hosts for link in host.links.values()], self.root_run)
+        wires = [link for host in self.hosts for link in host.links.values()]
+        links.apply_cut_and_loss(wires, self._cut_paths, self.root_run)
+
+    def cut_path(self, one: Host, other: Host) -> None:
+        """Drop everything between two hosts, on both networks; all others reach both."""
+        self._cut_paths |= {(one.address, other.address), (one.cluster_address, other.cluster_address)}
+        self.apply_cut_and_loss()
+
+    def heal_paths(self) -> None:
+        self._cut_paths.clear()
+        self.apply_cut_and_loss()
 
     def is_wired(self, link: links.Link) -> bool:
         """Does the bridge forward this link's frames? That comes a moment after the interfaces are up."""

@@ -38,8 +38,10 @@ class Link:
         return f"{self.port}-relay"
 
 
-def apply_cut_and_loss(links: Iterable[Link], in_lab: Runner) -> None:
-    """Make the kernel's filter say what the links say. On the bridge, so that no host sees an error, only silence.
+def apply_cut_and_loss(links: Iterable[Link], cut_paths: Iterable[tuple[str, str]], in_lab: Runner) -> None:
+    """Make the kernel's filter say what the links and paths say. `cut_paths`: pairs of addresses.
+
+    On the bridge, so that no host sees an error, only silence.
 
     Who-has questions (ARP) pass, as if the hosts were behind a router: without an answer to them a host would turn
     silence into "no route to host" after a second or three, and for as long after the link was healed.
@@ -51,6 +53,9 @@ def apply_cut_and_loss(links: Iterable[Link], in_lab: Runner) -> None:
                 rules.append(f'NAME "{port}" ether type != arp drop')
             elif link.loss:
                 rules.append(f'NAME "{port}" ether type != arp numgen random mod 100 < {link.loss} drop')
+    for source, target in cut_paths:
+        for one, other in ((source, target), (target, source)):
+            rules.append(f"ip saddr {one} ip daddr {other} drop")
     chains = [
         f"chain {name} {{ type filter hook {hook} priority 0; "
         + "".join(rule.replace("NAME", match) + "; " for rule in rules)

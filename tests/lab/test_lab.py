@@ -158,6 +158,20 @@ def test_the_networks_are_cut_one_by_one(lab2: Lab) -> None:
     assert ssh(lab2, far.name, "true").returncode == 255
 
 
+def test_the_path_between_two_hosts_is_cut_and_no_other(lab3: Lab) -> None:
+    first, second, third = lab3.hosts
+
+    def reach(target: str) -> str:
+        return f"timeout 2 bash -c ': < /dev/tcp/{target}/22'"
+
+    lab3.cut_path(first, second)
+    for near, far, status in ((first, second, 124), (second, first, 124), (first, third, 0), (third, second, 0)):
+        assert near.sh(reach(far.address)).returncode == near.sh(reach(far.cluster_address)).returncode == status
+    assert ssh(lab3, second.name, "true").returncode == 0
+    lab3.heal_paths()
+    assert first.sh(reach(second.address)).returncode == 0
+
+
 def test_loss_takes_that_share_of_the_packets_each_way(lab2: Lab) -> None:
     near, far = lab2.hosts
     assert received(near, far, 500) == 500
