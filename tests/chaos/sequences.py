@@ -436,7 +436,9 @@ def play(lab: Lab, sequence: Sequence, torchrun: bool = False) -> dict[str, Any]
             if now.over is not None:
                 break
             if waiting:
-                time.sleep(LEASE + 3)  # the next burst may count on its loss being known
+                time.sleep(
+                    2 * LEASE + 3
+                )  # the next burst may count on its loss being known, also if all hosts were struck
             story.bring_back(now)
         if now.over is None:
             story.await_attempt(now)

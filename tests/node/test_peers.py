@@ -18,6 +18,7 @@ from orchestrator.node.run.gang_events import Order, StartRequested
 from orchestrator.node.run.gang_state import NodePhase
 from orchestrator.node.run.head import HeadLink
 from orchestrator.node.run.link import Link
+from orchestrator.node.run.permit import clock
 
 RUN_KEY = bytes(32)
 LEASE = 0.05  # s
@@ -190,21 +191,49 @@ def test_a_node_that_heard_nothing_of_its_head_for_a_lease_stops(joined: tuple[W
 def test_a_node_that_was_late_hears_its_head_before_it_stops(joined: tuple[WorkerLink, Recorder, Link]) -> None:
     follower, recorder, head = joined
     outlast_the_lease()
-    head.send({})
+    head.send({"echo": clock()})
     (link,) = follower._to_head()
     assert select.select([link.fileno()], [], [], 10.0)[0]
     follower.on_tick()
     assert recorder.commands == ["prepared"]
 
 
-def test_each_message_of_the_head_renews_the_permit(joined: tuple[WorkerLink, Recorder, Link]) -> None:
-    follower, recorder, head = joined
-    recorder.permits.clear()
-    head.send({})
+def deliver(follower: WorkerLink, head: Link, message: dict[str, Any]) -> None:
+    """Bring a message of the head to its node."""
+    head.send(message)
     (link,) = follower._to_head()
     assert select.select([link.fileno()], [], [], 10.0)[0]
     follower.on_readable(link.fileno())
-    assert recorder.permits == [LEASE]
+
+
+def test_what_the_head_has_received_renews_the_permit_from_when_it_was_sent(
+    joined: tuple[WorkerLink, Recorder, Link],
+) -> None:
+    follower, recorder, head = joined
+    follower._lease = 60.0
+    recorder.permits.clear()
+    deliver(follower, head, {"echo": clock() - 10.0})
+    (seconds,) = recorder.permits
+    assert 45.0 < seconds <= 50.0
+
+
+@pytest.mark.parametrize("age", [None, 61.0])
+def test_a_message_that_a_cut_has_delayed_renews_nothing(
+    joined: tuple[WorkerLink, Recorder, Link], age: float | None
+) -> None:
+    """It says what the head knew then; since then the head may have given this node up."""
+    follower, recorder, head = joined
+    follower._lease = 60.0
+    recorder.permits.clear()
+    deliver(follower, head, {} if age is None else {"echo": clock() - age})
+    assert recorder.permits == []
+
+
+def test_the_head_answers_with_the_time_of_the_node_that_it_has(met: tuple[HeadLink, Link]) -> None:
+    head, node = met
+    say(head, node, {"clock": 5.0})
+    assert select.select([node.fileno()], [], [], 10.0)[0]
+    assert node.receive()[-1]["echo"] == 5.0
 
 
 def test_a_node_without_its_head_waits_for_it_until_it_is_asked_to_stop(
@@ -240,10 +269,7 @@ def test_a_node_that_was_lost_has_to_join_again(met: tuple[HeadLink, Link]) -> N
 def test_a_node_learns_from_the_head_where_the_others_are(joined: tuple[WorkerLink, Recorder, Link]) -> None:
     follower, _, head = joined
     contact = {"addresses": ["10.0.0.2"], "port": 20002, "sshd": ["10.0.0.2", 22]}
-    head.send({"contacts": {"0": contact}})
-    (link,) = follower._to_head()
-    assert select.select([link.fileno()], [], [], 10.0)[0]
-    follower.on_readable(link.fileno())
+    deliver(follower, head, {"contacts": {"0": contact}})
     assert follower._contacts.get(0) == Contact(("10.0.0.2",), 20002, ("10.0.0.2", 22))
 
 

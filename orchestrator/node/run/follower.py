@@ -7,15 +7,19 @@ from typing import Any, Dict, List, Optional
 from ..host import network
 from . import gang_events, messages, narration, notify
 from .acceptor import Acceptor
-from .contacts import Contact, Contacts
-from .link import BEAT, HANDSHAKE_WINDOW, Link, LinkClosed, dial, lease
+from .contacts import Contacts
+from .detour import Detours, Received
+from .link import HANDSHAKE_WINDOW, Link, LinkClosed, beat, dial, lease
+from .messages import Envelope, OfHead
 from .peers import TICK, ClusterLink, RecorderApi
+from .permit import clock
 
 JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
 REDIAL = 0.3  # s between tries to reach the head
 # the part of the lease after which a second connection is tried: after a cut, TCP waits as long again as the cut took
 # before it retries. On a link with much packet loss the old connection may still be the first to recover.
 SILENT = 0.5
+DETOUR_BEATS = 3  # after so many beats without a message by a detour, the head does not use it any more
 
 
 class WorkerLink(ClusterLink):
@@ -32,6 +36,10 @@ class WorkerLink(ClusterLink):
         self._rejoin_timeout = float(self._spec.get("rejoin_timeout", 0.0))
         self._acceptor = Acceptor(listeners, recorder.key, self._spec["node"])
         self._contacts = Contacts()
+        self._detours = Detours(recorder.key, self._spec["node"], len(self._spec["nodes"]), self._contacts)
+        self._detour: Optional[Link] = None  # by which the head reached us last
+        self._detour_at = 0.0
+        self._order: Optional[gang_events.Order] = None  # the newest
         self._dials = 0
         self._link: Optional[Link] = None
         self._next: Optional[Link] = None  # takes its place as soon as it is ready
@@ -44,7 +52,7 @@ class WorkerLink(ClusterLink):
         self._node_rank: Optional[int] = None  # in the newest attempt
 
     def links(self) -> List[Link]:
-        return self._acceptor.links() + self._to_head()
+        return self._acceptor.links() + self._to_head() + self._detours.links()
 
     def _to_head(self) -> List[Link]:
         return [link for link in (self._link, self._next) if link is not None]
@@ -53,15 +61,18 @@ class WorkerLink(ClusterLink):
         return self._acceptor.listening()
 
     def due(self) -> float:
-        if self._link is None:
-            return max(0.0, min(TICK, self._redial_at - time.monotonic()))
-        return TICK
+        tick = min(TICK, beat(self._lease))
+        return tick if self._link is not None else max(0.0, min(tick, self._redial_at - time.monotonic()))
 
     def on_readable(self, handle: int) -> None:
         if self._acceptor.owns(handle):
             accepted = self._acceptor.on_readable(handle)
-            if accepted is not None:
-                accepted.link.close()  # it is alive, and has found that we are
+            for received in self._detours.accept(accepted) if accepted is not None else []:
+                self._on_envelope(received)
+            return
+        if self._detours.owns(handle):
+            for received in self._detours.on_readable(handle):
+                self._on_envelope(received)
             return
         link = next((link for link in self._to_head() if link.fileno() == handle), None)
         if link is None:
@@ -69,38 +80,74 @@ class WorkerLink(ClusterLink):
         was_ready = link.ready
         try:
             link.flush()
-            received = link.receive()
-            orders = [messages.order(message["order"]) for message in received if "order" in message]
-            for message in received:
-                if "contacts" in message:
-                    self._learn(messages.contacts(message["contacts"], len(self._spec["nodes"])))
+            received_messages = [messages.of_head(message, len(self._spec["nodes"])) for message in link.receive()]
         except (LinkClosed, messages.Malformed):
             self._close(link)
             return
-        if link.ready:
-            self._on_heard(link)
         if link.ready and link is self._next:
             self._close(self._link)
         if link.ready and not was_ready:
+            self._on_heard(clock() - (time.monotonic() - link.opened_at))  # the head has answered to our nonce
             self._send({"contact": self._spec["contact"], "status": self._recorder.reported})
             if not self._joined:
                 self._joined = True
                 self._recorder.command({"do": "prepared", "ready": {}})
-        for order in orders:
-            if isinstance(order, gang_events.Run):
-                self._node_rank = order.node_rank
-            self._recorder.obey(order)
+        for message in received_messages:
+            self._take(message)
+            if message.order is not None:
+                self._obey(message.order)
+            if message.envelope is not None:
+                self._detours.send(message.envelope.target, message.envelope)
 
-    def _on_heard(self, link: Link) -> None:
-        self._heard_at = link.heard_at
-        self._recorder.permit(self._lease)
+    def _take(self, message: OfHead) -> None:
+        for node, contact in message.contacts.items():
+            self._contacts.learn(node, contact)
+        if message.echo is not None:
+            self._on_heard(message.echo)
+
+    def _obey(self, order: gang_events.Order) -> None:
+        self._order = order
+        if isinstance(order, gang_events.Run):
+            self._node_rank = order.node_rank
+        self._recorder.obey(order)
+
+    def _on_heard(self, sent_at: float) -> None:
+        """The head has what we sent at that time, so it waits for us for a lease from then on at least.
+
+        The time is ours. A message that a cut has delayed on its way here renews nothing.
+        """
+        age = max(0.0, clock() - sent_at)
+        if age > self._lease:
+            return
+        self._heard_at = max(self._heard_at, time.monotonic() - age)
+        self._recorder.permit(self._lease - age)
         if self._fenced and not self._ended:
             self._fenced = False
             self._recorder.say("the head (%s) is back" % self._head)
 
-    def _learn(self, contacts: Dict[int, Contact]) -> None:
-        for node, contact in contacts.items():
-            self._contacts.learn(node, contact)
+    def _on_envelope(self, received: Received) -> None:
+        """A message that another node carries, or asks us to carry."""
+        here, envelope = self._spec["node"], received.envelope
+        if envelope.target == here and envelope.sender == 0:
+            self._on_detour(envelope.message, received.link)
+        elif envelope.sender != received.link.peer or envelope.target == here:
+            return
+        elif envelope.target == 0:
+            self._send_directly({"envelope": envelope})
+        else:
+            self._detours.send(envelope.target, envelope)
+
+    def _on_detour(self, fields: Dict[str, Any], link: Link) -> None:
+        """A message of the head, by a detour: it repeats its order with each of them."""
+        try:
+            message = messages.of_head(fields, len(self._spec["nodes"]))
+        except messages.Malformed:
+            return
+        self._detour, self._detour_at = link, time.monotonic()
+        self._take(message)
+        if message.order is not None and message.order != self._order:
+            self._obey(message.order)
+        self._send_by_detour({"status": self._recorder.reported, "silence": self._recorder.silence()})
 
     def _close(self, link: Optional[Link]) -> None:
         """Close a link. The second one, if there is one, replaces the first."""
@@ -135,6 +182,15 @@ class WorkerLink(ClusterLink):
         self._send({"status": status})
 
     def _send(self, message: Dict[str, Any]) -> None:
+        self._send_directly(message)
+        if time.monotonic() - self._detour_at < DETOUR_BEATS * beat(self._lease):
+            self._send_by_detour(message)
+
+    def _send_by_detour(self, message: Dict[str, Any]) -> None:
+        if self._detour is not None:
+            self._detours.answer(self._detour, Envelope(self._spec["node"], 0, dict(message, clock=clock())))
+
+    def _send_directly(self, message: Dict[str, Any]) -> None:
         if self._link is None:
             return
         try:
@@ -145,14 +201,15 @@ class WorkerLink(ClusterLink):
     def on_tick(self) -> None:
         now = time.monotonic()
         self._acceptor.expire()
+        self._detours.expire()
         for link in self._to_head():
             if not link.ready and now - link.opened_at > HANDSHAKE_WINDOW:
                 self._close(link)
         if self._link is None and now >= self._redial_at:
             self._link = self._dial()
         if now >= self._beat_at:
-            self._beat_at = now + BEAT
-            self._send({"silence": self._recorder.silence()})
+            self._beat_at = now + beat(self._lease)
+            self._send_directly({"silence": self._recorder.silence(), "clock": clock()})
         if self._link is not None and now - self._heard_at > self._lease:
             self.on_readable(self._link.fileno())  # this process may be late itself: read what has arrived
         if self._link is not None and self._link.ready:

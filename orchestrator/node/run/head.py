@@ -11,11 +11,14 @@ from ..host import network, state
 from . import gang, gang_events, messages, narration, notify, team
 from .acceptor import Acceptor
 from .contacts import Contacts
+from .detour import Detours
 from .gang_state import NodePhase, Phase, State
-from .link import BEAT, Link, LinkClosed, lease
-from .messages import AttemptPhase
+from .link import Link, LinkClosed, beat, lease
+from .messages import AttemptPhase, Envelope
+from .node_watch import NodeWatch
 from .peers import TICK, ClusterLink, RecorderApi
 
+CHECKS = 4  # nodes a second that are tried once: only the refusal of one that was reached before proves anything
 STALL_WARNING = 600.0  # s without a line of any rank, where no stall_timeout is set
 
 
@@ -31,7 +34,11 @@ class HeadLink(ClusterLink):
         self._contacts = Contacts()
         self._contacts.learn(self._spec["node"], messages.contact(self._spec["contact"]))
         self._informed: Dict[int, int] = {}  # how many of the contacts each node has
-        self._heard: Dict[int, float] = {}
+        self._clocks: Dict[int, float] = {}  # each node's own time of its newest message
+        self._detours = Detours(recorder.key, self._spec["node"], len(self._spec["nodes"]), self._contacts)
+        self._unchecked: List[int] = []  # nodes that were never dialled
+        self._watch = NodeWatch([node["host"] for node in self._spec["nodes"]], self._lease, recorder.say)
+        self._label = ""
         self._tick_at = self._beat_at = 0.0
         self._answered = False
         self._silence: Dict[int, Dict[str, Any]] = {}  # the last report of each node on the silence of its ranks
@@ -60,11 +67,9 @@ class HeadLink(ClusterLink):
                 continue  # a torn last line: that event will come again with the nodes' statuses
             self._state, _ = gang.step(self._state, event)
         now = time.monotonic()
-        self._heard = {
-            number: now
-            for number, node in enumerate(self._state.nodes)
-            if number and node.phase not in gang.UNREACHABLE
-        }
+        for number, node in enumerate(self._state.nodes):
+            if number and node.phase not in gang.UNREACHABLE:
+                self._watch.hear(number, now)
         return log
 
     def _now(self) -> float:
@@ -72,16 +77,23 @@ class HeadLink(ClusterLink):
         return float(self._spec["epoch"]) + time.monotonic()
 
     def links(self) -> List[Link]:
-        return self._acceptor.links() + list(self._nodes.values())
+        return self._acceptor.links() + list(self._nodes.values()) + self._detours.links()
 
     def listening(self) -> List[socket.socket]:
         return self._acceptor.listening()
+
+    def due(self) -> float:
+        return min(TICK, beat(self._lease))
 
     def on_readable(self, handle: int) -> None:
         if self._acceptor.owns(handle):
             accepted = self._acceptor.on_readable(handle)
             if accepted is not None:
                 self._join(accepted.link, accepted.messages)
+            return
+        if self._detours.owns(handle):
+            for received in self._detours.on_readable(handle):
+                self._on_envelope(received.envelope, received.link)
             return
         for link in list(self._nodes.values()):
             if link.fileno() == handle:
@@ -99,6 +111,8 @@ class HeadLink(ClusterLink):
             old.close()
         self._nodes[number] = link
         self._informed[number] = 0
+        self._clocks.pop(number, None)  # its host may have been booted since
+        self._detours.refusals.discard(number)
         self._step(gang_events.Joined(number, self._now()))
         self._on_messages(link, number, received)
 
@@ -113,24 +127,50 @@ class HeadLink(ClusterLink):
             self._on_messages(link, link.peer, received)
 
     def _on_messages(self, link: Link, number: int, received: List[Dict[str, Any]]) -> None:
-        self._heard[number] = link.heard_at
+        self._watch.hear(number, link.heard_at)
         try:
             for message in received:
-                if "contact" in message:
-                    self._contacts.learn(number, messages.contact(message["contact"]))
-                if "status" in message:
-                    self._on_node_status(number, messages.status(message["status"]))
-                if "checked" in message:
-                    self._step(gang_events.Checked(number, at=self._now(), **messages.checked(message["checked"])))
-                if "silence" in message:
-                    self._silence[number] = messages.silence(message["silence"])
+                self._on_message(number, message)
+                if "clock" in message:
+                    self._send(link, dict(self._news(number), echo=self._clocks[number]))
+                if "envelope" in message:
+                    self._on_envelope(messages.envelope(message["envelope"], len(self._state.nodes)), link)
         except messages.Malformed:
             self._drop(link)
 
+    def _on_message(self, number: int, message: Dict[str, Any]) -> None:
+        """Raises messages.Malformed."""
+        if "clock" in message:
+            self._clocks[number] = max(self._clocks.get(number, 0.0), messages.clock(message["clock"]))
+        if "contact" in message and self._contacts.learn(number, messages.contact(message["contact"])):
+            self._unchecked.append(number)
+        if "status" in message:
+            self._on_node_status(number, messages.status(message["status"]))
+        if "checked" in message:
+            self._step(gang_events.Checked(number, at=self._now(), **messages.checked(message["checked"])))
+        if "silence" in message:
+            self._silence[number] = messages.silence(message["silence"])
+
+    def _on_envelope(self, envelope: Envelope, link: Link) -> None:
+        """A node has answered by a detour. One that was lost, or has not joined yet, has to join on a link."""
+        number, clock = envelope.sender, envelope.message.get("clock")
+        if number not in self._watch.known() or self._state.nodes[number].phase in gang.GONE or link.peer is None:
+            return
+        try:
+            if clock is None or messages.clock(clock) < self._clocks.get(number, 0.0):
+                return  # it was overtaken
+            self._watch.hear_by_detour(number, link.peer, time.monotonic())
+            self._on_message(number, envelope.message)
+        except messages.Malformed:
+            return  # of the sender or of its helper
+
     def _drop(self, link: Link) -> None:
-        if link.peer is not None and self._nodes.get(link.peer) is link:
-            del self._nodes[link.peer]
-            self._step(gang_events.Disconnected(link.peer, self._now()))
+        number = link.peer
+        if number is not None and self._nodes.get(number) is link:
+            del self._nodes[number]
+            self._step(gang_events.Disconnected(number, self._now()))
+            if self._state.phase is not Phase.OVER and self._detours.has_reached(number):
+                self._detours.try_to_reach(number)  # if it refuses, its guard and recorder have ended
         link.close()
 
     def own_address(self) -> Optional[str]:
@@ -179,23 +219,44 @@ class HeadLink(ClusterLink):
         now = time.monotonic()
         if now < self._tick_at:
             return  # this is called after every line of output
-        self._tick_at = now + TICK
+        self._tick_at = now + self.due()
         self._acceptor.expire()
+        self._detours.expire()
+        nodes = self._expected()
         if now >= self._beat_at:
-            self._beat_at = now + BEAT
-            for number, link in list(self._nodes.items()):
-                self._send(link, self._news(number))
+            self._beat_at = now + beat(self._lease)
             self._silence[0] = self._recorder.silence()
             self._watch_silence()
-        for number in list(self._heard):
-            if self._silent(number) > self._lease and number in self._nodes:
+            self._reach(nodes, now)
+        for number in nodes:
+            if self._watch.silent(number, now) > self._lease and number in self._nodes:
                 self._exchange(self._nodes[number])  # this process may be late itself: read what has arrived
-            silent = self._silent(number)
-            if silent > self._lease and self._state.nodes[number].phase not in gang.GONE:
-                self._lose(number, silent)
+        for loss in self._watch.judge(self._expected(), self._detours.refusals, time.monotonic()):
+            self._lose(loss.node, loss.silent)
+        self._show()
         if team.restart_is_due(self._state, self._now()):
             self._find_port()
         self._step(gang_events.Tick(self._now()))
+
+    def _expected(self) -> List[int]:
+        """The nodes that should answer."""
+        return [number for number in self._watch.known() if self._state.nodes[number].phase not in gang.GONE]
+
+    def _reach(self, nodes: List[int], now: float) -> None:
+        """Send what a silent node needs by detours. Try each new node once, a few at a time."""
+        for number in self._watch.without_link(nodes, now):
+            order = gang.order_of(self._state, number)
+            message: Dict[str, Any] = {"order": _order_message(order)} if order is not None else {}
+            if number in self._clocks:
+                message["echo"] = self._clocks[number]
+            envelope = Envelope(self._spec["node"], number, message)
+            self._detours.send(number, envelope)
+            for helper in self._watch.helpers(nodes, number, now):
+                if helper in self._nodes:
+                    self._send(self._nodes[helper], {"envelope": envelope})
+        for number in self._unchecked[:CHECKS]:
+            self._detours.try_to_reach(number)
+        del self._unchecked[:CHECKS]
 
     def _lose(self, number: int, silent: float) -> None:
         self._step(gang_events.Lost(number, self._now(), self._now() - silent))
@@ -204,13 +265,10 @@ class HeadLink(ClusterLink):
             self._drop(link)  # a node that is heard again on this link would not join
 
     def _news(self, number: int) -> Dict[str, Any]:
-        """The contacts that a node does not know yet. They go with a beat: few messages when all nodes join at once."""
+        """The contacts that a node does not know yet. Few messages have all of them when all nodes join at once."""
         contacts = self._contacts.since(self._informed.get(number, 0))
         self._informed[number] = self._contacts.position
         return {"contacts": contacts} if contacts else {}
-
-    def _silent(self, number: int) -> float:
-        return time.monotonic() - self._heard[number]
 
     def _watch_silence(self) -> None:
         """A hung collective spins at 100 % CPU: that no rank prints anything is the only sign of it."""
@@ -262,18 +320,23 @@ class HeadLink(ClusterLink):
             except OSError:
                 pass  # a full disk: the gang continues in memory, and only a restart of this recorder loses the event
             self._narrate(before)
-            if gang.label(self._state) != gang.label(before):
-                self._show()
+            self._show()
         for action in actions:
             if action.node == 0:
                 self._recorder.obey(action.order)
             elif action.node in self._nodes:
-                self._send(self._nodes[action.node], {"order": [type(action.order).__name__, action.order._asdict()]})
+                self._send(self._nodes[action.node], {"order": _order_message(action.order)})
 
     def _show(self) -> None:
         """Write the state of the whole run for `ps`: this host's own processes do not show it."""
+        label = gang.label(self._state)
+        if label == "running" and self._watch.suspects.intersection(self._state.team):
+            label = "suspect"
+        if label == self._label:
+            return
+        self._label = label
         try:
-            state.replace(os.path.join(self._recorder.folder, "gang.json"), {"label": gang.label(self._state)})
+            state.replace(os.path.join(self._recorder.folder, "gang.json"), {"label": label})
         except OSError:
             pass  # a full disk; nothing depends on it
 
@@ -293,3 +356,7 @@ class HeadLink(ClusterLink):
     def _notify(self, label: str, failure: Optional[Dict[str, Any]]) -> None:
         message = notify.message(self._spec, label, self._state.attempt, failure)
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
+
+
+def _order_message(order: gang_events.Order) -> List[Any]:
+    return [type(order).__name__, order._asdict()]

@@ -36,6 +36,11 @@ def lease(spec: Dict[str, Any]) -> float:
     return float(spec.get("lease", LEASE))
 
 
+def beat(lease: float) -> float:
+    """Seconds between messages: a lease must outlast the loss of several."""
+    return min(BEAT, lease / 8)
+
+
 class LinkClosed(Exception):
     """The other side has gone, or is not who it should be."""
 

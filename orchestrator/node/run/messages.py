@@ -5,7 +5,7 @@ Malformed.
 """
 
 import enum
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from . import gang_events
 from .contacts import Contact
@@ -24,6 +24,23 @@ class AttemptPhase(enum.Enum):
     PREPARED = "prepared"  # there was none yet
     RUNNING = "running"
     EXITED = "exited"  # none of its processes is left
+
+
+class Envelope(NamedTuple):
+    """A message of one node to another one, which a third may carry. Nodes are numbers."""
+
+    sender: int
+    target: int
+    message: Dict[str, Any]
+
+
+class OfHead(NamedTuple):
+    """A message of the head to a node. `echo`: the node's own time of its newest message that the head has."""
+
+    order: Optional[gang_events.Order]
+    contacts: Dict[int, Contact]
+    echo: Optional[float]
+    envelope: Optional[Envelope]
 
 
 class Malformed(Exception):
@@ -74,6 +91,28 @@ def checked(message: Any) -> Dict[str, Any]:
             for problem in _list(message.get("problems"))[:PROBLEMS]
         ],
     }
+
+
+def clock(message: Any) -> float:
+    """The time of its sender when it was sent: seconds since the boot of its host."""
+    return _number(message)
+
+
+def envelope(message: Any, nodes: int) -> Envelope:
+    """`nodes`: how many there are."""
+    if len(_list(message)) != 3 or max(_integer(message[0]), _integer(message[1])) >= nodes:
+        raise Malformed("envelope")
+    return Envelope(message[0], message[1], _object(message[2]))
+
+
+def of_head(message: Any, nodes: int) -> OfHead:
+    """`nodes`: how many there are."""
+    return OfHead(
+        order(message["order"]) if "order" in message else None,
+        contacts(message["contacts"], nodes) if "contacts" in message else {},
+        clock(message["echo"]) if "echo" in message else None,
+        envelope(message["envelope"], nodes) if "envelope" in message else None,
+    )
 
 
 def order(message: Any) -> gang_events.Order:

@@ -1,0 +1,100 @@
+"""On the head: when each node was heard, directly or by a detour, and what follows from its silence."""
+
+from typing import Callable, Dict, List, NamedTuple, Sequence, Set
+
+from . import suspicion
+from .suspicion import Judgement, Silence
+
+MOST_NAMED = 4  # hosts in a line about many
+
+
+class Loss(NamedTuple):
+    node: int
+    silent: float  # s
+
+
+class NodeWatch:
+    """Times are by the monotonic clock. `say` writes a line of ours."""
+
+    def __init__(self, hosts: Sequence[str], lease: float, say: Callable[[str], None]) -> None:
+        self._hosts = hosts
+        self._lease = lease
+        self._say = say
+        self._heard: Dict[int, float] = {}  # on any path
+        self._direct: Dict[int, float] = {}  # on the link of the node
+        self._watched: Set[int] = set()  # those that a line has called suspect
+        self._by_detour: Set[int] = set()
+        self.suspects: Set[int] = set()
+
+    def hear(self, node: int, at: float) -> None:
+        """The node was heard on its link."""
+        self._heard[node] = self._direct[node] = at
+
+    def hear_by_detour(self, node: int, helper: int, at: float) -> None:
+        self._heard[node] = at
+        if node in self._watched and node not in self._by_detour:
+            self._by_detour.add(node)
+            way = (
+                "directly again"
+                if helper == node
+                else "through %s, so only the direct way is broken" % self._hosts[helper]
+            )
+            self._say("%s answers %s" % (self._hosts[node], way))
+
+    def known(self) -> List[int]:
+        return list(self._heard)
+
+    def silent(self, node: int, now: float) -> float:
+        return now - self._heard[node]
+
+    def without_link(self, nodes: Sequence[int], now: float) -> List[int]:
+        """The nodes to reach by a detour."""
+        return [node for node in nodes if now - self._direct[node] > suspicion.suspect_after(self._lease)]
+
+    def judge(self, nodes: Sequence[int], refusals: Set[int], now: float) -> List[Loss]:
+        """Returns the nodes that are lost. `nodes`: all that should answer."""
+        silences = [Silence(node, self.silent(node, now), node in refusals) for node in nodes]
+        judgements = suspicion.judge(silences, self._lease)
+        lost = [silence for silence in silences if judgements[silence.node] is Judgement.LOST]
+        self.suspects = {node for node in nodes if judgements[node] is Judgement.SUSPECT}
+        self._describe(silences, nodes, now)
+        for silence in lost:
+            self._watched.discard(silence.node)
+            if silence.refused:
+                self._say("%s refuses connections: its guard and recorder have ended" % self._hosts[silence.node])
+        return [Loss(silence.node, silence.seconds) for silence in lost]
+
+    def helpers(self, nodes: Sequence[int], suspect: int, now: float) -> Sequence[int]:
+        silences = [Silence(node, now - self._direct[node]) for node in nodes]
+        return suspicion.choose_helpers(silences, suspect, self._lease)
+
+    def _describe(self, silences: Sequence[Silence], nodes: Sequence[int], now: float) -> None:
+        """Say once who has become suspect and who is back."""
+        new = sorted(self.suspects - self._watched)
+        if new:
+            self._watched.update(new)
+            seconds = max(self.silent(node, now) for node in new)
+            if suspicion.all_silent(silences, self._lease):
+                what = "all other nodes are silent, so the network of this host may be down; waiting up to %d s"
+                action = what % (2 * self._lease)
+            else:
+                helpers = [self._hosts[node] for node in self.helpers(nodes, new[0], now)]
+                action = "asking %s to reach it" % _listed(helpers) if helpers else "no other node can be asked"
+            self._say("suspect: no message from %s for %d s; %s" % (self._named(new), seconds, action))
+        back = sorted(
+            node
+            for node in self._watched & set(nodes)
+            if now - self._direct[node] <= suspicion.suspect_after(self._lease)
+        )
+        if back:
+            self._watched.difference_update(back)
+            self._by_detour.difference_update(back)
+            self._say("no longer suspect: %s" % self._named(back))
+
+    def _named(self, nodes: Sequence[int]) -> str:
+        return _listed([self._hosts[node] for node in nodes])
+
+
+def _listed(hosts: Sequence[str]) -> str:
+    more = len(hosts) - MOST_NAMED
+    return ", ".join(hosts[:MOST_NAMED]) + (" and %d more" % more if more > 0 else "")
