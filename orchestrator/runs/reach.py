@@ -252,7 +252,7 @@ def _which_network(plan: Plan, network: Network, facts: Mapping[str, Facts], hos
     if (head.cluster_address or head.interface != "auto") and others:
         return (
             f"{interface}, by the head's {key}",
-            f"remove {key} of {head.name}, so that ddp-orch uses the fastest network",
+            f"remove {key} for {head.name}, so that ddp-orch uses the fastest network",
         )
     return interface, fix
 
