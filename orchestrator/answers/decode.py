@@ -1,13 +1,13 @@
-"""Decode JSON into frozen dataclasses by their type hints, and refuse what does not fit. No IO.
+"""Decode JSON into frozen dataclasses by their type hints, and reject what does not fit. No IO.
 
-A host may be broken, or in hostile hands: what it answers is checked here, once. Behind this point every key is there
-and of its type. The types that are known:
+A host may be broken or hostile, so its answers are checked here, once: afterwards every key is present and of its type.
+Supported types:
 
 - `str`, `bool`, `None`; `int` of at most 64 bits and a sign; `float`, a finite number, which JSON may write as an int;
-  `AnyFloat`, which may also be nan or infinite; `Any`, which is taken as it is;
+  `AnyFloat`, which may also be nan or infinite; `Any`, which is not checked;
 - dataclasses: a field with a default may be missing, and keys without a field are ignored (newer node programs);
 - `tuple[X, ...]`, `tuple[X, Y]`, `Mapping[K, V]`, `Literal`, `X | Y` (the first that fits);
-- `Annotated[X, test]`, where the test is called with the decoded value and gives something true if it is one.
+- `Annotated[X, test]`: `test` is called with the decoded value, and returns something true if it is valid.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Annotated, Any, Literal, NewType, TypeVar, Union, cast, get_a
 T = TypeVar("T")
 AnyFloat = NewType("AnyFloat", float)
 LARGEST = 1 << 64
-DEEPEST = 32  # levels of an answer: JSON that is kept as it is may be walked through later, and the stack ends
+MAX_DEPTH = 32  # levels of an answer; code that walks through deeper JSON would exhaust the stack
 NOT_NULL = {"not null": True}
-"""Metadata of a field whose key may be missing but must not be null. (The default is None all the same.)"""
+"""Metadata of a field whose key may be missing but must not be null; its default is None."""
 
 
 class MalformedAnswer(Exception):
-    """An answer that no node program of ours would give; the text is the path to what is wrong in it."""
+    """An answer that no node program gives; the text is the path to the invalid value."""
 
 
 def decode(kind: type[T], value: Any, name: str) -> T:
-    """`value`: what json.loads gave; `name`: what the path in an error begins with. Raises MalformedAnswer."""
+    """Decode a value of json.loads. Raises MalformedAnswer, with a path that starts with `name`."""
     if _is_too_deep(value):
         raise MalformedAnswer(f"{name}: nested too deeply")
     try:
@@ -43,7 +43,7 @@ def decode(kind: type[T], value: Any, name: str) -> T:
 
 def _is_too_deep(value: Any) -> bool:
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [
             inner
             for outer in level
@@ -131,7 +131,7 @@ def _list_reader(reader: Reader) -> Reader:
         known: list[Any] = []
         try:
             for item in value:
-                known.append(reader(item))  # how far it came is the index of what is wrong
+                known.append(reader(item))  # if it fails, len(known) is the index of the invalid item
         except _WrongValue as error:
             error.path.append(f"[{len(known)}]")
             raise
@@ -215,4 +215,4 @@ _TESTS: Mapping[Any, Test] = {
     NoneType: lambda value: value is None,
     Any: lambda value: True,
 }
-"""Whether a value of JSON is of a type that is not made of others."""
+"""Tests for scalar types."""

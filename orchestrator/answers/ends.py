@@ -1,4 +1,4 @@
-"""What a host says of the processes that it ended, and of what they held. Pure."""
+"""The answers to `stop`, `force` and `stale`: ended processes, and what they held. Pure."""
 
 from __future__ import annotations
 
@@ -9,49 +9,54 @@ from .operation import Operation
 
 @dataclass(frozen=True)
 class Killed:
-    """A process that is no more."""
+    """A process that was ended."""
 
     pid: int
     cmd: str
+    """Its command line."""
 
 
 @dataclass(frozen=True)
 class Remaining:
-    """A process that was to be ended and is still there."""
+    """A process that is still running although it should have ended."""
 
     pid: int | None
     owner: str
-    """Empty where no process has this pid."""
+    """The user name; "" if no process has this pid."""
     cmd: str
     why: str
+    """Why it is still running."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A stranger's process that holds a port or a GPU; None: its pid is not to be seen."""
+    """A process that ddp-orch did not start, and that holds a port or a GPU."""
 
     pid: int | None
+    """None: hidden, because it belongs to another user."""
     owner: str
     cmd: str
     what: str
+    """What it holds, such as `port 29400`."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """`stop` and `force`"""
+    """The answer to `stop` and `force`."""
 
     killed: tuple[Killed, ...]
     ports_freed: tuple[int, ...]
     gpus_freed: tuple[int | str, ...]
+    """Indexes or UUIDs."""
     remaining: tuple[Remaining, ...]
 
 
 @dataclass(frozen=True)
 class LeftoversEnding(Ending):
-    """`stale`"""
+    """The answer to `stale`."""
 
     memory_freed: tuple[str, ...]
-    """Segments of shared memory."""
+    """Names of removed segments of shared memory."""
     holders: tuple[Holder, ...]
 
 

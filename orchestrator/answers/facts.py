@@ -1,4 +1,4 @@
-"""The facts that a probe measures on a host. Pure."""
+"""The answer to `probe`: the facts of a host. Pure."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from .operation import Operation
 
 @dataclass(frozen=True)
 class Disk:
+    """The file system of a path."""
+
     path: str
     kind: str
     """Of the file system: ext4, nfs4."""
     shared: bool
     """Whether other hosts can mount it at the same time."""
     total: int
+    """Bytes."""
     free: int
-    """Both in bytes."""
+    """Bytes that a user may write."""
     free_files: int | None
+    """Inodes that a user may use; None: no limit."""
 
 
 @dataclass(frozen=True)
 class Disks:
-    """None where a disk did not answer."""
+    """The file systems of some folders; None: no answer in time."""
 
     state: Disk | None = field(default=None, metadata=NOT_NULL)
     home: Disk | None = field(default=None, metadata=NOT_NULL)
@@ -37,30 +41,39 @@ class Disks:
 
 @dataclass(frozen=True)
 class Interface:
-    """An address of a network interface; one with several addresses is there several times."""
+    """A network interface with one of its addresses; an interface with several addresses is listed several times."""
 
     name: str
     address: Address
     speed: int
-    """Mbit/s; -1 where the driver tells none."""
+    """Mbit/s; -1: unknown."""
     bridge: bool
+    """Whether it is a bridge, such as docker0."""
     loopback: bool
     up: bool
     mtu: int | None
+    """Bytes."""
 
 
 @dataclass(frozen=True)
 class RdmaPort:
+    """A port of an RDMA device, as in /sys/class/infiniband."""
+
     device: str
+    """Such as `mlx5_0`."""
     port: str
+    """Its number."""
     state: str
+    """Such as `ACTIVE`."""
     layer: str
+    """`InfiniBand` or `Ethernet`."""
     driver: str
+    """Such as `efa`."""
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Who listens on a port; None: a process of another user."""
+    """The process that listens on a port; None: it belongs to another user."""
 
     pid: int | None
     command: str | None
@@ -68,7 +81,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class Orphan:
-    """A process of a run that is over."""
+    """A process of a run that has no guard on this host."""
 
     pid: int
     run_id: str
@@ -77,15 +90,18 @@ class Orphan:
 
 @dataclass(frozen=True)
 class GpuProcess:
+    """A process that uses a GPU; None: unknown."""
+
     pid: int
     used_mib: int | None
+    """MiB of GPU memory."""
     uid: int | None
     command: str | None
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """As nvidia-smi describes it; None: it says nothing of that."""
+    """A GPU, as nvidia-smi describes it; None: it does not report that."""
 
     index: int
     uuid: str | None
@@ -93,39 +109,51 @@ class Gpu:
     memory_mib: int | None
     used_mib: int | None
     compute_mode: str | None
+    """Such as `Default` or `Exclusive_Process`."""
     persistence: str | None
+    """`Enabled` or `Disabled`, as `mig`."""
     mig: str | None
     fabric: str | None
+    """State of the NVSwitch fabric; `Completed`: the GPU is part of it."""
     uncorrected_ecc: int | None
+    """Number of uncorrectable memory errors."""
     repair: str | None
+    """Why its memory needs a repair; None: it does not."""
     slowed: tuple[str, ...]
+    """Reasons for which the hardware has lowered its clock."""
     pcie_lanes: int | None
+    """In use now; `pcie_lanes_most`: possible."""
     pcie_lanes_most: int | None
     application_clock_mhz: int | None
     application_clock_default_mhz: int | None
     power_limit_w: float | None
     power_default_w: float | None
     nvlinks: tuple[int, int] | None
-    """Active ones, and all."""
+    """Number of active links, and of all."""
     paths: Mapping[str, str] | None
-    """{another GPU: what joins them}, such as {"GPU1": "NV18"}."""
+    """{another GPU: the connection to it}, such as {"GPU1": "NV18"}."""
     lost: bool
+    """It has fallen off the bus."""
     processes: tuple[GpuProcess, ...]
 
 
 @dataclass(frozen=True)
 class Nvidia:
+    """The NVIDIA driver of a host."""
+
     driver: str | None
+    """Its version."""
     cuda: CudaVersion | None
-    """The newest that the driver serves."""
+    """The newest CUDA version that it supports."""
     error: str | None
+    """Why nvidia-smi failed."""
     xids: tuple[str, ...]
-    """Lines of the kernel's log."""
+    """Kernel messages about GPU errors (Xid)."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What the host's python makes of the script."""
+    """The script, as the host's python sees it."""
 
     path: str
     error: str | None
@@ -133,34 +161,46 @@ class Script:
     absent: str | None
     """Why it could not be read."""
     missing: tuple[str, ...]
-    """Modules that it imports and that are not installed."""
+    """Modules that it imports, but that are not installed."""
 
 
 @dataclass(frozen=True)
 class Python:
+    """The python of a host, after its setup."""
+
     executable: str
+    """Its path."""
     python: tuple[int, ...]
+    """Its version."""
     torch: str | None
+    """Version of torch; None: not installed."""
     cuda: CudaVersion | None
-    """That torch is built for."""
+    """The CUDA version that torch was built for."""
     packages: Mapping[str, str]
+    """Versions of other packages that matter, such as NCCL."""
     limits: Mapping[str, int | None]
-    """nofile, nproc, memlock; None: unlimited."""
+    """Soft limits: nofile and nproc (numbers), memlock (bytes); None: unlimited."""
     script: Script | None
     settings: Mapping[str, str]
-    """Variables of the environment that NCCL and gloo read."""
+    """Environment variables that torch, NCCL and gloo read."""
     net_plugin: str | None
+    """Path of the network plug-in that NCCL would load."""
     libfabric: str | None
+    """Path of the libfabric that the plug-in would load."""
     path: str | None = None
+    """Folder of torch."""
     build_locks: str | None = None
+    """How builds of torch extensions lock each other out: `file` or `kernel`; None: unknown."""
 
 
 @dataclass(frozen=True)
 class NoPython:
-    """Why the host's python could not be asked; `code` is a finding's."""
+    """The python of a host did not answer."""
 
     error: str
+    """Why."""
     code: str
+    """Of the finding about that."""
 
 
 @dataclass(frozen=True)
@@ -168,46 +208,55 @@ class Lookup:
     """The answer to a look-up of a name or an address."""
 
     found: tuple[str, ...]
+    """Addresses of a name, or names of an address."""
     error: str | None
     seconds: float | None
-    """None: there was no answer."""
+    """Until the answer; None: there was none in time."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """`probe`"""
+    """The answer to `probe`."""
 
     hostname: str
     machine: str
+    """The architecture, such as `x86_64`."""
     uid: int
     cores: int
+    """That the user may use."""
     clock: float
+    """Unix time, seconds."""
     workdir: bool | None
-    """Whether it is a folder; None: none was asked for."""
+    """Whether the requested workdir is a folder; None: none was requested."""
     cgroup_pids: int | None
+    """Limit of processes and threads in the control group; None: no limit."""
     disks: Disks
     interfaces: tuple[Interface, ...]
     rdma: tuple[RdmaPort, ...]
     firewalls: tuple[str, ...]
+    """`ufw`, `firewalld`, `iptables`, or `nft FAMILY TABLE CHAIN` for each chain that filters input."""
     port_range: Annotated[tuple[Port, Port], is_interval]
-    """Of the ports that the kernel gives to clients."""
+    """The first and last port that the kernel gives to clients."""
     first_port: int
-    """That is not for root alone."""
+    """The first port that is not reserved for root."""
     listeners: Mapping[str, Listener]
-    """By port."""
+    """By port, for the requested ports that are in use."""
     orphans: tuple[Orphan, ...]
     stale_locks: tuple[str, ...]
+    """Lock files that interrupted builds of torch extensions have left."""
     paths: Mapping[str, str | None]
-    """Why a path cannot be read; None: it can."""
+    """By requested path: why it cannot be read; None: it can."""
     hung: tuple[str, ...]
     """Paths whose file system does not answer."""
     dns: tuple[str, ...]
+    """Addresses of the name servers."""
     gpus: tuple[Gpu, ...]
     nvidia: Nvidia
     python: Python | NoPython
     names: Mapping[str, Lookup]
+    """Look-ups of the host's own name, and of the requested names and addresses."""
     notify: Mapping[str, str] = field(default_factory=dict)
-    """Why a notification would fail, by `webhook` or `command`."""
+    """Why notifications would fail, by `webhook` or `command`; only those that would."""
     ledger: tuple[EndedRun, ...] = ()
     """Of the runs that ended last, the newest last."""
 

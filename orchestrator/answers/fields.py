@@ -1,4 +1,4 @@
-"""The values that answers are made of: names, ids, states, times, numbers, each with what it may be. Pure."""
+"""Types for the values in answers: names, ids, states, times, numbers, each with a check of its value. Pure."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ _UNFINISHED = r"starting|running|suspect|restarting|waiting|stopping"
 _FINAL = r"succeeded|failed|stopped|killed|lost"
 State = Annotated[str, re.compile(f"{_UNFINISHED}|{_FINAL}").fullmatch]
 FinalState = Annotated[str, re.compile(_FINAL).fullmatch]
-"""`stopped`: on request or by run.walltime, after a snapshot."""
+"""`stopped`: ended on request or by run.walltime, after a snapshot."""
 Signal = Annotated[str, re.compile(r"SIG[A-Z0-9+]{1,12}").fullmatch]
 StreamName = Annotated[str, re.compile(r"[0-9]{1,7}\.(agent|run|[0-9]{1,7})\.(out|err)").fullmatch]
 """`ATTEMPT.ORIGIN.out`: the origin is a rank, the agent, or the run itself."""
 Timestamp = Annotated[str, re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,18}(Z|[+-][0-9]{2}:[0-9]{2})").fullmatch]
 """RFC 3339."""
 UnixTime = Annotated[float, is_unix_time]
-"""Seconds since 1970, of a date that has four digits for its year."""
+"""Seconds since 1970; the year has four digits."""
 Grace = Annotated[float, is_grace]
-"""Seconds, of which an inventory may ask for a day."""
+"""Seconds; at most a day, as in the inventory."""
 VariableName = Annotated[str, re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}").fullmatch]
 AbsolutePath = Annotated[str, re.compile(r"/[^\x00-\x1f]{0,4095}").fullmatch]
 CudaVersion = Annotated[str, re.compile(r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}").fullmatch]
 
-# far above what any run has, and far below what is a burden to count
+# far more than any run has, but not so many that counting to them takes long
 NodeNumber = Annotated[int, range(100_000).__contains__]
 Rank = Annotated[int, range(1_000_000).__contains__]
 Attempt = Annotated[int, range(10_000_000).__contains__]

@@ -1,4 +1,4 @@
-"""What hosts say of the files that a run wrote, and of what they removed. Pure."""
+"""The answers about files that a run wrote, and about what a host removed. Pure."""
 
 from __future__ import annotations
 
@@ -13,73 +13,79 @@ from .operation import Nothing, Operation, Streaming
 
 @dataclass(frozen=True)
 class FileData:
-    """The header of DATA of `send`: the payload belongs to the file with this number."""
+    """The header of a DATA frame of `send`: its payload belongs to one of the requested files."""
 
     file: int
+    """The index of the file in the request."""
     error: str | None = None
-    """Why it cannot be sent."""
+    """Why the file cannot be sent."""
     end: bool = False
-    """It is whole now."""
+    """The file is complete."""
     mtime: int | None = None
-    """ns since 1970, where it is whole."""
+    """ns since 1970; only with `end`."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """`outputs`"""
+    """The answer to `outputs`."""
 
     files: tuple[tuple[str, int, int], ...]
-    """Path, bytes, ns since 1970. Where a path leads is for whoever writes to it to check."""
+    """(path, bytes, modification time in ns since 1970). Paths are not checked: they may lead anywhere."""
     written: str | None = None
-    """Stands for the state of the files beside the code."""
+    """An id of the current state of the files next to the code. `fetched` sends it back once they are downloaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unfetched:
-    """Runs that a host keeps only as what they wrote beside their code was not fetched."""
+    """Runs that a host keeps only because files next to their code were not downloaded."""
 
     unfetched: tuple[RunId, ...]
+    """The newest last."""
     unfetched_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned(Unfetched):
-    """`prune`"""
+    """The answer to `prune`."""
 
     runs: tuple[str, ...]
+    """Ids of removed runs."""
     unused: int
-    """Pieces of code."""
+    """Number of removed code snapshots and node programs."""
     freed: int
     """Bytes."""
     left: int
-    """Runs that are over and kept."""
+    """Number of finished runs that are kept."""
     outputs: tuple[RunName, ...]
+    """Names of runs whose output folders were removed."""
 
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """Where the runs of one name write on a host."""
+    """The output folder of the runs of one name on a host."""
 
     name: RunName
     bytes: int
     age: UnixTime
-    """Seconds since something in it was written."""
+    """Seconds since the last change of a file in it."""
     in_use: bool
+    """Whether an unfinished run writes to it."""
 
 
 @dataclass(frozen=True)
 class OutputFolders:
-    """`output_folders`"""
+    """The answer to `output_folders`."""
 
     folders: tuple[OutputFolder, ...]
 
 
 @dataclass(frozen=True)
 class RemovedOutputs:
-    """`remove_outputs`"""
+    """The answer to `remove_outputs`."""
 
     removed: tuple[RunName, ...]
     freed: int
+    """Bytes."""
 
 
 def _decode_file_data(header: Mapping[str, Any], _: bytes) -> FileData:

@@ -1,4 +1,4 @@
-"""What the node program says first, and what time it is on its host. Pure."""
+"""The first frame of the node program, and the answer to `clock`. Pure."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from .operation import Operation
 
 @dataclass(frozen=True)
 class Hello:
-    """What the node program says first."""
+    """The first frame of the node program."""
 
     codes: tuple[str, ...]
-    """Hashes of the code snapshots that are there."""
+    """Hashes of the code snapshots on the host."""
     boot_id: str
+    """Of the kernel: it changes when the host restarts."""
     machine_id: str
+    """From /etc/machine-id."""
     state_inode: tuple[int, ...]
     """Device and inode of the state folder."""
     state: str | None = field(default=None, metadata=NOT_NULL)
-    """The state folder."""
+    """Path of the state folder."""
     passed_over: tuple[str, ...] = ()
-    """Why a folder that is preferred to it could not be used."""
+    """Why the preferred state folders could not be used."""
     pid: int | None = None
-    """Of the relay."""
+    """Of the relay, the process that serves this session."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """`clock`"""
+    """The answer to `clock`."""
 
     clock: float
-    """Unix seconds."""
+    """Unix time, seconds."""
 
 
 CLOCK = Operation("clock", Clock)

@@ -1,4 +1,4 @@
-"""What a host remembers of the runs on it that have ended. Pure."""
+"""The runs that have ended on a host, as it remembers them. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ class HostFailure:
     """A failure that ended an attempt of a run."""
 
     host: str
-    """By its name in the inventory of that run; "all hosts" where none is to blame."""
+    """Its name in the inventory of that run; "all hosts" if no host caused it."""
     attempt: int
     code: str
-    """As of a finding; `script-exception`: nothing points to the host."""
+    """Of the finding; `script-exception`: the host did not cause it."""
     what: str
+    """In words."""
     at: float
+    """Unix time, seconds."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,12 @@ class EndedRun:
     """A run that has ended, as one of its hosts remembers it."""
 
     at: float
-    """Unix seconds, by the clock of the host."""
+    """When it ended: Unix time, seconds, by the clock of the host."""
     run_id: RunId
     name: str
     state: str
     attempts: int
+    """How many."""
     node: int
-    """That the host was."""
+    """The node number of this host."""
     failures: tuple[HostFailure, ...]

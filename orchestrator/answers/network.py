@@ -1,4 +1,4 @@
-"""What hosts say of the network between them, as they tried it. Pure."""
+"""The answers to `listen` and `dial`: the network between hosts. Pure."""
 
 from __future__ import annotations
 
@@ -12,36 +12,43 @@ from .operation import Operation
 
 @dataclass(frozen=True)
 class Listening:
-    """`listen`"""
+    """The answer to `listen`: the host waits for connections."""
 
     ports: tuple[Port, ...]
+    """The first one is a port of the run, the others are random."""
     addresses: tuple[Address, ...]
+    """Where other hosts may reach it, the preferred one first."""
 
 
 @dataclass(frozen=True)
 class Dialled:
-    """What became of dialling one address of another host."""
+    """The result of connecting to one address of another host."""
 
     host: HostName
+    """The other host, as `address`."""
     address: Address
     source: Address | None
+    """The local address of the connection; None: there was none."""
     interface: str | None
+    """The local interface of the connection."""
     ports: Mapping[str, str | None]
-    """Why a port was not reached; None: it was."""
+    """By port: why the connection failed; None: it did not."""
     latency: float | None
-    """s"""
+    """Of a round trip, seconds."""
     stalled: bool
-    """Small packets came through and large ones did not."""
+    """Small packets arrived and large ones did not."""
     bandwidth: float | None
-    """bytes a second"""
+    """Bytes per second."""
 
 
 @dataclass(frozen=True)
 class DialReport:
-    """`dial`"""
+    """The answer to `dial`."""
 
     results: tuple[Dialled, ...]
+    """One for each requested address, in the order of the request."""
     names: Mapping[str, Lookup]
+    """Look-ups of the names and addresses of the other hosts."""
 
 
 LISTEN = Operation("listen", Listening)

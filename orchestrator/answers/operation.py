@@ -1,8 +1,8 @@
-"""What a host can be asked to do, and how its answer is decoded. Each operation stands beside the type of its answer.
+"""The operations of the node program, and how answers are decoded. Each is defined next to the type of its answer.
 
-A host may be broken, or in hostile hands. Its answers are data of other people until they are decoded, which a session
-does as they come in: then every key is there and of its type, and no name, id, state or time holds anything but what
-such a thing is made of. What is text by nature (a command line, a host's own words) is tamed where it is shown. Pure.
+A host may be broken or hostile. A session decodes its answers when they arrive: afterwards every key is present and of
+its type, and names, ids, states and times have valid values. Free text, such as a command line, may still contain
+anything; it is made harmless where it is shown. Pure.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .decode import decode
 A = TypeVar("A")
 D = TypeVar("D")
 Arguments = dict[str, Any]
-"""Of a request, or a part of them: JSON for a host, made where it is sent and read by nobody here."""
+"""The arguments of a request, or a part of them, as JSON for the host."""
 
 
 @dataclass(frozen=True)
 class Operation(Generic[A]):
-    """Something that a host can be asked to do, and the type of its answer."""
+    """A request to a host, and the type of its answer."""
 
     name: str
     answer: type[A]
@@ -33,12 +33,12 @@ class Operation(Generic[A]):
 
 @dataclass(frozen=True)
 class Streaming(Operation[A], Generic[A, D]):
-    """One that gives data before its answer."""
+    """An operation that sends data before its answer."""
 
     decode_data: Callable[[Mapping[str, Any], bytes], D]
-    """What the header of a DATA frame says. Raises MalformedAnswer."""
+    """Decodes (header, payload) of a DATA frame. Raises MalformedAnswer."""
 
 
 @dataclass(frozen=True)
 class Nothing:
-    """The answer to what gives none but its success."""
+    """The empty answer of operations that only succeed or fail."""

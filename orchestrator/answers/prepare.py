@@ -1,4 +1,4 @@
-"""What a host says once a run is prepared on it. Pure."""
+"""The answers of a launch: `prepare`, `start`, `abort`, and `notify`. Pure."""
 
 from __future__ import annotations
 
@@ -12,48 +12,49 @@ from .operation import Nothing, Operation
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared(Unfetched):
-    """What every host says."""
+    """What every host answers to `prepare`."""
 
     beside: tuple[RunId, ...]
-    """Other runs on the same CPUs."""
+    """Other runs that use the same CPUs."""
     resumes: bool
-    """Its output folder has files already."""
+    """The output folder already has files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedHead(Prepared):
-    """`prepare` of the head"""
+    """The answer to `prepare` of the head."""
 
     addresses: tuple[Address, ...]
+    """Where other hosts may reach it, the preferred one first."""
     rdzv_port: Port
     link_port: Port | None
-    """None: the run has one node."""
+    """Where it waits for the recorders of the other nodes; None: the run has one node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedNode(Prepared):
-    """`prepare` of any other node"""
+    """The answer to `prepare` of any other node."""
 
     reachable: tuple[Address, ...]
-    """Those of the head's addresses."""
+    """The addresses of the head that it reaches; it connects to the first one."""
     interface: str | None
-    """By which the first of them is reached."""
+    """The interface towards that address."""
 
 
 @dataclass(frozen=True)
 class NotifyProblems:
-    """`notify`"""
+    """The answer to `notify`."""
 
     problems: Mapping[str, str]
-    """Why it failed, by `webhook` or `command`."""
+    """Why a notification failed, by `webhook` or `command`; only those that failed."""
 
 
 @dataclass(frozen=True)
 class Aborted:
-    """`abort`"""
+    """The answer to `abort`."""
 
     stopped_by: str | None
-    """Who has stopped the run while it was being prepared."""
+    """Who stopped the run while it was prepared; None: nobody."""
 
 
 UNPACK = Operation("unpack", Nothing)

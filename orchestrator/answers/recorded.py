@@ -1,4 +1,4 @@
-"""What a host keeps of a run for `report`, and what it measures for `top`. Pure."""
+"""The answers to `record` (for `report`) and `sample` (for `top`). Pure."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ Way = Literal["received", "sent"]
 
 @dataclass(frozen=True)
 class Nic:
+    """A network interface."""
+
     name: str
     received: float
+    """Bytes since the host booted, as `sent`."""
     sent: float
-    """Bytes since the host was started."""
     mbit: float | None
+    """Speed of the link, Mbit/s; None: unknown."""
 
     def counted(self, way: Way) -> float:
         return self.received if way == "received" else self.sent
@@ -34,13 +37,13 @@ class Nic:
 
 @dataclass(frozen=True)
 class GpuUsage:
-    """None: the driver does not say."""
+    """How busy a GPU is; None: the driver does not report it."""
 
     busy: float | None
     """Percent."""
     used: float | None
+    """Bytes of memory, as `total`."""
     total: float | None
-    """Bytes of memory."""
     watts: float | None
     celsius: float | None
 
@@ -51,49 +54,55 @@ class Usage:
 
     cores: int | None
     cpu: tuple[float, float]
-    """Busy and whole CPU time since the host was started."""
+    """CPU time since the host booted, in one unit: busy, and total."""
     memory: Annotated[tuple[float, float], _has_some]
-    """Used and all, in bytes."""
+    """Bytes: used, and total."""
     nics: tuple[Nic, ...]
     gpus: tuple[GpuUsage, ...]
 
 
 @dataclass(frozen=True)
 class RankSample:
-    """The newest of one rank's output."""
+    """The newest output of a rank."""
 
     rank: Rank
     last: str
+    """Its last line."""
     at: float
-    """Unix seconds of the last line; 0: there is none."""
+    """Unix time of that line, seconds; 0: there is none."""
     figures: Mapping[str, AnyFloat]
-    """step, loss, rate, step_time, as far as they are printed."""
+    """The last printed step, loss, rate (samples or tokens per second) and step_time (seconds)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample(Usage):
-    """`sample`"""
+    """The answer to `sample`."""
 
     clock: float
-    """Unix seconds."""
+    """Unix time, seconds."""
     run: Part | None
+    """The host's part of the run."""
     ranks: tuple[RankSample, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class UsageAt(Usage):
+    """A recorded usage."""
+
     at: float
-    """Unix seconds."""
+    """Unix time, seconds."""
 
 
 @dataclass(frozen=True)
 class NodeOfSpec:
+    """A node in the specification of a run."""
+
     host: HostName
 
 
 @dataclass(frozen=True)
 class Spec:
-    """With what a run was started on a host. What is `Any` is shown as it is."""
+    """The specification with which a run was started on a host (plan.spec). Values of type Any are only shown."""
 
     nodes: tuple[NodeOfSpec, ...]
     by: str
@@ -115,14 +124,18 @@ class Spec:
 
 @dataclass(frozen=True)
 class End:
+    """The end of a run on a host."""
+
     at: UnixTime
 
 
-# --- the events of the head's gang
+# --- events of the gang, as the head records them
 
 
 @dataclass(frozen=True)
 class At:
+    """The fields of events that have only a time."""
+
     at: UnixTime
 
 
@@ -187,7 +200,7 @@ class Lost:
 class StalledFields:
     at: UnixTime
     quiet: float
-    """Seconds."""
+    """Seconds without a line from any rank."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +214,7 @@ _KNOWN = "StartRequested|PortFound|StopRequested|Failed|Exited|Lost|Stalled"
 
 @dataclass(frozen=True)
 class OtherEvent:
-    """One that no report tells of."""
+    """An event that reports do not show."""
 
     event: Annotated[str, re.compile(rf"(?!({_KNOWN})$)[A-Za-z]{{1,40}}").fullmatch]
 
@@ -211,13 +224,14 @@ Event = OtherEvent | Started | Stopped | Failed | Exited | Lost | Stalled
 
 @dataclass(frozen=True)
 class Record:
-    """`record`"""
+    """The answer to `record`."""
 
     run: Part | None
+    """The host's part of the run."""
     spec: Spec | None
     exit: End | None
     events: tuple[Event, ...]
-    """Of the head only."""
+    """Only on the head."""
     samples: tuple[UsageAt, ...]
 
 

@@ -1,4 +1,4 @@
-"""What a host says of its part of a run, and of the end of the whole. Pure."""
+"""The answer to `list`: a host's parts of runs, and how the runs ended. Pure."""
 
 from __future__ import annotations
 
@@ -32,84 +32,104 @@ UNFINISHED = ("starting", "running", "suspect", "restarting", "waiting", "stoppi
 
 @dataclass(frozen=True)
 class Failure:
-    """How a rank, the agent or all of a host's part failed."""
+    """A failure of a rank, the agent or the whole host."""
 
     at: UnixTime
     what: str
+    """In words, such as `exit code 1`."""
     rank: Rank | None
+    """None: the agent or the host."""
     exit_code: int | None = None
     signal: Signal | int | None = None
     pid: int | None = None
     said: str | None = None
-    """The last line that it printed."""
+    """The last line that the rank printed."""
     attempt: Attempt | None = field(default=None, metadata=NOT_NULL)
     gone: bool | None = None
-    """Whether the host's guard was killed; None: no process told of this failure."""
+    """Whether the host's guard was killed; None: the failure was not reported by a process."""
     at_start: bool | None = None
-    """Whether the attempt had just begun."""
+    """Whether the attempt had just started."""
     lost: bool = False
-    """The host was not heard of any more."""
+    """The host became silent."""
     stalled: bool = False
     """No rank printed a line for longer than `stall_timeout`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstFailure(Failure):
-    """The failure that ended the run, and where."""
+    """The failure that ended the run, and its host."""
 
     host: str
     node: NodeNumber | None
-    """None: of no node, as all are silent."""
+    """None: all nodes became silent."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the whole run ended, as one of its hosts knows it."""
+    """How the run ended, as one of its hosts knows."""
 
     state: FinalState
     first_failure: FirstFailure | None = None
     stopped_by: str | None = None
+    """user@machine, or what stopped it."""
 
 
 Member = tuple[int, int, str]
-"""A process of a run: pid, start time, command."""
+"""A process of a run: (pid, start time in clock ticks since boot, command)."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one host says of a run."""
+    """A host's part of a run."""
 
     run_id: RunId
     name: RunName
     state: State
     attempt: Attempt
+    """The newest one, from 1."""
     started_at: Timestamp
+    """When the run was created."""
     ended_at: UnixTime | None
     by: str
+    """Who started the run, as user@machine."""
     script: str
+    """The script, or `-m MODULE`."""
     node: NodeNumber
+    """The host's index in `hosts`; 0 is the head."""
     host: HostName
+    """The host's name in the inventory that the run was started with, as in `hosts`."""
     hosts: tuple[HostName, ...]
+    """All hosts of the run, by node number; spares last."""
     nprocs: tuple[Nproc, ...]
+    """Ranks per host, by node number."""
     team: TeamSize
+    """Number of nodes in the first attempt: all but the spares."""
     node_rank: NodeNumber | None
-    """Of the newest attempt; None: a spare that waits."""
+    """In the newest attempt; None: a spare that waits."""
     first_rank: Rank | None
-    """Of the newest attempt; None: a spare that waits."""
+    """The host's first rank in the newest attempt; None: a spare that waits."""
     nproc: Nproc
+    """The host's number of ranks."""
     ranks: Rank
+    """The most ranks that an attempt of the run may have."""
     exit_code: int | None
+    """Of the first failure in the newest attempt, as `signal`; 0: success; None: neither."""
     signal: Signal | int | None
     pid: int | None
+    """Of the guard."""
     grace: Grace
+    """Between TERM and KILL when the run is stopped."""
     verdict: Verdict | None = field(default=None, metadata=NOT_NULL)
     outputs: bool = False
+    """Whether the output folder has files."""
     members: tuple[Member, ...] = ()
-    """Where they were asked for."""
+    """The processes of the run, if they were requested."""
     not_notified: Mapping[str, str] = field(default_factory=dict)
+    """Why notifications failed, by `webhook` or `command`."""
     secrets: tuple[VariableName, ...] | None = field(default=None, metadata=NOT_NULL)
     """Names of the run's secrets; None: unknown."""
     shared_output: AbsolutePath | None = None
+    """The output folder, if it is on a disk that all hosts share (run.output)."""
 
     @property
     def unfinished(self) -> bool:
@@ -118,11 +138,11 @@ class Part:
 
 @dataclass(frozen=True)
 class RunList:
-    """`list`"""
+    """The answer to `list`."""
 
     runs: tuple[Part, ...]
     ledger: tuple[EndedRun, ...] = ()
-    """Of the runs that ended last, the newest last."""
+    """The runs that ended last on this host, the newest last."""
 
 
 LIST = Operation("list", RunList)
