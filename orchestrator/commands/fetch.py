@@ -122,14 +122,14 @@ class FileLists:
 
 def _list_files(fleet: Fleet, hosts: Sequence[Host], outputs: RunOutputs, folder: Path, pattern: str) -> FileLists:
     arguments = outputs.arguments(pattern=pattern)
-    listed = fleet.each(
+    answers = fleet.each(
         hosts, lambda host, session: _list_sources(session, arguments, outputs.sources(host.name, folder))
     )
-    missing = {host: [listing.missing() for listing in listings] for host, listings in listed.done.items()}
-    same = totals(listed.done)[0] - totals(missing)[0]
-    refused = refuse(folder, missing)
-    accepted = {host: listings for host, listings in missing.items() if host not in refused}
-    return FileLists(listed.done, accepted, {**listed.failed, **refused}, same)
+    missing = {host: [listing.missing() for listing in listings] for host, listings in answers.done.items()}
+    unchanged = totals(answers.done)[0] - totals(missing)[0]
+    errors = refuse(folder, missing)
+    accepted = {host: listings for host, listings in missing.items() if host not in errors}
+    return FileLists(answers.done, accepted, {**answers.failed, **errors}, unchanged)
 
 
 def _download_all(

@@ -70,8 +70,8 @@ def init(hosts: Sequence[str], output: str) -> int:
 
 def render(hosts: Sequence[str], path: str) -> str:
     """The text of an inventory of these hosts, each `[user@]name`."""
-    named = "" if path == model.DEFAULT else f" {shlex.quote(path)}"
-    return TEXT.format(path=named, hosts="\n".join(map(_entry, hosts)))
+    argument = "" if path == model.DEFAULT else f" {shlex.quote(path)}"
+    return TEXT.format(path=argument, hosts="\n".join(map(_entry, hosts)))
 
 
 def _entry(host: str) -> str:

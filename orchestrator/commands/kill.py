@@ -214,19 +214,19 @@ def _print_result(result: KillProof, runs: Sequence[Run], inventory: str, consol
     for line in fold_failures(result.failed):
         console.error(line)
     for host, process in result.remaining:
-        named = f"pid {process.pid}"
+        description = f"pid {process.pid}"
         if process.owner:  # empty if no process has this pid
-            named += f" ({process.cmd}) of {process.owner} is still running"
-        console.error(f"{host}: {one_line(named + ': ' + process.why)}")
+            description += f" ({process.cmd}) of {process.owner} is still running"
+        console.error(f"{host}: {one_line(description + ': ' + process.why)}")
     for host, holder in result.holders:
         pid = f"pid {holder.pid} ({holder.cmd[:80]})" if holder.pid else "a process"
         force = command("kill", "--force", f"{host}:{holder.pid}", inventory=inventory)
-        end = f". To kill it: {force}" if holder.pid else ""
-        held = one_line(f"{holder.what} is in use by {pid} of {holder.owner}, which ddp-orch did not start")
-        console.warning(f"{host}: {held}{end}")
+        fix = f". To kill it: {force}" if holder.pid else ""
+        problem = one_line(f"{holder.what} is in use by {pid} of {holder.owner}, which ddp-orch did not start")
+        console.warning(f"{host}: {problem}{fix}")
     if result.memory_freed:
-        where = fold({host for host, _ in result.memory_freed})
-        console.note(f"removed {len(result.memory_freed)} shared memory files of killed ranks on {where}")
+        hosts_freed = fold({host for host, _ in result.memory_freed})
+        console.note(f"removed {len(result.memory_freed)} shared memory files of killed ranks on {hosts_freed}")
     run_ids = ", ".join(run.run_id for run in runs)
     count = len(result.killed)
     if count or runs:

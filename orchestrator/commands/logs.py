@@ -113,7 +113,7 @@ def logs(options: LogsOptions) -> int:
         except KeyboardInterrupt:
             if options.follow and run.unfinished:
                 console.note(f"the run continues; to stop it: {about.command('kill')}")
-            return 0  # the run itself continues
+            return 0
         if options.follow:
             bell.ring()
             resume = about.of_all("up", "--name", run.name)
@@ -121,11 +121,15 @@ def logs(options: LogsOptions) -> int:
                 run.run_id, about, run.all_nodes, view, console, resume=f"{resume} -- SCRIPT ARGS..."
             )
     if lookup.run.run_id != run.run_id:
-        newer = advice.about(lookup.run, lookup.listing.runs, inventory.path)
-        console.warning(f"{fold(lookup.run.parts)} has a newer run, {lookup.run.run_id}: {newer.command('logs')}")
+        _warn_of_newer_run(lookup, inventory, console)
     failed = {host: error for host, error in view.failed.items() if host not in lookup.listing.failed}
     warn_of_failures(failed, console)
     return UnreachableError.exit_code if lookup.listing.failed or failed else 0
+
+
+def _warn_of_newer_run(lookup: RunLookup, inventory: Inventory, console: Console) -> None:
+    command = advice.about(lookup.run, lookup.listing.runs, inventory.path).command("logs")
+    console.warning(f"{fold(lookup.run.parts)} has a newer run, {lookup.run.run_id}. To see its output: {command}")
 
 
 def _count_ranks(run: registry.Run, hosts: Sequence[Host], late: Sequence[str], log_filter: LogFilter) -> int:

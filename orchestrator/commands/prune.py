@@ -44,13 +44,13 @@ def prune(inventory_path: str | None, hosts: str | None, *, force: bool) -> int:
 def _summarize(answer: Pruned) -> str:
     runs, outputs = len(answer.runs), len(answer.outputs)
     unused, freed, left = answer.unused, answer.freed, answer.left
-    kept = f"kept {number_of(left, 'finished run')}"
+    kept_text = f"kept {number_of(left, 'finished run')}"
     if not runs and not outputs and not unused:
-        return f"nothing to remove; {kept}"
+        return f"nothing to remove; {kept_text}"
     removed = [number_of(runs, "run")] if runs else []
     removed += [number_of(outputs, "output folder")] if outputs else []
     removed += [number_of(unused, "unused code folder")] if unused else []
-    return f"removed {', '.join(removed)}, {freed / 1e6:.1f} MB freed; {kept}"
+    return f"removed {', '.join(removed)}, {freed / 1e6:.1f} MB freed; {kept_text}"
 
 
 # --- output folders
@@ -74,13 +74,15 @@ def prune_outputs(inventory_path: str | None, hosts: str | None, run_names: Coll
     inventory = load_inventory(inventory_path, hosts)
     with open_fleet(inventory) as fleet:
         fleet.prepare(inventory.hosts)
-        listed = fleet.each(inventory.hosts, lambda _, session: session.request(OUTPUT_FOLDERS, {}).folders, "looking")
+        listings = fleet.each(
+            inventory.hosts, lambda _, session: session.request(OUTPUT_FOLDERS, {}).folders, "looking"
+        )
         folders = [
             Folder(folder.name, host, folder.bytes, folder.age, folder.in_use)
-            for host, host_folders in sorted(listed.done.items())
+            for host, host_folders in sorted(listings.done.items())
             for folder in host_folders
         ]
-        for line in fold_failures(listed.failed):
+        for line in fold_failures(listings.failed):
             console.error(line)
         if shared := inventory.run.output:
             console.note(f"outputs in run.output ({shared}) are not deleted")
@@ -93,7 +95,7 @@ def prune_outputs(inventory_path: str | None, hosts: str | None, run_names: Coll
             console.note(line)
         if not to_delete:
             console.note("no outputs to delete")
-            return UnreachableError.exit_code if listed.failed else 0
+            return UnreachableError.exit_code if listings.failed else 0
         sys.stdout.write(table(to_delete))
         sys.stdout.flush()
         if not (yes or _ask(to_delete)):
@@ -119,7 +121,7 @@ def prune_outputs(inventory_path: str | None, hosts: str | None, run_names: Coll
     freed = sum(max(0, answer.freed) for answer in removed.done.values())
     count = sum(len(set(answer.removed) & set(names[host])) for host, answer in removed.done.items())
     console.note(f"deleted {number_of(count, 'output folder')}, {size(freed)} freed")
-    return UnreachableError.exit_code if listed.failed or removed.failed else 0
+    return UnreachableError.exit_code if listings.failed or removed.failed else 0
 
 
 def find_folder(run_name: str, folders: Collection[str], runs: Iterable[registry.Run]) -> str:

@@ -91,9 +91,9 @@ def _print(listing: registry.Listing, shown: Sequence[registry.Run], now: float)
     for column in rows[0]:
         if column in ("NAME", "ATTEMPT") and not any(row[column] for row in rows):
             continue  # empty for all runs
-        whole = column not in ("NAME", "SCRIPT", "HOSTS")
-        least = ID_WIDTH if column == "RUN" else None
-        table.add_column(column, no_wrap=whole, min_width=least, overflow="ellipsis" if whole else "fold")
+        is_fixed = column not in ("NAME", "SCRIPT", "HOSTS")
+        min_width = ID_WIDTH if column == "RUN" else None
+        table.add_column(column, no_wrap=is_fixed, min_width=min_width, overflow="ellipsis" if is_fixed else "fold")
     for row in rows:
         cells = [" ".join(tame(row[str(column.header)], colour=False).split()) for column in table.columns]
         table.add_row(*map(Text, cells))  # Text, because what hosts send is not markup
@@ -117,9 +117,9 @@ def _duration(run: registry.Run, now: float) -> str:
     """How long the run has been running, or ran; `-` if its end is unknown."""
     if not run.unfinished and run.ended_at is None:
         return "-"
-    ended = now if run.unfinished or run.ended_at is None else run.ended_at
+    end = now if run.unfinished or run.ended_at is None else run.ended_at
     try:
-        seconds = ended - parse_time(run.started_at, now)
+        seconds = end - parse_time(run.started_at, now)
     except UsageError:  # a host may send an invalid date
         return "-"
     minutes, hours, days = (int(max(0.0, seconds) // unit) for unit in (60, 3600, 86400))

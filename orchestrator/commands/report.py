@@ -270,11 +270,11 @@ def _training(figures: Sequence[Line], began: float) -> dict[str, dict[str, tupl
     for line in figures:
         if line.rank is None:
             continue
-        known = figures_in(line.text)
-        x = known.get("step", line.at - began)
+        values = figures_in(line.text)
+        x = values.get("step", line.at - began)
         for name, ranks in series.items():
-            if name in known and math.isfinite(known[name]):
-                ranks.setdefault(f"attempt {line.attempt}, rank {line.rank}", []).append((x, known[name]))
+            if name in values and math.isfinite(values[name]):
+                ranks.setdefault(f"attempt {line.attempt}, rank {line.rank}", []).append((x, values[name]))
     return {name: {key: tuple(points) for key, points in ranks.items()} for name, ranks in series.items()}
 
 

@@ -235,6 +235,6 @@ def _print_pythons(hosts: Sequence[Host], ready: Mapping[str, ReadyPython], cons
         if VENV in result.python and pythons[name] != result.python
     }
     for python in dict.fromkeys(changed.values()):
-        named = fold(name for name in changed if changed[name] == python)
+        host_names = fold(name for name in changed if changed[name] == python)
         plain = re.fullmatch(r"/[A-Za-z0-9._/@+-]+", python)
-        print(f"python: {python if plain else json.dumps(one_line(python))}   # in the inventory, for {named}")
+        print(f"python: {python if plain else json.dumps(one_line(python))}   # in the inventory, for {host_names}")

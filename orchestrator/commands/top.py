@@ -39,14 +39,14 @@ class Watcher:
     def __init__(self, fleet: Fleet, hosts: Sequence[Host], run_id: str, nodes: Mapping[str, int]) -> None:
         self._fleet = fleet
         self._run_id = run_id
-        self._seen = {host.name: BoardRow(host.name, node=nodes.get(host.name)) for host in hosts}
+        self._rows = {host.name: BoardRow(host.name, node=nodes.get(host.name)) for host in hosts}
         self._stopped = threading.Event()
         for host in hosts:
             threading.Thread(target=self._watch, args=(host,), name="top", daemon=True).start()
 
     def rows(self) -> list[BoardRow]:
         """The newest state of all hosts, in their order."""
-        return list(self._seen.values())
+        return list(self._rows.values())
 
     def stop(self) -> None:
         self._stopped.set()
@@ -57,14 +57,14 @@ class Watcher:
             self._stopped.wait(SAMPLE_INTERVAL)
 
     def _look(self, host: Host) -> None:
-        seen = self._seen[host.name]
+        row = self._rows[host.name]
         try:
             now = self._fleet.session(host).request(SAMPLE, {"run_id": self._run_id})
         except Exception as error:  # noqa: BLE001  a host may answer anything
             failure = error if isinstance(error, OrchError) else wrap_unexpected(host.name, error)
-            self._seen[host.name] = replace(seen, trouble=str(failure).removeprefix(f"{host.name}: "))
+            self._rows[host.name] = replace(row, trouble=str(failure).removeprefix(f"{host.name}: "))
         else:
-            self._seen[host.name] = BoardRow(host.name, now, previous=seen.now, node=seen.node)
+            self._rows[host.name] = BoardRow(host.name, now, previous=row.now, node=row.node)
 
 
 def top(run_name: str | None, inventory_path: str | None, hosts: str | None) -> int:

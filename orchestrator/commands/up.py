@@ -72,13 +72,7 @@ class UpOptions:
 def up(options: UpOptions, printer: Stage | None = None) -> int:
     """`printer`: takes the lines of an attached run. By default, they are printed."""
     console = stderr_console()
-    inventory = load_inventory(options.inventory)
-    if options.hosts is not None:
-        inventory = model.select(inventory, options.hosts)
-    if options.trainer_args:
-        inventory = replace(
-            inventory, run=replace(inventory.run, script=None, args=(*inventory.run.args, *options.trainer_args))
-        )
+    inventory = _load_inventory(options)
     run_id = run_ids.new_run_id()
     plan, snapshot = _plan_run(inventory, options, run_id)
     for warning in (*advise_shell_variables(plan), *(snapshot.warnings if snapshot else ())):
@@ -130,6 +124,16 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
         except (BrokenPipeError, KeyboardInterrupt):
             console.note(f"detached; the run continues. Follow it with: {about.command('logs', '-f')}")
             raise
+
+
+def _load_inventory(options: UpOptions) -> Inventory:
+    inventory = load_inventory(options.inventory)
+    if options.hosts is not None:
+        inventory = model.select(inventory, options.hosts)
+    if options.trainer_args:
+        args = (*inventory.run.args, *options.trainer_args)
+        inventory = replace(inventory, run=replace(inventory.run, script=None, args=args))
+    return inventory
 
 
 def _without_repeats(print_message: Callable[[str], None]) -> Callable[[str], None]:

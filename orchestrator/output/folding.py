@@ -66,29 +66,29 @@ class Folder(Stage):
     def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
         for line in lines:
             self._join(line, now)
-        folded = []
+        lines_out = []
         while self._groups and (self._is_complete(self._groups[0]) or now >= self.wake_at):
-            folded.append(self._close(self._groups.popleft()))
-        return folded
+            lines_out.append(self._close(self._groups.popleft()))
+        return lines_out
 
     @property
     def wake_at(self) -> float:
         return self._groups[0].since + WINDOW if self._groups else math.inf
 
     def flush(self, now: float) -> Sequence[Line]:
-        folded = [self._close(group) for group in self._groups]
+        lines_out = [self._close(group) for group in self._groups]
         self._groups.clear()
-        return folded
+        return lines_out
 
     def _join(self, line: Line, now: float) -> None:
         pieces, numbers = _split(line.text)
         key = line.stream, line.attempt, line.rank is None, "\0".join(pieces)
         member = line.host if line.rank is None else line.rank
-        alike = self._open.setdefault(key, [])
-        group = next((group for group in alike if member not in group.members), None)
+        groups = self._open.setdefault(key, [])
+        group = next((group for group in groups if member not in group.members), None)
         if group is None:
             group = _Group(line, now, pieces, list(numbers), list(numbers))
-            alike.append(group)
+            groups.append(group)
             self._groups.append(group)
         group.add(member, numbers)
 

@@ -22,9 +22,11 @@ class Mask:
     def __init__(self, values: Iterable[str] = ()) -> None:
         forms = {form for value in values for part in (value, *value.splitlines()) for form in _forms(part)}
         # the longest first, so that no rest is left of a form that starts with another
-        known = sorted((form for form in forms if len(form) >= SHORTEST_SECRET), key=lambda form: (-len(form), form))
-        self._known = re.compile("|".join(map(re.escape, known))) if known else None
-        self._forms = known
+        by_length = sorted(
+            (form for form in forms if len(form) >= SHORTEST_SECRET), key=lambda form: (-len(form), form)
+        )
+        self._known = re.compile("|".join(map(re.escape, by_length))) if by_length else None
+        self._forms = by_length
 
     def __bool__(self) -> bool:
         return self._known is not None
@@ -37,8 +39,8 @@ class Mask:
         if self._known is None or not end:
             return end
         longest = len(self._forms[0])
-        begun = max(_overlap(text, end, form) for form in self._forms)
-        place = end - begun
+        overlap = max(_overlap(text, end, form) for form in self._forms)
+        place = end - overlap
         for match in self._known.finditer(text, max(0, place - longest), min(len(text), end + longest)):
             if match.start() < place < match.end():
                 place = match.start()
@@ -47,8 +49,8 @@ class Mask:
 
 def _overlap(text: str, end: int, form: str) -> int:
     """How many characters before `end` are the start of `form`, but not all of it."""
-    most = min(len(form) - 1, end)
-    return next((size for size in range(most, 0, -1) if text.startswith(form[:size], end - size)), 0)
+    longest = min(len(form) - 1, end)
+    return next((size for size in range(longest, 0, -1) if text.startswith(form[:size], end - size)), 0)
 
 
 def _forms(value: str) -> Iterable[str]:

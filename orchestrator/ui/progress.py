@@ -253,8 +253,8 @@ def _seconds(row: Row) -> str:
 
 
 def _names(rows: Sequence[Row]) -> str:
-    named = ", ".join(row.host for row in rows[:NAMED])
-    return named + (f" and {len(rows) - NAMED} more" if len(rows) > NAMED else "")
+    names = ", ".join(row.host for row in rows[:NAMED])
+    return names + (f" and {len(rows) - NAMED} more" if len(rows) > NAMED else "")
 
 
 def _one_line(text: str) -> str:

@@ -18,11 +18,11 @@ Points = Sequence[tuple[float, float]]
 def chart(title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[float] = ()) -> str:
     """An SVG figure. `lines` by name; `marks` are vertical lines. Values that are not finite are left out."""
     finite = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in lines.items()}
-    known = {name: _thin(points) for name, points in finite.items() if points}
-    if not known:
+    series = {name: _thin(points) for name, points in finite.items() if points}
+    if not series:
         return f'<figure><figcaption>{escape(title)}</figcaption><p class="none">no data</p></figure>'
-    xs = [x for points in known.values() for x, _ in points]
-    ys = [y for points in known.values() for _, y in points]
+    xs = [x for points in series.values() for x, _ in points]
+    ys = [y for points in series.values() for _, y in points]
     x0, x1 = min(xs), max(xs)
     y0, y1 = min(0.0, min(ys)), max(ys)
     x1, y1 = x1 + (x1 == x0), y1 + (y1 == y0)
@@ -43,21 +43,21 @@ def chart(title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[
         if x0 <= mark <= x1:
             x = LEFT + (mark - x0) / (x1 - x0) * inner_width
             parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-    for number, (name, points) in enumerate(known.items()):
-        where = " ".join(place(x, y) for x, y in points)
+    for number, (name, points) in enumerate(series.items()):
+        coordinates = " ".join(place(x, y) for x, y in points)
         colour = COLOURS[number % len(COLOURS)]
         if len(points) == 1:
-            cx, cy = where.split(",")
+            cx, cy = coordinates.split(",")
             parts.append(f'<circle cx="{cx}" cy="{cy}" r="3" fill="{colour}"><title>{escape(name)}</title></circle>')
         else:
-            parts.append(f'<polyline points="{where}" stroke="{colour}"><title>{escape(name)}</title></polyline>')
+            parts.append(f'<polyline points="{coordinates}" stroke="{colour}"><title>{escape(name)}</title></polyline>')
     parts.append("</svg>")
     keys = "".join(
         f'<span style="color:{COLOURS[number % len(COLOURS)]}">{escape(name)}</span> '
-        for number, name in enumerate(list(known)[:16])
+        for number, name in enumerate(list(series)[:16])
     )
-    if len(known) > 16:
-        keys += f"and {len(known) - 16} more"
+    if len(series) > 16:
+        keys += f"and {len(series) - 16} more"
     caption = f"{escape(title)} <small>by {escape(x_name)}</small><br><small>{keys}</small>"
     return f"<figure><figcaption>{caption}</figcaption>{''.join(parts)}</figure>"
 
@@ -67,11 +67,11 @@ def _thin(points: Points) -> Points:
     if len(points) <= MAX_POINTS:
         return points
     size = math.ceil(len(points) / (MAX_POINTS // 2))
-    kept: list[tuple[float, float]] = []
+    extremes: list[tuple[float, float]] = []
     for start in range(0, len(points), size):
         stretch = points[start : start + size]
-        kept += sorted({min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])})
-    return kept
+        extremes += sorted({min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])})
+    return extremes
 
 
 def _ticks(low: float, high: float) -> list[float]:
