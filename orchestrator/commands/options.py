@@ -109,7 +109,7 @@ class Program(click.Group):
             raise OutputClosed from error  # click would turn it into exit code 1
 
 
-class Grace(click.FloatRange):
+class Seconds(click.FloatRange):
     """Seconds, as in `run.grace` of an inventory. Refuses nan, which FloatRange accepts."""
 
     def __init__(self) -> None:

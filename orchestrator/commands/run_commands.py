@@ -19,7 +19,7 @@ from .options import (
     RUN,
     Command,
     CommandWithArgs,
-    Grace,
+    Seconds,
     inventory,
     inventory_of_any_run,
 )
@@ -164,7 +164,7 @@ def report(run: str | None, inventory: str | None, hosts: str | None, output: st
 @click.option("--stale", cls=deprecated.OldOption, now="--leftovers", is_flag=True)
 @click.option("--all", "everything", is_flag=True, help="Stop all of your runs on these hosts.")
 @click.option(
-    "--grace", type=Grace(), metavar="S", help="Seconds between SIGTERM and SIGKILL. Default: run.grace of the run."
+    "--grace", type=Seconds(), metavar="S", help="Seconds between SIGTERM and SIGKILL. Default: run.grace of the run."
 )
 @click.option(
     "--force",
@@ -246,4 +246,40 @@ def fetch(run: str | None, pattern: str | None, output: str | None, inventory: s
     sys.exit(fetch_command.fetch(run, pattern, output, inventory, hosts))
 
 
-COMMANDS = (up, logs, ps, top, report, kill, revive, diagnose, fetch)
+@click.command(cls=Command, short_help="send a signal to the ranks of a run")
+@click.argument("run", shell_complete=completion.run)
+@click.argument("signal_name", metavar="SIG")
+@click.option("--rank", metavar="LIST", help="Signal only these ranks, such as 0,4-7.")
+@INVENTORY_OF_RUN
+@JSON
+def signal(run: str, signal_name: str, rank: str | None, inventory: str | None, as_json: bool) -> None:
+    """Send a signal to the ranks of RUN. SIG is a name such as USR1, or a number.
+
+    The ranks get it directly, as torchrun passes on only some signals. If a rank ends by it, its run fails or restarts,
+    as after any other failure; `ddp-orch kill` stops a run.
+    """
+    from . import signals
+
+    sys.exit(signals.signal_run(run, signal_name, inventory, ranks=rank, as_json=as_json))
+
+
+@click.command(cls=Command, short_help="have a run save a snapshot")
+@RUN
+@click.option(
+    "--timeout", type=Seconds(), default=600, metavar="SECONDS", help="Wait this long for the snapshot. Default: 600."
+)
+@INVENTORY_OF_RUN
+@JSON
+def snapshot(run: str | None, timeout: float, inventory: str | None, as_json: bool) -> None:
+    """Send run.snapshot_signal to all ranks of RUN, and wait until one prints a line that begins with `saved`.
+
+    The bundled trainer does so. A script without a handler for the signal is not signaled, as that would end it.
+
+    Exits with 0 if the line came, and 1 if it did not.
+    """
+    from . import signals
+
+    sys.exit(signals.snapshot_run(run, inventory, limit=timeout, as_json=as_json))
+
+
+COMMANDS = (up, logs, ps, top, report, kill, signal, snapshot, revive, diagnose, fetch)

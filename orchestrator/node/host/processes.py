@@ -134,6 +134,16 @@ def marks() -> Dict[Process, str]:
     return run_ids
 
 
+def catches(process: Process, number: int) -> bool:
+    """Whether a process has a handler for a signal. Without one, most signals end it."""
+    try:
+        with open("/proc/%d/status" % process.pid, encoding="ascii", errors="replace") as file:
+            masks = [int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")]
+    except (OSError, ValueError, IndexError):
+        return False
+    return identify(process.pid) == process and any(mask >> (number - 1) & 1 for mask in masks)
+
+
 def environment(pid: int) -> Dict[str, str]:
     """What a process was started with; empty where it cannot be read."""
     try:

@@ -257,6 +257,12 @@ class Attempts:
         self._fenced_attempt = self.number
         self.stop_now(grace, "no message from the head")
 
+    def signal_ranks(self, number: int, chosen: Optional[List[int]], only_if_caught: bool, dry: bool) -> Dict[str, Any]:
+        """As Tree.signal_ranks, for the attempt that is running."""
+        if self.tree is None or self.tree.outcome is not None:
+            return {"attempt": self.number, "signaled": [], "uncaught": [], "ranks": []}
+        return self.tree.signal_ranks(number, chosen, only_if_caught, dry)
+
     def close_fifos(self, attempt: int) -> None:
         """Close the FIFOs of earlier attempts: their processes have ended, and the recorder has all their output."""
         for old in [old for old in self._keepers if old < attempt]:

@@ -310,6 +310,12 @@ class Guard:
     def _answer_request(self, request: Dict[str, Any]) -> Dict[str, Any]:
         if request.get("do") == "ticket":
             return {"private": self._private}
+        if request.get("do") == "signal":
+            try:
+                number, chosen = int(request["signal"]), request["ranks"]
+                return self._attempts.signal_ranks(number, chosen, request["only_if_caught"], request["dry"])
+            except (KeyError, TypeError, ValueError) as error:
+                return {"error": "malformed request: %r" % error, "code": "unknown"}
         return {"error": "unknown request", "code": "unknown"}
 
     # records

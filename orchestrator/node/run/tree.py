@@ -152,6 +152,18 @@ class Tree:
                 known.append((self._first_rank + int(label), process))
         return sorted(known)
 
+    def signal_ranks(self, number: int, chosen: Optional[List[int]], only_if_caught: bool, dry: bool) -> Dict[str, Any]:
+        """Send a signal to ranks themselves: torchrun passes on only some. `chosen`: None for all.
+
+        `only_if_caught`: to none of them, if one has no handler for it. `dry`: only look.
+        """
+        ranks = [(rank, process) for rank, process in self.ranks() if chosen is None or rank in chosen]
+        uncaught = [rank for rank, process in ranks if only_if_caught and not processes.catches(process, number)]
+        send = not uncaught and not dry
+        signaled = [rank for rank, process in ranks if send and processes.send(process, number)]
+        numbers = [rank for rank, _ in ranks]
+        return {"attempt": self.attempt, "signaled": signaled, "uncaught": uncaught, "ranks": numbers}
+
     def descriptors(self) -> List[int]:
         return list(self._ranks)
 

@@ -35,6 +35,8 @@ OPERATIONS = {
     "stop": ("serve.stop", "end_run"),
     "rejoin": ("serve.rejoin", "rejoin"),
     "ticket": ("serve.ticket", "ticket"),
+    "signal": ("serve.rank_signals", "send"),
+    "saved": ("serve.rank_signals", "wait_for_saved_line"),
     "stale": ("serve.leftovers", "stale"),
     "force": ("serve.leftovers", "force"),
     "outputs": ("serve.outputs", "listing"),

@@ -1,0 +1,43 @@
+"""`signal` and `saved`: send a signal to ranks of a run here; wait for the line that says that a snapshot is saved."""
+
+import os
+import time
+from typing import Any, Dict
+
+from ..host import state
+from ..run import requests, saved_line
+from .wire import Refused
+
+LOOK_EVERY = 0.1  # s
+LONGEST_WAIT = 10.0  # s of one request; the controller asks again
+
+
+def send(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """`arguments`: run_id, signal (number), ranks (null: all), only_if_caught, dry; see Tree.signal_ranks.
+
+    `signal` null: the run's snapshot_signal. The answer has `offsets` too: where the streams of the ranks ended before.
+    """
+    folder = state.run_folder(arguments["run_id"])
+    offsets = saved_line.ends(os.path.join(folder, "log")) if os.path.isdir(folder) else {}
+    request = {name: arguments[name] for name in ("signal", "ranks", "only_if_caught", "dry")}
+    if request["signal"] is None:
+        request["signal"] = saved_line.signal_number(state.read(os.path.join(folder, "spec.json")) or {})
+    try:
+        answer = requests.ask(folder, dict(request, do="signal"))
+    except (requests.NoAnswer, OSError) as error:
+        raise Refused("no-guard", "run %s: %s" % (arguments["run_id"], error)) from error
+    if "error" in answer:
+        raise Refused(str(answer.get("code", "unknown")), str(answer["error"]))
+    return dict(answer, signal=request["signal"], offsets=offsets)
+
+
+def wait_for_saved_line(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """`arguments`: run_id, offsets (as `signal` answered), seconds. `line` is null if none came."""
+    log = os.path.join(state.run_folder(arguments["run_id"]), "log")
+    offsets = {str(stream): int(offset) for stream, offset in arguments["offsets"].items()}
+    deadline = time.monotonic() + min(LONGEST_WAIT, float(arguments["seconds"]))
+    while True:
+        line = saved_line.find(log, offsets)
+        if line is not None or time.monotonic() > deadline:
+            return {"line": line.text if line else None, "rank": line.rank if line else None, "offsets": offsets}
+        time.sleep(LOOK_EVERY)

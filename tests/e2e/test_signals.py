@@ -1,0 +1,60 @@
+"""`signal` and `snapshot`, with the bundled trainer and with scripts that know of no snapshots."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from lab.waiting import wait_until
+
+from .local import orch
+
+WAIT = "import time\nprint('ready', flush=True)\ntime.sleep(300)\n"
+
+
+def inventory_in(folder: Path) -> None:
+    host = f"{{name: me, address: localhost, python: {sys.executable}}}"
+    (folder / "inventory.yaml").write_text(f"hosts: [{host}]\nrun: {{launcher: direct, grace: 1}}\n")
+
+
+def start(folder: Path, *arguments: str, line: str) -> str:
+    """The id of a detached run, once it has printed a line."""
+    done = orch(folder, "up", "-d", "inventory.yaml", "--skip-check", *arguments)
+    assert done.returncode == 0, done.stderr
+    run_id = done.stdout.split()[0]
+    wait_until(lambda: line in orch(folder, "logs", run_id).stdout, 60.0, f"{line} is printed")
+    return run_id
+
+
+@pytest.mark.timeout(180)
+def test_the_bundled_trainer_saves_a_snapshot_when_asked_and_continues(tmp_path: Path) -> None:
+    inventory_in(tmp_path)
+    run_id = start(tmp_path, "--", "--epochs", "100000", "--save-every", "1000000", line="epoch:1")
+    done = orch(tmp_path, "snapshot", run_id, "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["run_id"], answer["host"], answer["rank"]) == (run_id, "me", 0)
+    assert answer["line"].startswith("saved epoch:")
+    assert json.loads(orch(tmp_path, "ps", "--json").stdout)[0]["state"] == "running"
+    assert orch(tmp_path, "kill", run_id).returncode == 0
+
+
+@pytest.mark.timeout(180)
+def test_a_script_without_a_handler_is_left_alone(tmp_path: Path) -> None:
+    inventory_in(tmp_path)
+    (tmp_path / "train.py").write_text(WAIT)
+    run_id = start(tmp_path, "--", "train.py", line="ready")
+    assert orch(tmp_path, "snapshot", run_id).returncode == 2
+    assert orch(tmp_path, "signal", run_id, "NOSUCH").returncode == 2
+    assert orch(tmp_path, "signal", run_id, "USR1", "--rank", "3").returncode == 2
+    assert json.loads(orch(tmp_path, "ps", "--json").stdout)[0]["state"] == "running"
+    done = orch(tmp_path, "signal", run_id, "SIGUSR1", "--rank", "0", "--json")
+    assert json.loads(done.stdout) == {"run_id": run_id, "signal": 10, "ranks": [0], "failed": {}}, done.stderr
+    failed = orch(tmp_path, "logs", "-f", run_id)
+    assert failed.returncode == 1
+    diagnosis = json.loads(orch(tmp_path, "ps", "--all", "--json").stdout)[0]
+    assert diagnosis["nodes"][0]["signal"] == "SIGUSR1"
+    over = orch(tmp_path, "signal", run_id, "USR1")
+    assert over.returncode == 2
