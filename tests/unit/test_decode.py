@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from orchestrator.answers.decode import DEEPEST, NOT_NULL, AnyFloat, MalformedAnswer, decode
+from orchestrator.answers.decode import MAX_DEPTH, NOT_NULL, AnyFloat, MalformedAnswer, decode
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_named_by_its_path(value: Any, path: str) -> None:
 
 def test_what_is_nested_too_deeply_is_refused() -> None:
     value: Any = None
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         value = [value]
     with pytest.raises(MalformedAnswer, match="nested too deeply"):
         decode(Tree, {"leaves": [], "raw": value}, "tree")
