@@ -55,6 +55,7 @@ def check_hosts(
         _limits(node, fact, findings)
         _leftovers(plan, node, fact, findings)
         _notify(plan, node, fact, findings)
+        _crontab(node, fact, findings)
     _unreliable(nodes, facts, findings)
     _same_machine(nodes, hellos, findings)
     _shared_home(nodes, facts, hellos, findings)
@@ -204,6 +205,13 @@ def _notify(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
         }.get(key, "")
         fix += "\nddp-orch notify INVENTORY --test"
         findings.add("warning", "notify-failed", node.host.name, f"notify.{key} would fail: {why}", fix, why)
+
+
+def _crontab(node: Node, fact: Facts, findings: Findings) -> None:
+    if fact.crontab is not None:
+        message = f"run.autostart is cron, but the crontab cannot be used: {fact.crontab}"
+        fix = "install cron there, or ask an administrator to allow it for you (cron.allow), or remove run.autostart"
+        findings.add("error", "autostart-unusable", node.host.name, message, fix, fact.crontab)
 
 
 def _unreliable(nodes: list[Node], facts: Mapping[str, Facts], findings: Findings) -> None:

@@ -96,6 +96,7 @@ class RunOptions:
     max_restarts: int
     lease: float  # seconds
     rejoin_timeout: float  # seconds
+    autostart: Literal["none", "cron"]
     walltime: float | None  # seconds
     snapshot_signal: Literal["USR1", "USR2", "HUP"]
     stall_timeout: float | None  # seconds
@@ -188,6 +189,7 @@ def parse(text: str, path: str) -> Inventory:
         # with a host missing or invalid, these would only report consequences
         _check_fleet(inventory, hosts, reading)
     _check_env(inventory, hosts, reading)
+    _check_autostart(inventory, reading)
     if reading.problems:
         raise InventoryError(_report(path, reading))
     return inventory
@@ -320,6 +322,18 @@ def _check_env(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> 
         if devices is not None and isinstance(placed.host.gpus, tuple):
             message = f"{placed.keys['gpus']} is a list and sets this variable; remove one of them"
             reading.wrong(reading.marks[devices], devices, message)
+
+
+def _check_autostart(inventory: Inventory, reading: Reading) -> None:
+    run = inventory.run
+    if run.autostart == "none":
+        return
+    key = "run.autostart"
+    if not (run.max_restarts and run.rejoin_timeout):
+        reading.wrong(reading.marks[key], key, "no run waits for a host without run.max_restarts; set it, such as to 3")
+    if run.secrets:
+        message = "a host that is booted has no secrets, and they are not written to its disk; "
+        reading.wrong(reading.marks[key], key, f"{message}remove run.secrets or run.autostart")
 
 
 def as_dict(inventory: Inventory) -> dict[str, Any]:

@@ -346,6 +346,12 @@ _RUN = _section(
         600.0,
         "seconds to wait for lost hosts; only with max_restarts",
     ),
+    Key(
+        "autostart",
+        choice("none", "cron"),
+        "none",
+        "none | cron: hosts rejoin by your crontab when they are booted",
+    ),
     Key("walltime", maybe(duration(1, 31_536_000)), None, "save a snapshot and stop before it, such as 4h; null: none"),
     Key("snapshot_signal", choice("USR1", "USR2", "HUP"), "USR1", "signal that makes the script save a snapshot"),
     Key(

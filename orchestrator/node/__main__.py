@@ -23,6 +23,10 @@ def main(arguments: List[str]) -> int:
         from .run.daemon import main_recorder as recorder
 
         recorder()
+    if verb == "autostart":
+        from .serve.at_boot import main as rejoin_at_boot
+
+        return rejoin_at_boot(arguments[1])
     if verb == "notify":
         from .run.notify import main as notify
 

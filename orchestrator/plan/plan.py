@@ -293,7 +293,7 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "walltime": run.walltime,
         "snapshot_signal": run.snapshot_signal,
         "head_lost": "stop",
-        "autostart": "none",
+        "autostart": run.autostart,
         "resume": "none",
         "stall_timeout": run.stall_timeout,
         "keep": {**run.keep.on_hosts(), "journal": run.keep.log_size},

@@ -59,6 +59,7 @@ def question(plan: Plan, node: Node, script: Arguments | None) -> Arguments:
         "ports": [] if port == "auto" else [port],
         "paths": sorted({*hosts.path_arguments(plan), *filter(None, [plan.inventory.run.output])}),
         "notify": _notify(plan.inventory.notify) if node is plan.nodes[0] else None,
+        "autostart": plan.inventory.run.autostart == "cron",
         "names": [],
         # torch looks up every peer; whether the name server answers at all shows with one of them
         "addresses": [address for address in _addresses(plan.nodes[0]) if node is not plan.nodes[0]],

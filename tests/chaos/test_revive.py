@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from e2e.driver import ok, orch
+from e2e.driver import assert_clean, lines_of, ok, orch, runs, script, start, wait_for_state
+from lab.host import Host
 from lab.lab import Lab
+from lab.waiting import wait_until
 
 from .trial import GLOO, trial
 
@@ -24,6 +26,28 @@ def test_a_host_that_is_booted_again_takes_part_again_while_up_follows(lab3: Lab
         host.boot()
         run.assert_ended(0, "succeeded", within=120, attempt=2)
         assert f"{host.name} is back" in run.errors
+
+
+def crontab(host: Host) -> list[str]:
+    return host.sh("crontab -l").stdout.splitlines()
+
+
+@pytest.mark.short
+def test_a_host_rejoins_by_its_crontab_when_it_is_booted(lab3: Lab) -> None:
+    host, own_line = lab3.hosts[2], "0 5 * * * echo 100\\% of my own"
+    host.sh("crontab -", input=f"{own_line}\n", check=True)
+    inventory = lab3.inventory(run={**RESTARTS, "autostart": "cron"})
+    run_id = start(lab3, inventory, "--", script(lab3, GLOO), "100", "0.05")
+    wait_until(lambda: lines_of(lab3, inventory, run_id, "--grep", "rank 2 step 5 "), 60, "the run trains")
+    assert [len(crontab(each)) for each in lab3.hosts] == [1, 1, 2]
+    host.crash()
+    host.boot()
+    host.popen(["cron", "-f"], "root")
+    wait_for_state(lab3, inventory, run_id, "succeeded", 120)
+    assert_clean(lab3, run_id)
+    assert runs(lab3, inventory)[run_id]["attempt"] == 2
+    assert [crontab(each) for each in lab3.hosts] == [[], [], [own_line]]
+    assert not list(host.home.rglob("autostart.json"))
 
 
 def test_revive_brings_a_host_back_that_nobody_follows(lab3: Lab) -> None:

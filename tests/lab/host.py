@@ -300,15 +300,18 @@ class Host:
         for path in self._disks:
             self.root_run(["umount", "-l", path])
         self._disks = []
-        self.sh("find /home /tmp /var/tmp /dev/shm -xdev -mindepth 1 -delete", "root")
+        self.sh("find /home /tmp /var/tmp /dev/shm /var/spool/cron/crontabs -xdev -mindepth 1 -delete", "root")
         self._make_homes()
 
     # --- how it is made -----------------------------------------------------------------------------------------
 
     def _install(self) -> None:
-        for folder in ("root", "etc/ssh", "disk/home", "disk/var-tmp"):
+        for folder in ("root", "etc/ssh", "disk/home", "disk/var-tmp", "disk/crontabs"):
             (self.directory / folder).mkdir(parents=True)
         (self.directory / "disk/var-tmp").chmod(0o1777)
+        if Path("/usr/bin/crontab").exists():  # it runs with the group that may write there
+            os.chown(self.directory / "disk/crontabs", 0, Path("/usr/bin/crontab").stat().st_gid)
+            (self.directory / "disk/crontabs").chmod(0o1730)
         self._write_etc("hostname", f"{self.name}\n")
         self._write_etc("hosts", self.lab.hosts_file)
         self._write_etc("passwd", self.lab.passwd(self._shell))

@@ -14,6 +14,7 @@ mount -t tmpfs -o mode=1777 tmp "$root/tmp"
 mount -t tmpfs -o mode=0755 run "$root/run"
 mount -t tmpfs -o mode=0755 log "$root/var/log"
 mount --bind "$HOST/disk/var-tmp" "$root/var/tmp"
+mount --bind "$HOST/disk/crontabs" "$root/var/spool/cron/crontabs"
 mount --bind "$HOME_DISK" "$root/home"
 for file in "$HOST"/etc/*; do mount --bind "$file" "$root/etc/${file##*/}"; done
 for path in $SHARED_PATHS; do # again, if a folder above has just covered it: a checkout in /home, a venv in /tmp

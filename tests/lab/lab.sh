@@ -53,7 +53,8 @@ cp -a /etc "$root/etc"
 rm -rf "$root/etc/ssh" "$root/etc/resolv.conf" "$root/etc/hostname" "$root/etc/mtab"
 touch "$root"/etc/{resolv.conf,hostname,machine-id,hosts,passwd,group,shadow}
 ln -s /proc/self/mounts "$root/etc/mtab"
-mkdir -p "$root"/{dev,etc/ssh,home,proc,root,run,sys,tmp,var/log,var/tmp,var/lib}
+mkdir -p "$root"/{dev,etc/ssh,home,proc,root,run,sys,tmp,var/log,var/tmp,var/lib,var/spool/cron/crontabs}
+ln -s /run "$root/var/run"
 mount --rbind /dev "$root/dev"
 
 echo ready

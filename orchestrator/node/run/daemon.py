@@ -12,7 +12,8 @@ from ..host import processes
 
 def main_guard() -> int:
     """Verb `guard RUN`: become the guard, given all it needs on stdin and by inherited descriptors. RUN is for `ps`."""
-    from .guard import Guard  # the relay has no use for these
+    from . import autostart  # the relay has no use for these
+    from .guard import Guard
     from .past import Past
 
     given = json.load(sys.stdin)
@@ -46,6 +47,8 @@ def main_guard() -> int:
         guard.hold()
     guard.run()
     guard.close()
+    if given["spec"].get("autostart") == "cron":
+        autostart.remove(given["folder"])
     os._exit(0)  # at once: a relay that waits for the end of the control channel expects the process to be gone
 
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ..host import ledger, processes, state
 from ..host.sweep import sweep
-from . import gang_events, journal, messages, succession
+from . import autostart, gang_events, journal, messages, succession
 from .health_check import HealthCheck
 from .link import LEASE
 from .messages import AttemptPhase
@@ -374,4 +374,6 @@ class Recorder:
         }
         state.write_last(self.folder, record)
         ledger.add(self.folder, record, self.spec)
+        if self.spec.get("autostart") == "cron":
+            autostart.remove(self.folder)
         self._finished = True

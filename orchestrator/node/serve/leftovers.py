@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Set, Tuple
 
 from ..host import network, processes, state
 from ..host.sweep import belonging, sweep
-from . import gpus
+from . import at_boot, gpus
 
 SHARED_MEMORY = "/dev/shm"
 # what NCCL and torch's data loaders leave there when they are killed; nothing else is ours for certain
@@ -23,6 +23,7 @@ def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
     `arguments`: ports (the fixed ones that the inventory wants). `holders` of the answer are other people's processes
     on those ports and on the GPUs.
     """
+    at_boot.clean()
     killed: List[Dict[str, Any]] = []
     remaining: List[Dict[str, Any]] = []
     ports: List[int] = []

@@ -10,8 +10,8 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..host import network, processes, state
-from ..run import guard_process
+from ..host import crontab, network, processes, state
+from ..run import autostart, guard_process
 from ..run.follower import JOIN_WINDOW
 from . import link_port, retire, runs
 from . import locks as run_locks
@@ -48,8 +48,12 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         spec["contact"] = link_port.contact(sockets.get("link", []))
         spec["used_ports"] = [port for port in (spec["contact"]["port"], answer.get("rdzv_port")) if port]
         state.write(os.path.join(folder, "spec.json"), spec)
+        if spec["autostart"] == "cron":
+            _install_autostart(folder, spec, private)
         control = _start_guard(folder, spec, private, sockets, locks)
     except BaseException:
+        if autostart.is_installed(folder):
+            autostart.remove(folder)
         shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:  # the guard has its own
@@ -65,6 +69,13 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         abort(control)
         raise
     return control, answer
+
+
+def _install_autostart(folder: str, spec: Dict[str, Any], private: Dict[str, Any]) -> None:
+    try:
+        autostart.install(folder, spec, private)
+    except crontab.Unusable as error:
+        raise Refused("autostart-unusable", "run.autostart: %s" % error) from error
 
 
 def _start_guard(

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List
 
-from ..host import ledger, state
+from ..host import crontab, ledger, state
 from ..host.run_command import answers_of
 from ..run import job, notify
 from . import dns, facts, gpus
@@ -23,8 +23,8 @@ MARKER = "ddp-orch-facts:"
 
 
 def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """`arguments`: setup, python, env, workdir, script, gpus ("none" spares the question), ports, paths, names, and
-    notify (of the head).
+    """`arguments`: setup, python, env, workdir, script, gpus ("none" spares the question), ports, paths, names,
+    notify (of the head), and autostart (whether a crontab is needed).
     """
     answers: Dict[str, Any] = {}
     bugs: List[BaseException] = []
@@ -40,6 +40,8 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "python": lambda: _python(arguments),
         "names": lambda: dns.look([own] + arguments["names"], arguments["addresses"]),
     }
+    if arguments["autostart"]:
+        questions["crontab"] = crontab.why_unusable
     if arguments["notify"]:
         questions["notify"] = lambda: notify.look(arguments["notify"])
     if arguments["gpus"] != "none":
@@ -69,6 +71,7 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "python": answers["python"],
         "names": answers["names"],
         "notify": answers.get("notify", {}),
+        "crontab": answers.get("crontab"),
         "ledger": ledger.newest(LEDGER_MOST),
     }
 

@@ -189,9 +189,11 @@ class Relay:
         return outputs.send(arguments, emit)
 
     def _prune(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
-        from . import retire
+        from . import at_boot, retire
 
-        return retire.retire(arguments["keep"], self._program, arguments["force"])
+        removed = retire.retire(arguments["keep"], self._program, arguments["force"])
+        at_boot.clean()
+        return removed
 
     def _attach(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         def emit(header: Dict[str, Any], payload: bytes) -> None:

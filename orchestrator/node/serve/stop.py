@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional
 
 from ..host import network, processes, state
 from ..host.sweep import belonging, sweep
+from ..run import autostart
 from ..run.link import lease
 from . import runs
 from .leftovers import owner, ports_of
@@ -46,6 +47,8 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         if processes.alive(guard):
             processes.send(guard, signal.SIGKILL)
     left = sweep(run_id, folder)
+    if autostart.is_installed(folder):  # no guard was there to remove it
+        autostart.remove(folder)
     killed = {process.pid: command for process, command in before.items() if not processes.alive(process)}
     if guard is not None:
         killed.update(_ended(folder))
