@@ -22,6 +22,7 @@ from ..inventory.model import Host
 from ..output.console import Console, wants_colour
 from ..output.lines import Mask
 from ..runs import ending, registry
+from ..runs.revive import Reviver, has_no_guard
 from .board import BoardRow, render
 from .context import load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_doubts, warn_of_failures
 
@@ -37,9 +38,12 @@ class Watcher:
     """Samples every host repeatedly. Each host has a thread, so that a hanging host does not delay the others."""
 
     def __init__(self, fleet: Fleet, hosts: Sequence[Host], run_id: str, nodes: Mapping[str, int]) -> None:
+        self.news = ""
+        """What became of a host that has come back without a guard."""
         self._fleet = fleet
         self._run_id = run_id
         self._rows = {host.name: BoardRow(host.name, node=nodes.get(host.name)) for host in hosts}
+        self._reviver = Reviver(run_id, nodes, hosts, fleet, self._tell, self._tell)
         self._stopped = threading.Event()
         for host in hosts:
             threading.Thread(target=self._watch, args=(host,), name="top", daemon=True).start()
@@ -65,6 +69,15 @@ class Watcher:
             self._rows[host.name] = replace(row, trouble=str(failure).removeprefix(f"{host.name}: "))
         else:
             self._rows[host.name] = BoardRow(host.name, now, previous=row.now, node=row.node)
+            if self._misses_guard(row) and self._misses_guard(self._rows[host.name]):
+                self._reviver.revive(host)  # not at the first look: the recorder may start a guard by itself
+
+    def _misses_guard(self, row: BoardRow) -> bool:
+        goes_on = any(other.part is not None and other.part.unfinished for other in self.rows())
+        return goes_on and row.part is not None and has_no_guard(row.part)
+
+    def _tell(self, news: str) -> None:
+        self.news = news
 
 
 def top(run_name: str | None, inventory_path: str | None, hosts: str | None) -> int:
@@ -161,9 +174,10 @@ class _Live:
                     return key
 
     def _footer(self) -> str:
+        keys = f"{self._watcher.news}   {KEYS}" if self._watcher.news else KEYS
         if not self._pattern:
-            return KEYS
-        return f"only {self._pattern}: {len(self._selected_hosts())} of {len(self._hosts)} hosts   {KEYS}"
+            return keys
+        return f"only {self._pattern}: {len(self._selected_hosts())} of {len(self._hosts)} hosts   {keys}"
 
     def _selected_hosts(self) -> set[str]:
         names = [host.name for host in self._hosts]

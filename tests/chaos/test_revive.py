@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from e2e.driver import assert_clean, lines_of, ok, orch, runs, script, start, wait_for_state
@@ -10,7 +11,7 @@ from lab.host import Host
 from lab.lab import Lab
 from lab.waiting import wait_until
 
-from .trial import GLOO, trial
+from .trial import FOR_EVER, GLOO, trial
 
 RESTARTS = {"max_restarts": 3, "grace": 2}
 
@@ -48,6 +49,26 @@ def test_a_host_rejoins_by_its_crontab_when_it_is_booted(lab3: Lab) -> None:
     assert runs(lab3, inventory)[run_id]["attempt"] == 2
     assert [crontab(each) for each in lab3.hosts] == [[], [], [own_line]]
     assert not list(host.home.rglob("autostart.json"))
+
+
+def test_a_run_that_is_gone_leaves_no_line_in_a_crontab(lab3: Lab) -> None:
+    host = lab3.hosts[2]
+    inventory = lab3.inventory(run={**RESTARTS, "autostart": "cron"})
+    run_id = start(lab3, inventory, "--", script(lab3, GLOO), FOR_EVER, "0.05")
+    host.crash()
+    assert orch(lab3, "kill", run_id, "-i", inventory).returncode == 4
+    host.boot()
+    assert len(crontab(host)) == 1 and crontab(lab3.hosts[0]) == []
+    ok(orch(lab3, "kill", run_id, "-i", inventory))
+    assert crontab(host) == []
+    run_id = start(lab3, inventory, "--", script(lab3, GLOO), FOR_EVER, "0.05")
+    shutil.rmtree(host.home / ".local/state")
+    host.crash()
+    host.boot()
+    assert len(crontab(host)) == 1
+    host.popen(["cron", "-f"], "root")
+    wait_until(lambda: not crontab(host), 60, "the line removes itself")
+    ok(orch(lab3, "kill", run_id, "-i", inventory))
 
 
 def test_revive_brings_a_host_back_that_nobody_follows(lab3: Lab) -> None:

@@ -623,6 +623,14 @@ def gpu_case(code: str, severity: str = "error", **options: Any) -> Callable[...
     return case(code, severity=severity, gpus=True, **options)
 
 
+@case("autostart-unusable", fix="cron.allow")
+def a_crontab_that_is_not_allowed(lab: Lab) -> Iterator[Overrides]:
+    host = lab.hosts[1]
+    host.root_run(["mount", "--bind", "/bin/false", "/usr/bin/crontab"])
+    yield {"run": {"autostart": "cron", "max_restarts": 1}}
+    host.root_run(["umount", "/usr/bin/crontab"])
+
+
 @gpu_case("gpu-memory-held-by-others", says="in use by pid", exit_code=3, short=True)
 def gpu_in_use(lab: Lab) -> Iterator[Overrides]:
     held = nvidia.PROCESS.format(pid=1, used=70000)

@@ -113,6 +113,11 @@ def test_a_notification_that_would_fail_is_a_warning() -> None:
     assert "ddp-orch notify INVENTORY --test" in finding.fix
 
 
+def test_a_crontab_that_cannot_be_used_prevents_the_start() -> None:
+    (finding,) = found("hosts: [a]", {"a": {"crontab": "there is no crontab program"}})
+    assert brief([finding]) == [("error", "autostart-unusable", ("a",))]
+
+
 def test_a_shared_output_folder_must_be_everywhere() -> None:
     text = "hosts: [a, b]\nrun: {output: /shared}"
     (finding,) = found(text, {"b": {"paths": {"/shared": "No such file or directory"}}})
