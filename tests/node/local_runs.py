@@ -160,7 +160,7 @@ class Run:
 
     def stop(self, node: int = 0, grace: float | None = None, **more: Any) -> dict[str, Any]:
         asked = {"run_id": self.run_id, "grace": grace, "by": "the test", **more}
-        return self.hosts[node].session.request("stop", asked, more=300.0 if grace is None else grace)
+        return self.hosts[node].session.request("stop", asked, extra_time=300.0 if grace is None else grace)
 
     def listed(self, node: int = 0) -> dict[str, Any]:
         """As `kill` asks for it."""
