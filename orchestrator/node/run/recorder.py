@@ -26,7 +26,7 @@ PUMPS_A_TURN = 4  # MiB from one FIFO before the others get their turn
 # A turn that brought less than LITTLE bytes of output is followed by a pause: line by line, 10,000 lines a second would
 # cost a tenth of a core and make as many pieces for every reader. Less than the smallest FIFO holds: none may get full.
 LITTLE, PAUSE = 2048, 0.005  # bytes, s
-LOOK_CLOSER_AFTER = 5.0  # s of silence until we look whether ranks are stopped
+LOOK_CLOSER_AFTER = 5.0  # s of silence until we look whether ranks are stopped, and then between two looks
 DYING_WINDOW = 5.0  # s from the end of a guard's channel to the end of the guard
 
 
@@ -66,6 +66,8 @@ class Recorder:
         self._own: Optional[journal.Writer] = None
         self._finished = False
         self._heard_ranks_at = time.monotonic()
+        self._looks_at = 0.0
+        self._frozen: List[int] = []  # at the last look
         # complete segments are all that can be dropped: they must be small against the journal that may be kept
         limit, streams = spec["keep"]["journal"], 2 * (spec["nproc"] + 1)
         self._segment = max(journal.SEGMENT_LEAST, min(journal.SEGMENT, limit // (4 * streams)))
@@ -279,9 +281,15 @@ class Recorder:
 
     def silence(self) -> Dict[str, Any]:
         """`quiet`: seconds since a rank of this host printed anything; `frozen`: its ranks that a signal stopped."""
-        quiet = time.monotonic() - self._heard_ranks_at
-        record = state.read(os.path.join(self.folder, "procs.json")) if quiet > LOOK_CLOSER_AFTER else None
-        return {"quiet": quiet, "frozen": processes.frozen(record["processes"]) if record else []}
+        now = time.monotonic()
+        quiet = now - self._heard_ranks_at
+        if quiet <= LOOK_CLOSER_AFTER:
+            return {"quiet": quiet, "frozen": []}
+        if now >= self._looks_at:
+            self._looks_at = now + LOOK_CLOSER_AFTER
+            record = state.read(os.path.join(self.folder, "procs.json"))
+            self._frozen = processes.frozen(record["processes"]) if record else []
+        return {"quiet": quiet, "frozen": self._frozen}
 
     # without a guard
 
