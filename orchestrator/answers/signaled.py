@@ -33,5 +33,14 @@ class Saved:
     offsets: Mapping[StreamName, int]
 
 
+@dataclass(frozen=True)
+class Finishing:
+    """`finish`"""
+
+    can_save: bool
+    """Whether the ranks have a handler for the signal."""
+
+
 SIGNAL = Operation("signal", Signaled)
 SAVED = Operation("saved", Saved)
+FINISH = Operation("finish", Finishing)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..answers.attach import StrayOutputs
 from ..answers.runs import Part, Verdict
+from ..answers.signaled import FINISH
 from ..errors import Interrupted, OrchError, RunFailed, RunStopped, UnreachableError
 from ..hosts import claims
 from ..hosts.fleet import Fleet, fold_failures
@@ -26,6 +27,7 @@ from . import ending
 from .follow import LogFilter, View
 from .revive import Reviver
 
+FINISH_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 STOP_WINDOW = 10.0  # s for the stop request to reach all hosts when nobody reads the output any more
 OUTCOMES = {
     "succeeded": 0,
@@ -67,7 +69,7 @@ def attend(
     show_outputs: bool = True,
 ) -> int:
     """Show the lines of a run until it ends, and return its exit code. Ctrl-C stops the run, a second Ctrl-C kills it,
-    a third one exits without waiting.
+    a third one exits without waiting. SIGUSR1, SIGUSR2 and SIGXCPU save a snapshot and stop it.
 
     `resume`: the command that starts a run which resumes from the outputs of this one. `show_outputs`: print how to
     download them.
@@ -92,7 +94,10 @@ def attend(
     bell = Bell(resolved.inventory.notify.bell, console)
 
     targets = ending.KillTargets(runs=(resolved.run_id,), run_grace=resolved.inventory.run.grace)
-    with _stop_on_interrupt(targets, hosts, fleet, console):
+    with (
+        _stop_on_interrupt(targets, hosts, fleet, console),
+        _finish_on_signal(resolved.run_id, hosts, fleet, console),
+    ):
         view.run(Pipeline((bell, printer)))
     bell.ring()
     took = f" after {time.monotonic() - began:.1f} s"
@@ -164,6 +169,35 @@ def _stop_on_interrupt(
     finally:
         left.set()
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _finish_on_signal(run_id: str, hosts: Sequence[Host], fleet: Fleet, console: Console) -> Iterator[None]:
+    """Save a snapshot and stop the run at the signals by which batch systems announce the end of a job."""
+    requested = threading.Event()
+
+    def finish(name: str) -> None:
+        console.note(f"{name}: saving a snapshot, then stopping the run")
+        results = fleet.each(
+            hosts, lambda _, session: session.request(FINISH, {"run_id": run_id, "by": f"{name} to ddp-orch"})
+        )
+        if not results.done:
+            requested.clear()
+            for line in fold_failures(results.failed):
+                console.warning(f"could not stop the run: {line}")
+
+    def on_signal(number: int, _: object) -> None:
+        if not requested.is_set():
+            requested.set()
+            # in a thread, because the view continues to show what the ranks print
+            threading.Thread(target=finish, args=(signal.Signals(number).name,), daemon=True).start()
+
+    before = {number: signal.signal(number, on_signal) for number in FINISH_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def conclude(

@@ -13,21 +13,28 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def orch(folder: Path, *argv: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """`env`: more variables."""
-    home = folder.with_name(f"{folder.name}-home")
-    home.mkdir(exist_ok=True)
-    environment = {
-        "PYTHONPATH": str(ROOT),
-        "DDP_ORCH_STATE_DIR": str(folder / "state"),
-        "HOME": str(home),
-        "XDG_STATE_HOME": str(folder),
-    }
-    command = [sys.executable, "-m", "orchestrator.cli", *argv]
     return subprocess.run(
-        command,
+        command(*argv),
         cwd=folder,
-        env={**os.environ, **environment, **(env or {})},
+        env={**environment(folder), **(env or {})},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+def command(*argv: str) -> list[str]:
+    return [sys.executable, "-m", "orchestrator.cli", *argv]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    home = folder.with_name(f"{folder.name}-home")
+    home.mkdir(exist_ok=True)
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "DDP_ORCH_STATE_DIR": str(folder / "state"),
+        "HOME": str(home),
+        "XDG_STATE_HOME": str(folder),
+    }

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from lab.waiting import wait_until
 
-from .local import orch
+from .local import command, environment, orch
 
 WAIT = "import time\nprint('ready', flush=True)\ntime.sleep(300)\n"
 
@@ -58,3 +60,27 @@ def test_a_script_without_a_handler_is_left_alone(tmp_path: Path) -> None:
     assert diagnosis["nodes"][0]["signal"] == "SIGUSR1"
     over = orch(tmp_path, "signal", run_id, "USR1")
     assert over.returncode == 2
+
+
+@pytest.mark.timeout(240)
+def test_a_signal_to_up_saves_a_snapshot_and_stops_the_run_which_a_second_one_resumes(tmp_path: Path) -> None:
+    inventory_in(tmp_path)
+    flags = ["--", "--epochs", "100000", "--save-every", "1000000"]
+    up = command("up", "inventory.yaml", "--skip-check", "--name", "mine", *flags)
+    for first in (True, False):
+        with subprocess.Popen(
+            up, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None and process.stderr is not None
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if "epoch:" in line and "step:" in line and "resumed" not in line:
+                    break
+            process.send_signal(signal.SIGUSR1)
+            rest, errors = process.communicate(timeout=90)
+            assert process.returncode == 75, errors
+        assert any("saved epoch:" in line for line in rest.splitlines())
+        assert first or any("resumed epoch:" in line for line in lines)
+    (run, _) = json.loads(orch(tmp_path, "ps", "--all", "--json").stdout)
+    assert run["state"] == "stopped"

@@ -11,6 +11,7 @@ import pytest
 from local_runs import Run, Runs
 
 from orchestrator.hosts.session import Refused
+from orchestrator.node.host import processes
 
 COUNTS = """
 import os, signal, sys, time
@@ -104,3 +105,58 @@ def test_a_malformed_signal_does_no_harm(runs: Runs, number: Any) -> None:
         pass
     assert os.path.exists(f"/proc/{run.guard().pid}")
     run.stop(grace=0.0)
+
+
+# --- to save and to stop
+
+SAVES = """
+import os, signal, sys, time
+wanted = []
+signal.signal(signal.SIGUSR1, lambda *_: wanted.append(1))
+signal.signal(signal.SIGTERM, lambda *_: (print("told to stop", flush=True), sys.exit(0)))
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+    if wanted:
+        wanted.clear()
+        print("saved step:7", flush=True)
+"""
+
+
+def test_a_run_saves_a_snapshot_and_stops_before_its_walltime(runs: Runs) -> None:
+    run = runs.start(SAVES, nproc=(1, 1), grace=1.0, options="walltime: 6s, max_restarts: 3")
+    verdicts = [record["verdict"] for record in run.wait_over()]
+    assert [(verdict["state"], verdict["stopped_by"]) for verdict in verdicts] == [("stopped", "run.walltime")] * 2
+    for node in (0, 1):
+        assert run.journal(node)[f"1.{node}.out"] == b"ready\nsaved step:7\ntold to stop\n"
+
+
+def test_a_script_without_a_handler_runs_until_its_walltime(runs: Runs) -> None:
+    wait = "import time; print('ready', flush=True); time.sleep(300)"
+    run = runs.start(wait, grace=1.0, options="walltime: 4s")
+    (record,) = run.wait_over()
+    assert record["verdict"]["state"] == "stopped"
+    assert record["outcome"]["ended"]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_whoever_asks_for_it_on_any_host_a_run_saves_a_snapshot_and_stops(runs: Runs, node: int) -> None:
+    run = runs.start(SAVES, nproc=(1, 1), grace=1.0)
+    for rank in (0, 1):
+        run.wait_for("ready", f"1.{rank}.out", rank)
+    assert run.hosts[node].session.request("finish", {"run_id": run.run_id, "by": "ann"})["can_save"] is True
+    verdicts = [record["verdict"] for record in run.wait_over()]
+    assert [(verdict["state"], verdict["stopped_by"]) for verdict in verdicts] == [("stopped", "ann")] * 2
+    for rank in (0, 1):
+        assert b"saved step:7\n" in run.journal(rank)[f"1.{rank}.out"]
+    assert run.listed()["state"] == "stopped"
+
+
+def test_a_recorder_that_is_killed_meanwhile_does_not_keep_a_run_from_stopping(runs: Runs) -> None:
+    run = runs.start(COUNTS.replace('print("saved', 'print("not saved'), grace=1.0, options="walltime: 12s")
+    run.wait_for("got", "1.0.out")
+    recorder = run.recorder()
+    assert recorder is not None
+    processes.send(recorder, signal.SIGKILL)
+    (record,) = run.wait_over()
+    assert record["verdict"]["state"] == "stopped"

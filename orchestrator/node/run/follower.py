@@ -96,6 +96,8 @@ class WorkerLink(ClusterLink):
             self._take(message)
             if message.order is not None:
                 self._obey(message.order)
+            if message.signal is not None:
+                self._recorder.command({"do": "signal", "signal": message.signal})
             if message.envelope is not None:
                 self._detours.send(message.envelope.target, message.envelope)
 

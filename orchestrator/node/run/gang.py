@@ -287,7 +287,8 @@ def _mark_lost(state: State, number: int, failure: Dict[str, Any], at: float) ->
 
 def _on_stop_requested(state: State, event: StopRequested) -> State:
     if state.phase in (Phase.WAITING, Phase.RUNNING, Phase.RESTARTING):
-        return state._replace(phase=Phase.STOPPING, stopped_by=event.by, stop_grace=event.grace, since=event.at)
+        stopping = state._replace(phase=Phase.STOPPING, stopped_by=event.by, resumable=event.resumable)
+        return stopping._replace(stop_grace=event.grace, since=event.at)
     if state.phase is Phase.STOPPING:
         # it is being stopped already: the grace may become shorter, and never starts again
         grace = min(event.grace, state.stop_grace)
@@ -377,7 +378,7 @@ def _settle(state: State, at: float) -> State:
 
 def _outcome(state: State) -> str:
     if state.first_failure is None:
-        return "killed"
+        return "stopped" if state.resumable else "killed"
     return "lost" if state.first_failure.get("lost") else "failed"
 
 
@@ -391,7 +392,7 @@ def _over(state: State, outcome: str, at: float, reason: Optional[str] = None) -
         "restarts": max(0, state.attempt - 1),
         "no_restart_reason": reason,
         "not_again": reason,  # deprecated: its old name
-        "stopped_by": state.stopped_by if outcome == "killed" else None,
+        "stopped_by": state.stopped_by if outcome in ("killed", "stopped") else None,
         "attempt": state.attempt,
         "at": at,
     }

@@ -71,9 +71,12 @@ class Disconnected(NamedTuple):
 
 
 class StopRequested(NamedTuple):
+    """`resumable`: the ranks were asked for a snapshot before, and the run is to be continued by another one."""
+
     by: str
     grace: float
     at: float
+    resumable: bool = False
 
 
 class PortFound(NamedTuple):

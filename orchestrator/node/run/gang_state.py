@@ -65,6 +65,7 @@ class State(NamedTuple):
     restarts_used: int = 0  # of max_restarts
     stop_grace: float = FAILURE_GRACE
     stopped_by: Optional[str] = None
+    resumable: bool = False  # it was stopped after the ranks were asked for a snapshot
     since: float = 0.0  # when the phase began
     verdict: Optional[Dict[str, Any]] = None
     has_gate: bool = False  # hosts are asked whether they are well before another attempt

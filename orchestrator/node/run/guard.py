@@ -54,6 +54,7 @@ class Guard:
         self._locks = list(held)
         self._waiting = False  # as a spare: the gang has begun without this node
         self._permit = Permit()
+        self._finish: Optional[Dict[str, Any]] = None  # who wants the run to save a snapshot and stop
         self._next_order: Optional[AttemptOrder] = None  # waits until no process of an older attempt is left
         self._recorder = RecorderChild()
         self._control = Control(control)
@@ -185,6 +186,7 @@ class Guard:
                 "waiting": self._waiting,
                 "fenced": self._attempts.is_fenced,
                 "restarted": self._restarted,
+                "finish": self._finish,
                 "stop": self._shutdown.stop,
                 "drain": self._shutdown.is_draining,
             }
@@ -207,6 +209,8 @@ class Guard:
             self._carry_out(order)
         elif message["do"] == "permit":
             self._permit.grant(message["at"], message["seconds"])
+        elif message["do"] == "signal":
+            self._attempts.signal_ranks(message["signal"], None, only_if_caught=True, dry=False)
         elif message["do"] == "wait":
             self._waiting = True
             self._attempts.wait()
@@ -310,13 +314,23 @@ class Guard:
     def _answer_request(self, request: Dict[str, Any]) -> Dict[str, Any]:
         if request.get("do") == "ticket":
             return {"private": self._private}
-        if request.get("do") == "signal":
-            try:
+        try:
+            if request.get("do") == "signal":
                 number, chosen = int(request["signal"]), request["ranks"]
                 return self._attempts.signal_ranks(number, chosen, request["only_if_caught"], request["dry"])
-            except (KeyError, TypeError, ValueError) as error:
-                return {"error": "malformed request: %r" % error, "code": "unknown"}
+            if request.get("do") == "finish":
+                return self._request_finish(str(request["by"]), int(request["signal"]))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            return {"error": "malformed request: %r" % error, "code": "unknown"}
         return {"error": "unknown request", "code": "unknown"}
+
+    def _request_finish(self, by: str, number: int) -> Dict[str, Any]:
+        """Have the gang save a snapshot, by that signal to the ranks, and then stop the run."""
+        known = self._attempts.signal_ranks(number, None, only_if_caught=True, dry=True)
+        if self._finish is None:
+            self._finish = {"by": messages.one_line(by), "can_save": not known["uncaught"]}
+        self._send_status()
+        return {"can_save": self._finish["can_save"]}
 
     # records
 

@@ -12,6 +12,7 @@ from . import gang, gang_events, messages, narration, notify, team
 from .acceptor import Acceptor
 from .contacts import Contacts
 from .detour import Detours
+from .finisher import Finisher
 from .gang_state import NodePhase, Phase, State
 from .link import Link, LinkClosed, beat, lease
 from .messages import AttemptPhase, Envelope
@@ -38,6 +39,7 @@ class HeadLink(ClusterLink):
         self._detours = Detours(recorder.key, self._spec["node"], len(self._spec["nodes"]), self._contacts)
         self._unchecked: List[int] = []  # nodes that were never dialled
         self._watch = NodeWatch([node["host"] for node in self._spec["nodes"]], self._lease, recorder.say)
+        self._finisher = Finisher(recorder, self._signal_nodes, self._stop_resumably)
         self._label = ""
         self._tick_at = self._beat_at = 0.0
         self._answered = False
@@ -66,6 +68,8 @@ class HeadLink(ClusterLink):
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # a torn last line: that event will come again with the nodes' statuses
             self._state, _ = gang.step(self._state, event)
+            if isinstance(event, gang_events.StartRequested):
+                self._finisher.begin(event.at)
         now = time.monotonic()
         for number, node in enumerate(self._state.nodes):
             if number and node.phase not in gang.UNREACHABLE:
@@ -190,6 +194,7 @@ class HeadLink(ClusterLink):
             self._acceptor.keep_only(status["start"]["link_addresses"])
         if status["start"] is not None and self._state.phase is Phase.WAITING:
             self._step(gang_events.StartRequested(status["start"]["master_addr"], status["start"]["master_port"], now))
+            self._finisher.begin(now)
         self._on_node_status(0, messages.status(status))
 
     def _on_node_status(self, number: int, status: Dict[str, Any]) -> None:
@@ -198,6 +203,8 @@ class HeadLink(ClusterLink):
         host = self._state.nodes[number].host
         if status["stop"] is not None:
             self._step(gang_events.StopRequested(status["stop"]["by"], status["stop"]["grace"], now))
+        if status["finish"] is not None:
+            self._finisher.ask(status["finish"], now)
         if status["restarted"] and status["phase"] is AttemptPhase.PREPARED:
             self._step(gang_events.Restarted(number, now))
         if status["phase"] is AttemptPhase.RUNNING:
@@ -236,7 +243,15 @@ class HeadLink(ClusterLink):
         self._show()
         if team.restart_is_due(self._state, self._now()):
             self._find_port()
+        self._finisher.on_tick(self._now(), self._state)
         self._step(gang_events.Tick(self._now()))
+
+    def _signal_nodes(self, number: int) -> None:
+        for link in list(self._nodes.values()):
+            self._send(link, {"signal": number})
+
+    def _stop_resumably(self, by: str, grace: float) -> None:
+        self._step(gang_events.StopRequested(by, grace, self._now(), resumable=True))
 
     def _expected(self) -> List[int]:
         """The nodes that should answer."""

@@ -41,6 +41,7 @@ class OfHead(NamedTuple):
     contacts: Dict[int, Contact]
     echo: Optional[float]
     envelope: Optional[Envelope]
+    signal: Optional[int]  # for the ranks
 
 
 class Malformed(Exception):
@@ -54,7 +55,7 @@ def one_line(text: str) -> str:
 def status(message: Any) -> Dict[str, Any]:
     """A node's status (docs/protocol.md): the part that the gang needs."""
     message = _object(message)
-    stop, outcome = message.get("stop"), message.get("outcome")
+    stop, outcome, finish = message.get("stop"), message.get("outcome"), message.get("finish")
     try:
         phase = AttemptPhase(message.get("phase"))
     except ValueError as error:
@@ -68,8 +69,13 @@ def status(message: Any) -> Dict[str, Any]:
         "failures": [_failure(failure) for failure in _list(message.get("failures"))[:FAILURES]],
         "fenced": message.get("fenced") is True,
         "restarted": message.get("restarted") is True,
+        "finish": None if finish is None else _finish(_object(finish)),
         "stop": None if stop is None else {"by": _text(_object(stop).get("by")), "grace": _number(stop.get("grace"))},
     }
+
+
+def _finish(request: Dict[str, Any]) -> Dict[str, Any]:
+    return {"by": _text(request.get("by")), "can_save": request.get("can_save") is True}
 
 
 def silence(message: Any) -> Dict[str, Any]:
@@ -112,6 +118,7 @@ def of_head(message: Any, nodes: int) -> OfHead:
         contacts(message["contacts"], nodes) if "contacts" in message else {},
         clock(message["echo"]) if "echo" in message else None,
         envelope(message["envelope"], nodes) if "envelope" in message else None,
+        _integer(message["signal"]) if "signal" in message else None,
     )
 
 

@@ -58,6 +58,7 @@ class Recorder:
             "waiting": False,
             "fenced": False,
             "restarted": False,
+            "finish": None,
             "stop": None,
             "drain": False,
         }

@@ -1,4 +1,4 @@
-"""`signal` and `saved`: send a signal to ranks of a run here; wait for the line that says that a snapshot is saved."""
+"""`signal`, `saved` and `finish`: signal ranks of a run here, wait for the line of a snapshot, end a run with one."""
 
 import os
 import time
@@ -22,13 +22,25 @@ def send(arguments: Dict[str, Any]) -> Dict[str, Any]:
     request = {name: arguments[name] for name in ("signal", "ranks", "only_if_caught", "dry")}
     if request["signal"] is None:
         request["signal"] = saved_line.signal_number(state.read(os.path.join(folder, "spec.json")) or {})
+    answer = _ask(arguments["run_id"], folder, dict(request, do="signal"))
+    return dict(answer, signal=request["signal"], offsets=offsets)
+
+
+def finish(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """`arguments`: run_id, by. Has the run save a snapshot and stop; `can_save`: the ranks here have a handler."""
+    folder = state.run_folder(arguments["run_id"])
+    number = saved_line.signal_number(state.read(os.path.join(folder, "spec.json")) or {})
+    return _ask(arguments["run_id"], folder, {"do": "finish", "by": arguments["by"], "signal": number})
+
+
+def _ask(run_id: str, folder: str, request: Dict[str, Any]) -> Dict[str, Any]:
     try:
-        answer = requests.ask(folder, dict(request, do="signal"))
+        answer = requests.ask(folder, request)
     except (requests.NoAnswer, OSError) as error:
-        raise Refused("no-guard", "run %s: %s" % (arguments["run_id"], error)) from error
+        raise Refused("no-guard", "run %s: %s" % (run_id, error)) from error
     if "error" in answer:
         raise Refused(str(answer.get("code", "unknown")), str(answer["error"]))
-    return dict(answer, signal=request["signal"], offsets=offsets)
+    return answer
 
 
 def wait_for_saved_line(arguments: Dict[str, Any]) -> Dict[str, Any]:

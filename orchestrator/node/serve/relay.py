@@ -36,6 +36,7 @@ OPERATIONS = {
     "rejoin": ("serve.rejoin", "rejoin"),
     "ticket": ("serve.ticket", "ticket"),
     "signal": ("serve.rank_signals", "send"),
+    "finish": ("serve.rank_signals", "finish"),
     "saved": ("serve.rank_signals", "wait_for_saved_line"),
     "stale": ("serve.leftovers", "stale"),
     "force": ("serve.leftovers", "force"),

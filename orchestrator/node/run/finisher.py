@@ -1,0 +1,49 @@
+"""Carry out Finish on the head: signal the ranks, look for the line of the snapshot, stop the run."""
+
+import os
+from typing import Any, Callable, Dict, Optional
+
+from . import saved_line
+from .finish import Finish, Step
+from .gang_state import NodePhase, Phase, State
+from .peers import RecorderApi
+
+
+class Finisher:
+    def __init__(
+        self, recorder: RecorderApi, signal_others: Callable[[int], None], stop: Callable[[str, float], None]
+    ) -> None:
+        """`signal_others`: the ranks of all other nodes. `stop`: by whom it was asked, and the grace in seconds."""
+        spec = recorder.spec
+        self._recorder = recorder
+        self._signal_others = signal_others
+        self._stop = stop
+        self._grace = float(spec["grace"])
+        self._finish = Finish(spec.get("walltime"), self._grace)
+        self._number = saved_line.signal_number(spec)
+        self._log = os.path.join(recorder.folder, "log")
+        self._offsets: Optional[Dict[str, int]] = None  # of the streams, at the signal
+
+    def begin(self, at: float) -> None:
+        self._finish.begin(at)
+
+    def ask(self, request: Dict[str, Any], at: float) -> None:
+        """`request`: as `messages.status` gives it."""
+        self._finish.ask(request["by"], at, can_save=request["can_save"])
+
+    def on_tick(self, now: float, state: State) -> None:
+        if state.phase not in (Phase.RUNNING, Phase.RESTARTING):
+            return
+        if any(node.phase is NodePhase.JOINED for node in state.members):
+            return  # its ranks are being started
+        attempt = state.attempt if state.phase is Phase.RUNNING else None
+        is_saved = self._offsets is not None and saved_line.find(self._log, self._offsets) is not None
+        step = self._finish.step(now, attempt, is_saved)
+        by = self._finish.request.by if self._finish.request is not None else ""
+        if step is Step.SIGNAL:
+            self._recorder.say("asking the ranks for a snapshot, to stop the run: requested by %s" % by)
+            self._offsets = saved_line.ends(self._log)
+            self._recorder.command({"do": "signal", "signal": self._number})
+            self._signal_others(self._number)
+        elif step is Step.STOP:
+            self._stop(by, self._grace)
