@@ -1,9 +1,9 @@
 """Connect to the hosts of an inventory over SSH: one connection per host, with verified host keys and a time limit.
 
 `Dialer.connect` returns a `pipe.Connection`. The user's ssh_config is read in `config.py`, TCP connections are made in
-`tcp.py`, host keys are checked in `host_keys.py`, and `keys.py` has the user's keys. `login.py` logs in. It is imported
-at the first login, because the import of fabric and paramiko takes long. Never asks a question during a login, never
-retries a rejected key, never forwards the agent.
+`tcp.py`, host keys are checked in `host_keys.py`, `keys.py` has the user's keys, and `jump_hosts.py` shares connections
+to jump hosts. `login.py` logs in. It is imported at the first login, because importing fabric and paramiko takes long.
+Never asks a question during a login, never retries a rejected key, never forwards the agent.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..inventory.model import Host, SshOptions
 from .config import IMPORTING, Resolver, Target, resolve
 from .host_keys import HostKeys, KeySeen, Look
+from .jump_hosts import JumpHosts
 from .keys import KeyRing, Offer
 from .pipe import ConnectFailure, Connection, LocalConnection, OtherKey
 from .tcp import DroppedError, dial
@@ -33,14 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectFailure", "Dialer", "Target", "quote", "resolve"]
 
-RETRY_FIRST, RETRY_MOST = 0.1, 3.0
-"""Seconds: the longest wait before the first retry, and before any retry, of a connection dropped before the login."""
-
-JUMP_FAILURE_KEPT = 5.0
-"""Seconds for which a jump host that could not be reached is not tried again."""
+FIRST_RETRY, MAX_RETRY = 0.1, 3.0
+"""Seconds: the longest wait before the first retry, and before any, after a connection dropped before the login."""
 
 THROTTLED = ("Exceeded MaxStartups", "Not allowed at this time")
-"""What sshd sends in place of its banner when it is overloaded, or bans us (PerSourcePenalties, OpenSSH 9.8)."""
+"""What sshd sends instead of its banner if it is overloaded, or has banned the client (PerSourcePenalties, 9.8)."""
 
 
 class Dialer:
@@ -69,8 +66,7 @@ class Dialer:
         self._resolver = Resolver(config_file, agent_socket)
         self._keys = KeyRing(ask_passphrase)
         self.host_keys = HostKeys(options.host_keys == "accept-new", trust_command)
-        self._jumps: dict[Target, _SharedJump] = {}
-        self._slots: dict[Target, threading.Semaphore] = {}
+        self._jump_hosts = JumpHosts(options)
         self._denied: dict[Target, ConnectFailure] = {}
         self._other_keys: dict[str, OtherKey] = {}
         self._reported_keys: set[str] = set()
@@ -117,7 +113,7 @@ class Dialer:
         return tuple(reversed(targets))
 
     def look(self, target: Target) -> bytes:
-        """The key that a host has proved to hold. Does not log in, except to its jump hosts, whose keys must be known.
+        """The host key of a host. Does not log in, except to its jump hosts, whose keys must be known.
 
         Raises ConnectFailure.
         """
@@ -130,17 +126,12 @@ class Dialer:
 
     def close(self) -> None:
         """Close the connections to jump hosts, all connections through them, and the connection to the agent."""
-        with self._lock:
-            jumps = list(self._jumps.values())
-            self._jumps.clear()
-        for shared in jumps:
-            if shared.session.done() and not shared.session.exception():
-                shared.session.result().close()
+        self._jump_hosts.close()
         self._keys.close()
 
     def _connect(self, target: Target, deadline: float) -> SshConnection:
         if denied := self._denied.get(target):
-            raise denied  # servers count another try as an attack and lock the account
+            raise denied  # servers may count another try as an attack and lock the account
         self._check_named_key(target)
         return self._reach(target, deadline, self.host_keys)
 
@@ -148,15 +139,15 @@ class Dialer:
         if not target.jump:
             return self._login_with_retries(target, None, deadline, trust)
         self._reaching(target.name, f"waiting for {target.jump.name}")
-        jump = self._jump(target, target.jump, deadline)
-        with self._slot(target.jump):
+        jump = self._jump_hosts.connection(target, target.jump, deadline, self._connect)
+        with self._jump_hosts.slot(target.jump):
             return self._login_with_retries(target, jump, deadline, trust)
 
     def _login_with_retries(
         self, target: Target, jump: SshConnection | None, deadline: float, trust: HostKeys | Look
     ) -> SshConnection:
         """Log in. Retry after a random wait when sshd drops the connection before the authentication."""
-        longest_wait = RETRY_FIRST
+        longest_wait = FIRST_RETRY
         tries = 1
         while True:
             try:
@@ -180,45 +171,8 @@ class Dialer:
                     self._denied[target] = failure
                 raise
             time.sleep(wait)
-            longest_wait = min(2 * longest_wait, RETRY_MOST)
+            longest_wait = min(2 * longest_wait, MAX_RETRY)
             tries += 1
-
-    def _jump(self, target: Target, jump: Target, deadline: float) -> SshConnection:
-        """The shared connection to a jump host: the first thread that needs it opens it, the others wait."""
-        with self._lock:
-            shared = self._jumps.get(jump)
-            opens = shared is None or not shared.usable()
-            if shared is None or opens:
-                shared = self._jumps[jump] = _SharedJump()
-        future = shared.session
-        if opens:
-            try:
-                future.set_result(self._connect(jump, deadline))
-            except BaseException as error:  # noqa: BLE001  # the other threads wait for any outcome
-                shared.failed_at = time.monotonic()
-                future.set_exception(error)
-        try:
-            return future.result(max(0.0, deadline - time.monotonic()))
-        except FutureTimeout as error:
-            reason = f"no connection to {jump.name} in time"
-            raise ConnectFailure(target.name, "jump", reason, "ssh-unreachable", f"try `{jump.command}`") from error
-        except ConnectFailure as failure:
-            raise failure.of_jump_host(target.name) from failure
-
-    @contextlib.contextmanager
-    def _slot(self, jump: Target) -> Iterator[None]:
-        """Limit the simultaneous logins behind a jump host to `jump_parallel`.
-
-        The limit is soft: hosts that are down keep their slots until they time out, and must not delay the others.
-        """
-        with self._lock:
-            slot = self._slots.setdefault(jump, threading.Semaphore(self._options.jump_parallel))
-        taken = slot.acquire(timeout=self._options.connect_timeout / 4)
-        try:
-            yield
-        finally:
-            if taken:
-                slot.release()
 
     def _note_other_key(self, target: Target, session: SshConnection) -> None:
         named = target.identity_file
@@ -240,22 +194,6 @@ class Dialer:
             if skipped.path == target.identity_file:
                 fix = "fix it, or set another key with `identity_file`"
                 raise ConnectFailure(target.name, "key", str(skipped), skipped.code, fix)
-
-
-class _SharedJump:
-    """A connection to a jump host: pending, open or failed."""
-
-    def __init__(self) -> None:
-        self.session: Future[SshConnection] = Future()
-        self.failed_at = 0.0
-
-    def usable(self) -> bool:
-        """Whether to wait for it. A failure counts for a moment, so that queued hosts do not wait all over again."""
-        if not self.session.done():
-            return True
-        if self.session.exception():
-            return time.monotonic() < self.failed_at + JUMP_FAILURE_KEPT
-        return self.session.result().alive
 
 
 def quote(argv: Sequence[str]) -> str:

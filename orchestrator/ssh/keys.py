@@ -14,7 +14,7 @@ import socket
 import stat
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from paramiko import PKey
 
 ATTEMPTS = 3
-"""How often a pass phrase is asked for, as by ssh."""
+"""How often to ask for a pass phrase; ssh does the same."""
 
 AGENT_TIMEOUT = 30.0
-"""Seconds that an agent may take for one answer: it may be asking the user to confirm."""
+"""Seconds for one answer of the agent, which may ask the user for a confirmation."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Identity:
 
 @dataclass(frozen=True)
 class Offer:
+    """The keys to try at a host, in this order, and those that cannot be used."""
+
     identities: tuple[Identity, ...]
     skipped: tuple[Skipped, ...]
 
@@ -165,34 +167,26 @@ class KeyRing:
 
         (OpenSSH offers all keys of the agent first, so a server that allows two tries may never see the right key.)
         """
-        identities: list[Identity] = []
-        skipped: list[Skipped] = []
+        agent_keys = self._agent_keys(target)
+        keys: list[Identity | Skipped] = []
         offered: set[bytes] = set()
-        held = self._agent_keys(target)
         for path in _configured(target):
-            file = self._file(path)
-            in_agent = held.get(file.public) if file.public else None
-            key: Key | None = None if in_agent and in_agent.is_security_key else in_agent
-            if key is None:
-                problem = self._load(file)
-                if problem and (file.path == target.identity_file or problem.reason != _MISSING):
-                    skipped.append(problem)
-                key = file.key
-            if key and key.asbytes() not in offered:
+            key = self._key(path, agent_keys)
+            if isinstance(key, Skipped):
+                if path == target.identity_file or key.reason != _MISSING:  # most of the default files do not exist
+                    keys.append(key)
+            elif key.asbytes() not in offered:
                 offered.add(key.asbytes())
-                certificate = path.with_name(f"{path.name}-cert.pub")
-                if certificate.exists():  # offered before the bare key
-                    try:
-                        identities.append(Identity(_with_certificate(key, certificate), str(certificate)))
-                    except (OSError, ValueError) as error:
-                        skipped.append(Skipped(certificate, f"cannot be used: {error}"))
-                identities.append(Identity(key, str(path)))
-        for blob, agent_key in held.items():
+                keys += _identities(key, path)
+        for blob, agent_key in agent_keys.items():
             if agent_key.is_security_key:
-                skipped.append(Skipped(Path(agent_key.comment), f"(in the agent) {_SECURITY_KEY}"))
+                keys.append(Skipped(Path(agent_key.comment), f"(in the agent) {_SECURITY_KEY}"))
             elif blob not in offered and not target.identities_only:
-                identities.append(Identity(agent_key, f"{agent_key.comment} (in the agent)"))
-        return Offer(tuple(identities), tuple(skipped))
+                keys.append(Identity(agent_key, f"{agent_key.comment} (in the agent)"))
+        return Offer(
+            tuple(key for key in keys if isinstance(key, Identity)),
+            tuple(key for key in keys if isinstance(key, Skipped)),
+        )
 
     def unlock(self, targets: Iterable[Target]) -> None:
         """Ask for the pass phrases that these targets need, once each. Without a terminal, the keys stay locked.
@@ -203,12 +197,12 @@ class KeyRing:
             return
         defaults = {Path(name).expanduser() for name in DEFAULT_KEYS}
         for target in targets:
-            held = self._agent_keys(target)
-            files = [file for path in _configured(target) if (file := self._file(path)).public not in held]
+            agent_keys = self._agent_keys(target)
+            files = [file for path in _configured(target) if (file := self._file(path)).public not in agent_keys]
             locked = [file for file in files if file.locked and not file.key and not file.skipped]
-            others = bool(held) or any(not file.locked and not file.skipped for file in files)
+            has_others = bool(agent_keys) or any(not file.locked and not file.skipped for file in files)
             for file in locked:
-                if file.path not in defaults or not others:
+                if file.path not in defaults or not has_others:
                     self._unlock(file, self._ask)
 
     def close(self) -> None:
@@ -235,10 +229,19 @@ class KeyRing:
                 self._files[path] = _inspect(path)
             return self._files[path]
 
-    def _load(self, file: _File) -> Skipped | None:
-        """Load `file.key`, or return why it cannot be used."""
+    def _key(self, path: Path, agent_keys: Mapping[bytes, AgentKey]) -> Key | Skipped:
+        """The key of a file, from the agent if it has that key; or why it cannot be used."""
+        file = self._file(path)
+        agent_key = agent_keys.get(file.public) if file.public else None
+        if agent_key and not agent_key.is_security_key:
+            return agent_key
+        return self._load(file)
+
+    def _load(self, file: _File) -> PKey | Skipped:
         with file.lock:
-            if file.key or file.skipped:
+            if file.key:
+                return file.key
+            if file.skipped:
                 return file.skipped
             if file.locked:
                 return Skipped(
@@ -248,7 +251,8 @@ class KeyRing:
                 file.key = _read_private_key(file.path, None)
             except (OSError, ValueError) as error:
                 file.skipped = Skipped(file.path, f"cannot be used: {error}")
-            return file.skipped
+                return file.skipped
+            return file.key
 
     def _unlock(self, file: _File, ask: Callable[[str], str]) -> None:
         prompt = f"Pass phrase for {file.path}: "
@@ -264,6 +268,17 @@ class KeyRing:
 
 _MISSING = "does not exist"
 _SECURITY_KEY = "is a security key, which is not supported"
+
+
+def _identities(key: Key, path: Path) -> Iterator[Identity | Skipped]:
+    """A key of a file. Its certificate, if there is one, is offered before the bare key."""
+    certificate = path.with_name(f"{path.name}-cert.pub")
+    if certificate.exists():
+        try:
+            yield Identity(_with_certificate(key, certificate), str(certificate))
+        except (OSError, ValueError) as error:
+            yield Skipped(certificate, f"cannot be used: {error}")
+    yield Identity(key, str(path))
 
 
 def _configured(target: Target) -> tuple[Path, ...]:

@@ -69,7 +69,16 @@ def agent(tmp_path: Path) -> Iterator[Callable[..., str]]:
             process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
             stack.callback(process.wait, 10)
             stack.callback(process.kill)
-            wait_until(lambda: Path(path).exists(), 10, "the agent listens")
+            # its socket exists before it listens there; `ssh-add -l` exits with 2 while nothing answers
+            ask_keys = ["ssh-add", "-l"]
+            wait_until(
+                lambda: (
+                    subprocess.run(ask_keys, env=os.environ | {"SSH_AUTH_SOCK": path}, capture_output=True).returncode
+                    != 2
+                ),
+                10,
+                "the agent listens",
+            )
             ask = tmp_path / "askpass"
             ask.write_text(f"#!/bin/sh\necho '{passphrase}'\n")
             ask.chmod(0o700)
@@ -463,7 +472,7 @@ def test_a_jump_host_that_died_is_reached_anew(start: Start, client: Client) -> 
     target = host(last, proxy_jump=f"127.0.0.1:{jump.port}")
     dialer = client.dialer()
     assert works(dialer, target)
-    [session] = [shared.session.result() for shared in dialer._jumps.values()]
+    [session] = [shared.connection.result() for shared in dialer._jump_hosts._shared.values()]
     session.close()
     wait_until(lambda: not session.alive, 5, "the lost connection is noticed")
     assert works(dialer, target)
