@@ -62,6 +62,21 @@ def test_a_host_that_comes_back_has_to_stop_before_it_takes_part() -> None:
         assert (actions, state.nodes[1].phase) == ((), NodePhase.RETURNED)
 
 
+def test_a_spare_that_came_back_may_repeat_what_it_reported() -> None:
+    """A status is always complete, so it says again how the attempt ended that was stopped on return."""
+    state = exited(gang.step(begun(SPARED, 1), gang_events.Lost(1, 2000.0))[0], 2001.0, 0, 2)
+    state = started(gang.step(state, gang_events.PortFound(29501, 2010.0))[0], 2011.0)
+    state = exited(gang.step(state, gang_events.Joined(1, 2020.0))[0], 2020.1, 1)
+    assert state.nodes[1].phase is NodePhase.JOINED
+    failure = {"host": "host-1", "node": 1, "rank": None, "what": "ended"}
+    for event in (
+        gang_events.Started(1, 2, 2020.2),
+        gang_events.Exited(1, 2, False, 2020.2),
+        gang_events.Failed(1, 2, failure, 2020.2),
+    ):
+        assert gang.step(state, event) == (state, ())
+
+
 def test_without_a_rejoin_timeout_a_lost_host_has_no_way_back() -> None:
     state = gang.begin(SPARED, 1, 3)
     for number in range(4):

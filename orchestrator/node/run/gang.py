@@ -208,13 +208,15 @@ def _on_report(state: State, event: Union[Started, Failed, Exited]) -> State:
     if event.attempt != state.attempt or state.phase is Phase.WAITING:
         return state  # of an earlier attempt, or of a node that failed before the first one: it will be lost
     phase = state.nodes[event.node].phase
+    is_spare = state.nodes[event.node].node_rank is None
+    if phase is NodePhase.RETURNED and isinstance(event, Exited):  # its guard starts nothing of this attempt any more
+        return change_node(state, event.node, phase=NodePhase.JOINED if is_spare else NodePhase.EXITED)
+    if is_spare or phase is NodePhase.RETURNED:
+        return state
     if isinstance(event, Started):
         return change_node(state, event.node, phase=NodePhase.RUNNING) if phase is NodePhase.JOINED else state
     if isinstance(event, Failed):
-        return state if phase is NodePhase.RETURNED else _fail(state, event.failure, event.at)
-    if phase is NodePhase.RETURNED:  # its guard starts nothing of this attempt any more
-        is_spare = state.nodes[event.node].node_rank is None
-        return change_node(state, event.node, phase=NodePhase.JOINED if is_spare else NodePhase.EXITED)
+        return _fail(state, event.failure, event.at)
     if phase in (NodePhase.LOST, NodePhase.DISCONNECTED, NodePhase.EXITED):
         return state
     after = change_node(state, event.node, phase=NodePhase.EXITED)
@@ -294,9 +296,6 @@ def _on_stop_requested(state: State, event: StopRequested) -> State:
         grace = min(event.grace, state.stop_grace)
         return state._replace(stop_grace=grace, stopped_by=state.stopped_by or event.by)
     return state
-
-
-# --- what follows
 
 
 def _attempt(state: State, team: Tuple[int, ...], master_addr: str, master_port: int, at: float) -> State:
