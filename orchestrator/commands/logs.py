@@ -76,7 +76,8 @@ def logs(options: LogsOptions) -> int:
         run, listing = lookup.run, lookup.listing
         about = advice.about(run, listing.runs, inventory.path)
         if log_filter.ranks is not None and min(log_filter.ranks) >= run.ranks:
-            raise UsageError(f"run {run.run_id} has no such rank; it has ranks 0 to {run.ranks - 1}")
+            ranks_of_run = "only rank 0" if run.ranks == 1 else f"ranks 0 to {run.ranks - 1}"
+            raise UsageError(f"run {run.run_id} has no such rank; it has {ranks_of_run}")
         hosts = {host.name: host for host in inventory.hosts}
         late = [name for name in listing.late if name in run.missing_hosts]
         asked_hosts = [hosts[name] for name in [*run.parts, *late] if name in hosts]

@@ -93,7 +93,7 @@ def test_another_run_and_other_peoples_look_alikes_survive(lab2: Lab) -> None:
     third = start(lab2, inventory, "--", name, "1000", "0.1")
     newest = ok(orch(lab2, "kill", "-i", inventory, "--grace", "1"))
     assert f"stopped {third}" in newest.stderr
-    assert re.search(rf"\b{other} .*`ddp-orch kill --all\b", newest.stderr)
+    assert re.search(rf"\b{other} .*ddp-orch kill --all\b", newest.stderr)
     ok(orch(lab2, "kill", "--all", "-i", inventory, "--grace", "1"))
     for process in bystanders:
         process.kill()
