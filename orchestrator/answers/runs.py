@@ -132,6 +132,11 @@ class Part:
     """The output folder, if it is on a disk that all hosts share (run.output)."""
 
     @property
+    def lacks_guard(self) -> bool:
+        """Whether the host was restarted, or its guard killed, while the run was not over there."""
+        return self.state == "lost" and self.verdict is None
+
+    @property
     def unfinished(self) -> bool:
         return self.state in UNFINISHED
 

@@ -98,7 +98,7 @@ def logs(options: LogsOptions) -> int:
             ranks_of,
             late=late,
             mask=mask,
-            revive=reviver.revive,
+            revive=reviver.revive if run.unfinished else None,
         )
         bell = attach.Bell(inventory.notify.bell and options.follow, console)
         ranks = _count_ranks(run, asked_hosts, late, log_filter)

@@ -22,7 +22,7 @@ from ..inventory.model import Host
 from ..output.console import Console, wants_colour
 from ..output.lines import Mask
 from ..runs import ending, registry
-from ..runs.revive import Reviver, has_no_guard
+from ..runs.revive import Reviver
 from .board import BoardRow, render
 from .context import load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_doubts, warn_of_failures
 
@@ -74,7 +74,7 @@ class Watcher:
 
     def _misses_guard(self, row: BoardRow) -> bool:
         goes_on = any(other.part is not None and other.part.unfinished for other in self.rows())
-        return goes_on and row.part is not None and has_no_guard(row.part)
+        return goes_on and row.part is not None and row.part.lacks_guard
 
     def _tell(self, news: str) -> None:
         self.news = news

@@ -19,7 +19,6 @@ from ..hosts.fleet import Fleet, wrap_unexpected
 from ..hosts.session import Refused, Session
 from ..inventory.model import Host
 from ..ssh.pipe import ConnectFailure
-from . import revive
 
 MIN_RECONNECT, MAX_RECONNECT = 0.5, 30.0  # s between two tries to connect to a host again
 # These three limit the memory: a line of some 70 bytes in the journal takes half a KiB.
@@ -235,7 +234,7 @@ class _Reader:
 
     def _misses_guard(self, ended: Ended) -> bool:
         run = ended.outcome.run if ended.outcome else None
-        self._without_guard = self._without_guard + 1 if run is not None and revive.has_no_guard(run) else 0
+        self._without_guard = self._without_guard + 1 if run is not None and run.lacks_guard else 0
         return self._readers.follow and self._without_guard > 0
 
     def _wait_for_guard(self) -> bool:

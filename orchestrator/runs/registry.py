@@ -226,6 +226,8 @@ def _make_run(run_id: str, run_claims: claims.Claims) -> Run:
         if state not in UNFINISHED:
             states = {part.state for part in parts}
             state = next((unfinished for unfinished in UNFINISHED if unfinished in states), state)
+    elif first.lacks_guard and any(part.unfinished for part in undisputed):
+        state = "waiting"  # the head was restarted, and the other hosts wait for it
     return Run(run_id, first.name, state, attempt, first.started_at, run_claims.parts, run_claims.disputed)
 
 

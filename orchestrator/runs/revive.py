@@ -14,12 +14,7 @@ from ..hosts.session import Refused, Session
 from ..inventory.model import Host
 
 NOTIFIERS = (0, 1)  # the head, and who reports its loss
-THERE_ALREADY = ("guarded", "held")  # someone else starts the guard
-
-
-def has_no_guard(part: Part) -> bool:
-    """Whether the host was restarted, or its guard killed, while the run was not over there."""
-    return part.state == "lost" and part.verdict is None
+NO_NEWS = ("guarded", "held", "no-guard", "over")  # someone else starts the guard, or the run has just ended
 
 
 def fetch_private(run_id: str, hosts: Sequence[Host], fleet: Fleet) -> Private:
@@ -55,7 +50,7 @@ def revive(
 
     `nodes`: the node number of each host of the run. `parts`: what the hosts answered.
     """
-    missing = [host for host in hosts if host.name in nodes and host.name in parts and has_no_guard(parts[host.name])]
+    missing = [host for host in hosts if host.name in nodes and host.name in parts and parts[host.name].lacks_guard]
     if not missing:
         return Revived()
     alive = [host for host in hosts if host.name in nodes and host.name in parts and parts[host.name].unfinished]
@@ -103,7 +98,7 @@ class Reviver:
             private = fetch_private(self._run_id, others, self._fleet)
             rejoin(self._run_id, self._nodes[host.name], self._fleet.session(host), private)
         except Refused as error:
-            if error.code not in THERE_ALREADY:
+            if error.code not in NO_NEWS:
                 self._warn_once(host, error)
         except OrchError as error:
             self._warn_once(host, error)

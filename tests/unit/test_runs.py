@@ -11,11 +11,12 @@ from fake_relay import part_of
 
 from orchestrator.answers import ends
 from orchestrator.answers.ends import Ending, LeftoversEnding
-from orchestrator.answers.runs import Part
+from orchestrator.answers.runs import Part, RunList
 from orchestrator.errors import UnreachableError, UsageError
 from orchestrator.hosts.fleet import Fleet, Work
+from orchestrator.inventory.model import parse
 from orchestrator.runs.ending import KillProof, KillTargets, kill
-from orchestrator.runs.registry import Listing, Run, choose
+from orchestrator.runs.registry import Listing, Run, choose, find
 
 
 def part(node: int, state: str = "running", hosts: tuple[str, ...] = ("a", "b")) -> Part:
@@ -53,6 +54,34 @@ LISTING = Listing(RUNS, {})
 )
 def test_a_run_is_chosen_by_id_name_or_prefix_and_else_it_is_the_newest(wanted: str | None, found: int) -> None:
     assert choose(LISTING, wanted, "inventory.yaml") is RUNS[found]
+
+
+class Answering(Fleet):
+    """Hosts that list these parts of runs."""
+
+    def __init__(self, **parts: Part) -> None:
+        self._parts = parts
+
+    def prepare(self, hosts: Any) -> None:
+        pass
+
+    def begin(self, hosts: Any, work: Any, doing: str = "") -> Any:
+        return Work(hosts, lambda host: (RunList((self._parts[host.name],)), ""), 2)
+
+
+@pytest.mark.parametrize(
+    ("head", "other", "state"),
+    [
+        ("lost", "stopping", "waiting"),
+        ("lost", "lost", "lost"),
+        ("waiting", "lost", "waiting"),
+        ("running", "lost", "running"),
+    ],
+)
+def test_a_run_whose_head_was_restarted_is_unfinished_while_others_wait(head: str, other: str, state: str) -> None:
+    hosts = parse("hosts: [a, b]", "inventory.yaml").hosts
+    (found,) = find(Answering(a=part(0, head), b=part(1, other)), hosts).runs
+    assert found.state == state and found.unfinished == (state != "lost")
 
 
 def test_a_prefix_of_several_is_refused_with_all_of_them() -> None:
