@@ -36,7 +36,14 @@ class Recorder:
         self.commands: list[str] = []
         self.permits: list[float] = []
         nodes = [{"host": f"host-{number}", "nproc": 1} for number in range(2)]
-        self.spec = {"nodes": nodes, "max_restarts": 0, "min_nodes": 2, "epoch": 0.0, "stall_timeout": None}
+        self.spec = {
+            "nodes": nodes,
+            "max_restarts": 0,
+            "grace": 1.0,
+            "min_nodes": 2,
+            "epoch": 0.0,
+            "stall_timeout": None,
+        }
         self.spec |= {
             "lease": LEASE,
             "node": node,
