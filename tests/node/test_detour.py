@@ -130,6 +130,20 @@ def test_a_node_behind_a_broken_path_is_heard_and_obeys_by_a_detour(
     assert "end" not in trio.node.commands
 
 
+def test_the_permit_is_renewed_by_a_detour_where_only_the_way_to_the_node_is_broken(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head hears it all the time, and learns from it that nothing arrives there."""
+    side = trio.node.side
+    assert isinstance(side, WorkerLink)
+    monkeypatch.setattr(trio.gang._nodes[2], "send", lambda message: None)
+    monkeypatch.setattr(side, "_dial", lambda: None)
+    trio.until(lambda: side._detour is not None, "the head uses a detour")
+    permits = len(trio.node.permits)
+    trio.until(lambda: len(trio.node.permits) > permits + 3, "its permit is renewed")
+    assert not any("suspect" in line for line in trio.head.lines)
+
+
 def test_the_permit_lapses_without_a_helper(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     trio.break_path(monkeypatch)
     monkeypatch.setattr(trio.gang._watch, "helpers", lambda *_: ())

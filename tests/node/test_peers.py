@@ -142,6 +142,8 @@ def say(head: HeadLink, node: Link, message: dict[str, Any]) -> None:
         {"status": dict(STATUS, failures=[{"what": "no attempt"}])},
         {"status": dict(STATUS, failures={})},
         {"contact": {"addresses": 5}},
+        {"clock": 5.0},
+        {"clock": 5.0, "unheard": -1.0},
         {"silence": 5},
         {"silence": {"quiet": "long", "frozen": []}},
         {"silence": {"quiet": 0.0, "frozen": ["one"]}},
@@ -238,7 +240,7 @@ def test_a_message_that_a_cut_has_delayed_renews_nothing(
 
 def test_the_head_answers_with_the_time_of_the_node_that_it_has(met: tuple[HeadLink, Link]) -> None:
     head, node = met
-    say(head, node, {"clock": 5.0})
+    say(head, node, {"clock": 5.0, "unheard": 0.0})
     assert select.select([node.fileno()], [], [], 10.0)[0]
     assert node.receive()[-1]["echo"] == 5.0
 

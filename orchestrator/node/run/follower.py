@@ -211,7 +211,8 @@ class WorkerLink(ClusterLink):
             self._link = self._dial()
         if now >= self._beat_at:
             self._beat_at = now + beat(self._lease)
-            self._send_directly({"silence": self._recorder.silence(), "clock": clock()})
+            unheard = now - self._link.heard_at if self._link is not None else 0.0
+            self._send_directly({"silence": self._recorder.silence(), "clock": clock(), "unheard": unheard})
         if self._link is not None and now - self._heard_at > self._lease:
             self.on_readable(self._link.fileno())  # this process may be late itself: read what has arrived
         if self._link is not None and self._link.ready:

@@ -73,7 +73,7 @@ class HeadLink(ClusterLink):
         now = time.monotonic()
         for number, node in enumerate(self._state.nodes):
             if number and node.phase not in gang.UNREACHABLE:
-                self._watch.hear(number, now)
+                self._watch.join(number, now)
         return log
 
     def _now(self) -> float:
@@ -115,6 +115,7 @@ class HeadLink(ClusterLink):
             old.close()
         self._nodes[number] = link
         self._informed[number] = 0
+        self._watch.join(number, link.heard_at)
         self._clocks.pop(number, None)  # its host may have been booted since
         self._detours.refusals.discard(number)
         self._step(gang_events.Joined(number, self._now()))
@@ -136,6 +137,7 @@ class HeadLink(ClusterLink):
             for message in received:
                 self._on_message(number, message)
                 if "clock" in message:
+                    self._watch.hear_unheard(number, link.heard_at, messages.seconds(message.get("unheard")))
                     self._send(link, dict(self._news(number), echo=self._clocks[number]))
                 if "envelope" in message:
                     self._on_envelope(messages.envelope(message["envelope"], len(self._state.nodes)), link)

@@ -104,6 +104,10 @@ def clock(message: Any) -> float:
     return _number(message)
 
 
+def seconds(message: Any) -> float:
+    return _number(message)
+
+
 def envelope(message: Any, nodes: int) -> Envelope:
     """`nodes`: how many there are."""
     if len(_list(message)) != 3 or max(_integer(message[0]), _integer(message[1])) >= nodes:

@@ -21,14 +21,21 @@ class NodeWatch:
         self._lease = lease
         self._say = say
         self._heard: Dict[int, float] = {}  # on any path
-        self._direct: Dict[int, float] = {}  # on the link of the node
+        self._direct: Dict[int, float] = {}  # on the link of the node, which had heard us there before
         self._watched: Set[int] = set()  # those that a line has called suspect
         self._by_detour: Set[int] = set()
         self.suspects: Set[int] = set()
 
+    def join(self, node: int, at: float) -> None:
+        self._heard[node] = self._direct[node] = at
+
     def hear(self, node: int, at: float) -> None:
         """The node was heard on its link."""
-        self._heard[node] = self._direct[node] = at
+        self._heard[node] = at
+
+    def hear_unheard(self, node: int, at: float, seconds: float) -> None:
+        """The node reports on its link for how long it has not heard us: a path may work in one direction only."""
+        self._direct[node] = at - seconds
 
     def hear_by_detour(self, node: int, helper: int, at: float) -> None:
         self._heard[node] = at
