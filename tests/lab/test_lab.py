@@ -125,6 +125,16 @@ def test_the_inventory_names_every_host(lab2: Lab) -> None:
 # --- what can happen to it ------------------------------------------------------------------------------------------
 
 
+def test_crontabs_survive_a_reboot_and_cron_runs_their_lines(lab2: Lab) -> None:
+    host = lab2.hosts[0]
+    host.sh("crontab -", input="@reboot touch ~/booted\n", check=True)
+    assert lab2.hosts[1].sh("crontab -l").stdout == ""
+    host.crash()
+    host.boot()
+    host.popen(["cron", "-f"], "root")
+    wait_until((host.home / "booted").exists, 30, "cron has run the line")
+
+
 def test_a_crashed_host_comes_back_with_a_new_boot_id_and_its_disk(lab2: Lab) -> None:
     host, before = lab2.hosts[0], boot_id(lab2.hosts[0])
     sleeper = host.popen(["sleep", "1000"])
