@@ -94,7 +94,7 @@ def test_a_run_waits_and_says_so(lab3: Lab) -> None:
 
 
 def test_a_run_whose_host_does_not_come_back_is_lost(lab3: Lab) -> None:
-    with Trial(lab3, rejoining(lab3, rejoin_timeout="20s")) as run:
+    with Trial(lab3, rejoining(lab3, rejoin_timeout=20)) as run:
         run.wait_for("step:40 ")
         lab3.hosts[1].cut("cluster")
         run.assert_ended(4, "lost", "node-1: host lost", within=120)
