@@ -200,6 +200,22 @@ def revive(run: str | None, inventory: str | None, as_json: bool) -> None:
     sys.exit(revive_command.revive_run(run, inventory, as_json=as_json))
 
 
+@click.command(cls=Command, short_help="take a host out of a run")
+@click.argument("run", shell_complete=completion.run)
+@click.argument("host", shell_complete=completion.host)
+@INVENTORY_OF_RUN
+@JSON
+def drain(run: str, host: str, inventory: str | None, as_json: bool) -> None:
+    """Stop RUN with its grace period, so that it saves a snapshot, and continue without HOST.
+
+    A spare takes the place of HOST. Without a spare, the run continues with fewer hosts, if run.nnodes allows it. The
+    restart does not count against run.max_restarts. The head of a run cannot be drained.
+    """
+    from . import drain as drain_command
+
+    sys.exit(drain_command.drain_host(run, host, inventory, as_json=as_json))
+
+
 @click.command(cls=Command, short_help="find the first cause of a failure")
 @click.argument("run", nargs=-1, metavar="[RUN]", shell_complete=completion.run)
 @click.option(
@@ -282,4 +298,4 @@ def snapshot(run: str | None, timeout: float, inventory: str | None, as_json: bo
     sys.exit(signals.snapshot_run(run, inventory, limit=timeout, as_json=as_json))
 
 
-COMMANDS = (up, logs, ps, top, report, kill, signal, snapshot, revive, diagnose, fetch)
+COMMANDS = (up, logs, ps, top, report, kill, signal, snapshot, revive, drain, diagnose, fetch)

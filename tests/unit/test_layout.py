@@ -62,6 +62,7 @@ ONLY = {
 
 TWICE = {
     # one noun, seen by the controller and by the node program
+    "drain": {"answers.drain", "commands.drain", "node.run.drain", "node.serve.drain"},
     "evidence": {"answers.evidence", "node.serve.evidence"},
     "facts": {"answers.facts", "node.serve.facts"},
     "follow": {"node.serve.follow", "runs.follow"},

@@ -19,12 +19,14 @@ other uses up a spare, or a node above the least number. In `over` the other nod
 the head ends last.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
-from . import gate
+from . import drain, gate
 from .gang_events import (
+    Action,
     Checked,
     Disconnected,
+    Drain,
     End,
     Event,
     Exited,
@@ -61,11 +63,6 @@ FAREWELL_WINDOW = 10.0  # s that the head waits for the others to end before it 
 # phases of a node that has nothing to do any more, or cannot be asked to
 GONE = (NodePhase.DISCONNECTED, NodePhase.LOST, NodePhase.ABSENT)
 UNREACHABLE = (NodePhase.DISCONNECTED, NodePhase.ABSENT)
-
-
-class Action(NamedTuple):
-    node: int
-    order: Order
 
 
 def begin(
@@ -117,6 +114,8 @@ def order_of(state: State, number: int) -> Optional[Order]:
     if check is not None:
         return check
     if node.node_rank is None:
+        if node.leaves is not None and node.phase is not NodePhase.LOST:
+            return End(node.leaves)
         hosts = tuple(state.nodes[member].host for member in state.team)
         return Wait(hosts) if state.attempt > 0 and node.phase is not NodePhase.LOST else None
     if node.phase is NodePhase.EXITED:
@@ -141,7 +140,7 @@ def order_of(state: State, number: int) -> Optional[Order]:
 def _why(state: State) -> str:
     failure = state.first_failure
     if failure is None:
-        return "stopped by %s" % state.stopped_by
+        return "stopped by %s" % (state.stopped_by or state.drained_by)
     return "%s failed: %s" % (failure.get("host", "?"), failure.get("what", "?"))
 
 
@@ -182,6 +181,8 @@ def _apply(state: State, event: Event) -> State:
         return _on_restarted(state, event)
     if isinstance(event, Stalled):
         return _fail(state, _stalled(state, event), event.at) if event.attempt == state.attempt else state
+    if isinstance(event, Drain):
+        return drain.on_requested(state, event)
     if isinstance(event, Checked):
         return gate.on_checked(state, event)
     if isinstance(event, Disconnected):
@@ -278,7 +279,7 @@ def _was_silent_before_the_failure(state: State, event: Lost) -> bool:
 
 def _mark_lost(state: State, number: int, failure: Dict[str, Any], at: float) -> State:
     """The run continues, waits or ends without that node. The loss of a spare is no failure."""
-    lost = change_node(state, number, phase=NodePhase.LOST, lost_in=state.attempt)
+    lost = drain.on_lost(change_node(state, number, phase=NodePhase.LOST, lost_in=state.attempt), number, failure)
     if state.phase is Phase.RESTARTING and next_team(lost) is None:
         if why_not_again(lost) is not None:
             return lost._replace(phase=Phase.STOPPING, since=at)
@@ -307,6 +308,7 @@ def _attempt(state: State, team: Tuple[int, ...], master_addr: str, master_port:
     return place(_archive(state)._replace(nodes=nodes), team)._replace(
         restarts_used=state.restarts_used + uses_restart(state, team),
         phase=Phase.RUNNING,
+        drained_by=None,
         attempt=state.attempt + 1,
         since=at,
         started_at=at,

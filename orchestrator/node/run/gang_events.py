@@ -79,6 +79,15 @@ class StopRequested(NamedTuple):
     resumable: bool = False
 
 
+class Drain(NamedTuple):
+    """A host is asked to leave the run. `grace`: seconds for the ranks to save a snapshot."""
+
+    node: int
+    by: str
+    grace: float
+    at: float
+
+
 class PortFound(NamedTuple):
     """The head has a free port for the next attempt: the kernel may not have released the old one yet."""
 
@@ -118,6 +127,7 @@ Event = Union[
     Restarted,
     Disconnected,
     StopRequested,
+    Drain,
     PortFound,
     Stalled,
     Checked,
@@ -135,6 +145,7 @@ EVENTS: Dict[str, Callable[..., Event]] = {
     "Restarted": Restarted,
     "Left": Disconnected,
     "StopRequested": StopRequested,
+    "Drain": Drain,
     "PortFound": PortFound,
     "Stalled": Stalled,
     "Checked": Checked,

@@ -40,6 +40,7 @@ class Node(NamedTuple):
     phase: NodePhase = NodePhase.ABSENT
     ordered_at: float = 0.0
     away: bool = False  # silent for a lease since its part of the attempt was done
+    leaves: Optional[Dict[str, Any]] = None  # its verdict, when it was asked to leave the run
     lost_in: int = -1  # the attempt in which it was lost last
     asked: int = 0  # the attempt that it was last asked for whether it is well
     asked_at: float = 0.0
@@ -66,6 +67,7 @@ class State(NamedTuple):
     stop_grace: float = FAILURE_GRACE
     stopped_by: Optional[str] = None
     resumable: bool = False  # it was stopped after the ranks were asked for a snapshot
+    drained_by: Optional[str] = None  # who asked for the stop of this attempt, after which a host leaves
     since: float = 0.0  # when the phase began
     verdict: Optional[Dict[str, Any]] = None
     has_gate: bool = False  # hosts are asked whether they are well before another attempt

@@ -20,6 +20,7 @@ from . import gang_events, gang_state, messages
 from .attempts import AttemptOrder, Attempts
 from .child import RecorderChild
 from .control import Control
+from .drain_requests import DrainRequests
 from .messages import AttemptPhase
 from .past import Past
 from .permit import Permit, clock
@@ -68,6 +69,7 @@ class Guard:
             self._write_state,
         )
         self._shutdown = Shutdown(folder, self._recorder, self._send_status)
+        self._drains = DrainRequests()
         self._requests = Requests(folder, self._answer_request)
         self._has_past = past is not None
         self._restarted = past is not None and past.restarted
@@ -189,6 +191,7 @@ class Guard:
                 "finish": self._finish,
                 "stop": self._shutdown.stop,
                 "drain": self._shutdown.is_draining,
+                "drain_requests": self._drains.requests,
             }
         )
 
@@ -221,6 +224,8 @@ class Guard:
             self._attempts.stop_now(gang_state.FAILURE_GRACE, "the run is over")
         elif message["do"] == "drained":
             self._attempts.close_fifos(message["attempt"])
+        elif message["do"] == "drain answer":
+            self._drains.answers[message["id"]] = message["accepted"]
         elif message["do"] == "prepared":
             self._control.answer({"ready": message["ready"]})
         elif message["do"] == "cannot":
@@ -322,6 +327,10 @@ class Guard:
                 return self._request_finish(str(request["by"]), int(request["signal"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             return {"error": "malformed request: %r" % error, "code": "unknown"}
+        if request.get("do") == "drain" and self._spec["node"] == 0:
+            answer = self._drains.add(request)
+            self._send_status()
+            return answer
         return {"error": "unknown request", "code": "unknown"}
 
     def _request_finish(self, by: str, number: int) -> Dict[str, Any]:

@@ -5,7 +5,7 @@ import os
 import random
 import socket
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 from ..host import network, state
 from . import gang, gang_events, messages, narration, notify, team
@@ -43,6 +43,7 @@ class HeadLink(ClusterLink):
         self._label = ""
         self._tick_at = self._beat_at = 0.0
         self._answered = False
+        self._drains: Set[str] = set()  # requests that the gang has decided on
         self._silence: Dict[int, Dict[str, Any]] = {}  # the last report of each node on the silence of its ranks
         self._warned_of_silence = False
         self._state = gang.begin(
@@ -197,7 +198,18 @@ class HeadLink(ClusterLink):
         if status["start"] is not None and self._state.phase is Phase.WAITING:
             self._step(gang_events.StartRequested(status["start"]["master_addr"], status["start"]["master_port"], now))
             self._finisher.begin(now)
+        for request in status.get("drain_requests", ()):
+            self._drain(request["id"], request["node"], request["by"])
         self._on_node_status(0, messages.status(status))
+
+    def _drain(self, request_id: str, number: int, by: str) -> None:
+        """A request is in every status; a new recorder answers it again."""
+        if request_id in self._drains:
+            return
+        self._drains.add(request_id)
+        self._step(gang_events.Drain(number, by, self._spec["grace"], self._now()))
+        accepted = number < len(self._state.nodes) and self._state.nodes[number].leaves is not None
+        self._recorder.command({"do": "drain answer", "id": request_id, "accepted": accepted})
 
     def _on_node_status(self, number: int, status: Dict[str, Any]) -> None:
         """A status is always complete; what is new in it becomes an event."""

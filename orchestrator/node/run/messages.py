@@ -63,19 +63,19 @@ def status(message: Any) -> Dict[str, Any]:
     if outcome is None and phase is AttemptPhase.EXITED:
         raise Malformed("outcome")
     return {
-        "attempt": _integer(message.get("attempt")),
+        "attempt": integer(message.get("attempt")),
         "phase": phase,
         "outcome": None if outcome is None else {"ok": _object(outcome).get("ok") is True},
         "failures": [_failure(failure) for failure in _list(message.get("failures"))[:FAILURES]],
         "fenced": message.get("fenced") is True,
         "restarted": message.get("restarted") is True,
         "finish": None if finish is None else _finish(_object(finish)),
-        "stop": None if stop is None else {"by": _text(_object(stop).get("by")), "grace": _number(stop.get("grace"))},
+        "stop": None if stop is None else {"by": text(_object(stop).get("by")), "grace": _number(stop.get("grace"))},
     }
 
 
 def _finish(request: Dict[str, Any]) -> Dict[str, Any]:
-    return {"by": _text(request.get("by")), "can_save": request.get("can_save") is True}
+    return {"by": text(request.get("by")), "can_save": request.get("can_save") is True}
 
 
 def silence(message: Any) -> Dict[str, Any]:
@@ -83,7 +83,7 @@ def silence(message: Any) -> Dict[str, Any]:
     message = _object(message)
     return {
         "quiet": _number(message.get("quiet")),
-        "frozen": [_integer(rank) for rank in _list(message.get("frozen"))[:FROZEN]],
+        "frozen": [integer(rank) for rank in _list(message.get("frozen"))[:FROZEN]],
     }
 
 
@@ -91,9 +91,9 @@ def checked(message: Any) -> Dict[str, Any]:
     """Whether a host is well enough for an attempt."""
     message = _object(message)
     return {
-        "attempt": _integer(message.get("attempt")),
+        "attempt": integer(message.get("attempt")),
         "problems": [
-            {"code": _text(_object(problem).get("code")), "text": _text(problem.get("text"))}
+            {"code": text(_object(problem).get("code")), "text": text(problem.get("text"))}
             for problem in _list(message.get("problems"))[:PROBLEMS]
         ],
     }
@@ -110,7 +110,7 @@ def seconds(message: Any) -> float:
 
 def envelope(message: Any, nodes: int) -> Envelope:
     """`nodes`: how many there are."""
-    if len(_list(message)) != 3 or max(_integer(message[0]), _integer(message[1])) >= nodes:
+    if len(_list(message)) != 3 or max(integer(message[0]), integer(message[1])) >= nodes:
         raise Malformed("envelope")
     return Envelope(message[0], message[1], _object(message[2]))
 
@@ -122,7 +122,7 @@ def of_head(message: Any, nodes: int) -> OfHead:
         contacts(message["contacts"], nodes) if "contacts" in message else {},
         clock(message["echo"]) if "echo" in message else None,
         envelope(message["envelope"], nodes) if "envelope" in message else None,
-        _integer(message["signal"]) if "signal" in message else None,
+        integer(message["signal"]) if "signal" in message else None,
     )
 
 
@@ -138,7 +138,7 @@ def order(message: Any) -> gang_events.Order:
 def contact(message: Any) -> Contact:
     """Where a node can be reached."""
     message = _object(message)
-    addresses = tuple(_text(address) for address in _list(message.get("addresses"))[:ADDRESSES])
+    addresses = tuple(text(address) for address in _list(message.get("addresses"))[:ADDRESSES])
     return Contact(addresses, _optional(_port, message.get("port")), _optional(_endpoint, message.get("sshd")))
 
 
@@ -155,14 +155,14 @@ def contacts(message: Any, count: int) -> Dict[int, Contact]:
 def _failure(message: Any) -> Dict[str, Any]:
     message = _object(message)
     return {
-        "rank": _optional(_integer, message.get("rank")),
-        "exit_code": _optional(_integer, message.get("exit_code")),
-        "signal": _optional(_text, message.get("signal")),
-        "pid": _optional(_integer, message.get("pid")),
-        "what": _text(message.get("what")),
-        "said": _text(message.get("said", "")),
+        "rank": _optional(integer, message.get("rank")),
+        "exit_code": _optional(integer, message.get("exit_code")),
+        "signal": _optional(text, message.get("signal")),
+        "pid": _optional(integer, message.get("pid")),
+        "what": text(message.get("what")),
+        "said": text(message.get("said", "")),
         "gone": message.get("gone") is True,
-        "attempt": _integer(message.get("attempt")),
+        "attempt": integer(message.get("attempt")),
         "at": _number(message.get("at")),
     }
 
@@ -183,7 +183,7 @@ def _list(value: Any) -> List[Any]:
     return value
 
 
-def _integer(value: Any) -> int:
+def integer(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST:
         raise Malformed("not a number")
     return value
@@ -196,7 +196,7 @@ def _number(value: Any) -> float:
 
 
 def _port(value: Any) -> int:
-    if not 0 < _integer(value) < 1 << 16:
+    if not 0 < integer(value) < 1 << 16:
         raise Malformed("not a port")
     return int(value)
 
@@ -204,10 +204,10 @@ def _port(value: Any) -> int:
 def _endpoint(value: Any) -> Tuple[str, int]:
     if len(_list(value)) != 2:
         raise Malformed("not an address and a port")
-    return _text(value[0]), _port(value[1])
+    return text(value[0]), _port(value[1])
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
     if not isinstance(value, str):
         raise Malformed("not a text")
     return one_line(value)

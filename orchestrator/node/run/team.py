@@ -44,7 +44,8 @@ def _is_checked(state: State, number: int, at: float) -> bool:
 
 
 def will_try_again(state: State) -> bool:
-    return state.first_failure is not None and state.stopped_by is None and why_not_again(state) is None
+    ended = state.first_failure is not None or state.drained_by is not None
+    return ended and state.stopped_by is None and why_not_again(state) is None
 
 
 def why_not_again(state: State) -> Optional[str]:
@@ -52,7 +53,7 @@ def why_not_again(state: State) -> Optional[str]:
     failure = state.first_failure or {}
     budget_is_spent = state.restarts_used >= state.max_restarts
     spent = "run.max_restarts (%d) is used up" % state.max_restarts if state.max_restarts else "max_restarts is 0"
-    if not failure.get("lost"):
+    if not failure.get("lost") and (failure or state.drained_by is None):
         if budget_is_spent:
             return spent
         alike = [_same_at_start(failed) for failed in (*state.failures, failure)[-FAILS_ALIKE:]]
@@ -78,12 +79,13 @@ def missing(state: State) -> Tuple[str, ...]:
 def uses_restart(state: State, team: Tuple[int, ...]) -> bool:
     """Whether an attempt of this team takes one of max_restarts.
 
-    Not after a lost host where it uses up a spare instead, or a node above the least number.
+    Not after a drain, and not after a lost host where it uses up a spare instead, or a node above the least number.
     """
     lost_and_back = any(
         state.nodes[number].lost_in == state.attempt for number in team if state.nodes[number].node_rank is not None
     )
-    return state.attempt > 0 and (lost_and_back or not (state.first_failure or {}).get("lost"))
+    failed = state.first_failure is not None and not state.first_failure.get("lost")
+    return state.attempt > 0 and (lost_and_back or failed)
 
 
 def next_team(state: State) -> Optional[Tuple[int, ...]]:
@@ -99,7 +101,10 @@ def next_team(state: State) -> Optional[Tuple[int, ...]]:
     spares = [
         number
         for number, node in enumerate(state.nodes)
-        if node.node_rank is None and node.phase is NodePhase.JOINED and number not in unreliable | doubtful
+        if node.node_rank is None
+        and node.phase is NodePhase.JOINED
+        and node.leaves is None
+        and number not in unreliable | doubtful
     ]
     team: List[int] = []
     for number in state.team:
@@ -115,7 +120,7 @@ def next_team(state: State) -> Optional[Tuple[int, ...]]:
 
 def _is_ready(state: State, number: int) -> bool:
     node = state.nodes[number]
-    gone = node.phase in (NodePhase.LOST, NodePhase.RETURNED) or node.away
+    gone = node.phase in (NodePhase.LOST, NodePhase.RETURNED) or node.away or node.leaves is not None
     return not gone and not is_unfit(state, number)
 
 

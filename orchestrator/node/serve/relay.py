@@ -38,6 +38,7 @@ OPERATIONS = {
     "signal": ("serve.rank_signals", "send"),
     "finish": ("serve.rank_signals", "finish"),
     "saved": ("serve.rank_signals", "wait_for_saved_line"),
+    "drain": ("serve.drain", "drain"),
     "stale": ("serve.leftovers", "stale"),
     "force": ("serve.leftovers", "force"),
     "outputs": ("serve.outputs", "listing"),

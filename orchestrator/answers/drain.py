@@ -1,0 +1,18 @@
+"""What the head of a run answers when a host is asked to leave. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .operation import Operation
+
+
+@dataclass(frozen=True)
+class DrainAnswer:
+    """`drain`"""
+
+    accepted: bool
+    """Whether the run can continue without that host."""
+
+
+DRAIN = Operation("drain", DrainAnswer)

@@ -1,0 +1,69 @@
+"""`drain`: take a host out of a run, which continues without it or with a spare."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from ..answers.drain import DRAIN
+from ..answers.runs import LIST, UNFINISHED
+from ..errors import OrchError, UnreachableError, UsageError
+from ..hosts.fleet import Fleet
+from ..inventory.model import Inventory
+from ..output.console import fold
+from ..runs import registry
+from .context import find_run, load_inventory_of_run, open_fleet, stderr_console, whoami
+
+BEYOND_GRACE = 60.0  # s for a host to stop its ranks and to end its guard
+LOOK_EVERY = 0.5  # s
+
+
+def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_json: bool) -> int:
+    console = stderr_console()
+    inventory = load_inventory_of_run(inventory_path, None, run_name)
+    with open_fleet(inventory) as fleet:
+        lookup = find_run(fleet, inventory, run_name, console)
+        run = lookup.run
+        node = _node(run, host_name)
+        head = next(name for name, number in run.all_nodes.items() if number == 0)
+        hosts = {host.name: host for host in inventory.hosts}
+        if head not in hosts or head in lookup.listing.failed:
+            raise UnreachableError(f"{head}, the head of run {run.run_id}, cannot be reached")
+        arguments = {"run_id": run.run_id, "node": node, "by": whoami()}
+        if not fleet.session(hosts[head]).request(DRAIN, arguments).accepted:
+            raise UsageError(
+                f"run {run.run_id} cannot continue without {host_name}: it has no spare and not enough other hosts"
+            )
+        has_left = host_name not in run.parts or _wait(run, host_name, inventory, fleet)
+    if as_json:
+        print(json.dumps({"run_id": run.run_id, "host": host_name, "left": has_left}, indent=2))
+    if has_left:
+        console.note(f"{host_name} has left run {run.run_id}")
+        return 0
+    raise UnreachableError(f"{host_name} has not confirmed that it has left run {run.run_id}")
+
+
+def _node(run: registry.Run, host_name: str) -> int:
+    if host_name not in run.all_nodes:
+        raise UsageError(f"{host_name} is no host of run {run.run_id}; its hosts are {fold(list(run.all_nodes))}")
+    if run.state not in UNFINISHED:
+        raise UsageError(f"run {run.run_id} is over: {run.state}")
+    node = run.all_nodes[host_name]
+    if node == 0:
+        raise UsageError(f"{host_name} is the head of run {run.run_id}, without which the run cannot continue")
+    return node
+
+
+def _wait(run: registry.Run, host_name: str, inventory: Inventory, fleet: Fleet) -> bool:
+    """Wait until the run is over on that host."""
+    host = next(host for host in inventory.hosts if host.name == host_name)
+    deadline = time.monotonic() + run.grace + BEYOND_GRACE
+    while time.monotonic() < deadline:
+        try:
+            parts = fleet.session(host).request(LIST, {"members": False}).runs
+        except OrchError:
+            return False
+        if not any(part.run_id == run.run_id and part.unfinished for part in parts):
+            return True
+        time.sleep(LOOK_EVERY)
+    return False

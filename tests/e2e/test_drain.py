@@ -1,0 +1,37 @@
+"""`drain`: a host leaves a run that a user follows."""
+
+from __future__ import annotations
+
+import json
+
+from lab.lab import Lab
+from lab.waiting import wait_until
+
+from .driver import assert_clean, attached, code, guards, ok, orch, script
+
+SAVE = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+while os.environ["DDP_ORCH_ATTEMPT"] == "1":
+    time.sleep(0.1)
+"""
+
+
+def test_a_drained_host_is_free_and_the_run_that_is_followed_succeeds(lab3: Lab) -> None:
+    inventory = lab3.inventory(run={"launcher": "direct", "nnodes": "2:3"})
+    code(lab3)
+    with attached(lab3, inventory, "--", script(lab3, SAVE)) as up:
+        assert up.stdout and any("rank 2 of 3" in line for line in up.stdout)
+        (run,) = json.loads(ok(orch(lab3, "ps", "-i", inventory, "--json")).stdout)
+        ok(orch(lab3, "drain", "-i", inventory, run["run_id"], "node-0"), 2)
+        ok(orch(lab3, "drain", "-i", inventory, run["run_id"], "node-7"), 2)
+        answer = json.loads(ok(orch(lab3, "drain", "-i", inventory, "--json", run["run_id"], "node-2")).stdout)
+        assert answer == {"run_id": run["run_id"], "host": "node-2", "left": True}
+        output = up.stdout.read()
+        assert up.wait(60) == 0, output
+    assert "rank 1 of 2" in output
+    wait_until(lambda: not guards(lab3), 15, "the guards have gone")
+    assert_clean(lab3, run["run_id"])
+    (run,) = json.loads(ok(orch(lab3, "ps", "-i", inventory, "--all", "--json")).stdout)
+    assert run["state"] == "succeeded"

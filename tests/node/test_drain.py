@@ -1,0 +1,64 @@
+"""Hosts that are taken out of a run: gangs of stand-in ranks on hosts of this machine."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from lab.waiting import wait_until
+from local_runs import Run, Runs
+
+from orchestrator.hosts.session import Refused
+from orchestrator.node.host import state
+
+SAVE = """
+import os, signal, sys, time
+def save(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+while os.environ["DDP_ORCH_ATTEMPT"] == "1":
+    time.sleep(0.1)
+"""
+
+
+def drain(run: Run, node: int, at: int = 0) -> bool:
+    asked = {"run_id": run.run_id, "node": node, "by": "ann"}
+    return bool(run.hosts[at].session.request("drain", asked)["accepted"])
+
+
+def begun(runs: Runs, **options: object) -> Run:
+    run = runs.start(SAVE, nproc=(1, 1, 1), **options)  # type: ignore[arg-type]
+    run.wait_for("rank 1 of", "1.1.out", 1)
+    return run
+
+
+def test_a_drained_host_saves_and_ends_and_the_spare_takes_its_place(runs: Runs) -> None:
+    run = begun(runs, spares=1)
+    wait_until(lambda: (run.record("state.json", 2) or {})["committed"], 10.0, "the spare knows that the run has begun")
+    assert drain(run, 1)
+    run.wait_for("rank 1 of 2", "2.1.out", 2, 30.0)
+    records = run.wait_over()
+    assert [record["verdict"]["state"] for record in records] == ["succeeded", "stopped", "succeeded"]
+    assert records[1]["verdict"]["stopped_by"] == "ann"
+    assert b"saved" in run.journal(1)["1.1.out"]
+    assert re.search(r"draining host-1\b.*\bann\b", run.journal()["1.run.out"].decode())
+
+
+def test_a_host_that_the_run_needs_is_not_drained(runs: Runs) -> None:
+    run = begun(runs)
+    assert not drain(run, 1) and not drain(run, 0) and not drain(run, 9)
+    assert state.guarded(str(run.folder(1)))
+    run.stop(grace=1.0)
+    assert [record["verdict"]["state"] for record in run.wait_over()] == ["killed"] * 3
+
+
+def test_only_the_head_is_asked_to_drain(runs: Runs) -> None:
+    run = begun(runs)
+    with pytest.raises(Refused):
+        drain(run, 1, at=2)
+    with pytest.raises(Refused):
+        run.hosts[0].session.request("drain", {"run_id": run.run_id, "node": -1, "by": "ann"})
+    run.stop(grace=1.0)
+    run.wait_over()
