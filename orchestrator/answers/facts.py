@@ -215,6 +215,20 @@ class Lookup:
 
 
 @dataclass(frozen=True)
+class Login:
+    """What becomes of a process when its login ends."""
+
+    kills: bool
+    """systemd-logind kills it."""
+    linger: bool
+    """The user's own systemd runs without a login."""
+    scope: bool
+    """It can be moved out of the login, to the user's own systemd."""
+    slurm_adopts: bool
+    """It belongs to a job of Slurm."""
+
+
+@dataclass(frozen=True)
 class Facts:
     """The answer to `probe`."""
 
@@ -259,6 +273,8 @@ class Facts:
     """Why notifications would fail, by `webhook` or `command`; only those that would."""
     crontab: str | None = None
     """Why the user's crontab cannot be used; None: it can, or was not asked for."""
+    login: Login | None = None
+    """None: the host did not say."""
     ledger: tuple[EndedRun, ...] = ()
     """Of the runs that ended last, the newest last."""
 

@@ -56,6 +56,7 @@ def check_hosts(
         _leftovers(plan, node, fact, findings)
         _notify(plan, node, fact, findings)
         _crontab(node, fact, findings)
+        _login(node, fact, findings)
     _unreliable(nodes, facts, findings)
     _same_machine(nodes, hellos, findings)
     _shared_home(nodes, facts, hellos, findings)
@@ -212,6 +213,27 @@ def _crontab(node: Node, fact: Facts, findings: Findings) -> None:
         message = f"run.autostart is cron, but the crontab cannot be used: {fact.crontab}"
         fix = "install cron there, or ask an administrator to allow it for you (cron.allow), or remove run.autostart"
         findings.add("error", "autostart-unusable", node.host.name, message, fix, fact.crontab)
+
+
+def _login(node: Node, fact: Facts, findings: Findings) -> None:
+    """A run has to outlive the login that starts it."""
+    name, login = node.host.name, fact.login
+    if login is None:
+        return
+    if login.kills and not (login.scope and login.linger):
+        message = "systemd-logind kills the processes of a login when it ends, and so the run"
+        fix = "loginctl enable-linger; if that is denied: sudo loginctl enable-linger $USER"
+        if not login.scope:
+            message += "; systemd-run --user --scope, which would prevent this, does not work"
+            fix = (
+                "root sets KillUserProcesses=no in /etc/systemd/logind.conf and runs: systemctl restart systemd-logind"
+            )
+        seen = "loginctl show-user --property=Linger: " + ("Linger=yes" if login.linger else "Linger=no")
+        findings.add("error", "login-kills-run", name, message, fix, seen)
+    if login.slurm_adopts:
+        message = "PAM puts logins into a job of Slurm: the run ends with the job"
+        fix = "set run.walltime below the time limit of the job, so that the run saves a snapshot before it"
+        findings.add("note", "login-in-slurm-job", name, message, fix, "grep pam_slurm_adopt /etc/pam.d/sshd: found")
 
 
 def _unreliable(nodes: list[Node], facts: Mapping[str, Facts], findings: Findings) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 from lab.host import Host
 from lab.lab import Lab
+from lab.memory import parent_and_limit, removed
+from lab.waiting import wait_until
 
 from . import nvidia
 
@@ -354,6 +356,49 @@ def left_process(lab: Lab) -> Iterator[Overrides]:
     yield {}
     process.kill()
     process.wait()
+
+
+@contextlib.contextmanager
+def login_session(host: Host) -> Iterator[None]:
+    """As if systemd-logind, which kills what a login leaves behind, had put sshd's logins into sessions.
+
+    systemd is not pid 1 here: its programs are stand-ins, of which `systemd-run` executes what it gets and logs that.
+    """
+    group = parent_and_limit()[0] / f"session-{host.lab.directory.name}.scope"
+    write(host, "~/.bashrc", "export PATH=$HOME/bin:$PATH\n")
+    write(host, "~/bin/busctl", "#!/bin/sh\necho 'b true'; echo 'as 0'; echo 'as 1 \"root\"'\n", "755")
+    scope = 'while [ "${1#-}" != "$1" ]; do [ "$1" = --description ] && shift; shift; done\necho "$@" >> ~/scopes\n'
+    write(host, "~/bin/systemd-run", f'#!/bin/sh\n{scope}exec "$@"\n', "755")
+    host.sh(f"mkdir -p /run/systemd/system {group} && cat /run/sshd.pid > {group}/cgroup.procs", "root", check=True)
+    try:
+        yield
+    finally:
+        host.sh(f"cat /run/sshd.pid > {group.parent}/cgroup.procs; rmdir /run/systemd/system", "root", check=True)
+        host.sh("rm ~/.bashrc ~/bin/busctl ~/bin/systemd-run")
+        wait_until(lambda: removed(group), 10, f"{group} is empty")
+
+
+@case("login-kills-run", fix="loginctl enable-linger", short=True)
+def logind_that_kills(lab: Lab) -> Iterator[Overrides]:
+    with login_session(lab.hosts[1]):
+        yield {}
+
+
+@case("login-kills-run", fix="KillUserProcesses=no")
+def logind_that_kills_without_a_systemd_of_the_user(lab: Lab) -> Iterator[Overrides]:
+    with login_session(lab.hosts[1]):
+        write(lab.hosts[1], "~/bin/systemd-run", "#!/bin/sh\nexit 1\n", "755")
+        yield {}
+
+
+@case("login-in-slurm-job", severity="note", fix="run.walltime")
+def logins_in_a_slurm_job(lab: Lab) -> Iterator[Overrides]:
+    host = lab.hosts[1]
+    host.root_run(["mount", "-t", "tmpfs", "-o", "mode=0755", "pam", "/etc/pam.d"])
+    write_as_root = "echo 'account required pam_slurm_adopt.so' > /etc/pam.d/sshd && chmod 644 /etc/pam.d/sshd"
+    host.sh(write_as_root, "root", check=True)
+    yield {}
+    host.root_run(["umount", "-l", "/etc/pam.d"])
 
 
 @case("clock-skew", severity="warning", says="90 s ahead", fix="set-ntp")

@@ -7,9 +7,9 @@ import json
 import os
 import socket
 import subprocess
-from typing import Any, Dict, List, Optional
+from typing import Any, BinaryIO, Dict, List, Optional
 
-from ..host import processes
+from ..host import login, processes
 
 
 class NotStarted(Exception):
@@ -42,23 +42,32 @@ def start(
         "past": past,
     }
     errors = os.path.join(folder, "guard.err")
+    argv = processes.own_program(spec["program"], "guard", spec["run_id"])
     with theirs, open(errors, "ab", opener=_private) as log:
-        child = subprocess.Popen(
-            processes.own_program(spec["program"], "guard", spec["run_id"]),
-            stdin=subprocess.PIPE,  # the secrets: in no argv, environment or file
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-            start_new_session=True,
-            pass_fds=inherited,
-        )
-        child.communicate(json.dumps(given).encode("ascii"))
-    if child.returncode:
+        status = _run(login.outlive(argv, "ddp-orch run %s" % spec["run_id"]), given, log, folder, inherited)
+        if status and login.is_in_session():  # systemd-run may have failed, or closed the descriptors
+            status = _run(argv, given, log, folder, inherited)
+    if status:
         ours.close()
-        with open(errors, encoding="utf-8", errors="replace") as log:
-            error_lines = log.read().strip().splitlines()
+        with open(errors, encoding="utf-8", errors="replace") as log_text:
+            error_lines = log_text.read().strip().splitlines()
         raise NotStarted("the guard did not start: %s" % (error_lines[-1] if error_lines else "no output"))
     return ours
+
+
+def _run(argv: List[str], given: Dict[str, Any], log: BinaryIO, folder: str, inherited: List[int]) -> int:
+    """Returns the exit status of the process that starts the guard."""
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,  # the secrets: in no argv, environment or file
+        stdout=log,
+        stderr=log,
+        cwd=folder,
+        start_new_session=True,
+        pass_fds=inherited,
+    )
+    child.communicate(json.dumps(given).encode("ascii"))
+    return child.returncode
 
 
 def _private(path: str, flags: int) -> int:

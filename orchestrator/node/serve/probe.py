@@ -11,13 +11,14 @@ import threading
 import time
 from typing import Any, Callable, Dict, List
 
-from ..host import crontab, ledger, state
+from ..host import crontab, ledger, login, state
 from ..host.run_command import answers_of
 from ..run import job, notify
 from . import dns, facts, gpus
 from .runs import LEDGER_MOST
 
 PYTHON_WINDOW = 60.0  # s for `setup` and the python to answer: module systems and network file systems can be slow
+LOGIN_WINDOW = 10.0  # s for systemd
 USER_WINDOW = 5.0  # s for a directory service
 MARKER = "ddp-orch-facts:"
 
@@ -73,6 +74,7 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "notify": answers.get("notify", {}),
         "crontab": answers.get("crontab"),
         "ledger": ledger.newest(LEDGER_MOST),
+        "login": answers_of({"login": login.look}, LOGIN_WINDOW).get("login"),
     }
 
 
