@@ -9,7 +9,7 @@ import socket
 import subprocess
 from typing import Any, BinaryIO, Dict, List, Optional
 
-from ..host import login, processes
+from ..host import login_session, processes
 
 
 class NotStarted(Exception):
@@ -44,8 +44,8 @@ def start(
     errors = os.path.join(folder, "guard.err")
     argv = processes.own_program(spec["program"], "guard", spec["run_id"])
     with theirs, open(errors, "ab", opener=_private) as log:
-        status = _run(login.outlive(argv, "ddp-orch run %s" % spec["run_id"]), given, log, folder, inherited)
-        if status and login.is_in_session():  # systemd-run may have failed, or closed the descriptors
+        status = _run(login_session.outlive(argv, "ddp-orch run %s" % spec["run_id"]), given, log, folder, inherited)
+        if status and login_session.is_in_session():  # systemd-run may have failed, or closed the descriptors
             status = _run(argv, given, log, folder, inherited)
     if status:
         ours.close()

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List
 
-from ..host import crontab, ledger, login, state
+from ..host import crontab, ledger, login_session, state
 from ..host.run_command import answers_of
 from ..run import job, notify
 from . import dns, facts, gpus
@@ -74,7 +74,7 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "notify": answers.get("notify", {}),
         "crontab": answers.get("crontab"),
         "ledger": ledger.newest(LEDGER_MOST),
-        "login": answers_of({"login": login.look}, LOGIN_WINDOW).get("login"),
+        "login": answers_of({"login": login_session.look}, LOGIN_WINDOW).get("login"),
     }
 
 

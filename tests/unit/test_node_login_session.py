@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.host import login
+from orchestrator.node.host import login_session
 
 SESSION = "0::/user.slice/user-1000.slice/session-7.scope\n"
 SESSION_V1 = "1:name=systemd:/user.slice/user-1000.slice/session-c2.scope\n4:memory:/\n"
@@ -48,31 +48,33 @@ YES = "[Login]\nKillUserProcesses=yes\n"
 )
 def test_settings_of_logind(tmp_path: Path, logind: str, kills: bool) -> None:
     excluded = "" if "KillExcludeUsers" in logind else "KillExcludeUsers=\n"  # the tests may run as root
-    assert login.kills_processes(host(tmp_path, logind + excluded)) is kills
+    assert login_session.kills_processes(host(tmp_path, logind + excluded)) is kills
 
 
 def test_drop_ins_win_by_their_names_wherever_they_are(tmp_path: Path) -> None:
     no = "[Login]\nKillUserProcesses=no\n"
     exclude = "KillExcludeUsers=\n"
-    assert login.kills_processes(host(tmp_path / "a", no + exclude, usr_lib__20=YES, etc__10=no))
-    assert not login.kills_processes(host(tmp_path / "b", YES + exclude, usr_lib__20=YES, etc__20=no))
-    assert not login.kills_processes(host(tmp_path / "c", no + exclude, run__10=YES, etc__99=no))
+    assert login_session.kills_processes(host(tmp_path / "a", no + exclude, usr_lib__20=YES, etc__10=no))
+    assert not login_session.kills_processes(host(tmp_path / "b", YES + exclude, usr_lib__20=YES, etc__20=no))
+    assert not login_session.kills_processes(host(tmp_path / "c", no + exclude, run__10=YES, etc__99=no))
 
 
 @pytest.mark.parametrize(
     ("cgroup", "inside"), [(SESSION, True), (SESSION_V1, True), (SERVICE, False), ("0::/\n", False)]
 )
 def test_only_what_belongs_to_a_login_ends_with_it(tmp_path: Path, cgroup: str, inside: bool) -> None:
-    assert login.kills_processes(host(tmp_path, YES + "KillExcludeUsers=\n", cgroup)) is inside
+    assert login_session.kills_processes(host(tmp_path, YES + "KillExcludeUsers=\n", cgroup)) is inside
 
 
 def test_a_host_without_systemd_ends_nothing(tmp_path: Path) -> None:
-    assert not login.kills_processes(host(tmp_path, YES + "KillExcludeUsers=\n", systemd=False))
-    assert login.look(str(tmp_path / "none")) == dict.fromkeys(("kills", "linger", "scope", "slurm_adopts"), False)
+    assert not login_session.kills_processes(host(tmp_path, YES + "KillExcludeUsers=\n", systemd=False))
+    assert login_session.look(str(tmp_path / "none")) == dict.fromkeys(
+        ("kills", "linger", "scope", "slurm_adopts"), False
+    )
 
 
 def test_what_busctl_prints() -> None:
-    assert [login.parse_property(text) for text in ("b true", "b false", "as 0", 'as 2 "root" "ann"')] == [
+    assert [login_session.parse_property(text) for text in ("b true", "b false", "as 0", 'as 2 "root" "ann"')] == [
         "yes",
         "no",
         "",
@@ -87,17 +89,17 @@ def test_slurm_in_pam_with_its_included_files(tmp_path: Path) -> None:
         "#account required pam_slurm_adopt.so\n@include common-account\nauth include password-auth\n"
     )
     (pam / "common-account").write_text("account required pam_unix.so\n@include sshd\n")
-    assert not login.slurm_adopts(str(tmp_path))
+    assert not login_session.slurm_adopts(str(tmp_path))
     (pam / "password-auth").write_text("account  required  pam_slurm_adopt.so\n")
-    assert login.slurm_adopts(str(tmp_path))
+    assert login_session.slurm_adopts(str(tmp_path))
 
 
 def test_linger(tmp_path: Path) -> None:
     folder = tmp_path / "var/lib/systemd/linger"
     folder.mkdir(parents=True)
-    assert login.look(str(tmp_path))["linger"] is False
-    (folder / login._user()).touch()
-    assert login.look(str(tmp_path))["linger"] is True
+    assert login_session.look(str(tmp_path))["linger"] is False
+    (folder / login_session._user()).touch()
+    assert login_session.look(str(tmp_path))["linger"] is True
 
 
 def test_a_command_that_outlives_the_login_is_run_by_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +108,9 @@ def test_a_command_that_outlives_the_login_is_run_by_systemd(tmp_path: Path, mon
     program.write_text('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(login, "kills_processes", lambda: True)
-    assert login.outlive(["true"], "x")[:3] == ["systemd-run", "--user", "--scope"]
+    monkeypatch.setattr(login_session, "kills_processes", lambda: True)
+    assert login_session.outlive(["true"], "x")[:3] == ["systemd-run", "--user", "--scope"]
     program.write_text("#!/bin/sh\nexit 1\n")
-    assert login.outlive(["true"], "x") == ["true"]
-    monkeypatch.setattr(login, "kills_processes", lambda: False)
-    assert login.outlive(["true"], "x") == ["true"]
+    assert login_session.outlive(["true"], "x") == ["true"]
+    monkeypatch.setattr(login_session, "kills_processes", lambda: False)
+    assert login_session.outlive(["true"], "x") == ["true"]
