@@ -54,6 +54,9 @@ class Failure:
     stalled: bool = False
     """No rank printed a line for longer than `stall_timeout`."""
 
+    def __str__(self) -> str:
+        return f"{self.what} ({self.said})" if self.said else self.what
+
 
 @dataclass(frozen=True, kw_only=True)
 class FirstFailure(Failure):

@@ -11,7 +11,7 @@ from ..plan.plan import Node, Plan
 from .findings import Findings, shell_word
 
 SMI = "nvidia-smi -q"
-HELD_MIB = 1024  # more than this in use by others is worth a word
+HELD_MIB = 1024  # MiB used by others from which on a finding is added
 ECC_XIDS, FAULT_XIDS = {48, 63, 64, 94, 95}, {74, 119, 120, *range(144, 151)}
 XID = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]{1,20})\): (\d{1,4})\b")
 
@@ -81,11 +81,11 @@ def _health(name: str, gpu: Gpu, findings: Findings) -> None:
         findings.add("error", "gpu-lost", name, message, fix, f"{SMI} -i {gpu.index}")
         return
     if gpu.uncorrected_ecc:
-        message = f"{what} has had {gpu.uncorrected_ecc} uncorrectable memory errors"
+        message = f"{what} had {gpu.uncorrected_ecc} uncorrectable memory errors"
         findings.add("error", "gpu-ecc-error", name, message, leave_out, f"{SMI} -d ECC: {gpu.uncorrected_ecc}")
     if gpu.repair:
-        seen = f"{SMI} -d ROW_REMAPPER: {gpu.repair}"
-        findings.add("error", "gpu-ecc-error", name, f"{what}: {gpu.repair}", leave_out, seen)
+        evidence = f"{SMI} -d ROW_REMAPPER: {gpu.repair}"
+        findings.add("error", "gpu-ecc-error", name, f"{what}: {gpu.repair}", leave_out, evidence)
     if gpu.slowed:
         reasons = ", ".join(gpu.slowed)
         message = f"{what} is slowed down by its hardware: {reasons}"
@@ -114,15 +114,15 @@ def _health(name: str, gpu: Gpu, findings: Findings) -> None:
 
 
 def _links(name: str, gpus: Sequence[Gpu], findings: Findings) -> None:
-    """How many NVLinks a GPU should have depends on its board and bridges: as many as the best one of the host."""
-    known = [(gpu.index, *gpu.nvlinks) for gpu in gpus if gpu.nvlinks]
-    most = max((active for _, active, _ in known), default=0)
-    for index, active, every in known:
-        if active < most:
-            message = f"GPU {index} has {active} active NVLinks, others have {most}"
+    """The right number of NVLinks depends on the board, so each GPU is compared with the best one of the host."""
+    counts = [(gpu.index, *gpu.nvlinks) for gpu in gpus if gpu.nvlinks]
+    best = max((active for _, active, _ in counts), default=0)
+    for index, active, total in counts:
+        if active < best:
+            message = f"GPU {index} has {active} active NVLinks, others have {best}"
             fix = "run nvidia-smi nvlink -e there; reset the GPU or restart the host; if it persists, check the board"
-            seen = f"nvidia-smi nvlink -s: {active} of {every}"
-            findings.add("warning", "nvlink-inactive", name, message, fix, seen)
+            evidence = f"nvidia-smi nvlink -s: {active} of {total}"
+            findings.add("warning", "nvlink-inactive", name, message, fix, evidence)
 
 
 def _state(node: Node, gpu: Gpu, fact: Facts, findings: Findings) -> None:
@@ -134,11 +134,11 @@ def _state(node: Node, gpu: Gpu, fact: Facts, findings: Findings) -> None:
         severity: Severity = "error" if several else "warning"
         findings.add(severity, "gpu-mig-unsupported", name, message, fix, f"{SMI}: MIG Mode Enabled")
     if gpu.compute_mode in ("Exclusive_Process", "Exclusive_Thread", "Prohibited"):
-        taken = gpu.processes or gpu.compute_mode == "Prohibited"
-        message = f"{what} is in compute mode {gpu.compute_mode}" + ("; a process is using it" if taken else "")
+        in_use = gpu.processes or gpu.compute_mode == "Prohibited"
+        message = f"{what} is in compute mode {gpu.compute_mode}" + ("; a process is using it" if in_use else "")
         fix = f"sudo nvidia-smi -i {gpu.index} -c DEFAULT"
-        seen = f"{SMI} -d COMPUTE: {gpu.compute_mode}"
-        findings.add("error" if taken else "note", "gpu-exclusive-mode", name, message, fix, seen)
+        evidence = f"{SMI} -d COMPUTE: {gpu.compute_mode}"
+        findings.add("error" if in_use else "note", "gpu-exclusive-mode", name, message, fix, evidence)
     if gpu.used_mib and gpu.used_mib > HELD_MIB:
         _held(name, gpu, gpu.used_mib, fact.uid, findings)
     if gpu.persistence == "Disabled":
@@ -148,16 +148,16 @@ def _state(node: Node, gpu: Gpu, fact: Facts, findings: Findings) -> None:
 
 
 def _held(name: str, gpu: Gpu, used_mib: int, uid: int, findings: Findings) -> None:
-    holders = [f"pid {one.pid} ({one.command or 'another user or container'})" for one in gpu.processes] or [
-        "a process that is not visible from here"
-    ]
+    holders = [
+        f"pid {process.pid} ({process.command or 'another user or container'})" for process in gpu.processes
+    ] or ["a process that is not visible from here"]
     half = gpu.memory_mib and used_mib > gpu.memory_mib / 2
     message = f"GPU {gpu.index}: {used_mib} of {gpu.memory_mib} MiB are in use by {', '.join(holders)}"
     fix = "stop it, wait for it, or choose other GPUs with `gpus`"
-    if any(one.uid == uid for one in gpu.processes):
-        fix = f"ssh {name} kill {' '.join(str(one.pid) for one in gpu.processes if one.uid == uid)}"
-    seen = f"{SMI} -d MEMORY,PIDS: {used_mib} MiB used"
-    findings.add("error" if half else "warning", "gpu-memory-held-by-others", name, message, fix, seen)
+    if any(process.uid == uid for process in gpu.processes):
+        fix = f"ssh {name} kill {' '.join(str(process.pid) for process in gpu.processes if process.uid == uid)}"
+    evidence = f"{SMI} -d MEMORY,PIDS: {used_mib} MiB used"
+    findings.add("error" if half else "warning", "gpu-memory-held-by-others", name, message, fix, evidence)
 
 
 def _kernel_log(name: str, lines: Sequence[str], findings: Findings) -> None:
@@ -172,7 +172,7 @@ def _kernel_log(name: str, lines: Sequence[str], findings: Findings) -> None:
 
 
 def _torch(name: str, fact: Facts, findings: Findings) -> None:
-    """Can this torch use this driver? A driver serves every CUDA of its major version (minor version compatibility)."""
+    """Whether torch can use the driver. A driver supports all CUDA versions with its major version."""
     if not fact.gpus or not isinstance(fact.python, Python) or not fact.python.torch:
         return
     torch, built_for, serves = fact.python.torch, fact.python.cuda, fact.nvidia.cuda
@@ -196,7 +196,9 @@ def _same(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], findings: F
     findings.differ("warning", "gpu-mismatch", "GPUs", kinds, head, fix, "nvidia-smi -L")
     if len(set(kinds.values())) == 1:
         joined = {
-            node.host.name: _joined(used(node, facts[node.host.name])) for node in nodes if node.host.name in having
+            node.host.name: _connections(used(node, facts[node.host.name]))
+            for node in nodes
+            if node.host.name in having
         }
         fix = "run nvidia-smi topo -m there; check bridges, the driver and the virtual machine's settings"
         topologies = {name: paths for name, paths in joined.items() if paths}
@@ -209,8 +211,8 @@ def _same(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], findings: F
     )
 
 
-def _joined(gpus: Sequence[Gpu]) -> str:
-    """`28 x NV18`: what joins the GPUs, NVLinks counted, all other paths taken together."""
+def _connections(gpus: Sequence[Gpu]) -> str:
+    """The connections between the GPUs, such as `28 x NV18`; all connections without NVLink count as PCIe."""
     names = [f"GPU{gpu.index}" for gpu in gpus]
     paths = [gpu.paths.get(other, "") for number, gpu in enumerate(gpus) if gpu.paths for other in names[number + 1 :]]
     kinds = sorted(path if path.startswith("NV") else "PCIe" for path in paths if path)

@@ -1,4 +1,4 @@
-"""Check what each host knows of its network: names, interfaces, ports, RDMA. Between hosts: runs/reach.py. Pure."""
+"""Check the network of each host: names, interfaces, ports, RDMA. Between hosts: runs/reach.py. Pure."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def _names(node: Node, fact: Facts, several: bool, findings: Findings) -> None:
     answer = fact.names.get(own)
     if answer is None or answer.seconds is None:
         return
-    seen = f"getent hosts {own}: {answer.error or ', '.join(answer.found)}"
+    evidence = f"getent hosts {own}: {answer.error or ', '.join(answer.found)}"
     fix = f"echo {shlex.quote(one_line(f'{_own_address(node, fact)} {own}'))} | sudo tee -a /etc/hosts"
     if answer.error:
         message = f"its own name, {own}, does not resolve there; ddp-orch does not need it, but other programs may"
-        findings.add("warning", "hostname-unresolvable", name, message, fix, seen)
+        findings.add("warning", "hostname-unresolvable", name, message, fix, evidence)
     elif several and all(_loopback(address) for address in answer.found):
         message = (
             f"its own name, {own}, resolves to a loopback address; ddp-orch sets --local-addr and GLOO_SOCKET_IFNAME"
         )
-        findings.add("note", "gloo-loopback-address", name, message, fix, seen)
+        findings.add("note", "gloo-loopback-address", name, message, fix, evidence)
 
 
 def _loopback(address: str) -> bool:
@@ -65,27 +65,29 @@ def _loopback(address: str) -> bool:
 
 
 def _own_address(node: Node, fact: Facts) -> str:
-    usable = [one.address for one in fact.interfaces if one.up and not one.loopback and not one.bridge]
+    usable = [each.address for each in fact.interfaces if each.up and not each.loopback and not each.bridge]
     return node.host.cluster_address or (usable[0] if usable else "ADDRESS")
 
 
 def _interface(node: Node, fact: Facts, findings: Findings) -> None:
-    """What the inventory says of this host's place in the cluster's network."""
+    """`interface` and `cluster_address` of the inventory."""
     name, interface = node.host.name, node.host.interface
-    here = sorted({one.name for one in fact.interfaces if not one.loopback})
+    names = sorted({each.name for each in fact.interfaces if not each.loopback})
     if interface != "auto":
-        ours = [one for one in fact.interfaces if one.name == interface]
-        if not any(one.up for one in ours):
-            what = "is down" if ours else "does not exist or has no address"
-            message = f"interface {interface} {what}; the host has {', '.join(here) or 'none'}"
-            fix = f"sudo ip link set {interface} up" if ours else "set interface: auto, or the right name for this host"
+        named = [each for each in fact.interfaces if each.name == interface]
+        if not any(each.up for each in named):
+            what = "is down" if named else "does not exist or has no address"
+            message = f"interface {interface} {what}; the host has {', '.join(names) or 'none'}"
+            fix = (
+                f"sudo ip link set {interface} up" if named else "set interface: auto, or the right name for this host"
+            )
             findings.add("error", "gloo-ifname-no-match", name, message, fix, f"ip -br addr show dev {interface}")
     address = node.host.cluster_address
-    if address and _is_address(address) and address not in {one.address for one in fact.interfaces}:
-        addresses = ", ".join(one.address for one in fact.interfaces if not one.loopback)
+    if address and _is_address(address) and address not in {each.address for each in fact.interfaces}:
+        addresses = ", ".join(each.address for each in fact.interfaces if not each.loopback)
         code = "nccl-wrong-nic"
         message = f"cluster_address {address} is not an address of this host; it has {addresses}"
-        fix = "correct cluster_address, or remove it: ddp-orch finds one by trying"
+        fix = "correct cluster_address, or remove it, so that ddp-orch finds the address"
         findings.add("error", code, name, message, fix, "ip -br addr")
 
 
@@ -98,8 +100,8 @@ def _is_address(text: str) -> bool:
 
 
 def _patterns(node: Node, fact: Facts, findings: Findings) -> None:
-    """Variables of the user's that name an interface: they win over ours."""
-    here = sorted({one.name for one in fact.interfaces})
+    """Variables of the user's that name an interface: ddp-orch does not change them."""
+    names = sorted({each.name for each in fact.interfaces})
     settings = {**(fact.python.settings if isinstance(fact.python, Python) else {}), **node.env}
     checks = (
         ("NCCL_SOCKET_IFNAME", "nccl-ifname-no-match", nccl_matches),
@@ -107,14 +109,14 @@ def _patterns(node: Node, fact: Facts, findings: Findings) -> None:
     )
     for variable, code, matches in checks:
         pattern = settings.get(variable)
-        if pattern and variable in node.env and not matches(pattern, here):
-            message = f"{variable}={pattern} matches no interface; the host has {', '.join(here)}"
-            fix = f"remove {variable} from env: ddp-orch sets it on each host"
-            findings.add("error", code, node.host.name, message, fix, f"ip -br addr: {', '.join(here)}")
+        if pattern and variable in node.env and not matches(pattern, names):
+            message = f"{variable}={pattern} matches no interface; the host has {', '.join(names)}"
+            fix = f"remove {variable} from env; ddp-orch sets it on each host"
+            findings.add("error", code, node.host.name, message, fix, f"ip -br addr: {', '.join(names)}")
 
 
 def nccl_matches(pattern: str, names: list[str]) -> list[str]:
-    """As NCCL_SOCKET_IFNAME is read: prefixes; `=` before all of them: exact; `^`: all but these."""
+    """The interfaces that NCCL_SOCKET_IFNAME selects: by prefix; after `=`, by name; after `^`, all others."""
     prefixes = pattern.lstrip("^=").split(",")
     exact, exclude = pattern.startswith(("=", "^=")), pattern.startswith("^")
     hits = [name for name in names if any(name == prefix if exact else name.startswith(prefix) for prefix in prefixes)]
@@ -128,20 +130,22 @@ def _rendezvous_port(plan: Plan, fact: Facts, findings: Findings) -> None:
     if port < fact.first_port:
         message = f"rendezvous port {port} is reserved for root; other users can use ports from {fact.first_port}"
         fix = "set rdzv: {port: auto}"
-        seen = f"sysctl net.ipv4.ip_unprivileged_port_start: {fact.first_port}"
-        findings.add("error", "port-permission", head, message, fix, seen)
+        evidence = f"sysctl net.ipv4.ip_unprivileged_port_start: {fact.first_port}"
+        findings.add("error", "port-permission", head, message, fix, evidence)
     holder = fact.listeners.get(str(port))
     if holder is not None:
-        who = f"pid {holder.pid} ({holder.command})" if holder.pid else "a process of another user"
-        message = f"rendezvous port {port} is in use by {who}"
+        holder_text = f"pid {holder.pid} ({holder.command})" if holder.pid else "a process of another user"
+        message = f"rendezvous port {port} is in use by {holder_text}"
         fix = (f"ssh {head} kill {holder.pid}, or " if holder.pid else "") + "set rdzv: {port: auto}"
-        findings.add("error", "port-in-use", head, message, fix, f"ss -Hltnp 'sport = :{port}': {who}")
+        findings.add("error", "port-in-use", head, message, fix, f"ss -Hltnp 'sport = :{port}': {holder_text}")
 
 
 def _exposed(node: Node, fact: Facts, findings: Findings) -> None:
-    public = [one.address for one in fact.interfaces if one.up and ipaddress.ip_address(one.address).is_global]
+    public = [each.address for each in fact.interfaces if each.up and ipaddress.ip_address(each.address).is_global]
     if public:
-        message = f"has a public address ({public[0]}); rank 0's store listens on all addresses, without a password"
+        message = (
+            f"has a public address ({public[0]}); the store of rank 0 listens on all addresses and needs no password"
+        )
         fix = "allow only the cluster's addresses in a firewall"
         findings.add("note", "store-exposed", node.host.name, message, fix, f"ip -br addr: {public[0]}")
 
@@ -156,8 +160,8 @@ def _rdma(nodes: list[Node], facts: Mapping[str, Facts], head: str, findings: Fi
         for node in nodes
     }
     fix = "run ibstat there; check cable, switch port and driver; until then ddp-orch sets NCCL_IB_DISABLE=1"
-    seen = "cat /sys/class/infiniband/*/ports/*/state"
-    findings.differ("warning", "nccl-transport-mixed", "active RDMA", kinds, head, fix, seen)
+    evidence = "cat /sys/class/infiniband/*/ports/*/state"
+    findings.differ("warning", "nccl-transport-mixed", "active RDMA", kinds, head, fix, evidence)
     for node in nodes:
         for port in facts[node.host.name].rdma:
             if "ACTIVE" not in port.state and active_rdma(facts[node.host.name]):
@@ -168,20 +172,20 @@ def _rdma(nodes: list[Node], facts: Mapping[str, Facts], head: str, findings: Fi
                     node.host.name,
                     message,
                     "run ibstat there; check cable and switch port",
-                    seen,
+                    evidence,
                 )
 
 
 def _plugins(nodes: list[Node], facts: Mapping[str, Facts], head: str, findings: Findings) -> None:
-    """NCCL's network plug-ins (aws-ofi-nccl and the like), and libfabric, through which those for EFA work."""
+    """NCCL's network plug-ins, such as aws-ofi-nccl, and libfabric, which the plug-in for EFA needs."""
     if any(node.env.get("NCCL_NET_PLUGIN") == "none" for node in nodes):
         return
-    every = {node.host.name: facts[node.host.name].python for node in nodes}
-    pythons = {name: python for name, python in every.items() if isinstance(python, Python)}
+    answers = {node.host.name: facts[node.host.name].python for node in nodes}
+    pythons = {name: python for name, python in answers.items() if isinstance(python, Python)}
     plugins = {name: _library(python.net_plugin) for name, python in pythons.items()}
     fix = "install the same plug-in on all hosts, or set env: {NCCL_NET_PLUGIN: none}"
-    seen = "ls $LD_LIBRARY_PATH/libnccl-net*.so"
-    findings.differ("error", "nccl-net-plugin-mismatch", "NCCL plug-in:", plugins, head, fix, seen)
+    evidence = "ls $LD_LIBRARY_PATH/libnccl-net*.so"
+    findings.differ("error", "nccl-net-plugin-mismatch", "NCCL plug-in:", plugins, head, fix, evidence)
     fabrics = {name: _library(python.libfabric) for name, python in pythons.items() if python.net_plugin}
     fix = "use `setup` to put the same libfabric into the LD_LIBRARY_PATH of all hosts"
     findings.differ(
@@ -194,7 +198,7 @@ def _plugins(nodes: list[Node], facts: Mapping[str, Facts], head: str, findings:
             fix = (
                 "install aws-ofi-nccl; add setup: [export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib]"
             )
-            findings.add("warning", "nccl-net-plugin-missing", name, message, fix, seen)
+            findings.add("warning", "nccl-net-plugin-missing", name, message, fix, evidence)
 
 
 def _library(path: str | None) -> str:
@@ -202,10 +206,10 @@ def _library(path: str | None) -> str:
 
 
 def has_ipv6(fact: Facts) -> bool:
-    return any(":" in one.address and one.up and not one.loopback for one in fact.interfaces)
+    return any(":" in each.address and each.up and not each.loopback for each in fact.interfaces)
 
 
 def _ipv6(nodes: list[Node], facts: Mapping[str, Facts], head: str, findings: Findings) -> None:
     kinds = {node.host.name: "IPv6" if has_ipv6(facts[node.host.name]) else "no IPv6" for node in nodes}
-    fix = "nothing to do: ddp-orch sets NCCL_SOCKET_FAMILY=AF_INET"
+    fix = "no action needed; ddp-orch sets NCCL_SOCKET_FAMILY=AF_INET"
     findings.differ("note", "ipv6-unusable", "addresses:", kinds, head, fix, "ip -br -6 addr show scope global")

@@ -286,9 +286,7 @@ def _footer(rows: Sequence[BoardRow], mask: Mask) -> Text:
     """The first failure if there is one, else the newest line of all hosts."""
     first = _first_failure(rows)
     if first:
-        last_line = f" ({first.said})" if first.said else ""
-        text = f"first failure: {first.host}: {first.what}{last_line}"
-        return Text(_show(text, mask), style="bold red")
+        return Text(_show(f"first failure: {first.host}: {first}", mask), style="bold red")
     newest = max(((row.host, rank) for row in rows for rank in row.ranks), key=lambda pair: pair[1].at, default=None)
     if newest is None or not newest[1].last:
         return Text("")

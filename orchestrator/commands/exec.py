@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from ..errors import Interrupted, OrchError
+from ..hosts.bootstrap import login_bash
 from ..hosts.fleet import Output, each, fold_failures, reasons
 from ..inventory.model import Host
 from ..output.console import Console, fold, fold_messages, size
@@ -88,7 +89,7 @@ def _shell_line(host: Host, command: tuple[str, ...], setup: bool) -> str:
     if not setup or not (host.setup or path):
         return line
     lines = [*host.setup, *path, line if len(command) == 1 else shlex.join(command)]
-    return quote(["bash", "-lc", " && ".join(f"{{ {part}\n}}" for part in lines)])
+    return quote(login_bash(lines))
 
 
 def _path_setting(python: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from ..answers.decode import MalformedAnswer, decode
 from ..answers.printed import FoundPython
 from ..errors import FindingsError, UsageError
+from ..hosts.bootstrap import login_bash
 from ..hosts.fleet import Fleet, combine, each, fold_failures
 from ..inventory import model
 from ..inventory.model import Host
@@ -208,11 +209,8 @@ def _satisfies(version: str, request: str | None) -> bool:
 
 def _inspect_python(host: Host, fleet: Fleet, python: str, setup_lines: Sequence[str]) -> FoundPython | None:
     """Run LOOK with this python after the setup lines; None if it does not run."""
-    argv = [python, "-c", LOOK]
-    if setup_lines:
-        groups = [f"{{ {line}\n}}" for line in setup_lines]
-        argv = ["bash", "-lc", " && ".join([*groups, shlex.join(argv)])]
-    result = fleet.run_on(host, quote(argv))
+    argv = (python, "-c", LOOK)
+    result = fleet.run_on(host, quote(login_bash([*setup_lines, shlex.join(argv)]) if setup_lines else argv))
     if result.status != 0:
         return None
     try:

@@ -1,8 +1,9 @@
-"""The command line that installs the node program on a host and starts it. Sends nothing."""
+"""The command lines for hosts: the one that installs and starts the node program, and `setup`. Sends nothing."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 
 from ..ssh.dialer import quote
 from .node_program import NodeProgram
@@ -107,6 +108,14 @@ def bootstrap_command(python: str, program: NodeProgram, nonce: str) -> str:
     encoded = base64.b64encode((head + STUB).encode()).decode()
     code = f'import base64;exec(base64.b64decode("{encoded}"))'
     return f"exec {quote([*interpreter_of(python), '-I', '-S', '-c'])} '{code}'"
+
+
+def login_bash(lines: Sequence[str]) -> tuple[str, ...]:
+    """The argv that runs shell lines, such as those of `setup`, in one login bash until one fails.
+
+    The newline before the brace allows a line to end in a comment.
+    """
+    return ("bash", "-lc", " && ".join(f"{{ {line}\n}}" for line in lines))
 
 
 def interpreter_of(python: str) -> tuple[str, ...]:

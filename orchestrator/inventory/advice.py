@@ -1,4 +1,4 @@
-"""The command lines that messages tell people to type: whole, quoted, with the inventory unless it is the default."""
+"""Make the command lines in messages: complete and quoted, with the inventory unless it is the default."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ AGAIN = "< INVENTORY"
 
 
 def command(name: str, *words: str, inventory: str) -> str:
-    """`ddp-orch NAME WORDS...`, to be pasted where the program was called.
+    """`ddp-orch NAME WORDS...`, which works in the current folder.
 
-    An inventory that came on stdin is to be given there again: `< INVENTORY`.
+    An inventory that came from stdin has to be passed there again: `< INVENTORY`.
     """
     path = _unless_default(inventory)
-    given = path if name in POSITIONAL else (("-i", *path) if path else ())
-    line = shlex.join(["ddp-orch", name, *((*given, *words) if name in POSITIONAL else (*words, *given))])
+    arguments = (*path, *words) if name in POSITIONAL else (*words, *(("-i", *path) if path else ()))
+    line = shlex.join(["ddp-orch", name, *arguments])
     return f"{line} {AGAIN}" if inventory == STDIN else line
 
 
 def complete_commands(text: str, inventory: str) -> str:
-    """Advice of modules that do not know how the program was called: `ddp-orch NAME [--FLAG] INVENTORY`, made whole."""
+    """Replace `ddp-orch NAME [--FLAG] INVENTORY` in a text by the complete command line."""
 
-    def whole(match: re.Match[str]) -> str:
+    def complete(match: re.Match[str]) -> str:
         return command(match[1], *match[2].split(), inventory=inventory)
 
-    return re.sub(r"ddp-orch (\w+)((?: --\w+)*) INVENTORY", whole, text)
+    return re.sub(r"ddp-orch (\w+)((?: --\w+)*) INVENTORY", complete, text)
 
 
 class Run(Protocol):
@@ -50,32 +50,32 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class AboutRun:
-    """Makes the commands that concern one run."""
+    """Makes command lines about one run."""
 
     run: str
-    """As it is called on a command line."""
+    """Its name or id on the command line."""
     inventory: str
 
     def command(self, name: str, *options: str) -> str:
         return command(name, *options, self.run, inventory=self.inventory)
 
     def of_all(self, name: str, *options: str) -> str:
-        """A command that names no run."""
+        """A command line about all runs."""
         return command(name, *options, inventory=self.inventory)
 
 
 def about(run: Run, runs: Iterable[Run], inventory: str) -> AboutRun:
-    """By the run's name, unless a newer one of these `runs` (the newest last) has it too."""
-    newest = [one.run_id for one in runs if one.name == run.name][-1:]
-    named = RUN_NAME.fullmatch(run.name) and newest in ([], [run.run_id])
-    return AboutRun(run.name if named else run.run_id, inventory)
+    """Name the run by its name, or by its id if a newer one of `runs` (the newest last) has the same name."""
+    newest = [other.run_id for other in runs if other.name == run.name][-1:]
+    has_own_name = RUN_NAME.fullmatch(run.name) and newest in ([], [run.run_id])
+    return AboutRun(run.name if has_own_name else run.run_id, inventory)
 
 
 def _unless_default(path: str) -> tuple[str, ...]:
     default = default_path(os.environ)
     if default is not None and Path(default).resolve() == Path(path).resolve():
         return ()
-    here = Path.cwd()
-    if Path(path).is_absolute() and Path(path).is_relative_to(here):
-        path = str(Path(path).relative_to(here))
+    folder = Path.cwd()
+    if Path(path).is_absolute() and Path(path).is_relative_to(folder):
+        path = str(Path(path).relative_to(folder))
     return (path,)

@@ -21,7 +21,7 @@ from .yaml_source import Map, Scalar, YamlProblem, compose
 DEFAULT = "inventory.yaml"
 STDIN = "-"
 MAX_BYTES = 4 << 20
-SAME_NAME = 0.8  # alike by so much, a name is another spelling of one
+SIMILAR = 0.8  # of 1; a file name this similar is suggested
 MAX_PROBLEMS = 100
 MAX_VALUES = 200_000  # items of lists and mappings of all hosts together
 
@@ -122,12 +122,12 @@ class Inventory:
 
 
 def default_path(environ: Mapping[str, str]) -> str | None:
-    """The inventory of a command that is given none."""
+    """The inventory of a command without INVENTORY; None if there is no default."""
     return environ.get("DDP_ORCH_INVENTORY") or (DEFAULT if Path(DEFAULT).exists() else None)
 
 
 def load(path: str | Path) -> Inventory:
-    """Read and parse a file. Raises InventoryError with every problem of it, one a line."""
+    """Read and parse a file. Raises InventoryError with all problems, one per line."""
     if not str(path):
         raise InventoryError("the inventory path is empty")
     if str(path).endswith(".py"):
@@ -136,8 +136,8 @@ def load(path: str | Path) -> Inventory:
         with Path("/dev/stdin" if path == STDIN else path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError as exc:
-        siblings = [one.name for one in Path(path).parent.glob("*.y*ml")] if Path(path).parent.is_dir() else []
-        if close := get_close_matches(Path(path).name, siblings, 1, SAME_NAME):
+        siblings = [sibling.name for sibling in Path(path).parent.glob("*.y*ml")] if Path(path).parent.is_dir() else []
+        if close := get_close_matches(Path(path).name, siblings, 1, SIMILAR):
             raise InventoryError(f"{path}: no such file; did you mean {Path(path).with_name(close[0])}?") from exc
         smallest = "the smallest inventory is `hosts: [lovelace, hopper]`"
         raise InventoryError(f"{path}: no such file; write one with `ddp-orch init` ({smallest})") from exc
@@ -156,7 +156,7 @@ def load(path: str | Path) -> Inventory:
 
 
 def parse(text: str, path: str) -> Inventory:
-    """Parse the text of the file `path`. Raises InventoryError with every problem of it, one a line."""
+    """Parse the text of the file `path`. Raises InventoryError with all problems, one per line."""
     try:
         root = compose(text)
     except YamlProblem as exc:
@@ -196,14 +196,14 @@ def parse(text: str, path: str) -> Inventory:
 
 
 def _hosts_of_ini(text: str) -> list[str]:
-    """The hosts of an inventory of Ansible in its INI form; none where the text is something else."""
+    """The hosts of an Ansible inventory in INI format; [] if the text is something else."""
     names: dict[str, None] = {}
-    of_hosts = False
+    in_hosts = False
     for line in text.splitlines():
         words = line.split("#")[0].split(";")[0].split()
         if section := re.fullmatch(r"\[([\w.-]+)(:\w+)?\]", " ".join(words)):
-            of_hosts = section[2] is None
-        elif words and of_hosts:
+            in_hosts = section[2] is None
+        elif words and in_hosts:
             names[words[0].replace(":", "-") if "[" in words[0] else words[0]] = None
         elif words and not names:
             return []  # before any section
@@ -222,7 +222,7 @@ def _report(path: str, reading: Reading) -> str:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A host, and for each of its values the key that gave it: `hosts[1].gpus` or `defaults.gpus`."""
+    """A host, and where each of its values is in the file: `hosts[1].gpus` or `defaults.gpus`."""
 
     host: Host
     key: str
@@ -243,7 +243,7 @@ def _hosts(entries: tuple[HostEntry, ...], defaults: Mapping[str, Any], reading:
         values["env"] = {**defaults["env"], **entry.values["env"]}
         names = values.pop("name")
         size += len(names) * sum(len(value) for value in values.values() if isinstance(value, (Mapping, tuple)))
-        if size > MAX_VALUES:  # counted before each host gets its own: some 40 KB of YAML would fill any memory
+        if size > MAX_VALUES:  # checked before they are copied to each host: 40 KB of YAML could fill the memory
             message = f"the hosts have more than {MAX_VALUES:,} variables, setup lines and other items in total; "
             reading.wrong(entry.mark, entry.key, message + "set variables of all hosts in `run.env`")
             return placed
@@ -312,8 +312,8 @@ def _check_env(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> 
     for placed in hosts:
         host_keys = {}
         for name in placed.host.env:
-            own = f"{placed.key}.env.{name}"
-            host_keys[name] = own if own in reading.marks else f"defaults.env.{name}"
+            host_key = f"{placed.key}.env.{name}"
+            host_keys[name] = host_key if host_key in reading.marks else f"defaults.env.{name}"
         for name in inventory.run.secrets:
             if name in host_keys:
                 key = host_keys[name]
@@ -337,31 +337,31 @@ def _check_autostart(inventory: Inventory, reading: Reading) -> None:
 
 
 def as_dict(inventory: Inventory) -> dict[str, Any]:
-    """What `config --json` prints: every key with its value. `defaults` have gone into the hosts."""
+    """The document of `config --json`: every key with its value, and `defaults` merged into the hosts."""
     keys = tuple(key for key in FILE.keys if key.name != "defaults")
     return replace(FILE, keys=keys).write(inventory)
 
 
 def render(inventory: Inventory) -> str:
-    """What `config` prints: YAML that parses to the same inventory."""
+    """The output of `config`: YAML that parses to the same inventory."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
         def represent_text(self, text: str) -> yaml.ScalarNode:
-            # without the quotes PyYAML would fold lines, and turn the rarer line ends, such as U+0085, into spaces
+            # without quotes, PyYAML folds lines and turns line ends such as U+0085 into spaces
             return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
     Dumper.add_representer(str, Dumper.represent_text)
     text = yaml.dump(
         as_dict(inventory), Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=1 << 20
     )
-    return tame(text, colour=False)  # what is not printable is in double quotes, where \\u202e is YAML
+    return tame(text, colour=False)  # text that is not printable is in double quotes, where \\u202e is valid YAML
 
 
 def select(inventory: Inventory, pattern: str) -> Inventory:
-    """The part of the inventory that `--hosts PATTERN` names; see `hostnames.pick` for what a pattern may be.
+    """The inventory with only the hosts of `--hosts PATTERN`; see `hostnames.pick` for patterns.
 
-    The head stays if it is among them, else it is the first of them that is no spare. Raises UsageError.
+    If the head is not among them, the first of them that is not a spare becomes the head. Raises UsageError.
     """
     names = set(pick([host.name for host in inventory.hosts], pattern))
     hosts = tuple(host for host in inventory.hosts if host.name in names)

@@ -1,4 +1,4 @@
-"""The keys of an inventory: one table that gives the checks, the defaults, the example and the reference.
+"""The keys of an inventory: one table for the checks, the defaults, the example file and the reference.
 
 Checks each key alone; model.py checks what involves several keys. No IO.
 """
@@ -31,18 +31,18 @@ from .values import (
 )
 from .yaml_source import Map, Mark, Node, Scalar, Sequence
 
-ALIKE = 0.85  # of 1: below this, a similar key of another section is suggested first
+SIMILAR = 0.85  # of 1; a less similar key of the same section comes after one of another section
 
 
 @dataclass(frozen=True)
 class Key:
     name: str
     kind: Kind
-    default: Any  # the value where the file gives none
+    default: Any  # the value if the file does not set the key
     doc: str  # one line
     example: str = ""  # YAML, for the example file; empty: the default
-    default_doc: str = ""  # where the default is not one fixed value
-    section: Section | None = None  # the keys inside, where it is a mapping
+    default_doc: str = ""  # if the default is not a fixed value
+    section: Section | None = None  # the keys inside, if it is a mapping
     was: str = ""  # its old name, which still works
 
 
@@ -50,32 +50,32 @@ class Key:
 class Section:
     """A mapping in the file, and every key it may have."""
 
-    name: str  # as in `run.rdzv`; empty: the file itself
+    name: str  # such as `run.rdzv`; "": the whole file
     keys: tuple[Key, ...]
 
     def read(self, node: Node, key: str, reading: Reading) -> dict[str, Any]:
-        """The value of every key, defaults filled in. Which ones the file gives is in `reading.marks`."""
-        known = {name: one for one in self.keys for name in (one.name, one.was) if name}
+        """The value of every key, with defaults. `reading.marks` has the keys that the file sets."""
+        known = {name: each for each in self.keys for name in (each.name, each.was) if name}
         values = self.defaults()
-        given = set()
+        present = set()
         for name, inner, mark, value in reading.entries(node, key):
             if name not in known:
                 reading.wrong(mark, inner, f"unknown key; {_hint(name, self)}")
                 continue
-            today = known[name].name
-            if name != today:
-                reading.deprecated[mark] = f"{inner} is deprecated; use {today}"
-            if today in given:
-                reading.wrong(mark, inner, f"duplicate key: {known[name].was} is the old name of {today}")
-            given.add(today)
-            values[today] = reading.read(known[name].kind, value, inner, known[name].default)
+            current = known[name].name
+            if name != current:
+                reading.deprecated[mark] = f"{inner} is deprecated; use {current}"
+            if current in present:
+                reading.wrong(mark, inner, f"duplicate key: {known[name].was} is the old name of {current}")
+            present.add(current)
+            values[current] = reading.read(known[name].kind, value, inner, known[name].default)
         return values
 
     def defaults(self) -> dict[str, Any]:
         return {key.name: key.default for key in self.keys}
 
     def write(self, value: Any) -> dict[str, Any]:
-        """As YAML and JSON have it: the attributes of an object that has these keys."""
+        """The value as YAML or JSON: an object with these keys as attributes becomes a mapping."""
         return {key.name: key.kind.write(getattr(value, key.name)) for key in self.keys}
 
 
@@ -94,16 +94,16 @@ def _hint(name: str, section: Section) -> str:
     return f"did you mean {near}{where}?"
 
 
-def _nearest(name: str, own: list[str], every: list[str]) -> str | None:
-    """The key that begins so (`nproc`: nproc_per_node), or is spelt much like it."""
+def _nearest(name: str, section_keys: list[str], all_keys: list[str]) -> str | None:
+    """The key that starts with `name`, as nproc_per_node with `nproc`, or is spelled like it."""
     from difflib import get_close_matches
 
-    def near(among: list[str]) -> list[str]:
-        begun = [one for one in among if one.startswith(f"{name}_")]
-        return begun or get_close_matches(name, among, 1, ALIKE)
+    def near(keys: list[str]) -> list[str]:
+        longer = [key for key in keys if key.startswith(f"{name}_")]
+        return longer or get_close_matches(name, keys, 1, SIMILAR)
 
-    maybe_own, maybe_other = get_close_matches(name, own, 1), get_close_matches(name, every, 1)
-    return next(iter((*near(own), *near(every), *maybe_own, *maybe_other)), None)
+    less_similar = (*get_close_matches(name, section_keys, 1), *get_close_matches(name, all_keys, 1))
+    return next(iter((*near(section_keys), *near(all_keys), *less_similar)), None)
 
 
 def _section(name: str, doc: str, *keys: Key) -> Key:
@@ -255,7 +255,7 @@ HOST = Section(
     ),
 )
 
-# what names or places one host cannot be the same for all of them
+# names and addresses cannot be the same for all hosts
 DEFAULTS = Section("hosts", tuple(key for key in HOST.keys if key.name not in ("name", "address", "cluster_address")))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from .yaml_source import Map, Mark, Node, Scalar, Sequence
 
-# torchrun or we set these for every rank; a value from outside would send ranks to the wrong place
+# set by torchrun or ddp-orch for every rank; another value would connect ranks to the wrong place
 RESERVED_ENV = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"}
     | {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"}
@@ -19,7 +19,7 @@ RESERVED_ENV_PREFIXES = ("DDP_ORCH_", "TORCHELASTIC_")
 
 @dataclass
 class Reading:
-    """One file being read: where each key stands, and what is wrong so far. Wrong values are noted and not raised, so
+    """The state of reading one file: where each key is, and the problems so far. Problems are collected, not raised, so
     that all of them are reported at once.
     """
 
@@ -31,18 +31,18 @@ class Reading:
     def wrong(self, mark: Mark, key: str, message: str) -> None:
         self.problems[mark, key, message] = None
 
-    def read(self, kind: Kind, node: Node, key: str, otherwise: Any) -> Any:
-        """The value of `node`; if it is wrong, that is noted, and `otherwise` stands in for it."""
+    def read(self, kind: Kind, node: Node, key: str, fallback: Any) -> Any:
+        """The value of `node`. If it is invalid, the problem is noted and `fallback` is returned."""
         try:
             return kind.read(node, key, self)
         except ValueError as exc:
-            # a string where a list or a mapping belongs may be a secret, written `secrets: TOKEN=...`
+            # a string in place of a list or mapping is not shown: it may be a secret, as in `secrets: TOKEN=...`
             actual = describe(node) if kind.single or not isinstance(node, Scalar) or node.null else "a single value"
             self.wrong(node.mark, key, str(exc) or f"expected {kind.want}; got {actual}")
-            return otherwise
+            return fallback
 
     def entries(self, node: Node, key: str) -> Iterator[tuple[str, str, Mark, Node]]:
-        """(name, key, mark, value) of a mapping; keys that are no text or come twice are noted and left out."""
+        """(name, key, mark, value) of each item of a mapping. Keys that are not text, and duplicates, are problems."""
         if isinstance(node, Scalar) and node.null:
             return  # all its keys are commented out
         if not isinstance(node, Map):
@@ -66,7 +66,7 @@ def _join(key: str, name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As YAML and JSON have it."""
+    """The value as YAML or JSON."""
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, Mapping):
@@ -78,9 +78,9 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """`read(node, key, reading)` gives the value or raises ValueError, without a message where `want` says it all."""
+    """A kind of value. `read(node, key, reading)` returns the value, or raises ValueError, maybe without a message."""
 
-    want: str
+    want: str  # what is expected, for messages without a text of their own
     read: Callable[[Node, str, Reading], Any]
     write: Callable[[Any], Any] = _plain
     single: bool = True  # not a list or a mapping
@@ -97,9 +97,9 @@ def describe(node: Node) -> str:
     return shown(node.text) if node.plain else f'the string "{shown(node.text)}"'
 
 
-def shown(text: str, most: int = 60) -> str:
+def shown(text: str, width: int = 60) -> str:
     """Shorten text for a message: on one line, without control characters."""
-    text = text if len(text) <= most else text[: most - 3] + "..."
+    text = text if len(text) <= width else text[: width - 3] + "..."
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 
@@ -107,7 +107,7 @@ def shown(text: str, most: int = 60) -> str:
 
 
 def _text(node: Node) -> str:
-    """Strings stay strings: what is written as `no`, `022` or `22:22` is that text, quoted or not."""
+    """Strings stay strings: `no`, `022` and `22:22` are these texts, quoted or not."""
     if not isinstance(node, Scalar) or node.null:
         raise ValueError
     if "\0" in node.text:
@@ -118,7 +118,7 @@ def _text(node: Node) -> str:
 
 
 def text(want: str, convert: Callable[[str], Any] = str, write: Callable[[Any], Any] = _plain) -> Kind:
-    """`convert` checks the text and makes the value of it, or raises ValueError."""
+    """`convert` turns the text into the value, or raises ValueError."""
     return Kind(want, lambda node, key, reading: convert(_text(node)), write)
 
 
@@ -136,8 +136,8 @@ def choice(*words: str) -> Kind:
 
 
 def _either(words: Iterable[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} or {last}" if most else last
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _digits(node: Node, pattern: str) -> str:
@@ -187,7 +187,7 @@ def duration(low: int, high: int) -> Kind:
 
 
 def write_duration(seconds: float) -> str:
-    """In the largest unit that needs no fraction: 14400 is `4h`, 5400 is `90m`."""
+    """Seconds in the largest unit without a fraction: 14400 is `4h`, 5400 is `90m`."""
     unit, size = next((unit, size) for unit, size in _LONG_UNITS.items() if seconds % size == 0)
     return f"{int(seconds) // size}{unit}"
 
@@ -245,7 +245,7 @@ least_most = text("a number of hosts from 1, or MIN:MAX", _least_most, _write_le
 
 
 def maybe(kind: Kind) -> Kind:
-    """null stands for None."""
+    """The same kind, or null, which becomes None."""
 
     def take(node: Node, key: str, reading: Reading) -> Any:
         return None if isinstance(node, Scalar) and node.null else kind.read(node, key, reading)
@@ -254,7 +254,7 @@ def maybe(kind: Kind) -> Kind:
 
 
 def word_or(word: str, *kinds: Kind) -> Kind:
-    """A certain word, or else the first of the kinds that takes the value."""
+    """This word, or a value of the first kind that accepts it."""
 
     def take(node: Node, key: str, reading: Reading) -> Any:
         if isinstance(node, Scalar) and node.text == word:

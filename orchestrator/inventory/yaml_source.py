@@ -1,4 +1,4 @@
-"""YAML as written: a tree of nodes that know their line, every scalar still text. Gives no value a type; reads no file.
+"""Parse YAML into a tree of nodes that know their line; every scalar stays text. Reads no file.
 
 PyYAML's safe loader keeps the last of two equal keys, reads `no` as False, `22:22` as 1342 and `022` as 18, dies of a
 RecursionError in deep nesting and forgets the lines. So only its parser's events are taken, and the tree is built here.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 MAX_DEPTH = 64
-MAX_NODES = 100_000  # an alias counts as often as it is used, so that a bomb of aliases ends here, unexploded
+MAX_NODES = 100_000  # an alias counts as all its nodes, so that nested aliases cannot fill the memory
 
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 
@@ -25,7 +25,7 @@ class Mark(NamedTuple):
 
 
 class YamlProblem(Exception):
-    """The text is not YAML, or more of it than an inventory has."""
+    """The text is not valid YAML, or uses features that are not allowed in an inventory."""
 
     def __init__(self, mark: Mark, message: str) -> None:
         super().__init__(message)
@@ -36,8 +36,8 @@ class YamlProblem(Exception):
 @dataclass(frozen=True)
 class Scalar:
     mark: Mark
-    text: str  # of a plain scalar: byte for byte what the file says
-    plain: bool  # written without quotes, so that it may mean a number or nothing
+    text: str  # of a plain scalar: exactly as in the file
+    plain: bool  # without quotes, so it may be a number or null
 
     @property
     def null(self) -> bool:
@@ -53,15 +53,15 @@ class Sequence:
 @dataclass(frozen=True)
 class Map:
     mark: Mark
-    items: tuple[tuple[Node, Node], ...]  # keys as they stand, doubled ones too; those of `<<` behind the others
+    items: tuple[tuple[Node, Node], ...]  # as in the file, with duplicate keys; those of `<<` come last
 
 
 Node = Scalar | Sequence | Map
 
 
 def compose(text: str) -> Node:
-    """The one document in `text`. Raises YamlProblem, and nothing else, whatever the text is."""
-    import yaml  # here, as a command that reads no inventory need not wait for it
+    """The only document in `text`. Raises YamlProblem, and nothing else, whatever the text is."""
+    import yaml  # imported late: commands without an inventory start faster
 
     try:
         loader = yaml.BaseLoader(text)
@@ -72,7 +72,7 @@ def compose(text: str) -> Node:
         return _Composer().document(iter(loader.get_event, None))
     except yaml.MarkedYAMLError as exc:
         raise _syntax(text, exc) from exc
-    except (ValueError, OverflowError) as exc:  # PyYAML lets those of its own int() and chr() through
+    except (ValueError, OverflowError) as exc:  # PyYAML does not catch the errors of int() and chr()
         message = "invalid YAML: a number in an escape, or in %YAML, is out of range"
         raise YamlProblem(Mark(loader.line, 0), message) from exc
 
@@ -86,7 +86,7 @@ def _syntax(text: str, exc: Any) -> YamlProblem:
         return YamlProblem(Mark(mark.line, mark.column), message)
     opening = _OPENINGS.get(str(exc.context))
     if began is not None and opening and (mark.index >= len(text.rstrip()) or mark.line > began.line):
-        # noticed only later, often at the end of the file: the line to look at is the one it began on
+        # PyYAML notices this only later, often at the end of the file; report the line where it starts
         what, end = opening
         return YamlProblem(
             Mark(began.line, began.column), f"the {what} that starts here is not closed: {end} is missing"
@@ -105,11 +105,11 @@ _OPENINGS = {
     "while parsing a flow mapping": ("mapping", "}"),
     "while scanning a quoted scalar": ("string", "its last quote"),
 }
-"""What PyYAML was at: what people call it, and what is missing at its end."""
+"""By PyYAML's context: what was not closed, and the missing end."""
 
 
 def _range_in_brackets(text: str, index: int) -> str | None:
-    """`gpu[01-16]`, where PyYAML has stumbled over the bracket of its range inside of `[gpu[01-16]]`."""
+    """`gpu[01-16]`, if the error is at the inner bracket of `[gpu[01-16]]`."""
     start = re.search(r"[A-Za-z0-9._-]+$", text[:index][-256:])
     rest = re.match(r"\[[0-9,/-]+\]([A-Za-z0-9._-]|\[[0-9,/-]+\])*", text[index : index + 256])
     return start[0] + rest[0] if start and rest else None
@@ -117,12 +117,12 @@ def _range_in_brackets(text: str, index: int) -> str | None:
 
 @dataclass
 class _Open:
-    """A list or mapping whose end has not been seen."""
+    """A list or mapping that is not closed yet."""
 
     mark: Mark
     anchor: str | None
     mapping: bool
-    count: int  # nodes seen up to and with this one
+    count: int  # number of nodes so far, with this one
     nodes: list[Node]  # of a mapping: key, value, key, value
 
 
@@ -189,25 +189,25 @@ class _Composer:
 
 
 def _mapping(ended: _Open) -> Map:
-    own: list[tuple[Node, Node]] = []
+    items: list[tuple[Node, Node]] = []
     merged: list[tuple[Node, Node]] = []
     for key, value in zip(ended.nodes[::2], ended.nodes[1::2], strict=True):
         if isinstance(key, Scalar) and key.plain and key.text == "<<":
-            merged += _merged(value)
+            merged += _merged_items(value)
         else:
-            own.append((key, value))
-    taken = {key.text for key, _ in own if isinstance(key, Scalar)}
-    # as YAML's merge key has it: own keys win over merged ones, and earlier merged ones over later
+            items.append((key, value))
+    names = {key.text for key, _ in items if isinstance(key, Scalar)}
+    # as in the specification of `<<`: the keys of the mapping win over merged ones, and earlier merged ones over later
     for key, value in merged:
         if not isinstance(key, Scalar):
-            own.append((key, value))
-        elif key.text not in taken:
-            taken.add(key.text)
-            own.append((key, value))
-    return Map(ended.mark, tuple(own))
+            items.append((key, value))
+        elif key.text not in names:
+            names.add(key.text)
+            items.append((key, value))
+    return Map(ended.mark, tuple(items))
 
 
-def _merged(value: Node) -> list[tuple[Node, Node]]:
+def _merged_items(value: Node) -> list[tuple[Node, Node]]:
     sources = value.items if isinstance(value, Sequence) else (value,)
     items: list[tuple[Node, Node]] = []
     for source in sources:

@@ -1,4 +1,4 @@
-"""Which files below a folder belong to the user's code: those that git would take, or all of them. Hashes nothing."""
+"""List the files of the user's code below a folder: those that git would track, or all. Hashes nothing."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ INSTEAD = (
     "or set workdir to a folder on a disk that all hosts share"
 )
 
-_RESULTS = b"# made by ddp-orch: results of a run\n*\n"  # the .gitignore of a folder that results were brought to
-_REPORT = re.compile(RUN_ID.pattern + r"\.(html|json)")  # as `report` calls what it writes
+_RESULTS = b"# made by ddp-orch: results of a run\n*\n"  # the .gitignore of a folder for downloaded results
+_REPORT = re.compile(RUN_ID.pattern + r"\.(html|json)")  # files that `report` writes
 
 
 def list_code(top: Path, warnings: list[str]) -> Iterator[str]:
-    """The files of `top` that are code, as paths below it. Adds to `warnings` what git complains of."""
+    """The files of `top` that are code, as paths below it. Adds the warnings of git to `warnings`."""
     try:
         paths = _git_files(top, warnings)
     except git.GitMissing:
         yield from _walk(top, ".", without_git=True)
         return
-    known: dict[str, bool] = {}
+    skipped: dict[str, bool] = {}
     for path in paths:
-        if not _is_set_apart(top, path.rpartition("/")[0], known):
+        if not _is_skipped(top, path.rpartition("/")[0], skipped):
             yield path
 
 
 def _git_files(top: Path, warnings: list[str]) -> list[str]:
-    """The files of `top` that git tracks or would; those of its submodules and nested repositories too."""
+    """The files of `top` that git tracks or would track, with those of submodules and nested repositories."""
     try:
         listed, complaints = git.files(top)
     except git.GitMissing:
@@ -54,7 +54,9 @@ def _git_files(top: Path, warnings: list[str]) -> list[str]:
         elif git.has_repository(inner):
             paths += [f"{path.rstrip('/')}/{name}" for name in _git_files(inner, warnings)]
         else:
-            warnings.append(f"{shown(inner)}: a submodule without its files; run: git submodule update --init")
+            warnings.append(
+                f"{shown(inner)}: the files of this submodule are missing; run: git submodule update --init"
+            )
     return paths
 
 
@@ -79,7 +81,7 @@ def _walk(root: Path, start: str, *, without_git: bool = False) -> Iterator[str]
         except OSError as exc:
             raise UsageError(f"{shown(folder)}: cannot be listed: {exc.strerror}; {INSTEAD}") from exc
         names = {child.name for child in children}
-        if "pyvenv.cfg" in names or (".gitignore" in names and _holds_results(folder)):
+        if "pyvenv.cfg" in names or (".gitignore" in names and _has_results(folder)):
             continue
         if without_git and ".gitignore" in names:
             raise UsageError(
@@ -96,51 +98,50 @@ def _walk(root: Path, start: str, *, without_git: bool = False) -> Iterator[str]
 
 
 def list_excluded(top: Path, workdir: Path, sent: set[str], root: Path) -> Iterator[str]:
-    """What .gitignore files keep back where the run starts, relative to there, as far as a script may want it."""
+    """The excluded files that a script may need: those below the folder in which the run starts, relative to it."""
     try:
         paths = git.excluded(top)
     except git.GitError:
-        return  # listing the files has not failed
-    known: dict[str, bool] = {}
+        return  # only a note is lost; listing the code itself has worked
+    skipped: dict[str, bool] = {}
     for path in paths:
         full = top / path
         name = os.path.relpath(full, workdir) + ("/" if path.endswith("/") else "")
         if name.startswith("../") or any(part.startswith(".") or never_sent(part) for part in name.split("/")):
             continue
-        if path.endswith("/") and (_is_set_apart(top, path[:-1], known) or not _holds_something(full)):
+        if path.endswith("/") and (_is_skipped(top, path[:-1], skipped) or not _has_files(full)):
             continue
-        if os.path.relpath(full, root) not in sent and not _is_set_apart(top, path.rpartition("/")[0], known):
+        if os.path.relpath(full, root) not in sent and not _is_skipped(top, path.rpartition("/")[0], skipped):
             yield shown(name)
 
 
-def _is_set_apart(top: Path, folder: str, known: dict[str, bool]) -> bool:
-    """Whether `folder` is, or is in, a virtual environment, which works where it was made only, or results of runs."""
-    if folder not in known:
-        known[folder] = bool(folder) and (
-            _is_set_apart(top, folder.rpartition("/")[0], known)
+def _is_skipped(top: Path, folder: str, skipped: dict[str, bool]) -> bool:
+    """Whether `folder` is in a virtual environment, which does not work elsewhere, or in a folder of results."""
+    if folder not in skipped:
+        skipped[folder] = bool(folder) and (
+            _is_skipped(top, folder.rpartition("/")[0], skipped)
             or os.path.lexists(top / folder / "pyvenv.cfg")
-            or _holds_results(top / folder)
+            or _has_results(top / folder)
         )
-    return known[folder]
+    return skipped[folder]
 
 
-def _holds_something(folder: Path) -> bool:
+def _has_files(folder: Path) -> bool:
     try:
         return not all(map(never_sent, os.listdir(folder)))
     except OSError:
         return False
 
 
-def _holds_results(folder: Path) -> bool:
+def _has_results(folder: Path) -> bool:
     with contextlib.suppress(OSError), (folder / ".gitignore").open("rb") as file:
         return file.read(len(_RESULTS) + 1) == _RESULTS
     return False
 
 
 def make_results_folder(folder: Path) -> None:
-    """Make a folder for what comes from the hosts, unless it is there: one that git passes by, and so do snapshots.
-
-    Else the outputs of one run would travel with the code of the next. Raises OSError.
+    """Create a folder for downloaded results, unless it exists. Git and snapshots ignore it: otherwise the outputs of
+    one run would be sent with the code of the next. Raises OSError.
     """
     if not folder.exists():
         folder.mkdir(parents=True)
@@ -152,11 +153,11 @@ def never_sent(name: str) -> bool:
 
 
 def lies_in(top: Path, path: str) -> bool:
-    """Whether the folder of `path` is below `top`, with no link on the way. An index may name any path."""
+    """Whether the folder of `path` is below `top` and no part of it is a link. A git index may contain any path."""
     folder = top / path.rpartition("/")[0]
     return not path.startswith("/") and os.path.realpath(folder) == str(folder)
 
 
 def shown(path: str | Path) -> str:
-    """For messages: without the surrogates that no stream would print."""
+    """The path for messages: bytes that are not UTF-8 are escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""A snapshot of the user's code, named by the hash of its content. Reads files; sends nothing itself."""
+"""Take a snapshot of the user's code, named by the hash of its content. Reads files; sends nothing."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The user's code as it was when looked at. The same paths, executable bits and contents give the same `sha256`."""
+    """The user's code when it was read. The same paths, executable bits and contents give the same `sha256`."""
 
     sha256: str
     root: Path
     script: str  # below the root
-    workdir: str  # below the root, "." for the root; where the run starts. May hold no file: whoever unpacks makes it
+    workdir: str  # below the root, "." for the root; where the run starts. If it has no files, unpacking creates it
     files: tuple[FileEntry, ...]
     size: int  # bytes of all files
-    warnings: tuple[str, ...]  # what was left out, for people
+    warnings: tuple[str, ...]  # about files that are not sent
     excluded: tuple[str, ...] = ()  # by .gitignore, from `workdir` on, without hidden ones; folders with `/`
     credentials: tuple[str, ...] = ()  # left out, from `root` on
 
@@ -68,9 +68,9 @@ class Snapshot:
         return tuple((shown(name), size) for name, size in largest)
 
     def write_tar(self, out: BinaryIO) -> None:
-        """Write the gzipped tar that node/serve/unpack.py reads. It reads all files again: pack once for all hosts.
+        """Write the gzipped tar that node/serve/unpack.py reads. It reads all files again, so pack once for all hosts.
 
-        Raises UsageError when a file is not what it was; no host will accept what has been written by then.
+        Raises UsageError if a file has changed; hosts reject the incomplete archive.
         """
         with (
             gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=1, mtime=0) as zipped,
@@ -100,13 +100,13 @@ class Snapshot:
 
 
 def snapshot(script: Path, sync: Sync, base: Path, sync_base: Path | None = None) -> Snapshot | None:
-    """What has to be sent for `script` to run elsewhere; None for `none`.
+    """The code that `script` needs on the hosts; None if `sync` is `none`.
 
-    `base` is the folder that `script` is relative to and the run starts in, `sync_base` (default: `base`) the one
-    that paths in `sync` are relative to. `auto` takes what git tracks or would in the script's repository or, without
-    one, in the script's folder. Paths are taken whole. The script is always taken; never .git, byte code, virtual
-    environments, results of runs, sockets, devices. Credentials, and links out of what is taken, are left out unless a
-    path in `sync` names them. Empty folders are not kept.
+    The run starts in `base`, and `script` is relative to it. Paths in `sync` are relative to `sync_base` (default:
+    `base`). `auto` takes the files that git tracks or would track in the script's repository; without a repository, in
+    the script's folder. Other paths are taken with everything in them. The script is always part of the snapshot.
+    Never part of it: .git, byte code, virtual environments, results of runs, sockets, devices, empty folders.
+    Credentials, and links to outside of the snapshot, are left out unless a path in `sync` names them.
     Raises UsageError, also for more than 200 MB or 20,000 files.
     """
     if sync == "none":
@@ -117,15 +117,15 @@ def snapshot(script: Path, sync: Sync, base: Path, sync_base: Path | None = None
     if script.is_dir():
         raise UsageError(f"{shown(script)}: is a folder; pass a script in it, or -m PACKAGE")
     if not script.is_file():
-        raise UsageError(f"{shown(script)}: no such file; {_meant(script, base)}")
+        raise UsageError(f"{shown(script)}: no such file; {_advise(script, base)}")
     warnings: list[str] = []
-    chosen = (
+    paths = (
         tuple(_absolute(Path(path).expanduser(), sync_base) for path in sync if path != AUTO) if sync != AUTO else ()
     )
     top = _top(script, base, sync_base) if AUTO in sync else None
-    root = _root(script, base, chosen, top)
-    files = _Collection(root, [Path(os.path.realpath(script)), *chosen, *([top] if top else [])], warnings)
-    for path in (script, *chosen):
+    root = _root(script, base, paths, top)
+    files = _Collection(root, [Path(os.path.realpath(script)), *paths, *([top] if top else [])], warnings)
+    for path in (script, *paths):
         named = _CREDENTIAL.search(os.path.relpath(path, sync_base)) is not None  # with all that is in it
         for inner in list_all(root, path):
             files.add(inner, "" if named else os.path.relpath(root / inner, path))
@@ -133,7 +133,7 @@ def snapshot(script: Path, sync: Sync, base: Path, sync_base: Path | None = None
         for inner in list_code(top, warnings):
             files.add(os.path.relpath(top / inner, root), inner)
     files.check_size()
-    entries = tuple(_hashed(root, file) for file in sorted(files.files, key=lambda file: os.fsencode(file.path)))
+    entries = tuple(_hash(root, file) for file in sorted(files.files, key=lambda file: os.fsencode(file.path)))
     workdir = base if base.is_relative_to(root) else script.parent
     return Snapshot(
         sha256=manifest_sha256(map(_manifest_entry, entries)),
@@ -149,9 +149,9 @@ def snapshot(script: Path, sync: Sync, base: Path, sync_base: Path | None = None
 
 
 def why_not_sent(folder: Path, path: str, sync_base: Path) -> str | None:
-    """Why a file that exists here is no part of the code, and what sends it; None if it is missing, or no rule says so.
+    """Why a file on this machine is not sent, and how to send it; None if it does not exist, or no rule excludes it.
 
-    `folder`: where the run starts; `path` is relative to it, paths in run.sync to `sync_base`.
+    `path` is relative to `folder`, in which the run starts; paths in run.sync are relative to `sync_base`.
     """
     full = Path(os.path.normpath(folder / path))
     top = next((parent for parent in (folder, *folder.parents) if git.has_repository(parent)), folder)
@@ -159,19 +159,19 @@ def why_not_sent(folder: Path, path: str, sync_base: Path) -> str | None:
         return None
     inner = os.path.relpath(full, top)
     if _CREDENTIAL.search(inner):
-        why = "its name is one of a credential"
+        why = "its name is that of a credential"
     elif rule := git.exclusion(top, inner):
         why = f"line {rule.line} of {shown(rule.file)} ({shown(rule.pattern)}) excludes it"
     else:
         return None
-    named = shown(os.path.relpath(full, sync_base))
-    return f"{shown(path)} exists on this machine but is not sent: {why}. Add it to run.sync: [auto, {named}]"
+    entry = shown(os.path.relpath(full, sync_base))
+    return f"{shown(path)} exists on this machine but is not sent: {why}. Add it to run.sync: [auto, {entry}]"
 
 
 def _top(script: Path, base: Path, sync_base: Path) -> Path:
     """The folder whose files are the script's code: the top of its repository, else its own folder.
 
-    Raises UsageError for a folder without a repository that holds much besides: nobody means to send a whole home.
+    Raises UsageError for a folder without a repository that has much else, such as a home folder.
     """
     for folder in script.parents:
         if git.has_repository(folder):
@@ -190,20 +190,20 @@ def _top(script: Path, base: Path, sync_base: Path) -> Path:
     raise UsageError(f"{shown(folder)}: the script's folder {what}, so it is not sent as a whole; {advice}")
 
 
-def _root(script: Path, base: Path, chosen: tuple[Path, ...], top: Path | None) -> Path:
+def _root(script: Path, base: Path, paths: tuple[Path, ...], top: Path | None) -> Path:
     """The folder that all paths of the snapshot are relative to."""
-    if not chosen and top:
+    if not paths and top:
         return top
-    missing = next((path for path in chosen if not os.path.lexists(path)), None)
+    missing = next((path for path in paths if not os.path.lexists(path)), None)
     if missing is not None:
         raise UsageError(f"{shown(missing)}: no such file or folder, but run.sync lists it")
-    folders = [path if path.is_dir() else path.parent for path in (*chosen, script, *([top] if top else []))]
-    # the folder of the call as well, if it is above the script: relative paths in the script's arguments mean that one
+    folders = [path if path.is_dir() else path.parent for path in (*paths, script, *([top] if top else []))]
+    # the folder in which the run starts, too, if it is above the script: relative paths in arguments refer to it
     return Path(os.path.commonpath([*folders, *([base] if script.is_relative_to(base) else [])]))
 
 
 def _absolute(path: Path, base: Path) -> Path:
-    """Without links on the way, but the last name as it is: a link is sent as what its place says."""
+    """The path without links in its folders. A link at its end is kept, because links are sent as links."""
     path = base / path
     return path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name
 
@@ -217,7 +217,7 @@ class _File:
 
 
 class _Collection:
-    """The files to be sent. Refuses one too many as soon as it comes."""
+    """The files to send. Raises UsageError as soon as there are too many."""
 
     def __init__(self, root: Path, sources: Sequence[Path], warnings: list[str]) -> None:
         self.files: list[_File] = []
@@ -229,11 +229,11 @@ class _Collection:
         self._seen: set[str] = set()  # git lists a file in conflict once per side; paths in run.sync may overlap
         self._folders: dict[str, bool] = {}
 
-    def add(self, path: str, own: str) -> None:
-        """`own`: the part of `path` that nobody has named, and that must not be the name of a credential."""
+    def add(self, path: str, unnamed: str) -> None:
+        """Add a file. `unnamed`: the part of `path` that run.sync does not name, and that may not name a credential."""
         if path in self._seen or any(map(never_sent, path.split("/"))) or not self._is_here(path):
             return
-        if _CREDENTIAL.search(own):
+        if _CREDENTIAL.search(unnamed):
             self.credentials.add(path)
             return
         self.credentials.discard(path)
@@ -250,14 +250,14 @@ class _Collection:
             raise self._too_much(f"{MAX_FILES:,} files")
 
     def _is_here(self, path: str) -> bool:
-        """False behind a link: to git, which may list it still, such a file is as good as deleted."""
+        """False if a folder of the path is a link: git may list such a file, but treats it as deleted."""
         folder = path.rpartition("/")[0]
         if folder not in self._folders:
             self._folders[folder] = lies_in(self._root, path)
         return self._folders[folder]
 
     def check_size(self) -> None:
-        """Once all files are known, so that the largest can be named."""
+        """Raises UsageError if the files are too large. Call it after the last file, to list the largest ones."""
         if self.size > MAX_BYTES:
             raise self._too_much(f"{MAX_BYTES // 1_000_000} MB")
 
@@ -277,14 +277,14 @@ class _Collection:
                     "to send the target, add it to run.sync"
                 )
                 return None
-            status = full.stat()  # the content of what it leads to goes in its place
+            status = full.stat()  # the content of the target is sent in place of the link
         if not stat.S_ISREG(status.st_mode):
             self._warnings.append(f"{shown(full)} is not sent: neither a file nor a link")
             return None
         return _File(path, status.st_size, bool(status.st_mode & stat.S_IXUSR), None)
 
     def _may_be_copied(self, real: Path) -> bool:
-        """Whether the file that a link leads to is sent in its place: only from where files are sent anyway."""
+        """Whether to send the target of a link in its place: only if it is in a folder that is sent anyway."""
         return real.is_file() and any(
             real.is_relative_to(source) and not _CREDENTIAL.search(str(real.relative_to(source)))
             for source in self._sources
@@ -296,7 +296,7 @@ class _Collection:
         return UsageError(f"{shown(self._root)}: the code to send exceeds {limit}; largest: {named}; {INSTEAD}")
 
 
-def _hashed(root: Path, file: _File) -> FileEntry:
+def _hash(root: Path, file: _File) -> FileEntry:
     if file.target is not None:
         return FileEntry(file.path, False, 0, "", file.target)
     path = root / file.path
@@ -317,11 +317,11 @@ def _manifest_entry(entry: FileEntry) -> Entry:
 
 
 def _on_wire(path: str) -> str:
-    """For tarfile, which encodes as UTF-8: so that the bytes are those of the file system, whatever our locale is."""
+    """A path for tarfile, which encodes it as UTF-8: the result has the bytes of the file system, in any locale."""
     return os.fsencode(path).decode("utf-8", "surrogateescape")
 
 
-def _meant(script: Path, base: Path) -> str:
+def _advise(script: Path, base: Path) -> str:
     name = script.name
     if name.startswith("-"):
         return "after `--`, the first word must be a script, -m with a module, or a flag such as --lr"
@@ -329,6 +329,6 @@ def _meant(script: Path, base: Path) -> str:
         return f"pass only the script; ddp-orch starts {name} itself"
     siblings = [path.stem for path in script.parent.glob("*.py") if path.is_file()] if script.parent.is_dir() else []
     if close := get_close_matches(script.stem, siblings, 1):
-        meant = script.with_name(f"{close[0]}.py")
-        return f"did you mean {shown(os.path.relpath(meant, base))}?"
+        sibling = script.with_name(f"{close[0]}.py")
+        return f"did you mean {shown(os.path.relpath(sibling, base))}?"
     return f"its path is relative to {shown(base)}"

@@ -232,8 +232,7 @@ def exit_of(host: str, failure: Failure) -> Exit:
     name = failure.signal
     known = isinstance(name, str) and name in signal.Signals.__members__
     code = -signal.Signals[str(name)].value if known else failure.exit_code or 1
-    what = failure.what + (f" ({failure.said})" if failure.said else "")
-    line = LogLine(-1, host, host, failure.rank, failure.at, what)
+    line = LogLine(-1, host, host, failure.rank, failure.at, str(failure))
     agent = failure.rank is None
     return Exit(code, -1, host, failure.rank, failure.at, failure.pid, line, None, not agent, agent)
 
