@@ -96,6 +96,7 @@ class RunOptions:
     max_restarts: int
     lease: float  # seconds
     rejoin_timeout: float  # seconds
+    head_lost: Literal["auto", "elect", "stop"]
     autostart: Literal["none", "cron"]
     walltime: float | None  # seconds
     snapshot_signal: Literal["USR1", "USR2", "HUP"]
@@ -189,7 +190,7 @@ def parse(text: str, path: str) -> Inventory:
         # with a host missing or invalid, these would only report consequences
         _check_fleet(inventory, hosts, reading)
     _check_env(inventory, hosts, reading)
-    _check_autostart(inventory, reading)
+    _check_recovery(inventory, reading)
     if reading.problems:
         raise InventoryError(_report(path, reading))
     return inventory
@@ -324,8 +325,11 @@ def _check_env(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> 
             reading.wrong(reading.marks[devices], devices, message)
 
 
-def _check_autostart(inventory: Inventory, reading: Reading) -> None:
+def _check_recovery(inventory: Inventory, reading: Reading) -> None:
     run = inventory.run
+    if run.head_lost == "elect":
+        message = "hosts cannot elect another head yet; remove it, or use stop"
+        reading.wrong(reading.marks["run.head_lost"], "run.head_lost", message)
     if run.autostart == "none":
         return
     key = "run.autostart"

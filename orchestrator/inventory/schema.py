@@ -347,6 +347,12 @@ _RUN = _section(
         "seconds to wait for lost hosts; only with max_restarts",
     ),
     Key(
+        "head_lost",
+        choice("auto", "elect", "stop"),
+        "auto",
+        "stop: wait for a lost head, then end; auto: stop; elect is not available yet",
+    ),
+    Key(
         "autostart",
         choice("none", "cron"),
         "none",

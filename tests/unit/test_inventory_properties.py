@@ -175,6 +175,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
             max_restarts=0,
             lease=draw(st.integers(2, 600).map(float)),
             rejoin_timeout=draw(SECONDS),
+            head_lost=draw(st.sampled_from(["auto", "stop"])),
             autostart="none",
             walltime=draw(st.none() | st.integers(1, 31_536_000).map(float)),
             snapshot_signal=draw(st.sampled_from(["USR1", "USR2", "HUP"])),
