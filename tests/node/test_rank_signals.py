@@ -160,3 +160,13 @@ def test_a_recorder_that_is_killed_meanwhile_does_not_keep_a_run_from_stopping(r
     processes.send(recorder, signal.SIGKILL)
     (record,) = run.wait_over()
     assert record["verdict"]["state"] == "stopped"
+
+
+def test_a_guard_that_is_killed_meanwhile_does_not_keep_a_run_from_stopping(runs: Runs) -> None:
+    run = runs.start(SAVES.replace('print("saved', 'print("not yet'), grace=1.0, options="max_restarts: 1")
+    run.wait_for("ready", "1.0.out")
+    run.hosts[0].session.request("finish", {"run_id": run.run_id, "by": "ann"})
+    run.wait_for("not yet", "1.0.out")
+    processes.send(run.guard(), signal.SIGKILL)
+    (record,) = run.wait_over()
+    assert (record["verdict"]["state"], record["verdict"]["stopped_by"]) == ("stopped", "ann")

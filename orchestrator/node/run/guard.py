@@ -74,7 +74,7 @@ class Guard:
         self._has_past = past is not None
         self._restarted = past is not None and past.restarted
         if past is not None:
-            self._waiting, self._control.start = past.waiting, past.start
+            self._waiting, self._control.start, self._finish = past.waiting, past.start, past.finish
             self._attempts.resume(past)
 
     # the loop

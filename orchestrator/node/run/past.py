@@ -13,6 +13,7 @@ class Past(NamedTuple):
     place: Dict[str, Optional[int]]  # node_rank and first_rank in that attempt
     start: Optional[Dict[str, Any]]  # on the head: what the run was committed with
     waiting: bool  # as a spare
+    finish: Optional[Dict[str, Any]]  # who wants the run to save a snapshot and stop
     restarted: bool  # the host was restarted, or guard and recorder were killed: nothing is left of the attempt
 
 
@@ -20,7 +21,9 @@ def after_restart(folder: str) -> Past:
     """What is known after a restart of the host, or when guard and recorder were killed."""
     record = state.read(os.path.join(folder, "state.json")) or {}
     place = {name: record.get(name) for name in ("node_rank", "first_rank")}
-    return Past(0, None, record.get("failures", []), place, record.get("start"), waiting=False, restarted=True)
+    return Past(
+        0, None, record.get("failures", []), place, record.get("start"), waiting=False, finish=None, restarted=True
+    )
 
 
 def after_kill(folder: str, status: Dict[str, Any], failure: Dict[str, Any], left: List[Dict[str, Any]]) -> Past:
@@ -47,5 +50,6 @@ def after_kill(folder: str, status: Dict[str, Any], failure: Dict[str, Any], lef
         {name: record.get(name) for name in ("node_rank", "first_rank")},
         status["start"],
         status["waiting"],
+        status["finish"],
         restarted=False,
     )
