@@ -53,6 +53,16 @@ LIMITS: Mapping[str, float] = {
 }
 """Seconds. A `stop` gets its grace in addition."""
 
+WAITS_FOR_FILES = "a file server or a disk (try `df` there)"
+WAITS_FOR: Mapping[str, str] = {
+    "probe": f"`setup`, python, {WAITS_FOR_FILES}",
+    "dial": "the network between the hosts",
+    "start": "its guard",
+    "stop": f"processes that hang in the kernel, {WAITS_FOR_FILES}",
+    "notify": "the webhook or the command",
+}
+"""By operation, what a host that answers every PING may be waiting for. Others use files only."""
+
 
 class SessionLost(UnreachableError):
     """The connection to a host was lost, or the host stopped answering."""
@@ -120,7 +130,8 @@ class Session:
         try:
             hello = self._hello.get(timeout=BOOTSTRAP_WINDOW)
         except queue.Empty:
-            self._end(f"no hello from the node program within {BOOTSTRAP_WINDOW:.0f} s")
+            what = f"no hello from the node program within {BOOTSTRAP_WINDOW:.0f} s"
+            self._end(f"{what}; it is probably waiting for {WAITS_FOR_FILES}")
             hello = None
         if hello is None:
             raise self._failure()
@@ -347,7 +358,9 @@ class Session:
         while True:
             left = request.active_at + limit - time.monotonic()
             if left <= 0:
-                self._end(f"no answer to `{request.operation.name}` within {limit:.0f} s")
+                name = request.operation.name
+                waits_for = WAITS_FOR.get(name, WAITS_FOR_FILES)
+                self._end(f"no answer to `{name}` within {limit:.0f} s; it is probably waiting for {waits_for}")
                 self._pipe.close()  # ends the relay and its work
                 return None
             try:
