@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.node.run import gang, gang_events, team
 from orchestrator.node.run.gang_events import Event, Run, Stop
-from orchestrator.node.run.gang_state import NodePhase, Phase, State
+from orchestrator.node.run.gang_state import KILL_WINDOW, NodePhase, Phase, State
 
 NODES = [{"host": f"host-{number}", "nproc": number + 1} for number in range(3)]
 SPARED = [*NODES, {"host": "host-3", "nproc": 2, "spare": True}]
@@ -236,3 +236,18 @@ def test_a_restart_of_a_host_before_the_start_or_after_the_end_is_no_news(phase:
         state = exited(state, 2001.0, 0, 1, 2)
     assert state.phase.value == phase
     assert gang.step(state, gang_events.Restarted(1, 2002.0)) == (state, ())
+
+
+def test_no_attempt_begins_while_the_ranks_of_a_lost_host_may_still_be_killed() -> None:
+    state = exited(begun(SPARED, 3), 2000.0, 0, 2, 1)
+    state, _ = gang.step(state, gang_events.Lost(1, 2004.0))
+    assert not team.restart_is_due(state, 2004.0 + KILL_WINDOW - 0.1)
+    assert team.restart_is_due(state, 2004.0 + KILL_WINDOW)
+
+
+def test_time_in_which_the_head_could_not_decide_does_not_count() -> None:
+    state, _ = gang.step(begun(NODES, 3), gang_events.Lost(1, 2000.0))
+    late = 2000.0 + gang.STOP_WINDOW + 60.0
+    assert gang.step(state, gang_events.Tick(late))[0].phase is Phase.OVER
+    state, _ = gang.step(state, gang_events.Resumed(late))
+    assert exited(state, late + 1, 0, 2).phase is Phase.RESTARTING

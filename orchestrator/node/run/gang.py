@@ -2,8 +2,8 @@
 
 The head's recorder runs it. An *order* is what a node has to do now. It is a function of the state, so a node that was
 away (its recorder was restarted, its link was cut for a moment) gets its order again when it joins. Actions are the
-orders that have changed. Nodes are numbered as in the spec: 0 is the head. The *team* is the nodes of an attempt, in
-the order of their node ranks; the other nodes are spares, and wait.
+orders that have changed. Nodes are numbered as in the spec: 0 is the head until another is elected. The *team* is the
+nodes of an attempt, in the order of their node ranks; the other nodes are spares, and wait.
 
     waiting ──StartRequested──> running ──all exited well──────────> over(succeeded)
        │                         ^  │ first Failed / Lost / Stalled / StopRequested
@@ -27,6 +27,7 @@ from .gang_events import (
     Checked,
     Disconnected,
     Drain,
+    Elected,
     End,
     Event,
     Exited,
@@ -36,6 +37,7 @@ from .gang_events import (
     Order,
     PortFound,
     Restarted,
+    Resumed,
     Run,
     Stalled,
     Started,
@@ -44,7 +46,8 @@ from .gang_events import (
     StopRequested,
     Wait,
 )
-from .gang_state import FAILURE_GRACE, Node, NodePhase, Phase, State, change_node
+from .gang_failures import failure_of, outcome_of, stalled
+from .gang_state import FAILURE_GRACE, Node, NodePhase, Phase, State, change_node, change_nodes
 from .team import (
     AT_START,
     next_team,
@@ -92,7 +95,7 @@ def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
     actions = []
     by_node = after._replace(nodes=state.nodes) == state  # an order depends on its own node and on the run as a whole
     for number in range(len(after.nodes)):
-        if by_node and 0 < number != joined and after.nodes[number] == state.nodes[number]:
+        if by_node and number not in (after.head, joined) and after.nodes[number] == state.nodes[number]:
             continue
         order = order_of(after, number)
         if order is not None and (number == joined or order != order_of(state, number)):
@@ -105,7 +108,7 @@ def order_of(state: State, number: int) -> Optional[Order]:
     if node.phase in UNREACHABLE:
         return None
     if state.phase is Phase.OVER:
-        if number == 0 and not _others_gone(state):
+        if number == state.head and not _others_gone(state):
             return None
         return End(state.verdict or {})
     if node.phase is NodePhase.RETURNED:
@@ -145,7 +148,7 @@ def _why(state: State) -> str:
 
 
 def _others_gone(state: State) -> bool:
-    return all(node.phase in GONE for node in state.nodes[1:])
+    return all(node.phase in GONE for number, node in enumerate(state.nodes) if number != state.head)
 
 
 def label(state: State) -> str:
@@ -179,8 +182,12 @@ def _apply(state: State, event: Event) -> State:
         return _on_lost(state, event)
     if isinstance(event, Restarted):
         return _on_restarted(state, event)
+    if isinstance(event, Elected):
+        return _on_elected(state, event)
+    if isinstance(event, Resumed):
+        return change_nodes(state._replace(since=event.at), range(len(state.nodes)), ordered_at=event.at)
     if isinstance(event, Stalled):
-        return _fail(state, _stalled(state, event), event.at) if event.attempt == state.attempt else state
+        return _fail(state, stalled(state, event), event.at) if event.attempt == state.attempt else state
     if isinstance(event, Drain):
         return drain.on_requested(state, event)
     if isinstance(event, Checked):
@@ -224,9 +231,9 @@ def _on_report(state: State, event: Union[Started, Failed, Exited]) -> State:
     if event.ok:
         return after
     if event.fenced and state.phase is Phase.RUNNING:
-        failure = dict(_failure(state, event.node, "was cut off from the head", event.at), lost=True)
+        failure = dict(failure_of(state, event.node, "was cut off from the head", event.at), lost=True)
         return _fail(change_node(after, event.node, lost_in=state.attempt), failure, event.at)
-    return _fail(after, _failure(state, event.node, "ended with an error", event.at), event.at)
+    return _fail(after, failure_of(state, event.node, "ended with an error", event.at), event.at)
 
 
 def _on_guard_killed(state: State, event: Failed) -> State:
@@ -247,11 +254,11 @@ def _on_lost(state: State, event: Lost) -> State:
         return state
     if phase in (NodePhase.EXITED, NodePhase.DISCONNECTED) and state.phase is Phase.RUNNING:
         return change_node(state, event.node, away=True)  # its part is done
-    failure = dict(_failure(state, event.node, "host lost", event.at), lost=True)
+    failure = dict(failure_of(state, event.node, "host lost", event.at), lost=True)
     if phase is not NodePhase.EXITED and _was_silent_before_the_failure(state, event):
         at_start = event.at - state.started_at < AT_START
         state = state._replace(first_failure=dict(failure, at_start=at_start))
-    return _mark_lost(state, event.node, failure, event.at)
+    return _mark_lost(state._replace(lost_at=event.at), event.node, failure, event.at)
 
 
 def _on_restarted(state: State, event: Restarted) -> State:
@@ -259,9 +266,21 @@ def _on_restarted(state: State, event: Restarted) -> State:
     node = state.nodes[event.node]
     if state.phase in (Phase.WAITING, Phase.OVER) or node.phase not in (NodePhase.JOINED, NodePhase.RUNNING):
         return state
-    failure = dict(_failure(state, event.node, "the host was restarted", event.at), lost=True)
+    failure = dict(failure_of(state, event.node, "the host was restarted", event.at), lost=True)
     lost = _mark_lost(state, event.node, failure, event.at)
     return change_node(lost, event.node, phase=NodePhase.RETURNED) if state.rejoin_timeout else lost
+
+
+def _on_elected(state: State, event: Elected) -> State:
+    """The ranks of the old head's attempt have no permit any more. What it decided stays."""
+    old = state.head
+    after = state._replace(head=event.node, elected_in=state.attempt, master_addr=event.master_addr, since=event.at)
+    if state.phase in (Phase.WAITING, Phase.OVER):
+        return after
+    if old == event.node:  # it was without a majority for so long that its attempt has ended
+        return _fail(after, dict(failure_of(state, old, "was cut off from the others", event.at), lost=True), event.at)
+    failure = dict(failure_of(state, old, "head lost", event.at), lost=True)
+    return _fail(_mark_lost(after, old, failure, event.at), failure, event.at)
 
 
 def _was_silent_before_the_failure(state: State, event: Lost) -> bool:
@@ -269,6 +288,7 @@ def _was_silent_before_the_failure(state: State, event: Lost) -> bool:
     first = state.first_failure
     return (
         state.phase is Phase.STOPPING
+        and state.elected_in != state.attempt  # else the times are by two clocks
         and first is not None
         and not first.get("lost")
         and state.nodes[event.node].node_rank is not None
@@ -324,20 +344,6 @@ def _archive(state: State) -> State:
     return state._replace(failures=(*state.failures, state.first_failure), first_failure=None)
 
 
-def _failure(state: State, node: int, what: str, at: float) -> Dict[str, Any]:
-    """A failure that no process reported."""
-    return {"host": state.nodes[node].host, "node": node, "rank": None, "what": what, "at": at}
-
-
-def _stalled(state: State, event: Stalled) -> Dict[str, Any]:
-    quiet = "no rank printed a line for %d s" % event.quiet
-    for node in state.team:
-        for rank in event.frozen.get(str(node), []):
-            what = "rank %d: stopped by a signal (SIGSTOP), and %s" % (rank, quiet)
-            return dict(_failure(state, node, what, event.at), rank=rank, stalled=True)
-    return dict(_failure(state, 0, quiet, event.at), node=None, host="all hosts", stalled=True)
-
-
 def _fail(state: State, failure: Dict[str, Any], at: float) -> State:
     """The first failure is kept; what comes later is its consequence. (But see _was_silent_before_the_failure.)"""
     if state.phase is not Phase.RUNNING:
@@ -351,7 +357,7 @@ def _settle(state: State, at: float) -> State:
     if state.phase is Phase.RUNNING:
         for number, node in ((number, state.nodes[number]) for number in state.team):
             if node.phase in (NodePhase.JOINED, NodePhase.ABSENT) and at - node.ordered_at > START_WINDOW:
-                failure = _failure(state, number, "did not start within %d s" % START_WINDOW, at)
+                failure = failure_of(state, number, "did not start within %d s" % START_WINDOW, at)
                 has_link = state.rejoin_timeout and node.phase is NodePhase.JOINED
                 phase = NodePhase.RETURNED if has_link else NodePhase.LOST
                 after = change_node(state, number, phase=phase, lost_in=state.attempt)
@@ -368,19 +374,13 @@ def _settle(state: State, at: float) -> State:
         if finished or at - state.since > state.stop_grace + STOP_WINDOW:
             if state.stopped_by is not None and why_not_again(state) is None:
                 state = _archive(state)  # without the stop request, a restart would have followed the failure
-            return _over(state, _outcome(state), at)
+            return _over(state, outcome_of(state), at)
     if waits_for_nodes(state) and at - state.since > state.rejoin_timeout:
-        return _over(state, _outcome(state), at, gate.why_not_ready(state))
+        return _over(state, outcome_of(state), at, gate.why_not_ready(state))
     if state.phase is Phase.OVER and not _others_gone(state) and at - state.since > FAREWELL_WINDOW:
-        nodes = state.nodes[:1] + tuple(node._replace(phase=NodePhase.DISCONNECTED) for node in state.nodes[1:])
-        return state._replace(nodes=nodes)
+        others = [number for number in range(len(state.nodes)) if number != state.head]
+        return change_nodes(state, others, phase=NodePhase.DISCONNECTED)
     return state
-
-
-def _outcome(state: State) -> str:
-    if state.first_failure is None:
-        return "stopped" if state.resumable else "killed"
-    return "lost" if state.first_failure.get("lost") else "failed"
 
 
 def _over(state: State, outcome: str, at: float, reason: Optional[str] = None) -> State:

@@ -63,6 +63,20 @@ class Restarted(NamedTuple):
     at: float
 
 
+class Elected(NamedTuple):
+    """Another node has become the head. `at` is by its clock from here on."""
+
+    node: int
+    master_addr: str
+    at: float
+
+
+class Resumed(NamedTuple):
+    """The head decides again after a while without authority or without a recorder: that time does not count."""
+
+    at: float
+
+
 class Disconnected(NamedTuple):
     """A node's link was closed (by its end, or by an accident that Lost will tell)."""
 
@@ -125,6 +139,8 @@ Event = Union[
     Exited,
     Lost,
     Restarted,
+    Elected,
+    Resumed,
     Disconnected,
     StopRequested,
     Drain,
@@ -143,6 +159,8 @@ EVENTS: Dict[str, Callable[..., Event]] = {
     "Exited": Exited,
     "Lost": Lost,
     "Restarted": Restarted,
+    "Elected": Elected,
+    "Resumed": Resumed,
     "Left": Disconnected,
     "StopRequested": StopRequested,
     "Drain": Drain,

@@ -1,10 +1,12 @@
 """The state of a gang: its nodes, the phases of nodes and run, the current attempt. Pure data."""
 
 import enum
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple
 
 # s between TERM and KILL after a failure: a rank blocked in a collective runs no Python signal handler
 FAILURE_GRACE = 1.0
+# s after the loss of a node until its ranks are dead: its permit has lapsed by then, and its guard kills them
+KILL_WINDOW = FAILURE_GRACE + 2.5
 
 # codes of problems with which no attempt can succeed; with any other a host is used where there is no spare
 UNFIT = ("gpu-lost", "disk-full", "filesystem-hung", "gloo-ifname-no-match", "nccl-ib-link-fault")
@@ -54,6 +56,8 @@ class State(NamedTuple):
     min_nodes: int = 1
     max_nodes: int = 0  # a team with fewer nodes grows in the next attempt
     rejoin_timeout: float = 0.0  # s to wait for lost nodes; 0: they have no way back
+    head: int = 0  # whose recorder decides; the first of each team
+    elected_in: int = -1  # the attempt in which the head was elected
     team: Tuple[int, ...] = ()
     world_size: int = 0
     phase: Phase = Phase.WAITING
@@ -64,6 +68,7 @@ class State(NamedTuple):
     first_failure: Optional[Dict[str, Any]] = None  # of this attempt
     failures: Tuple[Dict[str, Any], ...] = ()  # the first of each attempt before
     restarts_used: int = 0  # of max_restarts
+    lost_at: float = float("-inf")  # when a node was found to be silent last
     stop_grace: float = FAILURE_GRACE
     stopped_by: Optional[str] = None
     resumable: bool = False  # it was stopped after the ranks were asked for a snapshot
@@ -90,6 +95,11 @@ def is_unfit(state: State, number: int) -> bool:
 
 
 def change_node(state: State, number: int, **changes: Any) -> State:
+    return change_nodes(state, [number], **changes)
+
+
+def change_nodes(state: State, numbers: Iterable[int], **changes: Any) -> State:
     nodes = list(state.nodes)
-    nodes[number] = nodes[number]._replace(**changes)
+    for number in numbers:
+        nodes[number] = nodes[number]._replace(**changes)
     return state._replace(nodes=tuple(nodes))

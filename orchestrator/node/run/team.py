@@ -3,7 +3,7 @@
 import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from .gang_state import NodePhase, Phase, State, is_unfit, problems
+from .gang_state import KILL_WINDOW, NodePhase, Phase, State, is_unfit, problems
 
 BACKOFF, BACKOFF_MOST = 1.0, 30.0  # s before the first restart, doubled for each further one, and the most
 AT_START = 30.0  # s: a failure within these after the start of its attempt is one at start-up
@@ -32,7 +32,8 @@ def place(state: State, team: Tuple[int, ...]) -> State:
 def restart_is_due(state: State, at: float) -> bool:
     """Whether the back-off has passed and there is a healthy team, so that the head has to look for a port."""
     backoff = min(BACKOFF_MOST, BACKOFF * 2 ** (state.attempt - 1))
-    team = next_team(state) if state.phase is Phase.RESTARTING and at - state.since >= backoff else None
+    due = at >= max(state.since + backoff, state.lost_at + KILL_WINDOW)
+    team = next_team(state) if state.phase is Phase.RESTARTING and due else None
     return team is not None and all(_is_checked(state, number, at) for number in team)
 
 
@@ -96,26 +97,34 @@ def next_team(state: State) -> Optional[Tuple[int, ...]]:
     without the head.
     """
     failed = [failure.get("node") for failure in (*state.failures, state.first_failure or {})]
-    unreliable = {number for number in failed if number and failed.count(number) >= FAILS_TOO_OFTEN}
+    unreliable = {number for number in failed if number != state.head and failed.count(number) >= FAILS_TOO_OFTEN}
     doubtful = {number for number in range(len(state.nodes)) if problems(state, number)}
+    excluded = unreliable | doubtful | {state.head}
     spares = [
         number
         for number, node in enumerate(state.nodes)
         if node.node_rank is None
         and node.phase is NodePhase.JOINED
         and node.leaves is None
-        and number not in unreliable | doubtful
+        and number not in excluded
     ]
     team: List[int] = []
-    for number in state.team:
+    for number in _seats(state):
         node = state.nodes[number]
         was_lost = node.lost_in == state.attempt
-        if number and spares and (was_lost or not _is_ready(state, number) or number in unreliable | doubtful):
+        gives_way = was_lost or not _is_ready(state, number) or number in excluded
+        if number != state.head and spares and gives_way:
             team.append(spares.pop(0))
         elif _is_ready(state, number) and (not was_lost or state.restarts_used < state.max_restarts):
             team.append(number)
     team += spares[: max(0, state.max_nodes - len(team))]
-    return tuple(team) if len(team) >= state.min_nodes and team[:1] == [0] else None
+    return tuple(team) if len(team) >= state.min_nodes and team[:1] == [state.head] else None
+
+
+def _seats(state: State) -> List[int]:
+    """The team, with the head first. A new head that was a spare takes the seat of the old one."""
+    others = [number for number in state.team if number != state.head]
+    return [state.head, *(others if state.head in state.team else others[1:])]
 
 
 def _is_ready(state: State, number: int) -> bool:

@@ -1,0 +1,26 @@
+"""Failures that no process reported: what the gang says of a node, or of all. Pure."""
+
+from typing import Any, Dict
+
+from .gang_events import Stalled
+from .gang_state import State
+
+
+def failure_of(state: State, node: int, what: str, at: float) -> Dict[str, Any]:
+    """A failure that no process reported."""
+    return {"host": state.nodes[node].host, "node": node, "rank": None, "what": what, "at": at}
+
+
+def stalled(state: State, event: Stalled) -> Dict[str, Any]:
+    quiet = "no rank printed a line for %d s" % event.quiet
+    for node in state.team:
+        for rank in event.frozen.get(str(node), []):
+            what = "rank %d: stopped by a signal (SIGSTOP), and %s" % (rank, quiet)
+            return dict(failure_of(state, node, what, event.at), rank=rank, stalled=True)
+    return dict(failure_of(state, 0, quiet, event.at), node=None, host="all hosts", stalled=True)
+
+
+def outcome_of(state: State) -> str:
+    if state.first_failure is None:
+        return "stopped" if state.resumable else "killed"
+    return "lost" if state.first_failure.get("lost") else "failed"
