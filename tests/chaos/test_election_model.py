@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from model import walk
+from model.gangs import Gang
+from model.real_gang import BEGUN_BY, RealGang
 
 from .trial import SEED
 
-STEPS = 1_000_000
+STEPS = 500_000  # with each gang
 
 
-def test_no_rule_is_broken_in_random_worlds() -> None:
+@pytest.mark.parametrize(("gang", "begins"), [(Gang, 0.5), (RealGang, BEGUN_BY)])
+def test_no_rule_is_broken_in_random_worlds(gang: type[Gang], begins: float) -> None:
     print(f"CHAOS_SEED={SEED}")
-    _, steps = walk.walk(str(SEED), STEPS)
+    _, steps = walk.walk(str(SEED), STEPS, gang, begins)
     assert steps >= STEPS

@@ -71,7 +71,7 @@ class Gang:
             self._folded = (visible(state), state.ballot.epoch, fold(state.log[: visible(state)]))
             run = self._folded[2]
             if run.failure is not None and state.role is Role.HEAD:
-                self.node.world.rules.attempt_fails(run.attempt, run.failure)
+                self.node.world.rules.attempt_fails(visible(state), run.attempt, run.failure)
         return self._folded[2]
 
     def on_lead(self) -> None:
@@ -80,7 +80,6 @@ class Gang:
     def on_message(self, sender: int, kind: str, content: Any) -> None:
         if kind == "status":
             self.statuses[sender] = content
-            self.heard_at[sender] = self.node.clock()
             if content["ended"] and self.run.verdict is None and self.node.state.role is not Role.HEAD:
                 return
         elif kind == "order" and content["epoch"] >= self.node.state.ballot.epoch:
@@ -117,6 +116,7 @@ class Gang:
         if state.role is not Role.HEAD:
             self._tell()
             return
+        self.heard_at[self.node.number] = now
         self.on_message(self.node.number, "status", self.node.guard.status())
         if election.has_authority(state, now):
             for event in self._events(now):

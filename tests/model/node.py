@@ -38,6 +38,7 @@ class Guard:
         self.attempt = 0
         self.ok = False
         self.failures: list[str] = []
+        self.fenced = False
         self.permit_until = float("-inf")
         self.next: tuple[int, int] | None = None
         self.verdict: str | None = None
@@ -58,6 +59,8 @@ class Guard:
             "failures": list(self.failures),
             "stop": self.node.stop_requested,
             "ended": self.verdict is not None,
+            "fenced": self.fenced,
+            "boots": self.node.boots,
         }
 
     def permit(self, until: float) -> None:
@@ -78,7 +81,7 @@ class Guard:
             return  # the order comes again
         if self.node.clock() >= self.permit_until:
             return
-        self.attempt, self.ok, self.failures = attempt, False, []
+        self.attempt, self.ok, self.failures, self.fenced = attempt, False, [], False
         self.ranks = Ranks(self.node.number, attempt, epoch)
         self.world.rules.ranks_start(self.ranks, self.world.alive_ranks())
         started = self.ranks
@@ -86,7 +89,7 @@ class Guard:
 
     def stop(self, attempt: int) -> None:
         if self.attempt < attempt and self.ranks is None:
-            self.attempt, self.ok = attempt, False
+            self.attempt, self.ok, self.failures, self.fenced = attempt, False, [], False
         elif self.ranks is not None and self.attempt <= attempt:
             self.kill("stopped")
 
@@ -100,7 +103,7 @@ class Guard:
         if ranks is not None and not ranks.dying:
             ranks.dying = True
             if why == "the permit has lapsed":
-                self.failures.append(f"node {self.node.number}: {why}")
+                self.fenced = True
             seconds = self.world.dice.choice((0.0, 0.3, KILL_MOST)) / self.node.rate
             self.world.after(seconds, lambda: self.end(ranks, ok=False))
 
@@ -150,7 +153,10 @@ class Node:
     # its clock
 
     def clock(self) -> float:
-        return self._clock_began + (self.world.now - self._booted_at) * self.rate
+        return self._clock_began + self.uptime()
+
+    def uptime(self) -> float:
+        return (self.world.now - self.booted_at) * self.rate
 
     def at_clock(self, at: float, do: Any) -> None:
         """Do something as soon as the clock shows `at`."""
@@ -169,7 +175,7 @@ class Node:
 
     def _boot(self) -> None:
         self.boots += 1
-        self._booted_at = self.world.now
+        self.booted_at = self.world.now
         self._clock_began = self.world.dice.choice((1.0, 20.0, 5000.0))
         self.guard = Guard(self)
         self.start_recorder()
@@ -261,6 +267,8 @@ class Node:
         if self.left:
             return
         kind, content = payload
+        if not isinstance(content, election_state.Ask):  # which a node also sends that hears nothing
+            self.gang.heard_at[sender] = self.clock()  # also if it only renews a permit: a lost node gets none
         if kind == "election":
             self.step(election_state.Received(sender, content, self.clock()))
         else:

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from orchestrator.node.run.election_state import Entry
 
+LOST = "host lost"  # as gang.py names it
+
 
 class Violation(AssertionError):
     pass
@@ -29,6 +31,8 @@ class Rules:
         self.heads: dict[int, int] = {}
         self.committed: list[Entry] = []
         self.first_failures: dict[int, str] = {}
+        self.failures_at: dict[int, tuple[int, str]] = {}  # after so many entries of the log
+        self.judged = 0
         self.verdicts: dict[int, str] = {}
 
     def ranks_start(self, ranks: Ranks, others: Iterable[Ranks]) -> None:
@@ -55,8 +59,18 @@ class Rules:
                 raise Violation(f"entry {number} was committed as {known}, and on node {node} it is {entry}")
         self.committed += entries[len(self.committed) :]
 
-    def attempt_fails(self, attempt: int, failure: str) -> None:
-        if self.first_failures.setdefault(attempt, failure) != failure:
+    def attempt_fails(self, position: int, attempt: int, failure: str) -> None:
+        """A host that had been silent since before may take the place of a failure that followed from it, once."""
+        known = self.failures_at.setdefault(position, (attempt, failure))
+        if known != (attempt, failure):
+            raise Violation(f"the first failure after {position} entries: {known} became {(attempt, failure)}")
+        if position <= self.judged:
+            return  # another node replays the log
+        self.judged = position
+        first = self.first_failures.setdefault(attempt, failure)
+        if first != failure and failure.endswith(LOST) and not first.endswith(LOST):
+            self.first_failures[attempt] = failure
+        elif first != failure:
             raise Violation(f"attempt {attempt}: {self.first_failures[attempt]!r} became {failure!r}")
 
     def node_ends(self, node: int, verdict: str) -> None:

@@ -13,7 +13,8 @@ from .world import Fault, Scenario, Weather, World
 SECONDS = (0.05, 0.3, 0.7, 1.0, 1.3, 2.0, 4.0)  # that a fault lasts, in leases
 
 
-def scenario(seed: str) -> Scenario:
+def scenario(seed: str, begins: float = 0.5) -> Scenario:
+    """`begins`: s, from when on there are faults."""
     dice = random.Random(seed)
     voters = dice.choice((3, 3, 4, 5, 5))
     witness = dice.random() < 0.3
@@ -27,24 +28,26 @@ def scenario(seed: str) -> Scenario:
         doubled=dice.choice((0.0, 0.2)),
     )
     faults = []
-    at = dice.uniform(0.5, 10.0)
+    at = begins + dice.uniform(0.0, 10.0)
     for _ in range(dice.randint(1, 8)):
         faults.append(_fault(dice, voters, at, lease))
         at += lease * dice.choice((0.01, 0.06, 0.4, 0.8, 1.1, 2.0)) * dice.uniform(0.8, 1.2)
-    faults += _for_good(dice, voters, voters - witness - team_size, at)
+    faults += _for_good(dice, voters, voters - witness - team_size, begins, at)
     if dice.random() < 0.2:
-        faults.append(Fault(dice.uniform(2.0, at + lease), "stop"))
+        faults.append(Fault(begins + dice.uniform(0.0, at + lease), "stop"))
     return Scenario(seed, voters, team_size, witness, True, lease, eager, weather, tuple(faults))
 
 
-def _for_good(dice: random.Random, voters: int, spares: int, until: float) -> list[Fault]:
+def _for_good(dice: random.Random, voters: int, spares: int, begins: float, until: float) -> list[Fault]:
     """Faults that never end, and still leave a majority and a team."""
     gone = dice.sample(range(voters), min((voters - 1) // 2, spares)) if dice.random() < 0.3 else []
     faults = []
     for node in gone:
-        at = dice.uniform(1.0, until)
+        at = dice.uniform(begins, until)
         others = [(node, other) for other in range(voters) if other != node]
-        cut = Fault(at, "cut", node, float("inf"), tuple(others + [(there, here) for here, there in others]))
+        inward = [(there, here) for here, there in others]
+        pairs = dice.choice((others + inward, inward))
+        cut = Fault(at, "cut", node, float("inf"), tuple(pairs))
         faults.append(dice.choice((Fault(at, "power", node, float("inf")), cut)))
     return faults
 
@@ -103,13 +106,13 @@ def shortest(scenario: Scenario, breaks: Callable[[Scenario], str | None] = viol
     return scenario
 
 
-def walk(seed: str, steps: int, gang: type[Gang] = Gang) -> tuple[int, int]:
+def walk(seed: str, steps: int, gang: type[Gang], begins: float = 0.5) -> tuple[int, int]:
     """Play worlds until so many steps are done; returns the numbers of worlds and steps. Raises Violation."""
     done = 0
     for number in itertools.count():
         if done >= steps:
             return number, done
-        world = World(scenario(f"{seed}.{number}"), gang)
+        world = World(scenario(f"{seed}.{number}", begins), gang)
         try:
             world.play()
         except Violation:

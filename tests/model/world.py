@@ -163,5 +163,8 @@ class World:
         if not self.rules.verdicts:
             stop = any(fault.kind == "stop" for fault in self.scenario.faults)
             raise Violation("a stop request did not end the run" if stop else "the run made no progress")
+        obeys = all(fault.only != "order" for fault in self.scenario.faults)
+        if obeys and not set(self.rules.verdicts.values()) <= {"succeeded", "killed"}:
+            raise Violation(f"a run that could continue has ended: {self.rules.verdicts}")
         for ranks in self.alive_ranks():
             raise Violation(f"ranks of attempt {ranks.attempt} are left on node {ranks.node}")

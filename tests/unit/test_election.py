@@ -239,6 +239,15 @@ def test_a_head_that_hears_of_a_later_epoch_steps_down() -> None:
     assert actions == (Save(Ballot(2, None, False)),)
 
 
+def test_a_head_that_hears_no_majority_for_two_leases_resigns() -> None:
+    head = node(0)
+    head, _ = receive(head, 1, ack(head, 1, 110.0), 110.0)
+    assert step(head, Tick(110.0 + 2 * LEASE))[0].role is Role.HEAD
+    after, actions = step(head, Tick(110.1 + 2 * LEASE))
+    assert after.role is Role.FOLLOWER
+    assert actions == (Save(Ballot(1, 0, False)),)
+
+
 def test_a_beat_of_an_earlier_epoch_is_refused_with_the_later_one() -> None:
     voter, _ = receive(node(2), 1, ask(), LATER)
     after, actions = receive(voter, 0, beat(node(0), 2), LATER)

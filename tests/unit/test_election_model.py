@@ -10,18 +10,21 @@ from unittest.mock import patch
 
 import pytest
 from model import gangs, node, walk, world
+from model.gangs import Gang
+from model.real_gang import BEGUN_BY, RealGang
 from model.world import Fault, Scenario, Weather
 
-from orchestrator.node.run import election
+from orchestrator.node.run import election, team
 from orchestrator.node.run.election_state import Beat, State
 
-STEPS = 60_000
+STEPS = 40_000
 SEEDS = 80  # in which the scenario of a broken rule is played, until it is noticed
 ALWAYS = float("inf")
 
 
-def test_no_rule_is_broken_in_random_worlds() -> None:
-    worlds, steps = walk.walk("unit", STEPS)
+@pytest.mark.parametrize(("gang", "begins"), [(Gang, 0.5), (RealGang, BEGUN_BY)])
+def test_no_rule_is_broken_in_random_worlds(gang: type[Gang], begins: float) -> None:
+    worlds, steps = walk.walk("unit", STEPS, gang, begins)
     assert worlds > 10 and steps >= STEPS
 
 
@@ -112,6 +115,10 @@ BROKEN: dict[str, tuple[tuple[Any, str, Any], Scenario]] = {
         (gangs, "visible", lambda state: len(state.log)),
         scenario(HEAD_CUT_OFF, Fault(5.1, "fail", 0)),
     ),
+    "an attempt does not wait until the ranks of a lost host are dead": (
+        (gangs, "AFTER_A_LOSS", 0.0),
+        scenario(Fault(5, "cut", 0, 30, both((1, 0), (1, 2))), lease=2.0, team_size=2),
+    ),
     "a guard renews a permit that has lapsed": (
         (node, "has_gap", lambda guard: False),
         scenario(Fault(5, "pause", 1, 12), Fault(5, "cut", 0, 40, ((0, 1),), "order"), voters=4, team_size=2),
@@ -133,3 +140,11 @@ def test_the_model_notices_when(name: str) -> None:
 @pytest.mark.parametrize("name", BROKEN)
 def test_with_all_rules_the_model_finds_nothing_where(name: str) -> None:
     assert not any(walk.violation(BROKEN[name][1]._replace(seed=str(seed))) for seed in range(5))
+
+
+def test_the_model_notices_when_the_gang_does_not_wait_for_the_ranks_of_a_lost_host() -> None:
+    case = scenario(Fault(10, "cut", 0, 30, both((1, 0), (1, 2))), lease=2.0, team_size=2)
+    seeds = [case._replace(seed=str(seed)) for seed in range(SEEDS)]
+    assert not any(walk.violation(seed, RealGang) for seed in seeds[:5])
+    with patch.object(team, "KILL_WINDOW", 0.0):
+        assert any(walk.violation(seed, RealGang) for seed in seeds)

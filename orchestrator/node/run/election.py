@@ -166,6 +166,18 @@ def _send_beat(state: State, node: int, at: float) -> Send:
     return Send(node, beat_for(state, node, at))
 
 
+def _hears_no_majority(state: State, at: float) -> bool:
+    """For two leases. Others may still hear this node, and try nothing as long as they do."""
+    since = max(state.won_at, _authority_base(state, at))
+    return bool(state.log) and at - since > 2 * state.config.lease
+
+
+def _resign(state: State, at: float) -> Step:
+    after, _ = _adopt(state, state.ballot.epoch, at)
+    ballot = state.ballot._replace(leads=False)
+    return after._replace(ballot=ballot, campaign_at=_turn(state.config, at)), (Save(ballot),)
+
+
 def _on_proposed(state: State, event: Proposed) -> Step:
     if not has_authority(state, event.at):
         return state, ()
@@ -308,6 +320,8 @@ def _knows_the_run(ask: Ask) -> bool:
 
 def _on_tick(state: State, at: float) -> Step:
     if state.role is Role.HEAD:
+        if _hears_no_majority(state, at):
+            return _resign(state, at)
         if at < state.beat_at:
             return state, ()
         after = state._replace(beat_at=at + state.config.beat)
