@@ -28,9 +28,9 @@ def on_requested(state: State, event: Drain) -> State:
 
 
 def can_leave(state: State, number: int) -> bool:
-    if not 0 < number < len(state.nodes) or state.phase in (Phase.WAITING, Phase.OVER) or state.stopped_by is not None:
+    if number == state.head or not 0 <= number < len(state.nodes) or state.nodes[number].leaves is not None:
         return False
-    if state.nodes[number].leaves is not None:
+    if state.phase in (Phase.WAITING, Phase.OVER) or state.stopped_by is not None:
         return False
     return state.nodes[number].node_rank is None or next_team(change_node(state, number, leaves={})) is not None
 

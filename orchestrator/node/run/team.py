@@ -103,10 +103,7 @@ def next_team(state: State) -> Optional[Tuple[int, ...]]:
     spares = [
         number
         for number, node in enumerate(state.nodes)
-        if node.node_rank is None
-        and node.phase is NodePhase.JOINED
-        and node.leaves is None
-        and number not in excluded
+        if node.node_rank is None and node.phase is NodePhase.JOINED and node.leaves is None and number not in excluded
     ]
     team: List[int] = []
     for number in _seats(state):
