@@ -93,8 +93,8 @@ def _find_absent(name: str, seq: int, waits: Waits, ranks: Ranks) -> HangCause |
     if not absent:
         return None
     operation = next(iter(waits.values())).operation
-    who = ", ".join(map(str, absent[:MAX_NAMED]))
-    why = f"group {name}: rank {who} never joined collective {seq} ({operation}), in which the others wait"
+    names = ", ".join(map(str, absent[:MAX_NAMED]))
+    why = f"group {name}: rank {names} never joined collective {seq} ({operation}), in which the others wait"
     return HangCause("collective-timeout", absent[0], why, _evidence(waits))
 
 

@@ -1,4 +1,4 @@
-"""Output and exits of all ranks -> the first cause and its consequences. Pure."""
+"""Find the first cause of a failure and its consequences in the output and exits of all ranks. Pure."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ LAST_LINES = 3  # of a rank that ended without an error
 @dataclass(frozen=True)
 class Diagnosis:
     findings: tuple[Finding, ...]
-    """The first cause first; then what else may be one. Empty: no failure was found."""
+    """The first cause, then other candidates. Empty: no failure was found."""
     consequences: tuple[Finding, ...]
     earlier: tuple[tuple[int, Finding], ...] = ()
-    """Attempts that failed before, and why; the run was restarted."""
+    """(attempt, why it failed) for attempts after which the run was restarted."""
 
     def as_dict(self) -> dict[str, object]:
         earlier = [
@@ -47,7 +47,7 @@ class Diagnosis:
 
 
 def diagnose(lines: Sequence[LogLine], record: RunRecord | None = None) -> Diagnosis:
-    """`record`: of a run of ddp-orch that has failed. Without it only the logs show whether the job has."""
+    """`record`: what the hosts know of a failed run. Without it, the logs decide whether the job has failed at all."""
     knowledge = causes.load_knowledge()
     *before, last = recorder_lines.split_attempts(lines) if record is None else [lines]
     own_lines, recorded = recorder_lines.split_off(last)
@@ -68,7 +68,7 @@ def diagnose(lines: Sequence[LogLine], record: RunRecord | None = None) -> Diagn
     findings = [_finding(suspect, scene, knowledge, "error") for suspect in ranked]
     silent = _find_silent_end(scene, knowledge)
     if not ranked or (silent is not None and _comes_first(silent, ranked[0])):
-        findings = [_finding_of_silence(silent, scene, knowledge) if silent else _unknown(scene, knowledge), *findings]
+        findings = [_silent_end_finding(silent, scene, knowledge) if silent else _unknown(scene, knowledge), *findings]
     return Diagnosis(tuple(findings[:MAX_FINDINGS]), _consequences(consequences, findings[0]))
 
 
@@ -102,7 +102,7 @@ def _evidence(suspect: Suspect) -> tuple[str, ...]:
 
 
 def shorten(text: str, width: int) -> str:
-    """Its beginning and its end: what a long message is about is often at its end."""
+    """Keep the beginning and the end of a long text: the subject of a message is often at its end."""
     half = (width - 5) // 2
     return text if len(text) <= width else f"{text[:half]} ... {text[-half:]}"
 
@@ -111,7 +111,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def _find_silent_end(scene: Scene, knowledge: Knowledge) -> Exit | None:
-    """A rank that ended with an exit code, printed no reason, and did not complain of others either."""
+    """A rank that ended with an exit code without printing a reason or complaining about others."""
     for exit_ in scene.exits:
         if not exit_.root or exit_.code <= 0 or exit_.rank is None or exit_.line is None or exit_.agent:
             continue
@@ -132,15 +132,15 @@ def _comes_first(silent: Exit, first: Suspect) -> bool:
     return first.level < SPECIFIC and (silent.at or 0.0) < (first.line.at or 0.0)
 
 
-def _finding_of_silence(silent: Exit, scene: Scene, knowledge: Knowledge) -> Finding:
+def _silent_end_finding(silent: Exit, scene: Scene, knowledge: Knowledge) -> Finding:
     cause = knowledge.causes["unknown"]
     message = f"{cause.meaning} Rank {silent.rank} ended first, with exit code {silent.code} and no error."
     hosts = (silent.host,) if silent.host else ()
-    own = [line.text for line in scene.lines if line.rank == silent.rank]
+    output = [line.text for line in scene.lines if line.rank == silent.rank]
     report = silent.line
     if report is not None:
-        own = own or [word.text[:EVIDENCE_WIDTH] for word in scene.last_words if word.source == report.source]
-    evidence = (*own[-LAST_LINES:], *([report.text.strip()] if report is not None else []))
+        output = output or [word.text[:EVIDENCE_WIDTH] for word in scene.last_words if word.source == report.source]
+    evidence = (*output[-LAST_LINES:], *([report.text.strip()] if report is not None else []))
     return Finding("error", "unknown", hosts, message, cause.fix, evidence, silent.rank, silent.at, "low")
 
 
@@ -153,7 +153,7 @@ FIRST_LINES = 3
 
 
 def _unknown(scene: Scene, knowledge: Knowledge) -> Finding:
-    """With the first lines that look like an error."""
+    """The finding without a cause: it shows the first lines that look like errors."""
     cause = knowledge.causes["unknown"]
     lines = [
         line
@@ -176,7 +176,7 @@ def _unknown(scene: Scene, knowledge: Knowledge) -> Finding:
 
 
 def _consequences(suspects: Suspects, first: Finding) -> tuple[Finding, ...]:
-    """One for each rank (or host) that only reports another's failure."""
+    """One finding for each rank or host that only reports the failure of another."""
     findings: dict[tuple[str | None, int | None], Finding] = {}
     for suspect in suspects:
         place = (suspect.host, suspect.rank)

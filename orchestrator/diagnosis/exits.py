@@ -1,4 +1,4 @@
-"""Lines -> how processes ended, as torchrun, srun, mpirun, Lightning, shells and containers report it. Pure."""
+"""Find how processes ended, as torchrun, srun, mpirun, Lightning, shells and containers report it. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Exit:
     """The end of a process. `code` is negative for a signal."""
 
     code: int
-    number: int  # of the line that reports it, -1 where none does
+    number: int  # of the line that reports it; -1: none
     host: str | None = None
     rank: int | None = None
     at: float | None = None
@@ -79,13 +79,13 @@ REPORTS = tuple(
 
 
 def find_exits(lines: Sequence[LogLine]) -> tuple[Exit, ...]:
-    """All of them, in the order of their lines."""
+    """All reported exits, in the order of their lines."""
     exits: list[Exit] = []
     for source in dict.fromkeys(line.source for line in lines):
-        own = [line for line in lines if line.source == source]
-        reported = _parse_torchrun_report(own)
+        source_lines = [line for line in lines if line.source == source]
+        reported = _parse_torchrun_report(source_lines)
         pids = {exit_.pid for exit_ in reported}
-        single = [exit_ for line in own if (exit_ := _parse_line(line)) is not None]
+        single = [exit_ for line in source_lines if (exit_ := _parse_line(line)) is not None]
         exits += reported
         exits += [exit_ for exit_ in single if exit_.pid is None or exit_.pid not in pids]
     return tuple(sorted(exits, key=lambda exit_: exit_.number))
@@ -125,7 +125,7 @@ def _exit_code(values: dict[str, str | None]) -> int:
 
 
 Fields = dict[str, tuple[str, LogLine]]
-"""What torchrun reports of a failed rank: {key: (value, its line)}."""
+"""The fields of torchrun's report about a failed rank: {key: (value, its line)}."""
 
 
 def _parse_torchrun_report(lines: Sequence[LogLine]) -> list[Exit]:

@@ -1,4 +1,4 @@
-"""The lines that ddp-orch's recorder writes into a run's log. They repeat others, so they prove no cause. Pure."""
+"""Find the lines that ddp-orch's recorder writes into a log. They only repeat others, so they prove no cause. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LOST = re.compile(r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): host
 
 
 def split_attempts(lines: Sequence[LogLine]) -> list[list[LogLine]]:
-    """The lines of each attempt, the last one last: what an earlier one overcame did not end the run.
+    """The lines of each attempt, in order: failures of earlier attempts did not end the run.
 
-    A log in plain text has no attempt numbers; there the recorder's lines show where an attempt begins.
+    Plain text has no attempt numbers; there, the recorder's lines show where an attempt begins.
     """
     numbered = any(line.attempt > 1 for line in lines)
     attempts: dict[int, list[LogLine]] = {}
@@ -29,15 +29,15 @@ def split_attempts(lines: Sequence[LogLine]) -> list[list[LogLine]]:
 
 
 def split_off(lines: Sequence[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
-    """The lines of others, and the recorder's."""
-    own = [line for line in lines if line.agent and RECORDER_LINE.match(line.text)]
-    numbers = {line.number for line in own}
-    return [line for line in lines if line.number not in numbers], own
+    """(lines of others, lines of the recorder)"""
+    recorder = [line for line in lines if line.agent and RECORDER_LINE.match(line.text)]
+    numbers = {line.number for line in recorder}
+    return [line for line in lines if line.number not in numbers], recorder
 
 
-def find_lost_host(own: Sequence[LogLine]) -> tuple[str, LogLine] | None:
+def find_lost_host(recorder: Sequence[LogLine]) -> tuple[str, LogLine] | None:
     """The host that the recorder reports as lost first, and its line."""
-    for line in reversed(own):
+    for line in reversed(recorder):
         if match := LOST.match(line.text):
             return match["host"], line
     return None

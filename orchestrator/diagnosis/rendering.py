@@ -47,7 +47,7 @@ def _headline(title: str, finding: Finding) -> str:
 
 
 def _render_evidence(texts: Sequence[str], columns: int, room: int) -> list[str]:
-    """The place, and the whole message where there is room for it."""
+    """The place, and as much of the message as fits."""
     lines: list[str] = []
     for text in texts:
         if text.startswith('File "'):
@@ -59,7 +59,7 @@ def _render_evidence(texts: Sequence[str], columns: int, room: int) -> list[str]
 
 
 def _shorten_frame(text: str, width: int) -> str:
-    """Without the beginning of its path, as the end and the line number say more."""
+    """Cut the beginning of the path: its end and the line number are more useful."""
     frame = re.match(r'File "(.+)(", line \d+.*)', text)
     if frame and len(text) > width and (left := width - len('File "...') - len(frame[2])) > 0:
         return f'File "...{frame[1][-left:]}{frame[2]}'
@@ -70,8 +70,8 @@ def _summarise_consequences(consequences: Sequence[Finding]) -> list[str]:
     if not consequences:
         return []
     ranks = {str(finding.rank) for finding in consequences if finding.rank is not None}
-    who = f"rank{'s' if len(ranks) > 1 else ''} {fold(ranks)}" if ranks else "the launchers"
-    return [f"the errors of {who} are consequences; diagnose --json shows them"]
+    sources = f"rank{'s' if len(ranks) > 1 else ''} {fold(ranks)}" if ranks else "the launchers"
+    return [f"the errors of {sources} are consequences; diagnose --json shows them"]
 
 
 def where_to_read_more(diagnosis: Diagnosis, about: AboutRun | None) -> str:

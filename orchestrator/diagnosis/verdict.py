@@ -1,4 +1,4 @@
-"""Whether logs show a failure at all: words of trouble are in most of them. Pure."""
+"""Decide whether logs show a failure at all. Most logs contain words such as `error`. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def has_failed(scene: Scene, suspects: Suspects, consequences: Suspects) -> bool
 
 
 def _is_in_trouble(scene: Scene, suspects: Suspects, consequences: Suspects) -> bool:
-    if _has_ended_badly(scene, suspects) or _trains_in_vain(scene):
+    if _has_ended_badly(scene, suspects) or _losses_are_invalid(scene):
         return True
     if any(suspect.code == "exit-barrier-noise" for suspect in suspects):
         return False  # agents complain at the end of every successful run
@@ -52,7 +52,7 @@ def _has_uncaught_exception(scene: Scene) -> bool:
     )
 
 
-def _trains_in_vain(scene: Scene) -> bool:
+def _losses_are_invalid(scene: Scene) -> bool:
     """The last losses are not numbers. The run may well continue to its end."""
     losses = [match for line in scene.lines[-LAST_WORDS:] if (match := LOSS.search(line.text))]
     return len(losses) > 1 and all(match["lost"] for match in losses[-2:])
@@ -80,10 +80,10 @@ EXIT_0 = re.compile(r"(?i)\bexit(?:ed|s)?(?: with)?(?: status| code)?\W{0,2}\s?0
 
 
 def _has_ended_well(scene: Scene, suspects: Suspects) -> bool:
-    """Whether all trouble was overcome: each file continues after it, and reports a good end.
+    """Whether each file continues after its last trouble and reports a good end, and no launcher has given up.
 
-    A good end is an exit status of 0, if there are lines between it and the trouble (`| tee` has one too), or the word
-    of every known rank. Not where a launcher has given up.
+    A good end is an exit status of 0 with lines between it and the trouble (`| tee` ends with 0 too), or a line of
+    success from every known rank.
     """
     if any(exception.kind.endswith("ChildFailedError") for exception in scene.exceptions):
         return False

@@ -64,13 +64,13 @@ class Target:
 
 
 def by_hand(text: str, hosts: Iterable[Host]) -> str:
-    """Complete `ssh NAME` in an advice with the options that the inventory has, so that it can be pasted."""
+    """Add the options of the inventory to `ssh NAME` in a text, so that the command can be pasted."""
     if "ssh " not in text:
         return text
-    known = {host.name: host for host in hosts if not host.local}
+    by_name = {host.name: host for host in hosts if not host.local}
 
     def command(match: re.Match[str]) -> str:
-        host = known.get(match[1])
+        host = by_name.get(match[1])
         return _question(host).command() if host else match[0]
 
     return re.sub(r"\bssh ([\w.:%-]*[\w%])", command, text)
@@ -157,17 +157,17 @@ class Resolver:
             lock, answer = self._asked.setdefault(arguments, (threading.Lock(), []))
         with lock:
             if not answer:
-                read = self._read_with_ssh if self._ssh else self._read_with_paramiko
-                answer.append(read(question, deadline))
+                ask = self._read_with_ssh if self._ssh else self._read_with_paramiko
+                answer.append(ask(question, deadline))
             return answer[0]
 
     def _read_with_ssh(self, question: _Question, deadline: float) -> Settings:
         assert self._ssh
-        if known := self._cache.get(question.options(), question.address):
-            return known
+        if cached := self._cache.get(question.options(), question.address):
+            return cached
         config = ("-F", str(self._config_file)) if self._config_file else ()
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 (self._ssh, "-v", "-G", *config, *question.arguments()),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -176,17 +176,17 @@ class Resolver:
         except subprocess.TimeoutExpired as error:
             fix = "check ssh_config for a slow `Match exec`"
             raise _failure(question.name, "`ssh -G` did not finish in time", fix) from error
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").replace("\r", "").splitlines()
+        if process.returncode:
+            lines = process.stderr.decode(errors="replace").replace("\r", "").splitlines()
             reason = "; ".join(
                 line for line in lines if not line.startswith(("debug1: ", "OpenSSH_", "Pseudo-terminal "))
             )
             raise _failure(question.name, f"`ssh -G` failed: {reason}", "fix ssh_config")
         settings: Settings = {}
-        for line in done.stdout.decode(errors="surrogateescape").splitlines():
+        for line in process.stdout.decode(errors="surrogateescape").splitlines():
             keyword, _, value = line.partition(" ")
             settings.setdefault(keyword.lower(), []).append(value)
-        stderr = done.stderr.decode(errors="surrogateescape")
+        stderr = process.stderr.decode(errors="surrogateescape")
         self._cache.add(question.options(), question.address, settings, stderr)
         return settings
 
@@ -206,8 +206,8 @@ class Resolver:
         except ConfigParseError as error:
             raise _failure(question.name, str(error), "fix ssh_config") from error
         settings = {keyword: [value] if isinstance(value, str) else list(value) for keyword, value in options.items()}
-        given = {"user": question.user, "port": question.port, "proxyjump": question.proxy_jump}
-        settings |= {keyword: [str(value)] for keyword, value in given.items() if value}
+        from_inventory = {"user": question.user, "port": question.port, "proxyjump": question.proxy_jump}
+        settings |= {keyword: [str(value)] for keyword, value in from_inventory.items() if value}
         if question.identity_file:
             settings.setdefault("identityfile", []).insert(0, question.identity_file)
         defaults = {
@@ -252,8 +252,8 @@ class _Question:
 
     def options(self) -> tuple[str, ...]:
         """The options of ssh for what is set; they override ssh_config."""
-        given = (("-l", self.user), ("-p", self.port), ("-i", self.identity_file), ("-J", self.proxy_jump))
-        return tuple(text for option, value in given if value is not None for text in (option, str(value)))
+        values = (("-l", self.user), ("-p", self.port), ("-i", self.identity_file), ("-J", self.proxy_jump))
+        return tuple(text for option, value in values if value is not None for text in (option, str(value)))
 
     def arguments(self) -> tuple[str, ...]:
         return (*self.options(), "--", self.address)

@@ -33,12 +33,12 @@ SESSION_ENDS, SESSION_PAUSE = 1.0, 0.05
 
 
 _END = (
-    # one sshd serves one connection: all its other children are commands of ours, each the leader of a process group
+    # each connection has an sshd of its own: its other children are our commands, each the leader of a process group
     "cd /proc; case $(cat $PPID/comm) in sshd*|dropbear*) ;; *) exit 1;; esac; groups=; "
     'for file in $(grep -lsx "PPid:.$PPID" [0-9]*/status); do '
     'pid=${file%/status}; [ $pid = $$ ] || groups="$groups $pid"; done; '
     "signal() { for group in $groups; do kill -s $1 -- -$group; done; }; "
-    # dead members stay where nobody reaps orphans
+    # ignore zombies: in some containers nothing reaps orphans
     'left() { for group in $groups; do grep -qs ") [^ZX] [0-9]* $group " [0-9]*/stat && return 0; done; return 1; }; '
     f"signal TERM; for try in $(seq {round(10 * END_GRACE)}); do left || exit 0; sleep 0.1; done; "
     f"signal KILL; for try in $(seq {round(10 * END_WINDOW)}); do left || exit 0; sleep 0.1; done; exit 1"
@@ -108,7 +108,7 @@ class SshPipe:
         self._channel = channel
         self._session = session
         channel.settimeout(STALL_LIMIT)
-        # The channel's own timeout is one for both directions, and a sender must not change that of a receiver.
+        # the channel has one timeout for both directions, so `recv` waits for this event instead
         self._readable = threading.Event()
         channel.in_buffer.set_event(self._readable)
         self._tail = Tail()
@@ -131,7 +131,7 @@ class SshPipe:
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise BrokenPipeError("the connection was lost, or the command has ended") from error
         if not self._channel.get_transport().is_active():
-            raise BrokenPipeError("the connection was lost")  # paramiko drops a message on a dead link without a word
+            raise BrokenPipeError("the connection was lost")  # on a dead link, paramiko drops the message silently
 
     def close_write(self) -> None:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
@@ -145,7 +145,7 @@ class SshPipe:
         self._channel.status_event.wait(timeout)
         self._drainer.join(
             min(STDERR_LAG, max(0.0, deadline - time.monotonic()))
-        )  # so that `stderr` is whole from now on
+        )  # so that `stderr` is complete from now on
         return self._channel.exit_status if self._channel.exit_status >= 0 else None
 
     def end(self) -> bool:
@@ -203,7 +203,7 @@ def login(target: Target, link: Link, trust: Trust, offer: Offer, deadline: floa
 class _Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no types
     """fabric's connection with the host key policy, key order and time limits of ddp-orch."""
 
-    inline_ssh_env = False  # declared, as what is not goes to the config, which is built anew then
+    inline_ssh_env = False  # a class attribute: fabric writes attributes that it does not know to its config
 
     def __init__(
         self, target: Target, link: socket.socket | SshConnection, trust: Trust, offer: Offer, deadline: float
@@ -224,8 +224,7 @@ class _Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no typ
             host=target.hostname,
             user=target.user,
             port=target.port,
-            # Empty: what fabric's own files and ssh_config say is not for fabric to read. Not shared: it is not
-            # safe to use from several threads.
+            # Empty, because config.py reads ssh_config, not fabric. One per connection: it is not thread-safe.
             config=fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True),
             gateway=link._connection if isinstance(link, SshConnection) else False,
             forward_agent=False,
@@ -240,7 +239,7 @@ class _Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no typ
 
 
 class _Policy(paramiko.MissingHostKeyPolicy):
-    """Asked about every host key, as paramiko itself is given no known_hosts."""
+    """Checks every host key: paramiko gets no known_hosts, so it asks this policy each time."""
 
     def __init__(self, target: Target, trust: Trust) -> None:
         self._target, self._trust = target, trust
@@ -279,9 +278,9 @@ class _KeysOnly:
             if missing:
                 raise self._denied(f"the server accepted the key and also requires {', '.join(missing)}", tried)
             return
-        own = self._target.user == getpass.getuser() and " -l " not in self._target.command
+        is_local_name = self._target.user == getpass.getuser() and " -l " not in self._target.command
         raise self._denied(
-            f"permission denied for user {self._target.user}{', your local user name' if own else ''}", tried
+            f"permission denied for user {self._target.user}{', your local user name' if is_local_name else ''}", tried
         )
 
     def _denied(self, reason: str, tried: list[Identity]) -> ConnectFailure:
@@ -334,7 +333,7 @@ def _failure(
     if phase == "greeting" or (phase == "key exchange" and isinstance(error, (EOFError, OSError))):
         return DroppedError(phase, greeting)
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        fix = "enable modern algorithms in its sshd_config, or allow them in ssh_config: the others are weak"
+        fix = "enable modern algorithms in its sshd_config, or allow them in ssh_config: ddp-orch uses no weak ones"
         return ConnectFailure(target.name, phase, str(error), "unknown", fix)
     return ConnectFailure(target.name, phase, f"the connection was lost: {error}", "ssh-unreachable", "try again")
 

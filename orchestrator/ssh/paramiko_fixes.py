@@ -20,7 +20,7 @@ WEAK = {
     "macs": {"hmac-sha1", "hmac-md5", "hmac-sha1-96", "hmac-md5-96"},
     "pubkeys": {"ssh-rsa"},
 }
-"""Never offered, though some version of paramiko can do it."""
+"""Algorithms that are never offered, although some versions of paramiko support them."""
 
 CONNECT_FAILED = 2  # SSH_OPEN_CONNECT_FAILED of RFC 4254: the text alone says why
 
@@ -125,9 +125,9 @@ class Transport(paramiko.Transport):
 class _Gate:
     """Stops a channel from sending after its end.
 
-    A paramiko channel makes a message under its lock and sends it after. Meanwhile another thread, or the other end,
-    may have closed the channel, and sshd ends the whole connection at once when data arrives for a channel that is
-    closed: on a jump host, the connections of all hosts behind it.
+    A paramiko channel creates a message under its lock, but sends it later. By then, another thread or the other end
+    may have closed the channel. If data arrives for a closed channel, sshd ends the whole connection; on a jump host,
+    that is the connection of all hosts behind it.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -149,7 +149,7 @@ class _Gate:
             except (EOFError, OSError, paramiko.SSHException):
                 self._ended = True
                 if kind == cMSG_CHANNEL_DATA:
-                    raise  # the rest, closing above all, needs no success: paramiko's threads would die of it, loudly
+                    raise  # for other messages, such as CLOSE, an error would only kill one of paramiko's threads
 
 
 def _signatures(key_type: str) -> tuple[str, ...]:

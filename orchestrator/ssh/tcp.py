@@ -115,18 +115,18 @@ def _find_dead_peers(sock: socket.socket) -> None:
 
 
 def _start_proxy(command: str) -> socket.socket:
-    """Start a ProxyCommand as ssh does, but on a socket pair: paramiko needs a socket, and it closes with us."""
-    ours, theirs = socket.socketpair()
-    with theirs:
+    """Start a ProxyCommand as ssh does, but with a socket pair, because paramiko needs a socket."""
+    near, far = socket.socketpair()
+    with far:
         process = subprocess.Popen(
             ("/bin/sh", "-c", f"exec {command}"),
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
+            stdin=far.fileno(),
+            stdout=far.fileno(),
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
     threading.Thread(target=process.wait, name="ssh-proxy", daemon=True).start()  # so that no zombie is left
-    return ours
+    return near
 
 
 def _connect_failure(target: Target, problems: list[tuple[str, OSError]]) -> ConnectFailure:
