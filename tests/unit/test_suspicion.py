@@ -37,6 +37,12 @@ def test_a_refusal_is_proof_at_once_and_no_reason_to_wait_for_the_others() -> No
     assert judge([Silence(1, 8.1, refused=True), Silence(2, 8.1)], LEASE) == {1: LOST, 2: LOST}
 
 
+def test_nothing_is_put_off_where_the_nodes_do_not_wait_for_the_head() -> None:
+    silences = [Silence(1, 8.1), Silence(2, 8.1)]
+    assert judge(silences, LEASE) == {1: SUSPECT, 2: SUSPECT}
+    assert judge(silences, LEASE, nodes_wait=False) == {1: LOST, 2: LOST}
+
+
 @pytest.mark.parametrize("lease", [2.0, 8.0, 600.0])
 def test_all_limits_follow_the_lease(lease: float) -> None:
     def judgement(seconds: float) -> Judgement:

@@ -38,7 +38,8 @@ class HeadLink(ClusterLink):
         self._clocks: Dict[int, float] = {}  # each node's own time of its newest message
         self._detours = Detours(recorder.key, self._spec["node"], len(self._spec["nodes"]), self._contacts)
         self._unchecked: List[int] = []  # nodes that were never dialled
-        self._watch = NodeWatch([node["host"] for node in self._spec["nodes"]], self._lease, recorder.say)
+        hosts, nodes_wait = [node["host"] for node in self._spec["nodes"]], self._spec.get("rejoin_timeout", 0.0) > 0
+        self._watch = NodeWatch(hosts, self._lease, nodes_wait, recorder.say)
         self._finisher = Finisher(recorder, self._signal_nodes, self._stop_resumably)
         self._label = ""
         self._tick_at = self._beat_at = 0.0

@@ -14,11 +14,12 @@ class Loss(NamedTuple):
 
 
 class NodeWatch:
-    """Times are by the monotonic clock. `say` writes a line of ours."""
+    """Times are by the monotonic clock. `say` writes a line of ours. `nodes_wait`: as in suspicion.judge."""
 
-    def __init__(self, hosts: Sequence[str], lease: float, say: Callable[[str], None]) -> None:
+    def __init__(self, hosts: Sequence[str], lease: float, nodes_wait: bool, say: Callable[[str], None]) -> None:
         self._hosts = hosts
         self._lease = lease
+        self._nodes_wait = nodes_wait
         self._say = say
         self._heard: Dict[int, float] = {}  # on any path
         self._direct: Dict[int, float] = {}  # on the link of the node, which had heard us there before
@@ -61,7 +62,7 @@ class NodeWatch:
     def judge(self, nodes: Sequence[int], refusals: Set[int], now: float) -> List[Loss]:
         """Returns the nodes that are lost. `nodes`: all that should answer."""
         silences = [Silence(node, self.silent(node, now), node in refusals) for node in nodes]
-        judgements = suspicion.judge(silences, self._lease)
+        judgements = suspicion.judge(silences, self._lease, self._nodes_wait)
         lost = [silence for silence in silences if judgements[silence.node] is Judgement.LOST]
         self.suspects = {node for node in nodes if judgements[node] is Judgement.SUSPECT}
         self._describe(silences, nodes, now)
@@ -81,7 +82,7 @@ class NodeWatch:
         if new:
             self._watched.update(new)
             seconds = max(self.silent(node, now) for node in new)
-            if suspicion.all_silent(silences, self._lease):
+            if self._nodes_wait and suspicion.all_silent(silences, self._lease):
                 what = "all other nodes are silent, so the network of this host may be down; waiting up to %d s"
                 action = what % (2 * self._lease)
             else:

@@ -6,7 +6,7 @@
 
 A node is heard directly or by a detour: through another node that still reaches it. Its refusal (nobody listens any
 more on a port that was reached before) proves that its guard and recorder are gone. If all nodes fall silent at once,
-it is more likely that this host or its switch is cut off: then a second lease has to pass.
+it is more likely that this host or its switch is cut off: then a second lease has to pass, if the nodes wait as well.
 """
 
 import enum
@@ -41,9 +41,13 @@ def all_silent(silences: Sequence[Silence], lease: float) -> bool:
     )
 
 
-def judge(silences: Sequence[Silence], lease: float) -> Dict[int, Judgement]:
-    """`silences`: of all nodes that should answer. `lease`: in seconds."""
-    patience = 2 * lease if all_silent(silences, lease) else lease
+def judge(silences: Sequence[Silence], lease: float, nodes_wait: bool = True) -> Dict[int, Judgement]:
+    """`silences`: of all nodes that should answer. `lease`: in seconds.
+
+    `nodes_wait`: whether nodes wait for a head that they do not hear (run.rejoin_timeout). Without it they end after a
+    lease, and waiting longer for them is of no use.
+    """
+    patience = 2 * lease if nodes_wait and all_silent(silences, lease) else lease
     return {silence.node: _judge_one(silence, lease, patience) for silence in silences}
 
 
