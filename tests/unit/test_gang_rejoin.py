@@ -251,3 +251,12 @@ def test_time_in_which_the_head_could_not_decide_does_not_count() -> None:
     assert gang.step(state, gang_events.Tick(late))[0].phase is Phase.OVER
     state, _ = gang.step(state, gang_events.Resumed(late))
     assert exited(state, late + 1, 0, 2).phase is Phase.RESTARTING
+
+
+def test_an_old_head_that_is_back_takes_the_seat_of_a_lost_host() -> None:
+    """Its own seat has gone to the new head, which was the spare."""
+    state, _ = gang.step(begun(SPARED, 3), gang_events.Elected(3, "10.0.0.4", 2000.0))
+    state = exited(gang.step(state, gang_events.Lost(1, 2008.0))[0], 2008.1, 2)
+    assert team.next_team(state) is None
+    state = exited(gang.step(state, gang_events.Joined(0, 2010.0))[0], 2010.1, 0)
+    assert team.next_team(state) == (3, 0, 2)

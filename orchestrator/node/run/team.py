@@ -105,6 +105,8 @@ def next_team(state: State) -> Optional[Tuple[int, ...]]:
         for number, node in enumerate(state.nodes)
         if node.node_rank is None and node.phase is NodePhase.JOINED and node.leaves is None and number not in excluded
     ]
+    if state.head not in state.team and _is_ready(state, state.team[0]):
+        spares.append(state.team[0])  # the old head has lost its seat to the new one, and may take another
     team: List[int] = []
     for number in _seats(state):
         node = state.nodes[number]
