@@ -260,3 +260,11 @@ def test_an_old_head_that_is_back_takes_the_seat_of_a_lost_host() -> None:
     assert team.next_team(state) is None
     state = exited(gang.step(state, gang_events.Joined(0, 2010.0))[0], 2010.1, 0)
     assert team.next_team(state) == (3, 0, 2)
+
+
+def test_a_spare_takes_the_seat_of_the_host_that_is_still_lost() -> None:
+    """Two hosts were lost, and the first is back: with the spare in its place, the seat of the second stayed empty."""
+    state, _ = gang.step(begun(SPARED, 3), gang_events.Lost(1, 2000.0))
+    state = exited(gang.step(state, gang_events.Lost(2, 2000.1))[0], 2000.2, 0)
+    state = exited(gang.step(state, gang_events.Joined(1, 2000.3))[0], 2000.4, 1)
+    assert team.next_team(state) == (0, 1, 3)

@@ -108,13 +108,16 @@ def next_team(state: State) -> Optional[Tuple[int, ...]]:
     if state.head not in state.team and _is_ready(state, state.team[0]):
         spares.append(state.team[0])  # the old head has lost its seat to the new one, and may take another
     team: List[int] = []
-    for number in _seats(state):
-        node = state.nodes[number]
-        was_lost = node.lost_in == state.attempt
-        gives_way = was_lost or not _is_ready(state, number) or number in excluded
+    seats = _seats(state)
+    for position, number in enumerate(seats):
+        was_lost = state.nodes[number].lost_in == state.attempt
+        is_ready = _is_ready(state, number)
+        # a seat that nobody else can take has the first right to a spare
+        empty = sum(1 for other in seats[position + 1 :] if not _is_ready(state, other))
+        gives_way = not is_ready or (len(spares) > empty and (was_lost or number in excluded))
         if number != state.head and spares and gives_way:
             team.append(spares.pop(0))
-        elif _is_ready(state, number) and (not was_lost or state.restarts_used < state.max_restarts):
+        elif is_ready and (not was_lost or state.restarts_used < state.max_restarts):
             team.append(number)
     team += spares[: max(0, state.max_nodes - len(team))]
     return tuple(team) if len(team) >= state.min_nodes and team[:1] == [state.head] else None
