@@ -268,3 +268,16 @@ def test_a_spare_takes_the_seat_of_the_host_that_is_still_lost() -> None:
     state = exited(gang.step(state, gang_events.Lost(2, 2000.1))[0], 2000.2, 0)
     state = exited(gang.step(state, gang_events.Joined(1, 2000.3))[0], 2000.4, 1)
     assert team.next_team(state) == (0, 1, 3)
+
+
+def test_a_host_that_failed_too_often_takes_part_rather_than_nobody() -> None:
+    """It gave its place to the spare, which is lost later."""
+    state = begun(SPARED, 5)
+    for attempt, at in ((1, 1100.0), (2, 1200.0)):
+        failure = {"host": "host-1", "node": 1, "rank": 1, "what": "exit code 1"}
+        state, _ = gang.step(state, gang_events.Failed(1, attempt, failure, at))
+        state, _ = gang.step(exited(state, at + 1, *state.team), gang_events.PortFound(29501, at + 10))
+        state = started(state, at + 11)
+    assert state.team == (0, 3, 2)
+    state = exited(gang.step(state, gang_events.Lost(3, 1300.0))[0], 1301.0, 0, 2)
+    assert team.next_team(state) == (0, 1, 2)

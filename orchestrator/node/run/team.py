@@ -100,11 +100,13 @@ def next_team(state: State) -> Optional[Tuple[int, ...]]:
     unreliable = {number for number in failed if number != state.head and failed.count(number) >= FAILS_TOO_OFTEN}
     doubtful = {number for number in range(len(state.nodes)) if problems(state, number)}
     excluded = unreliable | doubtful | {state.head}
-    spares = [
+    unused = [
         number
         for number, node in enumerate(state.nodes)
-        if node.node_rank is None and node.phase is NodePhase.JOINED and node.leaves is None and number not in excluded
+        if node.node_rank is None and node.phase is NodePhase.JOINED and node.leaves is None
     ]
+    spares = [number for number in unused if number not in excluded]
+    last_resort = [number for number in unused if number in unreliable - doubtful]  # rather than to wait or to end
     if state.head not in state.team and _is_ready(state, state.team[0]):
         spares.append(state.team[0])  # the old head has lost its seat to the new one, and may take another
     team: List[int] = []
@@ -117,6 +119,8 @@ def next_team(state: State) -> Optional[Tuple[int, ...]]:
         gives_way = not is_ready or (len(spares) > empty and (was_lost or number in excluded))
         if number != state.head and spares and gives_way:
             team.append(spares.pop(0))
+        elif number != state.head and last_resort and not is_ready:
+            team.append(last_resort.pop(0))
         elif is_ready and (not was_lost or state.restarts_used < state.max_restarts):
             team.append(number)
     team += spares[: max(0, state.max_nodes - len(team))]
