@@ -67,8 +67,6 @@ def facts(**changed: Any) -> dict[str, Any]:
     """What `probe` says of a healthy host without a GPU; `python` and such are merged in, the rest replaces."""
     fine: dict[str, Any] = {
         "hostname": "h",
-        "memory": {"total": 64 * GB, "available": 60 * GB},
-        "cgroup_memory": None,
         "cgroup_pids": None,
         "hung": [],
         "disks": {

@@ -332,7 +332,6 @@ PORT = {
     "port": "1",
     "state": "ACTIVE",
     "layer": "InfiniBand",
-    "rate": "400 Gb/sec",
     "driver": "mlx5_core",
 }
 

@@ -129,7 +129,7 @@ def link_state(name: str) -> LinkState:
 
 
 def rdma_ports(root: str = "/sys/class/infiniband") -> List[Dict[str, str]]:
-    """InfiniBand, RoCE, EFA: device, port, state (`ACTIVE`), layer (`InfiniBand`, `Ethernet`), rate, driver."""
+    """InfiniBand, RoCE, EFA: device, port, state (`ACTIVE`), layer (`InfiniBand`, `Ethernet`), driver."""
     devices = []
     for port in sorted(glob.glob(root + "/*/ports/*")):
         device = port.split("/")[-3]
@@ -139,7 +139,6 @@ def rdma_ports(root: str = "/sys/class/infiniband") -> List[Dict[str, str]]:
                 "port": os.path.basename(port),
                 "state": _read(port + "/state").partition(": ")[2],
                 "layer": _read(port + "/link_layer"),
-                "rate": _read(port + "/rate"),
                 "driver": os.path.basename(os.path.realpath("%s/%s/device/driver" % (root, device))),
             }
         )

@@ -1,4 +1,4 @@
-"""Facts of this host from files of its kernel: memory, disks, limits, network cards, ports, leftovers."""
+"""Facts of this host from files of its kernel: disks, limits, network cards, ports, leftovers."""
 
 import glob
 import os
@@ -15,12 +15,6 @@ from . import dns
 NFT_WINDOW = 3.0  # s
 FILES_WINDOW = 5.0  # s for all questions to file systems: the file system of a dead server never answers
 STALE_LOCK = 300.0  # s after which the lock of a build of an extension counts as left behind
-
-
-def memory(text: str) -> Dict[str, int]:
-    """Bytes, from /proc/meminfo."""
-    kib = {line.split(":")[0]: int(line.split()[1]) for line in text.splitlines() if len(line.split()) > 1}
-    return {"total": kib.get("MemTotal", 0) << 10, "available": kib.get("MemAvailable", 0) << 10}
 
 
 def space(path: str) -> Optional[Dict[str, Any]]:
@@ -178,8 +172,6 @@ def gather(arguments: Dict[str, Any]) -> Dict[str, Any]:
     own = socket.gethostname()
     return {
         "hostname": own,
-        "memory": memory(_read("/proc/meminfo")),
-        "cgroup_memory": _number(_read("/sys/fs/cgroup/memory.max")),
         "cgroup_pids": _number(_read("/sys/fs/cgroup/pids.max")),
         "interfaces": interfaces(),
         "rdma": network.rdma_ports(),

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import pwd
 import socket
 import subprocess
 import tempfile
@@ -11,7 +10,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List
 
-from ..host import crontab, ledger, login_session, state
+from ..host import crontab, ledger, login_session
 from ..host.run_command import answers_of
 from ..run import job, notify
 from . import dns, facts, gpus
@@ -19,7 +18,6 @@ from .runs import LEDGER_MOST
 
 PYTHON_WINDOW = 60.0  # s for `setup` and the python to answer: module systems and network file systems can be slow
 LOGIN_WINDOW = 10.0  # s for systemd
-USER_WINDOW = 5.0  # s for a directory service
 MARKER = "ddp-orch-facts:"
 
 
@@ -58,14 +56,9 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
     nvidia = answers.get("nvidia") or {"gpus": [], "driver": None, "cuda": None, "error": None, "xids": []}
     return {
         **here,
-        "system": os.uname().sysname,
         "machine": os.uname().machine,
-        "kernel": os.uname().release,
-        "libc": _libc(),
-        "user": answers_of({"user": _user}, USER_WINDOW).get("user", str(os.geteuid())),
         "uid": os.geteuid(),
         "cores": len(os.sched_getaffinity(0)),
-        "host_id": state.host_id(),
         "clock": time.time(),
         "gpus": nvidia.pop("gpus"),
         "nvidia": nvidia,
@@ -76,20 +69,6 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "ledger": ledger.newest(LEDGER_MOST),
         "login": answers_of({"login": login_session.look}, LOGIN_WINDOW).get("login"),
     }
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
-
-
-def _libc() -> str:
-    try:
-        return os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (ValueError, OSError):
-        return ""  # musl has none
 
 
 def _python(arguments: Dict[str, Any]) -> Dict[str, Any]:
