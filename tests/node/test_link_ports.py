@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import select
 import socket
 import time
@@ -118,6 +119,16 @@ def test_contacts_are_sent_once_and_again_when_they_change() -> None:
     assert contacts.learn(1, moved)
     assert messages.contacts(json.loads(json.dumps(contacts.since(position))), 2) == {1: moved}
     assert messages.contacts(json.loads(json.dumps(contacts.since(0))), 2) == {1: moved}
+
+
+def test_contacts_do_not_grow_when_a_node_moves_often() -> None:
+    contacts = Contacts()
+    contacts.learn(0, Contact(("10.0.0.9",), 20009))
+    moves = [Contact(("10.0.0.1",), 20001 + number % 2) for number in range(1000)]
+    assert all(contacts.learn(1, contact) for contact in moves)
+    assert len(pickle.dumps(contacts)) < 1000
+    assert messages.contacts(json.loads(json.dumps(contacts.since(contacts.position - 1))), 2) == {1: moves[-1]}
+    assert set(contacts.since(1)) == {"1"}
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Where the nodes of a run can be reached: each node tells the head, and the head tells all. Pure."""
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 
 class Contact(NamedTuple):
@@ -12,27 +12,35 @@ class Contact(NamedTuple):
 
 
 class Contacts:
-    """What is known of all nodes, in the order in which it became known."""
+    """The contact of each node, and in which order they changed."""
 
     def __init__(self) -> None:
-        self._known: Dict[int, Contact] = {}
-        self._learned: List[int] = []
+        self._by_node: Dict[int, Tuple[Contact, int]] = {}  # with the number of its change; the newest change is last
+        self._changes = 0
 
     def get(self, node: int) -> Optional[Contact]:
-        return self._known.get(node)
+        return self._by_node[node][0] if node in self._by_node else None
 
     def learn(self, node: int, contact: Contact) -> bool:
         """Returns whether it is new."""
-        if self._known.get(node) == contact:
+        if self.get(node) == contact:
             return False
-        self._known[node] = contact
-        self._learned.append(node)
+        self._changes += 1
+        self._by_node.pop(node, None)
+        self._by_node[node] = contact, self._changes
         return True
 
     @property
     def position(self) -> int:
-        return len(self._learned)
+        """The number of changes so far."""
+        return self._changes
 
     def since(self, position: int) -> Dict[str, Any]:
-        """Those that were learned from a position on, as a message for other nodes."""
-        return {str(node): self._known[node]._asdict() for node in self._learned[position:]}
+        """The contacts that changed after a position, as a message for other nodes."""
+        news: Dict[str, Any] = {}
+        for node in reversed(self._by_node):
+            contact, change = self._by_node[node]
+            if change <= position:
+                break
+            news[str(node)] = contact._asdict()
+        return news
