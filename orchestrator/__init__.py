@@ -1,3 +1,7 @@
-"""ddp-orch's controller: reads an inventory, reaches every host over SSH, starts, looks and commands."""
+"""ddp-orch's controller: reads an inventory, reaches every host over SSH, starts, looks and commands.
+
+cli     declares the commands, together with commands/run_commands.py
+errors  the errors that users see, each with its exit code
+"""
 
 __version__ = "0.1.0"

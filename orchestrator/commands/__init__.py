@@ -1,8 +1,31 @@
 """One module per command: parse the request, call, print.
 
 run_commands  declares the commands that start a run or look at runs; orchestrator/cli.py declares the others
-options       options that several commands share; completion, hints and deprecated: what people type
+options       options that several commands share
 context       the inventory, the hosts and the run of a command
 exit_codes    turns errors into messages and exit codes
-board         the table that `top` shows
+completion    completes runs, scripts and hosts
+hints         recognises common mistakes on the command line
+deprecated    old names of options
+
+up            `up`
+ps            `ps`
+logs          `logs`
+top           `top`
+board         the table of `top`
+report        `report`
+diagnose      `diagnose`
+signals       `signal` and `snapshot`
+kill          `kill`
+revive        `revive`
+drain         `drain`
+fetch         `fetch`
+prune         `prune`
+init          `init`
+trust         `trust`
+check         `check`
+setup         `setup`
+exec          `exec`
+bench         `bench`
+notify        `notify`
 """

@@ -1,14 +1,23 @@
-"""How a diagnosis is made of logs (engine.py puts it together). All of it is pure; each step uses those above it.
+"""How a diagnosis is made of logs. All of it is pure; each step uses those above it.
 
-times, transcript     logs of any launcher      -> lines, each with host, rank and time
-recorder_lines        lines                     -> those of the last attempt, without what ddp-orch's recorder writes
-tracebacks            lines                     -> exceptions, each with its chain and rank
-exits                 lines                     -> how processes ended
-stacks, dumps         what the hosts recorded   -> who keeps the others waiting
-scene                 all of these              -> what they show together: hosts, ranks, order
-causes                knowledge/*.yaml          -> signatures, meaning, fix, precedence
-signs, hangs          scene and causes          -> suspects
-refine, rules         suspects and scene        -> suspects rewritten by what several lines show together
-verdict               suspects and scene        -> whether it is a failure at all
-confidence            a suspect and the others  -> how sure it may be called
+record          what the hosts of a run know of its end beyond its output
+times           times in logs -> Unix time
+transcript      logs of any launcher -> lines, each with host, rank and time
+recorder_lines  lines -> those that ddp-orch's recorder wrote, which prove no cause
+tracebacks      lines -> exceptions, each with its chain and rank
+exits           lines -> how processes ended
+stacks          stacks of all ranks -> who keeps the others waiting
+dumps           flight-recorder dumps -> who never joined a collective
+scene           what all of these show together: hosts, ranks, order
+causes          knowledge/*.yaml -> signatures, meaning, fix, precedence
+suspects        a sign of a cause, with the level that decides which one counts
+signs           scene and causes -> suspects
+hangs           time-outs of all ranks -> suspects
+refine          suspects and scene -> suspects rewritten by what several lines show together, by the rules in rules/
+ranking         suspects -> the ones that count, the first cause first
+verdict         suspects and scene -> whether it is a failure at all
+confidence      a suspect and the others -> how sure the cause is
+engine          puts the steps together
+rendering       a diagnosis as text
+missing         a missing file -> which hosts lack it
 """

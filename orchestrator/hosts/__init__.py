@@ -1,1 +1,8 @@
-"""Talk to the node program on many hosts. The failure of some hosts is a result."""
+"""Talk to the node program on many hosts. The failure of some hosts is a result.
+
+fleet         sessions to all hosts, and one task on each in parallel
+session       one host: starts the node program, sends requests, receives answers
+bootstrap     the command line that installs and starts the node program
+node_program  packs the node program
+claims        checks what each host may say about a run
+"""

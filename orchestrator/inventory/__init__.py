@@ -1,1 +1,11 @@
-"""YAML -> Inventory."""
+"""YAML -> Inventory.
+
+schema       the keys: the checks, the defaults, the example and the reference come from this table
+model        the Inventory that the other packages use
+values       kinds of values: how to read, check and write each
+yaml_source  YAML -> nodes that know their line
+docs         the example and the reference
+hostnames    names of hosts: check, expand ranges, select
+run_ids      ids and names of runs
+advice       the command lines in messages
+"""

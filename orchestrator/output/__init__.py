@@ -3,7 +3,10 @@
 intake          pieces of streams -> whole lines of all hosts, in order
 lines           a line; LineAssembler, Merger, and Painter, which puts the tag (host, rank) before it
 pipeline        stages and their one clock
-torchrun_noise  shortens torchrun's stack traces; folding folds equal lines of many ranks
-mask            hides secrets; terminal tames escape sequences
-console         messages of the program itself; finding: what `check` and `diagnose` report
+torchrun_noise  shortens torchrun's stack traces
+folding         folds equal lines of many ranks
+mask            hides secrets
+terminal        tames escape sequences
+console         messages of the program itself
+finding         what `check` and `diagnose` report
 """

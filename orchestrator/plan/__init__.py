@@ -1,1 +1,10 @@
-"""Inventory -> Plan, and the code that is sent."""
+"""Inventory -> Plan, and the code that is sent.
+
+plan         what to start where
+launchers    what each launcher starts, as templates
+description  a plan as text or JSON
+entrypoint   what `up` runs: a script, a module or the bundled trainer
+snapshot     the archive of the code
+code_files   the files of the code
+git          which files git tracks or ignores
+"""

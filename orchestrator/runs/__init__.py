@@ -1,15 +1,23 @@
 """Act on runs.
 
-registry   which runs exist on which hosts, and which one is meant
-probe      ask hosts for their facts, and check them
-mesh       have hosts connect to each other (`check`); reach checks the result, bandwidths remembers the fastest network
-deep       the all-reduce of `check --deep`; payload/ is what runs on the hosts
-launch     prepare all hosts, then start the run; rendezvous chooses the address where the nodes meet
-follow     read the logs of a run from all hosts; readers has the threads, printing prints the lines
-attach     `up` with a terminal: follow the run, stop it on Ctrl-C, print how it ended
-revive     start the guards of restarted hosts again
-ending     stop runs and clean up (`kill`)
-receiving  download files (`fetch`)
-diagnose   collect what the hosts know about a run, for orchestrator/diagnosis
-recent     the runs started from this machine; kept_back explains why a file from here was not sent
+registry    which runs exist on which hosts, and which one is meant
+recent      the runs started from this machine
+probe       asks hosts for their facts, and checks them
+mesh        has hosts connect to each other (`check`)
+reach       checks the result of mesh
+bandwidths  remembers the fastest network for the next `up`
+deep        the all-reduce of `check --deep`; payload/ runs on the hosts
+launch      prepares all hosts, then starts the run
+rendezvous  chooses the address where the nodes meet
+follow      reads the logs of a run from all hosts
+readers     the threads of follow
+printing    prints the lines of a run
+log_files   writes the lines of a run to files
+attach      `up` with a terminal: follows the run, stops it on Ctrl-C, prints how it ended
+ending      stops runs and cleans up (`kill`)
+revive      starts the guards of restarted hosts again
+signaling   sends signals to ranks, and has them save a snapshot
+receiving   downloads files (`fetch`)
+kept_back   explains why a file from here was not sent
+diagnose    collects what the hosts know about a run, for orchestrator/diagnosis
 """

@@ -1,1 +1,6 @@
-"""Progress on a terminal, and the HTML and SVG of a report."""
+"""Progress on a terminal, and the HTML and SVG of a report.
+
+progress  the progress of work on many hosts
+html      a report as one HTML file
+svg       line charts
+"""

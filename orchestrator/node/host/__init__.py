@@ -1,1 +1,15 @@
-"""The machine: processes, network, state."""
+"""The machine: processes, network, state.
+
+state          the private folder of ddp-orch on this host, and how files in it are written
+processes      finds, identifies and signals processes of a run, by /proc
+sweep          kills the processes of a run
+run_command    runs a program with a time limit
+network        addresses and interfaces
+machine        load of processors, memory, interfaces and GPUs
+nvml           GPUs, by the library of the driver
+health         measures what may have broken since an earlier measurement
+guard_locks    takes the locks of a run
+ledger         remembers one line for each run that ended here
+login_session  whether processes outlive the login, and how to make them
+crontab        the lines of `run.autostart` in the user's crontab
+"""

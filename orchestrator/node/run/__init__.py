@@ -1,13 +1,54 @@
 """Lives as long as the run. Never imports `serve`.
 
-guard      the process that owns the run on this host; attempts, tree and child are its processes, shutdown their end
-permit     until when the ranks may run without a word from the head
-succession starts a guard in place of a killed one; past is what that guard has to know
-control    the guard's socket, for the relay
-recorder   writes the journal and keeps the link to the other hosts
-gang       decides for all hosts, on the head: (state, event) -> (state, actions). Pure. A lost host becomes a restart
-           here; team chooses who takes part in the next attempt
-election   decides who is the head, and until when ranks may run: the same on every node. Pure. Not used by runs yet
-head       the head's end of the links, follower the other hosts'; link is the connection between them
-launch     the argv and environment of an attempt on this host: its interface is chosen here
+The guard owns the processes of a run on this host:
+guard            its loop
+guard_process    starts it
+daemon           puts guard and recorder together: the verbs of the same names
+control          its socket for the relay, while a run is prepared and started
+requests         its socket for other processes of this user, later
+permit           until when the ranks may run without a message from the head
+attempts         the attempts of the run on this host
+launch           argv and environment of an attempt; the interface of this host is chosen here
+tree             starts, watches and stops the processes of one attempt
+job              turns into a process of the run: environment, folder, output, then exec
+stacks           prints the stacks of ranks that hang
+child            its handle on the recorder
+shutdown         how the run ends on this host, and its exit record
+succession       starts a new guard in place of a killed one
+past             what that guard must know
+autostart        `run.autostart`: the command that rejoins the run when this host is booted
+
+The recorder writes the log and keeps the link to the other hosts:
+recorder         its loop
+journal          the log: pieces of output with their times
+history          samples of this host, for `report`
+upkeep           protects the files of the run from cleaners of old files
+health_check     measures the health of this host in a process of its own
+saved_line       finds the line of a saved snapshot
+peers            the interface of head and follower
+head             the head's end of the links; runs the gang
+follower         the other nodes' end of the link
+link             one connection: authenticated, JSON objects
+acceptor         accepts connections and authenticates them
+messages         checks messages
+contacts         where the nodes can be reached
+detour           connections between nodes that are not the head
+node_watch       when the head last received something from each node
+suspicion        judges the silence of nodes: who is suspect, who is lost. Pure
+finisher         carries out `finish`: signals, waits for the snapshot, stops
+drain_requests   requests to drain hosts, and their answers
+notify           sends the user's notifications
+
+The gang decides for all hosts, on the head. Pure:
+gang             (state, event) -> (state, actions). A lost host becomes a restart here
+gang_state       its state
+gang_events      its events and actions
+gang_failures    failures that no process reported
+team             who takes part in the next attempt, and with which ranks
+gate             whether the hosts of the next attempt are healthy
+drain            a host leaves on request
+finish           when to signal and to stop, for `run.walltime`
+narration        lines for the log about changes of the state
+election         who is the head, and until when ranks may run. Not used by runs yet
+election_state   what a node knows of an election
 """

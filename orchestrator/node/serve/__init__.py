@@ -1,1 +1,39 @@
-"""Lives as long as an SSH session."""
+"""Lives as long as an SSH session.
+
+relay           answers the requests of one SSH session; the table of requests is here
+wire            encodes and decodes frames
+
+probe           gathers the facts of this host, from the modules below
+facts           facts from files of the kernel: memory, disks, limits, ports
+gpus            GPUs, by nvidia-smi
+dns             name resolution, timed
+probe_python    runs in the user's python: versions, limits, the script
+mesh            tests the network to other hosts
+
+prepare         tries everything that can fail in a launch, then starts a guard
+unpack          unpacks the code from a tar stream
+link_port       opens the link port of a node other than the head
+locks           names the locks of a run: its GPUs, its name
+retire          removes ended runs, code and node programs that `run.keep` does not keep
+
+runs            lists the runs of this host
+follow          streams the log of a run
+grep            streams the lines that match a regular expression, in a process of its own
+journal_reader  reads a journal while it is written
+search          searches a stream of the journal
+figures         finds loss, step and other figures in lines; the controller uses it too
+sample          what this host and a run do at the moment, for `top`
+evidence        what this host knows about a failure beyond the output
+flight          summarises the flight-recorder dumps of NCCL
+
+stop            stops a run and verifies that nothing is left
+leftovers       finds and removes leftovers of ended runs
+drain           asks the head to continue without a host
+rank_signals    signals ranks, and waits for the line of a snapshot
+rejoin          starts a guard for a run after a restart of this host, or after guard and recorder were killed
+at_boot         the same, started by cron
+ticket          asks the guard here for what a guard on another host needs
+
+outputs         lists and sends files that a run wrote
+output_folders  lists and removes output folders
+"""
