@@ -52,8 +52,6 @@ class Attached:
 
     run: Part | None
     """The host's part of the run."""
-    ended: bool = False
-    """Whether the run has ended on this host."""
     offsets: Mapping[StreamName, int] = field(default_factory=dict)
     """Bytes of each stream that were read."""
     cut: tuple[StreamName, ...] = ()

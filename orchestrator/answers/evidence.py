@@ -55,8 +55,6 @@ class DumpGroup:
     """The ranks of the group, as text."""
     enqueued: int
     """The number of the last collective that was enqueued."""
-    completed: int
-    """The number of the last collective that was completed."""
     waits: Waits | None
     """The first collective that was not completed."""
 

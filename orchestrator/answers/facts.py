@@ -104,7 +104,6 @@ class Gpu:
     """A GPU, as nvidia-smi describes it; None: it does not report that."""
 
     index: int
-    uuid: str | None
     name: str | None
     memory_mib: int | None
     used_mib: int | None

@@ -35,9 +35,9 @@ RunId = Annotated[str, RUN_ID.fullmatch]
 RunName = Annotated[str, RUN_NAME.fullmatch]
 Address = Annotated[str, is_address]
 Port = Annotated[int, range(65_536).__contains__]
-_UNFINISHED = r"starting|running|suspect|restarting|waiting|stopping"
+UNFINISHED = ("starting", "running", "suspect", "restarting", "waiting", "stopping")
 _FINAL = r"succeeded|failed|stopped|killed|lost"
-State = Annotated[str, re.compile(f"{_UNFINISHED}|{_FINAL}").fullmatch]
+State = Annotated[str, re.compile(f"{'|'.join(UNFINISHED)}|{_FINAL}").fullmatch]
 FinalState = Annotated[str, re.compile(_FINAL).fullmatch]
 """`stopped`: ended on request or by run.walltime, after a snapshot."""
 Signal = Annotated[str, re.compile(r"SIG[A-Z0-9+]{1,12}").fullmatch]

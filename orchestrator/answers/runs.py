@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from .decode import NOT_NULL
 from .fields import (
+    UNFINISHED,
     AbsolutePath,
     Attempt,
     FinalState,
@@ -26,8 +27,6 @@ from .fields import (
 )
 from .ledger import EndedRun
 from .operation import Operation
-
-UNFINISHED = ("starting", "running", "suspect", "restarting", "waiting", "stopping")
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ def check_hosts(
         _shared_output(plan, node, fact, findings)
         _disks(node, fact, findings)
         _limits(node, fact, findings)
-        _leftovers(plan, node, fact, findings)
-        _notify(plan, node, fact, findings)
+        _leftovers(node, fact, findings)
+        _notify(node, fact, findings)
         _crontab(node, fact, findings)
         _login(node, fact, findings)
     _unreliable(nodes, facts, findings)
@@ -176,14 +176,14 @@ def _limits(node: Node, fact: Facts, findings: Findings) -> None:
         findings.add(
             "warning", "limit-nproc", name, message, "raise the limit; in a container: --pids-limit=-1", evidence
         )
-    active = [port for port in fact.rdma if "ACTIVE" in port.state]
+    active = network.active_rdma(fact)
     if active and memlock is not None and memlock < MEMLOCK_LEAST:
         message = f"only {memlock >> 10} KiB of memory may be locked, but {active[0].device} needs more for RDMA"
         fix = "root adds `* - memlock unlimited` to /etc/security/limits.conf; in a container: --ulimit memlock=-1"
         findings.add("error", "nccl-ib-memlock", name, message, fix, f"ulimit -l: {memlock >> 10}")
 
 
-def _leftovers(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
+def _leftovers(node: Node, fact: Facts, findings: Findings) -> None:
     name = node.host.name
     if fact.orphans:
         pids = ", ".join(str(process.pid) for process in fact.orphans[:5])
@@ -198,7 +198,7 @@ def _leftovers(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
         findings.add("warning", "jit-extension-lock", name, message, f"rm {shell_word(lock)}", f"ls {lock}")
 
 
-def _notify(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
+def _notify(node: Node, fact: Facts, findings: Findings) -> None:
     for key, why in fact.notify.items():
         fix = {
             "webhook": "make it reachable from this host, or set https_proxy in its environment",

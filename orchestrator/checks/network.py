@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping
 
 from ..answers.facts import Facts, Python, RdmaPort
+from ..answers.fields import is_address
 from ..output.terminal import one_line
 from ..plan.plan import Node, Plan
 from .findings import Findings
@@ -83,20 +84,12 @@ def _interface(node: Node, fact: Facts, findings: Findings) -> None:
             )
             findings.add("error", "gloo-ifname-no-match", name, message, fix, f"ip -br addr show dev {interface}")
     address = node.host.cluster_address
-    if address and _is_address(address) and address not in {each.address for each in fact.interfaces}:
+    if address and is_address(address) and address not in {each.address for each in fact.interfaces}:
         addresses = ", ".join(each.address for each in fact.interfaces if not each.loopback)
         code = "nccl-wrong-nic"
         message = f"cluster_address {address} is not an address of this host; it has {addresses}"
         fix = "correct cluster_address, or remove it, so that ddp-orch finds the address"
         findings.add("error", code, name, message, fix, "ip -br addr")
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _patterns(node: Node, fact: Facts, findings: Findings) -> None:

@@ -11,7 +11,6 @@ from ..plan.plan import Node, Plan
 from .findings import Findings, shell_word
 
 OLDEST_TORCH = (2, 4)
-ASK = "python -c 'import sys, importlib.metadata as m; print(sys.version, m.version(\"torch\"))'"
 
 
 def check_pythons(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], findings: Findings) -> None:

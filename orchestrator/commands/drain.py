@@ -6,7 +6,8 @@ import json
 import time
 
 from ..answers.drain import DRAIN
-from ..answers.runs import LIST, UNFINISHED
+from ..answers.fields import UNFINISHED
+from ..answers.runs import LIST
 from ..errors import OrchError, UnreachableError, UsageError
 from ..hosts.fleet import Fleet
 from ..inventory.model import Inventory

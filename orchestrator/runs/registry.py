@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from ..answers.fields import UNFINISHED
 from ..answers.ledger import EndedRun
-from ..answers.runs import LIST, UNFINISHED, Part, RunList
+from ..answers.runs import LIST, Part, RunList
 from ..errors import OrchError, UnreachableError, UsageError
 from ..hosts import claims
 from ..hosts.fleet import Fleet, Results
