@@ -205,7 +205,7 @@ HOST = Section(
             "cluster_address",
             maybe(_host),
             None,
-            "address for the other hosts; null: found by trying",
+            "where other hosts reach this one; null: ddp-orch tries its addresses",
             "192.168.1.2",
         ),
         Key(
@@ -393,7 +393,7 @@ FILE = Section(
                 lambda hosts: [HOST.write(host) for host in hosts],
             ),
             (),
-            "names, or mappings with these keys:",
+            "names, or mappings with the keys below",
             default_doc="required",
             section=HOST,
         ),
