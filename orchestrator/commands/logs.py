@@ -73,39 +73,23 @@ def logs(options: LogsOptions) -> int:
         inventory = select_hosts(inventory, ",".join(options.host), "--host")
     with open_fleet(inventory, short_timeout=True) as fleet:
         lookup = _find_run(fleet, inventory, options, console)
-        run, listing = lookup.run, lookup.listing
-        about = advice.about(run, listing.runs, inventory.path)
-        if log_filter.ranks is not None and min(log_filter.ranks) >= run.ranks:
-            ranks_of_run = "only rank 0" if run.ranks == 1 else f"ranks 0 to {run.ranks - 1}"
-            raise UsageError(f"run {run.run_id} has no such rank; it has {ranks_of_run}")
+        run = lookup.run
+        about = advice.about(run, lookup.listing.runs, inventory.path)
+        _require_ranks(run, log_filter)
         hosts = {host.name: host for host in inventory.hosts}
-        late = [name for name in listing.late if name in run.missing_hosts]
+        late = [name for name in lookup.listing.late if name in run.missing_hosts]
         asked_hosts = [hosts[name] for name in [*run.parts, *late] if name in hosts]
         if options.since or options.until:  # `5m` is relative to now, even if the clocks of the hosts are wrong
             ahead = fleet.each(asked_hosts[:1], lambda _, session: clock_ahead(session)).done
             log_filter = _make_filter(options, time.time() + next(iter(ahead.values()), 0.0))
-        ranks_of = claims.ranks_of(run.parts, run.all_nodes)
         mask = make_mask(inventory, run, console)
-        live = sys.stdout.isatty()
-        reviver = Reviver(run.run_id, run.nodes, inventory.hosts, fleet, console.note, console.warning)
-        view = View(
-            run.run_id,
-            asked_hosts,
-            log_filter,
-            fleet,
-            console.warning,
-            live,
-            ranks_of,
-            late=late,
-            mask=mask,
-            revive=reviver.revive if run.unfinished else None,
-        )
+        view = _make_view(run, asked_hosts, late, log_filter, inventory, fleet, mask, console)
         bell = attach.Bell(inventory.notify.bell and options.follow, console)
-        ranks = _count_ranks(run, asked_hosts, late, log_filter)
         try:
             if options.output:
                 _to_files(view, log_filter, list(run.parts), mask, Path(options.output), console)
             else:
+                ranks = _count_ranks(run, asked_hosts, late, log_filter)
                 line_count = _to_screen(view, run, about, log_filter, ranks, mask, options, bell)
                 if not line_count and not view.failed:
                     console.note(f"run {run.run_id}: no {'output' if log_filter == UNFILTERED else 'matching line'}")
@@ -126,6 +110,38 @@ def logs(options: LogsOptions) -> int:
     failed = {host: error for host, error in view.failed.items() if host not in lookup.listing.failed}
     warn_of_failures(failed, console)
     return UnreachableError.exit_code if lookup.listing.failed or failed else 0
+
+
+def _require_ranks(run: registry.Run, log_filter: LogFilter) -> None:
+    """Raises UsageError if the run has none of the ranks."""
+    if log_filter.ranks is not None and min(log_filter.ranks) >= run.ranks:
+        ranks_of_run = "only rank 0" if run.ranks == 1 else f"ranks 0 to {run.ranks - 1}"
+        raise UsageError(f"run {run.run_id} has no such rank; it has {ranks_of_run}")
+
+
+def _make_view(
+    run: registry.Run,
+    hosts: Sequence[Host],
+    late: Sequence[str],
+    log_filter: LogFilter,
+    inventory: Inventory,
+    fleet: Fleet,
+    mask: Mask,
+    console: Console,
+) -> View:
+    reviver = Reviver(run.run_id, run.nodes, inventory.hosts, fleet, console.note, console.warning)
+    return View(
+        run.run_id,
+        hosts,
+        log_filter,
+        fleet,
+        console.warning,
+        sys.stdout.isatty(),
+        claims.ranks_of(run.parts, run.all_nodes),
+        late=late,
+        mask=mask,
+        revive=reviver.revive if run.unfinished else None,
+    )
 
 
 def _warn_of_newer_run(lookup: RunLookup, inventory: Inventory, console: Console) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..answers.network import DIAL, LISTEN, Dialled, DialReport, Listening
 from ..errors import OrchError
 from ..hosts.fleet import Fleet, Results
 from ..hosts.session import InvalidAnswer, Session
-from ..inventory.model import Host
+from ..inventory.model import Host, RunOptions
 from ..plan.plan import Plan
 from .bandwidths import fastest
 
@@ -93,19 +93,7 @@ def measure(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     """Have the hosts of `facts`, the head among them, connect to each other. `token`: random, new for each call."""
     hosts = {node.host.name: node.host for node in plan.nodes if node.host.name in facts}
     head = hosts[plan.nodes[0].host.name]
-    ports = plan.inventory.run.ports
-    rdzv_port = plan.inventory.run.rdzv.port
-
-    def start(host: Host, session: Session) -> Listening:
-        fact = facts[host.name]
-        free = rdzv_port != "auto" and str(rdzv_port) not in fact.listeners and rdzv_port >= fact.first_port
-        question = {"token": token + host.name, "run_port": rdzv_port if free else None, "ports": list(ports)}
-        answer = session.request(LISTEN, question)
-        if not answer.ports:
-            raise _mismatch(host.name, "listen")
-        return answer
-
-    listening = fleet.each(hosts.values(), start, "listening")
+    listening = _listen(hosts.values(), plan.inventory.run, facts, fleet, token)
     failed = dict(listening.failed)
     if head.name in failed:
         return Network(head.name, {}, {}, (), {}, (), {}, failed)
@@ -125,20 +113,14 @@ def measure(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     subnets: tuple[Subnet, ...] = ()
     shared = _shared_addresses(head_addresses, head_reports, facts[head.name])
     if len(shared) > 1:
-        measured = fleet.each(
-            [host for host in others if host.name in head_reports.done][:MAX_MEASURING],
-            lambda host, session: _dial(
-                session, [to_head[address] for address in shared] * ROUNDS, sources[host.name], bulk=True
-            ),
-            "comparing networks",
-        )
+        measuring = [host for host in others if host.name in head_reports.done][:MAX_MEASURING]
+        measured = _measure_networks(measuring, [to_head[address] for address in shared], sources, fleet)
         subnets = _subnets(shared, measured, facts[head.name])
         common = fastest({subnet.address: subnet.bandwidth for subnet in subnets})
     addresses, interfaces = {head.name: common}, {head.name: _interface_of(common, facts[head.name])}
-    for name, report in head_reports.done.items():
-        for dialled in report.results:
-            if dialled.address == common and name not in unreachable and dialled.source and dialled.interface:
-                addresses[name], interfaces[name] = dialled.source, dialled.interface
+    for name, (address, interface) in _own_addresses(common, head_reports).items():
+        if name not in unreachable:
+            addresses[name], interfaces[name] = address, interface
     targets = {name: DialTarget(name, addresses[name], listening.done[name].ports, token + name) for name in addresses}
     reports = _dial_others([hosts[name] for name in addresses], targets, facts, fleet)
     pairs = tuple(
@@ -151,6 +133,45 @@ def measure(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     return Network(
         head.name, addresses, interfaces, tuple(head_addresses), unreachable, pairs, lookups, failed, subnets
     )
+
+
+def _listen(
+    hosts: Iterable[Host], options: RunOptions, facts: Mapping[str, Facts], fleet: Fleet, token: str
+) -> Results[Listening]:
+    """Have each host listen, also on `run.rdzv.port` if that is set and free."""
+    rdzv_port = options.rdzv.port
+
+    def listen(host: Host, session: Session) -> Listening:
+        fact = facts[host.name]
+        free = rdzv_port != "auto" and str(rdzv_port) not in fact.listeners and rdzv_port >= fact.first_port
+        question = {"token": token + host.name, "run_port": rdzv_port if free else None, "ports": list(options.ports)}
+        answer = session.request(LISTEN, question)
+        if not answer.ports:
+            raise _mismatch(host.name, "listen")
+        return answer
+
+    return fleet.each(hosts, listen, "listening")
+
+
+def _measure_networks(
+    hosts: Sequence[Host], targets: Sequence[DialTarget], sources: Mapping[str, str | None], fleet: Fleet
+) -> Results[DialReport]:
+    """Have hosts measure the bandwidth to addresses of the head, at the same time."""
+    return fleet.each(
+        hosts,
+        lambda host, session: _dial(session, [*targets] * ROUNDS, sources[host.name], bulk=True),
+        "comparing networks",
+    )
+
+
+def _own_addresses(head_address: str, reports: Results[DialReport]) -> dict[str, tuple[str, str]]:
+    """By host: the address and the interface from which it connected to this address of the head."""
+    return {
+        name: (dialled.source, dialled.interface)
+        for name, report in reports.done.items()
+        for dialled in report.results
+        if dialled.address == head_address and dialled.source and dialled.interface
+    }
 
 
 def _dial_others(
