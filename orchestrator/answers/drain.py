@@ -9,7 +9,7 @@ from .operation import Operation
 
 @dataclass(frozen=True)
 class DrainAnswer:
-    """`drain`"""
+    """The answer to `drain`."""
 
     accepted: bool
     """Whether the run can continue without that host."""

@@ -37,9 +37,9 @@ class Waits:
     op: str
     """Its name, such as `all_reduce`."""
     sizes: str
-    """Of its inputs, as text."""
+    """The sizes of its inputs, as text."""
     types: str
-    """Of its inputs, as text."""
+    """The types of its inputs, as text."""
     state: str
     """`scheduled` or `started`."""
     frames: tuple[str, ...]

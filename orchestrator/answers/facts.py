@@ -18,7 +18,7 @@ class Disk:
 
     path: str
     kind: str
-    """Of the file system: ext4, nfs4."""
+    """The kind of the file system: ext4, nfs4."""
     shared: bool
     """Whether other hosts can mount it at the same time."""
     total: int
@@ -199,7 +199,7 @@ class NoPython:
     error: str
     """Why."""
     code: str
-    """Of the finding about that."""
+    """The code of the finding about that."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ class Facts:
     login: Login | None = None
     """None: the host did not say."""
     ledger: tuple[EndedRun, ...] = ()
-    """Of the runs that ended last, the newest last."""
+    """The runs that ended last, the newest last."""
 
 
 PROBE = Operation("probe", Facts)

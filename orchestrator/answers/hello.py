@@ -15,7 +15,7 @@ class Hello:
     codes: tuple[str, ...]
     """Hashes of the code snapshots on the host."""
     boot_id: str
-    """Of the kernel: it changes when the host restarts."""
+    """The boot id of the kernel. It changes when the host restarts."""
     machine_id: str
     """From /etc/machine-id."""
     state_inode: tuple[int, ...]
@@ -25,7 +25,7 @@ class Hello:
     passed_over: tuple[str, ...] = ()
     """Why the preferred state folders could not be used."""
     pid: int | None = None
-    """Of the relay, the process that serves this session."""
+    """The pid of the relay, the process that serves this session."""
 
 
 @dataclass(frozen=True)

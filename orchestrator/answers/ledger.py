@@ -15,7 +15,7 @@ class HostFailure:
     """Its name in the inventory of that run; "all hosts" if no host caused it."""
     attempt: int
     code: str
-    """Of the finding; `script-exception`: the host did not cause it."""
+    """The code of the finding; `script-exception`: the host did not cause it."""
     what: str
     """In words."""
     at: float

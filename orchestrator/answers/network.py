@@ -34,7 +34,7 @@ class Dialled:
     ports: Mapping[str, str | None]
     """By port: why the connection failed; None: it did not."""
     latency: float | None
-    """Of a round trip, seconds."""
+    """The time of a round trip, seconds."""
     stalled: bool
     """Small packets arrived and large ones did not."""
     bandwidth: float | None

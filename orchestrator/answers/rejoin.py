@@ -26,7 +26,7 @@ class Private:
 
 @dataclass(frozen=True)
 class Ticket:
-    """`ticket`"""
+    """The answer to `ticket`."""
 
     private: Private
 

@@ -115,10 +115,10 @@ class Part:
     ranks: Rank
     """The most ranks that an attempt of the run may have."""
     exit_code: int | None
-    """Of the first failure in the newest attempt, as `signal`; 0: success; None: neither."""
+    """The exit code of the first failure in the newest attempt, as `signal`; 0: success; None: neither."""
     signal: Signal | int | None
     pid: int | None
-    """Of the guard."""
+    """The pid of the guard."""
     grace: Grace
     """Between TERM and KILL when the run is stopped."""
     verdict: Verdict | None = field(default=None, metadata=NOT_NULL)

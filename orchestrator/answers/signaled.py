@@ -11,7 +11,7 @@ from .operation import Operation
 
 @dataclass(frozen=True)
 class Signaled:
-    """`signal`"""
+    """The answer to `signal`."""
 
     signal: int
     attempt: Attempt
@@ -26,7 +26,7 @@ class Signaled:
 
 @dataclass(frozen=True)
 class Saved:
-    """`saved`"""
+    """The answer to `saved`."""
 
     line: str | None
     rank: Rank | None
@@ -35,7 +35,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Finishing:
-    """`finish`"""
+    """The answer to `finish`."""
 
     can_save: bool
     """Whether the ranks have a handler for the signal."""

@@ -1,7 +1,7 @@
 """Choose environment variables for the ranks from the facts of all hosts, and say why. Pure.
 
-A value of the user wins. Interface, addresses and ports are chosen by each host (node/serve/prepare.py,
-node/run/launch.py).
+A value of the user wins. Each host chooses its interface (node/run/launch.py). The controller chooses the address of
+the head (runs/rendezvous.py).
 """
 
 from __future__ import annotations

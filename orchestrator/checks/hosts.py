@@ -317,7 +317,9 @@ INPUTS = ("data", "train", "val", "test", "input", "resume", "ckpt", "checkpoint
 
 
 def _paths(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], findings: Findings) -> None:
-    """A path may be a folder that the script creates. So a missing path is a finding only if it exists on another host,
+    """Check paths in arguments.
+
+    A path may be a folder that the script creates. So a missing path is a finding only if it exists on another host,
     or if its option names an input.
     """
     for path, option in path_arguments(plan).items():

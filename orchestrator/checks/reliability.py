@@ -22,7 +22,7 @@ class Unreliable:
     runs: int
     last: HostFailure
     run_id: str
-    """Of `last`."""
+    """The id of `last`."""
 
     def __str__(self) -> str:
         return f"ended {self.failed} of the last {self.runs} runs"

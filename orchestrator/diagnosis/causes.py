@@ -26,7 +26,7 @@ class Signature:
     unless: re.Pattern[str] | None = None  # must not be in the line
     spread: Literal["some"] | None = None  # on some hosts, while others got further
     hint: bool = False  # a warning: explains a failure, proves none
-    explains: tuple[str, ...] = ()  # of a hint: the codes that it is the cause of, should they come first
+    explains: tuple[str, ...] = ()  # for a hint: codes that it explains if one of them is the first cause
     confidence: Literal["high", "medium"] = "high"
     late: bool = False  # only after steps of training
     within: re.Pattern[str] | None = None  # of an exception: must be among the last places of its traceback

@@ -59,7 +59,7 @@ Waits = Mapping[int | None, Collective]
 
 
 def find_hang_cause(dumps: Sequence[Dump]) -> HangCause | None:
-    """Of the first group in which a rank stands out."""
+    """The cause in the first group in which a rank stands out."""
     for name in dict.fromkeys(group.name for dump in dumps for group in dump.groups):
         cause = _check_group(name, {dump.rank: group for dump in dumps for group in dump.groups if group.name == name})
         if cause is not None:

@@ -47,7 +47,7 @@ class Diagnosis:
 
 
 def diagnose(lines: Sequence[LogLine], record: RunRecord | None = None) -> Diagnosis:
-    """`record`: what the hosts know of a failed run. Without it, the logs decide whether the job has failed at all."""
+    """`record`: what the hosts know of a failed run. Without it, the logs alone must show whether the job failed."""
     knowledge = causes.load_knowledge()
     *before, last = recorder_lines.split_attempts(lines) if record is None else [lines]
     own_lines, recorded = recorder_lines.split_off(last)

@@ -38,7 +38,7 @@ def _rank_group(group: list[Suspect], roots: Sequence[int | None], *, by_time: b
 
 
 def _choose_first(group: list[Suspect], roots: Sequence[int | None]) -> Suspect:
-    """The earliest; of those about as early the one of the highest level, or whose end its launcher saw first."""
+    """The earliest suspect; of about equally early ones the highest level, then the end that the launcher saw first."""
     earliest = min((suspect.line.at for suspect in group if suspect.line.at is not None), default=None)
     if earliest is not None:
         group = [each for each in group if each.line.at is None or each.line.at <= earliest + SAME_TIME]

@@ -26,7 +26,7 @@ HARMLESS = re.compile(
 CAUTION = re.compile(r"^\W{0,2}(?:[\w.:/-]+ ){0,3}\W?(?:WARN(?:ING)?|[Ww]arning)\b|\w+Warning: ")
 TROUBLED = re.compile(r"(?i)error|fail|timed out|exception")
 AGENTS = re.compile(r"closing signal|exitcode|local_rank|ChildFailedError|torch[./]distributed[./]elastic|srun: error")
-# what a launcher raises about its own settings; for its workers and for others it has kinds of its own
+# exceptions that a launcher raises about its own settings; for failed workers it has classes of its own
 REFUSAL = re.compile(r"^(?:ValueError|TypeError|KeyError|AssertionError|NotImplementedError)$")
 BROKEN = re.compile(r"EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|FileNotFoundError")
 ENDS = ("SystemExit", "KeyboardInterrupt")
@@ -250,7 +250,7 @@ def _is_raised_there(signature: Signature, exception: LoggedException) -> bool:
 
 def _is_about_peers(exception: LoggedException, knowledge: Knowledge) -> bool:
     """Whether an exception only says that another process has gone."""
-    # what is passed on is what the first one says; what fails while another is handled may be either
+    # `raise ... from` repeats the first exception; one raised during handling may have a cause of its own
     several = exception.during or not exception.chain
     sources = (*exception.chain, exception) if several else exception.chain[:1]
     return any(knowledge.consequences.search(text) for source in sources for text in source.lines)

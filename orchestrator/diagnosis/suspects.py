@@ -31,7 +31,7 @@ class Suspect:
     hint: bool = False
     """A warning: it explains a failure and proves none."""
     explains: tuple[str, ...] = ()
-    """Of a hint: the codes that it is the cause of."""
+    """For a hint: codes that it explains if one of them is the first cause."""
     also: tuple[str, ...] = ()
     """Other hosts that show the same."""
 

@@ -89,8 +89,8 @@ class LoggedException:
     def sources(self) -> tuple[LoggedException, ...]:
         """Those of the chain that may show the cause, the best first.
 
-        Usually the first one. But where a try was expected to fail now and then, what was raised by accident in
-        its place is the failure itself: a missing cache is handled by building it, and the building fails.
+        Usually the first one. But code may try, expect a failure, and fall back. Then the exception of the fallback is
+        the cause: a cache is missing, and building it fails.
         """
         tried = self.during and bool(self.chain) and TRIED.search(self.chain[-1].kind) is not None
         return (self,) if tried and not self.deliberate else (*self.chain, self)
@@ -118,7 +118,7 @@ class _State:
     """What the lines since the last exception say of the next one."""
 
     place: Literal["outside", "cut off", "inside"] = "outside"
-    """Of a traceback; `cut off`: in one whose beginning the log does not have."""
+    """Its place in a traceback; `cut off`: in one whose beginning the log does not have."""
     link: Literal["", "cause", "during"] = ""
     """The last exception caused this one, or was being handled when this one was raised."""
     passes_on: bool = False

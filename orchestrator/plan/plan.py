@@ -33,7 +33,7 @@ class Code:
     """The snapshot of the user's code that a run uses."""
 
     sha256: str
-    """Of its content; hosts keep it under this name."""
+    """The hash of its content. Hosts keep it under this name."""
     cwd: str
     """The folder inside the snapshot in which the command runs."""
     root: str

@@ -38,13 +38,13 @@ class Pair:
     source: str
     target: str
     address: str
-    """Of the target."""
+    """The address of the target."""
     run_port: tuple[int, str | None]
     """A port of `run.ports`, and why connecting to it failed; None: it did not."""
     random_ports: tuple[tuple[int, str | None], ...]
     """The same for ports that the kernel chose, as NCCL and gloo use them."""
     latency: float | None
-    """Of a round trip, seconds; None if no port was reached."""
+    """The time of a round trip, seconds; None if no port was reached."""
     stalled: bool
     """Small packets arrived and large ones did not."""
     bandwidth: float | None
@@ -57,7 +57,7 @@ class Subnet:
 
     address: str
     interface: str
-    """Of the head."""
+    """The interface of the head."""
     bandwidths: Mapping[str, float]
     """Bytes per second by host, for the hosts that measured; 0: small packets arrived and large ones did not."""
 

@@ -303,7 +303,7 @@ def is_found(run: str | None, inventory: str, listing: Listing) -> bool:
 
 
 def is_known(run: str | None, inventory: str, listing: Listing) -> bool:
-    """Whether hosts that have not answered need not be waited for: the run is named by its id, or it is unfinished.
+    """Whether the answers so far identify the run: it is named by its id, or it is unfinished.
 
     Otherwise one of them may have a newer run, also of the same name.
     """

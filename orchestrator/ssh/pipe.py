@@ -50,7 +50,7 @@ class OtherKey:
 class GroupMessage:
     """A failure without the details of one host, such as its address: one message for hosts that failed the same way.
 
-    In the fix, HOSTS stands for the `member` of each of these failures, and FIRST for that of the first one.
+    `fix` may contain HOSTS (all members) and FIRST (the first member).
     """
 
     reason: str

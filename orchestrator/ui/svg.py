@@ -63,7 +63,7 @@ def chart(title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[
 
 
 def _thin(points: Points) -> Points:
-    """Of each part of a long line, the lowest and the highest point, so that peaks stay visible."""
+    """Keep the lowest and the highest point of each part of a long line, so that peaks stay visible."""
     if len(points) <= MAX_POINTS:
         return points
     size = math.ceil(len(points) / (MAX_POINTS // 2))
