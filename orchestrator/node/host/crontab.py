@@ -45,7 +45,7 @@ def remove(*run_ids: str) -> None:
 def run_ids() -> List[str]:
     """The runs that have a line; none where there is no crontab."""
     if not os.path.exists(_lock_path()):
-        return []  # this host has never had one, so do not start a program to look
+        return []  # this host never had a line: do not start `crontab` to find that out
     try:
         return [run_id for run_id in map(_run_of, _read().splitlines()) if run_id is not None]
     except Unusable:

@@ -1,4 +1,4 @@
-"""What became of the runs on this host, a line a run: it outlives the runs' own folders. Never raises for a full disk.
+"""The ledger: one line for each run that ended on this host. It outlives the folders of runs. Ignores a full disk.
 
 A line: at, run_id, name, state, attempts, node (of this host in the run), failures: host, attempt, code, what, at of
 each failure that ended an attempt, of whichever host. A host that is lost writes none, but the others of its run do.

@@ -77,7 +77,7 @@ def _scope_works() -> bool:
 
 
 def _settings(root: str) -> Dict[str, str]:
-    """Of logind, as it runs; else as its files set it."""
+    """The settings of logind: of the running one, else those in its files."""
     names = ["KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers"]
     if not root and shutil.which("busctl"):
         lines = output_of(["busctl", "get-property", *MANAGER, *names], WINDOW).splitlines()

@@ -35,8 +35,9 @@ def interfaces() -> List[Interface]:
 
 
 def candidates() -> List[str]:
-    """Addresses at which other hosts may reach this one, the likeliest first: bridges last (docker0 has the same
-    address everywhere, but a virtualisation host's own address may be on one), the fastest interface first.
+    """Addresses at which other hosts may reach this one, the likeliest first: bridges last, then by speed.
+
+    docker0 has the same address everywhere, but a host for virtual machines may have its own address on a bridge.
     """
     usable = [interface for interface in interfaces() if interface.up and not interface.loopback]
     return [
@@ -123,7 +124,7 @@ class LinkState(NamedTuple):
 
 
 def link_state(name: str) -> LinkState:
-    """Of an interface; one that is gone is not up."""
+    """The state of an interface. An interface that is gone is not up."""
     flags = _flags(name)
     return LinkState(flags & (IFF_UP | IFF_RUNNING) == (IFF_UP | IFF_RUNNING), _speed(name))
 

@@ -172,7 +172,7 @@ def descendants(root: int) -> Set[Process]:
 
 
 def below(root: int, without: int = -1) -> List[Stat]:
-    """The same, with what the kernel says about each; not the process `without`, nor what is below it."""
+    """The Stat of every process below `root`, except `without` and everything below it."""
     children: Dict[int, List[Stat]] = {}
     for pid in _pids():
         status = stat(pid)

@@ -66,7 +66,7 @@ class Attempts:
 
     @property
     def number(self) -> int:
-        """Of the newest attempt, 0 before the first."""
+        """The number of the newest attempt, 0 before the first."""
         return self.tree.attempt if self.tree else 0
 
     @property
@@ -169,7 +169,7 @@ class Attempts:
             self.tree.rank_ended(handle)
 
     def on_child_exit(self, pid: int, status: int) -> None:
-        """Of any child of the guard but the recorder."""
+        """Handle the exit of any child of the guard but the recorder."""
         if self._pending is not None and pid == self._pending.pid:
             self._pending = self._pending._replace(at=0.0)
         elif self.tree is not None:

@@ -77,7 +77,7 @@ class RecorderChild:
         return self._outbox is not None
 
     def send_status(self, status: Dict[str, Any]) -> None:
-        """Send how things stand; a status that was not sent yet is out of date."""
+        """Send the status. It replaces one that is still unsent."""
         self._outbox = json.dumps(status).encode("ascii")
         self.flush()
 

@@ -4,7 +4,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 
 class Contact(NamedTuple):
-    """Of one node. `sshd`: address and port of its SSH server, as its controller reached it; None: without SSH."""
+    """The contact of one node. `sshd`: address and port of its SSH server, as its controller reached it, or None."""
 
     addresses: Tuple[str, ...]
     port: Optional[int]  # of the link; None: the node could not open one

@@ -36,7 +36,7 @@ def can_leave(state: State, number: int) -> bool:
 
 
 def on_lost(state: State, number: int, failure: Dict[str, Any]) -> State:
-    """A host that is lost while another one leaves is the first failure if the run cannot continue."""
+    """If a host is lost while another leaves, and the run cannot continue, its loss is the first failure."""
     pending = state.drained_by is not None and state.first_failure is None and state.phase is not Phase.RUNNING
     if not pending or state.nodes[number].node_rank is None or why_not_again(state) is None:
         return state

@@ -8,7 +8,7 @@ MOST = 64
 
 
 class DrainRequests:
-    """`requests`: all, for the recorder, which knows those that it has had. `answers`: whether they are accepted."""
+    """`requests`: all of them; the recorder ignores those that it has handled. `answers`: whether they are accepted."""
 
     def __init__(self) -> None:
         self.requests: List[Dict[str, Any]] = []

@@ -48,7 +48,7 @@ Step = Tuple[State, Tuple[Action, ...]]
 
 
 def first_ballot(config: Config) -> Ballot:
-    """Of a node that has never been told anything: the first candidate leads, as if all had voted for it."""
+    """The ballot of a node that has received nothing yet: the first candidate leads, as if all had voted for it."""
     head = config.candidates[0]
     return Ballot(FIRST_EPOCH, head, leads=config.node == head)
 

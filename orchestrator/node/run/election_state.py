@@ -229,7 +229,7 @@ Action = Union[Save, Write, Send, Permit]
 
 
 def digest(before: str, entry: Entry) -> str:
-    """Of a log whose digest was `before`, with one more entry."""
+    """The digest of a log whose digest was `before`, with one more entry."""
     return hashlib.sha256(("%s %d %s" % (before, entry.epoch, entry.text)).encode("utf-8")).hexdigest()
 
 

@@ -16,8 +16,8 @@ from .permit import clock
 
 JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
 REDIAL = 0.3  # s between tries to reach the head
-# the part of the lease after which a second connection is tried: after a cut, TCP waits as long again as the cut took
-# before it retries. On a link with much packet loss the old connection may still be the first to recover.
+# The part of the lease after which a node opens a second connection: after a cut, TCP waits about as long as the cut
+# lasted before it sends again. The old connection stays, because under heavy packet loss it may recover first.
 SILENT = 0.5
 DETOUR_BEATS = 3  # after so many beats without a message by a detour, the head does not use it any more
 

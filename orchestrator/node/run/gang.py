@@ -14,9 +14,9 @@ nodes of an attempt, in the order of their node ranks; the other nodes are spare
                               restarting: there is a team or lost nodes may come back, and the budget is not spent
 
 A lost node that has a link again is *returned*. It has to stop what may still run there. Then it takes its old place if
-the run waits for it, else it is a spare. A restart after a lost host is counted only if that host takes part again: any
-other uses up a spare, or a node above the least number. In `over` the other nodes still have to be told the verdict;
-the head ends last.
+the run waits for it, else it is a spare. A restart after a lost host counts against max_restarts only if that host
+takes part again. Otherwise it has cost a spare, or one of the nodes above the minimum. In `over` the other nodes still
+have to be told the verdict; the head ends last.
 """
 
 from typing import Any, Dict, List, Optional, Tuple, Union
@@ -93,7 +93,7 @@ def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
     if after == state and joined is None:
         return state, ()
     actions = []
-    by_node = after._replace(nodes=state.nodes) == state  # an order depends on its own node and on the run as a whole
+    by_node = after._replace(nodes=state.nodes) == state  # if only nodes changed, so did only their own orders
     for number in range(len(after.nodes)):
         if by_node and number not in (after.head, joined) and after.nodes[number] == state.nodes[number]:
             continue
@@ -262,7 +262,7 @@ def _on_lost(state: State, event: Lost) -> State:
 
 
 def _on_restarted(state: State, event: Restarted) -> State:
-    """It reports so until it has obeyed an order. What is known already changes nothing."""
+    """The node repeats this until it has obeyed an order. Repetitions change nothing."""
     node = state.nodes[event.node]
     if state.phase in (Phase.WAITING, Phase.OVER) or node.phase not in (NodePhase.JOINED, NodePhase.RUNNING):
         return state

@@ -13,7 +13,7 @@ UNFIT = ("gpu-lost", "disk-full", "filesystem-hung", "gloo-ifname-no-match", "nc
 
 
 class Phase(enum.Enum):
-    """Of a run. The diagram in gang.py shows what leads from one to the next."""
+    """The phase of a run. The diagram in gang.py shows what leads from one to the next."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -23,7 +23,7 @@ class Phase(enum.Enum):
 
 
 class NodePhase(enum.Enum):
-    """Of a node in the current attempt."""
+    """The phase of a node in the current attempt."""
 
     ABSENT = "absent"  # its recorder has no link to the head's yet
     JOINED = "joined"
@@ -44,7 +44,7 @@ class Node(NamedTuple):
     away: bool = False  # silent for a lease since its part of the attempt was done
     leaves: Optional[Dict[str, Any]] = None  # its verdict, when it was asked to leave the run
     lost_in: int = -1  # the attempt in which it was lost last
-    asked: int = 0  # the attempt that it was last asked for whether it is well
+    asked: int = 0  # the attempt for which its health was asked last
     asked_at: float = 0.0
     answered_at: float = 0.0
     problems: Tuple[Dict[str, str], ...] = ()  # its last answer: code, text
@@ -84,7 +84,7 @@ class State(NamedTuple):
 
 
 def problems(state: State, number: int) -> Tuple[Dict[str, str], ...]:
-    """Of a host, as far as they are known for the next attempt."""
+    """The health problems of a host, if they are known for the next attempt."""
     node = state.nodes[number]
     return node.problems if node.asked == state.attempt + 1 else ()
 

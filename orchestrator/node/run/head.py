@@ -19,7 +19,7 @@ from .messages import AttemptPhase, Envelope
 from .node_watch import NodeWatch
 from .peers import TICK, ClusterLink, RecorderApi
 
-CHECKS = 4  # nodes a second that are tried once: only the refusal of one that was reached before proves anything
+CHECKS = 4  # new nodes dialled per second, each once: a refusal proves something only after an accepted connection
 STALL_WARNING = 600.0  # s without a line of any rank, where no stall_timeout is set
 
 

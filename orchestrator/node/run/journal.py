@@ -6,8 +6,8 @@ One folder a run; a *stream* is one FIFO's bytes, named `ATTEMPT.SOURCE.CHANNEL`
     log/1.0.out.000000000000.seg    raw bytes
     log/1.0.out.000000000000.idx    records of (end offset, time in ns since 1970), little endian u64 i64, one a piece
 
-A gap in a stream (the disk was full) shows as a segment that begins after the end of the one before; what `trim` has
-dropped of an old stream as one that does not begin at 0.
+A gap in a stream (the disk was full) shows as a segment that begins after the end of the one before; after
+`trim`, the first segment of a stream does not begin at 0.
 The writer may be killed between any two instructions: bytes are moved by splice(2), so they are in the FIFO or in the
 segment and never only in memory, and the segment's length, not the index, says how far it came.
 """
@@ -149,7 +149,7 @@ class Writer:
         self.dropped = 0
         known = segments(folder).get(stream) if known is None else known
         self._start = self._end = known[-1].start if known else 0  # of the open segment; of the stream
-        self._gap = not self._open(self._end)  # the stream's end is not the open segment's: it can take no more
+        self._gap = not self._open(self._end)  # bytes were dropped, so the open segment takes no more
 
     def _open(self, start: int) -> bool:
         """Switch to the segment that begins at `start`. False when the disk is full; then nothing has changed."""

@@ -19,7 +19,7 @@ LARGEST = 1 << 53  # of a number: what JSON carries exactly
 
 
 class AttemptPhase(enum.Enum):
-    """Of the newest attempt on one node, as its guard sees it."""
+    """The phase of the newest attempt on one node, as its guard sees it."""
 
     PREPARED = "prepared"  # there was none yet
     RUNNING = "running"
@@ -143,7 +143,7 @@ def contact(message: Any) -> Contact:
 
 
 def contacts(message: Any, count: int) -> Dict[int, Contact]:
-    """Of several of the `count` nodes of the run."""
+    """The contacts of several of the `count` nodes of the run."""
     known = {}
     for key, fields in _object(message).items():
         if not key.isdigit() or int(key) >= count:

@@ -61,7 +61,7 @@ class ClusterLink:
         raise NotImplementedError
 
     def own_address(self) -> Optional[str]:
-        """Of this host towards the other nodes; None where there are none, or where it has lost its address."""
+        """The address of this host towards the other nodes. None if there are none, or if it has lost its address."""
         raise NotImplementedError
 
     def on_checked(self, attempt: int, problems: List[Dict[str, str]]) -> None:

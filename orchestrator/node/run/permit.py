@@ -14,7 +14,10 @@ def clock() -> float:
 
 
 class Permit:
-    """Without any permit there is no limit. A gap between two permits stays a gap, also when it is noticed late."""
+    """The newest permit. Without any, there is no limit.
+
+    If no permit was valid for a moment, it has lapsed, even if the next one arrives before anybody looks.
+    """
 
     def __init__(self) -> None:
         self._until: Optional[float] = None

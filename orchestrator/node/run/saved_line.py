@@ -16,7 +16,7 @@ class SavedLine(NamedTuple):
 
 
 def signal_number(spec: Dict[str, Any]) -> int:
-    """Of the signal that makes the script save a snapshot."""
+    """The number of the signal that makes the script save a snapshot."""
     return int(getattr(signal, "SIG" + spec.get("snapshot_signal", "USR1")))
 
 

@@ -1,5 +1,5 @@
-"""Where every rank of this host hangs: its stacks and those of its children, on its stderr. Started by a guard before
-it ends them.
+"""Print the stacks of every rank and its children on the stderr of the rank. The guard starts this before it stops
+ranks that hang.
 
 py-spy, where the rank's own environment has it, shows them from outside. Else SIGABRT, where the process catches it:
 every rank is started with PYTHONFAULTHANDLER=1, whose handler prints the stacks of all threads at once, also of one

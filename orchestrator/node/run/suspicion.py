@@ -16,7 +16,7 @@ MOST_HELPERS = 3  # nodes that are asked to reach a suspect
 
 
 class Silence(NamedTuple):
-    """Of one other node."""
+    """The silence of one other node."""
 
     node: int
     seconds: float  # since it was heard, on any path

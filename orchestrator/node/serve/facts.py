@@ -18,7 +18,7 @@ STALE_LOCK = 300.0  # s after which the lock of a build of an extension counts a
 
 
 def space(path: str) -> Optional[Dict[str, Any]]:
-    """Of the disk that `path`, or its nearest existing parent, is on. Bytes; None when it cannot be asked."""
+    """The space on the disk of `path`, or of its nearest existing parent, in bytes. None if it cannot be asked."""
     while not os.path.exists(path) and path != "/":
         path = os.path.dirname(path)
     try:
@@ -86,7 +86,7 @@ def firewalls() -> List[str]:
 
 
 def input_chains(text: str) -> List[str]:
-    """[`inet filter input`], from what nft lists, or a file of its: those whose policy is to drop, else all of them."""
+    """[`inet filter input`], from `nft list` or /etc/nftables.conf: those whose policy is to drop, else all of them."""
     every, dropping, table, chain = [], [], "", ""
     for line in text.splitlines():
         words = line.split()

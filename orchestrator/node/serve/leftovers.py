@@ -108,12 +108,12 @@ def _is_mine(path: str) -> bool:
         status = os.lstat(path)
     except OSError:
         return False
-    # a minute: a process that has made a segment and not mapped it yet is on no list
+    # spare segments younger than a minute: the process that created one may not have mapped it yet
     return status.st_uid == os.geteuid() and time.time() - status.st_mtime > 60
 
 
 def _files_in_use() -> Set[str]:
-    """Files of shared memory that a process of this user maps or has open; others cannot use what only we may read."""
+    """Files of shared memory that a process of this user maps or has open. Other users cannot open these files."""
     used: Set[str] = set()
     for name in os.listdir("/proc"):
         if not name.isdigit():

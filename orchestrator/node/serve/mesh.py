@@ -207,7 +207,7 @@ def _latency(connection: socket.socket) -> float:
 
 
 def _payload(connection: socket.socket) -> Tuple[int, float]:
-    """A burst of packets of full size there, and its acknowledgement: raises OSError when they do not get through."""
+    """Send a burst of full-size packets and wait for the acknowledgement. Raise OSError if they do not arrive."""
     connection.settimeout(STALL_WINDOW)
     return _send_bulk(connection, 0.0, PAYLOAD)
 

@@ -1,7 +1,7 @@
 """What a run has written on this host: listed by pattern, and sent file by file. Follows no link, changes no file.
 
-These are its output folder, $DDP_ORCH_OUTPUT_DIR, and below `code/` the files written to relative paths: files of its
-copy of the code that are new or are not as they were sent.
+These are its output folder, $DDP_ORCH_OUTPUT_DIR, and below `code/` the files written to relative paths: new or
+changed files in its copy of the code.
 """
 
 import filecmp
@@ -110,7 +110,7 @@ def _is_new(path: str, sent: str) -> bool:
 
 
 def _digest(code: Code) -> Optional[str]:
-    """Of the names, sizes and times of the files beside the code; None where there are none."""
+    """The digest of the names, sizes and times of the files beside the code. None if there are none."""
     entries = []
     for path in _written(code):
         try:

@@ -44,7 +44,7 @@ def torch_versions() -> Dict[str, Optional[str]]:
 
 
 def build_locks(torch: Optional[str]) -> Optional[str]:
-    """How builds of torch extensions exclude each other: `file`, or, since torch 2.15 or so, `kernel`: by flock.
+    """How concurrent builds of torch extensions lock: by a `file`, or since about torch 2.15 by the `kernel` (flock).
 
     A lock of the kernel ends with the process that holds it; its file stays after every build and blocks no one.
     """

@@ -20,9 +20,10 @@ HOST_ID = re.compile(r"[0-9a-f]{12}\Z")
 
 
 def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str, Any]:
-    """Remove ended runs (more than `runs` of them, or older than `days`), and what was not used for as long.
+    """Remove ended runs (more than `runs` of them, or older than `days`), and code and node programs unused for `days`.
 
-    Brief ones are counted apart: an hour of attempts that fail at their start does not cost the logs of a week's run.
+    Runs shorter than a minute have a quota of their own, so that an hour of failed starts does not remove the logs of
+    a week's run.
     `program` is the node program that runs this. `force`: also runs with files that were not fetched. Gives what was
     removed, `freed` in bytes, and the runs that are only kept because of such files.
     """
@@ -81,7 +82,7 @@ def _is_empty(home: str) -> bool:
 
 
 def _over(home: str) -> List[Tuple[float, str]]:
-    """When each run that is over ended, and its folder. One that was lost, or never whole, ended when last written."""
+    """When each run that is over ended, and its folder. Without exit.json: when the folder was last written."""
     finished = []
     for folder in glob.glob(os.path.join(home, "runs", "*")):
         if not state.RUN_ID.match(os.path.basename(folder)):
