@@ -1,6 +1,7 @@
 """YAML -> Inventory.
 
 schema       the keys: the checks, the defaults, the example and the reference come from this table
+host_entries the list of hosts: names, ranges and mappings
 model        the Inventory that the other packages use
 values       kinds of values: how to read, check and write each
 yaml_source  YAML -> nodes that know their line

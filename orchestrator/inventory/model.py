@@ -13,8 +13,9 @@ from typing import Any, Literal
 from ..errors import InventoryError, UsageError
 from ..output.console import number_of
 from ..output.terminal import tame
+from .host_entries import HostEntry
 from .hostnames import jump_hosts, nearest, pick
-from .schema import FILE, HostEntry
+from .schema import FILE
 from .values import Reading, describe, shown
 from .yaml_source import Map, Scalar, YamlProblem, compose
 

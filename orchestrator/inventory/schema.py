@@ -5,11 +5,11 @@ Checks each key alone; model.py checks what involves several keys. No IO.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from . import hostnames
+from .host_entries import JUMPS, PYTHON, USER, hosts_kind
 from .values import (
     Kind,
     Reading,
@@ -29,7 +29,7 @@ from .values import (
     whole,
     word_or,
 )
-from .yaml_source import Map, Mark, Node, Scalar, Sequence
+from .yaml_source import Node
 
 SIMILAR = 0.85  # of 1; a less similar key of the same section comes after one of another section
 
@@ -114,60 +114,7 @@ def _section(name: str, doc: str, *keys: Key) -> Key:
 
 # Hosts
 
-
-@dataclass(frozen=True)
-class HostEntry:
-    """One item under `hosts`, which may be a range of several hosts."""
-
-    key: str  # hosts[2]
-    mark: Mark
-    values: dict[str, Any]
-
-
-def _read_hosts(node: Node, key: str, reading: Reading) -> tuple[HostEntry, ...]:
-    if not isinstance(node, Sequence) or not node.items:
-        raise ValueError
-    entries: list[HostEntry] = []
-    names = 0
-    for number, item in enumerate(node.items):
-        inner = f"{key}[{number}]"
-        values = reading.read(_host_entry, item, inner, HOST.defaults())
-        entries.append(HostEntry(inner, item.mark, values))
-        names += len(values["name"])
-        if names > hostnames.MAX_HOSTS:
-            raise ValueError(f"more than {hostnames.MAX_HOSTS:,} hosts")
-        if isinstance(item, Map) and f"{inner}.name" not in reading.marks:
-            reading.wrong(item.mark, inner, "has no name")
-    return tuple(entries)
-
-
-def _read_host(node: Node, key: str, reading: Reading) -> dict[str, Any]:
-    if isinstance(node, Map):
-        return HOST.read(node, key, reading)
-    if not isinstance(node, Scalar) or node.null:
-        raise ValueError
-    user, at, name = node.text.rpartition("@")
-    values = HOST.defaults() | {"name": hostnames.expand(name)}
-    if at:
-        values["user"] = reading.read(_user, Scalar(node.mark, user, plain=False), key, None)
-        reading.marks[f"{key}.user"] = node.mark
-    return values
-
-
-def _path_or_name(value: str) -> str:
-    if not re.fullmatch(r"/.*|[^/~-][^/]*", value, re.DOTALL):
-        raise ValueError("expected an absolute path, or a name on the PATH after setup (~ is not expanded)")
-    return value
-
-
-def _jumps(value: str) -> str:
-    hostnames.jump_hosts(value)
-    return value
-
-
-_host_entry = Kind("the name of a host or a mapping", _read_host)
 _host = text("the name or address of a host", hostnames.check)
-_user = like("a user name of at most 32 letters, digits and . _ -", hostnames.USER)
 _port = whole(1, 65535)
 _some_text = like("a string", r"(?s).+")
 
@@ -185,7 +132,7 @@ HOST = Section(
         Key(
             "address", _host, None, "the address for SSH; localhost: this machine, without SSH", "10.1.2.3", "the name"
         ),
-        Key("user", maybe(_user), None, "null: as in ~/.ssh/config", "ann"),
+        Key("user", maybe(USER), None, "null: as in ~/.ssh/config", "ann"),
         Key("port", maybe(_port), None, "port of sshd; null: as in ~/.ssh/config", "22"),
         Key(
             "identity_file",
@@ -196,7 +143,7 @@ HOST = Section(
         ),
         Key(
             "proxy_jump",
-            maybe(text("[user@]host[:port], several separated by commas", _jumps)),
+            maybe(JUMPS),
             None,
             "[user@]host[:port], several separated by commas; null: as in ~/.ssh/config",
             "bastion",
@@ -233,7 +180,7 @@ HOST = Section(
         ),
         Key(
             "python",
-            text("a path or a name", _path_or_name),
+            PYTHON,
             "python3",
             "interpreter with torch; absolute, or on the PATH after setup",
         ),
@@ -387,11 +334,7 @@ FILE = Section(
     (
         Key(
             "hosts",
-            Kind(
-                "a list of hosts such as [lovelace, hopper]",
-                _read_hosts,
-                lambda hosts: [HOST.write(host) for host in hosts],
-            ),
+            hosts_kind(HOST),
             (),
             "names, or mappings with the keys below",
             default_doc="required",
