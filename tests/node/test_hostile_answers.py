@@ -195,7 +195,7 @@ def recorded(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ans
     (tmp_path / "job/inventory.yaml").write_text(f"hosts: [{HONEST}, {HOSTILE}]\nrun: {{script: train.py}}\n")
     (tmp_path / "job/train.py").write_text("print('hi')\n")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(top, "EVERY", 0.01)
+    monkeypatch.setattr(top, "SAMPLE_INTERVAL", 0.01)
     answers: Answers = defaultdict(list)
     monkeypatch.setattr(context, "make_dialer", lambda *_: Recorder(tmp_path, answers))
     for command in COMMANDS:

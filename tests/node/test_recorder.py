@@ -385,6 +385,7 @@ def test_the_end_of_a_guard_is_told_however_many_of_its_ranks_had_failed(tmp_pat
     for name in ("log", "fifo"):
         (tmp_path / name).mkdir()
     spec = {"node": 1, "nproc": 100, "run_id": "a-run", "keep": {"journal": 1 << 20}, "cwd": str(tmp_path)}
+    spec["nodes"] = [{"host": "a"}, {"host": "b"}]
     private = {"key": "00" * 32, "notify": {}, "secrets": {}}
     ours, theirs = socket.socketpair()
     recorder = Recorder(str(tmp_path), spec, private, ours, 0, lambda api: WorkerLink(api, []))
