@@ -140,7 +140,7 @@ class At:
 
 
 @dataclass(frozen=True)
-class Started:
+class AttemptOrdered:
     event: Literal["StartRequested", "PortFound"]
     fields: At
 
@@ -152,7 +152,7 @@ class StopFields:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class StopRequested:
     event: Literal["StopRequested"]
     fields: StopFields
 
@@ -219,7 +219,7 @@ class OtherEvent:
     event: Annotated[str, re.compile(rf"(?!({_KNOWN})$)[A-Za-z]{{1,40}}").fullmatch]
 
 
-Event = OtherEvent | Started | Stopped | Failed | Exited | Lost | Stalled
+Event = OtherEvent | AttemptOrdered | StopRequested | Failed | Exited | Lost | Stalled
 
 
 @dataclass(frozen=True)

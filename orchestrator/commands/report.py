@@ -229,7 +229,7 @@ def _timeline(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[tu
 
     for event in events:
         match event:
-            case recorded.Started():
+            case recorded.AttemptOrdered():
                 attempt += 1
                 what = f"attempt {attempt} started"
             case recorded.Failed(fields=failed):
@@ -242,7 +242,7 @@ def _timeline(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[tu
                 what = f"{host(lost.node)} was lost: the other hosts received nothing from it"
             case recorded.Stalled(fields=stalled):
                 what = f"no output from any rank for {stalled.quiet:.0f} s"
-            case recorded.Stopped(fields=stopped):
+            case recorded.StopRequested(fields=stopped):
                 what = f"stopped by {stopped.by}"
             case recorded.OtherEvent():
                 continue

@@ -62,7 +62,7 @@ class SshOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rendezvous:
+class RendezvousOptions:
     backend: Literal["static", "c10d"]
     port: Literal["auto"] | int
 
@@ -90,7 +90,7 @@ class RunOptions:
     env: Mapping[str, str]
     secrets: tuple[str, ...]  # names only
     output: str | None  # on a disk that all hosts share; None: a folder on each host
-    rdzv: Rendezvous
+    rdzv: RendezvousOptions
     ports: tuple[int, int]  # both included
     sync: Literal["auto", "none"] | tuple[str, ...]
     grace: float  # seconds
@@ -182,7 +182,8 @@ def parse(text: str, path: str) -> Inventory:
         head=values["head"] or (hosts[0].host.name if hosts else ""),
         ssh=SshOptions(**values["ssh"]),
         run=RunOptions(
-            **values["run"] | {"rdzv": Rendezvous(**values["run"]["rdzv"]), "keep": Keep(**values["run"]["keep"])}
+            **values["run"]
+            | {"rdzv": RendezvousOptions(**values["run"]["rdzv"]), "keep": Keep(**values["run"]["keep"])}
         ),
         notify=Notify(**values["notify"]),
         deprecated=tuple(f"{path}:{mark.line + 1}: {notice}" for mark, notice in sorted(reading.deprecated.items())),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import model
-from orchestrator.inventory.model import Host, Inventory, Keep, Notify, Rendezvous, RunOptions, SshOptions
+from orchestrator.inventory.model import Host, Inventory, Keep, Notify, RendezvousOptions, RunOptions, SshOptions
 from orchestrator.inventory.schema import SECTIONS
 
 KEYS = sorted({key.name for section in SECTIONS for key in section.keys})
@@ -164,7 +164,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
             env=env,
             secrets=tuple(name for name in draw(st.lists(VARIABLES, max_size=3, unique=True)) if name not in taken),
             output=draw(st.none() | PATHS),
-            rdzv=Rendezvous(
+            rdzv=RendezvousOptions(
                 backend=draw(st.sampled_from(["static", "c10d"])), port=draw(st.just("auto") | st.integers(1024, 65535))
             ),
             ports=(low, high),
