@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.host import login_session
+from orchestrator.node.host import login_session, processes
 
 SESSION = "0::/user.slice/user-1000.slice/session-7.scope\n"
 SESSION_V1 = "1:name=systemd:/user.slice/user-1000.slice/session-c2.scope\n4:memory:/\n"
@@ -98,7 +98,7 @@ def test_linger(tmp_path: Path) -> None:
     folder = tmp_path / "var/lib/systemd/linger"
     folder.mkdir(parents=True)
     assert login_session.look(str(tmp_path))["linger"] is False
-    (folder / login_session._user()).touch()
+    (folder / processes.user_name(os.geteuid())).touch()
     assert login_session.look(str(tmp_path))["linger"] is True
 
 

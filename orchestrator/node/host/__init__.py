@@ -3,6 +3,7 @@
 state          the private folder of ddp-orch on this host, and how files in it are written
 processes      finds, identifies and signals processes of a run, by /proc
 sweep          kills the processes of a run
+small_files    reads small files of the kernel, opens private files
 run_command    runs a program with a time limit
 network        addresses and interfaces
 machine        load of processors, memory, interfaces and GPUs

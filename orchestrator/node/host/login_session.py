@@ -5,12 +5,13 @@ Everything is read without root. On a host without systemd, logins end nothing.
 
 import glob
 import os
-import pwd
 import re
 import shutil
 from typing import Any, Dict, List
 
+from . import processes
 from .run_command import output_of
+from .small_files import text_of
 
 WINDOW = 3.0  # s for a program of systemd
 MANAGER = ["org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager"]
@@ -26,7 +27,7 @@ def look(root: str = "") -> Dict[str, Any]:
     kills = kills_processes(root)
     return {
         "kills": kills,
-        "linger": os.path.exists("%s/var/lib/systemd/linger/%s" % (root, _user())),
+        "linger": os.path.exists("%s/var/lib/systemd/linger/%s" % (root, processes.user_name(os.geteuid()))),
         "scope": kills and _scope_works(),
         "slurm_adopts": slurm_adopts(root),
     }
@@ -39,14 +40,14 @@ def kills_processes(root: str = "") -> bool:
     settings = _settings(root)
     if settings.get("KillUserProcesses") != "yes":
         return False
-    user = _user()
+    user = processes.user_name(os.geteuid())
     only = settings.get("KillOnlyUsers", "").split()
     return user not in settings.get("KillExcludeUsers", "root").split() and (not only or user in only)
 
 
 def is_in_session(root: str = "") -> bool:
     """Whether this process belongs to a login, as logind counts."""
-    return re.search(r"/session-[^/]+\.scope(/|$)", _read(root + "/proc/self/cgroup"), re.M) is not None
+    return re.search(r"/session-[^/]+\.scope(/|$)", text_of(root + "/proc/self/cgroup"), re.M) is not None
 
 
 def outlive(argv: List[str], description: str) -> List[str]:
@@ -59,7 +60,7 @@ def outlive(argv: List[str], description: str) -> List[str]:
 def slurm_adopts(root: str = "") -> bool:
     names = ["sshd"]
     for name in names:
-        for line in _read("%s/etc/pam.d/%s" % (root, name)).splitlines():
+        for line in text_of("%s/etc/pam.d/%s" % (root, name)).splitlines():
             line = line.strip()
             if "pam_slurm_adopt" in line and not line.startswith("#"):
                 return True
@@ -83,7 +84,7 @@ def _settings(root: str) -> Dict[str, str]:
         lines = output_of(["busctl", "get-property", *MANAGER, *names], WINDOW).splitlines()
         if len(lines) == len(names):
             return {name: parse_property(lines[number]) for number, name in enumerate(names)}
-    return parse_files([_read(path) for path in _files(root)])
+    return parse_files([text_of(path) for path in _files(root)])
 
 
 def parse_property(text: str) -> str:
@@ -117,18 +118,3 @@ def parse_files(texts: List[str]) -> Dict[str, str]:
     if "KillUserProcesses" in known:
         known["KillUserProcesses"] = "yes" if known["KillUserProcesses"].lower() in ("yes", "true", "on", "1") else "no"
     return known
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -7,6 +7,7 @@ import os
 from typing import Any, Dict, List, Tuple
 
 from . import nvml
+from .small_files import text_of
 
 NOT_REAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "tun", "tap", "wg", "dummy", "ifb")
 
@@ -43,8 +44,5 @@ def _nics() -> List[Dict[str, Any]]:
 
 
 def _net(name: str, what: str) -> str:
-    try:
-        with open(os.path.join("/sys/class/net", name, what)) as file:
-            return file.read().strip()
-    except OSError:
-        return ""  # a virtual one has no speed
+    """Empty where there is no such figure: a virtual interface has no speed."""
+    return text_of(os.path.join("/sys/class/net", name, what))

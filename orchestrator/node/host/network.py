@@ -5,12 +5,16 @@ import errno
 import fcntl
 import glob
 import os
+import random
 import socket
 import struct
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
+from .small_files import text_of
+
 SIOCGIFCONF, SIOCGIFFLAGS = 0x8912, 0x8913
 ENTRY = 40  # sizeof(struct ifreq) where pointers have 64 bits
+MAX_TRIES = 64
 IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40
 
 
@@ -138,20 +142,17 @@ def rdma_ports(root: str = "/sys/class/infiniband") -> List[Dict[str, str]]:
             {
                 "device": device,
                 "port": os.path.basename(port),
-                "state": _read(port + "/state").partition(": ")[2],
-                "layer": _read(port + "/link_layer"),
+                "state": text_of(port + "/state").partition(": ")[2],
+                "layer": text_of(port + "/link_layer"),
                 "driver": os.path.basename(os.path.realpath("%s/%s/device/driver" % (root, device))),
             }
         )
     return devices
 
 
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+def random_ports(low: int, high: int) -> List[int]:
+    """Ports to try, from `low` to `high`, in a random order."""
+    return random.sample(range(low, high + 1), min(MAX_TRIES, high + 1 - low))
 
 
 def listen_on(addresses: List[str], ports: List[int]) -> List[socket.socket]:

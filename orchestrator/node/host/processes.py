@@ -7,6 +7,7 @@ Nothing is ever chosen by its name, its port or its command line.
 import ctypes
 import errno
 import os
+import pwd
 import signal
 import sys
 from typing import Dict, Iterable, List, NamedTuple, Optional, Set
@@ -111,6 +112,14 @@ def owner(pid: int) -> Optional[int]:
         return os.stat("/proc/%d" % pid).st_uid
     except OSError:
         return None
+
+
+def user_name(uid: int) -> str:
+    """The name of a user; the number where there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def marks() -> Dict[Process, str]:

@@ -20,6 +20,8 @@ import stat
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
+from .small_files import text_of
+
 OUTPUT_LOCK = ".ddp-orch.lock"  # in an output folder on a shared disk: held by the head of the run that uses it
 RESERVE = 64 * 1024  # bytes
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -148,11 +150,11 @@ def filesystem(path: str) -> str:
 
 
 def boot_id() -> str:
-    return _read("/proc/sys/kernel/random/boot_id")
+    return text_of("/proc/sys/kernel/random/boot_id")
 
 
 def machine_id() -> str:
-    return _read("/etc/machine-id") or _read("/var/lib/dbus/machine-id")
+    return text_of("/etc/machine-id") or text_of("/var/lib/dbus/machine-id")
 
 
 def host_id() -> str:
@@ -244,14 +246,6 @@ def homes() -> List[str]:
         if name is not None:
             folders.append(os.path.join(other, name))
     return folders
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def folder(*parts: str) -> str:

@@ -14,6 +14,7 @@ job              turns into a process of the run: environment, folder, output, t
 stacks           prints the stacks of ranks that hang
 child            its handle on the recorder
 shutdown         how the run ends on this host, and its exit record
+exit_record      writes exit.json, and the line of the ledger
 succession       starts a new guard in place of a killed one
 past             what that guard must know
 autostart        `run.autostart`: the command that rejoins the run when this host is booted

@@ -10,6 +10,7 @@ import subprocess
 from typing import Any, BinaryIO, Dict, List, Optional
 
 from ..host import login_session, processes
+from ..host.small_files import open_private
 
 
 class NotStarted(Exception):
@@ -43,7 +44,7 @@ def start(
     }
     errors = os.path.join(folder, "guard.err")
     argv = processes.own_program(spec["program"], "guard", spec["run_id"])
-    with theirs, open(errors, "ab", opener=_private) as log:
+    with theirs, open(errors, "ab", opener=open_private) as log:
         status = _run(login_session.outlive(argv, "ddp-orch run %s" % spec["run_id"]), given, log, folder, inherited)
         if status and login_session.is_in_session():  # systemd-run may have failed, or closed the descriptors
             status = _run(argv, given, log, folder, inherited)
@@ -68,7 +69,3 @@ def _run(argv: List[str], given: Dict[str, Any], log: BinaryIO, folder: str, inh
     )
     child.communicate(json.dumps(given).encode("ascii"))
     return child.returncode
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

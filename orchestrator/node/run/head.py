@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import socket
 import time
 from typing import Any, Dict, List, Optional, Set
@@ -327,7 +326,7 @@ class HeadLink(ClusterLink):
         """Find a port for the next attempt's rendezvous. If a stranger takes it in between, only that attempt fails."""
         low, high = self._spec["ports"]
         fixed = self._spec["rdzv_port"]
-        tries = random.sample(range(low, high + 1), min(64, high + 1 - low)) if fixed == "auto" else [fixed]
+        tries = network.random_ports(low, high) if fixed == "auto" else [fixed]
         try:
             port = network.free_for_torch(tries)[0]
         except OSError:

@@ -7,6 +7,7 @@ import time
 from typing import Any, Dict, List
 
 from ..host import machine
+from ..host.small_files import open_private
 
 EVERY = 10.0  # s between the first samples
 MOST = 1000  # samples; when there are as many, every other is dropped, and they are taken half as often
@@ -39,7 +40,7 @@ class History:
 
     def take(self) -> None:
         try:
-            with open(self._path, "a", opener=_private) as file:
+            with open(self._path, "a", opener=open_private) as file:
                 file.write(json.dumps(dict(machine.usage(), at=time.time())) + "\n")
             self._count += 1
             if self._count >= MOST:
@@ -50,15 +51,11 @@ class History:
     def _thin(self) -> None:
         kept = read(os.path.dirname(self._path))[::2]
         aside = self._path + ".new"
-        with open(aside, "w", opener=_private) as file:
+        with open(aside, "w", opener=open_private) as file:
             file.writelines(json.dumps(sample) + "\n" for sample in kept)
         os.rename(aside, self._path)
         self._count = len(kept)
         self._every *= 2
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def read(folder: str) -> List[Dict[str, Any]]:

@@ -12,9 +12,9 @@ import socket
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from ..host import ledger, processes, state
+from ..host import processes, state
 from ..host.sweep import sweep
-from . import autostart, gang_events, journal, messages, succession
+from . import autostart, exit_record, gang_events, journal, messages, succession
 from .health_check import HealthCheck
 from .link import LEASE
 from .messages import AttemptPhase
@@ -374,15 +374,7 @@ class Recorder:
     def _end_orphaned(self, verdict: Dict[str, Any]) -> None:
         for handle in list(self._fifos):
             self._finish(handle)
-        record = {
-            "verdict": verdict,
-            "node": self.spec["node"],
-            "outcome": self._status["outcome"],
-            "failures": self._status["failures"],
-            "at": time.time(),
-        }
-        state.write_last(self.folder, record)
-        ledger.add(self.folder, record, self.spec)
+        exit_record.write(self.folder, self.spec, verdict, self._status["outcome"], self._status["failures"])
         if self.spec.get("autostart") == "cron":
             autostart.remove(self.folder)
         self._finished = True

@@ -8,7 +8,7 @@ import shutil
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from ..host import ledger, state
+from . import exit_record
 from .child import RecorderChild
 
 DRAIN_WINDOW = 15.0  # s for the recorder to write what the FIFOs still hold
@@ -68,15 +68,7 @@ class Shutdown:
         """Write exit.json and remove the FIFOs; nothing where there is no verdict."""
         if self.verdict is None:
             return
-        record = {
-            "verdict": self.verdict,
-            "node": spec["node"],
-            "outcome": outcome,
-            "failures": failures,
-            "at": time.time(),
-        }
-        state.write_last(self._folder, record)
-        ledger.add(self._folder, record, spec)
+        exit_record.write(self._folder, spec, self.verdict, outcome, failures)
         fifos = os.path.join(self._folder, "fifo")
         for name in os.listdir(fifos):
             os.unlink(os.path.join(fifos, name))

@@ -41,7 +41,7 @@ def main(arguments: List[str]) -> int:
         rank, pid, started = word.split(":")
         process = processes.Process(int(pid), int(started))
         stderr = os.path.join(folder, "%s.%s.err" % (attempt, rank))
-        below = [item.process for item in processes.below(process.pid) if _catches(item.process.pid)][:CHILDREN_MOST]
+        below = [item.process for item in processes.below(process.pid) if _can_show(item.process)][:CHILDREN_MOST]
         if _py_spy(process, stderr):
             to_spy += [(stderr, child) for child in below]
             continue
@@ -49,7 +49,7 @@ def main(arguments: List[str]) -> int:
         children.append(
             [Shown(stderr, "rank %s, child %s: %s" % (rank, _state(item.pid), how), item) for item in below]
         )
-        if not _catches(process.pid):
+        if not _can_show(process):
             how = "no stacks: no py-spy here, and it does not catch SIGABRT"
         ranks.append(Shown(stderr, "rank %s, %s: %s" % (rank, _state(process.pid), how), process))
     deadline = time.monotonic() + CHILDREN_WINDOW
@@ -57,7 +57,7 @@ def main(arguments: List[str]) -> int:
         if time.monotonic() < deadline:
             _py_spy(child, stderr)
     # no process may react to the end of another before it has shown its own stacks
-    processes.send_all([item.process for some in [ranks, *children] for item in some], signal.SIGSTOP)
+    processes.send_all([item.process for family in [ranks, *children] for item in family], signal.SIGSTOP)
     for at_once in itertools.zip_longest(*children):
         if time.monotonic() < deadline:
             _abort([item for item in at_once if item is not None])
@@ -69,25 +69,25 @@ def _abort(shown: List[Shown]) -> None:
     for item in shown:
         with open(item.stderr, "r+b", buffering=0) as stderr:
             stderr.write(("ddp-orch: %s\n" % item.header).encode("ascii", "backslashreplace"))
-    some = [item.process for item in shown if _catches(item.process.pid)]
-    for process in some:
+    catching = [item.process for item in shown if _can_show(item.process)]
+    for process in catching:
         try:
             _, hard = resource.prlimit(process.pid, resource.RLIMIT_CORE)
             resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, hard))
         except (OSError, ValueError):
             pass  # it has gone; or it may leave a core file
     # all at once: when one has ended, torchrun ends the others
-    processes.send_all(some, signal.SIGABRT)
+    processes.send_all(catching, signal.SIGABRT)
     processes.send_all([item.process for item in shown], signal.SIGCONT)  # one that is stopped handles no signal
     deadline = time.monotonic() + ABORT_WINDOW
-    while time.monotonic() < deadline and any(processes.alive(process) for process in some):
+    while time.monotonic() < deadline and any(processes.alive(process) for process in catching):
         time.sleep(0.02)
 
 
 def _py_spy(process: processes.Process, stderr: str) -> bool:
     environment = processes.environment(process.pid)
-    beside = os.path.dirname(os.path.realpath("/proc/%d/exe" % process.pid))
-    command = shutil.which("py-spy", path=environment.get("PATH", os.defpath) + os.pathsep + beside)
+    python_folder = os.path.dirname(os.path.realpath("/proc/%d/exe" % process.pid))
+    command = shutil.which("py-spy", path=environment.get("PATH", os.defpath) + os.pathsep + python_folder)
     if command is None:
         return False
     try:
@@ -104,14 +104,9 @@ def _py_spy(process: processes.Process, stderr: str) -> bool:
     return done.returncode == 0
 
 
-def _catches(pid: int) -> bool:
+def _can_show(process: processes.Process) -> bool:
     """Whether the process has a handler for SIGABRT: else we would only kill it."""
-    try:
-        with open("/proc/%d/status" % pid) as file:
-            caught = [line.split()[1] for line in file if line.startswith("SigCgt:")]
-    except OSError:
-        return False
-    return bool(caught) and bool(int(caught[0], 16) >> (signal.SIGABRT - 1) & 1)
+    return processes.catches(process, signal.SIGABRT)
 
 
 def _state(pid: int) -> str:

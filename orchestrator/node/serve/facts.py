@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ..host import network, processes, state
 from ..host.run_command import answers_of, output_of
+from ..host.small_files import text_of
 from . import dns
 
 NFT_WINDOW = 3.0  # s
@@ -64,7 +65,7 @@ def files(paths: List[str], workdir: Optional[str]) -> Dict[str, Any]:
 def interfaces() -> List[Dict[str, Any]]:
     rows = []
     for interface in network.interfaces():
-        mtu = _read("/sys/class/net/%s/mtu" % interface.name)
+        mtu = text_of("/sys/class/net/%s/mtu" % interface.name)
         rows.append(dict(interface._asdict(), mtu=int(mtu) if mtu.isdigit() else None))
     return rows
 
@@ -75,11 +76,11 @@ def firewalls() -> List[str]:
     Only root may read the kernel's rules: others read the file they are loaded from, and the mesh test tries them.
     """
     active = []
-    if "ENABLED=yes" in _read("/etc/ufw/ufw.conf").replace(" ", ""):
+    if "ENABLED=yes" in text_of("/etc/ufw/ufw.conf").replace(" ", ""):
         active.append("ufw")
     if os.path.exists("/run/firewalld") or os.path.exists("/run/firewalld.pid"):
         active.append("firewalld")
-    chains = input_chains(_nft_chains() or _read("/etc/nftables.conf"))
+    chains = input_chains(_nft_chains() or text_of("/etc/nftables.conf"))
     if not chains and _program("iptables"):
         return active + ["iptables"]
     return active + ["nft " + chain for chain in chains]
@@ -172,25 +173,17 @@ def gather(arguments: Dict[str, Any]) -> Dict[str, Any]:
     own = socket.gethostname()
     return {
         "hostname": own,
-        "cgroup_pids": _number(_read("/sys/fs/cgroup/pids.max")),
+        "cgroup_pids": _number(text_of("/sys/fs/cgroup/pids.max")),
         "interfaces": interfaces(),
         "rdma": network.rdma_ports(),
         "firewalls": firewalls(),
-        "port_range": port_range(_read("/proc/sys/net/ipv4/ip_local_port_range")),
-        "first_port": _number(_read("/proc/sys/net/ipv4/ip_unprivileged_port_start")) or 1024,
+        "port_range": port_range(text_of("/proc/sys/net/ipv4/ip_local_port_range")),
+        "first_port": _number(text_of("/proc/sys/net/ipv4/ip_unprivileged_port_start")) or 1024,
         "listeners": listeners(arguments["ports"]),
         "orphans": orphans(),
-        "dns": dns.servers(_read("/etc/resolv.conf")),
+        "dns": dns.servers(text_of("/etc/resolv.conf")),
         **files(arguments["paths"], arguments["workdir"]),
     }
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def _number(text: str) -> Optional[int]:

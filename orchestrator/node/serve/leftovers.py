@@ -36,7 +36,8 @@ def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
             {"pid": process.pid, "cmd": command} for process, command in before.items() if not processes.alive(process)
         ]
         remaining += [
-            dict(process, owner=owner(os.geteuid()), why="cannot be killed: stuck in the kernel") for process in left
+            dict(process, owner=processes.user_name(os.geteuid()), why="cannot be killed: stuck in the kernel")
+            for process in left
         ]
         ports += [port for port in held if port not in network.listeners(held)]
     gone = {process["pid"] for process in killed}
@@ -57,15 +58,6 @@ def ports_of(folder: str) -> List[int]:
         return sorted(network.listeners([int(port) for port in spec.get("used_ports", [])]))
     except state.DAMAGED:
         return []
-
-
-def owner(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _dead_runs() -> List[Tuple[str, str]]:
@@ -149,7 +141,7 @@ def _holders(ports: List[int], of_gpus: List[Tuple[int, int]]) -> List[Dict[str,
 
 def _who(pid: int) -> Dict[str, Any]:
     uid = processes.owner(pid)
-    return {"pid": pid, "owner": "?" if uid is None else owner(uid), "cmd": processes.command(pid)}
+    return {"pid": pid, "owner": "?" if uid is None else processes.user_name(uid), "cmd": processes.command(pid)}
 
 
 def force(arguments: Dict[str, Any]) -> Dict[str, Any]:

@@ -1,13 +1,10 @@
 """Open the link port of a node other than the head, and describe where this node can be reached."""
 
 import os
-import random
 import socket
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..host import network
-
-TRIES = 64
 
 
 def listen(spec: Dict[str, Any], head_address: str) -> List[socket.socket]:
@@ -16,9 +13,8 @@ def listen(spec: Dict[str, Any], head_address: str) -> List[socket.socket]:
     Without a free port there are none: the run works, but the others cannot find out whether a silent node is alive.
     """
     low, high = spec["ports"]
-    tries = random.sample(range(low, high + 1), min(TRIES, high + 1 - low))
     try:
-        return network.listen_on(_addresses(spec, head_address), tries)
+        return network.listen_on(_addresses(spec, head_address), network.random_ports(low, high))
     except OSError:
         return []
 

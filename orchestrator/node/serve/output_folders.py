@@ -2,14 +2,11 @@
 
 import fcntl
 import os
-import re
 import shutil
 import time
 from typing import Any, Dict, Iterator, List, Set, Tuple
 
 from ..host import state
-
-GENERATED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")  # what inventory/run_ids.py makes
 
 
 def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
@@ -37,7 +34,7 @@ def remove(arguments: Dict[str, Any]) -> Dict[str, Any]:
 def retire(days: float) -> Dict[str, Any]:
     """Remove folders of runs without a name in which nothing was written for so many days. As `remove`."""
     oldest = time.time() - days * 86400
-    old = [name for name, folder in _folders() if GENERATED.match(name) and _measure(folder)[1] < oldest]
+    old = [name for name, folder in _folders() if state.LISTED.match(name) and _measure(folder)[1] < oldest]
     return remove({"names": old})
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import random
 import select
 import shutil
 import socket
@@ -201,7 +200,7 @@ def _open_ports(spec: Dict[str, Any], prefer: Optional[str]) -> Tuple[Dict[str, 
         addresses = sorted(network.candidates(), key=lambda address: address != prefer)
     if not addresses:
         raise Refused("nccl-wrong-nic", "no interface that other hosts can reach; set cluster_address for this host")
-    tries = random.sample(range(low, high + 1), min(64, high + 1 - low))
+    tries = network.random_ports(low, high)
     sockets: Dict[str, List[socket.socket]] = {}
     try:
         if not alone:

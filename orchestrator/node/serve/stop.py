@@ -10,7 +10,7 @@ from ..host.sweep import belonging, sweep
 from ..run import autostart
 from ..run.link import lease
 from . import runs
-from .leftovers import owner, ports_of
+from .leftovers import ports_of
 
 LOOK_EVERY = 0.05  # s between looks at the guard; for all processes, which is expensive on a large host, see LOOK_SHARE
 GRACE = 30.0  # s, of a run whose record does not tell
@@ -58,7 +58,8 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "ports_freed": [port for port in held if port not in network.listeners(held)],
         "gpus_freed": _gpus_of(folder) if guard is not None or arguments.get("members") else [],
         "remaining": [
-            dict(process, owner=owner(os.geteuid()), why="cannot be killed: stuck in the kernel") for process in left
+            dict(process, owner=processes.user_name(os.geteuid()), why="cannot be killed: stuck in the kernel")
+            for process in left
         ],
         "run": runs.describe(run_id, folder) if os.path.isdir(folder) else None,
     }
