@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.node.run import election, gang, gang_events, team
+from orchestrator.node.run import election, gang, gang_events, gang_orders, team
 from orchestrator.node.run.election_state import Role
 from orchestrator.node.run.gang_events import End, Run, Stop
-from orchestrator.node.run.gang_state import NodePhase, Phase, State
+from orchestrator.node.run.gang_state import GONE, NodePhase, Phase, State
 
 from .gangs import WORK, Gang
 
@@ -110,7 +110,7 @@ class RealGang(Gang):
         if status["stop"]:
             self._happens(gang_events.StopRequested("ann", 5.0, now))
         if status["attempt"] == 0 and status["boots"] > 1:
-            self._happens(gang_events.Restarted(number, now))
+            self._happens(gang_events.HostRestarted(number, now))
         if status["phase"] == "running":
             self._happens(gang_events.Started(number, status["attempt"], now))
         for what in status["failures"]:
@@ -155,7 +155,7 @@ class RealGang(Gang):
             self._happens(gang_events.StartRequested("10.0.0.0", 29500, self._now()))
         for number, node in enumerate(self.tip.nodes):
             silent = now - max(self.heard_at.get(number, state.won_at), state.won_at)
-            if silent > self.node.config.lease and number != self.node.number and node.phase not in gang.GONE:
+            if silent > self.node.config.lease and number != self.node.number and node.phase not in GONE:
                 self._happens(gang_events.Lost(number, self._now(), self._now() - silent))
                 self._links.discard(number)
         if election.may_start_attempts(state, now) and team.restart_is_due(self.tip, self._now()):
@@ -167,7 +167,7 @@ class RealGang(Gang):
         if not election.is_current(state):
             return
         for number in range(self.node.config.voters):
-            order = gang.order_of(self.state, number)
+            order = gang_orders.order_of(self.state, number)
             if order is None or (number not in self._links and number != self.node.number):
                 continue
             message = {"order": order, "epoch": state.ballot.epoch}
@@ -178,7 +178,7 @@ class RealGang(Gang):
                 self.node.world.send(self.node.number, number, ("order", {**message, "beat": beat}))
 
     def may_leave(self) -> bool:
-        return self.node.state.role is not Role.HEAD or gang.order_of(self.state, self.node.number) is not None
+        return self.node.state.role is not Role.HEAD or gang_orders.order_of(self.state, self.node.number) is not None
 
 
 def _cause(failure: dict[str, Any]) -> str:

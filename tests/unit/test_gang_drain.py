@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.run import gang, gang_events
+from orchestrator.node.run import gang, gang_events, gang_orders
 from orchestrator.node.run.gang_events import End, Run, Stop
 from orchestrator.node.run.gang_state import Phase, State
 
@@ -41,9 +41,9 @@ def exited(state: State, at: float, *numbers: int) -> State:
 
 def test_a_drained_host_gives_its_place_to_a_spare_without_costing_a_restart() -> None:
     state = drain(begun(SPARED), 1)
-    orders = [gang.order_of(state, number) for number in range(3)]
+    orders = [gang_orders.order_of(state, number) for number in range(3)]
     assert [(type(order), getattr(order, "grace", None)) for order in orders] == [(Stop, GRACE)] * 3
-    assert gang.label(state) == "restarting"
+    assert gang_orders.label(state) == "restarting"
     state, actions = gang.step(exited(state, 2010.0, 0, 1, 2), gang_events.PortFound(29501, 2020.0))
     assert (state.team, state.restarts_used, state.failures) == ((0, 3, 2), 0, ())
     (end,) = [action.order for action in actions if action.node == 1]
@@ -94,4 +94,4 @@ def test_a_drained_host_takes_no_part_though_its_attempt_failed_by_itself() -> N
     state = exited(drain(state, 1, 2000.5), 2001.0, 0, 1, 2)
     state, _ = gang.step(state, gang_events.PortFound(29501, 2010.0))
     assert (state.team, state.restarts_used) == ((0, 3, 2), 1)
-    assert all(isinstance(gang.order_of(state, number), Run) for number in state.team)
+    assert all(isinstance(gang_orders.order_of(state, number), Run) for number in state.team)

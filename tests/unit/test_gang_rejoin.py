@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node.run import gang, gang_events, team
+from orchestrator.node.run import gang, gang_events, gang_orders, team
 from orchestrator.node.run.gang_events import Event, Run, Stop
 from orchestrator.node.run.gang_state import KILL_WINDOW, NodePhase, Phase, State
 
@@ -44,12 +44,12 @@ def waiting() -> State:
 
 def test_a_run_that_waits_shows_so_and_looks_for_no_port() -> None:
     state = waiting()
-    assert (gang.label(state), team.missing(state)) == ("waiting", ("host-1",))
+    assert (gang_orders.label(state), team.missing(state)) == ("waiting", ("host-1",))
     assert not team.restart_is_due(state, 2300.0)
     state, _ = gang.step(state, gang_events.Joined(1, 2300.0))
-    assert gang.label(state) == "waiting"
+    assert gang_orders.label(state) == "waiting"
     state = exited(state, 2300.1, 1)
-    assert gang.label(state) == "restarting"
+    assert gang_orders.label(state) == "restarting"
     assert team.restart_is_due(state, 2300.1)
 
 
@@ -91,7 +91,7 @@ def test_the_wait_begins_with_the_loss_that_makes_it_necessary() -> None:
     """Here with that of the spare, long after the first failure."""
     state = exited(gang.step(begun(SPARED, 3), gang_events.Lost(1, 2000.0))[0], 2001.0, 0, 2)
     state, _ = gang.step(state, gang_events.Lost(3, 2500.0))
-    assert gang.label(state) == "waiting"
+    assert gang_orders.label(state) == "waiting"
     assert gang.step(state, gang_events.Tick(2500.0 + REJOIN - 1))[0].verdict is None
     verdict = gang.step(state, gang_events.Tick(2500.0 + REJOIN + 1))[0].verdict
     assert verdict and verdict["state"] == "lost" and "host-1" in verdict["no_restart_reason"]
@@ -118,8 +118,8 @@ def test_with_the_budget_spent_a_run_continues_with_fewer_hosts_though_the_lost_
 
 def test_the_head_is_waited_for_and_never_replaced() -> None:
     """Its host was restarted: the new recorder replays the log, and the new guard knows of no attempt."""
-    state = exited(gang.step(begun(SPARED, 1), gang_events.Restarted(0, 2000.0))[0], 2001.0, 1, 2)
-    assert gang.label(state) == "waiting"
+    state = exited(gang.step(begun(SPARED, 1), gang_events.HostRestarted(0, 2000.0))[0], 2001.0, 1, 2)
+    assert gang_orders.label(state) == "waiting"
     state = exited(state, 2001.0, 0)
     state, _ = gang.step(state, gang_events.PortFound(29501, 2010.0))
     assert state.team == (0, 1, 2)
@@ -129,7 +129,7 @@ def test_a_guard_that_is_killed_for_good_after_its_host_came_back_is_not_counted
     state, _ = gang.step(waiting(), gang_events.Joined(1, 2010.0))
     gone = {"host": "host-1", "node": 1, "rank": None, "what": "the guard was killed", "gone": True}
     state = exited(gang.step(state, gang_events.Failed(1, 1, gone, 2011.0))[0], 2011.0, 1)
-    assert (gang.label(state), state.nodes[1].phase) == ("waiting", NodePhase.LOST)
+    assert (gang_orders.label(state), state.nodes[1].phase) == ("waiting", NodePhase.LOST)
 
 
 KINDS = ["Lost", "Joined", "Restarted", "Failed", "exited", "fenced", "PortFound", "Tick"]
@@ -148,7 +148,7 @@ def event_of(kind: str, number: int, attempt: int, at: float) -> Event:
         case "Joined":
             return gang_events.Joined(number, at)
         case "Restarted":
-            return gang_events.Restarted(number, at)
+            return gang_events.HostRestarted(number, at)
         case "Failed":
             failure = {"host": f"host-{number}", "node": number, "what": "failed", "rank": None}
             return gang_events.Failed(number, attempt, failure, at)
@@ -194,7 +194,7 @@ def test_only_nodes_that_run_nothing_else_take_part_in_an_attempt(
             assert after.verdict == before.verdict
         for number, node in enumerate(after.nodes):
             if node.phase in (NodePhase.LOST, NodePhase.RETURNED):
-                assert not isinstance(gang.order_of(after, number), Run)
+                assert not isinstance(gang_orders.order_of(after, number), Run)
 
 
 @settings(max_examples=200)
@@ -235,7 +235,7 @@ def test_a_restart_of_a_host_before_the_start_or_after_the_end_is_no_news(phase:
         state, _ = gang.step(begun(NODES, 3), gang_events.StopRequested("ann", 0.0, 2000.0))
         state = exited(state, 2001.0, 0, 1, 2)
     assert state.phase.value == phase
-    assert gang.step(state, gang_events.Restarted(1, 2002.0)) == (state, ())
+    assert gang.step(state, gang_events.HostRestarted(1, 2002.0)) == (state, ())
 
 
 def test_no_attempt_begins_while_the_ranks_of_a_lost_host_may_still_be_killed() -> None:

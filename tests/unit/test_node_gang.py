@@ -16,9 +16,9 @@ from golden_files import assert_message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node.run import gang, gang_events, team
+from orchestrator.node.run import gang, gang_events, gang_orders, team
 from orchestrator.node.run.gang_events import End, Event, Run, Stop, Wait
-from orchestrator.node.run.gang_state import NodePhase, Phase, State
+from orchestrator.node.run.gang_state import GONE, NodePhase, Phase, State
 
 STORIES = sorted((Path(__file__).parents[1] / "golden" / "gang").glob("*.json"))
 
@@ -143,7 +143,7 @@ def test_a_node_whose_attempt_is_over_is_told_nothing_but_the_end(events: list[E
 def test_the_head_is_told_the_end_when_no_other_has_to_be_told(events: list[Event]) -> None:
     for _, _, after, actions in play(events):
         if any(action.node == 0 and isinstance(action.order, End) for action in actions):
-            assert all(node.phase in gang.GONE for node in after.nodes[1:])
+            assert all(node.phase in GONE for node in after.nodes[1:])
 
 
 @settings(max_examples=100)
@@ -258,7 +258,7 @@ def fail(state: State, at: float, **failure: Any) -> State:
 
 def again(state: State, at: float) -> State:
     state, actions = gang.step(state, gang_events.PortFound(29501, at))
-    assert [action.order for action in actions] == [gang.order_of(state, number) for number in range(len(NODES))]
+    assert [action.order for action in actions] == [gang_orders.order_of(state, number) for number in range(len(NODES))]
     assert all(isinstance(action.order, Run) and action.order.attempt == state.attempt for action in actions)
     for number in range(len(NODES)):
         state, _ = gang.step(state, gang_events.Started(number, state.attempt, at))
@@ -267,10 +267,10 @@ def again(state: State, at: float) -> State:
 
 def test_a_failure_within_the_budget_is_followed_by_the_same_nodes_on_another_port() -> None:
     state = fail(started(1), 2000.0)
-    assert (state.phase, gang.label(state)) == (Phase.RESTARTING, "restarting")
+    assert (state.phase, gang_orders.label(state)) == (Phase.RESTARTING, "restarting")
     assert not team.restart_is_due(state, 2001.5) and team.restart_is_due(state, 2002.0)
     state = again(state, 2002.0)
-    order = gang.order_of(state, 2)
+    order = gang_orders.order_of(state, 2)
     assert isinstance(order, Run)
     assert (order.attempt, order.node_rank, order.master_port) == (2, 2, 29501)
     for number in range(len(NODES)):
@@ -412,7 +412,7 @@ def ended(state: State, at: float, ok: bool = False) -> State:
 
 def places(state: State) -> dict[str, tuple[int, int, int]]:
     """host -> (node rank, first rank, world size) of who has an order to run."""
-    orders = {node.host: gang.order_of(state, number) for number, node in enumerate(state.nodes)}
+    orders = {node.host: gang_orders.order_of(state, number) for number, node in enumerate(state.nodes)}
     return {
         host: (order.node_rank, order.first_rank, order.world_size)
         for host, order in orders.items()
@@ -423,10 +423,10 @@ def places(state: State) -> dict[str, tuple[int, int, int]]:
 def test_spares_wait_from_the_start_on_and_are_told_the_end() -> None:
     state = at_work(SPARED)
     assert places(state) == {"host-0": (0, 0, 6), "host-1": (1, 1, 6), "host-2": (2, 3, 6)}
-    assert gang.order_of(state, 3) == gang.order_of(state, 4) == Wait(("host-0", "host-1", "host-2"))
+    assert gang_orders.order_of(state, 3) == gang_orders.order_of(state, 4) == Wait(("host-0", "host-1", "host-2"))
     state = ended(state, 2000.0, ok=True)
     assert state.verdict and state.verdict["state"] == "succeeded"
-    assert isinstance(gang.order_of(state, 3), End)
+    assert isinstance(gang_orders.order_of(state, 3), End)
 
 
 def test_a_lost_host_gives_its_place_to_a_spare_without_costing_a_restart() -> None:
@@ -458,7 +458,7 @@ def test_a_host_that_fails_twice_gives_its_place_to_a_spare_within_the_budget() 
         state = begun(gang.step(state, gang_events.PortFound(29501, at + 100))[0], at + 101)
     assert set(places(state)) == {"host-0", "host-3", "host-2"}
     assert state.restarts_used == 2
-    assert isinstance(gang.order_of(state, 1), Wait)
+    assert isinstance(gang_orders.order_of(state, 1), Wait)
 
 
 def test_without_a_spare_a_run_goes_on_with_fewer_hosts_down_to_the_least() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.run import gang, gate, narration, team
+from orchestrator.node.run import gang, gang_orders, gate, narration, team
 from orchestrator.node.run.gang_events import (
     Check,
     Checked,
@@ -14,6 +14,7 @@ from orchestrator.node.run.gang_events import (
     Failed,
     Joined,
     Lost,
+    Order,
     PortFound,
     Run,
     Started,
@@ -25,7 +26,7 @@ from orchestrator.node.run.gang_state import Phase, State
 
 LOST_GPU = {"code": "gpu-lost", "text": "GPU 3 does not respond"}
 ECC = {"code": "gpu-ecc-error", "text": "GPU 3 has 2 new uncorrectable memory errors"}
-Orders = dict[int, gang.Order]
+Orders = dict[int, Order]
 
 
 class Gang:
@@ -103,10 +104,10 @@ def test_without_a_spare_the_run_waits_for_a_host_on_which_nothing_can_succeed()
     for node in (0, 2):
         found.answer(node)
     found.answer(1, LOST_GPU)
-    assert gang.label(found.state) == "waiting"
+    assert gang_orders.label(found.state) == "waiting"
     assert found.step(Tick(14.0)) == {}
     assert found.step(Tick(16.0)) == {1: Check(2, 16.0)}  # is it better now?
-    assert gang.label(found.state) == "waiting"
+    assert gang_orders.label(found.state) == "waiting"
     assert found.answer(1, LOST_GPU, at=16.2) == {}
     assert found.step(Tick(22.0)) == {1: Check(2, 22.0)}
     found.answer(1, at=22.2)
@@ -122,7 +123,7 @@ def test_the_run_waits_for_its_head_too() -> None:
     for node in (1, 2, 3):
         found.answer(node)
     found.answer(0, {"code": "disk-full", "text": "the disk is full"})
-    assert gang.label(found.state) == "waiting"
+    assert gang_orders.label(found.state) == "waiting"
 
 
 def test_a_host_that_stays_broken_ends_the_run_with_its_problem_as_the_reason() -> None:

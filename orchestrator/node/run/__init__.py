@@ -44,6 +44,7 @@ The gang decides for all hosts, on the head. Pure:
 gang             (state, event) -> (state, actions). A lost host becomes a restart here
 gang_state       its state
 gang_events      its events and actions
+gang_orders      what each node has to do, and the state that `ps` shows
 gang_failures    failures that no process reported
 team             who takes part in the next attempt, and with which ranks
 gate             whether the hosts of the next attempt are healthy

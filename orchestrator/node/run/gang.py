@@ -28,26 +28,33 @@ from .gang_events import (
     Disconnected,
     Drain,
     Elected,
-    End,
     Event,
     Exited,
     Failed,
+    HostRestarted,
     Joined,
     Lost,
-    Order,
     PortFound,
-    Restarted,
     Resumed,
-    Run,
     Stalled,
     Started,
     StartRequested,
-    Stop,
     StopRequested,
-    Wait,
 )
 from .gang_failures import failure_of, outcome_of, stalled
-from .gang_state import FAILURE_GRACE, Node, NodePhase, Phase, State, change_node, change_nodes
+from .gang_orders import order_of
+from .gang_state import (
+    FAILURE_GRACE,
+    GONE,
+    UNREACHABLE,
+    Node,
+    NodePhase,
+    Phase,
+    State,
+    change_node,
+    change_nodes,
+    others_gone,
+)
 from .team import (
     AT_START,
     next_team,
@@ -62,10 +69,6 @@ from .team import (
 START_WINDOW = 60.0  # s from an order to run until the node reports that it runs
 STOP_WINDOW = 20.0  # s that a node may need beyond the grace until it reports that it has stopped
 FAREWELL_WINDOW = 10.0  # s that the head waits for the others to end before it ends itself
-
-# phases of a node that has nothing to do any more, or cannot be asked to
-GONE = (NodePhase.DISCONNECTED, NodePhase.LOST, NodePhase.ABSENT)
-UNREACHABLE = (NodePhase.DISCONNECTED, NodePhase.ABSENT)
 
 
 def begin(
@@ -103,67 +106,6 @@ def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
     return after, tuple(actions)
 
 
-def order_of(state: State, number: int) -> Optional[Order]:
-    node = state.nodes[number]
-    if node.phase in UNREACHABLE:
-        return None
-    if state.phase is Phase.OVER:
-        if number == state.head and not _others_gone(state):
-            return None
-        return End(state.verdict or {})
-    if node.phase is NodePhase.RETURNED:
-        return Stop(state.attempt, FAILURE_GRACE, "%s was cut off from the run" % node.host, stacks=False)
-    check = gate.order_of(state, number)
-    if check is not None:
-        return check
-    if node.node_rank is None:
-        if node.leaves is not None and node.phase is not NodePhase.LOST:
-            return End(node.leaves)
-        hosts = tuple(state.nodes[member].host for member in state.team)
-        return Wait(hosts) if state.attempt > 0 and node.phase is not NodePhase.LOST else None
-    if node.phase is NodePhase.EXITED:
-        return None
-    if state.phase is Phase.RUNNING and node.phase is not NodePhase.LOST:
-        return Run(
-            state.attempt,
-            node_rank=node.node_rank,
-            nnodes=len(state.team),
-            first_rank=node.first_rank,
-            world_size=state.world_size,
-            master_addr=state.master_addr,
-            master_port=state.master_port,
-        )
-    if state.phase is Phase.STOPPING and state.attempt > 0:
-        # stacks take some seconds, and a user who asked for a stop does not wait for them
-        stacks = bool((state.first_failure or {}).get("stalled")) and state.stopped_by is None
-        return Stop(state.attempt, state.stop_grace, _why(state), stacks)
-    return None
-
-
-def _why(state: State) -> str:
-    failure = state.first_failure
-    if failure is None:
-        return "stopped by %s" % (state.stopped_by or state.drained_by)
-    return "%s failed: %s" % (failure.get("host", "?"), failure.get("what", "?"))
-
-
-def _others_gone(state: State) -> bool:
-    return all(node.phase in GONE for number, node in enumerate(state.nodes) if number != state.head)
-
-
-def label(state: State) -> str:
-    """The state of a run that is not over, as `ps` shows it."""
-    if state.phase is Phase.WAITING or (
-        state.phase is Phase.RUNNING and any(node.phase is NodePhase.JOINED for node in state.members)
-    ):
-        return "starting"
-    if waits_for_nodes(state):
-        return "waiting"
-    if state.phase is Phase.RESTARTING or (state.phase is Phase.STOPPING and will_try_again(state)):
-        return "restarting"
-    return "running" if state.phase is Phase.RUNNING else "stopping"
-
-
 # --- events
 
 
@@ -180,8 +122,8 @@ def _apply(state: State, event: Event) -> State:
         return _on_report(state, event)
     if isinstance(event, Lost):
         return _on_lost(state, event)
-    if isinstance(event, Restarted):
-        return _on_restarted(state, event)
+    if isinstance(event, HostRestarted):
+        return _on_host_restarted(state, event)
     if isinstance(event, Elected):
         return _on_elected(state, event)
     if isinstance(event, Resumed):
@@ -261,7 +203,7 @@ def _on_lost(state: State, event: Lost) -> State:
     return _mark_lost(state._replace(lost_at=event.at), event.node, failure, event.at)
 
 
-def _on_restarted(state: State, event: Restarted) -> State:
+def _on_host_restarted(state: State, event: HostRestarted) -> State:
     """The node repeats this until it has obeyed an order. Repetitions change nothing."""
     node = state.nodes[event.node]
     if state.phase in (Phase.WAITING, Phase.OVER) or node.phase not in (NodePhase.JOINED, NodePhase.RUNNING):
@@ -377,7 +319,7 @@ def _settle(state: State, at: float) -> State:
             return _over(state, outcome_of(state), at)
     if waits_for_nodes(state) and at - state.since > state.rejoin_timeout:
         return _over(state, outcome_of(state), at, gate.why_not_ready(state))
-    if state.phase is Phase.OVER and not _others_gone(state) and at - state.since > FAREWELL_WINDOW:
+    if state.phase is Phase.OVER and not others_gone(state) and at - state.since > FAREWELL_WINDOW:
         others = [number for number in range(len(state.nodes)) if number != state.head]
         return change_nodes(state, others, phase=NodePhase.DISCONNECTED)
     return state

@@ -56,7 +56,7 @@ class Lost(NamedTuple):
     heard_at: Optional[float] = None
 
 
-class Restarted(NamedTuple):
+class HostRestarted(NamedTuple):
     """A node has a new guard that knows of no attempt: its host was restarted, or guard and recorder were killed."""
 
     node: int
@@ -138,7 +138,7 @@ Event = Union[
     Failed,
     Exited,
     Lost,
-    Restarted,
+    HostRestarted,
     Elected,
     Resumed,
     Disconnected,
@@ -158,7 +158,7 @@ EVENTS: Dict[str, Callable[..., Event]] = {
     "Failed": Failed,
     "Exited": Exited,
     "Lost": Lost,
-    "Restarted": Restarted,
+    "Restarted": HostRestarted,
     "Elected": Elected,
     "Resumed": Resumed,
     "Left": Disconnected,

@@ -34,6 +34,11 @@ class NodePhase(enum.Enum):
     DISCONNECTED = "left"  # its link was closed after the run had ended
 
 
+# phases of a node that has nothing to do any more, or cannot be asked to
+GONE = (NodePhase.DISCONNECTED, NodePhase.LOST, NodePhase.ABSENT)
+UNREACHABLE = (NodePhase.DISCONNECTED, NodePhase.ABSENT)
+
+
 class Node(NamedTuple):
     host: str
     nproc: int
@@ -81,6 +86,11 @@ class State(NamedTuple):
     def members(self) -> Tuple[Node, ...]:
         """The nodes of the team."""
         return tuple(self.nodes[number] for number in self.team)
+
+
+def others_gone(state: State) -> bool:
+    """Whether the head is the last node that has something to do."""
+    return all(node.phase in GONE for number, node in enumerate(state.nodes) if number != state.head)
 
 
 def problems(state: State, number: int) -> Tuple[Dict[str, str], ...]:

@@ -7,12 +7,12 @@ import time
 from typing import Any, Dict, List, Optional, Set
 
 from ..host import network, state
-from . import gang, gang_events, messages, narration, notify, team
+from . import gang, gang_events, gang_orders, messages, narration, notify, team
 from .acceptor import Acceptor
 from .contacts import Contacts
 from .detour import Detours
 from .finisher import Finisher
-from .gang_state import NodePhase, Phase, State
+from .gang_state import GONE, UNREACHABLE, NodePhase, Phase, State
 from .link import Link, LinkClosed, beat, lease
 from .messages import AttemptPhase, Envelope
 from .node_watch import NodeWatch
@@ -73,7 +73,7 @@ class HeadLink(ClusterLink):
                 self._finisher.begin(event.at)
         now = time.monotonic()
         for number, node in enumerate(self._state.nodes):
-            if number and node.phase not in gang.UNREACHABLE:
+            if number and node.phase not in UNREACHABLE:
                 self._watch.join(number, now)
         return log
 
@@ -161,7 +161,7 @@ class HeadLink(ClusterLink):
     def _on_envelope(self, envelope: Envelope, link: Link) -> None:
         """A node has answered by a detour. One that was lost, or has not joined yet, has to join on a link."""
         number, clock = envelope.sender, envelope.message.get("clock")
-        if number not in self._watch.known() or self._state.nodes[number].phase in gang.GONE or link.peer is None:
+        if number not in self._watch.known() or self._state.nodes[number].phase in GONE or link.peer is None:
             return
         try:
             if clock is None or messages.clock(clock) < self._clocks.get(number, 0.0):
@@ -220,7 +220,7 @@ class HeadLink(ClusterLink):
         if status["finish"] is not None:
             self._finisher.ask(status["finish"], now)
         if status["restarted"] and status["phase"] is AttemptPhase.PREPARED:
-            self._step(gang_events.Restarted(number, now))
+            self._step(gang_events.HostRestarted(number, now))
         if status["phase"] is AttemptPhase.RUNNING:
             self._step(gang_events.Started(number, status["attempt"], now))
         for failure in status["failures"]:
@@ -269,12 +269,12 @@ class HeadLink(ClusterLink):
 
     def _expected(self) -> List[int]:
         """The nodes that should answer."""
-        return [number for number in self._watch.known() if self._state.nodes[number].phase not in gang.GONE]
+        return [number for number in self._watch.known() if self._state.nodes[number].phase not in GONE]
 
     def _reach(self, nodes: List[int], now: float) -> None:
         """Send what a silent node needs by detours. Try each new node once, a few at a time."""
         for number in self._watch.without_link(nodes, now):
-            order = gang.order_of(self._state, number)
+            order = gang_orders.order_of(self._state, number)
             message: Dict[str, Any] = {"order": _order_message(order)} if order is not None else {}
             if number in self._clocks:
                 message["echo"] = self._clocks[number]
@@ -301,7 +301,7 @@ class HeadLink(ClusterLink):
 
     def _watch_silence(self) -> None:
         """A hung collective spins at 100 % CPU: that no rank prints anything is the only sign of it."""
-        if gang.label(self._state) != "running" or not all(node in self._silence for node in self._state.team):
+        if gang_orders.label(self._state) != "running" or not all(node in self._silence for node in self._state.team):
             return
         silence = {number: self._silence[number] for number in self._state.team}
         quiet = min(node["quiet"] for node in silence.values())
@@ -358,7 +358,7 @@ class HeadLink(ClusterLink):
 
     def _show(self) -> None:
         """Write the state of the whole run for `ps`: this host's own processes do not show it."""
-        label = gang.label(self._state)
+        label = gang_orders.label(self._state)
         if label == "running" and self._watch.suspects.intersection(self._state.team):
             label = "suspect"
         if label == self._label:
