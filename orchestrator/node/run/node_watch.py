@@ -65,7 +65,7 @@ class NodeWatch:
         judgements = suspicion.judge(silences, self._lease, self._nodes_wait)
         lost = [silence for silence in silences if judgements[silence.node] is Judgement.LOST]
         self.suspects = {node for node in nodes if judgements[node] is Judgement.SUSPECT}
-        self._describe(silences, nodes, now)
+        self._describe(nodes, now)
         for silence in lost:
             self._watched.discard(silence.node)
             if silence.refused:
@@ -76,19 +76,20 @@ class NodeWatch:
         silences = [Silence(node, now - self._direct[node]) for node in nodes]
         return suspicion.choose_helpers(silences, suspect, self._lease)
 
-    def _describe(self, silences: Sequence[Silence], nodes: Sequence[int], now: float) -> None:
-        """Say once who has become suspect and who is back."""
-        new = sorted(self.suspects - self._watched)
+    def _describe(self, nodes: Sequence[int], now: float) -> None:
+        """Say once whose link is silent, and whose is back. A detour may keep such a node from being suspect."""
+        new = [node for node in self.without_link(nodes, now) if node not in self._watched]
         if new:
             self._watched.update(new)
-            seconds = max(self.silent(node, now) for node in new)
-            if self._nodes_wait and suspicion.all_silent(silences, self._lease):
+            links = [Silence(node, now - self._direct[node]) for node in nodes]
+            if self._nodes_wait and suspicion.all_silent(links, self._lease):
                 what = "all other nodes are silent, so the network of this host may be down; waiting up to %d s"
                 action = what % (2 * self._lease)
             else:
                 helpers = [self._hosts[node] for node in self.helpers(nodes, new[0], now)]
                 action = "asking %s to reach it" % _listed(helpers) if helpers else "no other node can be asked"
-            self._say("suspect: no message from %s for %d s; %s" % (self._named(new), seconds, action))
+            seconds = max(now - self._direct[node] for node in new)
+            self._say("suspect: the link to %s has been silent for %d s; %s" % (self._named(new), seconds, action))
         back = sorted(
             node
             for node in self._watched & set(nodes)
