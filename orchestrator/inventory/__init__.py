@@ -1,12 +1,12 @@
 """YAML -> Inventory.
 
-schema       the keys: the checks, the defaults, the example and the reference come from this table
-host_entries the list of hosts: names, ranges and mappings
-model        the Inventory that the other packages use
-values       kinds of values: how to read, check and write each
-yaml_source  YAML -> nodes that know their line
-docs         the example and the reference
-hostnames    names of hosts: check, expand ranges, select
-run_ids      ids and names of runs
-advice       the command lines in messages
+schema        the keys: the checks, the defaults, the example and the reference come from this table
+host_entries  the list of hosts: names, ranges and mappings
+model         the Inventory that the other packages use
+values        kinds of values: how to read, check and write each
+yaml_source   YAML -> nodes that know their line
+docs          the example and the reference
+hostnames     names of hosts: check, expand ranges, select
+run_ids       ids and names of runs
+advice        the command lines in messages
 """
