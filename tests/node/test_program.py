@@ -299,7 +299,7 @@ def test_a_reader_gets_all_streams_in_the_order_of_time_until_the_run_ends(runs:
     text = b"".join(b"%d\n" % number for number in range(20))
     assert (live.streams["1.0.out"], live.streams["1.1.out"]) == (text, text)
     assert live.streams["1.run.out"].endswith(b"succeeded\n")
-    assert live.answer.ended is True
+    assert live.answer.run is not None and live.answer.run.state == "succeeded"
     assert live.answer.offsets["1.0.out"] == len(text)
     later = Reading(run.hosts[0], run.run_id)
     assert later.streams == live.streams
@@ -333,7 +333,7 @@ def test_a_search_finds_the_lines_while_the_run_writes_them(runs: Runs) -> None:
     run = runs.start(code)
     live = Reading(run.hosts[0], run.run_id, follow=True, sources=["0"], grep="step 1[0-4]$")
     assert live.streams == {"1.0.out": b"".join(b"step %d\n" % number for number in range(10, 15))}
-    assert live.answer.ended is True
+    assert live.answer.run is not None and live.answer.run.state == "succeeded"
     assert Reading(run.hosts[0], run.run_id, sources=["0"], grep="step 1[0-4]$").streams == live.streams
     with pytest.raises(Refused, match=r"'\('"):
         Reading(run.hosts[0], run.run_id, grep="(")
