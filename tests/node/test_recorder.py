@@ -290,13 +290,13 @@ def test_a_disk_without_room_for_a_folder_is_no_bug_of_the_node_program(tmp_path
         pytest.skip("only root can mount a small file system")
     disk = tmp_path / "small"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m,nr_inodes=200", "tmpfs", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m,nr_inodes=1000", "tmpfs", disk], check=True)
     try:
         with local_runs(disk) as runs:
             run, _ = runs.prepare(WAIT)
             spec = {**(run.record("spec.json") or {}), "run_id": "another-run", "name": "another-run"}
             with contextlib.suppress(OSError):
-                for number in range(200):
+                for number in range(1000):
                     (disk / str(number)).touch()
             question = {"spec": spec, "private": {"secrets": {}, "key": "00" * 32, "notify": {}}, "head": None}
             with pytest.raises(Refused, match=os.strerror(errno.ENOSPC)) as refused:
