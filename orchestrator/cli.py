@@ -130,7 +130,7 @@ def setup(
 def prune(
     inventory: str | None, hosts: str | None, force: bool, outputs: bool, named: tuple[str, ...], yes: bool
 ) -> None:
-    """Apply run.keep now: delete old finished runs, and code that no run has used since, from the hosts.
+    """Apply run.keep now: delete old finished runs, and code that no run uses any more, from the hosts.
 
     Running runs are not touched. Outputs are kept unless you give --outputs or set run.keep.outputs. A run that wrote
     files outside $DDP_ORCH_OUTPUT_DIR is kept until you `fetch` them.
@@ -166,7 +166,7 @@ def notify(inventory: str | None, test: bool) -> None:
 @click.option(
     "--setup",
     is_flag=True,
-    help="Run `setup` of each host first, as for the ranks of a run, and find what belongs to its `python`.",
+    help="Run CMD as the ranks of a run: after the host's `setup`, with the folder of its `python` on the PATH.",
 )
 @JSON
 def exec_(inventory: str | None, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> None:

@@ -21,7 +21,7 @@ INVENTORY_OF_RUN = click.option(
     "inventory",
     type=click.Path(),
     metavar="FILE",
-    help="Inventory file. Default: the one that RUN was started with; without RUN $DDP_ORCH_INVENTORY, "
+    help="Inventory file. Default with RUN: the one that it was started with. Without RUN: $DDP_ORCH_INVENTORY, "
     "./inventory.yaml, or that of the newest run.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

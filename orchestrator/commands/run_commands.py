@@ -177,8 +177,8 @@ def kill(run: str | None, inventory: str | None, hosts: str | None, **options: A
     """Stop RUN, and verify that no process of it is left.
 
     Default: the newest unfinished run, and all processes that finished runs have left over.
-    A host that does not answer does not delay `kill RUN` with a whole id. Without RUN, ddp-orch waits for it, because
-    it may have a newer run.
+    `kill RUN` with a whole id does not wait for hosts that do not answer. Plain `kill` does, because such a host may
+    have a newer run.
     """
     from . import kill as kill_command
 

@@ -297,7 +297,7 @@ _RUN = _section(
         "head_lost",
         choice("auto", "elect", "stop"),
         "auto",
-        "stop: wait for a lost head, then end; auto: stop; elect is not available yet",
+        "stop: wait for a lost head, then end; auto: the same; elect: not available yet",
     ),
     Key(
         "autostart",
