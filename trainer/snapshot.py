@@ -38,11 +38,15 @@ class Writer:
         self._spare: list[dict[str, Any]] = []  # copies whose memory is used again
         self._closing = False
         self._problem: Exception | None = None
+        self._announcement: str | None = None
         self._thread = threading.Thread(target=self._work, name="snapshots", daemon=True)
         self._thread.start()
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Returns when `state`, whose "step" orders it, may change again."""
+    def save(self, state: dict[str, Any], announcement: str | None = None) -> None:
+        """Returns when `state`, whose "step" orders it, may change again.
+
+        `announcement`: a line to print once this snapshot, or a newer one in its place, is on disk.
+        """
         with self._changed:
             spare = self._spare.pop() if self._spare else None
         copy = on_host(state, spare)
@@ -52,6 +56,7 @@ class Writer:
             if self._waiting is not None:
                 self._spare.append(self._waiting)
             self._waiting = copy
+            self._announcement = announcement or self._announcement
             self._changed.notify()
 
     def close(self) -> Exception | None:
@@ -69,12 +74,18 @@ class Writer:
                 if self._waiting is None:
                     return
                 state, self._waiting = self._waiting, None
+                announcement, self._announcement = self._announcement, None
             try:
                 write(self._folder, state, self._keep)
                 self._problem = None
             except Exception as error:  # noqa: BLE001  a full disk or memory may have room for the next snapshot
                 self._problem = error
                 print_line(f"FAILED snapshot on {socket.gethostname()} step:{state['step']} error:{_one_line(error)}")
+                with self._changed:
+                    self._announcement = self._announcement or announcement
+            else:
+                if announcement is not None:
+                    print_line(announcement)
             with self._changed:
                 self._spare.append(state)
 

@@ -77,8 +77,7 @@ def fit(training: Training, teller: Teller, writer: snapshot.Writer | None) -> i
             break
         if request == SAVE:
             teller.watch.lap("other")
-            save(training, writer, step, losses)
-            world.say(f"saved {training.where(step)}")
+            save(training, writer, step, losses, f"saved {training.where(step)}")
             teller.watch.lap("between")
         rate = learning_rate(highest, step, last_step, config.warmup_fraction)
         for group in training.optimizer.param_groups:
@@ -211,8 +210,13 @@ def evaluate(model: nn.Module, split: Split, config: Config, world: World) -> tu
     return total_loss / total, total_right / total
 
 
-def save(training: Training, writer: snapshot.Writer | None, step: int, losses: list[Tensor]) -> None:
-    """For all ranks to call. The sampler's position, the learning rate and all chance follow from the step."""
+def save(
+    training: Training, writer: snapshot.Writer | None, step: int, losses: list[Tensor], announcement: str | None = None
+) -> None:
+    """For all ranks to call. The sampler's position, the learning rate and all chance follow from the step.
+
+    `announcement`: a line for rank 0 to print when its snapshot is on disk.
+    """
     stop_if_not_finite(training, step, losses)
     agree(training.model, training.config, training.world)
     if writer:
@@ -225,7 +229,7 @@ def save(training: Training, writer: snapshot.Writer | None, step: int, losses: 
             "optimizer": training.optimizer.state_dict(),
             "scaler": training.scaler.state_dict(),
         }
-        writer.save(state)
+        writer.save(state, announcement if training.world.rank == 0 else None)
 
 
 def agree(model: nn.Module, config: Config, world: World) -> None:

@@ -147,6 +147,28 @@ def test_the_training_goes_on_when_the_disk_is_full_but_does_not_end_well(
             snapshot.Digesting(file).write(b"x")
 
 
+def test_a_snapshot_is_announced_when_it_or_a_newer_one_is_on_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "late"
+    writer = snapshot.Writer(folder, keep=2)
+    writer.save({"step": 1}, "saved step:1")
+    output = ""
+    deadline = time.monotonic() + 30
+    while "FAILED snapshot" not in output and time.monotonic() < deadline:
+        output += capsys.readouterr().out
+        time.sleep(0.01)
+    folder.mkdir()
+    writer.save({"step": 2})
+    while "saved step:1\n" not in output and time.monotonic() < deadline:
+        output += capsys.readouterr().out
+        time.sleep(0.01)
+    assert output.index("FAILED snapshot") < output.index("saved step:1\n")
+    assert [path.name[:14] for path in folder.iterdir()] == ["step-000000002"]
+    assert writer.close() is None
+    assert "saved" not in capsys.readouterr().out
+
+
 def test_a_snapshot_that_cannot_be_pickled_keeps_later_ones_from_nothing(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
