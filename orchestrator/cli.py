@@ -27,7 +27,7 @@ from .errors import UsageError
 def cli() -> None:
     """Launch PyTorch distributed training on many machines over plain SSH.
 
-    Runs live on the hosts. You can close your terminal or shut down your laptop at any time.
+    A run continues on its hosts when you close your terminal or shut down your laptop.
     """
 
 
@@ -51,8 +51,8 @@ def init(hosts: tuple[str, ...], output: str) -> None:
 def trust(inventory: str | None, yes: bool, hosts: str | None) -> None:
     """Show the SSH key fingerprints of all hosts and jump hosts, and add the unknown keys to known_hosts.
 
-    You are asked once for all of them. To verify a fingerprint, run `ssh-keygen -lf
-    /etc/ssh/ssh_host_ed25519_key.pub` on the host. Changed keys are never added.
+    Asks before it adds keys. To verify a fingerprint, run `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the
+    host. Changed keys are never added.
     """
     from .commands import trust as trust_command
 
@@ -77,11 +77,11 @@ def config(inventory: str | None, as_json: bool) -> None:
 
 @cli.command(short_help="find problems before you start a run")
 @inventory
-@click.option("--quick", is_flag=True, help="Run per-host checks only (what `up` runs); skip the network tests.")
+@click.option("--quick", is_flag=True, help="Run only the quick checks, as `up` does. Skip the network tests.")
 @click.option(
     "--deep",
     is_flag=True,
-    help="Also run a real rendezvous, collectives and a matrix product, using the torch of the hosts.",
+    help="Also run a small job with the torch of the hosts: rendezvous, collectives, matrix product.",
 )
 @HOSTS
 @JSON
@@ -99,16 +99,19 @@ def check(inventory: str | None, quick: bool, deep: bool, hosts: str | None, as_
 
 @cli.command(short_help="install torch on hosts that lack it, without root")
 @inventory
-@click.option("--torch", metavar="VERSION", help="Version to install. Default: that of the head, or the newest.")
+@click.option("--torch", metavar="VERSION", help="Version to install. Default: the version on the head, or the newest.")
 @click.option(
     "--index-url", metavar="URL", help="Package index for pip, such as https://download.pytorch.org/whl/cu126."
 )
-@click.option("--wheels", metavar="DIR", help="Install from this folder of wheels on every host instead of an index.")
+@click.option("--wheels", metavar="DIR", help="Install from this folder, which every host has, instead of an index.")
 @HOSTS
 def setup(
     inventory: str | None, torch: str | None, index_url: str | None, wheels: str | None, hosts: str | None
 ) -> None:
-    """Install torch on hosts that lack it: the same version in a venv on each. Needs no root."""
+    """Install torch on hosts that lack it. Needs no root.
+
+    Makes a venv on each of these hosts, and installs the same version of torch in all of them.
+    """
     from .commands import setup as setup_command
 
     sys.exit(setup_command.setup(inventory, hosts, setup_command.SetupOptions(torch, index_url, wheels)))
@@ -118,7 +121,9 @@ def setup(
 @inventory
 @HOSTS
 @click.option("--force", is_flag=True, help="Also delete runs with files that were not fetched.")
-@click.option("--outputs", is_flag=True, help="Delete the outputs of finished runs without a name instead. Asks first.")
+@click.option(
+    "--outputs", is_flag=True, help="Delete outputs instead: those of all finished runs without a name. Asks first."
+)
 @click.option(
     "--run",
     "named",
@@ -130,10 +135,10 @@ def setup(
 def prune(
     inventory: str | None, hosts: str | None, force: bool, outputs: bool, named: tuple[str, ...], yes: bool
 ) -> None:
-    """Apply run.keep now: delete old finished runs, and code that no run uses any more, from the hosts.
+    """Apply run.keep now: delete old finished runs from the hosts, and code that no run uses any more.
 
-    Running runs are not touched. Outputs are kept unless you give --outputs or set run.keep.outputs. A run that wrote
-    files outside $DDP_ORCH_OUTPUT_DIR is kept until you `fetch` them.
+    Unfinished runs are not touched. Outputs are kept unless you give --outputs or set run.keep.outputs. A run that
+    wrote files outside $DDP_ORCH_OUTPUT_DIR is kept until you `fetch` them.
     """
     from .commands import prune as prune_command
 
@@ -148,9 +153,12 @@ def prune(
 
 @cli.command(short_help="test the notifications")
 @inventory
-@click.option("--test", is_flag=True, help="Send a test message.")
+@click.option("--test", is_flag=True, help="Send the test message. Required.")
 def notify(inventory: str | None, test: bool) -> None:
-    """Send a test message from the head to notify.webhook and notify.command."""
+    """Test notify.webhook and notify.command: the head sends a test message to both.
+
+    Exits with 3 if one of them fails.
+    """
     from .commands import notify as notify_command
 
     if not test:
@@ -166,14 +174,15 @@ def notify(inventory: str | None, test: bool) -> None:
 @click.option(
     "--setup",
     is_flag=True,
-    help="Run CMD as the ranks of a run: after the host's `setup`, with the folder of its `python` on the PATH.",
+    help="Run CMD in the environment of the ranks: after `setup`, with the folder of `python` on the PATH.",
 )
 @JSON
 def exec_(inventory: str | None, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> None:
-    """Run CMD on every host. Identical output is shown once, and the exit code is the worst one.
+    """Run CMD on every host. Show identical output once. Exit with the highest exit code of CMD on any host.
 
-    A single argument is run by the login shell of the host; several arguments are executed directly, without a shell.
-    Ctrl-C stops CMD on all hosts. Only the first 16 MiB of the output of a host are kept.
+    If CMD is a single argument, the login shell of the host runs it: `ddp-orch exec -- 'nproc; free -g'`. If CMD has
+    several arguments, it runs without a shell. Ctrl-C stops CMD on all hosts. ddp-orch shows at most 16 MiB of output
+    of each host.
     """
     from .commands import exec as exec_command
 
@@ -189,15 +198,20 @@ def exec_(inventory: str | None, command: tuple[str, ...], hosts: str | None, se
     "--counts", metavar="LIST", help="Numbers of hosts to measure, such as 1,2,4. Default: 1, 2, 4, ... and all."
 )
 @click.option("--batch-per-host", type=click.IntRange(1), metavar="N", help="Samples per step and host. Default: 128.")
-@click.option("--strong-scaling", is_flag=True, help="Keep the total batch the same for any number of hosts.")
+@click.option(
+    "--strong-scaling",
+    is_flag=True,
+    help="Divide one batch of N samples among all hosts.",
+)
 @click.option("--fixed", cls=deprecated.OldOption, now="--strong-scaling", is_flag=True)
 @click.option("--plot", type=click.Path(), default="bench.png", show_default=True, help="File for the plot.")
 @JSON
 def bench(**options: Any) -> None:
-    """Measure throughput and scaling efficiency of the bundled trainer on 1, 2, 4, ... hosts, and find the bottleneck.
+    """Measure the throughput of the bundled trainer on 1, 2, 4, ... hosts, how well it scales, and what limits it.
 
-    Each number of hosts takes about a minute. Pass flags of the trainer after --, such as
-    `-- --model resnet50 --data synthetic --precision bf16`. `-- --bench-seconds 10` measures five times as long.
+    Each number of hosts takes about a minute. Give flags of the trainer after --, such as
+    `-- --model resnet50 --data synthetic --precision bf16`. To measure for longer, give `-- --bench-seconds 10`
+    (default: 2).
     """
     from .commands import bench as bench_command
 

@@ -15,14 +15,17 @@ from .exit_codes import OutputClosed
 F = TypeVar("F", bound=Callable[..., Any])
 
 RUN = click.argument("run", required=False, shell_complete=completion.run)
-INVENTORY_OF_RUN = click.option(
-    "-i",
-    "--inventory",
-    "inventory",
-    type=click.Path(),
-    metavar="FILE",
-    help="Inventory file. Default with RUN: the one that it was started with. Without RUN: $DDP_ORCH_INVENTORY, "
-    "./inventory.yaml, or that of the newest run.",
+
+
+def _inventory_of_run(default: str) -> Callable[[F], F]:
+    help_text = f"Inventory file. Default: {default}."
+    return click.option("-i", "--inventory", "inventory", type=click.Path(), metavar="FILE", help=help_text)
+
+
+INVENTORY_OF_GIVEN_RUN = _inventory_of_run("the inventory that RUN was started with")
+INVENTORY_OF_RUN = _inventory_of_run(
+    "the inventory that RUN was started with. Without RUN: $DDP_ORCH_INVENTORY, ./inventory.yaml, or the inventory of "
+    "the newest run"
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 HOSTS = click.option(
@@ -40,7 +43,7 @@ def inventory(function: F) -> F:
 
 def inventory_of_any_run(function: F) -> F:
     """As `inventory`, but the last default is the inventory of the newest run."""
-    return _inventory(function, "$DDP_ORCH_INVENTORY, ./inventory.yaml, or that of the newest run")
+    return _inventory(function, "$DDP_ORCH_INVENTORY, ./inventory.yaml, or the inventory of the newest run")
 
 
 def _inventory(function: F, default: str) -> F:

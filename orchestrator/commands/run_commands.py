@@ -14,6 +14,7 @@ from ..errors import UsageError
 from . import completion, deprecated
 from .options import (
     HOSTS,
+    INVENTORY_OF_GIVEN_RUN,
     INVENTORY_OF_RUN,
     JSON,
     RUN,
@@ -33,9 +34,7 @@ from .options import (
 @click.option("-d", "--detach", is_flag=True, help="Return when the run has started, and print its id.")
 @click.option("--dry-run", is_flag=True, help="Print what would run on each host, without connecting.")
 @JSON
-@click.option(
-    "--name", help="Name of the run and of its output folder. With the name of a finished run, resume in its folder."
-)
+@click.option("--name", help="Name of the run and of its output folder. The name of a finished run reuses its folder.")
 @click.option("--skip-check", is_flag=True, help="Start even if the checks find an error.")
 @HOSTS
 @click.option("--wait", is_flag=True, help="Wait while another run uses the GPUs or the name.")
@@ -49,15 +48,23 @@ from .options import (
     help="Set an environment variable for the ranks. Can be repeated.",
 )
 def up(**options: Any) -> None:
-    """Start SCRIPT on all hosts and follow its output. Without SCRIPT, run the bundled trainer.
+    """Start SCRIPT on all hosts and follow its output.
+
+    Without SCRIPT, run `run.script` of the inventory, or the bundled trainer if there is none. To give it flags, write
+    for example `ddp-orch up -- --epochs 3`. For the flags of the bundled trainer, use `ddp-orch up -- --help`.
 
     Ctrl-C stops the run gracefully; a second Ctrl-C kills it.
 
-    Exits with 0 if the run succeeded, 1 if it failed, 4 if a host was lost, 75 if it saved a snapshot and stopped (a
-    job script can queue it again), 130 if it was killed, and 2, 3 or 5 if it could not start.
-
-    If the arguments after -- start with a flag, they are passed to run.script of the inventory, or to the bundled
-    trainer: `ddp-orch up -- --epochs 3`. `ddp-orch up -- --help` lists the flags of the bundled trainer.
+    \b
+    Exit codes:
+      0     the run succeeded
+      1     the run failed
+      2     wrong usage, or an error in the inventory
+      3     a check failed; the run was not started
+      4     a host is unreachable or was lost
+      5     a GPU, port or name is in use; the run was not started
+      75    the run saved a snapshot and was stopped; a job script can queue it again
+      130   the run was killed
     """
     from . import up as up_command
 
@@ -75,13 +82,13 @@ def up(**options: Any) -> None:
     help="Show only these hosts, such as gpu[01-04] or '!gpu02' (all but gpu02). Can be repeated.",
 )
 @click.option("--hosts", cls=deprecated.OldOption, now="--host", multiple=True, shell_complete=completion.host)
-@click.option("-f", "--follow", is_flag=True, help="Follow until the run ends, and exit with its exit code.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the run ends. Exit with the exit code of the run.")
 @click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="Show the last N lines of each stream.")
 @click.option("--rank", metavar="LIST", help="Show only these ranks, such as 0,4-7.")
 @click.option(
     "--stream",
     type=click.Choice(["stdout", "stderr", "agent"]),
-    help="Show only this stream; agent is torchrun and ddp-orch.",
+    help="Show only this stream; agent: the lines of torchrun and ddp-orch.",
 )
 @click.option("--attempt", type=click.IntRange(1), metavar="K", help="Show only this attempt.")
 @click.option("--since", metavar="T", help="Show only lines from this time on: 5m (ago), or 2026-01-31T12:00:00Z.")
@@ -96,7 +103,7 @@ def up(**options: Any) -> None:
 def logs(**options: Any) -> None:
     """Show the output of RUN (default: the newest run) from all hosts in one stream, ordered by time.
 
-    Lines of a host that is silent for 2 s appear when it answers. -o waits for all hosts.
+    If a host does not answer within 2 s, its lines are shown later, when it answers. -o waits for all hosts.
     """
     from . import logs as logs_command
 
@@ -176,9 +183,12 @@ def report(run: str | None, inventory: str | None, hosts: str | None, output: st
 def kill(run: str | None, inventory: str | None, hosts: str | None, **options: Any) -> None:
     """Stop RUN, and verify that no process of it is left.
 
-    Default: the newest unfinished run, and all processes that finished runs have left over.
-    `kill RUN` with a whole id does not wait for hosts that do not answer. Plain `kill` does, because such a host may
-    have a newer run.
+    Without RUN, stop the newest unfinished run, and clean up the processes that finished runs have left over.
+
+    If a host does not answer, `kill RUN` with the full id of a run stops the run on the other hosts at once. Without
+    RUN, kill waits for the host, because it may have a newer run.
+
+    Exits with 0 if nothing is left, 1 if a process is still running, and 4 if a host did not answer.
     """
     from . import kill as kill_command
 
@@ -190,10 +200,10 @@ def kill(run: str | None, inventory: str | None, hosts: str | None, **options: A
 @INVENTORY_OF_RUN
 @JSON
 def revive(run: str | None, inventory: str | None, as_json: bool) -> None:
-    """Start RUN again on those of its hosts that were restarted.
+    """Bring hosts that were restarted back into RUN (default: the newest run).
 
-    The run must not be over, and one of its hosts must still have a guard, which knows the key and the secrets of the
-    run. `up`, `logs -f` and `top` do this by themselves while they follow the run.
+    RUN must be unfinished. At least one of its hosts must not have been restarted: this host gives the others the key
+    and the secrets of the run. `up`, `logs -f` and `top` revive hosts by themselves while they follow a run.
     """
     from . import revive as revive_command
 
@@ -203,13 +213,14 @@ def revive(run: str | None, inventory: str | None, as_json: bool) -> None:
 @click.command(cls=Command, short_help="take a host out of a run")
 @click.argument("run", shell_complete=completion.run)
 @click.argument("host", shell_complete=completion.host)
-@INVENTORY_OF_RUN
+@INVENTORY_OF_GIVEN_RUN
 @JSON
 def drain(run: str, host: str, inventory: str | None, as_json: bool) -> None:
-    """Stop RUN with its grace period, so that it saves a snapshot, and continue without HOST.
+    """Take HOST out of RUN, and let RUN continue without it.
 
-    A spare takes the place of HOST. Without a spare, the run continues with fewer hosts, if run.nnodes allows it. The
-    restart does not count against run.max_restarts. The head of a run cannot be drained.
+    Stops the ranks on all hosts. They have the grace period of the run to save a snapshot. Then a spare takes the
+    place of HOST. Without a spare, the run continues with fewer hosts, if run.nnodes allows it. This restart does not
+    count against run.max_restarts. The head of a run cannot be drained.
     """
     from . import drain as drain_command
 
@@ -219,7 +230,11 @@ def drain(run: str, host: str, inventory: str | None, as_json: bool) -> None:
 @click.command(cls=Command, short_help="find the first cause of a failure")
 @click.argument("run", nargs=-1, metavar="[RUN]", shell_complete=completion.run)
 @click.option(
-    "--log", "log", multiple=True, metavar="FILE...", help="Diagnose these log files instead, of any job. - is stdin."
+    "--log",
+    "log",
+    multiple=True,
+    metavar="FILE...",
+    help="Diagnose these log files, of any job. - is stdin.",
 )
 @INVENTORY_OF_RUN
 @HOSTS
@@ -229,7 +244,8 @@ def diagnose(
 ) -> None:
     """Find the first cause of a failure of RUN (default: the newest run), with evidence and a fix.
 
-    After 2 s, print the result from the hosts that have answered. If a late answer changes it, print it again.
+    If a host does not answer within 2 s, print the diagnosis of the other hosts. If a late answer changes the
+    diagnosis, print it again. Exits with 0, also if there was a failure, and with 4 if a host did not answer.
     """
     from . import diagnose as diagnose_command
 
@@ -266,13 +282,13 @@ def fetch(run: str | None, pattern: str | None, output: str | None, inventory: s
 @click.argument("run", shell_complete=completion.run)
 @click.argument("signal_name", metavar="SIG")
 @click.option("--rank", metavar="LIST", help="Signal only these ranks, such as 0,4-7.")
-@INVENTORY_OF_RUN
+@INVENTORY_OF_GIVEN_RUN
 @JSON
 def signal(run: str, signal_name: str, rank: str | None, inventory: str | None, as_json: bool) -> None:
     """Send a signal to the ranks of RUN. SIG is a name such as USR1, or a number.
 
-    The ranks get it directly, as torchrun passes on only some signals. If a rank ends by it, its run fails or restarts,
-    as after any other failure; `ddp-orch kill` stops a run.
+    ddp-orch signals the ranks directly, because torchrun passes on only some signals. If the signal ends a rank, the
+    run fails or restarts. To stop a run, use `ddp-orch kill`.
     """
     from . import signals
 
@@ -289,9 +305,10 @@ def signal(run: str, signal_name: str, rank: str | None, inventory: str | None, 
 def snapshot(run: str | None, timeout: float, inventory: str | None, as_json: bool) -> None:
     """Send run.snapshot_signal to all ranks of RUN, and wait until one prints a line that begins with `saved`.
 
-    The bundled trainer does so. A script without a handler for the signal is not signaled, as that would end it.
+    The bundled trainer prints such a line. If a rank has no handler for the signal, ddp-orch signals no rank, because
+    the signal would end that rank.
 
-    Exits with 0 if the line came, and 1 if it did not.
+    Exits with 0 if the line came, 1 if it did not come in time, and 2 if a rank has no handler.
     """
     from . import signals
 

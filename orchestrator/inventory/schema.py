@@ -219,7 +219,7 @@ _SSH = _section(
     ),
     Key("connect_timeout", seconds(0.1, 3600), 20.0, "seconds to connect and log in to a host"),
     Key("parallel", whole(1, 1024), 64, "hosts to connect to at the same time"),
-    Key("jump_parallel", whole(1, 1024), 8, "the same, per jump host"),
+    Key("jump_parallel", whole(1, 1024), 8, "hosts behind the same jump host to log in to at the same time"),
 )
 
 _RDZV = _section(
@@ -277,7 +277,7 @@ _RUN = _section(
         "folder for outputs on a disk shared by all hosts; null: a local one",
     ),
     _RDZV,
-    Key("ports", ports, (20000, 29999), "port range for the rendezvous and control ports"),
+    Key("ports", ports, (20000, 29999), "ports for the rendezvous and for connections between hosts"),
     Key(
         "sync",
         word_or("auto", choice("none"), items("a list of paths", _some_text, unique=True, least=1)),
@@ -286,7 +286,7 @@ _RUN = _section(
     ),
     Key("grace", seconds(0, 86_400), 30.0, "seconds between SIGTERM and SIGKILL when a run is stopped"),
     Key("max_restarts", whole(0, 1_000_000), 0, "restarts after a failure"),
-    Key("lease", seconds(2, 600), 8.0, "seconds of silence until a host counts as lost"),
+    Key("lease", seconds(2, 600), 8.0, "seconds without a message until a host counts as lost"),
     Key(
         "rejoin_timeout",
         seconds(0, 31_536_000),
@@ -318,7 +318,7 @@ _RUN = _section(
 
 _NOTIFY = _section(
     "notify",
-    "messages when a run ends or restarts",
+    "messages when a run ends, restarts or waits for hosts",
     Key(
         "webhook",
         maybe(like("an http or https URL", r"https?://[^\s\x00]+")),
