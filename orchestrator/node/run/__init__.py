@@ -8,6 +8,7 @@ control          its socket for the relay, while a run is prepared and started
 requests         its socket for other processes of this user, later
 permit           until when the ranks may run without a message from the head
 attempts         the attempts of the run on this host
+attempt_phase    what the newest attempt is doing here
 launch           argv and environment of an attempt; the interface of this host is chosen here
 tree             starts, watches and stops the processes of one attempt
 job              turns into a process of the run: environment, folder, output, then exec

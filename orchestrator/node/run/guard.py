@@ -17,11 +17,11 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ..host import guard_locks, network, processes, state
 from . import gang_events, gang_state, messages
+from .attempt_phase import AttemptPhase
 from .attempts import AttemptOrder, Attempts
 from .child import RecorderChild
 from .control import Control
 from .drain_requests import DrainRequests
-from .messages import AttemptPhase
 from .past import Past
 from .permit import Permit, clock
 from .requests import Requests

@@ -9,12 +9,13 @@ from typing import Any, Dict, List, Optional, Set
 from ..host import network, state
 from . import gang, gang_events, gang_orders, messages, narration, notify, team
 from .acceptor import Acceptor
+from .attempt_phase import AttemptPhase
 from .contacts import Contacts
 from .detour import Detours
 from .finisher import Finisher
 from .gang_state import GONE, UNREACHABLE, NodePhase, Phase, State
 from .link import Link, LinkClosed, beat, lease
-from .messages import AttemptPhase, Envelope
+from .messages import Envelope
 from .node_watch import NodeWatch
 from .peers import TICK, ClusterLink, RecorderApi
 

@@ -4,10 +4,10 @@ A link proves which node speaks, not that its host is honest. A message that an 
 Malformed.
 """
 
-import enum
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from . import gang_events
+from .attempt_phase import AttemptPhase
 from .contacts import Contact
 
 TEXT = 300  # characters: such texts end up in our lines of the log, in records and notifications
@@ -16,14 +16,6 @@ FROZEN = 1024  # ranks
 PROBLEMS = 16  # of a host
 ADDRESSES = 16  # of one node
 LARGEST = 1 << 53  # of a number: what JSON carries exactly
-
-
-class AttemptPhase(enum.Enum):
-    """The phase of the newest attempt on one node, as its guard sees it."""
-
-    PREPARED = "prepared"  # there was none yet
-    RUNNING = "running"
-    EXITED = "exited"  # none of its processes is left
 
 
 class Envelope(NamedTuple):

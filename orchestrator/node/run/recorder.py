@@ -15,9 +15,9 @@ from typing import Any, Callable, Dict, List, Optional
 from ..host import processes, state
 from ..host.sweep import sweep
 from . import autostart, exit_record, gang_events, journal, messages, succession
+from .attempt_phase import AttemptPhase
 from .health_check import HealthCheck
 from .link import LEASE
-from .messages import AttemptPhase
 from .past import after_kill
 from .peers import ClusterLink, RecorderApi
 from .permit import clock

@@ -6,8 +6,7 @@ from typing import Any, Dict, List, Optional
 
 from ..host import ledger, processes, state
 from ..host.sweep import belonging
-from ..run import history
-from ..run.messages import AttemptPhase
+from ..run.attempt_phase import AttemptPhase
 
 SCRIPT_MOST = 200  # characters
 LEDGER_MOST = 20  # ended runs
@@ -91,6 +90,8 @@ def not_empty(folder: str) -> bool:
 
 def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """All that is kept of a run but its output; no secret is in it. `arguments`: run_id."""
+    from ..run import history  # `ps` does not need it
+
     folder = state.run_folder(arguments["run_id"])
     events = []
     try:
