@@ -84,3 +84,19 @@ def test_a_signal_to_up_saves_a_snapshot_and_stops_the_run_which_a_second_one_re
         assert first or any("resumed epoch:" in line for line in lines)
     (run, _) = json.loads(orch(tmp_path, "ps", "--all", "--json").stdout)
     assert run["state"] == "stopped"
+
+
+@pytest.mark.timeout(120)
+def test_a_signal_to_up_says_that_a_script_without_a_handler_saves_nothing(tmp_path: Path) -> None:
+    inventory_in(tmp_path)
+    (tmp_path / "train.py").write_text(WAIT)
+    up = command("up", "inventory.yaml", "--skip-check", "--", "train.py")
+    with subprocess.Popen(
+        up, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert any("ready" in line for line in process.stdout)
+        process.send_signal(signal.SIGUSR1)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert "run.snapshot_signal" in errors

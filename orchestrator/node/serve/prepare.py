@@ -25,7 +25,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     spec: Dict[str, Any] = arguments["spec"]
     private: Dict[str, Any] = arguments["private"]
     kept = retire.retire(spec["keep"], program)
-    beside = [] if spec["gpu_ids"] else sorted(run_id for run_id, kept in state.runs() if state.guarded(kept))
+    beside = [] if spec["gpu_ids"] else sorted(run_id for run_id, other in state.runs() if state.guarded(other))
     folder = _make_folder(spec)
     resumes = (spec["node"] == 0 or not spec["shared_output"]) and runs.not_empty(state.output_folder(folder, spec))
     sockets: Dict[str, List[socket.socket]] = {}
