@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.node.run import election, gang, gang_events, gang_orders, team
+from orchestrator.node.run import agreement, election, gang, gang_events, gang_orders, team
 from orchestrator.node.run.election_state import Role
 from orchestrator.node.run.gang_events import End, Run, Stop
 from orchestrator.node.run.gang_state import GONE, NodePhase, Phase, State
@@ -28,7 +28,7 @@ class RealGang(Gang):
         super().__init__(node)
         voters, size = node.config.voters, node.world.team_size
         nodes = [{"host": f"node-{number}", "nproc": 1, "spare": number >= size} for number in range(voters)]
-        begun = gang.begin(nodes, MANY, size, REJOIN_TIMEOUT, size)
+        begun = gang.begin(nodes, MANY, size, REJOIN_TIMEOUT, size, has_agreement=True)
         self._committed: tuple[int, State] = (0, begun)  # how many entries, and the state after them
         self._tip: tuple[int, State] = (0, begun)
         self._links: set[int] = set()
@@ -158,9 +158,17 @@ class RealGang(Gang):
             if silent > self.node.config.lease and number != self.node.number and node.phase not in GONE:
                 self._happens(gang_events.Lost(number, self._now(), self._now() - silent))
                 self._links.discard(number)
-        if election.may_start_attempts(state, now) and team.restart_is_due(self.tip, self._now()):
-            self._happens(gang_events.PortFound(29501, self._now()))
+        if election.may_start_attempts(state, now):
+            self._agree()
+            if team.restart_is_due(self.tip, self._now()):
+                self._happens(gang_events.PortFound(29501, self._now()))
         self._happens(gang_events.Tick(self._now()))
+
+    def _agree(self) -> None:
+        """The output folders are equal at once, or, in one of some cases, after a while."""
+        members = agreement.due(self.tip, self._now())
+        if members is not None and (self.tip.attempt + int(self.node.clock())) % 4:
+            self._happens(gang_events.Agreed(self.tip.attempt + 1, members, self._now()))
 
     def _send_orders(self) -> None:
         state = self.node.state

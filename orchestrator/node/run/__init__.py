@@ -49,6 +49,7 @@ gang_orders      what each node has to do, and the state that `ps` shows
 gang_failures    failures that no process reported
 team             who takes part in the next attempt, and with which ranks
 gate             whether the hosts of the next attempt are healthy
+agreement        whether their output folders agree, with `run.resume`. Not used by runs yet
 drain            a host leaves on request
 finish           when to signal and to stop, for `run.walltime`
 narration        lines for the log about changes of the state

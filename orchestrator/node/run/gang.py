@@ -13,6 +13,8 @@ nodes of an attempt, in the order of their node ranks; the other nodes are spare
                                  v  │
                               restarting: there is a team or lost nodes may come back, and the budget is not spent
 
+With `run.resume`, waiting lasts until the output folders agree, and PortFound counts only then (agreement.py).
+
 A lost node that has a link again is *returned*. It has to stop what may still run there. Then it takes its old place if
 the run waits for it, else it is a spare. A restart after a lost host counts against max_restarts only if that host
 takes part again. Otherwise it has cost a spare, or one of the nodes above the minimum. In `over` the other nodes still
@@ -21,9 +23,10 @@ have to be told the verdict; the head ends last.
 
 from typing import Any, Dict, List, Optional, Tuple, Union
 
-from . import drain, gate
+from . import agreement, drain, gate
 from .gang_events import (
     Action,
+    Agreed,
     Checked,
     Disconnected,
     Drain,
@@ -34,6 +37,7 @@ from .gang_events import (
     HostRestarted,
     Joined,
     Lost,
+    NotAgreed,
     PortFound,
     Resumed,
     Stalled,
@@ -78,16 +82,18 @@ def begin(
     rejoin_timeout: float = 0.0,
     max_nodes: int = 0,
     has_gate: bool = False,
+    has_agreement: bool = False,
 ) -> State:
     """`min_nodes`: the least number of nodes the run may continue with; None: all that are no spares.
 
     `rejoin_timeout`: seconds to wait for lost nodes. `max_nodes`: the number of nodes up to which a team grows again.
-    `has_gate`: see gate.py.
+    `has_gate`: see gate.py. `has_agreement`: see agreement.py.
     """
     known = tuple(Node(node["host"], node["nproc"], None) for node in nodes)
     team = tuple(number for number, node in enumerate(nodes) if not node.get("spare"))
     least = len(team) if min_nodes is None else min_nodes
-    return place(State(known, max_restarts, least, max_nodes, rejoin_timeout, has_gate=has_gate), team)
+    state = State(known, max_restarts, least, max_nodes, rejoin_timeout, has_gate=has_gate, has_agreement=has_agreement)
+    return place(state, team)
 
 
 def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
@@ -113,11 +119,19 @@ def _apply(state: State, event: Event) -> State:
     if isinstance(event, Joined):
         return _on_joined(state, event)
     if isinstance(event, StartRequested):
-        waiting = state.phase is Phase.WAITING
-        return _attempt(state, state.team, event.master_addr, event.master_port, event.at) if waiting else state
+        if state.phase is not Phase.WAITING or state.master_port:
+            return state
+        asked = state._replace(master_addr=event.master_addr, master_port=event.master_port, since=event.at)
+        return asked if state.has_agreement else _attempt(asked, state.team, event.master_port, event.at)
     if isinstance(event, PortFound):
         team = next_team(state) if restart_is_due(state, event.at) else None
-        return state if team is None else _attempt(state, team, state.master_addr, event.port, event.at)
+        return state if not agreement.allows(state, team) else _attempt(state, team or (), event.port, event.at)
+    if isinstance(event, Agreed):
+        after = agreement.on_agreed(state, event)
+        begins = state.phase is Phase.WAITING and agreement.allows(after, state.team)
+        return _attempt(after, state.team, state.master_port, event.at) if begins else after
+    if isinstance(event, NotAgreed):
+        return _on_not_agreed(state, event)
     if isinstance(event, (Started, Failed, Exited)):
         return _on_report(state, event)
     if isinstance(event, Lost):
@@ -215,6 +229,8 @@ def _on_host_restarted(state: State, event: HostRestarted) -> State:
 
 def _on_elected(state: State, event: Elected) -> State:
     """The ranks of the old head's attempt have no permit any more. What it decided stays."""
+    if state.phase is Phase.WAITING and state.master_port:
+        state = _attempt(state, state.team, state.master_port, event.at)  # of the old head: it fails below
     old = state.head
     after = state._replace(head=event.node, elected_in=state.attempt, master_addr=event.master_addr, since=event.at)
     if state.phase in (Phase.WAITING, Phase.OVER):
@@ -261,7 +277,17 @@ def _on_stop_requested(state: State, event: StopRequested) -> State:
     return state
 
 
-def _attempt(state: State, team: Tuple[int, ...], master_addr: str, master_port: int, at: float) -> State:
+def _on_not_agreed(state: State, event: NotAgreed) -> State:
+    """The run ends: ranks that begin with different files would train out of step."""
+    if state.phase not in (Phase.WAITING, Phase.RESTARTING) or event.attempt != state.attempt + 1:
+        return state
+    if state.first_failure is None:
+        failure = dict(failure_of(state, event.node, event.why, event.at), at_start=True)
+        state = state._replace(first_failure=failure)
+    return _over(state, outcome_of(state), event.at, event.why)
+
+
+def _attempt(state: State, team: Tuple[int, ...], master_port: int, at: float) -> State:
     """Begin the next attempt."""
     nodes = tuple(
         node._replace(phase=NodePhase.JOINED if node.phase is NodePhase.EXITED else node.phase, ordered_at=at)
@@ -274,7 +300,6 @@ def _attempt(state: State, team: Tuple[int, ...], master_addr: str, master_port:
         attempt=state.attempt + 1,
         since=at,
         started_at=at,
-        master_addr=master_addr,
         master_port=master_port,
     )
 
@@ -296,6 +321,9 @@ def _fail(state: State, failure: Dict[str, Any], at: float) -> State:
 
 def _settle(state: State, at: float) -> State:
     """What follows from the state as it is now, and from time."""
+    state = agreement.settle(state)
+    if agreement.absent(state) and at - state.since > START_WINDOW:
+        return _settle(_lose_first_attempt(state, at), at)
     if state.phase is Phase.RUNNING:
         for number, node in ((number, state.nodes[number]) for number in state.team):
             if node.phase in (NodePhase.JOINED, NodePhase.ABSENT) and at - node.ordered_at > START_WINDOW:
@@ -323,6 +351,14 @@ def _settle(state: State, at: float) -> State:
         others = [number for number in range(len(state.nodes)) if number != state.head]
         return change_nodes(state, others, phase=NodePhase.DISCONNECTED)
     return state
+
+
+def _lose_first_attempt(state: State, at: float) -> State:
+    """Nodes were lost before it began. It counts as begun, so that spares can take their places."""
+    attempt = _attempt(state, state.team, state.master_port, at)
+    for number in agreement.absent(state):
+        attempt = _mark_lost(attempt, number, dict(failure_of(state, number, "host lost", at), lost=True), at)
+    return attempt
 
 
 def _over(state: State, outcome: str, at: float, reason: Optional[str] = None) -> State:

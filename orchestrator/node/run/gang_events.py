@@ -127,6 +127,23 @@ class Checked(NamedTuple):
     at: float
 
 
+class Agreed(NamedTuple):
+    """The output folders of a team have been brought to agreement for an attempt (`run.resume`)."""
+
+    attempt: int
+    team: Tuple[int, ...]
+    at: float
+
+
+class NotAgreed(NamedTuple):
+    """They cannot be: `why` says it in one line. `node`: the host that is the reason."""
+
+    attempt: int
+    node: int
+    why: str
+    at: float
+
+
 class Tick(NamedTuple):
     at: float
 
@@ -147,6 +164,8 @@ Event = Union[
     PortFound,
     Stalled,
     Checked,
+    Agreed,
+    NotAgreed,
     Tick,
 ]
 
@@ -167,6 +186,8 @@ EVENTS: Dict[str, Callable[..., Event]] = {
     "PortFound": PortFound,
     "Stalled": Stalled,
     "Checked": Checked,
+    "Agreed": Agreed,
+    "NotAgreed": NotAgreed,
     "Tick": Tick,
 }
 _NAMES = {kind: name for name, kind in EVENTS.items()}

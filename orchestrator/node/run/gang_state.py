@@ -81,6 +81,8 @@ class State(NamedTuple):
     since: float = 0.0  # when the phase began
     verdict: Optional[Dict[str, Any]] = None
     has_gate: bool = False  # hosts are asked whether they are well before another attempt
+    has_agreement: bool = False  # output folders are brought to agreement before each attempt
+    agreed: Tuple[int, Tuple[int, ...]] = (0, ())  # for which attempt, of which team
 
     @property
     def members(self) -> Tuple[Node, ...]:

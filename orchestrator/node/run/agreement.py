@@ -1,0 +1,54 @@
+"""With `run.resume`, an attempt begins when the output folders of its team agree. Pure.
+
+The head has them brought to agreement (resumption.py) as soon as the team of the next attempt is known and healthy.
+"""
+
+from typing import Optional, Tuple
+
+from .gang_events import Agreed
+from .gang_state import NodePhase, Phase, State
+from .team import next_team, restart_is_due
+
+NOT_YET = (0, ())
+
+
+def due(state: State, at: float) -> Optional[Tuple[int, ...]]:
+    """The team whose folders have to be brought to agreement now."""
+    if not state.has_agreement or allows(state, pending(state)):
+        return None
+    if state.phase is Phase.RESTARTING and not restart_is_due(state, at):
+        return None
+    return pending(state)
+
+
+def pending(state: State) -> Optional[Tuple[int, ...]]:
+    """The team of the next attempt, if its folders are or have to be brought to agreement."""
+    if state.phase is Phase.WAITING:
+        return state.team if state.master_port and not absent(state) else None
+    return next_team(state) if state.phase is Phase.RESTARTING else None
+
+
+def allows(state: State, team: Optional[Tuple[int, ...]]) -> bool:
+    """Whether the next attempt may begin with that team."""
+    return team is not None and (not state.has_agreement or state.agreed == (state.attempt + 1, team))
+
+
+def absent(state: State) -> Tuple[int, ...]:
+    """Nodes that were lost between the request to start and the first attempt."""
+    if state.phase is not Phase.WAITING or not (state.has_agreement and state.master_port):
+        return ()
+    return tuple(number for number in state.team if state.nodes[number].phase is not NodePhase.JOINED)
+
+
+def on_agreed(state: State, event: Agreed) -> State:
+    team = tuple(event.team)  # a list in gang.jsonl
+    current = event.attempt == state.attempt + 1 and team == pending(state)
+    return state._replace(agreed=(event.attempt, team)) if current else state
+
+
+def settle(state: State) -> State:
+    """A host that was away may have another folder since."""
+    away = (NodePhase.LOST, NodePhase.RETURNED, NodePhase.ABSENT)
+    if state.agreed != NOT_YET and any(state.nodes[number].phase in away for number in state.agreed[1]):
+        return state._replace(agreed=NOT_YET)
+    return state
