@@ -20,6 +20,7 @@ from orchestrator.node.run.gang_state import NodePhase
 from orchestrator.node.run.head import HeadLink
 from orchestrator.node.run.messages import Envelope, Malformed, envelope
 from orchestrator.node.run.peers import ClusterLink
+from orchestrator.node.run.transport import Transport
 
 LEASE = 2.0  # s
 
@@ -36,9 +37,8 @@ class Node(Recorder):
         self.spec["nodes"] = [{"host": f"host-{node}", "nproc": 1} for node in range(3)]
         self.spec |= {"lease": LEASE, "min_nodes": 3, "contact": {"addresses": [address], "port": port, "sshd": None}}
         self.reported = {**STATUS, "waiting": False, "fenced": False, "restarted": False}
-        self.side: ClusterLink = (
-            WorkerLink(self, [self.listener]) if head else HeadLink(self, [self.listener])  # type: ignore[arg-type]
-        )
+        transport = Transport(self, [self.listener])  # type: ignore[arg-type]
+        self.side: ClusterLink = WorkerLink(self, transport) if head else HeadLink(self, transport)  # type: ignore[arg-type]
 
     def obey(self, order: Order) -> None:
         self.orders.append(order)
@@ -167,7 +167,7 @@ def test_a_node_whose_recorder_is_restarted_is_not_lost(trio: Trio) -> None:
     side = trio.node.side
     for link in side.links():
         link.close()
-    trio.node.side = WorkerLink(trio.node, [trio.node.listener])  # type: ignore[arg-type]
+    trio.node.side = WorkerLink(trio.node, Transport(trio.node, [trio.node.listener]))  # type: ignore[arg-type]
     trio.until(lambda: 2 in trio.gang._nodes and trio.gang._nodes[2].ready, "it has joined again")
     assert trio.phase is not NodePhase.LOST
     assert not any("refuses" in line for line in trio.head.lines)

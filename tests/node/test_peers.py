@@ -19,6 +19,7 @@ from orchestrator.node.run.gang_state import NodePhase
 from orchestrator.node.run.head import HeadLink
 from orchestrator.node.run.link import Link
 from orchestrator.node.run.permit import clock
+from orchestrator.node.run.transport import Transport
 
 RUN_KEY = bytes(32)
 LEASE = 0.05  # s
@@ -75,7 +76,8 @@ def met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[HeadL
     """A head and the link of a node that has joined it; a lease is short."""
     monkeypatch.setattr(head_module, "TICK", 0.0)
     listener = socket.create_server(("127.0.0.1", 0))
-    head = HeadLink(Recorder(tmp_path, RUN_KEY, node=0), [listener])
+    recorder = Recorder(tmp_path, RUN_KEY, node=0)
+    head = HeadLink(recorder, Transport(recorder, [listener]))
     node = Link(socket.create_connection(listener.getsockname()), RUN_KEY, 1, 0)
     while not (node.ready and head._nodes):
         handles = [listener.fileno(), *(link.fileno() for link in head.links())]
@@ -177,7 +179,7 @@ def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Wo
     """A node that has joined its head, and the head's link; a lease is short."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         recorder = Recorder(tmp_path, RUN_KEY, listener.getsockname()[1])
-        follower = WorkerLink(recorder, [])
+        follower = WorkerLink(recorder, Transport(recorder, []))
         follower.on_tick()
         head = Link(listener.accept()[0], RUN_KEY, 0)
     while not (head.ready and follower._to_head()[0].ready):
@@ -269,7 +271,7 @@ def test_a_node_whose_head_is_not_back_in_time_ends(joined: tuple[WorkerLink, Re
 def test_a_node_that_was_lost_has_to_join_again(met: tuple[HeadLink, Link]) -> None:
     """It may be heard on the link that it had, when a cut is over."""
     head, _ = met
-    head._state = head._state._replace(rejoin_timeout=600.0)
+    head._log.state = head._state._replace(rejoin_timeout=600.0)
     outlast_the_lease()
     head.on_tick()
     assert not head.links()

@@ -27,6 +27,7 @@ from orchestrator.node.run import gang_events, journal, messages
 from orchestrator.node.run.follower import WorkerLink
 from orchestrator.node.run.guard import Guard
 from orchestrator.node.run.recorder import Recorder
+from orchestrator.node.run.transport import Transport
 from orchestrator.node.run.tree import COMMAND_MOST
 from orchestrator.node.serve import journal_reader
 
@@ -388,7 +389,7 @@ def test_the_end_of_a_guard_is_told_however_many_of_its_ranks_had_failed(tmp_pat
     spec["nodes"] = [{"host": "a"}, {"host": "b"}]
     private = {"key": "00" * 32, "notify": {}, "secrets": {}}
     ours, theirs = socket.socketpair()
-    recorder = Recorder(str(tmp_path), spec, private, ours, 0, lambda api: WorkerLink(api, []))
+    recorder = Recorder(str(tmp_path), spec, private, ours, 0, lambda api: WorkerLink(api, Transport(api, [])))
     failure = {"rank": 0, "what": "rank 0: exit code 1", "attempt": 1, "at": 1.0}
     stop = {"by": "the test", "grace": 1.0}  # no new guard is started then
     recorder._status.update(attempt=1, failures=[failure] * messages.FAILURES, stop=stop)

@@ -31,12 +31,14 @@ peers            the interface of head and follower
 head             the head's end of the links; runs the gang
 follower         the other nodes' end of the link
 link             one connection: authenticated, JSON objects
+transport        the connections that a node keeps whatever its role is
 acceptor         accepts connections and authenticates them
 messages         checks messages
 contacts         where the nodes can be reached
 detour           connections between nodes that are not the head
 node_watch       when the head last received something from each node
 suspicion        judges the silence of nodes: who is suspect, who is lost. Pure
+gang_log         the events of the gang, as a file
 finisher         carries out `finish`: signals, waits for the snapshot, stops
 drain_requests   requests to drain hosts, and their answers
 notify           sends the user's notifications

@@ -58,6 +58,7 @@ def main_recorder() -> NoReturn:
     from .follower import WorkerLink
     from .head import HeadLink
     from .recorder import Recorder
+    from .transport import Transport
 
     given = json.load(sys.stdin)
     null = os.open(os.devnull, os.O_RDWR)
@@ -76,6 +77,6 @@ def main_recorder() -> NoReturn:
         given["private"],
         guard,
         given["guard_pid"],
-        lambda recorder: side(recorder, listeners),
+        lambda recorder: side(recorder, Transport(recorder, listeners)),
     ).run()
     os._exit(0)  # without waiting for the thread of the history

@@ -6,13 +6,12 @@ from typing import Any, Dict, List, Optional
 
 from ..host import network
 from . import gang_events, messages, narration, notify
-from .acceptor import Acceptor
-from .contacts import Contacts
-from .detour import Detours, Received
+from .detour import Received
 from .link import HANDSHAKE_WINDOW, Link, LinkClosed, beat, dial, lease
 from .messages import Envelope, OfHead
 from .peers import TICK, ClusterLink, RecorderApi
 from .permit import clock
+from .transport import Transport
 
 JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
 REDIAL = 0.3  # s between tries to reach the head
@@ -29,14 +28,13 @@ class WorkerLink(ClusterLink):
     not come back within run.rejoin_timeout.
     """
 
-    def __init__(self, recorder: RecorderApi, listeners: List[socket.socket]) -> None:
+    def __init__(self, recorder: RecorderApi, transport: Transport) -> None:
         self._recorder = recorder
         self._spec = recorder.spec
         self._lease = lease(self._spec)
         self._rejoin_timeout = float(self._spec.get("rejoin_timeout", 0.0))
-        self._acceptor = Acceptor(listeners, recorder.key, self._spec["node"])
-        self._contacts = Contacts()
-        self._detours = Detours(recorder.key, self._spec["node"], len(self._spec["nodes"]), self._contacts)
+        self._transport = transport
+        self._acceptor, self._contacts, self._detours = transport.acceptor, transport.contacts, transport.detours
         self._detour: Optional[Link] = None  # by which the head reached us last
         self._detour_at = 0.0
         self._order: Optional[gang_events.Order] = None  # the newest
@@ -52,7 +50,7 @@ class WorkerLink(ClusterLink):
         self._node_rank: Optional[int] = None  # in the newest attempt
 
     def links(self) -> List[Link]:
-        return self._acceptor.links() + self._to_head() + self._detours.links()
+        return self._transport.links() + self._to_head()
 
     def _to_head(self) -> List[Link]:
         return [link for link in (self._link, self._next) if link is not None]
@@ -202,8 +200,7 @@ class WorkerLink(ClusterLink):
 
     def on_tick(self) -> None:
         now = time.monotonic()
-        self._acceptor.expire()
-        self._detours.expire()
+        self._transport.expire()
         for link in self._to_head():
             if not link.ready and now - link.opened_at > HANDSHAKE_WINDOW:
                 self._close(link)

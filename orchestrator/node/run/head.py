@@ -1,23 +1,21 @@
 """The head's side of the link. It runs the gang: statuses of nodes become events, the gang's actions become orders."""
 
-import json
 import os
 import socket
 import time
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ..host import network, state
 from . import gang, gang_events, gang_orders, messages, narration, notify, team
-from .acceptor import Acceptor
 from .attempt_phase import AttemptPhase
-from .contacts import Contacts
-from .detour import Detours
 from .finisher import Finisher
+from .gang_log import GangLog
 from .gang_state import GONE, UNREACHABLE, NodePhase, Phase, State
 from .link import Link, LinkClosed, beat, lease
 from .messages import Envelope
 from .node_watch import NodeWatch
 from .peers import TICK, ClusterLink, RecorderApi
+from .transport import Transport
 
 CHECKS = 4  # new nodes dialled per second, each once: a refusal proves something only after an accepted connection
 STALL_WARNING = 600.0  # s without a line of any rank, where no stall_timeout is set
@@ -26,17 +24,17 @@ STALL_WARNING = 600.0  # s without a line of any rank, where no stall_timeout is
 class HeadLink(ClusterLink):
     """Has a link to every node. A node that is silent for a lease is lost."""
 
-    def __init__(self, recorder: RecorderApi, listeners: List[socket.socket]) -> None:
+    def __init__(self, recorder: RecorderApi, transport: Transport) -> None:
         self._recorder = recorder
         self._spec = recorder.spec
+        self._here = int(self._spec["node"])
         self._lease = lease(self._spec)
-        self._acceptor = Acceptor(listeners, recorder.key, self._spec["node"])
+        self._transport = transport
+        self._acceptor, self._contacts, self._detours = transport.acceptor, transport.contacts, transport.detours
+        self._contacts.learn(self._here, messages.contact(self._spec["contact"]))
         self._nodes: Dict[int, Link] = {}
-        self._contacts = Contacts()
-        self._contacts.learn(self._spec["node"], messages.contact(self._spec["contact"]))
         self._informed: Dict[int, int] = {}  # how many of the contacts each node has
         self._clocks: Dict[int, float] = {}  # each node's own time of its newest message
-        self._detours = Detours(recorder.key, self._spec["node"], len(self._spec["nodes"]), self._contacts)
         self._unchecked: List[int] = []  # nodes that were never dialled
         hosts, nodes_wait = [node["host"] for node in self._spec["nodes"]], self._spec.get("rejoin_timeout", 0.0) > 0
         self._watch = NodeWatch(hosts, self._lease, nodes_wait, recorder.say)
@@ -47,7 +45,19 @@ class HeadLink(ClusterLink):
         self._drains: Set[str] = set()  # requests that the gang has decided on
         self._silence: Dict[int, Dict[str, Any]] = {}  # the last report of each node on the silence of its ranks
         self._warned_of_silence = False
-        self._state = gang.begin(
+        self._log = self._open_log()
+        if self._log.started_at is not None:
+            self._finisher.begin(self._log.started_at)
+        now = time.monotonic()
+        for number, node in enumerate(self._state.nodes):
+            if number != self._here and node.phase not in UNREACHABLE:
+                self._watch.join(number, now)
+
+    def _open_log(self) -> GangLog:
+        return GangLog(self._recorder.folder, self._begun(), self._apply)
+
+    def _begun(self) -> State:
+        return gang.begin(
             self._spec["nodes"],
             self._spec["max_restarts"],
             self._spec["min_nodes"],
@@ -55,35 +65,17 @@ class HeadLink(ClusterLink):
             self._spec.get("max_nodes", 0),
             has_gate=True,
         )
-        self._log = self._replay(os.path.join(recorder.folder, "gang.jsonl"))
 
-    def _replay(self, path: str) -> int:
-        """Decisions are a function of events, so the events are what is kept. Returns the log to append to."""
-        log = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        known = os.pread(log, os.fstat(log).st_size, 0)
-        if known and not known.endswith(b"\n"):  # our predecessor was killed as it wrote: what follows is a new line
-            os.write(log, b"\n")
-        for line in known.split(b"\n"):
-            try:
-                entry = json.loads(line)
-                event = gang_events.EVENTS[entry["event"]](**entry["fields"])
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # a torn last line: that event will come again with the nodes' statuses
-            self._state, _ = gang.step(self._state, event)
-            if isinstance(event, gang_events.StartRequested):
-                self._finisher.begin(event.at)
-        now = time.monotonic()
-        for number, node in enumerate(self._state.nodes):
-            if number and node.phase not in UNREACHABLE:
-                self._watch.join(number, now)
-        return log
+    @property
+    def _state(self) -> State:
+        return self._log.state
 
     def _now(self) -> float:
         """Seconds since 1970 by a clock that is never set back, the same for all recorders of this run."""
         return float(self._spec["epoch"]) + time.monotonic()
 
     def links(self) -> List[Link]:
-        return self._acceptor.links() + list(self._nodes.values()) + self._detours.links()
+        return self._transport.links() + list(self._nodes.values())
 
     def listening(self) -> List[socket.socket]:
         return self._acceptor.listening()
@@ -109,7 +101,7 @@ class HeadLink(ClusterLink):
     def _join(self, link: Link, received: List[Dict[str, Any]]) -> None:
         """A node has connected. A new link of a node replaces the old one."""
         number = link.peer if link.peer is not None else -1
-        if not 0 < number < len(self._state.nodes):
+        if not 0 <= number < len(self._state.nodes) or number == self._here:
             link.close()
             return
         old = self._nodes.pop(number, None)
@@ -186,13 +178,13 @@ class HeadLink(ClusterLink):
         return start["link_addresses"][0] if start is not None and len(self._spec["nodes"]) > 1 else None
 
     def on_checked(self, attempt: int, problems: List[Dict[str, str]]) -> None:
-        self._step(gang_events.Checked(0, attempt, problems, self._now()))
+        self._step(gang_events.Checked(self._here, attempt, problems, self._now()))
 
     def on_status(self, status: Dict[str, Any]) -> None:
         now = self._now()
-        if self._state.nodes[0].phase is NodePhase.ABSENT or not self._answered:
+        if self._state.nodes[self._here].phase is NodePhase.ABSENT or not self._answered:
             self._answered = True
-            self._step(gang_events.Joined(0, now))
+            self._step(gang_events.Joined(self._here, now))
             self._recorder.command({"do": "prepared", "ready": {}})
         if status["start"] is not None:
             self._acceptor.keep_only(status["start"]["link_addresses"])
@@ -201,7 +193,7 @@ class HeadLink(ClusterLink):
             self._finisher.begin(now)
         for request in status.get("drain_requests", ()):
             self._drain(request["id"], request["node"], request["by"])
-        self._on_node_status(0, messages.status(status))
+        self._on_node_status(self._here, messages.status(status))
 
     def _drain(self, request_id: str, number: int, by: str) -> None:
         """A request is in every status; a new recorder answers it again."""
@@ -242,12 +234,11 @@ class HeadLink(ClusterLink):
         if now < self._tick_at:
             return  # this is called after every line of output
         self._tick_at = now + self.due()
-        self._acceptor.expire()
-        self._detours.expire()
+        self._transport.expire()
         nodes = self._expected()
         if now >= self._beat_at:
             self._beat_at = now + beat(self._lease)
-            self._silence[0] = self._recorder.silence()
+            self._silence[self._here] = self._recorder.silence()
             self._watch_silence()
             self._reach(nodes, now)
         for number in nodes:
@@ -279,7 +270,7 @@ class HeadLink(ClusterLink):
             message: Dict[str, Any] = {"order": _order_message(order)} if order is not None else {}
             if number in self._clocks:
                 message["echo"] = self._clocks[number]
-            envelope = Envelope(self._spec["node"], number, message)
+            envelope = Envelope(self._here, number, message)
             self._detours.send(number, envelope)
             for helper in self._watch.helpers(nodes, number, now):
                 if helper in self._nodes:
@@ -341,21 +332,21 @@ class HeadLink(ClusterLink):
             self._drop(link)
 
     def _step(self, event: gang_events.Event) -> None:
-        before = self._state
-        self._state, actions = gang.step(before, event)
-        if self._state != before:
-            entry = json.dumps({"event": gang_events.event_name(event), "fields": event._asdict()}) + "\n"
-            try:
-                os.write(self._log, entry.encode("ascii"))
-            except OSError:
-                pass  # a full disk: the gang continues in memory, and only a restart of this recorder loses the event
-            self._narrate(before)
+        self._log.add(event)
+
+    def _apply(self, before: State, after: State, actions: Tuple[gang_events.Action, ...]) -> None:
+        """Carry out what an event has changed."""
+        if after != before:
+            self._narrate(before, after)
             self._show()
         for action in actions:
-            if action.node == 0:
-                self._recorder.obey(action.order)
-            elif action.node in self._nodes:
-                self._send(self._nodes[action.node], {"order": _order_message(action.order)})
+            self._send_order(action.node, action.order)
+
+    def _send_order(self, number: int, order: gang_events.Order) -> None:
+        if number == self._here:
+            self._recorder.obey(order)
+        elif number in self._nodes:
+            self._send(self._nodes[number], {"order": _order_message(order)})
 
     def _show(self) -> None:
         """Write the state of the whole run for `ps`: this host's own processes do not show it."""
@@ -370,8 +361,7 @@ class HeadLink(ClusterLink):
         except OSError:
             pass  # a full disk; nothing depends on it
 
-    def _narrate(self, before: State) -> None:
-        after = self._state
+    def _narrate(self, before: State, after: State) -> None:
         if after.attempt != before.attempt:
             self._silence.clear()
         for line in narration.lines(before, after):
@@ -384,7 +374,7 @@ class HeadLink(ClusterLink):
             self._notify(after.verdict["state"], after.verdict["first_failure"])
 
     def _notify(self, label: str, failure: Optional[Dict[str, Any]]) -> None:
-        message = notify.message(self._spec, label, self._state.attempt, failure)
+        message = notify.message(self._spec, label, self._log.committed.attempt, failure)
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
 
 

@@ -1,0 +1,26 @@
+"""The connections that a node keeps whatever its role is: its listeners, the contacts of all nodes, the detours."""
+
+import socket
+from typing import List
+
+from .acceptor import Acceptor
+from .contacts import Contacts
+from .detour import Detours
+from .link import Link
+from .peers import RecorderApi
+
+
+class Transport:
+    def __init__(self, recorder: RecorderApi, listeners: List[socket.socket]) -> None:
+        node, nodes = recorder.spec["node"], len(recorder.spec["nodes"])
+        self.acceptor = Acceptor(listeners, recorder.key, node)
+        self.contacts = Contacts()
+        self.detours = Detours(recorder.key, node, nodes, self.contacts)
+
+    def links(self) -> List[Link]:
+        return self.acceptor.links() + self.detours.links()
+
+    def expire(self) -> None:
+        """Close connections that were not authenticated in time, or that nobody uses."""
+        self.acceptor.expire()
+        self.detours.expire()
