@@ -1,10 +1,10 @@
 """What the trainer costs above a bare loop, and how long a snapshot holds up a step.
 
 Two ranks on this machine, one model. The bare loop does nothing but forward, backward with DDP's all-reduce, and the
-optimizer's step, on one batch that lies ready; the trainer's is `fit`, with its log every ten steps. Blocks of both in
-turn, in the same processes; a step's time is from the fetching of a batch to that of the next, so that nothing between
-is left out. The ratio is that of the median steps of two neighbouring blocks; that of their means has the told steps in
-it as well. Short blocks and many of them: on a machine whose speed wanders, neighbours are alike.
+optimizer's step, on one batch that lies ready; the trainer's is `train`, with its log every ten steps. Blocks of both
+in turn, in the same processes; a step's time is from the fetching of a batch to that of the next, so that nothing
+between is left out. The ratio is that of the median steps of two neighbouring blocks; that of their means has the
+logged steps in it as well. Short blocks and many of them: on a machine whose speed wanders, neighbours are alike.
 
     python benchmarks/trainer_overhead.py [--rounds 36] [--steps 10]
 """
@@ -44,8 +44,8 @@ def as_a_rank(rounds: int, steps: int) -> None:
     import os
 
     from trainer.config import parse
+    from trainer.dist import joined
     from trainer.place import find
-    from trainer.world import joined
 
     with joined("cpu", find(os.environ)) as world:
         figures = {}
@@ -53,20 +53,19 @@ def as_a_rank(rounds: int, steps: int) -> None:
             config = parse([*flags, "--track=none", "--epochs=1000000", f"--out={os.getpid()}"])
             more = OFTEN.get(name, 1)
             figures[name] = {"step": blocks(config, world, more * rounds, steps), "snapshot": snapshots(config, world)}
-        world.say("figures " + json.dumps(figures))
+        world.print("figures " + json.dumps(figures))
     sys.stdout.flush()
     os._exit(0)
 
 
 def blocks(config, world, rounds: int, steps: int):  # type: ignore[no-untyped-def]
     """Seconds of every step, of the bare loop and of ours; a block of one, then a block of the other."""
-    from trainer.prepare import prepare
-    from trainer.telling import Teller
-    from trainer.train import started
+    from trainer.metrics import Log
+    from trainer.train import setup, warm_up
 
     # the same for both: two of them lie elsewhere in memory, and one may be some percent faster for the whole run
-    training = prepare(config, world, None)
-    batch = next(started(training, Teller(config, world, training.data, training.ddp, None)))
+    training = setup(config, world, None)
+    batch = next(warm_up(training, Log(config, world, training.data, training.ddp, None)))
     seconds: dict[str, list[list[float]]] = {"bare": [], "ours": []}
     for number in range(rounds + 1):
         contestants = {"bare": lambda: bare_block(training, batch, steps), "ours": lambda: our_block(training, steps)}
@@ -116,29 +115,28 @@ class Stamped:
 
 
 def our_block(training, steps: int) -> list[float]:  # type: ignore[no-untyped-def]
-    from trainer.telling import Teller
-    from trainer.train import fit
+    from trainer.metrics import Log
+    from trainer.train import train
 
     times: list[float] = []
     # what is done at an epoch's end is not of a step
     assert steps < training.sampling.steps_per_epoch
     training = replace(training, data=replace(training.data, train=Stamped(training.data.train, steps, times)))
-    teller = Teller(training.config, training.world, training.data, training.ddp, None)
+    log = Log(training.config, training.world, training.data, training.ddp, None)
     with contextlib.suppress(Enough), contextlib.redirect_stdout(io.StringIO()):
-        fit(training, teller, None)
+        train(training, log, None)
     return [after - before for before, after in itertools.pairwise(times)]
 
 
 def snapshots(config, world):  # type: ignore[no-untyped-def]
     """Seconds that `save` holds up a step, and that copying the same state takes, in turn."""
-    from trainer.prepare import prepare
-    from trainer.snapshot import Writer, on_host
-    from trainer.telling import Teller
-    from trainer.train import started, take_step
+    from trainer.checkpoint import Writer, on_host
+    from trainer.metrics import Log
+    from trainer.train import setup, train_step, warm_up
 
-    training = prepare(config, world, None)
-    teller = Teller(config, world, training.data, training.ddp, None)
-    take_step(training, teller, started(training, teller), 0, told=False)  # so that the optimizer has a state
+    training = setup(config, world, None)
+    log = Log(config, world, training.data, training.ddp, None)
+    train_step(training, log, warm_up(training, log), 0, logged=False)  # so that the optimizer has a state
     state = {"step": 0, "model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
     seconds: dict[str, list[float]] = {"copy": [], "save": []}
     if world.rank == 0:

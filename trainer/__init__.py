@@ -1,7 +1,14 @@
-"""A data-parallel trainer that needs torch alone. It knows nothing of who started it.
+"""A data-parallel trainer that needs torch alone. Read train.py first. Nothing here depends on who started it.
 
-Read train.py first: it is the whole story. The others are one noun each: config.py (the flags), place.py and world.py
-(the ranks), prepare.py (what comes before the first step), sampling.py (which samples), samples.py (what they are),
-data.py, tokens.py, folder.py and cifar10.py (from where), models.py and gpt.py, parallel.py (what the ranks send each
-other), snapshot.py, requests.py (signals), telling.py, timing.py and tracking.py (the log), bench.py.
+config      the flags
+place       which rank this process is, from the launcher's environment
+dist        join the other ranks, exchange small messages, react to signals
+data        which samples a step takes, and what a data set is
+model       models by name: a small CNN, GPT, torchvision's, your own
+optim       the optimizer and its learning rate
+checkpoint  save and load snapshots
+metrics     what a run prints and records
+train       setup, training loop, evaluation: the whole story
+
+datasets/ has the data sets of --data. extras/ has what train.py can do without.
 """

@@ -37,10 +37,10 @@ def main() -> None:
 
 def start(config: Config, place: Place) -> None:
     if config.bench:
-        from trainer.bench import bench as work
+        from trainer.extras.bench import bench as work
     else:
         from trainer.train import run as work
-    from trainer.world import joined
+    from trainer.dist import joined
 
     with joined(config.device, place) as world:
         work(config, world)

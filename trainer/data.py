@@ -1,101 +1,162 @@
-"""The data sets of --data: where they come from. samples.py says what they are.
+"""What a data set is, and which samples a step takes. The data sets themselves are in datasets/.
 
-digits.csv.gz is "Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI Machine Learning
-Repository, https://doi.org/10.24432/C50P49, CC BY 4.0), byte for byte as scikit-learn ships it: on each of 1797 lines
-64 pixels from 0 to 16, then the digit.
+An epoch is a random order of all samples, cut into steps of `batch_size`. Samples that do not fill a last step are left
+out, others in each epoch. The samples of a step are dealt to the ranks in turn. All of this is a function of the seed
+and the step. So there is no data loader state to save, and a run that resumes in the middle of an epoch takes exactly
+the samples that are left, with any number of ranks.
 """
 
 from __future__ import annotations
 
-import gzip
-import math
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 import torch
-from torch.nn.functional import interpolate
+from torch import Tensor
 
 from trainer.config import Config, ConfigError
-from trainer.samples import VOCABULARY, Data, Held
 
-DIGITS = Path(__file__).with_name("digits.csv.gz")
-POOL_BYTES = 128 << 20  # of synthetic images are made, then they repeat
+MicroBatch = tuple[int, Tensor]  # a step, and the samples of one micro-batch of this rank
 
-
-def load(config: Config, device: torch.device) -> Data:
-    """Raises ConfigError, on one line, when the data are not there or not what was said."""
-    if config.data == "synthetic":
-        return synthetic(config, device)
-    if config.data == "synthetic-tokens":
-        return synthetic_tokens(config, device)
-    if config.data == "digits":
-        return csv(config, device, DIGITS)
-    path = Path(config.data_path)
-    if config.data != "cifar10" and not path.exists():
-        raise ConfigError(f"--data-path {path}: there is no such file or folder")
-    if config.data == "csv":
-        return csv(config, device, path)
-    if config.data == "cifar10":
-        from trainer.cifar10 import cifar10
-
-        return cifar10(config, device)
-    if config.data == "folder":
-        from trainer.folder import folder
-
-        return folder(config, device)
-    from trainer.tokens import tokens
-
-    return tokens(config, device)
+VOCABULARY = 50304  # GPT-2's 50257 tokens, rounded up to what matrix units like
 
 
-def csv(config: Config, device: torch.device, path: Path) -> Data:
-    """A fifth is for testing. Which fifth never changes, so that results can be compared across seeds."""
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-        try:
-            rows = torch.tensor([[float(value) for value in line.split(",")] for line in lines if line.strip()])
-        except (ValueError, OSError, TypeError) as error:
-            raise ConfigError(f"--data-path {path}: not lines of as many numbers each: {error}") from error
-    side = math.isqrt(max(0, rows.shape[-1] - 1)) if rows.ndim == 2 else 0
-    if side < 1 or side * side != rows.shape[1] - 1:
-        raise ConfigError(f"--data-path {path}: a line must be the pixels of a square image, then its label")
-    images, labels = rows[:, :-1].reshape(-1, 1, side, side), rows[:, -1].long()
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
-    test, train = order[: len(rows) // 5], order[len(rows) // 5 :]
-    images = (images - images[train].mean()) / images[train].std()
-    if config.image_size not in (0, side):
-        images = interpolate(images, size=(config.image_size, config.image_size), mode="bilinear")
-    if config.model != "digits-cnn":
-        images = images.expand(-1, 3, -1, -1)  # torchvision's models are made for colour
-    images, labels = images.to(device), labels.to(device)
-    shifts = max(1, side // 14) if config.augment else 0
-    return Data(
-        train=Held(images[train], labels[train], len(train), shifts=shifts),
-        test=Held(images[test], labels[test], len(test)),
-        classes=int(labels.max()) + 1,
-        channels=images.shape[1],
-    )
+class Batch(NamedTuple):
+    inputs: Tensor  # (n, channels, height, width), or (n, context) tokens
+    targets: Tensor  # (n,), or (n, context)
 
 
-def synthetic(config: Config, device: torch.device) -> Data:
-    """Noise and random labels, the same on all ranks. There is nothing to learn: this is for measuring speed."""
-    size = config.image_size or 224
-    generator = torch.Generator(device).manual_seed(config.seed)
+class Split(Protocol):
+    @property
+    def size(self) -> int:
+        """Samples in an epoch."""
 
-    def make(samples: int) -> Held:
-        made = min(samples, max(1, POOL_BYTES // (4 * 3 * size * size)))
-        images = torch.randn(made, 3, size, size, device=device, generator=generator)
-        labels = torch.randint(config.classes, (made,), device=device, generator=generator)
-        return Held(images, labels, samples)
-
-    return Data(make(config.samples), make(max(1, config.samples // 10)), config.classes, channels=3)
+    def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """Yield the samples of each micro-batch, on the rank's device."""
 
 
-def synthetic_tokens(config: Config, device: torch.device) -> Data:
-    generator = torch.Generator(device).manual_seed(config.seed)
+@dataclass(frozen=True)
+class Data:
+    train: Split
+    test: Split
+    classes: int  # of an image, or of the next token
+    channels: int = 0  # 0: these are tokens
+    targets: int = 1  # per sample
 
-    def make(samples: int) -> Held:
-        made = min(samples, max(1, POOL_BYTES // (8 * config.context)))
-        tokens = torch.randint(VOCABULARY, (made, config.context + 1), device=device, generator=generator)
-        return Held(tokens[:, :-1], tokens[:, 1:], samples)
 
-    test = make(max(1, config.samples // 10))
-    return Data(make(config.samples), test, VOCABULARY, targets=config.context)
+@dataclass(frozen=True)
+class TensorSplit:
+    """Samples in the memory of the rank's device. Images of bytes are normalized when they are used."""
+
+    inputs: Tensor
+    targets: Tensor
+    size: int  # if greater than the number of inputs, they repeat
+    mean: tuple[float, ...] = (0.0,)  # of the bytes, by channel
+    deviation: tuple[float, ...] = (1.0,)
+    shifts: int = 0  # augmentation: move images by up to so many pixels
+    flips: bool = False  # and mirror half of them; wrong for digits
+
+    def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
+        device = self.inputs.device
+        for _, samples in micro_batches:
+            if device.type == "cuda":
+                samples = samples.pin_memory().to(device, non_blocking=True)
+            where = samples % len(self.inputs) if self.size > len(self.inputs) else samples
+            inputs = self.inputs.index_select(0, where)
+            if inputs.dtype == torch.uint8:
+                inputs = normalize(inputs, self.mean, self.deviation)
+            yield Batch(
+                shift_images(inputs, self.shifts, self.flips) if self.shifts else inputs,
+                self.targets.index_select(0, where),
+            )
+
+
+def normalize(images: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:
+    by_channel = (1, -1, 1, 1)
+    means = torch.tensor(mean).view(by_channel).to(images.device, non_blocking=True)
+    deviations = torch.tensor(deviation).view(by_channel).to(images.device, non_blocking=True)
+    return (images.float() - means) / deviations
+
+
+def shift_images(images: Tensor, most: int, flips: bool) -> Tensor:
+    """Move each image by up to `most` pixels and mirror it, at random. Pixels from beyond the border are 0."""
+    count, channels, height, width = images.shape
+    device = images.device
+    wide = torch.nn.functional.pad(images, (most,) * 4)
+    rows = torch.arange(height, device=device) + torch.randint(2 * most + 1, (count, 1), device=device)
+    columns = torch.arange(width, device=device).expand(count, -1)
+    if flips:
+        columns = torch.where(torch.rand(count, 1, device=device) < 0.5, columns, width - 1 - columns)
+    columns = columns + torch.randint(2 * most + 1, (count, 1), device=device)
+    image = torch.arange(count, device=device).view(-1, 1, 1, 1)
+    channel = torch.arange(channels, device=device).view(1, -1, 1, 1)
+    return wide[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    size: int  # samples of an epoch
+    batch_size: int  # of all ranks
+    seed: int
+    rank: int
+    world_size: int
+    micro_batches: int  # in a step, per rank
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.size // self.batch_size
+
+    def batch(self, step: int) -> Tensor:
+        """The samples of all ranks."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        return order(self.size, seed_of(self.seed, epoch))[position * self.batch_size :][: self.batch_size]
+
+    def mine(self, step: int) -> Tensor:
+        return self.batch(step)[self.rank :: self.world_size]
+
+    def steps(self, first: int, end: int) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of the steps from `first` to before `end`. It cuts a whole epoch at once."""
+        while first < end:
+            epoch, position = divmod(first, self.steps_per_epoch)
+            rest = range(first, min(end, (epoch + 1) * self.steps_per_epoch))
+            samples = order(self.size, seed_of(self.seed, epoch))[position * self.batch_size :]
+            samples = samples[: len(rest) * self.batch_size].view(len(rest), self.batch_size)
+            mine = samples[:, self.rank :: self.world_size].contiguous()
+            for step, *micro_batches in zip(
+                rest, *(each.unbind() for each in mine.tensor_split(self.micro_batches, dim=1)), strict=True
+            ):
+                for micro_batch in micro_batches:
+                    yield step, micro_batch
+            first = rest.stop
+
+
+@lru_cache(maxsize=1)
+def order(size: int, seed: int) -> Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+
+
+def every_sample(size: int, rank: int, world_size: int, at_once: int) -> Iterator[MicroBatch]:
+    """Deal every sample to exactly one rank, for evaluation. The step is 0."""
+    for micro_batch in torch.arange(size)[rank::world_size].split(at_once):
+        if len(micro_batch):
+            yield 0, micro_batch
+
+
+def seed_of(seed: int, number: int) -> int:
+    """Mix two numbers into one seed (splitmix64). Torch's CPU generator uses only the low 32 bits of a seed."""
+    mixed = ((seed << 32) + number + 1) * 0x9E3779B97F4A7C15 % 2**64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+    return (mixed ^ mixed >> 31) % 2**63
+
+
+def check_batch_size(config: Config, samples: int, world_size: int) -> None:
+    least = world_size * config.grad_accum_steps
+    if not least <= config.batch_size <= samples:
+        each = f" times {config.grad_accum_steps} micro-batches each" if config.grad_accum_steps > 1 else ""
+        raise ConfigError(
+            f"--batch-size {config.batch_size} must be at least the number of ranks, {world_size}{each}, "
+            f"and at most that of the training samples, {samples}"
+        )

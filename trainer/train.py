@@ -1,9 +1,10 @@
-"""Train a model data-parallel: the whole story, top to bottom.
+"""Train a model data-parallel. Read this file from top to bottom: setup, data, model, loop, evaluation, saving.
 
-All ranks hold the same model. Every step takes `batch_size` samples; each rank computes the gradients for its part of
-them, DDP averages these over the ranks while they are still being computed, and all make the same update. Whatever is
-random is a function of the seed and the number of the step: the position of a training is that number, and a resumed
-run does exactly what an undisturbed one does.
+Every rank runs this file and holds the same model. A step takes `--batch-size` samples. Each rank computes gradients
+for its share of them, DDP averages the gradients over all ranks, and all ranks make the same update.
+
+Everything random is a function of the seed and the step. So the step is all that a resumed run must know about its
+position, and a resumed run does exactly what an undisturbed run does.
 """
 
 from __future__ import annotations
@@ -11,215 +12,290 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
-from trainer import snapshot
+from trainer import checkpoint, metrics
 from trainer.config import Config
-from trainer.parallel import agree_on_buffers, average
-from trainer.prepare import Training, highest_rate, make_folder, prepare
-from trainer.requests import SAVE, STOP, Requests
-from trainer.samples import Batch, Split
-from trainer.sampling import everything, seed_of
-from trainer.telling import Teller
-from trainer.timing import flops_of
-from trainer.tracking import Tracker
-from trainer.world import World
+from trainer.data import Batch, Data, Sampling, Split, check_batch_size, every_sample, seed_of
+from trainer.datasets import load
+from trainer.dist import SAVE, STOP, Requests, World, set_precision
+from trainer.extras import local_sgd
+from trainer.extras.compression import compress
+from trainer.model import build, prepare_model
+from trainer.optim import learning_rate, make_optimizer
+
+
+@dataclass(frozen=True)
+class Training:
+    """Everything that a step needs. `model` is your module; `ddp` wraps it and is called in training."""
+
+    config: Config
+    world: World
+    data: Data
+    sampling: Sampling
+    model: nn.Module
+    ddp: DistributedDataParallel
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    first_step: int  # 0, or the step of the snapshot from which the run resumed
+
+    @property
+    def last_step(self) -> int:
+        return self.config.epochs * self.sampling.steps_per_epoch
+
+    def position(self, step: int) -> str:
+        """Counted from 1, as in all lines of the log."""
+        return f"epoch:{math.ceil(step / self.sampling.steps_per_epoch)} step:{step}"
 
 
 def run(config: Config, world: World) -> None:
     started = time.monotonic()
-    world.say(" ".join(["config", *(f"{key}:{value}" for key, value in config.as_dict().items())]))
-    with world.together():
-        out = make_folder(config.out)
-        tracker = Tracker(config, out) if world.rank == 0 else None
-    training = prepare(config, world, out)
-    teller = Teller(config, world, training.data, training.ddp, tracker)
-    writer = snapshot.Writer(out, config.keep) if world.local_rank == 0 else None
+    world.print(" ".join(["config", *(f"{key}:{value}" for key, value in config.as_dict().items())]))
+    with world.fail_together():
+        out = checkpoint.make_folder(config.out)
+        tracker = metrics.Tracker(config, out) if world.rank == 0 else None
+    training = setup(config, world, out)
+    log = metrics.Log(config, world, training.data, training.ddp, tracker)
+    writer = checkpoint.Writer(out, config.keep) if world.local_rank == 0 else None
 
-    step = fit(training, teller, writer)
-    end_if_not_saved(world, writer.close() if writer else None)
-    where, seconds = training.where(step), time.monotonic() - started
+    step = train(training, log, writer)
+    checkpoint.exit_if_not_saved(world, writer.close() if writer else None)
     if step < training.last_step:
-        world.say(f"stopped {where} seconds:{seconds:.1f}")
+        world.print(f"stopped {training.position(step)} seconds:{time.monotonic() - started:.1f}")
     else:
         loss, accuracy = evaluate(training.model, training.data.test, config, world)
-        teller.summary()
+        log.summary()
         if tracker:
-            tracker.keep(step, {"test_loss": loss, "test_acc": accuracy})
+            tracker.write(step, {"test_loss": loss, "test_acc": accuracy})
         seconds = time.monotonic() - started
-        world.say(f"done {where} test_loss:{loss:.4f} test_acc:{accuracy:.4f} seconds:{seconds:.1f}")
+        world.print(
+            f"done {training.position(step)} test_loss:{loss:.4f} test_acc:{accuracy:.4f} seconds:{seconds:.1f}"
+        )
     if tracker:
         tracker.close()
 
 
-def fit(training: Training, teller: Teller, writer: snapshot.Writer | None) -> int:
-    """Train from the first step on. Return the step at which it ended: the last, or an earlier one after SIGTERM."""
-    config, world, sampling = training.config, training.world, training.sampling
+def setup(config: Config, world: World, out: Path | None) -> Training:
+    """Load the data, build the model, and resume from the newest snapshot in `out`, if there is one.
+
+    What cannot work raises ConfigError on some rank. `fail_together` then ends all ranks with one message.
+    """
+    with world.fail_together():
+        set_precision(config.precision, world.device)
+        data = load(config, world.device)
+        check_batch_size(config, data.train.size, world.world_size)
+        torch.manual_seed(config.seed)  # the same first weights on all ranks
+        model = prepare_model(build(config.model, data, config.context), config, world.device)
+    sampling = Sampling(
+        data.train.size, config.batch_size, config.seed, world.rank, world.world_size, config.grad_accum_steps
+    )
+    optimizer = make_optimizer(config, model, world.device)
+    scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
+    metrics.print_plan(config, world, data, sampling, model)
+
+    state = checkpoint.load_newest(out, world) if out else None
+    if state is not None:
+        with world.fail_together():
+            checkpoint.check_same_training(config, state["config"])
+        checkpoint.restore(state, model, optimizer, scaler)
+    first_step = state["step"] if state else 0
+    with world.fail_together():
+        if config.compile:
+            model.compile()
+        ddp = DistributedDataParallel(
+            model, gradient_as_bucket_view=True, bucket_cap_mb=config.bucket_mb, static_graph=config.static_graph
+        )
+        compress(ddp, config, world, first_step)
+    training = Training(config, world, data, sampling, model, ddp, optimizer, scaler, first_step)
+    if state is not None:
+        ranks = state.get("world_size", "?")
+        position = training.position(first_step)
+        world.print(f"resumed {position} from:{out} (another --out starts from scratch) ranks_before:{ranks}")
+    return training
+
+
+def train(training: Training, log: metrics.Log, writer: checkpoint.Writer | None) -> int:
+    """Train from the first step to the last. Return the step that was reached: an earlier one after SIGTERM."""
+    config, world, steps_per_epoch = training.config, training.world, training.sampling.steps_per_epoch
     step, last_step = training.first_step, training.last_step
     if step >= last_step:
         return step
-    save_every = config.save_every or sampling.steps_per_epoch
-    highest = highest_rate(config)
-    losses: list[Tensor] = []  # of the steps since it was last looked whether they are numbers
-    batches = started(training, teller)
+    save_every = config.save_every or steps_per_epoch
+    unchecked: list[Tensor] = []  # losses of this rank that nobody has looked at yet: looking waits for the GPU
+    batches = warm_up(training, log)
     requests = Requests(world)
-    teller.watch.lap("between")
+    log.timer.lap("between")
 
     while step < last_step:
+        # 1. Has anybody asked to stop, or for a snapshot? All ranks agree on it at the same step.
         request = requests.agreed()
         if request == STOP:
             break
         if request == SAVE:
-            teller.watch.lap("other")
-            save(training, writer, step, losses, f"saved {training.where(step)}")
-            teller.watch.lap("between")
-        rate = learning_rate(highest, step, last_step, config.warmup_fraction)
+            log.timer.lap("other")
+            save(training, writer, step, unchecked, f"saved {training.position(step)}")
+            log.timer.lap("between")
+
+        # 2. The step itself.
+        rate = learning_rate(config, step, last_step)
         for group in training.optimizer.param_groups:
             group["lr"] = rate
-        told = (step + 1) % config.log_every == 0 or step == training.first_step
-
-        loss, right, norm = take_step(training, teller, batches, step, told)
+        logged = (step + 1) % config.log_every == 0 or step == training.first_step
+        loss, correct, grad_norm = train_step(training, log, batches, step, logged)
         step += 1
-        losses.append(loss)
+        unchecked.append(loss)
 
-        epoch = math.ceil(step / sampling.steps_per_epoch)
-        if told:
-            stop_if_not_finite(training, step, losses)
-            requests.pace(teller.step(epoch, step, loss.item(), right.item(), float(norm), rate))
-        teller.watch.lap("other")
+        # 3. Log, save, evaluate. Reading a loss waits for the GPU, so it is done only where a line is printed.
+        epoch = math.ceil(step / steps_per_epoch)
+        if logged:
+            metrics.exit_if_not_finite(world, training.sampling, step, unchecked)
+            step_time = log.step(epoch, step, loss.item(), correct.item(), float(grad_norm), rate)
+            requests.set_pace(step_time)
+        log.timer.lap("other")
         if step % save_every == 0 or step == last_step:
-            save(training, writer, step, losses)
-        if step % sampling.steps_per_epoch == 0 and step < last_step:
-            teller.test(epoch, step, *evaluate(training.model, training.data.test, config, world))
-        teller.watch.lap("between")  # snapshots and tests are no part of a step
+            save(training, writer, step, unchecked)
+        if step % steps_per_epoch == 0 and step < last_step:
+            log.test(epoch, step, *evaluate(training.model, training.data.test, config, world))
+        log.timer.lap("between")  # snapshots and tests are not part of a step
 
     if step < last_step:
-        save(training, writer, step, losses)
+        save(training, writer, step, unchecked)
     return step
 
 
-def started(training: Training, teller: Teller) -> Iterator[Batch]:
-    """All batches from the first step on. The first one has been through the model, forward and backward, for nothing.
+def warm_up(training: Training, log: metrics.Log) -> Iterator[Batch]:
+    """Return all batches from the first step on, after one forward and backward pass that changes nothing.
 
-    After its first backward pass DDP lays out the gradients anew, and a sum over three ranks or more is rounded
-    according to the place in that layout. Were the first pass a real step, that of a resumed run would be rounded
-    otherwise than the same step of the undisturbed run.
+    After its first backward pass, DDP rearranges its gradient buckets. The place of a gradient in a bucket decides in
+    which order three or more ranks add it up, and so how it is rounded. If the first pass were a real step, a resumed
+    run would round that step differently from the undisturbed run.
     """
     world, model = training.world, training.model
     seed_step(training, training.first_step)
     batches = training.data.train.batches(training.sampling.steps(training.first_step, training.last_step))
     first = next(batches)
-    teller.flops = flops_of(model, first.inputs) if teller.peak else None
-    buffers = [each.clone() for each in model.buffers()]  # batch norm would learn from it
+    log.count_flops(model, first.inputs)
+    buffers = [buffer.clone() for buffer in model.buffers()]  # batch norm would learn from this pass
     forward(training, training.ddp, first)[1].backward()
-    for each, before in zip(model.buffers(), buffers, strict=True):
-        each.copy_(before)
+    for buffer, before in zip(model.buffers(), buffers, strict=True):
+        buffer.copy_(before)
     training.optimizer.zero_grad()
     world.gather(0)
-    world.expect_quick_steps()
+    world.expect_quick_steps()  # from here on, a rank that hangs is noticed after minutes, not half an hour
     return itertools.chain([first], batches)
 
 
-def take_step(
-    training: Training, teller: Teller, batches: Iterator[Batch], step: int, told: bool
+def train_step(
+    training: Training, log: metrics.Log, batches: Iterator[Batch], step: int, logged: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sums of the loss and, if it will be `told`, of right answers over this rank's part; the gradient's norm."""
-    config, world, ddp, optimizer, scaler = (
-        training.config, training.world, training.ddp, training.optimizer, training.scaler,
-    )  # fmt: skip
+    """Return the sums of the loss and of correct answers over this rank's samples, and the norm of the gradient.
+
+    The last two are computed only where they are `logged`.
+    """
+    config, world, optimizer, scaler = training.config, training.world, training.optimizer, training.scaler
     seed_step(training, step)
-    teller.watch.lap("other")
+    log.timer.lap("other")
     alone = config.local_sgd > 0 and step >= config.compress_after
-    loss = right = norm = torch.zeros((), device=world.device)
+    # The loss is a sum over samples, as ranks may have different numbers of them. DDP divides the sum of all ranks by
+    # their number; this factor makes it the mean over the batch.
+    scale = world.world_size / (config.batch_size * training.data.targets)
+    loss = correct = grad_norm = torch.zeros((), device=world.device)
 
-    for piece in range(config.grad_accum_steps):
+    for micro_step in range(config.grad_accum_steps):
         batch = next(batches)
-        teller.watch.lap("data")
-        sends = piece == config.grad_accum_steps - 1 and not alone  # the gradients of all pieces are sent with the last
-        with contextlib.nullcontext() if sends else ddp.no_sync():
-            logits, piece_loss = forward(training, ddp, batch)
-            if told:
-                right = right + (logits.detach().argmax(dim=-1) == batch.targets).sum()
-            del logits  # with many classes or tokens the greatest of all: gone before the gradients need room
-            teller.watch.lap("forward")
-            piece_loss.backward(scaler.scale(training.share))
-            teller.watch.lap("backward")
-        loss = piece_loss.detach() if piece == 0 else loss + piece_loss.detach()
+        log.timer.lap("data")
+        # Gradients add up on each rank; only the last micro-batch sends them.
+        send = micro_step == config.grad_accum_steps - 1 and not alone
+        with contextlib.nullcontext() if send else training.ddp.no_sync():
+            logits, micro_loss = forward(training, training.ddp, batch)
+            if logged:
+                correct = correct + (logits.detach().argmax(dim=-1) == batch.targets).sum()
+            del logits  # with many classes, the largest tensor: freed before backward needs memory
+            log.timer.lap("forward")
+            scaler.scale(micro_loss * scale).backward()
+            log.timer.lap("backward")
+        loss = micro_loss.detach() if micro_step == 0 else loss + micro_loss.detach()
 
-    if config.grad_clip or told:
-        scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(training.model.parameters(), config.grad_clip or math.inf)
+    if config.grad_clip or logged:
+        scaler.unscale_(optimizer)  # fp16 gradients are scaled up; the norm must be that of the real ones
+        grad_norm = nn.utils.clip_grad_norm_(training.model.parameters(), config.grad_clip or math.inf)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
-    teller.watch.lap("optimizer")
+    log.timer.lap("optimizer")
     if alone and (step + 1) % config.local_sgd == 0:
-        average(training.model, world)
-        teller.watch.lap("comm")
-    teller.steps += 1
-    return loss, right, norm
+        local_sgd.average_models(training.model, world)
+        log.timer.lap("comm")
+    log.steps += 1
+    return loss, correct, grad_norm
 
 
 def seed_step(training: Training, step: int) -> None:
-    """For dropout, moved images and the like: of a step and a rank, always the same."""
+    """Seed dropout and augmentation: the same numbers whenever this rank does this step."""
     world = training.world
     world.seed(seed_of(training.config.seed, step * world.world_size + world.rank))
 
 
 def forward(training: Training, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The logits, and the loss as a sum over all that is to be said: for a sample its class, or every next token."""
+    """Return the logits, and the sum of the loss over all targets: one class per image, or one token per position."""
     config = training.config
     inputs = batch.inputs
     if config.channels_last and inputs.ndim == 4:
         inputs = inputs.contiguous(memory_format=torch.channels_last)
-    with autocast(config, training.world):
+    with autocast(config, training.world.device):
         logits = model(inputs)
         flat = logits.flatten(0, -2)
         loss = cross_entropy(flat, batch.targets.flatten(), reduction="sum", label_smoothing=config.label_smoothing)
     return logits, loss
 
 
-def autocast(config: Config, world: World) -> contextlib.AbstractContextManager[object]:
-    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
-    return torch.autocast(world.device.type, kind) if kind else contextlib.nullcontext()
+def autocast(config: Config, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+    return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, split: Split, config: Config, world: World) -> tuple[float, float]:
-    """Mean loss and accuracy over `split`. Each rank takes its part, whatever its length: every sample counts once."""
-    agree(model, config, world)
+    """Return the mean loss and the accuracy over `split`. Ranks share the samples; each sample counts exactly once."""
+    make_models_equal(model, config, world)
     model.eval()
-    at_once = max(1, config.batch_size // world.world_size // config.grad_accum_steps)
-    loss, right = torch.zeros((), dtype=torch.float64, device=world.device), torch.zeros((), device=world.device)
-    said = 0
-    for batch in split.batches(everything(split.size, world.rank, world.world_size, at_once)):
-        with autocast(config, world):
+    samples_at_once = max(1, config.batch_size // world.world_size // config.grad_accum_steps)
+    loss, correct = torch.zeros((), dtype=torch.float64, device=world.device), torch.zeros((), device=world.device)
+    targets_seen = 0
+    for batch in split.batches(every_sample(split.size, world.rank, world.world_size, samples_at_once)):
+        with autocast(config, world.device):
             logits = model(batch.inputs)
         flat, targets = logits.float().flatten(0, -2), batch.targets.flatten()
         loss += cross_entropy(flat, targets, reduction="sum")
-        right += (flat.argmax(dim=-1) == targets).sum()
-        said += len(targets)
+        correct += (flat.argmax(dim=-1) == targets).sum()
+        targets_seen += len(targets)
     model.train()
-    total_loss, total_right, total = world.sum(loss.item(), right.item(), said)
-    return total_loss / total, total_right / total
+    total_loss, total_correct, total = world.sum(loss.item(), correct.item(), targets_seen)
+    return total_loss / total, total_correct / total
 
 
 def save(
-    training: Training, writer: snapshot.Writer | None, step: int, losses: list[Tensor], announcement: str | None = None
+    training: Training,
+    writer: checkpoint.Writer | None,
+    step: int,
+    unchecked: list[Tensor],
+    announcement: str | None = None,
 ) -> None:
-    """For all ranks to call. The sampler's position, the learning rate and all chance follow from the step.
+    """Save a snapshot; all ranks must call. Rank 0 prints `announcement` once its file is on disk.
 
-    `announcement`: a line for rank 0 to print when its snapshot is on disk.
+    The position in the data, the learning rate and all random numbers follow from the step.
     """
-    stop_if_not_finite(training, step, losses)
-    agree(training.model, training.config, training.world)
-    if writer:
+    metrics.exit_if_not_finite(training.world, training.sampling, step, unchecked)  # never save a broken model
+    make_models_equal(training.model, training.config, training.world)
+    if writer:  # one process per node writes
         state = {
             "step": step,
             "config": training.config.as_dict(),
@@ -232,47 +308,9 @@ def save(
         writer.save(state, announcement if training.world.rank == 0 else None)
 
 
-def agree(model: nn.Module, config: Config, world: World) -> None:
-    """Make the ranks' models one, before it is tested or saved."""
+def make_models_equal(model: nn.Module, config: Config, world: World) -> None:
+    """Before a test or a snapshot. Between steps, ranks differ in batch norm's running means, and under local SGD."""
     if config.local_sgd:
-        average(model, world)
+        local_sgd.average_models(model, world)
     else:
-        agree_on_buffers(model)
-
-
-def end_if_not_saved(world: World, problem: Exception | None) -> None:
-    """End all ranks when the last snapshot of a node is not on its disk."""
-    troubled = [rank for rank, has_one in enumerate(world.gather(problem is not None)) if has_one]
-    if troubled:
-        world.end(1, f"{socket.gethostname()}: the last snapshot could not be written: {problem}", troubled[0])
-
-
-def stop_if_not_finite(training: Training, step: int, losses: list[Tensor]) -> None:
-    """End all ranks when a loss was not a number, naming the first step and rank that had it, and its samples.
-
-    `losses`: of this rank, up to `step`, not looked at yet; emptied. In the step after, the gradients have carried it
-    to all ranks.
-    """
-    wrong = torch.stack(losses).isfinite().logical_not().nonzero().flatten().tolist() if losses else []
-    first = step - len(losses) + 1
-    losses.clear()
-    steps = training.world.gather(first + wrong[0] if wrong else -1)
-    found = [step for step in steps if step >= 0]
-    if found:
-        step, rank = min(found), steps.index(min(found))
-        samples = ",".join(map(str, training.sampling.mine(step - 1).tolist()))
-        training.world.end(
-            1,
-            f"{socket.gethostname()}: the loss is not finite at step:{step} rank:{rank} samples:{samples}; "
-            "a lower --lr, --grad-clip 1 or --precision bf16 may help, or look at these samples; "
-            "the newest snapshot is from before",
-            speaker=rank,
-        )
-
-
-def learning_rate(highest: float, step: int, steps: int, warm_up: float) -> float:
-    """Linear warm-up, then half a cosine. A function of the step: there is nothing to save."""
-    rising = max(1, int(warm_up * steps))
-    if step < rising:
-        return highest * (step + 1) / rising
-    return highest * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
+        world.broadcast_tensors(list(model.buffers()))

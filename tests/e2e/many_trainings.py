@@ -11,20 +11,20 @@ import json
 import os
 import sys
 
-from trainer.bench import bench
 from trainer.config import parse
+from trainer.dist import joined
+from trainer.extras.bench import bench
 from trainer.place import find
 from trainer.train import run
-from trainer.world import joined
 
 with joined("cpu", find(os.environ)) as world:
     for number, argv in enumerate(json.loads(sys.argv[1])):
-        world.say(f"training {number}")
+        world.print(f"training {number}")
         try:
             config = parse(argv)
             bench(config, world) if config.bench else run(config, world)
         except SystemExit as end:
-            world.say(f"refused: exit code {end.code}")
+            world.print(f"refused: exit code {end.code}")
 sys.stdout.flush()
 sys.stderr.flush()
 os._exit(0)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = sorted(file.parent for file in (ROOT / "orchestrator").rglob("__init__.py"))
+PACKAGES = sorted(
+    file.parent for package in ("orchestrator", "trainer") for file in (ROOT / package).rglob("__init__.py")
+)
 
 
 def listed_modules(docstring: str) -> list[str]:

@@ -144,7 +144,7 @@ def test_a_snapshot_that_would_run_code_is_not_loaded(folder: Path) -> None:
     import hashlib
     import pickle
 
-    from trainer import snapshot
+    from trainer import checkpoint
 
     buffer = io.BytesIO()
     torch.save({"step": Evil()}, buffer)
@@ -161,7 +161,7 @@ def test_a_snapshot_that_would_run_code_is_not_loaded(folder: Path) -> None:
             return content
 
     with pytest.raises(pickle.UnpicklingError, match="Weights only"):
-        snapshot.load_newest(folder, Alone())  # type: ignore[arg-type]
+        checkpoint.load_newest(folder, Alone())  # type: ignore[arg-type]
     assert not (folder / "canary").exists()
 
 

@@ -17,9 +17,8 @@ from golden_files import assert_message
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ddp-orch[trainer]'")
 
-from trainer import cifar10  # noqa: E402
 from trainer.config import Config, ConfigError  # noqa: E402
-from trainer.data import load  # noqa: E402
+from trainer.datasets import cifar10, load  # noqa: E402
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -171,7 +170,7 @@ def mirror() -> Iterator[Mirror]:
 FETCH = """
 import sys
 from pathlib import Path
-from trainer import cifar10
+from trainer.datasets import cifar10
 cifar10.MD5 = sys.argv[1]
 print(cifar10.fetched(Path(sys.argv[2])))
 """

@@ -16,17 +16,16 @@ from golden_files import assert_message
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ddp-orch[trainer]'")
 
-from trainer import snapshot  # noqa: E402
+from trainer import checkpoint  # noqa: E402
 from trainer.config import Config, ConfigError, parse  # noqa: E402
-from trainer.data import load  # noqa: E402
-from trainer.models import build, checkpoint_blocks  # noqa: E402
+from trainer.data import Data, Sampling, TensorSplit, shift_images  # noqa: E402
+from trainer.datasets import load  # noqa: E402
+from trainer.dist import World, choose_device, joined  # noqa: E402
+from trainer.metrics import flops_of, peak_of  # noqa: E402
+from trainer.model import build, checkpoint_blocks  # noqa: E402
+from trainer.optim import learning_rate, peak_learning_rate, with_momentum  # noqa: E402
 from trainer.place import Place  # noqa: E402
-from trainer.prepare import highest_rate, with_momentum  # noqa: E402
-from trainer.samples import Data, Held, moved  # noqa: E402
-from trainer.sampling import Sampling  # noqa: E402
-from trainer.timing import flops_of, peak_of  # noqa: E402
-from trainer.train import evaluate, learning_rate  # noqa: E402
-from trainer.world import World, choose_device, joined  # noqa: E402
+from trainer.train import evaluate  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -99,35 +98,35 @@ def test_the_digits_model_takes_images_of_any_size(size: int) -> None:
 
 
 def test_the_learning_rate_rises_then_falls_to_nearly_nothing() -> None:
-    rates = [learning_rate(0.1, step, 100, 0.05) for step in range(100)]
+    rates = [learning_rate(Config(lr=0.1, warmup_fraction=0.05), step, 100) for step in range(100)]
     top = rates.index(max(rates))
     assert rates[top] == 0.1 and top == 4
     assert rates[:5] == sorted(rates[:5]) and rates[5:] == sorted(rates[5:], reverse=True) and 0 < rates[-1] < 0.001
 
 
 def save(folder: Path, step: int, weight: torch.Tensor) -> None:
-    snapshot.write(folder, {"step": step, "model": {"weight": weight}}, keep=2)
+    checkpoint.write(folder, {"step": step, "model": {"weight": weight}}, keep=2)
 
 
 def test_a_snapshot_comes_back_as_it_was_and_only_the_newest_two_are_kept(world: World, tmp_path: Path) -> None:
     (tmp_path / ".gone-1.tmp").touch()
-    assert snapshot.load_newest(tmp_path, world) is None
+    assert checkpoint.load_newest(tmp_path, world) is None
     for step in (5, 10, 15):
         save(tmp_path, step, torch.full((3,), step))
-    state = snapshot.load_newest(tmp_path, world)
+    state = checkpoint.load_newest(tmp_path, world)
     assert state is not None and state["step"] == 15 and state["model"]["weight"].tolist() == [15, 15, 15]
     assert [path.name[:15] for path in sorted(tmp_path.iterdir())] == ["step-000000010-", "step-000000015-"]
 
 
 def test_what_changes_after_a_snapshot_was_taken_is_not_in_it(world: World, tmp_path: Path) -> None:
-    writer = snapshot.Writer(tmp_path, keep=2)
+    writer = checkpoint.Writer(tmp_path, keep=2)
     weight = torch.zeros(1000)
     for step in range(1, 8):
         weight.fill_(step)
         writer.save({"step": step, "model": [{"weight": weight, "name": "w"}]})
         weight.fill_(-1)
     assert writer.close() is None
-    state = snapshot.load_newest(tmp_path, world)
+    state = checkpoint.load_newest(tmp_path, world)
     assert state is not None and state["step"] == 7 and state["model"][0]["name"] == "w"
     assert torch.equal(state["model"][0]["weight"], torch.full((1000,), 7.0))
 
@@ -136,7 +135,7 @@ def test_the_training_goes_on_when_the_disk_is_full_but_does_not_end_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "not there"
-    writer = snapshot.Writer(folder, keep=2)
+    writer = checkpoint.Writer(folder, keep=2)
     writer.save({"step": 1})
     assert isinstance(writer.close(), FileNotFoundError)
     assert re.search(rf"\b{socket.gethostname()} step:1 error:", capsys.readouterr().out)
@@ -144,14 +143,14 @@ def test_the_training_goes_on_when_the_disk_is_full_but_does_not_end_well(
     full = Path("/dev/full")
     if full.exists():
         with full.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-            snapshot.Digesting(file).write(b"x")
+            checkpoint.Digesting(file).write(b"x")
 
 
 def test_a_snapshot_is_announced_when_it_or_a_newer_one_is_on_disk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "late"
-    writer = snapshot.Writer(folder, keep=2)
+    writer = checkpoint.Writer(folder, keep=2)
     writer.save({"step": 1}, "saved step:1")
     output = ""
     deadline = time.monotonic() + 30
@@ -172,7 +171,7 @@ def test_a_snapshot_is_announced_when_it_or_a_newer_one_is_on_disk(
 def test_a_snapshot_that_cannot_be_pickled_keeps_later_ones_from_nothing(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    writer = snapshot.Writer(tmp_path, keep=2)
+    writer = checkpoint.Writer(tmp_path, keep=2)
     writer.save({"step": 1, "model": lambda: None})
     deadline = time.monotonic() + 30
     said = ""
@@ -182,13 +181,13 @@ def test_a_snapshot_that_cannot_be_pickled_keeps_later_ones_from_nothing(
     assert re.search(rf"\b{socket.gethostname()} step:1 error:", said)
     writer.save({"step": 2})
     assert writer.close() is None
-    state = snapshot.load_newest(tmp_path, world)
+    state = checkpoint.load_newest(tmp_path, world)
     assert state is not None and state["step"] == 2
     assert [path.name[:14] for path in tmp_path.iterdir()] == ["step-000000002"]
 
 
 def test_a_training_whose_last_snapshot_cannot_be_pickled_does_not_end_well(tmp_path: Path) -> None:
-    writer = snapshot.Writer(tmp_path, keep=2)
+    writer = checkpoint.Writer(tmp_path, keep=2)
     writer.save({"step": 1, "model": lambda: None})
     assert isinstance(writer.close(), (AttributeError, PicklingError))
 
@@ -203,19 +202,19 @@ def test_a_damaged_newest_snapshot_is_not_used_and_said_loudly(
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes({"cut short": content[:-1], "one bit": content, "empty": b""}[damage])
-    state = snapshot.load_newest(tmp_path, world)
+    state = checkpoint.load_newest(tmp_path, world)
     assert state is not None and state["step"] == 5
     assert f"DAMAGED snapshot on {socket.gethostname()}" in capsys.readouterr().out
     assert max(tmp_path.iterdir()).name == newest.name + ".damaged"
 
 
 def test_what_is_handed_round_in_chunks_arrives_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.world.BROADCAST_CHUNK", 7)
+    monkeypatch.setattr("trainer.dist.BROADCAST_CHUNK", 7)
     assert world.broadcast(bytes(range(100)), source=0) == bytes(range(100))
 
 
 def images_of(classes: int) -> Data:
-    none = Held(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64), 0)
+    none = TensorSplit(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64), 0)
     return Data(none, none, classes, channels=3)
 
 
@@ -236,13 +235,13 @@ def test_evaluation_gives_every_image_to_exactly_one_rank(world: World, ranks: i
     numbers = torch.arange(1797)
     model = Noting()
     for rank in range(min(ranks, 1797)):
-        evaluate(model, Held(numbers, numbers % 2, 1797), Config(batch_size=100), World(rank, rank, ranks, CPU))
+        evaluate(model, TensorSplit(numbers, numbers % 2, 1797), Config(batch_size=100), World(rank, rank, ranks, CPU))
     assert sorted(model.seen) == list(range(1797))
 
 
 def test_evaluation_gives_the_mean_over_all_images(world: World) -> None:
     numbers = torch.arange(1797)
-    split = Held(numbers, (numbers % 3 == 0).long(), 1797)
+    split = TensorSplit(numbers, (numbers % 3 == 0).long(), 1797)
     loss, accuracy = evaluate(Noting(), split, Config(batch_size=100), world)
     assert accuracy == 1198 / 1797
     assert loss == pytest.approx((1198 * 0.3132617 + 599 * 1.3132617) / 1797)
@@ -278,22 +277,22 @@ def test_another_epoch_and_another_seed_have_another_order() -> None:
 def test_images_are_flipped_and_moved_whole() -> None:
     image = torch.arange(64.0).view(1, 1, 8, 8) + 1
     torch.manual_seed(0)
-    shapes = {tuple(each.flatten().int().tolist()) for each in moved(image.expand(200, 1, 8, 8), 1, flips=True)}
+    shapes = {tuple(each.flatten().int().tolist()) for each in shift_images(image.expand(200, 1, 8, 8), 1, flips=True)}
     assert len(shapes) == 18  # nine places, two ways round
-    assert len({each.sum().item() for each in moved(image.expand(200, 1, 8, 8), 1, flips=False)}) <= 9
+    assert len({each.sum().item() for each in shift_images(image.expand(200, 1, 8, 8), 1, flips=False)}) <= 9
     assert tuple(image.flatten().int().tolist()) in shapes and tuple(image.flip(3).flatten().int().tolist()) in shapes
 
 
 def test_the_learning_rate_grows_with_the_batch() -> None:
-    assert highest_rate(Config(lr=0.1, batch_size=1024)) == 0.1
-    assert highest_rate(Config(lr=0.1, batch_size=1024, lr_batch=256)) == 0.4
+    assert peak_learning_rate(Config(lr=0.1, batch_size=1024)) == 0.1
+    assert peak_learning_rate(Config(lr=0.1, batch_size=1024, lr_batch=256)) == 0.4
 
 
 # --- models
 
 
 def tokens_of(classes: int) -> Data:
-    none = Held(torch.zeros(0, 8), torch.zeros(0, 8), 0)
+    none = TensorSplit(torch.zeros(0, 8), torch.zeros(0, 8), 0)
     return Data(none, none, classes, targets=8)
 
 

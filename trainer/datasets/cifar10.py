@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from trainer.config import Config, ConfigError
-from trainer.samples import Data, Held
+from trainer.data import Data, TensorSplit
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 MD5 = "c32a1d4ab5d03f1284b67883e8d13530"
@@ -42,8 +42,8 @@ def cifar10(config: Config, device: torch.device) -> Data:
     train, test = read(archive, TRAIN, config, device), read(archive, TEST, config, device)
     shifts = 4 if config.augment else 0
     return Data(
-        Held(*train, len(train[0]), MEAN, DEVIATION, shifts, flips=True),
-        Held(*test, len(test[0]), MEAN, DEVIATION),
+        TensorSplit(*train, len(train[0]), MEAN, DEVIATION, shifts, flips=True),
+        TensorSplit(*test, len(test[0]), MEAN, DEVIATION),
         classes=10,
         channels=3,
     )

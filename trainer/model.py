@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import math
 from functools import partial
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from trainer.config import ConfigError
-from trainer.gpt import GPT, SIZES
-from trainer.samples import Data
+from trainer.config import Config, ConfigError
+from trainer.data import Data
+
+# blocks, heads, width
+SIZES = {
+    "gpt-tiny": (2, 4, 128),
+    "gpt-mini": (6, 6, 384),
+    "gpt2": (12, 12, 768),
+    "gpt2-medium": (24, 16, 1024),
+    "gpt2-large": (36, 20, 1280),
+    "gpt2-xl": (48, 25, 1600),
+}
 
 
 def build(name: str, data: Data, context: int) -> nn.Module:
@@ -75,6 +87,20 @@ def torchvision_model(name: str, classes: int) -> nn.Module:
     return model
 
 
+def prepare_model(model: nn.Module, config: Config, device: torch.device) -> nn.Module:
+    """Apply the flags that change how a model computes, and move it to `device`."""
+    if config.activation_checkpointing:
+        checkpoint_blocks(model, config.model)
+    if config.sync_bn:
+        if device.type != "cuda":
+            raise ConfigError("--sync-bn: torch has it for GPUs only")
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    model = model.to(device)
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # documented
+    return model
+
+
 def checkpoint_blocks(model: nn.Module, name: str) -> None:
     """Let every block forget its activations after forward, and compute them again in backward.
 
@@ -89,3 +115,61 @@ def checkpoint_blocks(model: nn.Module, name: str) -> None:
         )
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # the names of the weights stay
+
+
+class GPT(nn.Module):
+    """(n, tokens) numbers to (n, tokens, vocabulary) logits of the token after each."""
+
+    def __init__(self, blocks: int, heads: int, width: int, vocabulary: int, context: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width, bias=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.token.weight  # the same numbers read a token and say one
+        for name, each in self.named_parameters():
+            if each.dim() > 1:  # what adds to the sum of all blocks is made smaller the more of them there are
+                adds = name.endswith(("attention.out.weight", "down.weight"))
+                nn.init.normal_(each, std=0.02 / (math.sqrt(2 * blocks) if adds else 1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, bias=False)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.gelu = nn.GELU()
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        x = x + self.down(self.gelu(self.up(self.norm2(x))))
+        return x
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.all = nn.Linear(width, 3 * width, bias=False)  # query, key and value of all heads
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count, length, width = x.shape
+        query, key, value = (
+            part.view(count, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.all(x).split(width, dim=2)
+        )
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(count, length, width))
+        return out

@@ -1,16 +1,22 @@
-"""The ranks: how this process joins the others, what they tell each other. Knows nothing of training."""
+"""Join the other ranks and talk to them: process group, small messages, signals. Knows nothing of training.
+
+Two groups connect the ranks. The default group (NCCL on GPUs) carries gradients. The control group (gloo, host memory)
+carries everything else, such as losses and signals, so that these never wait for a GPU.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
+import signal
 import socket
 import sys
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +31,9 @@ from trainer.place import Place
 FIRST_STEP_TIMEOUT = timedelta(minutes=30)
 STEP_TIMEOUT = timedelta(minutes=10)
 
+NOTHING, SAVE, STOP = 0, 1, 2  # what a signal asks for; the greatest of all ranks counts
+VOTE_SECONDS, VOTE_STEPS = 0.1, 16  # at most so long, and so many steps, between two votes
+
 BROADCAST_CHUNK = 64 << 20  # bytes of a snapshot at once while it is handed round
 
 # Before torch 2.8, destroy_process_group holds Python's lock while it waits for gloo's threads, and a thread that is
@@ -38,11 +47,11 @@ class World:
     local_rank: int
     world_size: int
     device: torch.device
-    # What ranks tell each other lies in host memory and goes by gloo, so that no GPU is waited for.
+    # gloo, in host memory: ranks exchange small messages without waiting for a GPU
     control: dist.ProcessGroup | None = None
 
-    def say(self, line: str) -> None:
-        """Print once for all ranks."""
+    def print(self, line: str) -> None:
+        """Print on rank 0 only."""
         if self.rank == 0:
             print_line(line)
 
@@ -78,8 +87,20 @@ class World:
             dist.broadcast(shared[start : start + BROADCAST_CHUNK], source, group=self.control)
         return received
 
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite the tensors of floating point with those of rank 0."""
+        for flat in flatten(tensors):
+            dist.broadcast(flat.values, 0)
+            flat.copy_back(flat.values)
+
+    def average_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite the tensors of floating point with their mean over all ranks."""
+        for flat in flatten(tensors):
+            dist.all_reduce(flat.values)
+            flat.copy_back(flat.values / self.world_size)
+
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def fail_together(self) -> Iterator[None]:
         """A ConfigError inside, on any rank, ends all of them: said once, by the first rank that has one."""
         problem = None
         try:
@@ -88,9 +109,9 @@ class World:
             problem = error
         troubled = [rank for rank, has_one in enumerate(self.gather(problem is not None)) if has_one]
         if troubled:
-            self.end(2, f"{socket.gethostname()}: {problem}", speaker=troubled[0])
+            self.exit_together(2, f"{socket.gethostname()}: {problem}", speaker=troubled[0])
 
-    def end(self, code: int, reason: str, speaker: int) -> None:
+    def exit_together(self, code: int, reason: str, speaker: int) -> None:
         """For all ranks to call at once: exit with `code`, after one of them has said why."""
         if self.rank == speaker:
             print(f"trainer: {reason}", file=sys.stderr, flush=True)
@@ -166,6 +187,16 @@ def choose_device(wanted: str, place: Place) -> torch.device:
     return torch.device("cuda", place.local_rank)
 
 
+def set_precision(precision: str, device: torch.device) -> None:
+    """Raises ConfigError when the GPU lacks it."""
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True  # try the algorithms of a convolution, and use the fastest
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+        # torch.cuda.is_bf16_supported says yes to older GPUs too: they emulate it, at a fraction of the speed
+        if precision == "bf16" and not torch.version.hip and torch.cuda.get_device_capability() < (8, 0):
+            raise ConfigError(f"--precision bf16: {torch.cuda.get_device_name()} has no bf16; use fp16")
+
+
 def gpu_facts(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
@@ -178,3 +209,66 @@ def print_line(line: str) -> None:
     """In one write: with `print`, a line of another rank on the same pipe may come between the text and its newline."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+class Requests:
+    """A signal to any rank counts for all ranks at the same step.
+
+    A rank that stopped by itself would leave its peers waiting in a collective, so they vote at every step boundary.
+    The vote travels while the next step is computed and is read at the boundary after it, when it has long arrived.
+    Where steps take milliseconds, a vote is felt all the same: then they vote only at some of the boundaries.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._group = world.control
+        self._asked = NOTHING
+        self._boundaries = 0
+        self._every = 1
+        self._vote = torch.zeros(1, dtype=torch.int32)
+        self._travelling: dist.Work | None = None
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGUSR1, self._on_signal)
+
+    def agreed(self) -> int:
+        """For all ranks to call at every step boundary; returns the same on all of them."""
+        self._boundaries += 1
+        if self._boundaries % self._every:
+            return NOTHING
+        agreed = NOTHING
+        if self._travelling is not None:
+            self._travelling.wait()
+            agreed = int(self._vote.item())
+        self._vote = torch.tensor([self._asked], dtype=torch.int32)
+        if self._asked == SAVE:
+            self._asked = NOTHING
+        self._travelling = dist.all_reduce(self._vote, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        return agreed
+
+    def set_pace(self, step_time: float) -> None:
+        """Vote so rarely that it is not felt, and so often that nobody waits. `step_time`: seconds, the same on all."""
+        self._every = max(1, min(VOTE_STEPS, int(VOTE_SECONDS / max(step_time, 0.001))))
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self._asked = max(self._asked, STOP if signum == signal.SIGTERM else SAVE)
+
+
+class Flat:
+    """Tensors of one type as one tensor: one message for all, instead of a round trip for each."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+        self.values = torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+    @torch.no_grad()
+    def copy_back(self, values: Tensor) -> None:
+        for tensor, part in zip(self.tensors, values.split([each.numel() for each in self.tensors]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+
+def flatten(tensors: Iterable[Tensor]) -> list[Flat]:
+    """Group by type. Integers are left out: batch norm's count of batches is the same on all ranks."""
+    by_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            by_type[tensor.dtype].append(tensor)
+    return [Flat(group) for group in by_type.values()]

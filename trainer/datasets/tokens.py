@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import Config, ConfigError
-from trainer.samples import VOCABULARY, Batch, Data
-from trainer.sampling import Piece
+from trainer.data import VOCABULARY, Batch, Data, MicroBatch
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,8 @@ class Windows:
     def size(self) -> int:
         return (len(self.tokens) - 1) // self.context
 
-    def batches(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
-        for _, samples in pieces:
+    def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
+        for _, samples in micro_batches:
             where = samples.unsqueeze(1) * self.context + torch.arange(self.context + 1)
             tokens = self.tokens[where].long()
             if self.tokens.dtype == torch.int16:

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainer.checkpoint import make_folder
 from trainer.config import Config
-from trainer.folder import AHEAD
-from trainer.prepare import Training, make_folder, prepare
-from trainer.telling import Teller
-from trainer.timing import flops_of
-from trainer.train import forward, started, take_step
-from trainer.world import World
+from trainer.datasets.folder import AHEAD
+from trainer.dist import World
+from trainer.metrics import Log, flops_of
+from trainer.train import Training, forward, setup, train_step, warm_up
 
 ROUNDS = 5
 WARM_UP = 3  # steps
@@ -27,12 +26,12 @@ WARM_UP = 3  # steps
 
 def bench(config: Config, world: World) -> None:
     """Prints one line, `bench ` and JSON, and writes it to bench.json in --out. Nothing is saved of the model."""
-    world.say(" ".join(["config", *(f"{key}:{value}" for key, value in config.as_dict().items())]))
-    with world.together():
+    world.print(" ".join(["config", *(f"{key}:{value}" for key, value in config.as_dict().items())]))
+    with world.fail_together():
         out = make_folder(config.out)
-    training = prepare(config, world, None)
+    training = setup(config, world, None)
     measured = measure(training)
-    world.say("bench " + json.dumps(measured))
+    world.print("bench " + json.dumps(measured))
     if world.rank == 0:
         Path(out / "bench.json").write_text(json.dumps(measured, indent=2) + "\n")
 
@@ -40,8 +39,8 @@ def bench(config: Config, world: World) -> None:
 def measure(training: Training) -> dict[str, Any]:
     """Rounds of all contestants in turn, as a machine is not equally fast all the time; the median of each counts."""
     config, world, data = training.config, training.world, training.data
-    teller = Teller(config, world, data, training.ddp, None)
-    batch = next(started(training, teller))
+    log = Log(config, world, data, training.ddp, None)
+    batch = next(warm_up(training, log))
     gradients = sum(each.numel() for each in training.model.parameters() if each.requires_grad)
     flat = torch.zeros(gradients, device=world.device)
     numbers = iter(range(10**9))
@@ -57,7 +56,7 @@ def measure(training: Training) -> dict[str, Any]:
         dist.all_reduce(flat)
 
     def together() -> None:
-        take_step(training, teller, endless, next(numbers), told=False)
+        train_step(training, log, endless, next(numbers), logged=False)
 
     def data_alone() -> None:
         for _ in range(config.grad_accum_steps):
@@ -76,8 +75,8 @@ def measure(training: Training) -> dict[str, Any]:
             for _ in range(ready if name == "data" else 0):
                 next(endless)
             seconds[name].append(timed(each, steps[name], world))
-            teller.watch.read()
-    return report(training, seconds, gradients * 4, flops_of(training.model, batch.inputs), teller.peak)
+            log.timer.read()
+    return report(training, seconds, gradients * 4, flops_of(training.model, batch.inputs), log.peak)
 
 
 def steps_for(seconds: float, what: Callable[[], None], world: World) -> int:

@@ -1,11 +1,10 @@
-"""Snapshots: the state of a training in a file, whole or not there at all. Unpickles only tensors and plain values.
+"""Save and load snapshots: a file is complete or does not exist. Unpickles only tensors and plain values.
 
-A file is named `step-STEP-DIGEST.pt`, DIGEST being the first 16 digits of the SHA-256 of its content. So one rename
-publishes both, and a file that was cut short or changed is known by its name. `torch.load(file, weights_only=True)`
-reads it.
+A file is named `step-STEP-DIGEST.pt`, where DIGEST is the start of the SHA-256 of its content. So one rename publishes
+both, and a name tells whether its file was cut short or changed. `torch.load(file, weights_only=True)` reads it.
 
-The hosts need not share a disk: one process of every node writes, and at the start the newest snapshot that any node
-has is handed to all, so that a host which is new to the run needs no file.
+Hosts need no shared disk. One process per node writes, and at the start the newest snapshot of any node is sent to all,
+so that a new host needs no file.
 """
 
 from __future__ import annotations
@@ -20,15 +19,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainer.world import World, print_line
+from trainer.config import Config, ConfigError, spelled
+from trainer.dist import World, print_line
+from trainer.optim import is_fused
 
 
 class Writer:
-    """Copies a state to host memory while the training waits, and writes the copy while it goes on.
+    """Copies a state to host memory while training waits; a thread writes the copy while training continues.
 
-    When the disk is slower than the snapshots come, the newest waits and those between are left out.
+    If the disk is too slow, the newest snapshot waits, and those before it are skipped.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -201,3 +202,42 @@ def _fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folder(out: str) -> Path:
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot create this folder: {error.strerror}") from error
+    return Path(out)
+
+
+def exit_if_not_saved(world: World, problem: Exception | None) -> None:
+    """End all ranks with an error if a node failed to write its last snapshot."""
+    failed = [rank for rank, has_failed in enumerate(world.gather(problem is not None)) if has_failed]
+    if failed:
+        reason = f"{socket.gethostname()}: the last snapshot could not be written: {problem}"
+        world.exit_together(1, reason, speaker=failed[0])
+
+
+def check_same_training(config: Config, saved: dict[str, Any]) -> None:
+    """Raise ConfigError if the steps of the saved run mean something else."""
+    for key in ("model", "data", "image_size", "samples", "classes", "context", "batch_size", "seed", "optimizer"):
+        if key in saved and saved[key] != getattr(config, key):
+            name = spelled(key)
+            raise ConfigError(
+                f"the snapshots in {config.out} are from a run with {name} {saved[key]}, not {getattr(config, key)}; "
+                f"give {name} {saved[key]} to continue it, or another --out to start from scratch"
+            )
+
+
+def restore(
+    state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+) -> None:
+    """Load a snapshot into a model and its optimizer. It may be from another kind of device."""
+    model.load_state_dict(state["model"])
+    fused = is_fused(next(model.parameters()).device)
+    for group in state["optimizer"]["param_groups"]:
+        group["fused"] = fused
+    optimizer.load_state_dict(state["optimizer"])
+    scaler.load_state_dict(state.get("scaler") or scaler.state_dict())

@@ -14,13 +14,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.config import Config, ConfigError
-from trainer.samples import Batch, Data, normalised
-from trainer.sampling import Piece, seed_of
+from trainer.data import Batch, Data, MicroBatch, normalize, seed_of
 
 MEAN = (123.7, 116.3, 103.5)  # of ImageNet, by channel
 DEVIATION = (58.4, 57.1, 57.4)
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
-AHEAD = 4  # pieces that each process has ready
+AHEAD = 4  # micro_batches that each process has ready
 MARGIN = 256 / 224  # a test image is shrunk to so much more than its middle that is looked at
 
 
@@ -68,21 +67,21 @@ class Files:
     def size(self) -> int:
         return len(self.files)
 
-    def batches(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
-        """One set of processes for all pieces: they run ahead, across the ends of epochs too."""
+    def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """One set of processes for all micro_batches: they run ahead, across the ends of epochs too."""
         cuda = self.device.type == "cuda"
         several: dict[str, Any] = {"prefetch_factor": AHEAD, "worker_init_fn": stay} if self.workers else {}
         loader: DataLoader[Batch] = DataLoader(
             Decoded(self),
-            sampler=pieces,  # any iterable will do
-            batch_size=None,  # a piece is one item already
+            sampler=micro_batches,  # any iterable will do
+            batch_size=None,  # a micro_batch is one item already
             num_workers=self.workers,
             pin_memory=cuda,
             **several,
         )
         for images, labels in loader:
             images, labels = images.to(self.device, non_blocking=cuda), labels.to(self.device, non_blocking=cuda)
-            yield Batch(normalised(images, MEAN, DEVIATION), labels)
+            yield Batch(normalize(images, MEAN, DEVIATION), labels)
 
 
 def stay(worker: int) -> None:
@@ -93,13 +92,13 @@ def stay(worker: int) -> None:
 
 
 class Decoded(Dataset[Batch]):
-    """What a process does: from the numbers of a piece to its images, as bytes."""
+    """What a process does: from the numbers of a micro_batch to its images, as bytes."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
 
-    def __getitem__(self, piece: Piece) -> Batch:
-        step, samples = piece
+    def __getitem__(self, micro_batch: MicroBatch) -> Batch:
+        step, samples = micro_batch
         files = self._files
         images = torch.empty(len(samples), 3, files.image_size, files.image_size, dtype=torch.uint8)
         labels = torch.empty(len(samples), dtype=torch.int64)
