@@ -116,7 +116,7 @@ COLUMNS = (
     _Column("HOST", 0, 0),
     _Column("RANKS", 7, 1),
     _Column("STATE", 11, 0),
-    _Column("SILENT", 6, 0),
+    _Column("QUIET", 6, 0),
     _Column("STEP", 7, 1),
     _Column("LOSS", 8, 2),
     _Column("RATE/S", 7, 4),
@@ -258,7 +258,7 @@ def _cells(row: BoardRow) -> dict[str, str]:
     return {
         **cells,
         "RANKS": ranges(ranks) or "-",
-        "SILENT": "-" if (quiet := row.quiet()) is None else _duration(quiet),
+        "QUIET": "-" if (quiet := row.quiet()) is None else _duration(quiet),
         "STEP": _or_dash(row.figure("step")),
         "LOSS": _or_dash(row.figure("loss")),
         "RATE/S": _or_dash(row.figure("rate")),

@@ -202,15 +202,15 @@ def test_a_loss_that_is_no_number_any_more_is_one_that_is_shown() -> None:
 
 def test_how_long_a_rank_has_been_silent_is_told_where_it_is_long() -> None:
     seen = hosts(2)
-    assert "SILENT" not in "".join(shown(seen))
+    assert "QUIET" not in "".join(shown(seen))
     assert seen[1].now is not None
     seen[1].now["ranks"][0]["at"] -= 40
-    assert "SILENT" not in "".join(shown(seen))  # the other one speaks
+    assert "QUIET" not in "".join(shown(seen))  # the other one speaks
     seen[1].now["ranks"][1]["at"] -= 50
     lines = shown(seen)
     header = next(line for line in lines if line.startswith("HOST")).split()
     row = next(line for line in lines if line.startswith("gpu-01")).split()
-    assert row[header.index("SILENT")] == "42s"
+    assert row[header.index("QUIET")] == "42s"
     seen[1].now["ranks"][0]["at"] -= 3600
     seen[1].now["ranks"][1]["at"] -= 3600
     assert any(" 61m " in line for line in shown(seen))
