@@ -26,6 +26,10 @@ def is_grace(seconds: float) -> bool:
     return 0 <= seconds <= 86_400
 
 
+def is_lease(seconds: float) -> bool:
+    return 0 < seconds <= 600
+
+
 def is_interval(pair: tuple[float, float]) -> bool:
     return pair[0] <= pair[1]
 
@@ -49,6 +53,8 @@ UnixTime = Annotated[float, is_unix_time]
 """Seconds since 1970; the year has four digits."""
 Grace = Annotated[float, is_grace]
 """Seconds; at most a day, as in the inventory."""
+Lease = Annotated[float, is_lease]
+"""Seconds; at most ten minutes, as in the inventory."""
 VariableName = Annotated[str, re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}").fullmatch]
 AbsolutePath = Annotated[str, re.compile(r"/[^\x00-\x1f]{0,4095}").fullmatch]
 CudaVersion = Annotated[str, re.compile(r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}").fullmatch]

@@ -13,6 +13,7 @@ from .fields import (
     FinalState,
     Grace,
     HostName,
+    Lease,
     NodeNumber,
     Nproc,
     Rank,
@@ -121,6 +122,8 @@ class Part:
     """The pid of the guard."""
     grace: Grace
     """Between TERM and KILL when the run is stopped."""
+    lease: Lease = 8.0
+    """Seconds of silence until a host counts as lost."""
     verdict: Verdict | None = field(default=None, metadata=NOT_NULL)
     outputs: bool = False
     """Whether the output folder has files."""

@@ -15,7 +15,7 @@ from ..output.console import fold
 from ..runs import registry
 from .context import find_run, load_inventory_of_run, open_fleet, stderr_console, whoami
 
-BEYOND_GRACE = 60.0  # s for a host to stop its ranks and to end its guard
+BEYOND_GRACE = 60.0  # s beyond grace and lease for a host to stop its ranks and to end its guard
 LOOK_EVERY = 0.5  # s
 
 
@@ -58,7 +58,7 @@ def _node(run: registry.Run, host_name: str) -> int:
 def _wait(run: registry.Run, host_name: str, inventory: Inventory, fleet: Fleet) -> bool:
     """Wait until the run is over on that host."""
     host = next(host for host in inventory.hosts if host.name == host_name)
-    deadline = time.monotonic() + run.grace + BEYOND_GRACE
+    deadline = time.monotonic() + run.grace + run.lease + BEYOND_GRACE
     while time.monotonic() < deadline:
         try:
             parts = fleet.session(host).request(LIST, {"members": False}).runs

@@ -132,6 +132,7 @@ def _targets(options: KillOptions, runs: Sequence[Run]) -> KillTargets:
         ports=() if port == "auto" else (port,),
         force=options.forced_pids,
         run_grace=max((run.grace for run in runs), default=0.0),
+        lease=max((run.lease for run in runs), default=0.0),
     )
 
 

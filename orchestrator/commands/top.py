@@ -212,7 +212,7 @@ class _Live:
                 self._ask("the id does not match, so nothing was killed. Press Enter to return to the board")
             return
         self._console.note("stopping the run gracefully ...")
-        targets = ending.KillTargets(runs=(self._run.run_id,), run_grace=self._run.grace)
+        targets = ending.KillTargets(runs=(self._run.run_id,), run_grace=self._run.grace, lease=self._run.lease)
         ending.kill(self._fleet, self._hosts, targets, grace=None, by="top")
 
     @staticmethod

@@ -40,7 +40,7 @@ LIMITS: Mapping[str, float] = {
     "abort": 60.0,
     "force": 60.0,
     "stale": 120.0,
-    "stop": 60.0,  # after the grace: the lease, the guard's record, the sweep
+    "stop": 60.0,  # after grace and lease: the guard's record, the sweep
     "prune": 120.0,
     "outputs": 120.0,  # looks at every file
     "output_folders": 120.0,
@@ -51,7 +51,7 @@ LIMITS: Mapping[str, float] = {
     "attach": 60.0,
     "send": 60.0,
 }
-"""Seconds. A `stop` gets its grace in addition."""
+"""Seconds. A `stop` gets its grace and lease in addition."""
 
 WAITS_FOR_FILES = "a file server or a disk (try `df` there)"
 WAITS_FOR: Mapping[str, str] = {

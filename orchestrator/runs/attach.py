@@ -93,7 +93,8 @@ def attend(
     began = time.monotonic()
     bell = Bell(resolved.inventory.notify.bell, console)
 
-    targets = ending.KillTargets(runs=(resolved.run_id,), run_grace=resolved.inventory.run.grace)
+    settings = resolved.inventory.run
+    targets = ending.KillTargets(runs=(resolved.run_id,), run_grace=settings.grace, lease=settings.lease)
     with (
         _stop_on_interrupt(targets, hosts, fleet, console),
         _finish_on_signal(resolved.run_id, hosts, fleet, console),

@@ -87,6 +87,8 @@ class KillTargets:
     """Pids by host to kill, whoever started them."""
     run_grace: float = 0.0
     """Seconds between TERM and KILL if the kill itself sets no grace."""
+    lease: float = 0.0
+    """The longest of the runs, in seconds: a host that is cut off from the head ends its part after a lease."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def begin(
         def stop(run: _StopTask) -> Ending:
             members = targets.members.get(run.name, {}).get(host.name, ())
             question = {"run_id": run.name, "grace": grace, "by": by, "members": members}
-            return session.request(STOP, question, extra_time=seconds)
+            return session.request(STOP, question, extra_time=seconds + targets.lease)
 
         # no ThreadPoolExecutor: after an interrupt, Python would wait for a host that hangs
         stopped = each(map(_StopTask, targets.runs), stop, MAX_PARALLEL_STOPS)

@@ -84,6 +84,11 @@ class Run:
         return float(self._first.grace)
 
     @property
+    def lease(self) -> float:
+        """Seconds of silence until a host counts as lost."""
+        return float(self._first.lease)
+
+    @property
     def ended_at(self) -> float | None:
         """Unix time, seconds, by the clock of the host that ended last; None if none has."""
         return max((part.ended_at for part in self.parts.values() if part.ended_at is not None), default=None)

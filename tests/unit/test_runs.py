@@ -162,3 +162,24 @@ def test_several_runs_of_a_host_are_stopped_at_once() -> None:
     host: Any = Host()
     killed = kill(cast(Fleet, host), [host], KillTargets(runs=("x", "y", "z")), grace=30.0, by="ann")
     assert [process.cmd for _, process in killed.killed] == ["x", "y", "z"]
+
+
+def test_a_host_that_is_cut_off_has_its_lease_to_end_its_part() -> None:
+    """Without the head, a host ends its part when the lease is over; `run.lease` may be 10 minutes."""
+    limits = []
+
+    class Host:
+        name = "a"
+
+        def request(self, operation: object, arguments: dict[str, Any], extra_time: float = 0.0) -> Ending:
+            limits.append(extra_time)
+            return Ending((), (), (), ())
+
+        def begin(self, hosts: Sequence[Any], work: Callable[[Any, Any], Any], doing: str) -> Work[Any, Any]:
+            return Work(hosts, lambda host: work(host, host), 1)
+
+    host: Any = Host()
+    targets = KillTargets(runs=("x",), run_grace=30.0, lease=600.0)
+    kill(cast(Fleet, host), [host], targets, grace=None, by="ann")
+    kill(cast(Fleet, host), [host], targets, grace=0.0, by="ann")
+    assert limits == [630.0, 600.0]

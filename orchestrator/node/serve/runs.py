@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional
 from ..host import ledger, processes, state
 from ..host.sweep import belonging
 from ..run.attempt_phase import AttemptPhase
+from ..run.link import lease
 
 SCRIPT_MOST = 200  # characters
 LEDGER_MOST = 20  # ended runs
@@ -52,6 +53,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "inventory": spec["inventory"],
         "ports": spec["used_ports"],
         "grace": spec.get("grace", 30.0),
+        "lease": lease(spec),
         "shared_output": spec.get("shared_output"),
         "secrets": spec.get("secrets", []),  # names
         "not_notified": (state.read(os.path.join(folder, "notify.json")) or {}).get("problems", {}),

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional
 
 from ..host import network, processes, state
 from ..host.sweep import belonging, sweep
-from ..run import autostart
+from ..run import autostart, gang
 from ..run.link import lease
 from . import runs
 from .leftovers import ports_of
@@ -15,7 +15,7 @@ from .leftovers import ports_of
 LOOK_EVERY = 0.05  # s between looks at the guard; for all processes, which is expensive on a large host, see LOOK_SHARE
 GRACE = 30.0  # s, of a run whose record does not tell
 REPLACE_WINDOW = 10.0  # s to find a guard, where run.lock is held but the guard on record has ended
-REPORT_WINDOW = 5.0  # s beyond the grace and the lease for a guard to write its record
+REPORT_WINDOW = 5.0  # s for a guard to write its record
 
 
 def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
@@ -34,7 +34,7 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
     guard = _find_guard(folder)
     if guard is not None:
         processes.send(guard, signal.SIGTERM)
-        deadline = time.monotonic() + grace + lease(state.read(os.path.join(folder, "spec.json")) or {}) + REPORT_WINDOW
+        deadline = time.monotonic() + grace + _end_window(folder)
         look_at = time.monotonic()
         while processes.alive(guard) and time.monotonic() < deadline:
             if time.monotonic() >= look_at:
@@ -63,6 +63,12 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         ],
         "run": runs.describe(run_id, folder) if os.path.isdir(folder) else None,
     }
+
+
+def _end_window(folder: str) -> float:
+    """Seconds beyond the grace for a guard to end: after a lease without its head, or when it gives up other hosts."""
+    spec = state.read(os.path.join(folder, "spec.json")) or {}
+    return max(lease(spec), gang.STOP_WINDOW + gang.FAREWELL_WINDOW) + REPORT_WINDOW
 
 
 def _write_request(folder: str, arguments: Dict[str, Any]) -> float:
