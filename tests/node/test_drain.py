@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import signal
+import threading
 
 import pytest
 from lab.waiting import wait_until
 from local_runs import Run, Runs
 
 from orchestrator.hosts.session import Refused
-from orchestrator.node.host import state
+from orchestrator.node.host import processes, state
+from orchestrator.node.run import requests
 
 SAVE = """
 import os, signal, sys, time
@@ -44,6 +47,36 @@ def test_a_drained_host_saves_and_ends_and_the_spare_takes_its_place(runs: Runs)
     assert records[1]["verdict"]["stopped_by"] == "ann"
     assert b"saved" in run.journal(1)["1.1.out"]
     assert re.search(r"draining host-1\b.*\bann\b", run.journal()["1.run.out"].decode())
+
+
+def test_a_request_outlives_the_guard_that_took_it(runs: Runs) -> None:
+    run = begun(runs, spares=1, options="max_restarts: 1")
+    recorder, guard = run.recorder(), run.guard()
+    assert recorder is not None
+    processes.send(recorder, signal.SIGSTOP)
+    asked = {"do": "drain", "id": "one", "node": 1, "by": "ann"}
+    assert requests.ask(str(run.folder()), asked) == {"accepted": None}
+    processes.send(guard, signal.SIGKILL)
+    wait_until(lambda: not processes.alive(guard), 5.0, "the guard is gone")
+    processes.send(recorder, signal.SIGCONT)
+    records = run.wait_over()
+    assert [record["verdict"]["state"] for record in records] == ["succeeded", "stopped", "succeeded"]
+
+
+def test_who_asks_while_the_guard_is_replaced_is_answered_by_the_next_one(runs: Runs) -> None:
+    run = begun(runs, spares=1, options="max_restarts: 1")
+    recorder, guard = run.recorder(), run.guard()
+    assert recorder is not None
+    processes.send(recorder, signal.SIGSTOP)
+    processes.send(guard, signal.SIGKILL)
+    wait_until(lambda: not processes.alive(guard), 5.0, "the guard is gone")
+    accepted: list[bool] = []
+    asking = threading.Thread(target=lambda: accepted.append(drain(run, 1)))
+    asking.start()
+    processes.send(recorder, signal.SIGCONT)
+    asking.join(20.0)
+    assert accepted == [True]
+    assert [record["verdict"]["state"] for record in run.wait_over()] == ["succeeded", "stopped", "succeeded"]
 
 
 def test_a_host_that_the_run_needs_is_not_drained(runs: Runs) -> None:

@@ -1,6 +1,6 @@
 """Requests to drain hosts, which other processes of this user bring to the head's guard, and the gang's answers."""
 
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterable, List
 
 from . import messages
 
@@ -8,11 +8,16 @@ MOST = 64
 
 
 class DrainRequests:
-    """`requests`: all of them; the recorder ignores those that it has handled. `answers`: whether they are accepted."""
+    """`pending`: what a guard that was killed had not passed on, or the gang had not decided."""
 
-    def __init__(self) -> None:
-        self.requests: List[Dict[str, Any]] = []
-        self.answers: Dict[str, bool] = {}
+    def __init__(self, pending: Iterable[Dict[str, Any]] = ()) -> None:
+        self._requests = {str(request["id"]): request for request in pending}
+        self._answers: Dict[str, bool] = {}
+
+    @property
+    def pending(self) -> List[Dict[str, Any]]:
+        """Requests without an answer. A decided one is not among them: a new recorder would decide it again."""
+        return [request for name, request in self._requests.items() if name not in self._answers]
 
     def add(self, request: Dict[str, Any]) -> Dict[str, Any]:
         """A request is repeated, with the same id, until `accepted` is no longer null."""
@@ -21,8 +26,14 @@ class DrainRequests:
             by = messages.text(request.get("by"))
         except messages.Malformed as error:
             return {"error": "malformed request: %s" % error, "code": "unknown"}
-        if not any(known["id"] == name for known in self.requests):
-            if len(self.requests) >= MOST:
-                self.answers.pop(self.requests.pop(0)["id"], None)
-            self.requests.append({"id": name, "node": node, "by": by})
-        return {"accepted": self.answers.get(name)}
+        if name not in self._requests:
+            if len(self._requests) >= MOST:
+                oldest = next(iter(self._requests))
+                del self._requests[oldest]
+                self._answers.pop(oldest, None)
+            self._requests[name] = {"id": name, "node": node, "by": by}
+        return {"accepted": self._answers.get(name)}
+
+    def answer(self, name: str, *, accepted: bool) -> None:
+        if name in self._requests:
+            self._answers[name] = accepted

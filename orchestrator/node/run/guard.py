@@ -69,7 +69,7 @@ class Guard:
             self._write_state,
         )
         self._shutdown = Shutdown(folder, self._recorder, self._send_status)
-        self._drains = DrainRequests()
+        self._drains = DrainRequests(past.drain_requests if past is not None else ())
         self._requests = Requests(folder, self._answer_request)
         self._has_past = past is not None
         self._restarted = past is not None and past.restarted
@@ -191,7 +191,7 @@ class Guard:
                 "finish": self._finish,
                 "stop": self._shutdown.stop,
                 "drain": self._shutdown.is_draining,
-                "drain_requests": self._drains.requests,
+                "drain_requests": self._drains.pending,
             }
         )
 
@@ -225,7 +225,7 @@ class Guard:
         elif message["do"] == "drained":
             self._attempts.close_fifos(message["attempt"])
         elif message["do"] == "drain answer":
-            self._drains.answers[message["id"]] = message["accepted"]
+            self._drains.answer(message["id"], accepted=message["accepted"])
         elif message["do"] == "prepared":
             self._control.answer({"ready": message["ready"]})
         elif message["do"] == "cannot":

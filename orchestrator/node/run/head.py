@@ -191,12 +191,12 @@ class HeadLink(ClusterLink):
         if status["start"] is not None and self._state.phase is Phase.WAITING:
             self._step(gang_events.StartRequested(status["start"]["master_addr"], status["start"]["master_port"], now))
             self._finisher.begin(now)
-        for request in status.get("drain_requests", ()):
+        for request in status["drain_requests"]:
             self._drain(request["id"], request["node"], request["by"])
         self._on_node_status(self._here, messages.status(status))
 
     def _drain(self, request_id: str, number: int, by: str) -> None:
-        """A request is in every status; a new recorder answers it again."""
+        """A request is in every status until the guard has its answer."""
         if request_id in self._drains:
             return
         self._drains.add(request_id)

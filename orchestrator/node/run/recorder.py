@@ -61,6 +61,7 @@ class Recorder:
             "finish": None,
             "stop": None,
             "drain": False,
+            "drain_requests": [],
         }
         self._fifos: Dict[int, journal.Writer] = {}
         self._drained = 0  # all attempts before this one: their FIFOs are done with

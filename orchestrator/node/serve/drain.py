@@ -16,14 +16,16 @@ def drain(arguments: Dict[str, Any]) -> Dict[str, Any]:
     folder = state.run_folder(arguments["run_id"])
     request = {"do": "drain", "id": os.urandom(8).hex(), "node": arguments["node"], "by": arguments["by"]}
     deadline = time.monotonic() + WINDOW
+    problem = "the recorder of the head does not answer"
     while time.monotonic() < deadline:
         try:
             answer = requests.ask(folder, request)
         except (requests.NoAnswer, OSError) as error:
-            raise Refused("no-guard", "run %s: %s" % (arguments["run_id"], error)) from error
-        if "error" in answer:
-            raise Refused(str(answer.get("code", "unknown")), str(answer["error"]))
-        if answer["accepted"] is not None:
-            return {"accepted": answer["accepted"]}
+            problem = str(error)  # a killed guard is replaced, and the next one is asked
+        else:
+            if "error" in answer:
+                raise Refused(str(answer.get("code", "unknown")), str(answer["error"]))
+            if answer["accepted"] is not None:
+                return {"accepted": answer["accepted"]}
         time.sleep(PAUSE)
-    raise Refused("no-guard", "run %s: the recorder of the head does not answer" % arguments["run_id"])
+    raise Refused("no-guard", "run %s: %s" % (arguments["run_id"], problem))
