@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import threading
 from pathlib import Path
@@ -104,6 +105,19 @@ def test_the_new_guard_holds_the_name(tmp_path: Path) -> None:
         (record,) = run.wait_over()
         assert record["verdict"]["state"] == "killed"
         runs.prepare(WAIT, name="mine")
+
+
+def test_the_new_guard_holds_the_output_folder_on_a_shared_disk(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with local_runs(tmp_path, impatient_program()) as runs:
+        run = runs.start(WAIT, options=f"{AGAIN}, output: {disk}", name="mine")
+        run.wait_for("ready", "1.0.out")
+        kill_guard(run)
+        run.wait_for("ready", "2.0.out")
+        with (disk / "mine" / state.OUTPUT_LOCK).open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        assert run.stop(grace=1.0)["remaining"] == []
 
 
 def test_without_its_locks_no_new_guard_is_started(runs: Runs) -> None:

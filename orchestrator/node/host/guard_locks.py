@@ -1,4 +1,4 @@
-"""The locks of a run on this host: of its GPUs, of its name, and the one that proves that it has a guard."""
+"""The locks of a run on this host: of its GPUs, name and output folder, and the one that proves that it has a guard."""
 
 import errno
 import fcntl
@@ -39,6 +39,17 @@ def take_run(folder: str, taken: List[int]) -> None:
             if time.monotonic() > deadline:
                 raise Held("the run has a guard here") from None
         time.sleep(0.01)
+
+
+def take_output(spec: Dict[str, Any], taken: List[int]) -> None:
+    """On the head: lock the output folder on a disk that the hosts share, if the run has one. Raises Held, OSError."""
+    output = spec["shared_output"]
+    if not output or spec["node"] != 0:
+        return
+    path = os.path.join(output, state.OUTPUT_LOCK)
+    handle = lock(path, "the output folder %s" % output, taken, os.O_RDWR | os.O_CREAT)
+    write_holder(handle, spec)
+    os.fsync(handle)  # the other hosts do not see this host's page cache
 
 
 def lock(path: str, what: str, taken: List[int], flags: int) -> int:

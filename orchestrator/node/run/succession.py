@@ -27,6 +27,7 @@ def held(folder: str, spec: Dict[str, Any]) -> Iterator[List[int]]:
     try:
         guard_locks.take_run(folder, taken)
         guard_locks.take(spec, taken)
+        guard_locks.take_output(spec, taken)
         yield taken
     except (guard_locks.Held, state.StateError, OSError) as error:
         raise NotPossible(str(error)) from error

@@ -23,20 +23,18 @@ def share_output(spec: Dict[str, Any], taken: List[int]) -> None:
     output = spec["shared_output"]
     if not output:
         return
-    lock = os.path.join(output, state.OUTPUT_LOCK)
     if spec["node"] == 0:
         if not os.path.isdir(os.path.dirname(output)):
             raise Refused("shared-output-missing", "run.output %s is not a folder here" % os.path.dirname(output))
         try:
             os.makedirs(output, 0o700, exist_ok=True)
-            handle = guard_locks.lock(lock, "the output folder %s" % output, taken, os.O_RDWR | os.O_CREAT)
-            guard_locks.write_holder(handle, spec)
-            os.fsync(handle)  # the other hosts do not see this host's page cache
+            guard_locks.take_output(spec, taken)
         except guard_locks.Held as error:
             raise Refused("held", str(error)) from error
         except OSError as error:
             raise Refused("shared-output-missing", "run.output: %s: %s" % (output, error.strerror)) from error
         return
+    lock = os.path.join(output, state.OUTPUT_LOCK)
     deadline = time.monotonic() + SHARED_WINDOW
     while not _content(lock).startswith(b"run %s (" % spec["run_id"].encode("ascii")):
         if time.monotonic() > deadline:
