@@ -50,6 +50,17 @@ def test_a_node_whose_processes_are_gone_gets_a_guard_that_can_be_stopped(runs: 
     run.wait_over()
 
 
+def test_a_node_whose_head_is_gone_waits_for_it(runs: Runs) -> None:
+    run = runs.start(WAIT, nproc=(1, 1), options="max_restarts: 1, lease: 2")
+    run.wait_for("here", "1.1.out", 1)
+    lose(run)
+    wait_until(lambda: run.listed(1)["state"] == "waiting", 20.0, "the other node waits")
+    rejoin(run)
+    wait_until(lambda: run.listed(1)["state"] == "running", 20.0, "the next attempt runs there")
+    run.stop(1)
+    run.stop(0)
+
+
 def test_a_node_with_a_guard_gets_no_second_one(runs: Runs) -> None:
     run = runs.start(WAIT)
     run.wait_for("here", "1.0.out")

@@ -26,6 +26,7 @@ journal          the log: pieces of output with their times
 history          samples of this host, for `report`
 upkeep           protects the files of the run from cleaners of old files
 health_check     measures the health of this host in a process of its own
+shown_state      what `ps` shows of the whole run
 saved_line       finds the line of a saved snapshot
 peers            the interface of head and follower
 head             the head's end of the links; runs the gang

@@ -5,7 +5,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ..host import network
-from . import gang_events, messages, narration, notify
+from . import gang_events, messages, narration, notify, shown_state
 from .detour import Received
 from .link import HANDSHAKE_WINDOW, Link, LinkClosed, beat, dial, lease
 from .messages import Envelope, OfHead
@@ -48,6 +48,7 @@ class WorkerLink(ClusterLink):
         self._fenced = False  # nothing of the head for a lease
         self._ended = False
         self._node_rank: Optional[int] = None  # in the newest attempt
+        shown_state.clear(recorder.folder)  # of our predecessor
 
     def links(self) -> List[Link]:
         return self._transport.links() + self._to_head()
@@ -123,6 +124,7 @@ class WorkerLink(ClusterLink):
         self._recorder.permit(self._lease - age)
         if self._fenced and not self._ended:
             self._fenced = False
+            shown_state.clear(self._recorder.folder)
             self._recorder.say("the head (%s) is back" % self._head)
 
     def _on_envelope(self, received: Received) -> None:
@@ -243,6 +245,7 @@ class WorkerLink(ClusterLink):
                 % (self._head, self._lease, wait if self._rejoin_timeout else "")
             )
             if self._rejoin_timeout:
+                shown_state.show(self._recorder.folder, "waiting")
                 self._tell_for_the_head("waiting")
         gives_up = now - self._heard_at > self._lease + self._rejoin_timeout
         if not self._ended and (gives_up or self._recorder.reported["stop"]):

@@ -5,8 +5,8 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from ..host import network, state
-from . import gang, gang_events, gang_orders, messages, narration, notify, team
+from ..host import network
+from . import gang, gang_events, gang_orders, messages, narration, notify, shown_state, team
 from .attempt_phase import AttemptPhase
 from .finisher import Finisher
 from .gang_log import GangLog
@@ -349,17 +349,13 @@ class HeadLink(ClusterLink):
             self._send(self._nodes[number], {"order": _order_message(order)})
 
     def _show(self) -> None:
-        """Write the state of the whole run for `ps`: this host's own processes do not show it."""
         label = gang_orders.label(self._state)
         if label == "running" and self._watch.suspects.intersection(self._state.team):
             label = "suspect"
         if label == self._label:
             return
         self._label = label
-        try:
-            state.replace(os.path.join(self._recorder.folder, "gang.json"), {"label": label})
-        except OSError:
-            pass  # a full disk; nothing depends on it
+        shown_state.show(self._recorder.folder, label)
 
     def _narrate(self, before: State, after: State) -> None:
         if after.attempt != before.attempt:

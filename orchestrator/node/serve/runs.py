@@ -7,7 +7,6 @@ from typing import Any, Dict, List, Optional
 from ..host import ledger, processes, state
 from ..host.sweep import belonging
 from ..run.attempt_phase import AttemptPhase
-from ..run.link import lease
 
 SCRIPT_MOST = 200  # characters
 LEDGER_MOST = 20  # ended runs
@@ -53,7 +52,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "inventory": spec["inventory"],
         "ports": spec["used_ports"],
         "grace": spec.get("grace", 30.0),
-        "lease": lease(spec),
+        "lease": spec.get("lease", 8.0),
         "shared_output": spec.get("shared_output"),
         "secrets": spec.get("secrets", []),  # names
         "not_notified": (state.read(os.path.join(folder, "notify.json")) or {}).get("problems", {}),
@@ -71,7 +70,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         answer["state"] = "stopping"
     else:
         here = STATES[AttemptPhase(now["phase"])]
-        gang = state.read(os.path.join(folder, "gang.json")) or {}  # the head knows more
+        gang = state.read(os.path.join(folder, "gang.json")) or {}  # what is known of the whole run
         answer["state"] = gang.get("label", here)
     return answer
 
