@@ -197,6 +197,25 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class HostRestarted:
+    event: Literal["Restarted"]
+    fields: LostFields
+
+
+@dataclass(frozen=True)
+class DrainFields:
+    at: UnixTime
+    node: NodeNumber
+    by: str
+
+
+@dataclass(frozen=True)
+class Drain:
+    event: Literal["Drain"]
+    fields: DrainFields
+
+
+@dataclass(frozen=True)
 class StalledFields:
     at: UnixTime
     quiet: float
@@ -209,7 +228,7 @@ class Stalled:
     fields: StalledFields
 
 
-_KNOWN = "StartRequested|PortFound|StopRequested|Failed|Exited|Lost|Stalled"
+_KNOWN = "StartRequested|PortFound|StopRequested|Failed|Exited|Lost|Restarted|Drain|Stalled"
 
 
 @dataclass(frozen=True)
@@ -219,7 +238,7 @@ class OtherEvent:
     event: Annotated[str, re.compile(rf"(?!({_KNOWN})$)[A-Za-z]{{1,40}}").fullmatch]
 
 
-Event = OtherEvent | AttemptOrdered | StopRequested | Failed | Exited | Lost | Stalled
+Event = OtherEvent | AttemptOrdered | StopRequested | Failed | Exited | Lost | HostRestarted | Drain | Stalled
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,10 @@ def _timeline(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[tu
                 what = f"{host(exited.node)}: attempt {exited.attempt}: all processes {how}"
             case recorded.Lost(fields=lost):
                 what = f"{host(lost.node)} was lost: the other hosts received nothing from it"
+            case recorded.HostRestarted(fields=restarted):
+                what = f"{host(restarted.node)} was restarted"
+            case recorded.Drain(fields=drained):
+                what = f"{host(drained.node)} leaves the run: requested by {drained.by}"
             case recorded.Stalled(fields=stalled):
                 what = f"no output from any rank for {stalled.quiet:.0f} s"
             case recorded.StopRequested(fields=stopped):

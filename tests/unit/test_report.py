@@ -64,7 +64,9 @@ def records() -> dict[str, dict[str, Any]]:
         {"event": "StartRequested", "fields": {"master_addr": "a", "master_port": 1, "at": 1000.0}},
         {"event": "Started", "fields": {"node": 0, "attempt": 1, "at": 1001.0}},
         {"event": "Failed", "fields": {"node": 1, "attempt": 1, "failure": FIRST, "at": 1020.0}},
+        {"event": "Restarted", "fields": {"node": 1, "at": 1025.0}},
         {"event": "PortFound", "fields": {"port": 2, "at": 1030.0}},
+        {"event": "Drain", "fields": {"node": 1, "by": "ann", "grace": 30.0, "at": 1040.0}},
         {"event": "Failed", "fields": {"node": 1, "attempt": 2, "failure": FIRST, "at": 1050.0}},
         {"event": "Exited", "fields": {"node": 0, "attempt": 2, "ok": False, "at": 1052.0}},
     ]
