@@ -4,7 +4,7 @@ hosts        where the checks start: one host by itself, then hosts compared wit
 python       the python of a host, torch and the versions of both
 gpus         GPUs, drivers, and who uses them
 network      interfaces, names, ports
-reliability  hosts that have ended more runs than the others
+reliability  hosts that have failed in more runs than the others
 auto_env     the environment variables that are chosen for the user
 findings     collects findings
 

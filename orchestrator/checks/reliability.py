@@ -1,4 +1,4 @@
-"""Hosts that have ended more runs than the others have, by what all hosts remember. Pure."""
+"""Hosts that have failed in more runs than the others have, by what all hosts remember. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Unreliable:
     """The id of `last`."""
 
     def __str__(self) -> str:
-        return f"ended {self.failed} of the last {self.runs} runs"
+        return f"failed in {self.failed} of the last {self.runs} runs"
 
 
 def find_unreliable(ledgers: Mapping[str, Sequence[EndedRun]]) -> tuple[Unreliable, ...]:

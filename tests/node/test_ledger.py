@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 from lab.waiting import wait_until
-from local_runs import Run, Runs
+from local_runs import Run, Runs, impatient_program, local_runs
 
 from orchestrator.node.host import processes
 
@@ -29,6 +30,17 @@ def test_all_hosts_of_a_run_remember_how_it_ended_and_whose_failure_it_was(runs:
         (line,) = remembered(run, node)
         assert (line["state"], line["node"], line["attempts"]) == ("failed", node, 1)
         assert [(one["host"], one["code"]) for one in line["failures"]] == [("host-1", "worker-sigkilled")]
+
+
+def test_a_failure_that_a_restart_followed_is_remembered_too(tmp_path: Path) -> None:
+    code = "import os, sys; sys.exit(os.environ['RANK'] == '1' and os.environ['DDP_ORCH_ATTEMPT'] == '1')"
+    with local_runs(tmp_path, impatient_program()) as runs:
+        run = runs.start(code, nproc=(1, 1), options="max_restarts: 1")
+        run.wait_over()
+        for node in (0, 1):
+            (line,) = remembered(run, node)
+            assert (line["state"], line["attempts"]) == ("succeeded", 2)
+            assert [(one["host"], one["attempt"]) for one in line["failures"]] == [("host-1", 1)]
 
 
 def test_a_run_that_was_stopped_has_no_failure(runs: Runs) -> None:

@@ -300,5 +300,6 @@ def check_verdict(world: World, seed: str) -> None:
         assert verdict["state"] != "killed", seed
         return
     assert (verdict["state"], verdict["stopped_by"], verdict["first_failure"]) == ("killed", "ann", None), seed
-    known = [*asked_in.failures, *([asked_in.first_failure] if asked_in.first_failure else [])]
+    last = [{"attempt": asked_in.attempt, **asked_in.first_failure}] if asked_in.first_failure else []
+    known = [*asked_in.failures, *last]
     assert list(world.state.failures) == known, f"{seed}: the failures before are history"

@@ -283,6 +283,7 @@ def test_when_the_budget_is_spent_the_last_attempts_first_failure_is_the_verdict
     state = fail(state, 3000.0, what="the second")
     assert state.verdict and state.verdict["state"] == "failed"
     assert state.verdict["first_failure"]["what"] == "the second"
+    assert [(one["what"], one["attempt"]) for one in state.verdict["failures"]] == [("the first", 1)]
     assert_message("not-restarted-budget-spent", state.verdict["no_restart_reason"])
 
 

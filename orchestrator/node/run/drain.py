@@ -3,6 +3,7 @@
 from typing import Any, Dict, Iterator
 
 from .gang_events import Drain
+from .gang_failures import earlier_failures
 from .gang_state import Phase, State, change_node
 from .team import next_team, why_not_again
 
@@ -14,6 +15,7 @@ def on_requested(state: State, event: Drain) -> State:
     verdict = {
         "state": "stopped",
         "first_failure": None,
+        "failures": earlier_failures(state),
         "restarts": max(0, state.attempt - 1),
         "no_restart_reason": None,
         "not_again": None,  # deprecated: its old name

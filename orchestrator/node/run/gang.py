@@ -45,7 +45,7 @@ from .gang_events import (
     StartRequested,
     StopRequested,
 )
-from .gang_failures import failure_of, outcome_of, stalled
+from .gang_failures import earlier_failures, failure_of, outcome_of, stalled
 from .gang_orders import order_of
 from .gang_state import (
     FAILURE_GRACE,
@@ -308,7 +308,8 @@ def _archive(state: State) -> State:
     """The attempt is over: its first failure becomes history."""
     if state.first_failure is None:
         return state
-    return state._replace(failures=(*state.failures, state.first_failure), first_failure=None)
+    failure = {"attempt": state.attempt, **state.first_failure}
+    return state._replace(failures=(*state.failures, failure), first_failure=None)
 
 
 def _fail(state: State, failure: Dict[str, Any], at: float) -> State:
@@ -368,6 +369,7 @@ def _over(state: State, outcome: str, at: float, reason: Optional[str] = None) -
     verdict = {
         "state": outcome,
         "first_failure": state.first_failure,
+        "failures": earlier_failures(state),
         "restarts": max(0, state.attempt - 1),
         "no_restart_reason": reason,
         "not_again": reason,  # deprecated: its old name

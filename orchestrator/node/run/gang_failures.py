@@ -1,9 +1,11 @@
 """Failures that no process reported: what the gang says of a node, or of all. Pure."""
 
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from .gang_events import Stalled
 from .gang_state import State
+
+MOST = 16  # earlier failures in a verdict
 
 
 def failure_of(state: State, node: int, what: str, at: float) -> Dict[str, Any]:
@@ -18,6 +20,11 @@ def stalled(state: State, event: Stalled) -> Dict[str, Any]:
             what = "rank %d: stopped by a signal (SIGSTOP), and %s" % (rank, quiet)
             return dict(failure_of(state, node, what, event.at), rank=rank, stalled=True)
     return dict(failure_of(state, 0, quiet, event.at), node=None, host="all hosts", stalled=True)
+
+
+def earlier_failures(state: State) -> List[Dict[str, Any]]:
+    """The first failure of each attempt before this one; of very many, the newest."""
+    return list(state.failures[-MOST:])
 
 
 def outcome_of(state: State) -> str:

@@ -1,6 +1,5 @@
 """The head's side of the link. It runs the gang: statuses of nodes become events, the gang's actions become orders."""
 
-import os
 import socket
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
