@@ -5,6 +5,7 @@ options       options that several commands share
 context       the inventory, the hosts and the run of a command
 exit_codes    turns errors into messages and exit codes
 completion    completes runs, scripts and hosts
+variables     the variables of --env-file and -e
 hints         recognises common mistakes on the command line
 deprecated    old names of options
 

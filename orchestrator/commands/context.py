@@ -41,9 +41,12 @@ def make_progress() -> Progress:
     return Progress(stderr_console(), sys.stderr, live)
 
 
-def load_inventory(path: str | None, hosts: str | None = None) -> Inventory:
-    """Load the inventory at `path`, else the default one. `hosts`: a pattern, see `select_hosts`."""
-    return _load_file(path, model.default_path(os.environ), hosts)
+def load_inventory(path: str | None, hosts: str | None = None, settings: Sequence[str] = ()) -> Inventory:
+    """Load the inventory at `path`, else the default one.
+
+    `hosts`: a pattern, see `select_hosts`. `settings`: see `inventory.settings.apply`.
+    """
+    return _load_file(path, model.default_path(os.environ), hosts, settings)
 
 
 def load_inventory_of_run(path: str | None, hosts: str | None, run: str | None) -> Inventory:
@@ -62,7 +65,7 @@ def load_inventory_of_run(path: str | None, hosts: str | None, run: str | None) 
     return _load_file(None, default or recent.newest_inventory(), hosts)
 
 
-def _load_file(argument: str | None, default: str | None, hosts: str | None) -> Inventory:
+def _load_file(argument: str | None, default: str | None, hosts: str | None, settings: Sequence[str] = ()) -> Inventory:
     path = default if argument is None else argument
     if path is None:
         raise UsageError(
@@ -73,7 +76,7 @@ def _load_file(argument: str | None, default: str | None, hosts: str | None) -> 
     if argument is None and not named:
         _check_owner(path)
     try:
-        inventory = model.load(path)
+        inventory = model.load(path, settings)
     except InventoryError as error:
         source = "\n(from DDP_ORCH_INVENTORY)" if named else ""
         raise InventoryError(f"{error}{source}") from error

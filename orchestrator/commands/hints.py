@@ -51,17 +51,15 @@ ELSEWHERE = {
 
 # options of other launchers, and what to use instead
 FOREIGN = {
-    "--env-file": "give variables with -e K=V, or with `run: {env: ...}` in the inventory",
     "--gpus": "set `gpus` of the hosts in the inventory",
     "--master-addr": "the rendezvous is on the `head` of the inventory; its port is run.rdzv.port",
     "--master-port": "set run.rdzv.port in the inventory",
-    "--max-restarts": "set run.max_restarts in the inventory",
+    "--max-restarts": "use --set run.max_restarts=N, or set it in the inventory",
     "--nnodes": "choose hosts with --hosts PATTERN, or set run.nnodes in the inventory",
     "--node-rank": "ranks follow the order of `hosts` in the inventory; rank 0 is on its `head`",
     "--nproc-per-node": "set nproc_per_node of the hosts in the inventory",
     "--rdzv-backend": "set run.rdzv.backend in the inventory",
     "--rdzv-endpoint": "the rendezvous is on the `head` of the inventory; its port is run.rdzv.port",
-    "--set": "change the key in the inventory",
     "-n": "choose hosts with --hosts PATTERN, or set run.nnodes in the inventory",
 }
 

@@ -47,6 +47,20 @@ from .options import (
     metavar="K=V",
     help="Set an environment variable for the ranks. Can be repeated.",
 )
+@click.option(
+    "--env-file",
+    type=click.Path(),
+    multiple=True,
+    metavar="FILE",
+    help="Set the variables in FILE: a NAME=VALUE on each line. -e overrides them. Can be repeated.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a key of the inventory for this run, such as run.max_restarts=3. Can be repeated.",
+)
 def up(**options: Any) -> None:
     """Start SCRIPT on all hosts and follow its output.
 

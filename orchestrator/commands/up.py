@@ -14,7 +14,6 @@ from ..errors import HeldError, UsageError
 from ..hosts.fleet import Fleet
 from ..inventory import advice, model, run_ids
 from ..inventory.model import Inventory
-from ..inventory.values import env_name, shown
 from ..output.console import Console, all_but
 from ..output.lines import Mask, rfc3339
 from ..output.pipeline import Stage
@@ -24,6 +23,7 @@ from ..plan import snapshot as ship
 from ..plan.plan import Code, Plan, advise_shell_variables, check_size
 from ..plan.plan import make as make_plan
 from ..runs import attach, launch, printing, recent
+from . import variables
 from .context import describe_unmasked, load_inventory, open_fleet, stderr_console, warn_once, whoami
 
 LARGEST_SHOWN = 3  # largest entries of the code, shown if it is large
@@ -45,6 +45,8 @@ class UpOptions:
     wait: bool
     debug: bool
     env: tuple[str, ...]
+    env_file: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()  # KEY=VALUE, of the inventory
     show_outputs: bool = True  # how to fetch what the run has written
     trainer_args: tuple[str, ...] = ()  # for the bundled trainer, after run.args; run.script is ignored
 
@@ -64,7 +66,9 @@ class UpOptions:
             "--debug": self.debug,
         }
         words = [flag for flag, is_set in flags.items() if is_set]
-        for option, value in (("--name", name or self.name), ("--hosts", hosts), *(("-e", pair) for pair in self.env)):
+        repeated = {"--env-file": self.env_file, "-e": self.env, "--set": self.settings}
+        values = [(option, value) for option, values in repeated.items() for value in values]
+        for option, value in (("--name", name or self.name), ("--hosts", hosts), *values):
             words += [option, value] if value else []
         return advice.command("up", *words, *(("--", *self.script) if self.script else ()), inventory=inventory)
 
@@ -127,7 +131,7 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
 
 
 def _load_inventory(options: UpOptions) -> Inventory:
-    inventory = load_inventory(options.inventory)
+    inventory = load_inventory(options.inventory, settings=options.settings)
     if options.hosts is not None:
         inventory = model.select(inventory, options.hosts)
     if options.trainer_args:
@@ -194,7 +198,7 @@ def _plan_run(inventory: Inventory, options: UpOptions, run_id: str) -> tuple[Pl
         name=options.name or run_id,
         command=command,
         code=code,
-        env=_parse_env(inventory, options.env),
+        env=variables.read(inventory, options.env_file, options.env),
         debug=options.debug,
     )
     return plan, snapshot
@@ -202,28 +206,6 @@ def _plan_run(inventory: Inventory, options: UpOptions, run_id: str) -> tuple[Pl
 
 def _code_folder(snapshot: ship.Snapshot | None) -> str:
     return "" if snapshot is None else str(snapshot.root / snapshot.workdir)
-
-
-def _parse_env(inventory: Inventory, pairs: Sequence[str]) -> dict[str, str]:
-    env = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"-e {pair!r}: expected NAME=VALUE")
-        if not name:
-            raise UsageError(f"-e {pair!r}: no name before the =; expected NAME=VALUE")
-        env[_check_env_name(name, inventory)] = value
-    return env
-
-
-def _check_env_name(name: str, inventory: Inventory) -> str:
-    try:
-        env_name(name)
-    except ValueError as error:
-        raise UsageError(f"-e {shown(name)}: {error}") from error
-    if name in inventory.run.secrets:
-        raise UsageError(f"-e {name}: it is in run.secrets, whose values come only from your environment")
-    return name
 
 
 def _read_secrets(inventory: Inventory) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,11 +13,12 @@ from typing import Any, Literal
 from ..errors import InventoryError, UsageError
 from ..output.console import number_of
 from ..output.terminal import tame
+from . import settings as command_line
 from .host_entries import HostEntry
 from .hostnames import jump_hosts, nearest, pick
 from .schema import FILE
 from .values import Reading, describe, shown
-from .yaml_source import Map, Scalar, YamlProblem, compose
+from .yaml_source import Map, Mark, Scalar, YamlProblem, compose
 
 DEFAULT = "inventory.yaml"
 STDIN = "-"
@@ -128,8 +129,11 @@ def default_path(environ: Mapping[str, str]) -> str | None:
     return environ.get("DDP_ORCH_INVENTORY") or (DEFAULT if Path(DEFAULT).exists() else None)
 
 
-def load(path: str | Path) -> Inventory:
-    """Read and parse a file. Raises InventoryError with all problems, one per line."""
+def load(path: str | Path, settings: Sequence[str] = ()) -> Inventory:
+    """Read and parse a file. Raises InventoryError with all problems, one per line.
+
+    `settings`: KEY=VALUE of the command line, see `settings.apply`.
+    """
     if not str(path):
         raise InventoryError("the inventory path is empty")
     if str(path).endswith(".py"):
@@ -154,11 +158,11 @@ def load(path: str | Path) -> Inventory:
     except UnicodeDecodeError as exc:
         line = data.count(b"\n", 0, exc.start) + 1
         raise InventoryError(f"{path}:{line}: not UTF-8: byte 0x{data[exc.start]:02x}; save the file as UTF-8") from exc
-    return parse(text, str(path))
+    return parse(text, str(path), settings)
 
 
-def parse(text: str, path: str) -> Inventory:
-    """Parse the text of the file `path`. Raises InventoryError with all problems, one per line."""
+def parse(text: str, path: str, settings: Sequence[str] = ()) -> Inventory:
+    """Parse the text of the file `path`, as `load` does."""
     try:
         root = compose(text)
     except YamlProblem as exc:
@@ -171,6 +175,7 @@ def parse(text: str, path: str) -> Inventory:
         problem = "the file is empty" if isinstance(root, Scalar) and root.null else f"got {describe(root)}"
         place = f"{path}:{root.mark.line + 1}"
         raise InventoryError(f"{place}: expected a mapping, for example `hosts: [lovelace, hopper]`; {problem}")
+    root = command_line.apply(root, settings)
     reading = Reading()
     values = FILE.read(root, "", reading)
     if "hosts" not in reading.marks:
@@ -186,7 +191,9 @@ def parse(text: str, path: str) -> Inventory:
             | {"rdzv": RendezvousOptions(**values["run"]["rdzv"]), "keep": Keep(**values["run"]["keep"])}
         ),
         notify=Notify(**values["notify"]),
-        deprecated=tuple(f"{path}:{mark.line + 1}: {notice}" for mark, notice in sorted(reading.deprecated.items())),
+        deprecated=tuple(
+            f"{_place(path, settings, mark)}: {notice}" for mark, notice in sorted(reading.deprecated.items())
+        ),
     )
     if not any(key.startswith("hosts") for _, key, _ in reading.problems):
         # with a host missing or invalid, these would only report consequences
@@ -194,7 +201,7 @@ def parse(text: str, path: str) -> Inventory:
     _check_env(inventory, hosts, reading)
     _check_recovery(inventory, reading)
     if reading.problems:
-        raise InventoryError(_report(path, reading))
+        raise InventoryError(_report(path, settings, reading))
     return inventory
 
 
@@ -213,11 +220,15 @@ def _hosts_of_ini(text: str) -> list[str]:
     return list(names)
 
 
-def _report(path: str, reading: Reading) -> str:
-    lines = [
-        f"{path}:{mark.line + 1}: {f'{shown(key, 200)}: ' if key else ''}{message}"
-        for mark, key, message in sorted(reading.problems)
-    ]
+def _place(path: str, settings: Sequence[str], mark: Mark, key: str = "") -> str:
+    """Where a key is: `inventory.yaml:3: run.lease`, or `--set run.lease`."""
+    if (setting := command_line.key_at(mark, settings)) is not None:
+        return f"--set {shown(setting, 200)}" + (f": {shown(key, 200)}" if key not in ("", setting) else "")
+    return f"{path}:{mark.line + 1}" + (f": {shown(key, 200)}" if key else "")
+
+
+def _report(path: str, settings: Sequence[str], reading: Reading) -> str:
+    lines = [f"{_place(path, settings, mark, key)}: {message}" for mark, key, message in sorted(reading.problems)]
     if len(lines) > MAX_PROBLEMS:
         lines[MAX_PROBLEMS:] = [f"{path}: and {len(lines) - MAX_PROBLEMS} more"]
     return "\n".join(lines)

@@ -161,3 +161,46 @@ def test_what_all_hosts_have_together_is_counted_before_it_is_made(what: str) ->
     with pytest.raises(InventoryError, match=r"hosts\[0\]: .*200,000"):
         model.parse(f"hosts: ['gpu[1-10000]']\ndefaults: {{{what % items}}}", "inventory.yaml")
     assert len(model.parse(f"hosts: ['gpu[1-100]']\ndefaults: {{{what % items}}}", "inventory.yaml").hosts) == 100
+
+
+FILE = "hosts: [a]\nrun:\n  max_restarts: 1\n  env: {A: file, B: file}\n"
+
+
+def test_settings_replace_values_of_the_file_and_keep_the_others() -> None:
+    settings = ["run.max_restarts=2", "run.max_restarts=3", "run.env.A=set=x", "run.keep.days=2", "notify.bell=true"]
+    inventory = model.parse(FILE, "inventory.yaml", settings)
+    assert inventory.run.max_restarts == 3
+    assert inventory.run.env == {"A": "set=x", "B": "file"}
+    assert inventory.run.keep.days == 2 and inventory.notify.bell
+    assert model.parse(FILE, "inventory.yaml", ["run.args=[a, 1]"]).run.args == ("a", "1")
+    assert model.parse("hosts: [a]\nrun:\n", "inventory.yaml", ["run.walltime=4h"]).run.walltime == 4 * 3600
+    assert model.parse("hosts: [a]\nrun: {walltime: 1h}\n", "inventory.yaml", ["run.walltime="]).run.walltime is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("run.max_restarts", "expected KEY=VALUE"),
+        ("=3", "expected KEY=VALUE"),
+        ("run..x=3", "expected KEY=VALUE"),
+        ("max_restarts=3", "only keys of run"),
+        ("hosts=[a]", "only keys of run"),
+        ("run=3", "only keys of run"),
+        ("run.max_restart=3", "--set run.max_restart: unknown key; did you mean max_restarts?"),
+        ("run.max_restarts=many", "--set run.max_restarts: expected a whole number"),
+        ("run.args=[a", "--set run.args: "),
+        ("run.env.RANK=3", "--set run.env.RANK: the launcher sets this variable"),
+        ("run.grace.x=3", "--set run.grace.x: run.grace: expected a number"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_its_key(setting: str, message: str) -> None:
+    with pytest.raises(InventoryError) as refused:
+        model.parse(FILE, "inventory.yaml", [setting])
+    assert message in str(refused.value), refused.value
+    assert "inventory.yaml" not in str(refused.value)
+
+
+def test_a_setting_does_not_repeat_a_secret() -> None:
+    with pytest.raises(InventoryError) as refused:
+        model.parse(FILE, "inventory.yaml", ["run.secrets=TOKEN=hunter2"])
+    assert "hunter2" not in str(refused.value)
