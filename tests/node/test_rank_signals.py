@@ -72,6 +72,7 @@ def test_the_line_of_a_snapshot_is_waited_for(runs: Runs) -> None:
     assert (answer["signal"], answer["signaled"]) == (signal.SIGUSR1, [0])
     line = saved(run, answer["offsets"])
     assert (line["line"], line["rank"]) == ("saved step:7", 0)
+    assert 0.0 < run.record("snapshot.json")["seconds"] < 60.0  # type: ignore[index]
     later = ask(run, signal.SIGUSR2)
     assert later["offsets"]["1.0.err"] == len("saved step:7\n")
     nothing = saved(run, later["offsets"], 0.2)
@@ -127,6 +128,7 @@ def test_a_run_saves_a_snapshot_and_stops_before_its_walltime(runs: Runs) -> Non
     run = runs.start(SAVES, nproc=(1, 1), grace=1.0, options="walltime: 6s, max_restarts: 3")
     verdicts = [record["verdict"] for record in run.wait_over()]
     assert [(verdict["state"], verdict["stopped_by"]) for verdict in verdicts] == [("stopped", "run.walltime")] * 2
+    assert run.record("snapshot.json")["seconds"] < 6.0  # type: ignore[index]
     for node in (0, 1):
         assert run.journal(node)[f"1.{node}.out"] == b"ready\nsaved step:7\ntold to stop\n"
 

@@ -27,6 +27,22 @@ def test_the_snapshot_begins_early_enough(walltime: float, grace: float, begins:
     assert finish.request is not None and finish.request.by == "run.walltime"
 
 
+@pytest.mark.parametrize(
+    ("last_snapshot", "begins"),
+    [
+        (5.0, 14_400 - 30 - 40),  # 30 s and twice the time
+        (1200.0, 14_400 - 30 - 2430),  # 5 % would have been too little
+        (7000.0, 14_400 - 30 - 7200),  # half of the walltime
+    ],
+)
+def test_the_time_of_the_last_snapshot_decides_when_the_next_begins(last_snapshot: float, begins: float) -> None:
+    finish = Finish(14_400.0, 30.0)
+    finish.begin(0.0)
+    finish.last_snapshot = last_snapshot
+    assert finish.step(begins - 0.1, 1, is_saved=False) is None
+    assert finish.step(begins, 1, is_saved=False) is Step.SIGNAL
+
+
 def test_a_run_is_stopped_as_soon_as_it_has_saved() -> None:
     finish = Finish(None, 30.0)
     finish.begin(0.0)

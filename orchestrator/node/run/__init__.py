@@ -28,6 +28,7 @@ upkeep           protects the files of the run from cleaners of old files
 health_check     measures the health of this host in a process of its own
 shown_state      what `ps` shows of the whole run
 saved_line       finds the line of a saved snapshot
+snapshot_time    how long the script takes to save one
 peers            the interface of head and follower
 head             the head's end of the links; runs the gang
 follower         the other nodes' end of the link

@@ -6,8 +6,10 @@ For the head. Times are in seconds, by the clock of the gang's events.
 import enum
 from typing import NamedTuple, Optional
 
-LEAST_LEAD = 60.0  # s that a script has for its snapshot before it is stopped, and at least
-LEAD_SHARE = 0.05  # of walltime
+# s that a script has for its snapshot before it is stopped: LEAST_LEAD and at least LEAD_SHARE of the walltime, or,
+# if it has saved one before, STEP_LEAD for the end of the step and LEAD_FACTOR times what the last one took
+LEAST_LEAD, LEAD_SHARE = 60.0, 0.05
+STEP_LEAD, LEAD_FACTOR = 30.0, 2.0
 REQUEST_WINDOW = 600.0  # s to wait for the snapshot that somebody asked for
 
 
@@ -24,18 +26,24 @@ class Request(NamedTuple):
 class Finish:
     def __init__(self, walltime: Optional[float], grace: float) -> None:
         self.request: Optional[Request] = None
+        self.last_snapshot: Optional[float] = None  # s that it took; None: unknown
         self._walltime = walltime
         self._grace = grace
-        self._begins_at = self._stops_at = float("inf")
+        self._stops_at = float("inf")
         self._signaled = 0  # the attempt whose ranks were signaled
 
     def begin(self, at: float) -> None:
         """The run has started: run.walltime counts from here."""
-        if self._walltime is None or self._begins_at < float("inf"):
-            return
-        half = self._walltime / 2  # of a short walltime, the script should have a part too
-        self._stops_at = at + self._walltime - min(self._grace, half)
-        self._begins_at = self._stops_at - min(half, max(LEAST_LEAD, LEAD_SHARE * self._walltime))
+        if self._walltime is not None and self._stops_at == float("inf"):
+            self._stops_at = at + self._walltime - min(self._grace, self._walltime / 2)
+
+    def _lead(self) -> float:
+        walltime = self._walltime or 0.0
+        if self.last_snapshot is None:
+            lead = max(LEAST_LEAD, LEAD_SHARE * walltime)
+        else:
+            lead = STEP_LEAD + LEAD_FACTOR * self.last_snapshot
+        return min(lead, walltime / 2)  # of a short walltime, the script should have a part too
 
     def ask(self, by: str, at: float, *, can_save: bool) -> None:
         """Somebody wants it now. `can_save`: the ranks have a handler for the signal."""
@@ -44,7 +52,7 @@ class Finish:
 
     def step(self, now: float, attempt: Optional[int], is_saved: bool) -> Optional[Step]:
         """What is due. `attempt`: the one that is running, None if there is none. `is_saved`: since the signal."""
-        if self.request is None and now >= self._begins_at:
+        if self.request is None and now >= self._stops_at - self._lead():
             self.request = Request("run.walltime", self._stops_at)
         if self.request is None:
             return None

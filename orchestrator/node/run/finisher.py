@@ -3,10 +3,12 @@
 import os
 from typing import Any, Callable, Dict, Optional
 
-from . import saved_line
+from . import saved_line, snapshot_time
 from .finish import Finish, Step
 from .gang_state import NodePhase, Phase, State
 from .peers import RecorderApi
+
+LOOK_EVERY = 10.0  # s between looks for a snapshot that somebody asked for
 
 
 class Finisher:
@@ -23,6 +25,9 @@ class Finisher:
         self._number = saved_line.signal_number(spec)
         self._log = os.path.join(recorder.folder, "log")
         self._offsets: Optional[Dict[str, int]] = None  # of the streams, at the signal
+        self._folder = recorder.folder
+        self._earlier = snapshot_time.of_earlier_run(self._folder, spec["name"]) if spec.get("walltime") else None
+        self._look_at = 0.0
 
     def begin(self, at: float) -> None:
         self._finish.begin(at)
@@ -36,6 +41,10 @@ class Finisher:
             return
         if any(node.phase is NodePhase.JOINED for node in state.members):
             return  # its ranks are being started
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY
+            seconds = snapshot_time.last(self._folder)
+            self._finish.last_snapshot = self._earlier if seconds is None else seconds
         attempt = state.attempt if state.phase is Phase.RUNNING else None
         is_saved = self._offsets is not None and saved_line.find(self._log, self._offsets) is not None
         step = self._finish.step(now, attempt, is_saved)
@@ -43,7 +52,10 @@ class Finisher:
         if step is Step.SIGNAL:
             self._recorder.say("asking the ranks for a snapshot, to stop the run: requested by %s" % by)
             self._offsets = saved_line.ends(self._log)
+            snapshot_time.begin(self._folder)
             self._recorder.command({"do": "signal", "signal": self._number})
             self._signal_others(self._number)
         elif step is Step.STOP:
+            if is_saved:
+                snapshot_time.end(self._folder)
             self._stop(by, self._grace)

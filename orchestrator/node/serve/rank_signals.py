@@ -5,7 +5,7 @@ import time
 from typing import Any, Dict
 
 from ..host import state
-from ..run import requests, saved_line
+from ..run import requests, saved_line, snapshot_time
 from .wire import Refused
 
 LOOK_EVERY = 0.1  # s
@@ -23,6 +23,8 @@ def send(arguments: Dict[str, Any]) -> Dict[str, Any]:
     if request["signal"] is None:
         request["signal"] = saved_line.signal_number(state.read(os.path.join(folder, "spec.json")) or {})
     answer = _ask(arguments["run_id"], folder, dict(request, do="signal"))
+    if arguments["signal"] is None and answer["signaled"]:
+        snapshot_time.begin(folder)
     return dict(answer, signal=request["signal"], offsets=offsets)
 
 
@@ -45,11 +47,13 @@ def _ask(run_id: str, folder: str, request: Dict[str, Any]) -> Dict[str, Any]:
 
 def wait_for_saved_line(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """`arguments`: run_id, offsets (as `signal` answered), seconds. `line` is null if none came."""
-    log = os.path.join(state.run_folder(arguments["run_id"]), "log")
+    folder = state.run_folder(arguments["run_id"])
     offsets = {str(stream): int(offset) for stream, offset in arguments["offsets"].items()}
     deadline = time.monotonic() + min(LONGEST_WAIT, float(arguments["seconds"]))
     while True:
-        line = saved_line.find(log, offsets)
+        line = saved_line.find(os.path.join(folder, "log"), offsets)
+        if line is not None:
+            snapshot_time.end(folder)
         if line is not None or time.monotonic() > deadline:
             return {"line": line.text if line else None, "rank": line.rank if line else None, "offsets": offsets}
         time.sleep(LOOK_EVERY)
