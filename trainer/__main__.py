@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from trainer.config import Config, ConfigError, parse, refuse, replace_old
+from trainer.config import Config, ConfigError, expand_files, parse, refuse, replace_old
 from trainer.place import Place, find
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     code: object = 0
-    for notice in replace_old(sys.argv[1:])[1]:
+    for notice in replace_old(expand_files(sys.argv[1:]))[1]:
         if speaks:
             print(f"trainer: {notice}", file=sys.stderr, flush=True)
     try:

@@ -234,10 +234,15 @@ def check_same_training(config: Config, saved: dict[str, Any]) -> None:
 def restore(
     state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
 ) -> None:
-    """Load a snapshot into a model and its optimizer. It may be from another kind of device."""
-    model.load_state_dict(state["model"])
+    """Load a snapshot, maybe from another kind of device. Raises ConfigError if it does not fit."""
     fused = is_fused(next(model.parameters()).device)
-    for group in state["optimizer"]["param_groups"]:
-        group["fused"] = fused
-    optimizer.load_state_dict(state["optimizer"])
+    for saved, group in zip(state["optimizer"]["param_groups"], optimizer.param_groups, strict=False):
+        saved |= {"fused": fused, "weight_decay": group["weight_decay"]}  # the flags of this run count
+        saved |= {key: group[key] for key in ("momentum", "betas") if key in group}
+    try:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    except (RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"the snapshot of step {state['step']} does not fit this model: {reason}") from error
     scaler.load_state_dict(state.get("scaler") or scaler.state_dict())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, NoReturn
 
 OLD_FLAGS = {
@@ -18,6 +20,7 @@ OLD_FLAGS = {
     "--smoothing": "--label-smoothing",
     "--warm-up": "--warmup-fraction",
 }
+SCHEDULES = ("cosine", "linear", "constant")
 TRACKERS = ("jsonl", "tensorboard", "wandb")
 
 
@@ -55,14 +58,20 @@ class Config:
     augment: bool = flag(False, "shift training images at random; for cifar10 and folder also mirror and crop them")
     workers: int = flag(4, "processes per rank that read and decode the images of --data folder")
     epochs: int = flag(15, "passes over the training samples")
+    max_steps: int = flag(0, "number of steps to train, instead of --epochs; 0: use --epochs")
     batch_size: int = flag(128, "samples per step, over all ranks together", least=1)
     seed: int = flag(0, "seed of the weights, the sample order and everything else that is random")
     # optimisation
-    optimizer: str = flag("sgd", "sgd (momentum 0.9) or adamw", ("sgd", "adamw"))
-    lr: float = flag(0.1, "peak learning rate: linear warm-up, then a cosine down to 0")
+    optimizer: str = flag("sgd", "sgd or adamw", ("sgd", "adamw"))
+    lr: float = flag(0.1, "peak learning rate, after a linear warm-up")
+    min_lr: float = flag(0.0, "learning rate at the end of --schedule cosine and linear")
+    schedule: str = flag("cosine", "learning rate after warm-up: cosine, linear or constant", SCHEDULES)
     lr_batch: int = flag(0, "scale --lr by (--batch-size / N); 0: use --lr as given")
+    warmup_steps: int = flag(0, "steps of warm-up; 0: use --warmup-fraction")
     warmup_fraction: float = flag(0.05, "fraction of all steps used for warm-up")
-    weight_decay: float = flag(5e-4, "weight decay; adamw does not apply it to biases and norms")
+    weight_decay: float = flag(5e-4, "weight decay of matrices and convolutions; biases and norms have none")
+    momentum: float = flag(0.9, "momentum of sgd")
+    betas: str = flag("0.9,0.95", "betas of adamw")
     label_smoothing: float = flag(0.0, "label smoothing")
     grad_clip: float = flag(0.0, "maximum norm of the gradient; 0: no limit")
     grad_accum_steps: int = flag(1, "micro-batches per step and rank: more need less memory", least=1)
@@ -83,6 +92,7 @@ class Config:
     # output
     out: str = flag("", "folder for snapshots; a run resumes from those in it. Default $DDP_ORCH_OUTPUT_DIR, else out")
     save_every: int = flag(0, "steps between snapshots; 0: once per epoch")
+    eval_every: int = flag(0, "steps between evaluations on the test samples; 0: once per epoch")
     keep: int = flag(2, "number of snapshots to keep; if the newest is damaged, the one before is used", least=1)
     log_every: int = flag(10, "steps between log lines", least=1)
     log_ranks: str = flag("first", "first: log the steps once; all: also one line per rank", ("first", "all"))
@@ -100,9 +110,11 @@ class Config:
                 raise ConfigError(f"{spelled(each.name)} must be at least {least:g}, not {value}")
         if self.seed >= 2**31:
             raise ConfigError(f"--seed must be below 2^31, not {self.seed}")
-        for name in ("warmup_fraction", "label_smoothing"):
+        for name in ("warmup_fraction", "label_smoothing", "momentum"):
             if getattr(self, name) >= 1:
                 raise ConfigError(f"{spelled(name)} must be below 1, not {getattr(self, name)}")
+        if len(self.beta_values) != 2 or not all(0 <= beta < 1 for beta in self.beta_values):
+            raise ConfigError(f"--betas must be two numbers below 1, such as 0.9,0.95; not {self.betas!r}")
         for tracker in self.trackers:
             if tracker not in TRACKERS:
                 raise ConfigError(f"--track takes {', '.join(TRACKERS)}, with commas between, or none; not {tracker!r}")
@@ -130,6 +142,13 @@ class Config:
     def trackers(self) -> tuple[str, ...]:
         return () if self.track == "none" else tuple(self.track.split(","))
 
+    @property
+    def beta_values(self) -> tuple[float, ...]:
+        try:
+            return tuple(float(beta) for beta in self.betas.split(","))
+        except ValueError:
+            return ()
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -139,8 +158,25 @@ def spelled(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def expand_files(argv: Sequence[str], folder: Path | None = None) -> list[str]:
+    """Replace each --config FILE by the flags in it. FILE is relative to `folder`. Raises ConfigError.
+
+    The flags of files come first, so that those of the command line win.
+    """
+    from_files: list[str] = []
+    flags: list[str] = []
+    words = iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            from_files += read_file((folder or Path()) / (value if equals else next(words, "")))
+        else:
+            flags.append(word)
+    return [*from_files, *flags]
+
+
 def replace_old(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """`argv` with the flags of today, and a notice for each old flag in it."""
+    """Replace old flags by new ones. Return a notice for each old flag too."""
     words, notices = [], {}
     for word in argv:
         flag, equals, value = word.partition("=")
@@ -149,6 +185,47 @@ def replace_old(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             flag = OLD_FLAGS[flag]
         words.append(f"{flag}{equals}{value}")
     return words, list(notices.values())
+
+
+def read_file(path: Path) -> list[str]:
+    """The flags in a YAML or TOML file of `flag: value`. `batch_size` and `batch-size` are the same key."""
+    known = {name for each in fields(Config) for name in (each.name, spelled(each.name)[2:])}
+    known |= {old[2:] for old in OLD_FLAGS}
+    flags = []
+    for key, value in _load_mapping(path).items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            raise ConfigError(f"{path}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        if isinstance(value, bool):
+            flags.append(spelled(key) if value else "--no" + spelled(key)[1:])
+        elif isinstance(value, (int, float, str)):
+            flags.append(f"{spelled(key)}={value}")
+        elif isinstance(value, list):
+            flags.append(f"{spelled(key)}={','.join(map(str, value))}")
+        else:
+            raise ConfigError(f"{path}: {key}: expected a value, not {value!r}")
+    return flags
+
+
+def _load_mapping(path: Path) -> dict[Any, Any]:
+    try:
+        text = path.read_text()
+        if path.suffix == ".toml":
+            toml = importlib.import_module("tomllib")  # part of Python since 3.11
+            return dict(toml.loads(text))
+        import yaml
+
+        loaded = yaml.safe_load(text) or {}
+    except ImportError as error:
+        other = "a YAML file" if path.suffix == ".toml" else "a TOML file"
+        raise ConfigError(f"--config {path}: this Python has no {error.name}; install it, or use {other}") from error
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
+    except Exception as error:
+        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"--config {path}: expected lines of `flag: value`")
+    return loaded
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -160,23 +237,31 @@ def parse(argv: Sequence[str]) -> Config:
         epilog="Example: torchrun --nproc-per-node=2 -m trainer --model resnet18 --data synthetic",
         allow_abbrev=False,
     )
-    # python -m torch.distributed.launch gives one of these; the environment says the same
+    # python -m torch.distributed.launch passes one of these; the environment says the same
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)
+    parser.add_argument("--config", metavar="FILE", help="read flags from a YAML or TOML file; other flags win")
     for each in fields(Config):
-        kind = type(each.default)
-        if kind is bool:
-            parser.add_argument(spelled(each.name), action="store_true", help=each.metadata["help"])
-            continue
-        shown = "" if each.default in ("", 0) else f" (default {each.default})"
-        metavar = {int: "N", float: "X", str: "NAME"}[kind]
-        help = each.metadata["help"] + shown
-        parser.add_argument(spelled(each.name), type=kind, default=each.default, metavar=metavar, help=help)
-    given = vars(parser.parse_args(replace_old(argv)[0]))
-    del given["local_rank"]
+        _add_flag(parser, each)
+    given = vars(parser.parse_args(replace_old(expand_files(argv))[0]))
+    del given["local_rank"], given["config"]
     given["out"] = given["out"] or os.environ.get("DDP_ORCH_OUTPUT_DIR") or "out"
     config = Config(**given)
     config.check()
     return config
+
+
+def _add_flag(parser: argparse.ArgumentParser, each: Field[Any]) -> None:
+    kind, help = type(each.default), each.metadata["help"]
+    if kind is bool:
+        parser.add_argument(spelled(each.name), action="store_true", help=help)
+        parser.add_argument(
+            "--no" + spelled(each.name)[1:], dest=each.name, action="store_false", help=argparse.SUPPRESS
+        )
+        parser.set_defaults(**{each.name: each.default})
+        return
+    shown = "" if each.default in ("", 0) else f" (default {each.default})"
+    metavar = {int: "N", float: "X", str: "NAME"}[kind]
+    parser.add_argument(spelled(each.name), type=kind, default=each.default, metavar=metavar, help=help + shown)
 
 
 class _Parser(argparse.ArgumentParser):

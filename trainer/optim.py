@@ -9,24 +9,21 @@ from torch import nn
 
 from trainer.config import Config
 
-MOMENTUM = 0.9
-BETAS = (0.9, 0.95)
-
 
 def make_optimizer(config: Config, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+    """Matrices and convolutions decay; biases and norms do not (arXiv:1812.01187, section 3.1)."""
     fused = is_fused(device)
-    if config.optimizer == "sgd":
-        sgd = torch.optim.SGD(
-            model.parameters(), lr=config.lr, momentum=MOMENTUM, weight_decay=config.weight_decay, fused=fused
-        )
-        return with_momentum(sgd) if fused else sgd
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     groups = [
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=BETAS, fused=fused)
+    if config.optimizer == "sgd":
+        sgd = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
+        return with_momentum(sgd) if fused and config.momentum else sgd
+    beta1, beta2 = config.beta_values
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(beta1, beta2), fused=fused)
 
 
 def is_fused(device: torch.device) -> bool:
@@ -52,9 +49,14 @@ def peak_learning_rate(config: Config) -> float:
 
 
 def learning_rate(config: Config, step: int, last_step: int) -> float:
-    """Linear warm-up, then half a cosine. A function of the step, so that nothing needs to be saved."""
+    """Linear warm-up, then --schedule. A function of the step, so that nothing needs to be saved."""
     peak = peak_learning_rate(config)
-    warmup = max(1, int(config.warmup_fraction * last_step))
+    warmup = max(1, config.warmup_steps or int(config.warmup_fraction * last_step))
     if step < warmup:
         return peak * (step + 1) / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, last_step - warmup)))
+    progress = (step - warmup) / max(1, last_step - warmup)
+    if config.schedule == "cosine":
+        share = 0.5 * (1 + math.cos(math.pi * progress))
+    else:
+        share = 1 - progress if config.schedule == "linear" else 1
+    return config.min_lr + (peak - config.min_lr) * share

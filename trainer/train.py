@@ -49,7 +49,7 @@ class Training:
 
     @property
     def last_step(self) -> int:
-        return self.config.epochs * self.sampling.steps_per_epoch
+        return self.config.max_steps or self.config.epochs * self.sampling.steps_per_epoch
 
     def position(self, step: int) -> str:
         """Counted from 1, as in all lines of the log."""
@@ -105,7 +105,7 @@ def setup(config: Config, world: World, out: Path | None) -> Training:
     if state is not None:
         with world.fail_together():
             checkpoint.check_same_training(config, state["config"])
-        checkpoint.restore(state, model, optimizer, scaler)
+            checkpoint.restore(state, model, optimizer, scaler)
     first_step = state["step"] if state else 0
     with world.fail_together():
         if config.compile:
@@ -129,6 +129,7 @@ def train(training: Training, log: metrics.Log, writer: checkpoint.Writer | None
     if step >= last_step:
         return step
     save_every = config.save_every or steps_per_epoch
+    eval_every = config.eval_every or steps_per_epoch
     unchecked: list[Tensor] = []  # losses of this rank that nobody has looked at yet: looking waits for the GPU
     batches = warm_up(training, log)
     requests = Requests(world)
@@ -162,7 +163,7 @@ def train(training: Training, log: metrics.Log, writer: checkpoint.Writer | None
         log.timer.lap("other")
         if step % save_every == 0 or step == last_step:
             save(training, writer, step, unchecked)
-        if step % steps_per_epoch == 0 and step < last_step:
+        if step % eval_every == 0 and step < last_step:
             log.test(epoch, step, *evaluate(training.model, training.data.test, config, world))
         log.timer.lap("between")  # snapshots and tests are not part of a step
 

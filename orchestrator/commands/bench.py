@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..answers.decode import MalformedAnswer, decode
@@ -54,7 +54,12 @@ def bench(options: BenchOptions) -> int:
     console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
     inventory = load_inventory(options.inventory)
     if options.trainer_args:  # `up` would report errors in them as errors in run.args
-        entrypoint.trainer_flags((*inventory.run.args, *options.trainer_args), "arguments after --", inventory.path)
+        where = "arguments after --"
+        options = replace(
+            options, trainer_args=entrypoint.expand_trainer_config(options.trainer_args, Path.cwd(), where)
+        )
+        flags = (*entrypoint.read_trainer_config(inventory), *options.trainer_args)
+        entrypoint.trainer_flags(flags, where, inventory.path)
     names = [host.name for host in plan.order(inventory) if not host.spare]
     measured: list[tuple[int, BenchResult]] = []
     try:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 from ..errors import UsageError
 from ..inventory import advice
@@ -28,17 +29,16 @@ def find(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[str, ...],
     """
     flags = words if words and words[0].startswith("--") else ()
     words = () if flags else words
+    inventory_folder = folder_of(inventory)
     if not words and inventory.run.script is None:
         where = "the flags after --" if flags else f"{inventory.path}: run.args"
-        trainer_args, notices = trainer_flags((*inventory.run.args, *flags), where, inventory.path)
+        all_flags = (*read_trainer_config(inventory), *expand_trainer_config(flags, Path.cwd(), where))
+        trainer_args, notices = trainer_flags(all_flags, where, inventory.path)
         snapshot = ship.snapshot(TRAINER / "__main__.py", (str(TRAINER),), TRAINER.parent)
         if snapshot is not None:
             snapshot = replace(snapshot, warnings=(*snapshot.warnings, *notices))
         # a snapshot of its own, so that a user's trainer.py or workdir cannot replace the bundled trainer
         return ("-u", "-m", "trainer", *trainer_args), snapshot
-    inventory_folder = (
-        Path(inventory.path).resolve().parent if Path(inventory.path).is_file() else Path.cwd()
-    )  # stdin is in no folder
     base = Path.cwd() if words else inventory_folder
     script, *args = words if words else (str(inventory.run.script), *inventory.run.args, *flags)
     module = script == "-m"
@@ -94,17 +94,31 @@ def _warn_of_unsent(args: Sequence[str], snapshot: ship.Snapshot, sync_base: Pat
             yield why
 
 
+def folder_of(inventory: Inventory) -> Path:
+    path = Path(inventory.path)
+    return path.resolve().parent if path.is_file() else Path.cwd()  # stdin is in no folder
+
+
+def read_trainer_config(inventory: Inventory) -> tuple[str, ...]:
+    """run.args without --config."""
+    return expand_trainer_config(inventory.run.args, folder_of(inventory), f"{inventory.path}: run.args")
+
+
+def expand_trainer_config(args: Sequence[str], folder: Path, where: str) -> tuple[str, ...]:
+    """Replace --config FILE by the flags in FILE, which is relative to `folder`. Hosts need neither file nor PyYAML."""
+    config = _trainer_config()
+    try:
+        return tuple(config.expand_files(args, folder))
+    except config.ConfigError as error:
+        raise UsageError(f"{where}: {error}") from error
+
+
 def trainer_flags(args: Sequence[str], where: str, inventory: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The flags for the bundled trainer with old names replaced, and a notice for each of those.
 
     Raises UsageError for flags that the trainer would reject on every host.
     """
-    # loaded by its path: `import trainer` might import a module of the user
-    name = "ddp_orch_trainer_config"
-    spec = util.spec_from_file_location(name, TRAINER / "config.py")
-    assert spec is not None and spec.loader is not None
-    config = sys.modules[name] = util.module_from_spec(spec)
-    spec.loader.exec_module(config)
+    config = _trainer_config()
     try:
         flags, notices = config.replace_old(args)
         config.parse(flags)
@@ -114,6 +128,16 @@ def trainer_flags(args: Sequence[str], where: str, inventory: str) -> tuple[tupl
         first = f"; to run your own script, put it before its flags: -- {script} ..." if script else ""
         raise UsageError(f"{where}: the bundled trainer: {text}{first}") from error
     return tuple(flags), tuple(notices)
+
+
+def _trainer_config() -> Any:
+    # loaded by its path: `import trainer` might import a module of the user
+    name = "ddp_orch_trainer_config"
+    spec = util.spec_from_file_location(name, TRAINER / "config.py")
+    assert spec is not None and spec.loader is not None
+    config = sys.modules[name] = util.module_from_spec(spec)
+    spec.loader.exec_module(config)
+    return config
 
 
 def _module_file(module: str, base: Path) -> Path:

@@ -38,6 +38,8 @@ OTHERS = {
              "--optimizer=adamw", "--lr=0.003", "--log-every=5"),
     "many buckets": ("--model=wide:wide", "--compress=powersgd", "--bucket-mb=1", "--compress-after=2", "--epochs=2",
                      "--lr=0.02"),
+    "by steps": ("--max-steps=7", "--eval-every=3", "--save-every=2", "--keep=9", "--log-every=1",
+                 "--schedule=constant", "--warmup-steps=4"),
     "no data": ("--data=csv", "--data-path=nowhere.csv"),
     "bench": ("--bench", "--bench-seconds=0.05"),
 }  # fmt: skip
@@ -92,6 +94,15 @@ def test_powersgd_of_many_buckets_learns(said: dict[str, str]) -> None:
 
 def test_adamw_learns_too(said: dict[str, str]) -> None:
     assert float(values(said["adamw"], "done")["test_acc"]) >= 0.9
+
+
+def test_a_run_can_be_measured_in_steps(said: dict[str, str], folder: Path) -> None:
+    output = said["by steps"]
+    assert re.findall(r"(?m)^epoch:1 step:(\d+) test_loss:", output) == ["3", "6"]
+    rates = re.findall(r"(?m)^epoch:1 step:\d+ loss.* lr:(\S+)", output)
+    assert [float(rate) for rate in rates] == [0.025, 0.05, 0.075, 0.1, 0.1, 0.1, 0.1]
+    assert values(output, "done")["step"] == "7"
+    assert [int(path.name.split("-")[1]) for path in sorted((folder / "by-steps.out").glob("step-*"))] == [2, 4, 6, 7]
 
 
 def test_every_rank_can_tell_its_own_steps(said: dict[str, str]) -> None:

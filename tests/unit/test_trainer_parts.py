@@ -23,7 +23,7 @@ from trainer.datasets import load  # noqa: E402
 from trainer.dist import World, choose_device, joined  # noqa: E402
 from trainer.metrics import flops_of, peak_of  # noqa: E402
 from trainer.model import build, checkpoint_blocks  # noqa: E402
-from trainer.optim import learning_rate, peak_learning_rate, with_momentum  # noqa: E402
+from trainer.optim import learning_rate, make_optimizer, peak_learning_rate, with_momentum  # noqa: E402
 from trainer.place import Place  # noqa: E402
 from trainer.train import evaluate  # noqa: E402
 
@@ -46,6 +46,8 @@ def test_a_wrong_flag_is_refused_in_one_line() -> None:
         ["--data=folder"],
         ["--track=csv"],
         ["--label-smoothing=1"],
+        ["--betas=0.9"],
+        ["--schedule=step"],
         ["--local-sgd=4", "--compress=fp16"],
         ["--static-graph", "--grad-accum-steps=2"],
         ["--device=tpu"],
@@ -102,6 +104,26 @@ def test_the_learning_rate_rises_then_falls_to_nearly_nothing() -> None:
     top = rates.index(max(rates))
     assert rates[top] == 0.1 and top == 4
     assert rates[:5] == sorted(rates[:5]) and rates[5:] == sorted(rates[5:], reverse=True) and 0 < rates[-1] < 0.001
+
+
+@pytest.mark.parametrize(("schedule", "middle"), [("cosine", 0.55), ("linear", 0.55), ("constant", 1.0)])
+def test_a_schedule_goes_from_lr_to_min_lr_after_its_warmup_steps(schedule: str, middle: float) -> None:
+    config = Config(lr=1.0, min_lr=0.1, schedule=schedule, warmup_steps=10)
+    assert [learning_rate(config, step, 110) for step in (0, 9, 10)] == pytest.approx([0.1, 1, 1])
+    assert learning_rate(config, 60, 110) == pytest.approx(middle)
+    assert learning_rate(config, 110, 110) == pytest.approx(1.0 if schedule == "constant" else 0.1)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_biases_and_norms_do_not_decay(name: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Linear(2, 3))
+    optimizer = make_optimizer(Config(optimizer=name, weight_decay=0.1, momentum=0.8, betas="0.5,0.6"), model, CPU)
+    decay = {id(each): group["weight_decay"] for group in optimizer.param_groups for each in group["params"]}
+    assert {name: decay[id(each)] for name, each in model.named_parameters()} == {
+        "0.weight": 0.1, "0.bias": 0.0, "1.weight": 0.0, "1.bias": 0.0, "2.weight": 0.1, "2.bias": 0.0,
+    }  # fmt: skip
+    (group, _) = optimizer.param_groups
+    assert group["momentum"] == 0.8 if name == "sgd" else group["betas"] == (0.5, 0.6)
 
 
 def save(folder: Path, step: int, weight: torch.Tensor) -> None:
