@@ -34,14 +34,22 @@ def cli() -> None:
 @cli.command(short_help="write an inventory")
 @click.argument("hosts", nargs=-1, metavar="[HOST...]")
 @click.option("-o", "--output", default="inventory.yaml", show_default=True, metavar="FILE", help="File to write.")
-def init(hosts: tuple[str, ...], output: str) -> None:
+@click.option(
+    "--from",
+    "source",
+    metavar="SOURCE",
+    help="Write the hosts of @slurm, @pbs, @lsf, @sge, @env, @hostfile:FILE, @ansible:FILE[#GROUP] or "
+    "@ssh-config:PATTERN.",
+)
+def init(hosts: tuple[str, ...], output: str, source: str | None) -> None:
     """Write an inventory of the given HOSTs, or of hosts that you choose from ~/.ssh/config.
 
-    A HOST is a name, user@name, or a range such as gpu[01-16].
+    A HOST is a name, user@name, a range such as gpu[01-16], or the command line of ssh that a provider shows:
+    `ddp-orch init 'ssh root@1.2.3.4 -p 40022'`. `--from @hostfile:-` reads such lines from stdin.
     """
     from .commands import init as init_command
 
-    sys.exit(init_command.init(hosts, output))
+    sys.exit(init_command.init(hosts, source, output))
 
 
 @cli.command(short_help="accept the SSH keys of all hosts")

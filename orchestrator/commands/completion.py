@@ -34,12 +34,12 @@ def host(context: click.Context, parameter: click.Parameter, prefix: str) -> lis
     from ..runs import recent
 
     positional = [
-        word for word in context.args if word.endswith((".yaml", ".yml"))
+        word for word in context.args if word.endswith((".yaml", ".yml")) or word.startswith("@")
     ]  # the command line is not complete yet
     of_run = recent.inventories_of(str(context.params.get("run") or next(iter(context.args), "")))
     paths = [context.params.get("inventory"), *positional, *of_run, model.default_path(os.environ)]
     try:
-        inventory = model.load(next(filter(None, paths), model.DEFAULT))
+        inventory = model.load(next(filter(None, paths), model.DEFAULT), variables=os.environ)
     except OrchError:
         return []
     start = max(prefix.rfind(mark) for mark in ",!&") + 1

@@ -21,6 +21,8 @@ from ..hosts.node_program import node_program
 from ..inventory import advice, model
 from ..inventory.hostnames import pick
 from ..inventory.model import Inventory
+from ..inventory.sources.read_source import SourceUnavailable
+from ..inventory.sources.schedulers import current_scheduler
 from ..output.console import Console, all_but, fold, fold_messages, wants_colour
 from ..output.lines import SHORTEST_SECRET, Mask
 from ..runs import recent, registry
@@ -57,12 +59,17 @@ def load_inventory_of_run(path: str | None, hosts: str | None, run: str | None) 
     default = model.default_path(os.environ)
     if path is not None:
         return _load_file(path, None, hosts)
-    if run is None:
-        return _load_file(None, default or recent.newest_inventory(), hosts)
-    started_with = recent.inventories_of(run)
+    started_with = [] if run is None else recent.inventories_of(run)
     if started_with and (default is None or str(Path(default).resolve()) not in started_with):
         return _load_file(started_with[0], None, hosts)
-    return _load_file(None, default or recent.newest_inventory(), hosts)
+    newest = recent.newest_inventory()
+    try:
+        return _load_file(None, default or newest, hosts)
+    except SourceUnavailable as error:
+        if newest is None:
+            raise
+        stderr_console().note(f"{error}. Using the hosts of the newest run that was started from here")
+        return _load_file(None, newest, hosts)
 
 
 def _load_file(argument: str | None, default: str | None, hosts: str | None, settings: Sequence[str] = ()) -> Inventory:
@@ -70,19 +77,24 @@ def _load_file(argument: str | None, default: str | None, hosts: str | None, set
     if path is None:
         raise UsageError(
             "no inventory: give -i FILE, set DDP_ORCH_INVENTORY, or change to a folder with an inventory.yaml; "
-            "`ddp-orch init HOST...` writes one"
+            f"`ddp-orch init HOST...` writes one{_advise_job()}"
         )
     named = argument is None and os.environ.get("DDP_ORCH_INVENTORY") == path
     if argument is None and not named:
         _check_owner(path)
     try:
-        inventory = model.load(path, settings)
+        inventory = model.load(path, settings, os.environ)
     except InventoryError as error:
         source = "\n(from DDP_ORCH_INVENTORY)" if named else ""
-        raise InventoryError(f"{error}{source}") from error
+        raise type(error)(f"{error}{source}") from error
     for notice in inventory.deprecated:
         warn_once(notice)
     return inventory if hosts is None else select_hosts(inventory, hosts)
+
+
+def _advise_job() -> str:
+    scheduler = current_scheduler(os.environ)
+    return f". To use the hosts of this job: @{scheduler}" if scheduler else ""
 
 
 def warn_once(message: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from ..inventory.sources import reference
 from .deprecated import current_names
 
 MIN_SIMILARITY = 0.75  # 0 to 1: an option that is less similar belongs to another program
@@ -83,7 +84,7 @@ def hint(error: click.ClickException) -> str | None:
         _suggest(error, current_names(error.possibilities or (), context.command))
         return text
     extra = error.message.partition("unexpected extra argument (")[2].rstrip(").")
-    if is_yaml(extra) and extra in argv:
+    if is_inventory(extra) and extra in argv:
         place = _place(context, argv, extra)
         return f"this command takes the inventory with -i: {_line([*argv[:place], '-i', *argv[place:]])}"
     return None
@@ -143,7 +144,7 @@ def _after_dashes(command: str, own: Sequence[str], others: Sequence[str]) -> st
 def _first_of_script(argv: Sequence[str]) -> int | None:
     """Where the script or command of the user begins, among the words before one of its options."""
     if argv and argv[0] == "exec":
-        inventories = [number for number, word in enumerate(argv) if is_yaml(word)]
+        inventories = [number for number, word in enumerate(argv) if is_inventory(word)]
         start = inventories[-1] + 1 if inventories else 1
         return start if start < len(argv) else None
     return next((number for number, word in enumerate(argv) if word.endswith(".py") or word == "-m"), None)
@@ -157,7 +158,12 @@ def misplaced(context: click.Context, option: str | None) -> str | None:
     command, argv = str(context.info_name), context.meta.get(ARGV, ())
     run = context.params.get("run") or ""
     run = run if isinstance(run, str) else str(run[0])
-    if is_yaml(run) and Path(run).is_file() and not context.params.get("inventory") and not context.params.get("log"):
+    if (
+        is_inventory(run)
+        and (reference.is_source(run) or Path(run).is_file())
+        and not context.params.get("inventory")
+        and not context.params.get("log")
+    ):
         place = _place(context, argv, run)
         return f"{run} is an inventory, not a run: {_line([*argv[:place], '-i', *argv[place:]])}"
     word = context.params.get("inventory")
@@ -178,11 +184,15 @@ def is_yaml(word: str) -> bool:
     return word.endswith((".yaml", ".yml"))
 
 
+def is_inventory(word: str) -> bool:
+    return is_yaml(word) or reference.is_source(word)
+
+
 def _is_of_script(context: click.Context, command: str, word: str, option: str | None) -> bool:
     """Whether the first word begins the script or the command, and is not an inventory."""
-    if word.endswith(".py") or (option is not None and not is_yaml(word)):
+    if word.endswith(".py") or (option is not None and not is_inventory(word)):
         return True
-    if is_yaml(word) or word == "-" or Path(word).exists():
+    if is_inventory(word) or word == "-" or Path(word).exists():
         return False
     if command == "up":
         return PYTHON.fullmatch(word) is not None
@@ -204,7 +214,7 @@ def _options_with_value(context: click.Context) -> set[str]:
 
 def no_command(inventory: str | None) -> str:
     """A message about `exec` without a command."""
-    if inventory is None or is_yaml(inventory):
+    if inventory is None or is_inventory(inventory):
         words = () if inventory is None else (inventory,)
         return f"no command given: {_line(['exec', *words, '--'])} CMD ARGS..."
     return f"the command comes after `--`: {_line(['exec', '--', inventory])}"

@@ -1,14 +1,13 @@
-"""`init`: write an inventory of hosts given as arguments or chosen from ssh_config. Does not connect."""
+"""`init`: write an inventory of hosts given as arguments, by a source, or chosen from ssh_config. Does not connect."""
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -16,12 +15,15 @@ import click
 from ..errors import InventoryError, UsageError
 from ..inventory import model
 from ..inventory.advice import command
+from ..inventory.sources import fill_in, reference
+from ..inventory.sources.read_source import read_source
+from ..inventory.sources.source_host import SourceHost
+from ..inventory.sources.ssh_hosts import configured_hosts
+from ..inventory.sources.ssh_line import is_ssh_line, parse_ssh_line
 from .context import stderr_console
 
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(\[[0-9,-]+\][A-Za-z0-9._-]*)*")
 WORDS = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}  # YAML would read these as other types
-MAX_INCLUDES = 16
-FORGES = {"github.com", "gist.github.com", "ssh.github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "git.sr.ht"}
 
 TEXT = """\
 # The hosts of a training run. Every other key has a default. To see all keys:
@@ -45,9 +47,16 @@ defaults:               # for all hosts
 """
 
 
-def init(hosts: Sequence[str], output: str) -> int:
+def init(hosts: Sequence[str], source: str | None, output: str) -> int:
+    """`source`: such as `@slurm` or `slurm`; its hosts are written instead of `hosts`."""
     path = Path(output)
-    text = render(hosts or _choose(), output)
+    if source is not None and hosts:
+        raise UsageError(f"--from {source}: give either hosts or a source of hosts")
+    if source is not None:
+        name = source if source.startswith(reference.MARK) else f"{reference.MARK}{source}"
+        text = render_entries(map(_source_entry, read_source(name, Path(), os.environ)), output)
+    else:
+        text = render(hosts or _choose(), output)
     try:
         model.parse(text, output)
     except InventoryError as error:
@@ -69,12 +78,28 @@ def init(hosts: Sequence[str], output: str) -> int:
 
 
 def render(hosts: Sequence[str], path: str) -> str:
-    """The text of an inventory of these hosts, each `[user@]name`."""
+    """The text of an inventory of these hosts, each `[user@]name` or a command line of ssh."""
+    return render_entries(map(_entry, hosts), path)
+
+
+def render_entries(entries: Iterable[str], path: str) -> str:
     argument = "" if path == model.DEFAULT else f" {shlex.quote(path)}"
-    return TEXT.format(path=argument, hosts="\n".join(map(_entry, hosts)))
+    return TEXT.format(path=argument, hosts="\n".join(entries))
+
+
+def _source_entry(host: SourceHost) -> str:
+    keys = fill_in.host_keys(host)
+    if list(keys) == ["name"]:
+        return f"  - {_scalar(host.name)}"
+    return f"  - {{{', '.join(f'{key}: {json.dumps(value)}' for key, value in keys.items())}}}"
 
 
 def _entry(host: str) -> str:
+    if is_ssh_line(host):
+        try:
+            return _source_entry(parse_ssh_line(host))
+        except ValueError as error:
+            raise UsageError(f"{host}: {error}") from error
     user, at, name = host.rpartition("@")
     return f"  - {{name: {json.dumps(name)}, user: {json.dumps(user)}}}" if at else f"  - {_scalar(name)}"
 
@@ -115,37 +140,3 @@ def parse_choice(answer: str, known: Sequence[str]) -> list[str]:
         else:
             raise ValueError(f"{word!r} is neither a number from 1 to {len(known)} nor a name in the list")
     return list(dict.fromkeys(names))
-
-
-def configured_hosts(config: Path) -> list[str]:
-    """The names in `Host` lines of an ssh_config and the files it includes, without patterns and git servers."""
-    names: dict[str, None] = {}
-    forges: set[str] = set()
-    files = [config]
-    for number, file in enumerate(files):  # grows while it is read
-        try:
-            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            continue
-        block: list[str] = []  # names of the current `Host` block
-        for line in lines:
-            match = re.fullmatch(r"\s*(host|hostname|user|include)(?:\s+|\s*=\s*)(.*?)\s*", line, re.IGNORECASE)
-            if match is None:
-                continue
-            words = [quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|([^"\s]+)', match[2])]
-            match match[1].lower():
-                case "host":
-                    block = [word for word in words if not re.search(r"[*?!#]", word)]
-                    names.update(dict.fromkeys(block))
-                case "hostname":
-                    forges.update(block if FORGES.intersection(words) else ())
-                case "user":
-                    forges.update(block if words == ["git"] else ())
-                case _ if number < MAX_INCLUDES:
-                    # relative to ~/.ssh, as in ssh
-                    files += [Path(path) for word in words for path in _included(word)]
-    return [name for name in names if name not in FORGES | forges]
-
-
-def _included(word: str) -> list[str]:
-    return sorted(glob.glob(str(Path("~/.ssh").expanduser() / Path(word).expanduser())))

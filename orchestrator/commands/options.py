@@ -9,17 +9,26 @@ from typing import Any, TypeVar
 import click
 
 from ..errors import UsageError
+from ..inventory.sources import reference
 from . import completion, deprecated, hints
 from .exit_codes import OutputClosed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 RUN = click.argument("run", required=False, shell_complete=completion.run)
+WITH = click.option(
+    "--with",
+    "with_file",
+    type=click.Path(),
+    metavar="FILE",
+    help="With hosts from @SOURCE: the inventory file for all other keys.",
+)
 
 
 def _inventory_of_run(default: str) -> Callable[[F], F]:
-    help_text = f"Inventory file. Default: {default}."
-    return click.option("-i", "--inventory", "inventory", type=click.Path(), metavar="FILE", help=help_text)
+    help_text = f"Inventory file, or hosts from @SOURCE. Default: {default}."
+    option = click.option("-i", "--inventory", "inventory", type=click.Path(), metavar="FILE", help=help_text)
+    return lambda function: option(WITH(function))
 
 
 INVENTORY_OF_GIVEN_RUN = _inventory_of_run("the inventory that RUN was started with")
@@ -54,9 +63,10 @@ def _inventory(function: F, default: str) -> F:
         "inventory_option",
         type=click.Path(),
         metavar="FILE",
-        help=f"Inventory file, the same as INVENTORY. Default: {default}.",
+        help=f"Inventory file, or hosts from @slurm, @pbs, @lsf, @sge, @env, @hostfile:FILE, @ansible:FILE[#GROUP] or "
+        f"@ssh-config:PATTERN. The same as INVENTORY. Default: {default}.",
     )
-    return argument(option(function))
+    return argument(option(WITH(function)))
 
 
 class Command(click.Command):
@@ -65,6 +75,7 @@ class Command(click.Command):
     def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
         rest = super().parse_args(context, argv)
         option = context.params.pop("inventory_option", None)
+        with_file = context.params.pop("with_file", None)
         if (notices := deprecated.replace_old_options(context)) and not context.resilient_parsing:
             from .context import warn_once
 
@@ -74,7 +85,16 @@ class Command(click.Command):
             raise UsageError(message)
         if option is not None:
             context.params["inventory"] = option
+        if with_file is not None:
+            context.params["inventory"] = _join(context.params.get("inventory"), with_file)
         return rest
+
+
+def _join(source: str | None, file: str) -> str:
+    if source is None or not reference.is_source(source):
+        instead = "it is the inventory" if source is None else "give only one inventory"
+        raise UsageError(f"--with {file}: {instead}; --with needs hosts from a source such as @slurm")
+    return reference.join(source, file)
 
 
 class CommandWithArgs(Command):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import HeldError, UsageError
 from ..hosts.fleet import Fleet
-from ..inventory import advice, model, run_ids
+from ..inventory import advice, model, paths, run_ids
 from ..inventory.model import Inventory
 from ..output.console import Console, all_but
 from ..output.lines import Mask, rfc3339
@@ -100,9 +100,11 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
     )
     with open_fleet(inventory) as fleet:
         resolved = _launch(plan, snapshot, fleet, context, options.wait, console)
-        about = advice.AboutRun(plan.name, inventory.path)
+        about = advice.AboutRun(plan.name, inventory.source or inventory.path)
         try:
-            recent.remember(inventory.path, run_id, plan.name, _code_folder(snapshot))
+            copy = model.render(paths.with_absolute_paths(inventory)) if inventory.source else None
+            folder = str(paths.folder(inventory))
+            recent.remember(inventory.path, run_id, plan.name, _code_folder(snapshot), folder, copy)
             if options.detach:
                 print(json.dumps({"run_id": run_id, "name": plan.name}) if options.as_json else run_id, flush=True)
                 console.note(f"the run has started; follow it with: {about.command('logs', '-f')}")

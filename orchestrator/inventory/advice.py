@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from .model import STDIN, default_path
+from .model import default_path
 from .run_ids import RUN_NAME
+from .sources import reference
+from .text_files import STDIN
 
 POSITIONAL = frozenset(("bench", "check", "config", "exec", "notify", "prune", "ps", "setup", "trust", "up"))
 """Commands that have INVENTORY as an argument; the others have -i."""
@@ -57,6 +59,8 @@ class AboutRun:
     inventory: str
 
     def command(self, name: str, *options: str) -> str:
+        if reference.is_source(self.inventory):  # this machine remembers the inventory of the run (runs/recent.py)
+            return shlex.join(["ddp-orch", name, *options, self.run])
         return command(name, *options, self.run, inventory=self.inventory)
 
     def of_all(self, name: str, *options: str) -> str:
@@ -73,6 +77,10 @@ def about(run: Run, runs: Iterable[Run], inventory: str) -> AboutRun:
 
 def _unless_default(path: str) -> tuple[str, ...]:
     default = default_path(os.environ)
+    if default == path:
+        return ()
+    if reference.is_source(path):
+        return reference.parse(path).words
     if default is not None and Path(default).resolve() == Path(path).resolve():
         return ()
     folder = Path.cwd()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from ..errors import InventoryError, UsageError
@@ -17,12 +18,14 @@ from . import settings as command_line
 from .host_entries import HostEntry
 from .hostnames import jump_hosts, nearest, pick
 from .schema import FILE
+from .sources import reference
+from .sources.fill_in import fill_in
+from .sources.read_source import read_source
+from .text_files import STDIN, read_text
 from .values import Reading, describe, shown
 from .yaml_source import Map, Mark, Scalar, YamlProblem, compose
 
 DEFAULT = "inventory.yaml"
-STDIN = "-"
-MAX_BYTES = 4 << 20
 SIMILAR = 0.8  # of 1; a file name this similar is suggested
 MAX_PROBLEMS = 100
 MAX_VALUES = 200_000  # items of lists and mappings of all hosts together
@@ -115,7 +118,8 @@ class Notify:
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    path: str
+    path: str  # as `sources.reference` parses it
+    source: str | None = None  # such as `@slurm`, if the hosts come from there
     hosts: tuple[Host, ...]  # in the order of the file, ranges expanded
     head: str
     ssh: SshOptions
@@ -129,60 +133,51 @@ def default_path(environ: Mapping[str, str]) -> str | None:
     return environ.get("DDP_ORCH_INVENTORY") or (DEFAULT if Path(DEFAULT).exists() else None)
 
 
-def load(path: str | Path, settings: Sequence[str] = ()) -> Inventory:
-    """Read and parse a file. Raises InventoryError with all problems, one per line.
+def load(
+    path: str | Path, settings: Sequence[str] = (), variables: Mapping[str, str] = MappingProxyType({})
+) -> Inventory:
+    """Read and parse a file, or what `reference.parse` accepts. Raises InventoryError with all problems, one per line.
 
     `settings`: KEY=VALUE of the command line, see `settings.apply`.
+    `variables`: the environment, which describes the job of `@slurm` and the like.
     """
     if not str(path):
         raise InventoryError("the inventory path is empty")
     if str(path).endswith(".py"):
         raise InventoryError(f"{path}: expected an inventory, got a script")
+    named = reference.parse(str(path))
+    text = _read_file(named.file) if named.file else "{}"
+    return parse(text, str(path), settings, variables)
+
+
+def _read_file(path: str) -> str:
     try:
-        with Path("/dev/stdin" if path == STDIN else path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        return read_text(path)
     except FileNotFoundError as exc:
         siblings = [sibling.name for sibling in Path(path).parent.glob("*.y*ml")] if Path(path).parent.is_dir() else []
         if close := get_close_matches(Path(path).name, siblings, 1, SIMILAR):
             raise InventoryError(f"{path}: no such file; did you mean {Path(path).with_name(close[0])}?") from exc
         smallest = "the smallest inventory is `hosts: [lovelace, hopper]`"
         raise InventoryError(f"{path}: no such file; write one with `ddp-orch init` ({smallest})") from exc
-    except IsADirectoryError as exc:
-        raise InventoryError(f"{path}: is a directory; pass the inventory file in it") from exc
-    except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
-        raise InventoryError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
-    if len(data) > MAX_BYTES:
-        raise InventoryError(f"{path}: larger than {MAX_BYTES >> 20} MiB, the limit for an inventory")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as exc:
-        line = data.count(b"\n", 0, exc.start) + 1
-        raise InventoryError(f"{path}:{line}: not UTF-8: byte 0x{data[exc.start]:02x}; save the file as UTF-8") from exc
-    return parse(text, str(path), settings)
 
 
-def parse(text: str, path: str, settings: Sequence[str] = ()) -> Inventory:
-    """Parse the text of the file `path`, as `load` does."""
-    try:
-        root = compose(text)
-    except YamlProblem as exc:
-        if names := _hosts_of_ini(text):
-            message = "this is an INI file, as Ansible uses; an inventory is YAML. Convert it with: "
-            message += f"ddp-orch init {shlex.join(names)} -o new.yaml"
-            raise InventoryError(f"{path}: {shown(message, 500)}") from exc
-        raise InventoryError(f"{path}:{exc.mark.line + 1}: {shown(exc.message, 500)}") from exc
-    if not isinstance(root, Map):
-        problem = "the file is empty" if isinstance(root, Scalar) and root.null else f"got {describe(root)}"
-        place = f"{path}:{root.mark.line + 1}"
-        raise InventoryError(f"{place}: expected a mapping, for example `hosts: [lovelace, hopper]`; {problem}")
-    root = command_line.apply(root, settings)
+def parse(
+    text: str, path: str, settings: Sequence[str] = (), variables: Mapping[str, str] = MappingProxyType({})
+) -> Inventory:
+    """Parse the text of the inventory `path`, as `load` does."""
+    named = reference.parse(path)
+    place = named.file or path
+    root = command_line.apply(_compose(text, place), settings)
+    folder = Path() if named.source or place == STDIN else Path(place).parent
+    filled = fill_in(root, place, named.source, lambda source: read_source(source, folder, variables))
     reading = Reading()
-    values = FILE.read(root, "", reading)
+    values = FILE.read(filled.root, "", reading)
     if "hosts" not in reading.marks:
         reading.wrong(root.mark, "hosts", "missing; the smallest inventory is `hosts: [lovelace, hopper]`")
     hosts = _hosts(values["hosts"], values["defaults"], reading)
     inventory = Inventory(
         path=path,
+        source=filled.source,
         hosts=tuple(placed.host for placed in hosts),
         head=values["head"] or (hosts[0].host.name if hosts else ""),
         ssh=SshOptions(**values["ssh"]),
@@ -192,7 +187,7 @@ def parse(text: str, path: str, settings: Sequence[str] = ()) -> Inventory:
         ),
         notify=Notify(**values["notify"]),
         deprecated=tuple(
-            f"{_place(path, settings, mark)}: {notice}" for mark, notice in sorted(reading.deprecated.items())
+            f"{_place(place, settings, mark)}: {notice}" for mark, notice in sorted(reading.deprecated.items())
         ),
     )
     if not any(key.startswith("hosts") for _, key, _ in reading.problems):
@@ -201,23 +196,23 @@ def parse(text: str, path: str, settings: Sequence[str] = ()) -> Inventory:
     _check_env(inventory, hosts, reading)
     _check_recovery(inventory, reading)
     if reading.problems:
-        raise InventoryError(_report(path, settings, reading))
+        raise InventoryError(_report(place, settings, reading))
     return inventory
 
 
-def _hosts_of_ini(text: str) -> list[str]:
-    """The hosts of an Ansible inventory in INI format; [] if the text is something else."""
-    names: dict[str, None] = {}
-    in_hosts = False
-    for line in text.splitlines():
-        words = line.split("#")[0].split(";")[0].split()
-        if section := re.fullmatch(r"\[([\w.-]+)(:\w+)?\]", " ".join(words)):
-            in_hosts = section[2] is None
-        elif words and in_hosts:
-            names[words[0].replace(":", "-") if "[" in words[0] else words[0]] = None
-        elif words and not names:
-            return []  # before any section
-    return list(names)
+def _compose(text: str, path: str) -> Map:
+    try:
+        root = compose(text)
+    except YamlProblem as exc:
+        if re.search(r"^\[[\w.-]+(:\w+)?\]$", text, re.MULTILINE):
+            message = "this is an INI file, as Ansible uses; an inventory is YAML. To use its hosts: "
+            raise InventoryError(f"{path}: {message}@ansible:{shlex.quote(path)}") from exc
+        raise InventoryError(f"{path}:{exc.mark.line + 1}: {shown(exc.message, 500)}") from exc
+    if not isinstance(root, Map):
+        problem = "the file is empty" if isinstance(root, Scalar) and root.null else f"got {describe(root)}"
+        place = f"{path}:{root.mark.line + 1}"
+        raise InventoryError(f"{place}: expected a mapping, for example `hosts: [lovelace, hopper]`; {problem}")
+    return root
 
 
 def _place(path: str, settings: Sequence[str], mark: Mark, key: str = "") -> str:
@@ -355,7 +350,7 @@ def _check_recovery(inventory: Inventory, reading: Reading) -> None:
 
 def as_dict(inventory: Inventory) -> dict[str, Any]:
     """The document of `config --json`: every key with its value, and `defaults` merged into the hosts."""
-    keys = tuple(key for key in FILE.keys if key.name != "defaults")
+    keys = tuple(key for key in FILE.keys if key.name not in ("defaults", "from"))
     return replace(FILE, keys=keys).write(inventory)
 
 

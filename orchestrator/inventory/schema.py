@@ -340,6 +340,12 @@ FILE = Section(
             default_doc="required",
             section=HOST,
         ),
+        Key(
+            "from",
+            maybe(text("a source of hosts")),
+            None,
+            'in place of hosts: a source such as "@slurm"',
+        ),
         Key("head", _host, None, "host of rank 0 and of the rendezvous", "lovelace", "the first host"),
         Key(
             "defaults",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..inventory import advice
+from ..inventory import advice, paths
 from ..inventory.model import Inventory
 from ..output.console import fold
 from . import plan
@@ -29,7 +29,7 @@ def find(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[str, ...],
     """
     flags = words if words and words[0].startswith("--") else ()
     words = () if flags else words
-    inventory_folder = folder_of(inventory)
+    inventory_folder = paths.folder(inventory)
     if not words and inventory.run.script is None:
         where = "the flags after --" if flags else f"{inventory.path}: run.args"
         all_flags = (*read_trainer_config(inventory), *expand_trainer_config(flags, Path.cwd(), where))
@@ -94,14 +94,9 @@ def _warn_of_unsent(args: Sequence[str], snapshot: ship.Snapshot, sync_base: Pat
             yield why
 
 
-def folder_of(inventory: Inventory) -> Path:
-    path = Path(inventory.path)
-    return path.resolve().parent if path.is_file() else Path.cwd()  # stdin is in no folder
-
-
 def read_trainer_config(inventory: Inventory) -> tuple[str, ...]:
     """run.args without --config."""
-    return expand_trainer_config(inventory.run.args, folder_of(inventory), f"{inventory.path}: run.args")
+    return expand_trainer_config(inventory.run.args, paths.folder(inventory), f"{inventory.path}: run.args")
 
 
 def expand_trainer_config(args: Sequence[str], folder: Path, where: str) -> tuple[str, ...]:

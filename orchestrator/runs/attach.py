@@ -74,7 +74,7 @@ def attend(
     `resume`: the command that starts a run which resumes from the outputs of this one. `show_outputs`: print how to
     download them.
     """
-    about = AboutRun(resolved.name, resolved.inventory.path)
+    about = AboutRun(resolved.name, resolved.inventory.source or resolved.inventory.path)
     hosts = [node.host for node in resolved.nodes]
     nodes = {host.name: node for node, host in enumerate(hosts)}
     ranks = claims.ranks_of_plan(resolved)

@@ -23,7 +23,7 @@ def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
     started = recent.started(run_id)
     if started is None or not started.code:
         return diagnosis
-    folder, sync_base = Path(started.code), Path(started.inventory).parent
+    folder, sync_base = Path(started.code), Path(started.folder or Path(started.inventory).parent)
 
     def explain_finding(finding: Finding) -> Finding:
         if finding.code in CODES:

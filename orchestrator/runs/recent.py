@@ -22,9 +22,11 @@ class StartedRun:
     run_id: str
     name: str
     inventory: str
-    """Its absolute path."""
+    """The absolute path of its inventory, or of a copy with the hosts that a source such as @slurm gave."""
     code: str = ""
     """The folder here in which the sent code would start; "" if no code was sent."""
+    folder: str = ""
+    """The folder at which relative paths in the inventory start; "": that of `inventory`."""
 
 
 def _file() -> Path:
@@ -32,18 +34,32 @@ def _file() -> Path:
     return Path(state).expanduser() / "ddp-orch" / "newest.json"
 
 
-def remember(inventory: str, run_id: str, name: str, code: str = "") -> None:
-    """Add a run. Never fails: the run has started, whether the disk is full or the home is read-only."""
+def remember(inventory: str, run_id: str, name: str, code: str = "", folder: str = "", copy: str | None = None) -> None:
+    """Add a run. Never fails: the run has started, whether the disk is full or the home is read-only.
+
+    `copy`: the text of an inventory to keep for the run, because `inventory` will not give the same hosts again.
+    """
     file = _file()
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(file):
-            runs = [StartedRun(run_id, name, str(Path(inventory).resolve()), code), *newest()][:MAX_RUNS]
-            temporary = file.with_suffix(".new")
-            temporary.unlink(missing_ok=True)
-            temporary.touch(mode=0o600)
-            temporary.write_text(json.dumps({"runs": [astuple(run) for run in runs]}))
-            temporary.replace(file)
+            path = Path(inventory).resolve() if copy is None else file.parent / "inventories" / f"{run_id}.yaml"
+            if copy is not None:
+                path.parent.mkdir(exist_ok=True, mode=0o700)
+                _write(path, copy)
+            known = [StartedRun(run_id, name, str(path), code, folder), *newest()]
+            _write(file, json.dumps({"runs": [astuple(run) for run in known[:MAX_RUNS]]}))
+            for run in known[MAX_RUNS:]:
+                if Path(run.inventory).parent == file.parent / "inventories":
+                    Path(run.inventory).unlink(missing_ok=True)
+
+
+def _write(file: Path, text: str) -> None:
+    temporary = file.with_suffix(".new")
+    temporary.unlink(missing_ok=True)
+    temporary.touch(mode=0o600)
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)
 
 
 @contextlib.contextmanager
@@ -63,10 +79,8 @@ def newest() -> list[StartedRun]:
     entries = []
     for run in runs if isinstance(runs, list) else ():
         match run:
-            case [str(run_id), str(name), str(inventory), str(code)]:
-                entries.append(StartedRun(run_id, name, inventory, code))
-            case [str(run_id), str(name), str(inventory)]:
-                entries.append(StartedRun(run_id, name, inventory))
+            case [str(), str(), str(), *rest] if len(rest) <= 2 and all(isinstance(each, str) for each in rest):
+                entries.append(StartedRun(*run))
     return entries
 
 

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.commands import init
 from orchestrator.errors import UsageError
 from orchestrator.inventory import model
+from orchestrator.inventory.sources import ssh_hosts
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_what_is_suggested_in_its_comments_can_be_read_too() -> None:
 def test_a_host_that_is_none_is_refused_and_nothing_is_written(tmp_path: Path, host: str) -> None:
     output = tmp_path / "inventory.yaml"
     with pytest.raises(UsageError):
-        init.init([host], str(output))
+        init.init([host], None, str(output))
     assert not output.exists()
 
 
@@ -50,7 +51,7 @@ def test_a_file_that_is_there_is_not_overwritten_without_a_question(tmp_path: Pa
     output = tmp_path / "inventory.yaml"
     output.write_text("mine")
     with pytest.raises(UsageError, match="already exists"):
-        init.init(["gpu1"], str(output))
+        init.init(["gpu1"], None, str(output))
     assert output.read_text() == "mine"
 
 
@@ -60,13 +61,13 @@ def test_hosts_are_found_in_ssh_config_and_what_it_includes(tmp_path: Path) -> N
     config.write_text(
         f"Include {tmp_path}/mo*\n# Host not-me\nHost *.example.com !bad gpu1\n  HostName 10.0.0.1\nHOST=gpu2\nHost *\n"
     )
-    assert init.configured_hosts(config) == ["gpu1", "gpu2", "hopper", "cray"]
-    assert init.configured_hosts(tmp_path / "nosuch") == []
+    assert ssh_hosts.configured_hosts(config) == ["gpu1", "gpu2", "hopper", "cray"]
+    assert ssh_hosts.configured_hosts(tmp_path / "nosuch") == []
     forges = "Host github.com work\nHost forge\n  User git\nHost hub\n  HostName github.com\n"
     config.write_text(f"{forges}Host gpu1\n  User ann\n")
-    assert init.configured_hosts(config) == ["work", "gpu1"], "servers of git train nothing"
+    assert ssh_hosts.configured_hosts(config) == ["work", "gpu1"], "servers of git train nothing"
     config.write_text(f"Include {config}\nHost a\n")
-    assert init.configured_hosts(config) == ["a"]
+    assert ssh_hosts.configured_hosts(config) == ["a"]
 
 
 def test_hosts_are_picked_by_number_range_and_name() -> None:

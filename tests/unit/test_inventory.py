@@ -15,7 +15,7 @@ import pytest
 from golden_files import assert_message, same_as
 
 from orchestrator.errors import InventoryError, UsageError
-from orchestrator.inventory import model
+from orchestrator.inventory import model, text_files
 from orchestrator.inventory.model import Inventory
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "inventory"
@@ -131,7 +131,7 @@ def test_bytes_that_are_no_utf8_are_refused_with_their_line(tmp_path: Path) -> N
 
 def test_a_file_beyond_the_limit_is_refused_unparsed(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yaml"
-    path.write_bytes(b"# " + b"x" * model.MAX_BYTES)
+    path.write_bytes(b"# " + b"x" * text_files.MAX_BYTES)
     with pytest.raises(InventoryError, match=r"inventory\.yaml: .*4 MiB"):
         model.load(path)
 
