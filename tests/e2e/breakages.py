@@ -637,7 +637,7 @@ def slow_cable(lab: Lab) -> Iterator[Overrides]:
     lab.hosts[1].heal()
 
 
-@case("network-slow", level="", severity="warning", says="ms for its best round trip")
+@case("network-slow", level="", severity="warning", says="latency")
 def late_network(lab: Lab) -> Iterator[Overrides]:
     lab.hosts[1].delay(30)
     yield {}
@@ -700,7 +700,7 @@ def _gpu(
 
 
 _gpu("gpu-memory-held-by-others", "gpu_partly_in_use", "5000 of 81559 MiB", "warning", used=5000)
-_gpu("gpu-ecc-error", "ecc_errors", "GPU 1 has had 3 uncorrectable memory errors", ecc=3)
+_gpu("gpu-ecc-error", "ecc_errors", "3 uncorrectable memory errors", ecc=3)
 _gpu("gpu-ecc-error", "row_remapping_pending", "row remapping is pending", remap_pending="Yes")
 _gpu("gpu-mig-unsupported", "mig", "is split (MIG)", mig="Enabled")
 _gpu("gpu-exclusive-mode", "prohibited_mode", "Prohibited", compute_mode="Prohibited")
