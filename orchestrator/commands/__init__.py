@@ -11,7 +11,7 @@ deprecated    old names of options
 
 up            `up`
 ps            `ps`
-logs          `logs`
+logs          `logs` and `wait`
 top           `top`
 board         the table of `top`
 report        `report`

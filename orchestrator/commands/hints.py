@@ -46,7 +46,6 @@ ELSEWHERE = {
     "sync": "ddp-orch up -- SCRIPT (sends the code by itself)",
     "tail": "ddp-orch logs -f --tail 10{}",
     "train": "ddp-orch up{}",
-    "wait": "ddp-orch logs -f{}",
     "watch": "ddp-orch top{}",
 }
 

@@ -1,4 +1,4 @@
-"""`logs`: show the output of a run, or write it to files. The hosts filter it."""
+"""`logs`: show the output of a run, or write it to files. The hosts filter it. `wait`: only wait for its end."""
 
 from __future__ import annotations
 
@@ -110,6 +110,30 @@ def logs(options: LogsOptions) -> int:
     failed = {host: error for host, error in view.failed.items() if host not in lookup.listing.failed}
     warn_of_failures(failed, console)
     return UnreachableError.exit_code if lookup.listing.failed or failed else 0
+
+
+def wait(run_name: str | None, inventory_path: str | None) -> int:
+    """Wait until a run has ended, and return its exit code."""
+    console = stderr_console()
+    inventory = load_inventory_of_run(inventory_path, None, run_name)
+    with open_fleet(inventory, short_timeout=True) as fleet:
+        lookup = find_run_early(fleet, inventory, run_name, console, registry.is_known)
+        run = lookup.run
+        about = advice.about(run, lookup.listing.runs, inventory.path)
+        late = [name for name in lookup.listing.late if name in run.missing_hosts]
+        hosts = [host for host in inventory.hosts if host.name in run.parts or host.name in late]
+        mask = make_mask(inventory, run, console)
+        # the agents print few lines: the hosts send next to nothing
+        log_filter = LogFilter(follow=True, tail=0, stream="agent")
+        view = _make_view(run, hosts, late, log_filter, inventory, fleet, mask, console)
+        try:
+            if run.unfinished:
+                console.note(f"waiting for the end of run {run.run_id}")
+            view.run(Sink(lambda _: None))
+        except KeyboardInterrupt:
+            console.note(f"the run continues; to stop it: {about.command('kill')}")
+            raise
+        return attach.conclude(run.run_id, about, run.all_nodes, view, console, resume="", show_outputs=False)
 
 
 def _require_ranks(run: registry.Run, log_filter: LogFilter) -> None:

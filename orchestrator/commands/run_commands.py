@@ -124,6 +124,19 @@ def logs(**options: Any) -> None:
     sys.exit(logs_command.logs(logs_command.LogsOptions(**options)))
 
 
+@click.command(cls=Command, short_help="wait until a run has ended")
+@RUN
+@INVENTORY_OF_RUN
+def wait(run: str | None, inventory: str | None) -> None:
+    """Wait until RUN (default: the newest run) has ended. Print how it ended, and exit with its exit code.
+
+    Hosts that are restarted in the meantime are brought back into the run. Ctrl-C stops the waiting, not the run.
+    """
+    from . import logs as logs_command
+
+    sys.exit(logs_command.wait(run, inventory))
+
+
 @click.command(cls=Command, short_help="list runs")
 @inventory_of_any_run
 @HOSTS
@@ -329,4 +342,4 @@ def snapshot(run: str | None, timeout: float, inventory: str | None, as_json: bo
     sys.exit(signals.snapshot_run(run, inventory, limit=timeout, as_json=as_json))
 
 
-COMMANDS = (up, logs, ps, top, report, kill, signal, snapshot, revive, drain, diagnose, fetch)
+COMMANDS = (up, logs, wait, ps, top, report, kill, signal, snapshot, revive, drain, diagnose, fetch)
