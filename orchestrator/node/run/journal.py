@@ -77,8 +77,11 @@ def last_words(folder: str, stream: Stream) -> str:
     if not parts:
         return ""
     with open(parts[-1].path + ".seg", "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        text = os.pread(file.fileno(), 4096, max(0, size - 4096)).decode("utf-8", "backslashreplace")
+        return _last_words(file.fileno())
+
+
+def _last_words(file: int) -> str:
+    text = os.pread(file, 4096, max(0, os.fstat(file).st_size - 4096)).decode("utf-8", "backslashreplace")
     lines = [RANK_PREFIX.sub("", line.strip(), 1) for line in text.splitlines()]
     lines = [line for line in lines if line and not C10D_WARNING.match(line) and not line.startswith(HYDRA_HINT)]
     for number, line in enumerate(lines):
@@ -223,6 +226,10 @@ class Writer:
         # at once, though it may stay empty: its name tells a successor how much was dropped
         self._gap = not self._open(self._end)
         return lost
+
+    def last_words(self) -> str:
+        """As `last_words`, without a look at the streams of all attempts."""
+        return _last_words(self._file) if self._file >= 0 else ""
 
     def append(self, data: bytes) -> None:
         """Write our own lines. Losing one is better than stopping the recorder."""

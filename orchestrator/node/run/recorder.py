@@ -63,6 +63,8 @@ class Recorder:
             "drain": False,
             "drain_requests": [],
         }
+        self._journal = os.path.join(folder, "log")
+        self._newest: Optional[int] = None  # attempt whose FIFOs were opened; nothing is written of later ones
         self._fifos: Dict[int, journal.Writer] = {}
         self._drained = 0  # all attempts before this one: their FIFOs are done with
         self._own: Optional[journal.Writer] = None
@@ -122,19 +124,20 @@ class Recorder:
     # the journal
 
     def _open_fifos(self) -> None:
-        folder, log = os.path.join(self.folder, "fifo"), os.path.join(self.folder, "log")
+        folder = os.path.join(self.folder, "fifo")
         opened = {writer.stream for writer in self._fifos.values()}
         names = [name.split(".") for name in os.listdir(folder) if name.count(".") == 2]
-        new = {journal.Stream(int(attempt), source, channel) for attempt, source, channel in names} - opened
-        known = journal.segments(log) if new else {}
+        present = {journal.Stream(int(attempt), source, channel) for attempt, source, channel in names}
+        new = {stream for stream in present - opened if stream.attempt >= self._drained}  # else it is about to go
+        is_next = self._newest is not None and all(stream.attempt > self._newest for stream in new)
+        known = journal.segments(self._journal) if new and not is_next else {}  # slow after many attempts
+        self._newest = max((stream.attempt for stream in new), default=self._newest)
         for stream in sorted(new):
-            if stream.attempt < self._drained:
-                continue  # the guard is about to remove it
             try:
                 handle = os.open(os.path.join(folder, str(stream)), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except FileNotFoundError:
                 continue  # removed since: our predecessor had told the guard that it is drained
-            self._fifos[handle] = journal.Writer(log, stream, self._segment, known.get(stream, []))
+            self._fifos[handle] = journal.Writer(self._journal, stream, self._segment, known.get(stream, []))
 
     def _close_old_fifos(self) -> None:
         """Finish the FIFOs of earlier attempts, whose processes have ended."""
@@ -174,7 +177,7 @@ class Recorder:
     def _trim(self) -> None:
         self._grown = 0
         limit = self.spec["keep"]["journal"]
-        for stream, dropped in journal.trim(os.path.join(self.folder, "log"), limit).items():
+        for stream, dropped in journal.trim(self._journal, limit).items():
             what = (
                 "the journal has reached run.keep.log_size (%d MiB): the oldest %.1f MiB of %s, attempt %d, are dropped"
             )
@@ -187,7 +190,8 @@ class Recorder:
         if self._own is None or self._own.stream.attempt != attempt:
             if self._own is not None:
                 self._own.close()
-            self._own = journal.Writer(os.path.join(self.folder, "log"), journal.Stream(attempt, "run", "out"))
+            known: Optional[List[journal.Segment]] = None if self._own is None else []  # the first may not be new
+            self._own = journal.Writer(self._journal, journal.Stream(attempt, "run", "out"), known=known)
         self._own.append(("ddp-orch: " + text + "\n").encode("utf-8", "backslashreplace"))
 
     def _drain(self) -> None:
@@ -227,7 +231,8 @@ class Recorder:
             rank = failure["rank"]
             source = "agent" if rank is None else str(rank)
             stream = journal.Stream(failure["attempt"], source, "err")
-            last_line = journal.last_words(os.path.join(self.folder, "log"), stream)
+            writer = next((writer for writer in self._fifos.values() if writer.stream == stream), None)
+            last_line = writer.last_words() if writer else journal.last_words(self._journal, stream)
             self._last_lines.append(self._hidden(self._shortened(last_line)))
         for number, failure in enumerate(failures):
             failure["said"] = self._last_lines[number]
