@@ -86,9 +86,12 @@ class Link:
         return bool(self._out)
 
     def send(self, message: Dict[str, Any]) -> None:
+        self.send_body(json.dumps(message).encode("ascii"))
+
+    def send_body(self, body: bytes) -> None:
+        """Send bytes as they are. Who sends other than JSON has no use for `receive`."""
         if not self.ready:
             return
-        body = json.dumps(message).encode("ascii")
         self._out += _LENGTH.pack(len(body)) + body + _mac(self._out_key, _COUNT.pack(self._sent), body)
         self._sent += 1
         self.flush()
@@ -103,24 +106,27 @@ class Link:
             raise LinkClosed(str(error)) from error
 
     def receive(self) -> List[Dict[str, Any]]:
+        self.read()
+        messages: List[Dict[str, Any]] = []
+        while True:
+            body = self.take_body()
+            if body is None:
+                return messages
+            messages.append(_message(body))
+
+    def read(self, most: int = 1 << 16) -> None:
+        """Take in what has arrived, and continue the handshake."""
         try:
-            data = self._socket.recv(1 << 16)
+            data = self._socket.recv(most)
         except BlockingIOError:
-            return []
+            return
         except OSError as error:
             raise LinkClosed(str(error)) from error
         if not data:
             raise LinkClosed("closed by the other side")
         self._in += data
-        if not self.ready and not (self._shake_as_acceptor() if self._dialled is None else self._shake_as_dialer()):
-            return []
-        messages: List[Dict[str, Any]] = []
-        while True:
-            message = self._message()
-            if message is None:
-                return messages
-            messages.append(message)
-            self.heard_at = time.monotonic()
+        if not self.ready:
+            self._shake_as_acceptor() if self._dialled is None else self._shake_as_dialer()
 
     def _take(self, count: int) -> Optional[bytes]:
         if len(self._in) < count:
@@ -129,10 +135,10 @@ class Link:
         del self._in[:count]
         return data
 
-    def _shake_as_acceptor(self) -> bool:
+    def _shake_as_acceptor(self) -> None:
         answer = self._take(32 + _NUMBERS.size + _MAC)
         if answer is None:
-            return False
+            return
         self._peer_nonce, numbers, mac = answer[:32], answer[32:-_MAC], answer[-_MAC:]
         dialer, acceptor = _NUMBERS.unpack(numbers)
         proof = self._nonce + self._peer_nonce + numbers
@@ -144,25 +150,23 @@ class Link:
         self._out += _mac(self._key, b"accept", proof)
         self._agree(proof)
         self.flush()
-        return True
 
-    def _shake_as_dialer(self) -> bool:
+    def _shake_as_dialer(self) -> None:
         numbers = _NUMBERS.pack(self._node, self._dialled or 0)
         if not self._peer_nonce:
             nonce = self._take(32)
             if nonce is None:
-                return False
+                return
             self._peer_nonce = nonce
             self._out += self._nonce + numbers + _mac(self._key, b"dial", nonce + self._nonce + numbers)
             self.flush()
         mac = self._take(_MAC)
         if mac is None:
-            return False
+            return
         proof = self._peer_nonce + self._nonce + numbers
         if not hmac.compare_digest(mac, _mac(self._key, b"accept", proof)):
             raise LinkClosed("wrong key")
         self._agree(proof)
-        return True
 
     def _agree(self, proof: bytes) -> None:
         to_acceptor, to_dialer = _mac(self._key, b"to acceptor", proof), _mac(self._key, b"to dialer", proof)
@@ -171,8 +175,9 @@ class Link:
         self.ready = True
         self.heard_at = time.monotonic()
 
-    def _message(self) -> Optional[Dict[str, Any]]:
-        if len(self._in) < _LENGTH.size:
+    def take_body(self) -> Optional[bytes]:
+        """The next message as bytes, once all of it has been read."""
+        if not self.ready or len(self._in) < _LENGTH.size:
             return None
         length = int(_LENGTH.unpack_from(self._in)[0])
         if length > MAX_MESSAGE:
@@ -184,16 +189,21 @@ class Link:
         if not hmac.compare_digest(mac, _mac(self._in_key, _COUNT.pack(self._received), body)):
             raise LinkClosed("a message that is not authentic")
         self._received += 1
-        try:
-            message = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise LinkClosed("a message that is not JSON") from error
-        if not isinstance(message, dict):
-            raise LinkClosed("a message that is not an object")
-        return message
+        self.heard_at = time.monotonic()
+        return body
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _message(body: bytes) -> Dict[str, Any]:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise LinkClosed("a message that is not JSON") from error
+    if not isinstance(message, dict):
+        raise LinkClosed("a message that is not an object")
+    return message
 
 
 def dial(address: str, port: int, run_key: bytes, node: int, dialled: int) -> Link:
