@@ -10,7 +10,6 @@ paths         where relative paths start
 text_files    read a file that a user names
 docs          the example and the reference
 hostnames     names of hosts: check, expand ranges, select
-via           how a host is reached: paramiko, openssh or a command
 run_ids       ids and names of runs
 advice        the command lines in messages
 """

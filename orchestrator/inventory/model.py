@@ -15,7 +15,6 @@ from ..errors import InventoryError, UsageError
 from ..output.console import number_of
 from ..output.terminal import tame
 from . import settings as command_line
-from . import via
 from .host_entries import HostEntry
 from .hostnames import jump_hosts, nearest, pick
 from .schema import FILE
@@ -42,7 +41,6 @@ class Host:
     port: int | None
     identity_file: str | None  # `~` is expanded where the file is opened
     proxy_jump: str | None  # as in ssh_config: [user@]host[:port], several separated by commas
-    via: str  # paramiko, openssh, or a command: see via.py
     cluster_address: str | None
     interface: str
     gpus: Literal["auto", "none"] | int | tuple[int, ...]
@@ -56,13 +54,11 @@ class Host:
     @property
     def local(self) -> bool:
         """This machine, without SSH. `127.0.0.1`, or `localhost` with a port, user or jump, goes through SSH."""
-        bare = self.user is None and self.port is None and self.proxy_jump is None
-        return self.address == "localhost" and bare and not via.is_command(self.via)
+        return self.address == "localhost" and self.user is None and self.port is None and self.proxy_jump is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SshOptions:
-    via: str
     host_keys: Literal["strict", "accept-new"]
     connect_timeout: float  # seconds
     parallel: int
@@ -105,6 +101,9 @@ class RunOptions:
     max_restarts: int
     lease: float  # seconds
     rejoin_timeout: float  # seconds
+    resume: Literal["none", "head", "newest", "union"]
+    resume_limit: int  # bytes
+    resume_timeout: float  # seconds
     head_lost: Literal["auto", "elect", "stop"]
     autostart: Literal["none", "cron"]
     walltime: float | None  # seconds
@@ -178,7 +177,7 @@ def parse(
     values = FILE.read(filled.root, "", reading)
     if "hosts" not in reading.marks:
         reading.wrong(root.mark, "hosts", "missing; the smallest inventory is `hosts: [lovelace, hopper]`")
-    hosts = _hosts(values["hosts"], values["defaults"], values["ssh"]["via"], reading)
+    hosts = _hosts(values["hosts"], values["defaults"], reading)
     inventory = Inventory(
         path=path,
         source=filled.source,
@@ -242,9 +241,7 @@ class _Placed:
     keys: Mapping[str, str]
 
 
-def _hosts(
-    entries: tuple[HostEntry, ...], defaults: Mapping[str, Any], ssh_via: str, reading: Reading
-) -> list[_Placed]:
+def _hosts(entries: tuple[HostEntry, ...], defaults: Mapping[str, Any], reading: Reading) -> list[_Placed]:
     placed: list[_Placed] = []
     first: dict[str, int] = {}
     size = 0
@@ -270,8 +267,7 @@ def _hosts(
             if name in first:
                 reading.wrong(entry.mark, entry.key, f"duplicate host {name} (first on line {first[name]})")
             first.setdefault(name, entry.mark.line + 1)
-            address = values["address"] or name
-            host = Host(**values | {"name": name, "address": address, "via": values["via"] or ssh_via})
+            host = Host(**values | {"name": name, "address": values["address"] or name})
             placed.append(_Placed(host, entry.key, keys))
     return placed
 
@@ -298,10 +294,6 @@ def _check_fleet(inventory: Inventory, hosts: list[_Placed], reading: Reading) -
             message = f"{host.nproc_per_node} ranks on {gpus} GPUs of {host.name}; NCCL allows only one rank per GPU"
             reading.wrong(reading.marks[key], key, message)
     _check_jumps(hosts, reading)
-    for number, wrong in via.problems([placed.host for placed in hosts]):
-        key = hosts[number].keys["via"]
-        key = key if key in reading.marks else "ssh.via"
-        reading.wrong(reading.marks[key], key, wrong)
 
 
 def _hosts_but_spares(count: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import hostnames, via
+from . import hostnames
 from .host_entries import JUMPS, PYTHON, USER, hosts_kind
 from .values import (
     Kind,
@@ -116,7 +116,6 @@ def _section(name: str, doc: str, *keys: Key) -> Key:
 
 _host = text("the name or address of a host", hostnames.check)
 _port = whole(1, 65535)
-_via = text("paramiko, openssh or a command", via.check)
 _some_text = like("a string", r"(?s).+")
 
 HOST = Section(
@@ -148,13 +147,6 @@ HOST = Section(
             None,
             "[user@]host[:port], several separated by commas; null: as in ~/.ssh/config",
             "bastion",
-        ),
-        Key(
-            "via",
-            maybe(_via),
-            None,
-            "paramiko | openssh | a command, such as docker exec -i {host}; null: ssh.via",
-            "openssh",
         ),
         Key(
             "cluster_address",
@@ -219,7 +211,6 @@ DEFAULTS = Section("hosts", tuple(key for key in HOST.keys if key.name not in ("
 _SSH = _section(
     "ssh",
     "how ddp-orch reaches the hosts",
-    Key("via", _via, "paramiko", "paramiko (built in) | openssh (the ssh program) | a command"),
     Key(
         "host_keys",
         choice("strict", "accept-new"),
@@ -302,6 +293,14 @@ _RUN = _section(
         600.0,
         "seconds to wait for lost hosts; only with max_restarts",
     ),
+    Key(
+        "resume",
+        choice("none", "head", "newest", "union"),
+        "none",
+        "whose outputs all hosts get before an attempt: none | head | newest | union",
+    ),
+    Key("resume_limit", size, 100 << 30, "maximum size of the outputs that one host gets before an attempt"),
+    Key("resume_timeout", seconds(1, 31_536_000), 1800.0, "seconds that this may take"),
     Key(
         "head_lost",
         choice("auto", "elect", "stop"),

@@ -35,6 +35,14 @@ def main(arguments: List[str]) -> int:
         from .host.health import main as health
 
         return health()
+    if verb == "resume-serve":
+        from .resume.server import main as resume_serve
+
+        return resume_serve()
+    if verb == "resume-lead":
+        from .resume.leader import main as resume_lead
+
+        return resume_lead()
     if verb == "rank-exec":
         from .run.job import rank_exec
 

@@ -294,7 +294,9 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "snapshot_signal": run.snapshot_signal,
         "head_lost": "stop",
         "autostart": run.autostart,
-        "resume": "none",
+        "resume": run.resume,
+        "resume_limit": run.resume_limit,
+        "resume_timeout": run.resume_timeout,
         "stall_timeout": run.stall_timeout,
         "keep": {**run.keep.on_hosts(), "journal": run.keep.log_size},
     }

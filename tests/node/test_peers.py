@@ -53,6 +53,7 @@ class Recorder:
             "contact": {"addresses": [], "port": None, "sshd": None},
             "run_id": "a-run",
             "name": "a-run",
+            "resume": "none",
         }
 
     def silence(self) -> dict[str, Any]:

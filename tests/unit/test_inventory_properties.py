@@ -105,7 +105,6 @@ SOME_TEXTS = TEXTS.filter(bool)
 PATHS = TEXTS.map("/".__add__)
 VARIABLES = words(ALNUM + "_", string.ascii_letters + "_", 20).map("V".__add__)
 ENVS: st.SearchStrategy[Mapping[str, str]] = st.dictionaries(VARIABLES, TEXTS, max_size=4)
-VIAS = st.sampled_from(["paramiko", "openssh"])
 SECONDS = st.floats(1, 3600).map(lambda value: round(value, 3))
 
 
@@ -127,7 +126,6 @@ def hosts(draw: st.DrawFn, name: str) -> Host:
         port=draw(st.none() | st.integers(1, 65535)),
         identity_file=draw(st.none() | PATHS | TEXTS.map("~".__add__)),
         proxy_jump=draw(st.none() | st.sampled_from(["jump-x", "ann@x:22,y", "fe80::1"])),
-        via=draw(VIAS),
         cluster_address=draw(st.none() | NAMES),
         interface=draw(st.just("auto") | words(ALNUM + "._@:-", ALNUM, 15)),
         gpus=gpus,
@@ -153,7 +151,6 @@ def inventories(draw: st.DrawFn) -> Inventory:
         hosts=own,
         head=draw(st.sampled_from(names)),
         ssh=SshOptions(
-            via=draw(VIAS | st.just("docker exec -i {host}")),
             host_keys=draw(st.sampled_from(["strict", "accept-new"])),
             connect_timeout=draw(SECONDS),
             parallel=draw(st.integers(1, 1024)),
@@ -178,6 +175,9 @@ def inventories(draw: st.DrawFn) -> Inventory:
             max_restarts=0,
             lease=draw(st.integers(2, 600).map(float)),
             rejoin_timeout=draw(SECONDS),
+            resume=draw(st.sampled_from(["none", "head", "newest", "union"])),
+            resume_limit=draw(st.integers(1, 999999)) * draw(st.sampled_from([1 << 10, 1 << 20, 1 << 30, 1 << 40])),
+            resume_timeout=draw(SECONDS),
             head_lost=draw(st.sampled_from(["auto", "stop"])),
             autostart="none",
             walltime=draw(st.none() | st.integers(1, 31_536_000).map(float)),

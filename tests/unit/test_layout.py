@@ -211,7 +211,7 @@ def the_controller_shares_little_with_the_node_program(sources: Sources) -> list
 
 
 def what_lives_with_the_run_needs_no_session(sources: Sources) -> list[str]:
-    forbidden = {"run": {"serve"}, "host": {"run", "serve"}}
+    forbidden = {"run": {"serve", "resume"}, "resume": {"serve"}, "host": {"run", "serve", "resume"}}
     return [
         f"{name} imports {imported}"
         for name, imported in edges(sources)

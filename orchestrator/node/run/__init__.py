@@ -43,6 +43,8 @@ suspicion        judges the silence of nodes: who is suspect, who is lost. Pure
 gang_log         the events of the gang, as a file
 finisher         carries out `finish`: signals, waits for the snapshot, stops
 drain_requests   requests to drain hosts, and their answers
+output_server    the process that sends and fetches files of the output folder, with `run.resume`
+resumption       has the output folders of all nodes brought to agreement: on the head
 notify           sends the user's notifications
 
 The gang decides for all hosts, on the head. Pure:
@@ -53,7 +55,7 @@ gang_orders      what each node has to do, and the state that `ps` shows
 gang_failures    failures that no process reported
 team             who takes part in the next attempt, and with which ranks
 gate             whether the hosts of the next attempt are healthy
-agreement        whether their output folders agree, with `run.resume`. Not used by runs yet
+agreement        whether their output folders agree, with `run.resume`
 drain            a host leaves on request
 finish           when to signal and to stop, for `run.walltime`
 narration        lines for the log about changes of the state

@@ -5,9 +5,9 @@ The head has them brought to agreement (resumption.py) as soon as the team of th
 
 from typing import Optional, Tuple
 
+from . import team
 from .gang_events import Agreed
 from .gang_state import NodePhase, Phase, State
-from .team import next_team, restart_is_due
 
 NOT_YET = (0, ())
 
@@ -16,21 +16,26 @@ def due(state: State, at: float) -> Optional[Tuple[int, ...]]:
     """The team whose folders have to be brought to agreement now."""
     if not state.has_agreement or allows(state, pending(state)):
         return None
-    if state.phase is Phase.RESTARTING and not restart_is_due(state, at):
+    if state.phase is Phase.RESTARTING and not team.restart_is_due(state, at):
         return None
     return pending(state)
+
+
+def restart_is_due(state: State, at: float) -> bool:
+    """As team.restart_is_due, and the folders agree."""
+    return team.restart_is_due(state, at) and allows(state, team.next_team(state))
 
 
 def pending(state: State) -> Optional[Tuple[int, ...]]:
     """The team of the next attempt, if its folders are or have to be brought to agreement."""
     if state.phase is Phase.WAITING:
         return state.team if state.master_port and not absent(state) else None
-    return next_team(state) if state.phase is Phase.RESTARTING else None
+    return team.next_team(state) if state.phase is Phase.RESTARTING else None
 
 
-def allows(state: State, team: Optional[Tuple[int, ...]]) -> bool:
+def allows(state: State, members: Optional[Tuple[int, ...]]) -> bool:
     """Whether the next attempt may begin with that team."""
-    return team is not None and (not state.has_agreement or state.agreed == (state.attempt + 1, team))
+    return members is not None and (not state.has_agreement or state.agreed == (state.attempt + 1, members))
 
 
 def absent(state: State) -> Tuple[int, ...]:
@@ -41,9 +46,9 @@ def absent(state: State) -> Tuple[int, ...]:
 
 
 def on_agreed(state: State, event: Agreed) -> State:
-    team = tuple(event.team)  # a list in gang.jsonl
-    current = event.attempt == state.attempt + 1 and team == pending(state)
-    return state._replace(agreed=(event.attempt, team)) if current else state
+    members = tuple(event.team)  # a list in gang.jsonl
+    current = event.attempt == state.attempt + 1 and members == pending(state)
+    return state._replace(agreed=(event.attempt, members)) if current else state
 
 
 def settle(state: State) -> State:

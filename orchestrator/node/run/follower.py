@@ -59,6 +59,9 @@ class WorkerLink(ClusterLink):
     def listening(self) -> List[socket.socket]:
         return self._acceptor.listening()
 
+    def pipes(self) -> List[int]:
+        return self._transport.outputs.pipes()
+
     def due(self) -> float:
         tick = min(TICK, beat(self._lease))
         return tick if self._link is not None else max(0.0, min(tick, self._redial_at - time.monotonic()))
@@ -68,6 +71,10 @@ class WorkerLink(ClusterLink):
             accepted = self._acceptor.on_readable(handle)
             for received in self._detours.accept(accepted) if accepted is not None else []:
                 self._on_envelope(received)
+            return
+        if handle in self.pipes():
+            for contact in self._transport.outputs.on_readable():
+                self._send({"resume": contact})
             return
         if self._detours.owns(handle):
             for received in self._detours.on_readable(handle):
@@ -95,6 +102,8 @@ class WorkerLink(ClusterLink):
             self._take(message)
             if message.order is not None:
                 self._obey(message.order)
+            if message.resume is not None:
+                self._transport.outputs.serve(message.resume, self._transport.addresses() or self._own_addresses())
             if message.signal is not None:
                 self._recorder.command({"do": "signal", "signal": message.signal})
             if message.envelope is not None:
@@ -177,6 +186,10 @@ class WorkerLink(ClusterLink):
         except OSError:
             return None
 
+    def _own_addresses(self) -> List[str]:
+        address = self.own_address()
+        return [] if address is None else [address]
+
     def on_checked(self, attempt: int, problems: List[Dict[str, str]]) -> None:
         self._send({"checked": {"attempt": attempt, "problems": problems}})
 
@@ -203,6 +216,8 @@ class WorkerLink(ClusterLink):
     def on_tick(self) -> None:
         now = time.monotonic()
         self._transport.expire()
+        for contact in self._transport.outputs.advance():
+            self._send({"resume": contact})
         for link in self._to_head():
             if not link.ready and now - link.opened_at > HANDSHAKE_WINDOW:
                 self._close(link)

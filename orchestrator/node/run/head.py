@@ -5,7 +5,7 @@ import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ..host import network
-from . import gang, gang_events, gang_orders, messages, narration, notify, shown_state, team
+from . import agreement, gang, gang_events, gang_orders, messages, narration, notify, shown_state
 from .attempt_phase import AttemptPhase
 from .finisher import Finisher
 from .gang_log import GangLog
@@ -14,6 +14,7 @@ from .link import Link, LinkClosed, beat, lease
 from .messages import Envelope
 from .node_watch import NodeWatch
 from .peers import TICK, ClusterLink, RecorderApi
+from .resumption import Resumption, is_wanted
 from .transport import Transport
 
 CHECKS = 4  # new nodes dialled per second, each once: a refusal proves something only after an accepted connection
@@ -37,6 +38,7 @@ class HeadLink(ClusterLink):
         self._unchecked: List[int] = []  # nodes that were never dialled
         hosts, nodes_wait = [node["host"] for node in self._spec["nodes"]], self._spec.get("rejoin_timeout", 0.0) > 0
         self._watch = NodeWatch(hosts, self._lease, nodes_wait, recorder.say)
+        self._resumption = Resumption(recorder, transport.outputs, transport.addresses, self._tell, self._step)
         self._finisher = Finisher(recorder, self._signal_nodes, self._stop_resumably)
         self._label = ""
         self._tick_at = self._beat_at = 0.0
@@ -63,6 +65,7 @@ class HeadLink(ClusterLink):
             self._spec.get("rejoin_timeout", 0.0),
             self._spec.get("max_nodes", 0),
             has_gate=True,
+            has_agreement=is_wanted(self._spec),
         )
 
     @property
@@ -79,6 +82,9 @@ class HeadLink(ClusterLink):
     def listening(self) -> List[socket.socket]:
         return self._acceptor.listening()
 
+    def pipes(self) -> List[int]:
+        return self._resumption.pipes()
+
     def due(self) -> float:
         return min(TICK, beat(self._lease))
 
@@ -87,6 +93,9 @@ class HeadLink(ClusterLink):
             accepted = self._acceptor.on_readable(handle)
             if accepted is not None:
                 self._join(accepted.link, accepted.messages)
+            return
+        if handle in self._resumption.pipes():
+            self._resumption.on_readable(handle, self._state, self._now())
             return
         if self._detours.owns(handle):
             for received in self._detours.on_readable(handle):
@@ -147,6 +156,8 @@ class HeadLink(ClusterLink):
             self._on_node_status(number, messages.status(message["status"]))
         if "checked" in message:
             self._step(gang_events.Checked(number, at=self._now(), **messages.checked(message["checked"])))
+        if "resume" in message:
+            self._resumption.on_server(number, messages.output_server(message["resume"]))
         if "silence" in message:
             self._silence[number] = messages.silence(message["silence"])
 
@@ -246,14 +257,19 @@ class HeadLink(ClusterLink):
         for loss in self._watch.judge(self._expected(), self._detours.refusals, time.monotonic()):
             self._lose(loss.node, loss.silent)
         self._show()
-        if team.restart_is_due(self._state, self._now()):
+        self._resumption.advance(self._state, self._now())
+        if agreement.restart_is_due(self._state, self._now()):
             self._find_port()
         self._finisher.on_tick(self._now(), self._state)
         self._step(gang_events.Tick(self._now()))
 
     def _signal_nodes(self, number: int) -> None:
-        for link in list(self._nodes.values()):
-            self._send(link, {"signal": number})
+        for node in list(self._nodes):
+            self._tell(node, {"signal": number})
+
+    def _tell(self, number: int, message: Dict[str, Any]) -> None:
+        if number in self._nodes:
+            self._send(self._nodes[number], message)
 
     def _stop_resumably(self, by: str, grace: float) -> None:
         self._step(gang_events.StopRequested(by, grace, self._now(), resumable=True))

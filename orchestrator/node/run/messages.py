@@ -34,6 +34,7 @@ class OfHead(NamedTuple):
     echo: Optional[float]
     envelope: Optional[Envelope]
     signal: Optional[int]  # for the ranks
+    resume: Optional[int]  # the number of the server of outputs that it wants; 0: none any more
 
 
 class Malformed(Exception):
@@ -91,6 +92,14 @@ def checked(message: Any) -> Dict[str, Any]:
     }
 
 
+def output_server(message: Any) -> Dict[str, Any]:
+    """Where the server of a node's output folder listens; `port` is None if there is none, and `error` says why."""
+    message = _object(message)
+    addresses = [text(address) for address in _list(message.get("addresses"))[:ADDRESSES]]
+    port, error = _optional(_port, message.get("port")), text(message.get("error"))
+    return {"number": integer(message.get("number")), "addresses": addresses, "port": port, "error": error}
+
+
 def clock(message: Any) -> float:
     """The time of its sender when it was sent: seconds since the boot of its host."""
     return _number(message)
@@ -115,6 +124,7 @@ def of_head(message: Any, nodes: int) -> OfHead:
         clock(message["echo"]) if "echo" in message else None,
         envelope(message["envelope"], nodes) if "envelope" in message else None,
         integer(message["signal"]) if "signal" in message else None,
+        integer(message["resume"]) if "resume" in message else None,
     )
 
 

@@ -49,12 +49,16 @@ class ClusterLink:
     def listening(self) -> List[socket.socket]:
         return []
 
+    def pipes(self) -> List[int]:
+        """Descriptors of processes that the link has started, to be read as its links are."""
+        return []
+
     def due(self) -> float:
         """Seconds until `on_tick` has to be called."""
         return TICK
 
     def on_readable(self, handle: int) -> None:
-        """A link or a listener, known by its descriptor, has something to read or can be written to again."""
+        """A link, a listener or a pipe, known by its descriptor, has something to read or can be written to again."""
         raise NotImplementedError
 
     def on_tick(self) -> None:

@@ -96,7 +96,7 @@ class Recorder:
                 poll.register(link.fileno(), select.POLLIN | (select.POLLOUT if link.wants_write() else 0))
             for listener in self._link.listening():
                 poll.register(listener, select.POLLIN)
-            for handle in self._health.handles():
+            for handle in [*self._health.handles(), *self._link.pipes()]:
                 poll.register(handle, select.POLLIN)
             moved = 0
             for handle, events in poll.poll(int(self._link.due() * 1000) + 1):

@@ -1,4 +1,7 @@
-"""The connections that a node keeps whatever its role is: its listeners, the contacts of all nodes, the detours."""
+"""The connections that a node keeps whatever its role is: its listeners, the contacts of all nodes, the detours.
+
+And the server of its output folder, which the head may ask for.
+"""
 
 import socket
 from typing import List
@@ -7,6 +10,7 @@ from .acceptor import Acceptor
 from .contacts import Contacts
 from .detour import Detours
 from .link import Link
+from .output_server import OutputServer
 from .peers import RecorderApi
 
 
@@ -16,9 +20,14 @@ class Transport:
         self.acceptor = Acceptor(listeners, recorder.key, node)
         self.contacts = Contacts()
         self.detours = Detours(recorder.key, node, nodes, self.contacts)
+        self.outputs = OutputServer(recorder)
 
     def links(self) -> List[Link]:
         return self.acceptor.links() + self.detours.links()
+
+    def addresses(self) -> List[str]:
+        """Where this node listens."""
+        return [listener.getsockname()[0] for listener in self.acceptor.listening()]
 
     def expire(self) -> None:
         """Close connections that were not authenticated in time, or that nobody uses."""

@@ -1,0 +1,142 @@
+"""Plan which host gets which files from which one, so that all have the same output folder. Pure.
+
+Two files are equal if their sizes and times are: a copy keeps the time of its original, to the nanosecond.
+"""
+
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+FILE, FOLDER, LINK = "file", "folder", "link"
+
+
+class Entry(NamedTuple):
+    """One path in an output folder. `disk`: bytes that it takes there. `target`: of a link."""
+
+    path: str
+    kind: str
+    size: int = 0
+    mtime: int = 0  # ns
+    mode: int = 0
+    disk: int = 0
+    target: str = ""
+
+    def equals(self, other: Optional["Entry"]) -> bool:
+        if other is None or self.kind != other.kind:
+            return False
+        if self.kind == FILE:
+            return (self.size, self.mtime) == (other.size, other.mtime)
+        return self.target == other.target
+
+
+class Listing(NamedTuple):
+    """The output folder of one node. `incomplete`: copying to it was interrupted. `free`: bytes on its disk."""
+
+    entries: Tuple[Entry, ...]
+    incomplete: bool
+    free: int
+
+
+class Copies(NamedTuple):
+    """What one node has to do, in this order."""
+
+    aside: Tuple[str, ...]  # to be moved aside; what is in a folder comes before it
+    folders: Tuple[Entry, ...]
+    links: Tuple[Entry, ...]
+    files: Dict[int, List[Entry]]  # by the node to fetch them from
+    size: int  # of the files
+    space: int  # that the disk must have for them
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.aside or self.folders or self.links or self.files)
+
+    @property
+    def fetched(self) -> int:
+        """The number of files to fetch."""
+        return sum(len(entries) for entries in self.files.values())
+
+
+Holders = Dict[str, Tuple[Entry, List[int]]]  # by path: what all nodes shall have, and who has it
+
+
+def plan(mode: str, listings: Dict[int, Listing], head: int, targets: Sequence[int]) -> Dict[int, Copies]:
+    """What each of the targets has to do. `mode`: head, newest or union."""
+    if mode == "union":
+        wanted = _union(listings)
+        return {target: _copies(listings[target], target, wanted, set()) for target in targets}
+    source = source_of(mode, listings, head)
+    wanted = {entry.path: (entry, [source]) for entry in listings[source].entries}
+    return {
+        target: _copies(listings[target], target, wanted, {entry.path for entry in listings[target].entries})
+        for target in targets
+    }
+
+
+def source_of(mode: str, listings: Dict[int, Listing], head: int) -> int:
+    """The node whose folder all others get.
+
+    A folder that is half a copy of another one is the last choice: it may mix files of two snapshots.
+    """
+
+    def preference(node: int) -> Tuple[bool, bool, int, int]:
+        newest = max((entry.mtime for entry in listings[node].entries if entry.kind == FILE), default=0)
+        return not listings[node].incomplete, mode == "head" and node == head, newest, -node
+
+    return max(listings, key=preference)
+
+
+def _union(listings: Dict[int, Listing]) -> Holders:
+    """Of each path the newest, and all nodes that have that one. A folder wins over what is none."""
+    merged: Holders = {}
+    for node in sorted(listings):
+        for entry in listings[node].entries:
+            known, holders = merged.get(entry.path, (None, []))
+            if entry.equals(known):
+                holders.append(node)
+            elif known is None or _rank(entry) > _rank(known):
+                merged[entry.path] = entry, [node]
+    return merged
+
+
+def _rank(entry: Entry) -> Tuple[bool, int]:
+    return entry.kind == FOLDER, entry.mtime
+
+
+def _copies(listing: Listing, target: int, wanted: Holders, own: Iterable[str]) -> Copies:
+    """`own`: paths of the target that are moved aside where they are not wanted."""
+    has = {entry.path: entry for entry in listing.entries}
+    missing = [held for path, held in wanted.items() if not held[0].equals(has.get(path))]
+    aside = {path for path in own if path not in wanted}
+    aside |= {entry.path for entry, _ in missing if entry.path in has and has[entry.path].kind != entry.kind}
+    files: Dict[int, List[Entry]] = {}
+    for number, (entry, holders) in enumerate(missing):
+        if entry.kind == FILE:  # hosts that have the same file share the work of sending it
+            files.setdefault(holders[(target + number) % len(holders)], []).append(entry)
+    copied = [entry for entries in files.values() for entry in entries]
+    replaced = [has[entry.path].disk for entry in copied if entry.path in has and entry.path not in aside]
+    peak = sum(entry.disk for entry in copied) - sum(replaced) + max(replaced, default=0)
+    return Copies(
+        tuple(sorted(aside, reverse=True)),
+        tuple(sorted(entry for entry, _ in missing if entry.kind == FOLDER)),
+        tuple(entry for entry, _ in missing if entry.kind == LINK),
+        files,
+        sum(entry.size for entry in copied),
+        peak,
+    )
+
+
+def summary(copies: Copies, hosts: Dict[int, str]) -> str:
+    """`3 files (1.2 GB) copied from gpu-01`."""
+    sources = ", ".join(hosts[node] for node in sorted(copies.files))
+    return "%s (%s) copied from %s" % (files_of(copies.fetched), size_of(copies.size), sources)
+
+
+def files_of(count: int) -> str:
+    return "1 file" if count == 1 else "%d files" % count
+
+
+def size_of(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return "%d B" % size if unit == "B" else "%.1f %s" % (size, unit)
+        size /= 1000.0
+    return "%.1f TB" % size

@@ -1,0 +1,168 @@
+"""The verb `resume-lead`: the part of the head. Has all servers list, plans the copies, has the servers make them.
+
+Prints lines of JSON: `say`, a line for the log; at the end `done`, or `failed` with the node and whether to try again.
+"""
+
+import json
+import os
+import secrets
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, TypeVar
+
+from ..host import processes
+from ..run.link import LinkClosed
+from . import copies
+from .channel import Channel, Refused, connect
+from .server import ENTRIES, listed
+
+RESERVE = 64 << 20  # bytes that the copies leave free on a disk, as the health check wants it
+Answer = TypeVar("Answer")
+
+
+class Failed(Exception):
+    """The folders cannot be brought to agreement. `again`: perhaps at the next try."""
+
+    def __init__(self, node: int, why: str, again: bool) -> None:
+        super().__init__(why)
+        self.node = node
+        self.again = again
+
+
+class Leader:
+    def __init__(self, given: Dict[str, Any], say: Callable[[str], None]) -> None:
+        """`given`: key, node, mode, limit (bytes), head, team, nodes: host, addresses and port of each by number."""
+        self._given = given
+        self._say = say
+        self._key = bytes.fromhex(given["key"])
+        self._contacts = {int(number): contact for number, contact in given["nodes"].items()}
+        self._hosts = {number: contact["host"] for number, contact in self._contacts.items()}
+        self._team = list(given["team"])
+        self._channels: Dict[int, Channel] = {}
+        self._holders: Dict[int, int] = {}  # by node: the first node that has the same folder
+
+    def run(self) -> None:
+        """Raises Failed."""
+        self._channels = self._on_all(self._connect, list(self._contacts))
+        self._holders = self._find_holders()
+        if len(set(self._holders.values())) < 2:
+            return
+        listings = self._on_all(self._list, sorted(set(self._holders.values())))
+        targets = {self._holders[number] for number in self._team}
+        planned = copies.plan(self._given["mode"], listings, self._holders[self._given["head"]], sorted(targets))
+        planned = {number: each for number, each in planned.items() if not each.is_empty}
+        for number, each in planned.items():
+            self._check_size(number, each, listings[number].free)
+        if any(each.files for each in planned.values()):
+            hosts = ", ".join(self._hosts[number] for number in sorted(planned))
+            total = sum(each.size for each in planned.values())
+            self._say("run.resume: copying %s in total to %s" % (copies.size_of(total), hosts))
+        self._on_all(lambda number: self._copy(number, planned[number]), list(planned))
+
+    # the steps
+
+    def _connect(self, number: int) -> Channel:
+        contact = self._contacts[number]
+        return connect(contact["addresses"], contact["port"], self._key, self._given["node"], number)
+
+    def _find_holders(self) -> Dict[int, int]:
+        """On a shared disk, several nodes have the same folder. The team comes first, with the head."""
+        numbers = self._team + [number for number in sorted(self._channels) if number not in self._team]
+        tokens = {number: secrets.token_hex(16) for number in numbers}
+        self._on_all(lambda number: self._ask(number, do="leave token", token=tokens[number]), numbers)
+        pairs = list(tokens.items())
+        seen = self._on_all(lambda number: self._ask(number, do="see tokens", tokens=pairs)["seen"], numbers)
+        self._on_all(lambda number: self._ask(number, do="remove token", token=tokens[number]), numbers)
+        return {number: next((other for other in numbers if other in seen[number]), number) for number in seen}
+
+    def _list(self, number: int) -> copies.Listing:
+        entries, end = listed(self._channels[number])
+        return copies.Listing(tuple(entries), end["incomplete"], end["free"])
+
+    def _check_size(self, number: int, planned: copies.Copies, free: int) -> None:
+        host, size = self._hosts[number], copies.size_of
+        if planned.size > self._given["limit"]:
+            what = "%s: run.resume: %s are to be copied there, and run.resume_limit is %s"
+            raise Failed(number, what % (host, size(planned.size), size(self._given["limit"])), again=False)
+        if planned.files and planned.space + RESERVE > free:
+            what = "%s: run.resume: the copies need %s, and the disk of the output folder has %s free"
+            raise Failed(number, what % (host, size(planned.space + RESERVE), size(free)), again=False)
+
+    def _copy(self, number: int, planned: copies.Copies) -> None:
+        begun, channel = time.monotonic(), self._channels[number]
+        files = [
+            {"from": source, "files": entries[begin : begin + ENTRIES]}
+            for source, entries in planned.files.items()
+            for begin in range(0, len(entries), ENTRIES)
+        ]
+        channel.send(
+            do="copy",
+            aside=planned.aside,
+            folders=planned.folders,
+            links=planned.links,
+            sources={source: self._contacts[source] for source in planned.files},
+            messages=len(files),
+        )
+        for message in files:
+            channel.send(**message)
+        while True:
+            answer = channel.receive()
+            if isinstance(answer, dict) and "error" in answer:
+                what = "%s: run.resume: %s" % (self._hosts[number], answer["error"])
+                raise Failed(number, what, answer.get("again", False))
+            if isinstance(answer, dict) and "done" in answer:
+                break
+        if planned.files:
+            seconds = time.monotonic() - begun
+            self._say("%s: %s in %.1f s" % (self._hosts[number], copies.summary(planned, self._hosts), seconds))
+        if planned.aside:
+            what = "%s: %s moved to .ddp-orch.replaced: not in the folder of the other hosts"
+            self._say(what % (self._hosts[number], copies.files_of(len(planned.aside))))
+
+    def _ask(self, number: int, **request: Any) -> Dict[str, Any]:
+        return self._channels[number].ask(**request)
+
+    def _on_all(self, step: Callable[[int], Answer], numbers: List[int]) -> Dict[int, Answer]:
+        """Take a step with all nodes at the same time. Raises Failed for a node of the team; leaves out others."""
+        answers: Dict[int, Answer] = {}
+        failures: Dict[int, Failed] = {}
+
+        def take(number: int) -> None:
+            try:
+                answers[number] = step(number)
+            except Failed as failed:
+                failures[number] = failed
+            except (LinkClosed, Refused, OSError) as error:
+                what = "%s: run.resume: %s" % (self._hosts[number], error)
+                failures[number] = Failed(number, what, again=not isinstance(error, Refused))
+
+        threads = [threading.Thread(target=take, args=(number,)) for number in numbers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number in self._team:
+            if number in failures:
+                raise failures[number]
+        return answers
+
+
+def main() -> int:
+    """`given` as of Leader, and `parent`: the recorder's pid."""
+    given = json.load(sys.stdin)
+    processes.die_with_parent(given["parent"])
+    processes.set_name("ddp-resume")
+    lock = threading.Lock()
+
+    def tell(**message: Any) -> None:
+        with lock:
+            print(json.dumps(message), flush=True)
+
+    try:
+        Leader(given, lambda line: tell(say=line)).run()
+    except Failed as failed:
+        tell(failed=str(failed), node=failed.node, again=failed.again)
+    else:
+        tell(done=True)
+    os._exit(0)

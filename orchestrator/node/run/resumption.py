@@ -1,0 +1,174 @@
+"""Have the output folders of a run brought to agreement before an attempt (`run.resume`): on the head. Never blocks.
+
+Listing and copying is done by processes of their own (node/resume). When the servers of the team (output_server.py)
+have told where they listen, the head starts a leader.
+"""
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from . import agreement, messages
+from .gang_events import Agreed, NotAgreed
+from .gang_state import NodePhase, State
+from .output_server import Contact, LineProcess, OutputServer
+from .peers import RecorderApi
+
+OPEN_WINDOW = 15.0  # s for the servers of the team to open their ports
+SPARE_WINDOW = 3.0  # s, as part of these, for the servers of other nodes
+RETRY = 1.0  # s
+
+
+def is_wanted(spec: Dict[str, Any]) -> bool:
+    return spec["resume"] != "none" and not spec["shared_output"] and len(spec["nodes"]) > 1
+
+
+class Round(NamedTuple):
+    """One try to bring the folders of a team to agreement."""
+
+    number: int
+    team: Tuple[int, ...]
+    nodes: Tuple[int, ...]  # all that can take part: what another node has may be needed
+    at: float
+
+
+class Resumption:
+    """On the head. `tell` sends a message to another node, `happens` gives the gang an event."""
+
+    def __init__(
+        self,
+        recorder: RecorderApi,
+        server: OutputServer,
+        addresses: Callable[[], List[str]],
+        tell: Callable[[int, Dict[str, Any]], None],
+        happens: Callable[[Any], None],
+    ) -> None:
+        """`addresses`: of this host, to listen on."""
+        self._recorder = recorder
+        self._spec = recorder.spec
+        self._addresses = addresses
+        self._tell = tell
+        self._happens = happens
+        self._server = server
+        self._round: Optional[Round] = None
+        self._leader: Optional[LineProcess] = None
+        self._contacts: Dict[int, Contact] = {}  # where the servers of this round listen
+        self._refusals: Dict[int, str] = {}  # why there is no server
+        self._since = 0.0  # of the first round for this team
+        self._begin_at = 0.0
+        self._trouble = (0, "")  # of the last round: the node, and what
+
+    def pipes(self) -> List[int]:
+        return self._server.pipes() + ([self._leader.stdout] if self._leader is not None else [])
+
+    def on_readable(self, handle: int, current: State, at: float) -> None:
+        if self._leader is None or handle != self._leader.stdout:
+            for contact in self._server.on_readable():
+                self.on_server(self._spec["node"], contact)
+            return
+        lines = self._leader.read()
+        if lines is None:
+            self._try_again(self._spec["node"], "the process that copies has ended", at)
+        for line in lines or []:
+            self._on_leader(line, current, at)
+
+    def _on_leader(self, line: Dict[str, Any], current: State, at: float) -> None:
+        if self._round is None:
+            return
+        if "say" in line:
+            self._recorder.say(messages.one_line(line["say"]))
+        elif "done" in line:
+            team = self._round.team
+            self._stop()
+            self._happens(Agreed(current.attempt + 1, team, at))
+        elif line["again"]:
+            self._try_again(line["node"], messages.one_line(line["failed"]), at)
+        else:
+            self._give_up(line["node"], messages.one_line(line["failed"]), current, at)
+
+    def on_server(self, node: int, contact: Contact) -> None:
+        if self._round is None or contact["number"] != self._round.number:
+            return
+        if contact["port"] is None:
+            self._refusals[node] = contact["error"]
+        else:
+            self._contacts[node] = contact
+
+    def advance(self, current: State, at: float) -> None:
+        for contact in self._server.advance():
+            self.on_server(self._spec["node"], contact)
+        if self._round is not None and self._round.team != agreement.pending(current):
+            self._stop()
+        if self._round is None:
+            team = agreement.due(current, at)
+            if team is not None and at >= self._begin_at:
+                self._begin(current, team, at)
+        elif at - self._since > self._spec["resume_timeout"]:
+            node, what = self._trouble
+            limit = "not done within run.resume_timeout (%d s)" % self._spec["resume_timeout"]
+            self._give_up(node, "run.resume: %s%s" % (limit, "; " + what if what else ""), current, at)
+        elif self._leader is None:
+            self._lead_if_ready(at)
+
+    def _begin(self, current: State, team: Tuple[int, ...], at: float) -> None:
+        able = (NodePhase.JOINED, NodePhase.EXITED)
+        nodes = [
+            number
+            for number, node in enumerate(current.nodes)
+            if number in team or (node.phase in able and not node.away and node.leaves is None)
+        ]
+        self._since = self._since or at
+        self._contacts, self._refusals = {}, {}
+        self._round = Round(int(at * 1000), team, tuple(nodes), at)
+        self._serve_everywhere(self._round, self._round.number)
+
+    def _serve_everywhere(self, current: Round, number: int) -> None:
+        for node in current.nodes:
+            if node == self._spec["node"]:
+                self._server.serve(number, self._addresses())
+            else:
+                self._tell(node, {"resume": number})
+
+    def _lead_if_ready(self, at: float) -> None:
+        assert self._round is not None
+        waited = at - self._round.at
+        for number in self._round.team:
+            why = self._refusals.get(number, "the host did not answer" if waited > OPEN_WINDOW else "")
+            if why and number not in self._contacts:
+                self._try_again(number, "%s: run.resume: %s" % (self._spec["nodes"][number]["host"], why), at)
+                return
+        if any(number not in self._contacts for number in self._round.team):
+            return
+        if waited < SPARE_WINDOW and not all(number in self._contacts for number in self._round.nodes):
+            return
+        nodes = {
+            number: dict(contact, host=self._spec["nodes"][number]["host"])
+            for number, contact in self._contacts.items()
+        }
+        # a number that no node has: a server does not speak with itself
+        given = {"key": self._recorder.key.hex(), "node": len(self._spec["nodes"]), "mode": self._spec["resume"]}
+        given.update(limit=self._spec["resume_limit"], head=self._round.team[0], team=self._round.team, nodes=nodes)
+        try:
+            self._leader = LineProcess(self._spec["program"], "resume-lead", given)
+        except OSError as error:
+            self._try_again(self._spec["node"], "cannot start a process: %s" % error, at)
+
+    def _try_again(self, node: int, what: str, at: float) -> None:
+        if (node, what) != self._trouble:
+            self._trouble = node, what
+            self._recorder.say("%s; trying again" % what)
+        since, trouble = self._since, self._trouble
+        self._stop()
+        self._since, self._trouble, self._begin_at = since, trouble, at + RETRY
+
+    def _give_up(self, node: int, what: str, current: State, at: float) -> None:
+        self._stop()
+        self._happens(NotAgreed(current.attempt + 1, node, what, at))
+
+    def _stop(self) -> None:
+        if self._leader is not None:
+            self._leader.kill()
+            self._leader.has_ended()
+            self._leader = None
+        if self._round is not None:
+            self._serve_everywhere(self._round, 0)
+        self._round = None
+        self._since, self._trouble = 0.0, (0, "")
