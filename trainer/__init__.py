@@ -5,6 +5,7 @@ place       which rank this process is, from the launcher's environment
 dist        join the other ranks, exchange small messages, react to signals
 data        which samples a step takes, and what a data set is
 model       models by name: a small CNN, GPT, torchvision's, your own
+parallel    wrap the model so that ranks share its work
 optim       the optimizer and its learning rate
 checkpoint  save and load snapshots
 metrics     what a run prints and records

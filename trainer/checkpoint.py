@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import io
 import os
+import pickle
 import socket
 import threading
 from pathlib import Path
@@ -229,6 +230,28 @@ def check_same_training(config: Config, saved: dict[str, Any]) -> None:
                 f"the snapshots in {config.out} are from a run with {name} {saved[key]}, not {getattr(config, key)}; "
                 f"give {name} {saved[key]} to continue it, or another --out to start from scratch"
             )
+
+
+def load_weights(path: str, model: nn.Module) -> str:
+    """Load the weights of a snapshot or a state_dict. Raises ConfigError if they are of another model.
+
+    Tensors of another shape, such as the last layer for another number of classes, stay as they are. Returns a line
+    that names them.
+    """
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise ConfigError(f"--init-from {path}: {' '.join(str(error).split())}") from error
+    weights = loaded.get("model", loaded)
+    # DistributedDataParallel and torch.compile put these before each name
+    weights = {name.removeprefix("module.").removeprefix("_orig_mod."): value for name, value in weights.items()}
+    own = model.state_dict()
+    differing = sorted(name for name, value in weights.items() if name in own and own[name].shape != value.shape)
+    try:
+        model.load_state_dict({name: own[name] if name in differing else value for name, value in weights.items()})
+    except RuntimeError as error:
+        raise ConfigError(f"--init-from {path}: {' '.join(str(error).split())}") from error
+    return f"init from:{path} loaded:{len(weights) - len(differing)} not_loaded:{','.join(differing) or 'none'}"
 
 
 def restore(

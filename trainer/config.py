@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import json
 import os
 import sys
 import time
@@ -45,18 +46,23 @@ class Config:
     )
     data: str = flag(
         "digits",
+        "MODULE:FUNCTION of your own, called with these flags and returning a training and a test dataset; "
         "digits (1797 real 8x8 images, bundled); csv (one image per line: square grey pixels, then the label); "
         "cifar10; folder (train/CLASS/*.jpg and val/CLASS/*.jpg); text (bytes are the tokens); tokens (16 bits each, "
         "like nanoGPT's train.bin); synthetic, synthetic-tokens (random data made on the device)",
         ("digits", "csv", "cifar10", "folder", "text", "tokens", "synthetic", "synthetic-tokens"),
     )
+    init_from: str = flag("", "file of weights to start from: a snapshot or a state_dict")
     data_path: str = flag("", "file or folder of --data; cifar10 is downloaded there, default ~/.cache/ddp-trainer")
     image_size: int = flag(0, "height and width of the images; 0: keep their size (synthetic and folder: 224)")
     samples: int = flag(12800, "number of training samples of --data synthetic and synthetic-tokens", least=1)
     classes: int = flag(1000, "number of classes of --data synthetic; synthetic-tokens has 50304 tokens", least=2)
     context: int = flag(256, "tokens in one sample of text", least=1)
     augment: bool = flag(False, "shift training images at random; for cifar10 and folder also mirror and crop them")
-    workers: int = flag(4, "processes per rank that read and decode the images of --data folder")
+    randaugment: bool = flag(False, "RandAugment for --data folder (needs torchvision)")
+    mixup: float = flag(0.0, "alpha of mixup; 0: off (needs torchvision)")
+    cutmix: float = flag(0.0, "alpha of CutMix; 0: off (needs torchvision)")
+    workers: int = flag(4, "processes per rank that load the samples of --data folder and MODULE:FUNCTION")
     epochs: int = flag(15, "passes over the training samples")
     max_steps: int = flag(0, "number of steps to train, instead of --epochs; 0: use --epochs")
     batch_size: int = flag(128, "samples per step, over all ranks together", least=1)
@@ -73,6 +79,7 @@ class Config:
     momentum: float = flag(0.9, "momentum of sgd")
     betas: str = flag("0.9,0.95", "betas of adamw")
     label_smoothing: float = flag(0.0, "label smoothing")
+    ema: float = flag(0.0, "decay of a moving average of the weights, used in tests, such as 0.999; 0: off")
     grad_clip: float = flag(0.0, "maximum norm of the gradient; 0: no limit")
     grad_accum_steps: int = flag(1, "micro-batches per step and rank: more need less memory", least=1)
     # speed
@@ -94,9 +101,13 @@ class Config:
     save_every: int = flag(0, "steps between snapshots; 0: once per epoch")
     eval_every: int = flag(0, "steps between evaluations on the test samples; 0: once per epoch")
     keep: int = flag(2, "number of snapshots to keep; if the newest is damaged, the one before is used", least=1)
+    eval_only: bool = flag(False, "test the newest snapshot, or --init-from, instead of training")
+    sample_tokens: int = flag(0, "tokens that a language model appends to a text after each test; 0: off")
+    decode: str = flag("", "MODULE:FUNCTION from tokens to text for --sample-tokens; for --data text: not needed")
     log_every: int = flag(10, "steps between log lines", least=1)
     log_ranks: str = flag("first", "first: log the steps once; all: also one line per rank", ("first", "all"))
     track: str = flag("jsonl", "where rank 0 records metrics: a list out of jsonl,tensorboard,wandb, or none")
+    profile_steps: str = flag("", "FIRST:LAST: record these steps on each rank as trace-rankN.json in --out")
     bench: bool = flag(False, "measure compute, data, all-reduce and all three together instead of training")
     bench_seconds: float = flag(2.0, "seconds per measurement; each is repeated five times")
 
@@ -104,13 +115,13 @@ class Config:
         """Raise ConfigError for a value that could not work on any machine."""
         for each in fields(self):
             value, choices, least = getattr(self, each.name), each.metadata["choices"], each.metadata["least"]
-            if choices and value not in choices:
+            if choices and value not in choices and not (each.name == "data" and ":" in value):
                 raise ConfigError(f"--{spelled(each.name)[2:]} is one of {', '.join(choices)}, not {value!r}")
             if not isinstance(value, (str, bool)) and not value >= least:  # so written, it refuses nan too
                 raise ConfigError(f"{spelled(each.name)} must be at least {least:g}, not {value}")
         if self.seed >= 2**31:
             raise ConfigError(f"--seed must be below 2^31, not {self.seed}")
-        for name in ("warmup_fraction", "label_smoothing", "momentum"):
+        for name in ("warmup_fraction", "label_smoothing", "momentum", "ema"):
             if getattr(self, name) >= 1:
                 raise ConfigError(f"{spelled(name)} must be below 1, not {getattr(self, name)}")
         if len(self.beta_values) != 2 or not all(0 <= beta < 1 for beta in self.beta_values):
@@ -120,6 +131,8 @@ class Config:
                 raise ConfigError(f"--track takes {', '.join(TRACKERS)}, with commas between, or none; not {tracker!r}")
         if self.data in ("csv", "folder", "text", "tokens") and not self.data_path:
             raise ConfigError(f"--data {self.data} needs --data-path")
+        if self.profile_steps and not 1 <= self.profile_window[0] <= self.profile_window[1]:
+            raise ConfigError(f"--profile-steps must be FIRST:LAST, such as 10:13; not {self.profile_steps!r}")
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -128,11 +141,14 @@ class Config:
                 "compress": "none",
                 "precision": ("fp32", "tf32", "bf16"),
                 "static_graph": False,
+                "ema": 0.0,
             }.items():
                 if getattr(self, name) not in (common if isinstance(common, tuple) else (common,)):
                     value = getattr(self, name)
                     what = spelled(name) if value is True else f"{spelled(name)} {value}"
                     raise ConfigError(f"--local-sgd does not go with {what}")
+        if self.randaugment and self.data != "folder":
+            raise ConfigError(f"--randaugment is for --data folder, not {self.data}")
         if self.static_graph and self.grad_accum_steps > 1:
             raise ConfigError(
                 "--static-graph does not go with --grad-accum-steps: DDP must sum up every backward pass then"
@@ -148,6 +164,12 @@ class Config:
             return tuple(float(beta) for beta in self.betas.split(","))
         except ValueError:
             return ()
+
+    @property
+    def profile_window(self) -> tuple[int, int]:
+        """The first and the last step to profile, counted from 1; (0, 0) for none or a wrong value."""
+        first, _, last = self.profile_steps.partition(":")
+        return (int(first), int(last)) if first.isdecimal() and last.isdecimal() else (0, 0)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -188,7 +210,7 @@ def replace_old(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def read_file(path: Path) -> list[str]:
-    """The flags in a YAML or TOML file of `flag: value`. `batch_size` and `batch-size` are the same key."""
+    """The flags in a YAML, TOML or JSON file of `flag: value`. `batch_size` and `batch-size` are the same key."""
     known = {name for each in fields(Config) for name in (each.name, spelled(each.name)[2:])}
     known |= {old[2:] for old in OLD_FLAGS}
     flags = []
@@ -213,12 +235,14 @@ def _load_mapping(path: Path) -> dict[Any, Any]:
         if path.suffix == ".toml":
             toml = importlib.import_module("tomllib")  # part of Python since 3.11
             return dict(toml.loads(text))
-        import yaml
+        if path.suffix == ".json":
+            loaded = json.loads(text)
+        else:
+            import yaml
 
-        loaded = yaml.safe_load(text) or {}
+            loaded = yaml.safe_load(text) or {}
     except ImportError as error:
-        other = "a YAML file" if path.suffix == ".toml" else "a TOML file"
-        raise ConfigError(f"--config {path}: this Python has no {error.name}; install it, or use {other}") from error
+        raise ConfigError(f"--config {path}: this Python has no {error.name}; install it, or use JSON") from error
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
     except Exception as error:
@@ -239,7 +263,7 @@ def parse(argv: Sequence[str]) -> Config:
     )
     # python -m torch.distributed.launch passes one of these; the environment says the same
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)
-    parser.add_argument("--config", metavar="FILE", help="read flags from a YAML or TOML file; other flags win")
+    parser.add_argument("--config", metavar="FILE", help="read flags from a YAML, TOML or JSON file; other flags win")
     for each in fields(Config):
         _add_flag(parser, each)
     given = vars(parser.parse_args(replace_old(expand_files(argv))[0]))

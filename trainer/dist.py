@@ -56,11 +56,10 @@ class World:
             print_line(line)
 
     def seed(self, number: int) -> None:
-        """Seed this rank's device. (Where CUDA is not in use, torch.manual_seed takes a hundred times as long.)"""
+        """Seed the CPU and this rank's device. (torch.manual_seed seeds all devices, which takes much longer.)"""
+        torch.default_generator.manual_seed(number)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(number)
-        else:
-            torch.default_generator.manual_seed(number)
 
     def sum(self, *values: float) -> list[float]:
         """Each value added up over all ranks, in double precision: counts stay exact."""

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import re
+import secrets
 import socket
 import time
 from collections import defaultdict
@@ -121,7 +122,7 @@ class Log:
 
     def _extras(self, step_time: float) -> dict[str, float]:
         extras = {}
-        if not self.data.channels:
+        if self.data.targets > 1:
             extras["tokens/s"] = self.config.batch_size * self.data.targets / step_time
         if self.peak and self.flops:
             extras["mfu"] = self.flops * self.config.batch_size / step_time / self.peak / self.world.world_size
@@ -261,7 +262,7 @@ def flops_of(model: nn.Module, inputs: Tensor) -> float | None:
 class Tracker:
     """Records rank 0's figures as JSON lines, in TensorBoard or W&B. Raises ConfigError for a missing package."""
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config, folder: Path, first_step: int) -> None:
         self._lines = (folder / "metrics.jsonl").open("a") if "jsonl" in config.trackers else None
         self._board = self._run = None
         if "tensorboard" in config.trackers:
@@ -269,7 +270,8 @@ class Tracker:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError as error:
                 raise ConfigError("--track tensorboard: pip install tensorboard") from error
-            self._board = SummaryWriter(str(folder / "tensorboard"))
+            # After a resume, steps that are done again replace those before.
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1 if first_step else None)
         if "wandb" in config.trackers:
             try:
                 import wandb
@@ -279,11 +281,12 @@ class Tracker:
             self._run = wandb.init(
                 dir=str(folder),
                 config=config.as_dict(),
-                # the same run after a resume
-                id=os.environ.get("WANDB_RUN_ID") or os.environ.get("DDP_ORCH_RUN_ID"),
+                id=wandb_id(folder),
                 resume="allow",
                 mode=None if with_key else "offline",
             )
+            # W&B's own count of steps refuses to go back, as it must after a resume.
+            self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, figures: dict[str, Any]) -> None:
         if self._lines:
@@ -295,7 +298,7 @@ class Tracker:
             for name, value in figures.items():
                 self._board.add_scalar(name, value, step)
         if self._run:
-            self._run.log(figures, step=step)
+            self._run.log({"step": step, **figures})
 
     def close(self) -> None:
         if self._lines:
@@ -304,3 +307,13 @@ class Tracker:
             self._board.close()
         if self._run:
             self._run.finish()
+
+
+def wandb_id(folder: Path) -> str:
+    """The same for every start of this run: it is kept with the snapshots. A new host takes that of ddp-orch."""
+    file = folder / "wandb-id"
+    if "WANDB_RUN_ID" in os.environ:
+        return os.environ["WANDB_RUN_ID"]
+    if not file.exists():
+        file.write_text(os.environ.get("DDP_ORCH_RUN_ID") or secrets.token_hex(4))
+    return file.read_text().strip()

@@ -23,14 +23,18 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer import checkpoint, metrics
-from trainer.config import Config
+from trainer.config import Config, ConfigError
 from trainer.data import Batch, Data, Sampling, Split, check_batch_size, every_sample, seed_of
 from trainer.datasets import load
 from trainer.dist import SAVE, STOP, Requests, World, set_precision
 from trainer.extras import local_sgd
-from trainer.extras.compression import compress
+from trainer.extras.ema import EMA
+from trainer.extras.mixing import Mix, make_mix
+from trainer.extras.profiler import Profiler
+from trainer.extras.samples import find_decoder, print_sample
 from trainer.model import build, prepare_model
 from trainer.optim import learning_rate, make_optimizer
+from trainer.parallel import wrap
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Training:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     first_step: int  # 0, or the step of the snapshot from which the run resumed
+    ema: EMA | None  # the moving average of the weights
+    mix: Mix | None  # mixes the images of a micro-batch
 
     @property
     def last_step(self) -> int:
@@ -61,8 +67,13 @@ def run(config: Config, world: World) -> None:
     world.print(" ".join(["config", *(f"{key}:{value}" for key, value in config.as_dict().items())]))
     with world.fail_together():
         out = checkpoint.make_folder(config.out)
-        tracker = metrics.Tracker(config, out) if world.rank == 0 else None
     training = setup(config, world, out)
+    if config.eval_only:
+        loss, accuracy = test(training, training.first_step)
+        world.print(f"evaluated {training.position(training.first_step)} test_loss:{loss:.4f} test_acc:{accuracy:.4f}")
+        return
+    with world.fail_together():
+        tracker = metrics.Tracker(config, out, training.first_step) if world.rank == 0 else None
     log = metrics.Log(config, world, training.data, training.ddp, tracker)
     writer = checkpoint.Writer(out, config.keep) if world.local_rank == 0 else None
 
@@ -71,7 +82,7 @@ def run(config: Config, world: World) -> None:
     if step < training.last_step:
         world.print(f"stopped {training.position(step)} seconds:{time.monotonic() - started:.1f}")
     else:
-        loss, accuracy = evaluate(training.model, training.data.test, config, world)
+        loss, accuracy = test(training, step)
         log.summary()
         if tracker:
             tracker.write(step, {"test_loss": loss, "test_acc": accuracy})
@@ -94,6 +105,9 @@ def setup(config: Config, world: World, out: Path | None) -> Training:
         check_batch_size(config, data.train.size, world.world_size)
         torch.manual_seed(config.seed)  # the same first weights on all ranks
         model = prepare_model(build(config.model, data, config.context), config, world.device)
+        mix = make_mix(config, data)
+        if config.sample_tokens:
+            find_decoder(config, data)
     sampling = Sampling(
         data.train.size, config.batch_size, config.seed, world.rank, world.world_size, config.grad_accum_steps
     )
@@ -106,15 +120,20 @@ def setup(config: Config, world: World, out: Path | None) -> Training:
         with world.fail_together():
             checkpoint.check_same_training(config, state["config"])
             checkpoint.restore(state, model, optimizer, scaler)
+    elif config.init_from:
+        with world.fail_together():
+            if world.rank == 0:  # DDP sends the weights of rank 0 to all
+                world.print(checkpoint.load_weights(config.init_from, model))
+    elif config.eval_only:
+        with world.fail_together():
+            raise ConfigError(f"--eval-only: there is no snapshot in {out}; give --out or --init-from")
     first_step = state["step"] if state else 0
     with world.fail_together():
-        if config.compile:
-            model.compile()
-        ddp = DistributedDataParallel(
-            model, gradient_as_bucket_view=True, bucket_cap_mb=config.bucket_mb, static_graph=config.static_graph
-        )
-        compress(ddp, config, world, first_step)
-    training = Training(config, world, data, sampling, model, ddp, optimizer, scaler, first_step)
+        ddp = wrap(model, config, world, first_step)
+    ema = EMA(model, config.ema) if config.ema else None  # after DDP, which makes the models equal
+    if ema and state and "ema" in state:
+        ema.load_state_dict(state["ema"])
+    training = Training(config, world, data, sampling, model, ddp, optimizer, scaler, first_step, ema, mix)
     if state is not None:
         ranks = state.get("world_size", "?")
         position = training.position(first_step)
@@ -133,6 +152,7 @@ def train(training: Training, log: metrics.Log, writer: checkpoint.Writer | None
     unchecked: list[Tensor] = []  # losses of this rank that nobody has looked at yet: looking waits for the GPU
     batches = warm_up(training, log)
     requests = Requests(world)
+    profiler = Profiler(config, world)
     log.timer.lap("between")
 
     while step < last_step:
@@ -150,9 +170,11 @@ def train(training: Training, log: metrics.Log, writer: checkpoint.Writer | None
         for group in training.optimizer.param_groups:
             group["lr"] = rate
         logged = (step + 1) % config.log_every == 0 or step == training.first_step
+        profiler.before(step + 1)
         loss, correct, grad_norm = train_step(training, log, batches, step, logged)
         step += 1
         unchecked.append(loss)
+        profiler.after(step)
 
         # 3. Log, save, evaluate. Reading a loss waits for the GPU, so it is done only where a line is printed.
         epoch = math.ceil(step / steps_per_epoch)
@@ -164,7 +186,7 @@ def train(training: Training, log: metrics.Log, writer: checkpoint.Writer | None
         if step % save_every == 0 or step == last_step:
             save(training, writer, step, unchecked)
         if step % eval_every == 0 and step < last_step:
-            log.test(epoch, step, *evaluate(training.model, training.data.test, config, world))
+            log.test(epoch, step, *test(training, step))
         log.timer.lap("between")  # snapshots and tests are not part of a step
 
     if step < last_step:
@@ -212,13 +234,15 @@ def train_step(
 
     for micro_step in range(config.grad_accum_steps):
         batch = next(batches)
+        if training.mix:
+            batch = training.mix(batch)
         log.timer.lap("data")
         # Gradients add up on each rank; only the last micro-batch sends them.
         send = micro_step == config.grad_accum_steps - 1 and not alone
         with contextlib.nullcontext() if send else training.ddp.no_sync():
             logits, micro_loss = forward(training, training.ddp, batch)
             if logged:
-                correct = correct + (logits.detach().argmax(dim=-1) == batch.targets).sum()
+                correct = correct + count_correct(logits.detach(), batch.targets)
             del logits  # with many classes, the largest tensor: freed before backward needs memory
             log.timer.lap("forward")
             scaler.scale(micro_loss * scale).backward()
@@ -231,6 +255,8 @@ def train_step(
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
+    if training.ema:
+        training.ema.update()
     log.timer.lap("optimizer")
     if alone and (step + 1) % config.local_sgd == 0:
         local_sgd.average_models(training.model, world)
@@ -253,14 +279,31 @@ def forward(training: Training, model: nn.Module, batch: Batch) -> tuple[Tensor,
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     with autocast(config, training.world.device):
         logits = model(inputs)
+        # Targets are classes or, after mixup, the share of each class.
+        targets = batch.targets if batch.targets.is_floating_point() else batch.targets.flatten()
         flat = logits.flatten(0, -2)
-        loss = cross_entropy(flat, batch.targets.flatten(), reduction="sum", label_smoothing=config.label_smoothing)
+        loss = cross_entropy(flat, targets, reduction="sum", label_smoothing=config.label_smoothing)
     return logits, loss
+
+
+def count_correct(logits: Tensor, targets: Tensor) -> Tensor:
+    classes = targets.argmax(dim=-1) if targets.is_floating_point() else targets
+    return (logits.argmax(dim=-1) == classes).sum()
 
 
 def autocast(config: Config, device: torch.device) -> contextlib.AbstractContextManager[object]:
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
+
+
+def test(training: Training, step: int) -> tuple[float, float]:
+    """Return the loss and the accuracy on the test samples, of the moving average of the weights if there is one."""
+    config, world, data = training.config, training.world, training.data
+    with training.ema.swapped_in() if training.ema else contextlib.nullcontext():
+        result = evaluate(training.model, data.test, config, world)
+        if config.sample_tokens:
+            print_sample(training.model, data, config, world, training.position(step))
+    return result
 
 
 @torch.no_grad()
@@ -306,6 +349,8 @@ def save(
             "optimizer": training.optimizer.state_dict(),
             "scaler": training.scaler.state_dict(),
         }
+        if training.ema:
+            state["ema"] = training.ema.state_dict()
         writer.save(state, announcement if training.world.rank == 0 else None)
 
 

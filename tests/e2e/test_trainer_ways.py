@@ -31,15 +31,22 @@ WAYS = {
 }
 
 
+OWN = ("--data=noisy:datasets", "--workers=1", "--batch-size=16", "--schedule=constant", "--ema=0.5", "--log-every=1")
 OTHERS = {
     "plain": PLAIN,
     "adamw": (*PLAIN, "--optimizer=adamw", "--lr=0.003", "--grad-clip=1", "--label-smoothing=0.1", "--log-ranks=all"),
     "text": ("--model=gpt-tiny", "--data=text", "--data-path=text", "--context=32", "--batch-size=32", "--epochs=3",
-             "--optimizer=adamw", "--lr=0.003", "--log-every=5"),
+             "--optimizer=adamw", "--lr=0.003", "--log-every=5", "--sample-tokens=70"),
     "many buckets": ("--model=wide:wide", "--compress=powersgd", "--bucket-mb=1", "--compress-after=2", "--epochs=2",
                      "--lr=0.02"),
     "by steps": ("--max-steps=7", "--eval-every=3", "--save-every=2", "--keep=9", "--log-every=1",
                  "--schedule=constant", "--warmup-steps=4"),
+    "own data": (*OWN, "--max-steps=9", "--out=own"),
+    "own data, begun": (*OWN, "--max-steps=4", "--out=resumed"),
+    "own data, resumed": (*OWN, "--max-steps=9", "--out=resumed", "--profile-steps=6:7"),
+    "evaluated": (*OWN, "--eval-only", "--out=own"),
+    "fine-tuned": (*OWN, "--max-steps=1", "--init-from=resumed/weights.pt", "--out=fine-tuned"),
+    "nothing to evaluate": ("--eval-only",),
     "no data": ("--data=csv", "--data-path=nowhere.csv"),
     "bench": ("--bench", "--bench-seconds=0.05"),
 }  # fmt: skip
@@ -57,11 +64,32 @@ def said(folder: Path) -> dict[str, str]:
     draws = torch.randint(4, (3000,)).tolist()
     (folder / "text").write_text("".join("abcd"[draw] + " folw!" for draw in draws))
     (folder / "wide.py").write_text(WIDE)
+    (folder / "noisy.py").write_text(NOISY)
     ways = OTHERS | {way: (*PLAIN, *flags) for way, (flags, _) in WAYS.items()}
-    argvs = [(*flags, f"--out={way.replace(' ', '-')}.out") for way, flags in ways.items()]
+    argvs = [(f"--out={way.replace(' ', '-')}.out", *flags) for way, flags in ways.items()]
     outputs = trainings(2, folder, *argvs, PYTHONPATH=f"{folder}:{environment()['PYTHONPATH']}")
     return dict(zip(ways, outputs, strict=True))
 
+
+NOISY = """
+import shutil
+from pathlib import Path
+import torch
+
+class Noisy(torch.utils.data.Dataset):
+    classes = ["dark", "bright"]
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return torch.randn(1, 8, 8) + 2 * (index % 2), index % 2
+
+def datasets(config):
+    if config.init_from:
+        shutil.copy(max(Path("resumed").glob("step-*.pt")), config.init_from)
+    return Noisy(), Noisy()
+"""
 
 WIDE = """
 from torch import nn
@@ -105,6 +133,34 @@ def test_a_run_can_be_measured_in_steps(said: dict[str, str], folder: Path) -> N
     assert [int(path.name.split("-")[1]) for path in sorted((folder / "by-steps.out").glob("step-*"))] == [2, 4, 6, 7]
 
 
+def test_a_run_on_own_data_resumes_bit_for_bit(said: dict[str, str], folder: Path) -> None:
+    """Random augmentation and the moving average of the weights are those of the undisturbed run."""
+    assert values(said["own data, resumed"], "resumed")["step"] == "4"
+    one, other = (torch.load(max((folder / name).glob("step-*.pt")), weights_only=True) for name in ("own", "resumed"))
+    for part in ("model", "ema"):
+        assert all(torch.equal(one[part][name], other[part][name]) for name in one[part]), part
+    assert not all(
+        torch.equal(mean, weight) for mean, weight in zip(one["ema"].values(), one["model"].values(), strict=True)
+    )
+    assert losses(said["own data"])[4:] == losses(said["own data, resumed"])
+    assert values(said["own data"], "done")["test_loss"] == values(said["own data, resumed"], "done")["test_loss"]
+    for rank in (0, 1):
+        trace = json.loads((folder / f"resumed/trace-rank{rank}.json").read_text())
+        assert any("backward" in event["name"] for event in trace["traceEvents"])
+
+
+def test_a_snapshot_can_be_tested_without_training(said: dict[str, str]) -> None:
+    done, evaluated = values(said["own data"], "done"), values(said["evaluated"], "evaluated")
+    assert {key: done[key] for key in evaluated} == evaluated
+    assert "--eval-only: " in said["nothing to evaluate"] and "refused: exit code 2" in said["nothing to evaluate"]
+
+
+def test_a_run_starts_from_the_weights_of_another(said: dict[str, str]) -> None:
+    assert values(said["fine-tuned"], "init from")["loaded"] == "6"
+    assert values(said["fine-tuned"], "done")["step"] == "1"
+    assert losses(said["fine-tuned"])[0] < 0.5 * losses(said["own data"])[0]
+
+
 def test_every_rank_can_tell_its_own_steps(said: dict[str, str]) -> None:
     line = values(said["adamw"], "rank:0 epoch:1 step:2 ")
     assert list(line) == ["rank", "epoch", "step", "loss", "acc", "data", "forward", "backward", "comm", "optimizer"]
@@ -120,6 +176,9 @@ def test_a_text_is_learned_to_what_cannot_be_known(said: dict[str, str], folder:
     """Of seven letters six follow from those before them, and one is any of four: ln(4)/7 is left to say."""
     assert float(values(said["text"], "done")["test_loss"]) == pytest.approx(1.386294 / 7, abs=0.02)
     assert "tokens/s:" in said["text"]
+    last = [line for line in said["text"].splitlines() if line.startswith("sample ")][-1]
+    text = json.loads(last.partition(" text:")[2])
+    assert len(text) == 70 and text.count(" folw!") >= 8
     kept = [json.loads(line) for line in (folder / "text.out/metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in kept if "loss" in line]
     assert steps[:3] == [1, 5, 10] and steps == sorted(steps)

@@ -18,10 +18,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from trainer import checkpoint  # noqa: E402
 from trainer.config import Config, ConfigError, parse  # noqa: E402
-from trainer.data import Data, Sampling, TensorSplit, shift_images  # noqa: E402
+from trainer.data import Batch, Data, Sampling, TensorSplit, shift_images  # noqa: E402
 from trainer.datasets import load  # noqa: E402
 from trainer.dist import World, choose_device, joined  # noqa: E402
-from trainer.metrics import flops_of, peak_of  # noqa: E402
+from trainer.extras.ema import EMA  # noqa: E402
+from trainer.extras.mixing import make_mix  # noqa: E402
+from trainer.metrics import Tracker, flops_of, peak_of, wandb_id  # noqa: E402
 from trainer.model import build, checkpoint_blocks  # noqa: E402
 from trainer.optim import learning_rate, make_optimizer, peak_learning_rate, with_momentum  # noqa: E402
 from trainer.place import Place  # noqa: E402
@@ -48,6 +50,9 @@ def test_a_wrong_flag_is_refused_in_one_line() -> None:
         ["--label-smoothing=1"],
         ["--betas=0.9"],
         ["--schedule=step"],
+        ["--profile-steps=13:10"],
+        ["--randaugment"],
+        ["--local-sgd=4", "--ema=0.9"],
         ["--local-sgd=4", "--compress=fp16"],
         ["--static-graph", "--grad-accum-steps=2"],
         ["--device=tpu"],
@@ -233,6 +238,95 @@ def test_a_damaged_newest_snapshot_is_not_used_and_said_loudly(
 def test_what_is_handed_round_in_chunks_arrives_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.dist.BROADCAST_CHUNK", 7)
     assert world.broadcast(bytes(range(100)), source=0) == bytes(range(100))
+
+
+# --- weights to start from, and their moving average
+
+
+def test_weights_of_a_snapshot_or_a_state_dict_are_loaded_but_those_of_another_shape(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    source, target = build("digits-cnn", images_of(10), 1), build("digits-cnn", images_of(7), 1)
+    last = target[7].weight.clone()
+    torch.save({"step": 3, "model": source.state_dict()}, tmp_path / "snapshot.pt")
+    torch.save({f"module._orig_mod.{name}": value for name, value in source.state_dict().items()}, tmp_path / "ddp.pt")
+    for name in ("snapshot.pt", "ddp.pt"):
+        line = checkpoint.load_weights(str(tmp_path / name), target)
+        assert line.endswith(" loaded:4 not_loaded:7.bias,7.weight")
+        assert torch.equal(target[0].weight, source[0].weight) and torch.equal(target[7].weight, last)
+
+
+@pytest.mark.parametrize("content", ["nothing", "text", "another model"])
+def test_weights_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "weights.pt"
+    if content == "text":
+        file.write_text("not a file of torch")
+    elif content == "another model":
+        torch.save({"elsewhere": torch.zeros(3)}, file)
+    with pytest.raises(ConfigError) as refused:
+        checkpoint.load_weights(str(file), build("digits-cnn", images_of(10), 1))
+    assert str(refused.value).startswith(f"--init-from {file}: ") and "\n" not in str(refused.value)
+
+
+def test_the_moving_average_follows_the_weights_and_takes_their_place_for_a_while() -> None:
+    layer = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(layer.weight, 1.0)
+    ema = EMA(layer, 0.75)
+    torch.nn.init.constant_(layer.weight, 5.0)
+    ema.update()
+    with ema.swapped_in():
+        assert layer.weight.item() == 2.0
+    assert layer.weight.item() == 5.0
+    again = EMA(layer, 0.75)
+    again.load_state_dict(ema.state_dict())
+    with again.swapped_in():
+        assert layer.weight.item() == 2.0
+
+
+def test_a_run_in_weights_and_biases_keeps_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    monkeypatch.setenv("DDP_ORCH_RUN_ID", "first")
+    assert wandb_id(tmp_path) == "first"
+    monkeypatch.setenv("DDP_ORCH_RUN_ID", "second")
+    assert wandb_id(tmp_path) == "first"
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    assert wandb_id(tmp_path) == "mine"
+
+
+def test_tensorboard_hides_what_a_resumed_run_does_again(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = Config(track="tensorboard")
+    for first_step, loss in ((0, 1.0), (4, 2.0)):
+        tracker = Tracker(config, tmp_path, first_step)
+        for step in range(first_step + 1, 7):
+            tracker.write(step, {"loss": loss})
+        tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [
+        (1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.torchvision
+@pytest.mark.parametrize("flags", [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}])
+def test_images_and_their_labels_are_mixed_in_the_same_shares(flags: dict[str, float]) -> None:
+    try:
+        mix = make_mix(Config(**flags), images_of(3))  # type: ignore[arg-type]
+    except ConfigError as error:
+        pytest.skip(str(error))
+    assert mix is not None
+    labels = torch.tensor([0, 1, 2, 1])
+    batch = Batch(labels.float().view(4, 1, 1, 1).expand(4, 3, 8, 8), labels)
+    torch.manual_seed(3)
+    inputs, targets = mix(batch)
+    assert targets.shape == (4, 3) and torch.allclose(targets.sum(dim=1), torch.ones(4))
+    assert torch.allclose(inputs.mean(dim=(1, 2, 3)), targets @ torch.tensor([0.0, 1.0, 2.0]), atol=1e-5)
+    torch.manual_seed(3)
+    assert torch.equal(mix(batch).targets, targets)
+    with pytest.raises(ConfigError, match="images"):
+        make_mix(Config(mixup=0.4), tokens_of(10))
 
 
 def images_of(classes: int) -> Data:

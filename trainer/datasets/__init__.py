@@ -1,9 +1,11 @@
 """The data sets of --data. trainer/data.py says what a data set is.
 
+own      your own datasets (MODULE:FUNCTION)
 builtin  the bundled digits, images in a CSV file, random data
 cifar10  CIFAR-10, downloaded once per node
 folder   images in one folder per class, as ImageNet is laid out
 tokens   text and files of tokens
+workers  load samples in processes that run ahead
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ def load(config: Config, device: torch.device) -> Data:
     # Imported here: each import takes time, and a run needs one of them.
     from trainer.datasets import builtin
 
+    if ":" in config.data:
+        from trainer.datasets.own import own
+
+        return own(config, device)
     if config.data == "synthetic":
         return builtin.synthetic(config, device)
     if config.data == "synthetic-tokens":

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 import random
-import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from trainer.config import Config, ConfigError
 from trainer.data import Batch, Data, MicroBatch, normalize, seed_of
+from trainer.datasets.workers import load_in_workers
+from trainer.extras.mixing import import_transforms
 
 MEAN = (123.7, 116.3, 103.5)  # of ImageNet, by channel
 DEVIATION = (58.4, 57.1, 57.4)
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
-AHEAD = 4  # micro_batches that each process has ready
 MARGIN = 256 / 224  # a test image is shrunk to so much more than its middle that is looked at
 
 
@@ -34,9 +33,11 @@ def folder(config: Config, device: torch.device) -> Data:
         raise ConfigError(f"--data-path {root}: there is no folder train/CLASS in it")
     train = listed(root / "train", classes)
     test = listed(root / "val", classes)
+    if config.randaugment:
+        import_transforms("--randaugment")  # here, where a missing package is one line, and not in each worker
     return Data(
-        Files(tuple(train), size, config.workers, device, config.augment, config.seed),
-        Files(tuple(test), size, config.workers, device, False, config.seed),
+        Files(tuple(train), size, config.workers, device, config.seed, config.augment, config.randaugment),
+        Files(tuple(test), size, config.workers, device, config.seed),
         classes=len(classes),
         channels=3,
     )
@@ -60,42 +61,25 @@ class Files:
     image_size: int
     workers: int
     device: torch.device
-    augment: bool
     seed: int
+    augment: bool = False
+    randaugment: bool = False
 
     @property
     def size(self) -> int:
         return len(self.files)
 
     def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
-        """One set of processes for all micro_batches: they run ahead, across the ends of epochs too."""
-        cuda = self.device.type == "cuda"
-        several: dict[str, Any] = {"prefetch_factor": AHEAD, "worker_init_fn": stay} if self.workers else {}
-        loader: DataLoader[Batch] = DataLoader(
-            Decoded(self),
-            sampler=micro_batches,  # any iterable will do
-            batch_size=None,  # a micro_batch is one item already
-            num_workers=self.workers,
-            pin_memory=cuda,
-            **several,
-        )
-        for images, labels in loader:
-            images, labels = images.to(self.device, non_blocking=cuda), labels.to(self.device, non_blocking=cuda)
+        for images, labels in load_in_workers(Decoded(self), micro_batches, self.workers, self.device):
             yield Batch(normalize(images, MEAN, DEVIATION), labels)
 
 
-def stay(worker: int) -> None:
-    """SIGTERM and Ctrl-C to the whole group are for the rank, which ends its processes when it has saved."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
 class Decoded(Dataset[Batch]):
-    """What a process does: from the numbers of a micro_batch to its images, as bytes."""
+    """What a worker does: from the numbers of a micro-batch to its images, as bytes."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
+        self._randaugment = import_transforms("--randaugment").RandAugment() if files.randaugment else None
 
     def __getitem__(self, micro_batch: MicroBatch) -> Batch:
         step, samples = micro_batch
@@ -104,9 +88,14 @@ class Decoded(Dataset[Batch]):
         labels = torch.empty(len(samples), dtype=torch.int64)
         for place, sample in enumerate(samples.tolist()):
             path, labels[place] = files.files[sample]
-            # the same in a run that goes on, whichever process and rank reads it
-            chance = random.Random(seed_of(files.seed, step) * files.size + sample) if files.augment else None  # noqa: S311
-            images[place] = decoded(path, files.image_size, chance)
+            # the same in a resumed run, whichever process and rank reads it
+            seed = seed_of(files.seed, step) * files.size + sample
+            image = decoded(path, files.image_size, random.Random(seed) if files.augment else None)  # noqa: S311
+            if self._randaugment:
+                with torch.random.fork_rng(devices=[]):  # without workers, this is the process that trains
+                    torch.default_generator.manual_seed(seed % 2**63)
+                    image = self._randaugment(image)
+            images[place] = image
         return Batch(images, labels)
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from trainer.checkpoint import make_folder
 from trainer.config import Config
-from trainer.datasets.folder import AHEAD
+from trainer.datasets.workers import AHEAD
 from trainer.dist import World
 from trainer.metrics import Log, flops_of
 from trainer.train import Training, forward, setup, train_step, warm_up
@@ -69,7 +69,8 @@ def measure(training: Training) -> dict[str, Any]:
     contestants = {"compute": compute, "allreduce": allreduce, "data": data_alone, "together": together}
     steps = {name: steps_for(config.bench_seconds, each, world) for name, each in contestants.items()}
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    ready = config.workers * AHEAD if config.data == "folder" else 0  # pieces, which would come for nothing
+    in_workers = config.data == "folder" or ":" in config.data
+    ready = config.workers * AHEAD if in_workers else 0  # micro-batches that would cost nothing
     for _ in range(ROUNDS):
         for name, each in contestants.items():
             for _ in range(ready if name == "data" else 0):
