@@ -110,6 +110,7 @@ class Spec:
     env: Mapping[str, str]
     command: tuple[str, ...]
     agent_argv: tuple[str, ...] | None
+    launcher: Any = None
     inventory: Any = None
     workdir: Any = None
     code: Any = None

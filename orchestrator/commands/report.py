@@ -350,7 +350,7 @@ def _config(spec: Spec, mask: Mask) -> dict[str, Any]:
     )
     return {
         "command": [mask.hide(word) for word in spec.command],
-        "launcher": "torchrun" if spec.agent_argv else "direct",
+        "launcher": spec.launcher["name"] if isinstance(spec.launcher, dict) else "",
         "env": env,
         **{key: getattr(spec, key) for key in keys},
     }

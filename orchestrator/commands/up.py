@@ -18,7 +18,7 @@ from ..output.console import Console, all_but
 from ..output.lines import Mask, rfc3339
 from ..output.pipeline import Stage
 from ..output.terminal import tame
-from ..plan import description, entrypoint
+from ..plan import description, entrypoint, invocation
 from ..plan import snapshot as ship
 from ..plan.plan import Code, Plan, advise_shell_variables, check_size
 from ..plan.plan import make as make_plan
@@ -181,7 +181,11 @@ def _plan_run(inventory: Inventory, options: UpOptions, run_id: str) -> tuple[Pl
             f"--name {options.name!r} is invalid: expected at most 63 letters, digits, `.`, `_` and `-`, starting with "
             "a letter or digit"
         )
-    command, snapshot = entrypoint.find(inventory, options.script)
+    invoked = invocation.recognise(options.script, os.environ)
+    if invoked.ignored:
+        stderr_console().note(f"ignored: {', '.join(dict.fromkeys(invoked.ignored))}. The inventory has the hosts")
+    inventory = invocation.apply(inventory, invoked)
+    command, snapshot = entrypoint.find(inventory, invoked.words)
     code = None
     if snapshot is not None:
         code = Code(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..answers.runs import Part, Verdict
-from ..plan.plan import Plan
+from ..plan.plan import Plan, processes
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Ranks:
 
 def ranks_of_plan(plan: Plan) -> Ranks:
     """The ranks of the first attempt of a resolved plan. Later attempts are decided by the hosts."""
-    nprocs = [int(node.nproc) for node in plan.nodes]
+    nprocs = [processes(plan, node) for node in plan.nodes]
     return Ranks({1: dict(zip((node.host.name for node in plan.nodes), _places(nprocs, len(plan.team)), strict=True))})
 
 

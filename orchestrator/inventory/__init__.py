@@ -1,15 +1,16 @@
 """YAML -> Inventory.
 
-schema        the keys: the checks, the defaults, the example and the reference come from this table
-host_entries  the list of hosts: names, ranges and mappings
-model         the Inventory that the other packages use
-settings      `up --set`: values that replace those of the file
-values        kinds of values: how to read, check and write each
-yaml_source   YAML -> nodes that know their line
-paths         where relative paths start
-text_files    read a file that a user names
-docs          the example and the reference
-hostnames     names of hosts: check, expand ranges, select
-run_ids       ids and names of runs
-advice        the command lines in messages
+schema         the keys: the checks, the defaults, the example and the reference come from this table
+host_entries   the list of hosts: names, ranges and mappings
+model          the Inventory that the other packages use
+settings       `up --set`: values that replace those of the file
+values         kinds of values: how to read, check and write each
+yaml_source    YAML -> nodes that know their line
+paths          where relative paths start
+text_files     read a file that a user names
+docs           the example and the reference
+hostnames      names of hosts: check, expand ranges, select
+launcher_rows  names of launchers, and their placeholders
+run_ids        ids and names of runs
+advice         the command lines in messages
 """

@@ -14,9 +14,11 @@ from typing import Any, Literal
 from ..errors import InventoryError, UsageError
 from ..output.console import number_of
 from ..output.terminal import tame
+from . import launcher_rows
 from . import settings as command_line
 from .host_entries import HostEntry
 from .hostnames import jump_hosts, nearest, pick
+from .launcher_rows import LauncherRow
 from .schema import FILE
 from .sources import reference
 from .sources.fill_in import fill_in
@@ -89,7 +91,7 @@ class Keep:
 class RunOptions:
     script: str | None  # as written: relative to the folder of the inventory; None: the bundled trainer
     args: tuple[str, ...]
-    launcher: Literal["torchrun", "direct"]
+    launcher: str  # of launcher_rows.NAMES, or a key of `launchers`
     nnodes: Literal["auto"] | tuple[int, int]  # (least, most)
     env: Mapping[str, str]
     secrets: tuple[str, ...]  # names only
@@ -128,6 +130,7 @@ class Inventory:
     ssh: SshOptions
     run: RunOptions
     notify: Notify
+    launchers: Mapping[str, LauncherRow]  # the user's own
     deprecated: tuple[str, ...] = ()  # old names of keys in the file, and what to use
 
 
@@ -189,6 +192,7 @@ def parse(
             | {"rdzv": RendezvousOptions(**values["run"]["rdzv"]), "keep": Keep(**values["run"]["keep"])}
         ),
         notify=Notify(**values["notify"]),
+        launchers=values["launchers"],
         deprecated=tuple(
             f"{_place(place, settings, mark)}: {notice}" for mark, notice in sorted(reading.deprecated.items())
         ),
@@ -198,6 +202,7 @@ def parse(
         _check_fleet(inventory, hosts, reading)
     _check_env(inventory, hosts, reading)
     _check_recovery(inventory, reading)
+    launcher_rows.check(inventory.launchers, inventory.run.launcher, reading)
     if reading.problems:
         raise InventoryError(_report(place, settings, reading))
     return inventory

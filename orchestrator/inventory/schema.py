@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import hostnames
+from . import hostnames, launcher_rows
 from .host_entries import JUMPS, PYTHON, USER, hosts_kind
 from .values import (
     Kind,
@@ -260,7 +260,12 @@ _RUN = _section(
         (),
         "arguments of the script; {output} {run} {host} are replaced",
     ),
-    Key("launcher", choice("torchrun", "direct"), "torchrun", "torchrun | direct (start ranks without torchrun)"),
+    Key(
+        "launcher",
+        text("the name of a launcher", launcher_rows.check_name),
+        "torchrun",
+        "torchrun | direct | node | accelerate | ... (docs/launchers.md)",
+    ),
     Key("nnodes", word_or("auto", least_most), "auto", "number of hosts; auto: all but spares | N | MIN:MAX"),
     Key("env", env, {}, "variables of every rank; {output} {run} {host} are replaced"),
     Key(
@@ -366,6 +371,7 @@ FILE = Section(
         _SSH,
         _RUN,
         _NOTIFY,
+        Key("launchers", launcher_rows.KIND, {}, "your own launchers, by name (docs/launchers.md)", "{}", "none"),
     ),
 )
 

@@ -4,6 +4,7 @@ plan         what to start where
 launchers    what each launcher starts, as templates
 description  a plan as text or JSON
 entrypoint   what `up` runs: a script, a module or the bundled trainer
+invocation   recognises the command lines of other launchers after `--`
 snapshot     the archive of the code
 code_files   the files of the code
 git          which files git tracks or ignores

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..output.console import number_of, size
-from .plan import Code, Plan
+from . import launchers
+from .plan import Code, Plan, find_script_arguments
 
 MASK = "***"
 MAX_NAMES = 4  # names of files that are not sent
@@ -46,7 +47,8 @@ def as_text(plan: Plan) -> str:
         ]
         if node["agent"]:
             lines.append(f"  agent    {shlex.join(node['agent'])} ...")
-        lines.append(f"  ranks    {shlex.join(node['command'])}")
+        what = "command" if plan.launcher.scope == "host" else "ranks  "
+        lines.append(f"  {what}  {shlex.join(node['command'])}")
     return "\n".join(lines) + "\n"
 
 
@@ -89,6 +91,11 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
     if node.host.interface != "auto":
         values["interface"] = values["nccl_interface"] = node.host.interface
     agent = [word.format_map(values) for word in plan.launcher.agent]
+    command = list(node.command)
+    if plan.launcher.scope == "host":
+        words = node.command[1 + find_script_arguments(node.command[1:]) :]
+        of_host = {"nproc_per_node": str(node.nproc), "host": node.host.name, "python": node.host.python}
+        command = launchers.host_words(plan.launcher, words, {**values, **of_host}, first=number == 0)
     auto_env = {name: value.format_map(values) for name, value in node.auto_env.items()}
     return {
         "host": node.host.name,
@@ -99,7 +106,7 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
         "setup": list(node.host.setup),
         # torchrun starts the rank-exec shim, which becomes the command: torchrun never parses the command's own argv
         "agent": [node.host.python, *agent] if agent else None,
-        "command": list(node.command),
+        "command": command,
         "env": {**auto_env, **node.env, **dict.fromkeys(plan.secrets, MASK)},
         "workdir": node.host.workdir,
         "sends": None if node.host.workdir or plan.code is None else f"code {plan.code.sha256[:12]}",

@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..inventory import advice, paths
 from ..inventory.model import Inventory
 from ..output.console import fold
-from . import plan
+from . import launchers, plan
 from . import snapshot as ship
 
 TRAINER = Path(__file__).parents[2] / "trainer"
@@ -27,6 +27,8 @@ def find(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[str, ...],
     `words`: what follows `--` on the command line. A script or -m there replaces run.script and run.args. Flags alone,
     such as `--lr 0.1`, are added to run.args, or to the flags of the bundled trainer. (Python has no flags with `--`.)
     """
+    if launchers.choose(inventory).scope == "host":
+        return _find_command(inventory, words)
     flags = words if words and words[0].startswith("--") else ()
     words = () if flags else words
     inventory_folder = paths.folder(inventory)
@@ -66,6 +68,43 @@ def find(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[str, ...],
     return ("-u", os.path.relpath(snapshot.script, snapshot.workdir), *args), snapshot
 
 
+RUN_PROGRAM = """
+import os, sys
+folder, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
+venv = any(os.path.exists(os.path.join(folder, "..", name)) for name in ("pyvenv.cfg", "conda-meta"))
+os.environ["PATH"] = folder + ":" + path if venv else path + ":" + folder
+try:
+    os.execvp(sys.argv[1], sys.argv[1:])
+except OSError as error:
+    sys.exit("ddp-orch: cannot start %s: %s; PATH=%s" % (sys.argv[1], error.strerror, os.environ["PATH"]))
+"""
+"""Runs a command with the programs of its python's environment on the PATH."""
+
+
+def _find_command(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[str, ...], ship.Snapshot | None]:
+    """As `find`, for a command that is started once per host. Its first word that is a file here chooses the code."""
+    base = Path.cwd() if words else paths.folder(inventory)
+    script = inventory.run.script
+    if not words and script is None:
+        message = f"run.launcher: {inventory.run.launcher} starts your own command; give it after --"
+        raise UsageError(f"{inventory.path}: {message}")
+    words = words or ("{python}", "-u", str(script), *inventory.run.args)
+    command = ("-u", "-c", RUN_PROGRAM, *words)
+    without = [host.name for host in plan.order(inventory) if not host.workdir]
+    if not without:
+        return command, None
+    file = next((word for word in words if (base / word).is_file() and not Path(word).is_absolute()), None)
+    if file is None:
+        raise UsageError(
+            f"{shlex.join(words)}: no word is a file in {base}, so there is no code to send to {fold(without)}; "
+            "name a script, or set `workdir` to a folder of the hosts"
+        )
+    snapshot = ship.snapshot(Path(file), inventory.run.sync, base, paths.folder(inventory))
+    if snapshot is None:
+        raise UsageError(f"{inventory.path}: run.sync is none, but {fold(without)} has no workdir; set workdir")
+    return command, snapshot
+
+
 def _check_suffix(script: str) -> None:
     """Raises UsageError for files that are not Python. A notebook would run: Python takes it for a dictionary."""
     match Path(script).suffix.lower():
@@ -77,7 +116,8 @@ def _check_suffix(script: str) -> None:
         case ".sh" | ".bash" | ".zsh":
             raise UsageError(
                 f"{script} is a shell script, not Python. Pass the Python script that it starts, "
-                "and put its preparations into `setup` and `env` of the inventory"
+                "and put its preparations into `setup` and `env` of the inventory; or set run.launcher: node, which "
+                "starts it once per host"
             )
 
 

@@ -2,20 +2,47 @@
 
 The placeholders: master_addr master_port rdzv_endpoint node_rank nnodes nproc local_addr interface nccl_interface
 attempt rdzv_id is_host log_dir threads (orchestrator/node/run/launch.py). User arguments are never part of a template.
+`argv`, `worker`, `rank_argument` and `env` have those of inventory/launcher_rows.py.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..errors import UsageError
+from ..inventory.launcher_rows import COMMAND
+from ..inventory.model import Inventory
 
 
 @dataclass(frozen=True)
 class Launcher:
     name: str
-    agent: tuple[str, ...]
+    agent: tuple[str, ...] = ()
     """Arguments of python for the process that starts the ranks of a node; empty: the guard starts them itself."""
+    scope: Literal["rank", "host"] = "rank"
+    """What the user's command is: a rank, or a program that is started once per host and starts the ranks itself."""
+    argv: tuple[str, ...] = (COMMAND,)
+    """Scope host: what is started. `{command}` are the user's words."""
+    worker: tuple[str, ...] = ()
+    """Scope host: added to argv on all nodes but the first."""
+    rank_argument: str = ""
+    """Scope rank: an argument of the script, before the user's."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the command, in addition to those of every run with this scope."""
+
+    def as_spec(self) -> dict[str, Any]:
+        """What a node needs to start the command."""
+        return {
+            "name": self.name,
+            "scope": self.scope,
+            "argv": list(self.argv),
+            "worker": list(self.worker),
+            "rank_argument": self.rank_argument,
+            "env": dict(self.env),
+        }
 
 
 _TORCHRUN = (
@@ -55,7 +82,83 @@ TORCHRUN_C10D = Launcher(
     ),
 )
 
-DIRECT = Launcher("direct", ())
+DIRECT = Launcher("direct")
+
+_NODES = ("--nnodes={nnodes}", "--node-rank={node_rank}")
+PRESETS = (
+    DIRECT,
+    # the user's own command, once per host
+    Launcher("node", scope="host"),
+    # It shares the ranks out evenly. On CPUs, it starts one rank per host without --multi_gpu.
+    Launcher(
+        "accelerate",
+        scope="host",
+        argv=(
+            "{python}",
+            "-m",
+            "accelerate.commands.launch",
+            "--multi_gpu",
+            "--num_machines={nnodes}",
+            "--machine_rank={node_rank}",
+            "--num_processes={world_size}",
+            "--main_process_ip={master_addr}",
+            "--main_process_port={master_port}",
+            "--rdzv_backend=static",
+            COMMAND,
+        ),
+    ),
+    # DeepSpeed passes the flag; everything else it leaves to the variables of torchrun
+    Launcher("deepspeed", rank_argument="--local_rank={local_rank}"),
+    Launcher("torch.distributed.launch", rank_argument="--local-rank={local_rank}"),
+    # what scripts read that were written for mpirun, without MPI
+    Launcher(
+        "mpi",
+        env={
+            "OMPI_COMM_WORLD_RANK": "{rank}",
+            "OMPI_COMM_WORLD_SIZE": "{world_size}",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "{local_rank}",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "{nproc_per_node}",
+            "OMPI_COMM_WORLD_NODE_RANK": "{local_rank}",
+            "PMI_RANK": "{rank}",
+            "PMI_SIZE": "{world_size}",
+            "MPI_LOCALRANKID": "{local_rank}",
+            "MPI_LOCALNRANKS": "{nproc_per_node}",
+        },
+    ),
+    # what scripts read that were written for srun
+    Launcher(
+        "srun",
+        env={
+            "SLURM_PROCID": "{rank}",
+            "SLURM_NTASKS": "{world_size}",
+            "SLURM_NPROCS": "{world_size}",
+            "SLURM_LOCALID": "{local_rank}",
+            "SLURM_NODEID": "{node_rank}",
+            "SLURM_NNODES": "{nnodes}",
+            "SLURM_JOB_NUM_NODES": "{nnodes}",
+        },
+    ),
+    Launcher(
+        "jax",
+        env={
+            "JAX_COORDINATOR_ADDRESS": "{rdzv_endpoint}",
+            "JAX_NUM_PROCESSES": "{world_size}",
+            "JAX_PROCESS_ID": "{rank}",
+        },
+    ),
+    Launcher(
+        "ray",
+        scope="host",
+        argv=("ray", "symmetric-run", "--address={rdzv_endpoint}", "--min-nodes={nnodes}", "--", COMMAND),
+    ),
+    Launcher(
+        "vllm",
+        scope="host",
+        argv=(COMMAND, *_NODES, "--master-addr={master_addr}", "--master-port={master_port}"),
+        worker=("--headless",),
+    ),
+    Launcher("sglang", scope="host", argv=(COMMAND, *_NODES, "--dist-init-addr={rdzv_endpoint}")),
+)
 
 _TORCHRUN_MODULE = ("-m", "torch.distributed.run")
 _WITH_SHUTDOWN_TIMEOUT = (2, 13)  # torch that reads TORCH_ELASTIC_SHUTDOWN_TIMEOUT
@@ -104,7 +207,39 @@ def agent_argv(launcher: Launcher, torch: str | None) -> tuple[str, ...]:
     return ("-c", _OLDER_TORCHRUN, *launcher.agent[2:])
 
 
-def choose(launcher: Literal["torchrun", "direct"], backend: Literal["static", "c10d"]) -> Launcher:
-    if launcher == "direct":
-        return DIRECT
-    return TORCHRUN_C10D if backend == "c10d" else TORCHRUN_STATIC
+def host_words(launcher: Launcher, words: Sequence[str], values: Mapping[str, str], *, first: bool) -> list[str]:
+    """What a launcher of scope host starts, as far as it is known before the start."""
+
+    def fill_in(word: str) -> str:
+        return re.sub(r"(?<![${])\{([a-z_]+)\}", lambda match: values.get(match[1], match[0]), word)
+
+    template = launcher.argv if first else (*launcher.argv, *launcher.worker)
+    return [fill_in(each) for word in template for each in (words if word == COMMAND else (word,))]
+
+
+def choose(inventory: Inventory) -> Launcher:
+    """The launcher of `run.launcher`."""
+    name = inventory.run.launcher
+    if name in inventory.launchers:
+        row = inventory.launchers[name]
+        return Launcher(name, scope=row.scope, argv=row.argv or (COMMAND,), worker=row.worker, env=row.env)
+    if name == "torchrun":
+        return TORCHRUN_C10D if inventory.run.rdzv.backend == "c10d" else TORCHRUN_STATIC
+    return next(launcher for launcher in PRESETS if launcher.name == name)
+
+
+def check_even(launcher: Launcher, ranks: Mapping[str, int], nnodes: tuple[int, int], spares: int) -> None:
+    """`ranks`: those of each host. Raises UsageError if a launcher of scope host cannot be right with uneven hosts."""
+    if launcher.scope == "rank" or len(set(ranks.values())) == 1:
+        return
+    listed = ", ".join(f"{host} {count}" for host, count in ranks.items())
+    if any("{world_size}" in word for word in launcher.argv):
+        why = f"{launcher.name} shares the ranks out evenly"
+    elif spares or nnodes[0] != nnodes[1]:
+        why = "WORLD_SIZE would depend on which hosts take part"
+    else:
+        return
+    raise UsageError(
+        f"run.launcher: {launcher.name}: the hosts have different numbers of ranks ({listed}), but {why}. "
+        "Set the same nproc_per_node for all hosts, or use run.launcher: torchrun with your script"
+    )

@@ -142,7 +142,7 @@ def make(
     )
     for node in nodes:
         check_size(node.env, node.command)
-    launcher = launchers.choose(inventory.run.launcher, inventory.run.rdzv.backend)
+    launcher = launchers.choose(inventory)
     return Plan(run_id, name, nodes, launcher, code, inventory, inventory.run.secrets)
 
 
@@ -229,6 +229,11 @@ def resolve(plan: Plan, facts: Mapping[str, Facts], facts_env: Mapping[str, str]
     return replace(plan, nodes=tuple(nodes))
 
 
+def processes(plan: Plan, node: Node) -> int:
+    """How many processes ddp-orch starts on a node of a resolved plan. Each has output of its own, by its number."""
+    return 1 if plan.launcher.scope == "host" else int(node.nproc)
+
+
 def world_size(plan: Plan) -> int:
     """The number of ranks in the first attempt of a resolved plan."""
     return sum(node.nproc for node in plan.team if node.nproc != "auto")
@@ -255,6 +260,8 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
     run = plan.inventory.run
     detected = [gpu.index for gpu in facts[node.host.name].gpus]
     python = facts[node.host.name].python
+    ranks = {each.host.name: int(each.nproc) for each in plan.nodes}
+    launchers.check_even(plan.launcher, ranks, (plan.min_nodes, plan.max_nodes), len(plan.nodes) - len(plan.team))
     torch = python.torch if isinstance(python, Python) else None
     return {
         "run_id": plan.run_id,
@@ -266,7 +273,13 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "node": number,
         "host": node.host.name,
         "nodes": [
-            {"host": each.host.name, "nproc": each.nproc, "spare": each.host.spare, "witness": False}
+            {
+                "host": each.host.name,
+                "nproc": processes(plan, each),
+                "ranks": each.nproc,
+                "spare": each.host.spare,
+                "witness": False,
+            }
             for each in plan.nodes
         ],
         "python": node.host.python,
@@ -274,11 +287,12 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "workdir": node.host.workdir,
         "code": None if node.host.workdir or plan.code is None else {"sha256": plan.code.sha256, "cwd": plan.code.cwd},
         "command": list(node.command),
+        "launcher": plan.launcher.as_spec(),
         "agent_argv": list(launchers.agent_argv(plan.launcher, torch)),
         "auto_env": node.auto_env,
         "env": dict(node.env),
         "secrets": list(plan.secrets),
-        "nproc": node.nproc,
+        "nproc": processes(plan, node),
         "gpu_ids": detected if node.gpu_ids == "auto" else list(node.gpu_ids),
         "cluster_address": node.host.cluster_address,
         "interface": node.host.interface,

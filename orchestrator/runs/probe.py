@@ -47,7 +47,9 @@ def question(plan: Plan, node: Node, script: Arguments | None) -> Arguments:
     host = node.host
     if host.workdir:
         *_, name = node.command[:3]
-        script = None if name == "-m" else {"path": name, "source": None, "local": []}
+        script = None if name in ("-m", "-c") else {"path": name, "source": None, "local": []}
+    if plan.launcher.scope == "host" and script is not None and not str(script["path"]).endswith(".py"):
+        script = None  # the first file of the command need not be Python
     port = plan.inventory.run.rdzv.port
     return {
         "setup": list(host.setup),

@@ -199,6 +199,7 @@ class Runs:
         options: str = "",
         notify: Mapping[str, str] | None = None,
         name: str | None = None,
+        launcher: str = "direct",
     ) -> tuple[Run, dict[str, Any]]:
         """Prepare a run of `python -u -c CODE ARGUMENTS` everywhere; also returns what its start needs.
 
@@ -213,7 +214,7 @@ class Runs:
                 f"nproc_per_node: {count}, python: {python}, setup: {list(setup)}, workdir: {self._folder}, "
                 f"spare: {str(number >= len(nproc) - spares).lower()}}}\n"
             )
-        text += f"run: {{grace: {grace}, launcher: direct, {options}}}\n"
+        text += f"run: {{grace: {grace}, launcher: {launcher}, {options}}}\n"
         run_id = new_run_id()
         wanted = plan.make(
             model.parse(text, "inventory.yaml"),

@@ -191,6 +191,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
             ),
         ),
         notify=Notify(webhook=None, command=None, bell=False),
+        launchers={},
     )
 
 

@@ -10,6 +10,7 @@ permit           until when the ranks may run without a message from the head
 attempts         the attempts of the run on this host
 attempt_phase    what the newest attempt is doing here
 launch           argv and environment of an attempt; the interface of this host is chosen here
+placeholders     fills in the placeholders of a launcher
 tree             starts, watches and stops the processes of one attempt
 job              turns into a process of the run: environment, folder, output, then exec
 stacks           prints the stacks of ranks that hang

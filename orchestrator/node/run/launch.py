@@ -10,12 +10,14 @@ import re
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ..host import network, processes
-from . import gang_events
+from . import gang_events, placeholders
 
 # Ask no name server; /etc/hosts is read. torchrun is given addresses only, but it looks up its own name and the names
 # of all peers, one after the other: with a server that does not answer, each takes a second.
 AGENT_RESOLVER = "attempts:0"
 
+
+SHIM_WORDS = 4  # python -u -c PROGRAM, before the words of a command that is started once per host
 
 # `{{output}}` is a literal `{output}`, and `${output}` is OmegaConf's (as in plan.py)
 OUTPUT = re.compile(r"(?<!\$)(?<!\$\{)(\{\{output\}\}|\{output\})")
@@ -57,7 +59,7 @@ def places(spec: Dict[str, Any], order: gang_events.Run, paths: Paths) -> Dict[s
         "rdzv_id": "%s-%d" % (spec["run_id"], order.attempt),
         "is_host": "1" if order.node_rank == 0 else "0",
         "log_dir": os.path.join(paths.run, "torchrun"),
-        "threads": str(max(1, len(os.sched_getaffinity(0)) // max(1, spec["nproc"]))),
+        "threads": str(max(1, len(os.sched_getaffinity(0)) // max(1, spec["nodes"][spec["node"]]["ranks"]))),
     }
 
 
@@ -105,13 +107,37 @@ def jobs(
             "stderr": os.path.join(paths.fifo, "%d.agent.err" % order.attempt),
         }
         return [Job("agent", agent)], rank
-    return [_direct(spec, order, rank, environment, local_rank) for local_rank in range(spec["nproc"])], rank
+    values = {**fill, **placeholders.of_host(spec, order, paths.output)}
+    if spec["launcher"]["scope"] == "host":
+        return [_once_per_host(spec, order, rank, environment, values)], rank
+    return [_direct(spec, order, rank, environment, values, local_rank) for local_rank in range(spec["nproc"])], rank
+
+
+def _once_per_host(
+    spec: Dict[str, Any],
+    order: gang_events.Run,
+    rank: Dict[str, Any],
+    environment: Dict[str, str],
+    values: Dict[str, str],
+) -> Job:
+    """The user's command. Its output has the number of the node, as that of a rank has the number of the rank."""
+    launcher = spec["launcher"]
+    own = {name: placeholders.fill_in(value, values) for name, value in launcher["env"].items()}
+    argv = spec["command"][:SHIM_WORDS] + placeholders.host_argv(launcher, spec["command"][SHIM_WORDS:], values)
+    job = dict(rank, argv=argv, env={**environment, **placeholders.host_environment(values), **own})
+    for channel in ("stdout", "stderr"):
+        job[channel] = rank[channel].replace("*", str(order.first_rank))
+    return Job("0", job)
 
 
 def _command(words: List[str], output: str) -> List[str]:
     """python, -u, the script or -m and a module; then its arguments."""
-    begin = 4 if words[2:3] in (["-m"], ["-c"]) else 3
+    begin = _first_argument(words)
     return words[:begin] + [_fill_in(word, output) for word in words[begin:]]
+
+
+def _first_argument(words: List[str]) -> int:
+    return 4 if words[2:3] in (["-m"], ["-c"]) else 3
 
 
 def _fill_in(text: str, output: str) -> str:
@@ -119,7 +145,12 @@ def _fill_in(text: str, output: str) -> str:
 
 
 def _direct(
-    spec: Dict[str, Any], order: gang_events.Run, rank: Dict[str, Any], environment: Dict[str, str], local_rank: int
+    spec: Dict[str, Any],
+    order: gang_events.Run,
+    rank: Dict[str, Any],
+    environment: Dict[str, str],
+    values: Dict[str, str],
+    local_rank: int,
 ) -> Job:
     """A rank with the environment that torchrun's static mode gives.
 
@@ -144,7 +175,13 @@ def _direct(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "TORCHELASTIC_ERROR_FILE": os.path.join(os.path.dirname(rank["register"]), "..", "error.%d.json" % local_rank),
     }
-    job = dict(rank, env={**environment, **given, **rank["env"]})
+    launcher = spec["launcher"]
+    values = dict(values, rank=str(number), local_rank=str(local_rank))
+    given.update({name: placeholders.fill_in(value, values) for name, value in launcher["env"].items()})
+    argv = list(rank["argv"])
+    if launcher["rank_argument"]:
+        argv.insert(_first_argument(argv), placeholders.fill_in(launcher["rank_argument"], values))
+    job = dict(rank, argv=argv, env={**environment, **given, **rank["env"]})
     for channel in ("stdout", "stderr"):
         job[channel] = rank[channel].replace("*", str(number))
     return Job(str(local_rank), job)

@@ -76,8 +76,10 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
 
 
 def _script(command: List[str]) -> str:
-    """The script of the command: `train.py`, or `-m` and a module."""
+    """The script of the command: `train.py`, or `-m` and a module. Of another program: its first words."""
     words = [word for word in command[1:] if word != "-u"]
+    if words[:1] == ["-c"] and len(words) > 2:
+        return " ".join(words[2:])[:SCRIPT_MOST]
     return " ".join(words[: 2 if words[:1] == ["-m"] else 1])[:SCRIPT_MOST]
 
 

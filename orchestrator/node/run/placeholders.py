@@ -1,0 +1,69 @@
+"""Fill in the placeholders of a launcher, and of the user's words where its scope is a host.
+
+`{node_rank}` is replaced, `{{node_rank}}` stands for a literal `{node_rank}`, and `${node_rank}` is left to OmegaConf.
+"""
+
+import re
+from typing import Any, Dict, List
+
+from . import gang_events
+
+COMMAND = "{command}"  # in a launcher's argv: the user's words
+_PLACE = re.compile(r"(?<!\$)(?<!\$\{)(?:\{\{([a-z_]+)\}\}|\{([a-z_]+)\})")
+
+
+def fill_in(text: str, values: Dict[str, str]) -> str:
+    """Names that are not in `values` stay as they are."""
+
+    def replace(match: Any) -> str:
+        name = match.group(1) or match.group(2)
+        if name not in values:
+            return str(match.group())
+        return "{%s}" % name if match.group(1) else values[name]
+
+    return _PLACE.sub(replace, text)
+
+
+def of_host(spec: Dict[str, Any], order: gang_events.Run, output: str) -> Dict[str, str]:
+    """The placeholders that are the same for all ranks of this node, in addition to those of the agent."""
+    nodes = spec["nodes"]
+    ranks = [node["ranks"] for node in nodes]
+    planned = sum(node["ranks"] for node in nodes if not node["spare"])
+    # with uneven hosts, the planner has made sure that all of them take part
+    world_size = order.nnodes * ranks[0] if len(set(ranks)) == 1 else planned
+    if spec["launcher"]["scope"] == "rank":
+        world_size = order.world_size
+    return {
+        "nproc_per_node": str(nodes[spec["node"]]["ranks"]),
+        "world_size": str(world_size),
+        "host": spec["host"],
+        "python": spec["python"],
+        "output": output,
+        "output_dir": output,
+    }
+
+
+def host_environment(values: Dict[str, str]) -> Dict[str, str]:
+    """What a command that is started once per host finds in its environment; PET_* are defaults of torchrun's flags."""
+    return {
+        "NNODES": values["nnodes"],
+        "NODE_RANK": values["node_rank"],
+        "NPROC_PER_NODE": values["nproc_per_node"],
+        "WORLD_SIZE": values["world_size"],
+        "MASTER_ADDR": values["master_addr"],
+        "MASTER_PORT": values["master_port"],
+        "PET_NNODES": values["nnodes"],
+        "PET_NODE_RANK": values["node_rank"],
+        "PET_NPROC_PER_NODE": values["nproc_per_node"],
+        "PET_MASTER_ADDR": values["master_addr"],
+        "PET_MASTER_PORT": values["master_port"],
+    }
+
+
+def host_argv(launcher: Dict[str, Any], words: List[str], values: Dict[str, str]) -> List[str]:
+    """The words of the launcher around those of the user."""
+    template = launcher["argv"] + (launcher["worker"] if values["node_rank"] != "0" else [])
+    argv = []  # type: List[str]
+    for word in template:
+        argv += [fill_in(each, values) for each in words] if word == COMMAND else [fill_in(word, values)]
+    return argv

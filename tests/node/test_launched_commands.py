@@ -1,0 +1,92 @@
+"""What the command of each launcher finds in its environment and arguments."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from local_runs import Run, Runs
+
+from orchestrator.plan.entrypoint import RUN_PROGRAM
+
+TELL = """
+import json, os, sys
+print(json.dumps({"argv": sys.argv[1:], "env": dict(os.environ)}))
+"""
+OF_A_HOST = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE")
+
+
+def told(run: Run, node: int, stream: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(run.journal(node)[stream])
+    return answer
+
+
+def test_a_command_starts_once_per_host_and_knows_its_place(runs: Runs) -> None:
+    words = (
+        "{python}",
+        "-c",
+        TELL,
+        "--rank={node_rank}",
+        "{nnodes}/{world_size}",
+        "{{nnodes}}",
+        "${nnodes}",
+        "{other}",
+    )
+    words += ("tcp://{master_addr}:{master_port}", "{host}", "{output_dir}")
+    run = runs.start(RUN_PROGRAM, *words, nproc=(2, 2), launcher="node")
+    run.wait_over()
+    master = ""
+    for node in (0, 1):
+        journal = run.journal(node)
+        assert [stream for stream in journal if ".run." not in stream and stream.endswith(".out")] == [f"1.{node}.out"]
+        found = told(run, node, f"1.{node}.out")
+        rank, count, literal, omega, other, url, host, output = found["argv"]
+        assert (rank, count, literal, omega, other) == (f"--rank={node}", "2/4", "{nnodes}", "${nnodes}", "{other}")
+        assert host == f"host-{node}" and output == found["env"]["DDP_ORCH_OUTPUT_DIR"]
+        env = found["env"]
+        assert [env[name] for name in OF_A_HOST] == ["2", str(node), "2", "4"]
+        assert [env[f"PET_{name}"] for name in OF_A_HOST[:3]] == ["2", str(node), "2"]
+        assert url == f"tcp://{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+        assert "RANK" not in env and "LOCAL_RANK" not in env and "TORCHELASTIC_RUN_ID" not in env
+        master = master or url
+        assert url == master
+
+
+def test_uneven_hosts_are_counted(runs: Runs) -> None:
+    run = runs.start(RUN_PROGRAM, "{python}", "-c", TELL, nproc=(1, 3), launcher="node")
+    run.wait_over()
+    env = [told(run, node, f"1.{node}.out")["env"] for node in (0, 1)]
+    assert [(one["NPROC_PER_NODE"], one["WORLD_SIZE"]) for one in env] == [("1", "4"), ("3", "4")]
+
+
+def test_a_host_whose_command_fails_ends_the_run(runs: Runs) -> None:
+    fails = "import os, sys, time; sys.exit(3) if os.environ['NODE_RANK'] == '1' else time.sleep(600)"
+    run = runs.start(RUN_PROGRAM, "{python}", "-c", fails, nproc=(2, 2), launcher="node")
+    verdict = run.wait_over()[0]["verdict"]
+    failure = verdict["first_failure"]
+    assert (verdict["state"], failure["host"], failure["exit_code"]) == ("failed", "host-1", 3)
+
+
+def test_a_command_that_does_not_exist_is_named(runs: Runs) -> None:
+    run = runs.start(RUN_PROGRAM, "nosuchprogram", launcher="node")
+    run.wait_over()
+    assert b"nosuchprogram" in run.journal()["1.0.err"]
+
+
+def test_ranks_find_the_variables_of_mpi(runs: Runs) -> None:
+    run = runs.start(TELL, nproc=(1, 2), launcher="mpi")
+    run.wait_over()
+    found = [told(run, node, f"1.{rank}.out")["env"] for rank, node in ((0, 0), (1, 1), (2, 1))]
+    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "RANK")
+    assert [[env[name] for name in names] for env in found] == [
+        ["0", "3", "0", "0", "0"],
+        ["1", "3", "0", "1", "1"],
+        ["2", "3", "1", "2", "2"],
+    ]
+
+
+def test_a_script_for_deepspeed_gets_its_local_rank_as_an_argument(runs: Runs) -> None:
+    run = runs.start(TELL, "--lr", "{local_rank}", nproc=(2,), launcher="deepspeed")
+    run.wait_over()
+    for rank in (0, 1):
+        assert told(run, 0, f"1.{rank}.out")["argv"] == [f"--local_rank={rank}", "--lr", "{local_rank}"]

@@ -1,0 +1,212 @@
+"""Launchers as data, and the command lines of other launchers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import InventoryError, UsageError
+from orchestrator.inventory import launcher_rows, model
+from orchestrator.plan import entrypoint, invocation, launchers
+from orchestrator.plan.launchers import check_even
+
+ROOT = Path(__file__).parents[2]
+TWO = "hosts: [a, b]\n"
+
+
+def test_every_launcher_has_a_row() -> None:
+    names = [launcher.name for launcher in (launchers.TORCHRUN_STATIC, *launchers.PRESETS)]
+    assert sorted(names) == sorted(launcher_rows.NAMES)
+    for launcher in launchers.PRESETS:
+        row = launcher_rows.LauncherRow(
+            scope=launcher.scope,
+            argv=launcher.argv if launcher.scope == "host" else (),
+            worker=launcher.worker,
+            env=launcher.env,
+        )
+        own = "hosts: [a]\nlaunchers: " + json.dumps({"mine": {**vars(row), "env": dict(row.env)}})
+        env_of_rdzv = {name for name in row.env if name.startswith(("OMPI", "PMI", "MPI", "SLURM", "JAX"))}
+        assert model.parse(own, "i").launchers["mine"].scope == launcher.scope, env_of_rdzv
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("train.py --lr 1", {"words": "train.py --lr 1"}),
+        ("-m pkg.train --lr 1", {"words": "-m pkg.train --lr 1"}),
+        ("--lr 1", {"words": "--lr 1"}),
+        ("python train.py", {"words": "train.py"}),
+        ("/opt/venv/bin/python3.11 -u -m pkg.train x", {"words": "-m pkg.train x"}),
+        (
+            "torchrun --nnodes=2 --nproc_per_node 4 --node_rank=0 --rdzv_endpoint=h:1 x.py --nnodes 9",
+            {"words": "x.py --nnodes 9", "nnodes": (2, 2), "nproc_per_node": 4},
+        ),
+        (
+            "torchrun --nnodes 1:4 --max-restarts=3 --standalone -m pkg",
+            {"words": "-m pkg", "nnodes": (1, 4), "max_restarts": 3},
+        ),
+        ("torchrun --nproc-per-node=gpu x.py", {"words": "x.py"}),
+        ("python -m torch.distributed.run --nproc_per_node=2 x.py", {"words": "x.py", "nproc_per_node": 2}),
+        (
+            "python -m torch.distributed.launch --nproc_per_node=2 --master_port 1 x.py --a",
+            {"words": "x.py --a", "nproc_per_node": 2, "launcher": "torch.distributed.launch"},
+        ),
+        ("python -m torch.distributed.launch --use_env x.py", {"words": "x.py"}),
+        (
+            "deepspeed --hostfile=h --num_nodes 2 --num_gpus=8 ds.py --deepspeed --deepspeed_config c.json",
+            {
+                "words": "ds.py --deepspeed --deepspeed_config c.json",
+                "launcher": "deepspeed",
+                "nnodes": (2, 2),
+                "nproc_per_node": 8,
+            },
+        ),
+        (
+            "mpirun -np 4 -H a:2,b:2 -x NCCL_DEBUG=INFO -x PATH -bind-to none -mca pml ob1 python main.py --x",
+            {
+                "words": "main.py --x",
+                "launcher": "mpi",
+                "total_ranks": 4,
+                "env": {"NCCL_DEBUG": "INFO", "PATH": "/bin"},
+            },
+        ),
+        (
+            "mpiexec -n 8 --ppn 4 python -m pkg",
+            {"words": "-m pkg", "launcher": "mpi", "total_ranks": 8, "nproc_per_node": 4},
+        ),
+        (
+            "accelerate launch --num_machines 2 --num_processes 8 --machine_rank 0 --mixed_precision bf16 x.py --lr 1",
+            {
+                "words": "--mixed_precision bf16 x.py --lr 1",
+                "launcher": "accelerate",
+                "nnodes": (2, 2),
+                "total_ranks": 8,
+            },
+        ),
+        (
+            "accelerate launch --config_file c.yaml -m pkg.x",
+            {"words": "--config_file c.yaml -m pkg.x", "launcher": "accelerate"},
+        ),
+        ("vllm serve M --tp 8", {"words": "vllm serve M --tp 8", "launcher": "vllm"}),
+        (
+            "python -m sglang.launch_server --model M",
+            {"words": "{python} -m sglang.launch_server --model M", "launcher": "sglang"},
+        ),
+    ],
+)
+def test_command_lines_of_other_launchers(line: str, expected: dict[str, Any]) -> None:
+    found = invocation.recognise(line.split(), {"PATH": "/bin"})
+    asked = {name: value for name, value in vars(found).items() if value and name != "ignored"}
+    assert {**asked, "words": " ".join(found.words)} == expected
+
+
+def test_flags_that_are_left_out_are_named() -> None:
+    found = invocation.recognise(shlex.split("torchrun --node_rank=1 --rdzv-endpoint h:1 x.py --node_rank 3"), {})
+    assert found.ignored == ("--node_rank", "--rdzv-endpoint")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun --no-python ./x",
+        "torchrun --nosuch 1 x.py",
+        "torchrun --nproc-per-node",
+        "torchrun --nproc-per-node x.py",
+        "torchrun --nnodes two x.py",
+        "torchrun",
+        "deepspeed --include a:0 x.py",
+        "deepspeed --autotuning run x.py",
+        "mpirun -np 4 ./a.out",
+        "srun -N 2 python x.py",
+        "python -c pass",
+        "python",
+    ],
+)
+def test_flags_that_cannot_be_honoured_are_refused(line: str) -> None:
+    with pytest.raises(UsageError, match=line.split()[0]):
+        invocation.recognise(line.split(), {})
+
+
+def test_numbers_of_ranks_are_applied() -> None:
+    inventory = model.parse(TWO, "i")
+    found = invocation.apply(inventory, invocation.recognise(shlex.split("mpirun -np 6 -x A=1 python x.py"), {}))
+    assert [host.nproc_per_node for host in found.hosts] == [3, 3]
+    assert (found.run.launcher, found.run.env) == ("mpi", {"A": "1"})
+    for line in ("mpirun -np 3 python x.py", "torchrun --nnodes 3 x.py"):
+        with pytest.raises(UsageError, match="hosts"):
+            invocation.apply(inventory, invocation.recognise(line.split(), {}))
+    one = invocation.apply(
+        inventory, invocation.recognise(shlex.split("torchrun --nnodes 1 --max_restarts 2 x.py"), {})
+    )
+    assert (one.run.nnodes, one.run.max_restarts) == ((1, 1), 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("run: {launcher: torchrnu}", "run.launcher"),
+        ("launchers: {direct: {}}", "launchers.direct"),
+        ("launchers: {m: {argv: [x]}}", "launchers.m.argv"),
+        ('launchers: {m: {argv: [x, "{command}", "{nodes}"]}}', "launchers.m.argv"),
+        ('launchers: {m: {argv: ["{command}", "{rank}"]}}', "launchers.m.argv"),
+        ("launchers: {m: {scope: rank, argv: [x]}}", "launchers.m.argv"),
+        ("launchers: {m: {comand: x}}", "launchers.m.comand"),
+        ("launchers: {m: x}", "launchers"),
+        ("launchers: {m: {env: {RANK: x}}}", "launchers.m.env.RANK"),
+    ],
+)
+def test_a_wrong_launcher_of_the_user_is_refused_with_its_key(text: str, key: str) -> None:
+    with pytest.raises(InventoryError, match=f"i:2: {key}: "):
+        model.parse(f"hosts: [a]\n{text}\n", "i")
+
+
+def test_uneven_hosts_are_refused_where_the_launcher_could_not_be_right() -> None:
+    rows = {launcher.name: launcher for launcher in launchers.PRESETS}
+    check_even(rows["mpi"], {"a": 1, "b": 2}, (2, 2), 1)
+    check_even(rows["node"], {"a": 1, "b": 2}, (2, 2), 0)
+    check_even(rows["accelerate"], {"a": 2, "b": 2}, (1, 2), 1)
+    for name, nnodes, spares in (("accelerate", (2, 2), 0), ("node", (1, 2), 0), ("node", (2, 2), 1)):
+        with pytest.raises(UsageError, match=name):
+            check_even(rows[name], {"a": 1, "b": 2}, nnodes, spares)
+
+
+def test_a_command_for_hosts_needs_a_file_or_a_workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text("echo\n")
+    inventory = model.parse(TWO + "run: {launcher: node}", "i")
+    command, snapshot = entrypoint.find(inventory, ("bash", "run.sh"))
+    assert command[3:] == ("bash", "run.sh") and snapshot is not None
+    with pytest.raises(UsageError, match="workdir"):
+        entrypoint.find(inventory, ("vllm", "serve", "M"))
+    with pytest.raises(UsageError, match="launcher"):
+        entrypoint.find(inventory, ())
+    there = model.parse("hosts: [{name: a, workdir: /w}]\nrun: {launcher: node}", "i")
+    assert entrypoint.find(there, ("vllm", "serve", "M"))[1] is None
+
+
+def test_a_dry_run_shows_what_each_host_starts(tmp_path: Path) -> None:
+    text = (
+        'hosts: [a, b]\nlaunchers: {mine: {argv: [wrap, "{command}", "--of={nnodes}"], worker: [--quiet]}}\n'
+        "defaults: {nproc_per_node: 2}\n"
+    )
+    (tmp_path / "inventory.yaml").write_text(text)
+    (tmp_path / "x.py").write_text("")
+    words = [sys.executable, "-m", "orchestrator.cli", "up", "--dry-run", "--json", "--set", "run.launcher=mine", "--"]
+    result = subprocess.run(
+        [*words, "x.py", "{node_rank}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    commands = [node["command"] for node in json.loads(result.stdout)["nodes"]]
+    assert commands == [["wrap", "x.py", "0", "--of=2"], ["wrap", "x.py", "1", "--of=2", "--quiet"]]
