@@ -197,6 +197,7 @@ def _plan_run(inventory: Inventory, options: UpOptions, run_id: str) -> tuple[Pl
             largest=snapshot.largest(LARGEST_SHOWN),
             excluded=snapshot.excluded,
             credentials=snapshot.credentials,
+            names_torch=snapshot.names_torch,
         )
     plan = make_plan(
         inventory,

@@ -92,6 +92,7 @@ class RunOptions:
     script: str | None  # as written: relative to the folder of the inventory; None: the bundled trainer
     args: tuple[str, ...]
     launcher: str  # of launcher_rows.NAMES, or a key of `launchers`
+    preload: Literal["auto", "none"] | tuple[str, ...]  # names of modules
     nnodes: Literal["auto"] | tuple[int, int]  # (least, most)
     env: Mapping[str, str]
     secrets: tuple[str, ...]  # names only

@@ -208,6 +208,8 @@ DEFAULTS = Section("hosts", tuple(key for key in HOST.keys if key.name not in ("
 
 # The file
 
+MODULE = like("the name of a module", r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
 _SSH = _section(
     "ssh",
     "how ddp-orch reaches the hosts",
@@ -265,6 +267,12 @@ _RUN = _section(
         text("the name of a launcher", launcher_rows.check_name),
         "torchrun",
         "torchrun | direct | node | accelerate | ... (docs/launchers.md)",
+    ),
+    Key(
+        "preload",
+        word_or("auto", choice("none"), items("a list of modules", MODULE, unique=True, least=1)),
+        "auto",
+        "auto: torch, torch.distributed | none | modules to import once per host (direct)",
     ),
     Key("nnodes", word_or("auto", least_most), "auto", "number of hosts; auto: all but spares | N | MIN:MAX"),
     Key("env", env, {}, "variables of every rank; {output} {run} {host} are replaced"),

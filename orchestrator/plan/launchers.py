@@ -33,6 +33,11 @@ class Launcher:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables of the command, in addition to those of every run with this scope."""
 
+    @property
+    def can_preload(self) -> bool:
+        """Whether ranks can be forked: the guard starts them, all with the same command."""
+        return not self.agent and self.scope == "rank" and not self.rank_argument
+
     def as_spec(self) -> dict[str, Any]:
         """What a node needs to start the command."""
         return {
@@ -218,7 +223,14 @@ def host_words(launcher: Launcher, words: Sequence[str], values: Mapping[str, st
 
 
 def choose(inventory: Inventory) -> Launcher:
-    """The launcher of `run.launcher`."""
+    """The launcher of `run.launcher`. Raises UsageError if it cannot preload and has to."""
+    launcher = _named(inventory)
+    if isinstance(inventory.run.preload, tuple) and not launcher.can_preload:
+        raise UsageError(f"run.preload: the launcher {launcher.name} cannot preload; use direct, or remove the key")
+    return launcher
+
+
+def _named(inventory: Inventory) -> Launcher:
     name = inventory.run.launcher
     if name in inventory.launchers:
         row = inventory.launchers[name]

@@ -27,6 +27,8 @@ OmegaConf. Each host fills in `{output}` by itself (node/run/launch.py).
 _SHELL_NAMES = {"DDP_ORCH_OUTPUT_DIR": "{output}", "DDP_ORCH_RUN_NAME": "{run}"}
 _SHELL_VARIABLE = re.compile(r"\$(?:(DDP_ORCH_[A-Z_]+)|\{(DDP_ORCH_[A-Z_]+)\})")
 
+AUTO_PRELOAD = ("torch", "torch.distributed")
+
 
 @dataclass(frozen=True)
 class Code:
@@ -48,6 +50,8 @@ class Code:
     """Paths that .gitignore files exclude, relative to `cwd`."""
     credentials: tuple[str, ...] = ()
     """Paths left out because they have names of credentials, relative to `root`."""
+    names_torch: bool = False
+    """Whether a Python file in it has the word torch."""
 
 
 @dataclass(frozen=True)
@@ -289,6 +293,7 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "command": list(node.command),
         "launcher": plan.launcher.as_spec(),
         "agent_argv": list(launchers.agent_argv(plan.launcher, torch)),
+        "preload": list(_preload(plan, torch)),
         "auto_env": node.auto_env,
         "env": dict(node.env),
         "secrets": list(plan.secrets),
@@ -314,6 +319,18 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "stall_timeout": run.stall_timeout,
         "keep": {**run.keep.on_hosts(), "journal": run.keep.log_size},
     }
+
+
+def _preload(plan: Plan, torch: str | None) -> tuple[str, ...]:
+    """The modules that a host imports once for all its ranks. `torch`: its version there; None: there is none.
+
+    A script without torch would wait for the import for nothing.
+    """
+    preload = plan.inventory.run.preload
+    if preload == "auto":
+        uses_torch = torch is not None and (plan.code is None or plan.code.names_torch)
+        return AUTO_PRELOAD if uses_torch and plan.launcher.can_preload else ()
+    return () if preload == "none" else preload
 
 
 def private(plan: Plan, number: int, *, run_key: bytes, secrets: Mapping[str, str]) -> Arguments:

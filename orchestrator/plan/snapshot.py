@@ -31,6 +31,8 @@ _CREDENTIAL = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 
+_TORCH = re.compile(rb"\btorch\b")
+
 AUTO = "auto"  # in run.sync, alone or as one of the paths
 Sync = Literal["auto", "none"] | tuple[str, ...]
 
@@ -42,6 +44,7 @@ class FileEntry:
     size: int  # bytes
     sha256: str  # of a file; "" for a link
     target: str | None = None  # of a symbolic link
+    names_torch: bool = False  # a Python file with the word torch
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ class Snapshot:
     warnings: tuple[str, ...]  # about files that are not sent
     excluded: tuple[str, ...] = ()  # by .gitignore, from `workdir` on, without hidden ones; folders with `/`
     credentials: tuple[str, ...] = ()  # left out, from `root` on
+
+    @property
+    def names_torch(self) -> bool:
+        return any(entry.names_torch for entry in self.files)
 
     def largest(self, count: int) -> tuple[tuple[str, int], ...]:
         """The files and folders in `root` with the most bytes: (name, bytes); folders with `/`."""
@@ -306,7 +313,8 @@ def _hash(root: Path, file: _File) -> FileEntry:
         raise UsageError(f"{shown(path)}: cannot be read: {exc.strerror}; make it readable, or {INSTEAD}") from exc
     if len(data) != file.size:
         raise UsageError(f"{shown(path)}: changed while it was read; run the command again, or {INSTEAD}")
-    return FileEntry(file.path, file.executable, len(data), hashlib.sha256(data).hexdigest())
+    names_torch = file.path.endswith(".py") and _TORCH.search(data) is not None
+    return FileEntry(file.path, file.executable, len(data), hashlib.sha256(data).hexdigest(), names_torch=names_torch)
 
 
 def _manifest_entry(entry: FileEntry) -> Entry:

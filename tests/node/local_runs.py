@@ -200,9 +200,11 @@ class Runs:
         notify: Mapping[str, str] | None = None,
         name: str | None = None,
         launcher: str = "direct",
+        command: Sequence[str] = ("-c",),
     ) -> tuple[Run, dict[str, Any]]:
         """Prepare a run of `python -u -c CODE ARGUMENTS` everywhere; also returns what its start needs.
 
+        `command`: in place of -c. CODE may be the path of a script, then, or the name of a module.
         `torchrun`: by the stand-in for it, or, where `torch` is the version that `python` has, by the real one.
         `spares`: so many hosts, the last ones, are spares. `options`: more keys of `run`.
         """
@@ -220,7 +222,7 @@ class Runs:
             model.parse(text, "inventory.yaml"),
             run_id=run_id,
             name=name or run_id,
-            command=("-u", "-c", code, *arguments),
+            command=("-u", *command, code, *arguments),
             code=None,
             env=dict(env or {}),
             debug=False,

@@ -149,7 +149,9 @@ def test_a_stop_request_while_a_failed_attempt_is_being_stopped_is_heard(runs: R
 
 
 def test_a_guard_that_was_asked_to_stop_answers_an_order_to_run(tmp_path: Path) -> None:
-    spec = {"node": 0, "nodes": [{"host": "host-0", "nproc": 1, "spare": False}], "grace": 5.0}
+    nodes = [{"host": "host-0", "nproc": 1, "spare": False}]
+    process = {"program": "", "setup": [], "umask": 0o022, "descriptors": 1024}
+    spec = {"node": 0, "nodes": nodes, "grace": 5.0, **process}
     ours, theirs = socket.socketpair()
     guard = Guard(str(tmp_path), spec, {}, ours, {}, [])
     told: list[dict[str, Any]] = []

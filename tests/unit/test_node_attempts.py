@@ -7,7 +7,14 @@ from typing import Any
 
 from orchestrator.node.run.attempts import Attempts, PendingStop
 
-SPEC: dict[str, Any] = {"node": 0, "nodes": [{"host": "a", "nproc": 1, "spare": False}]}
+SPEC: dict[str, Any] = {
+    "node": 0,
+    "nodes": [{"host": "a", "nproc": 1, "spare": False}],
+    "program": "program",
+    "setup": [],
+    "umask": 0o022,
+    "descriptors": 1024,
+}
 
 
 class HangingTree:
@@ -21,6 +28,9 @@ class HangingTree:
         return 1.0 if self.stopping else 5.0
 
     def members(self) -> list[object]:
+        return []
+
+    def ranks(self) -> list[object]:
         return []
 
     def stop(self, grace: float, why: str) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator.node.host.processes import MARK
 from orchestrator.node.run.launch import Job
-from orchestrator.node.run.tree import Tree
+from orchestrator.node.run.spawner import Spawner
+from orchestrator.node.run.tree import Helpers, Tree
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_a_signal_to_a_process_that_was_just_forked_does_not_reach_the_guard(
         return pid
 
     monkeypatch.setattr(os, "fork", fork_and_signal)
-    tree = Tree(1, [], [], lambda: -1, lambda _: None, 0o022, 1024)
+    tree = Tree(1, Spawner([], [], 0o022, 1024).spawn, lambda: Helpers(-1, -1), lambda _: None)
     description = {"argv": ["true"], "cwd": "/", "env": {MARK: "a-run"}, "stdout": os.devnull, "stderr": os.devnull}
     tree.start([Job("agent", description)])
     (pid,) = tree._roots

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from host_facts import GPU, PYTHON, decoded
 
 from orchestrator.answers.facts import Facts
+from orchestrator.errors import UsageError
 from orchestrator.inventory import model
 from orchestrator.plan import description, launchers, plan
 from orchestrator.plan.plan import Code, Plan
@@ -318,3 +320,32 @@ def test_outputs_on_a_shared_disk_have_a_folder_of_the_run() -> None:
     for text, output in (("hosts: [a]", None), ("hosts: [a]\nrun: {output: /shared/runs/}", "/shared/runs/lab")):
         resolved = plan.resolve(made(text), {"a": facts()})
         assert plan.spec(resolved, 0, {"a": facts()}, created_at="now", by="ann")["shared_output"] == output
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "torch", "modules"),
+    [
+        ("launcher: direct", replace(CODE, names_torch=True), "2.5.1", ["torch", "torch.distributed"]),
+        ("launcher: direct", CODE, "2.5.1", []),
+        ("launcher: direct", None, "2.5.1", ["torch", "torch.distributed"]),
+        ("launcher: direct", replace(CODE, names_torch=True), None, []),
+        ("launcher: mpi", replace(CODE, names_torch=True), "2.5.1", ["torch", "torch.distributed"]),
+        ("launcher: deepspeed", replace(CODE, names_torch=True), "2.5.1", []),
+        ("launcher: node", replace(CODE, names_torch=True), "2.5.1", []),
+        ("launcher: torchrun", replace(CODE, names_torch=True), "2.5.1", []),
+        ("launcher: direct, preload: none", replace(CODE, names_torch=True), "2.5.1", []),
+        ("launcher: direct, preload: [numpy]", CODE, None, ["numpy"]),
+    ],
+)
+def test_torch_is_preloaded_where_ranks_are_forked_and_use_it(
+    options: str, code: Code | None, torch: str | None, modules: list[str]
+) -> None:
+    known = {"a": facts(torch=torch)}
+    planned = made(f"hosts: [a]\nrun: {{{options}}}", code=code)
+    assert plan.spec(plan.resolve(planned, known), 0, known, created_at="", by="")["preload"] == modules
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "node"])
+def test_a_launcher_that_cannot_preload_refuses_modules(launcher: str) -> None:
+    with pytest.raises(UsageError, match=r"run\.preload"):
+        made(f"hosts: [a]\nrun: {{launcher: {launcher}, preload: [numpy]}}")

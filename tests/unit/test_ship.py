@@ -110,6 +110,16 @@ def test_in_a_repository_what_git_does_not_ignore_is_taken(project: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "names_torch"),
+    [("model.py", "from torch import nn", True), ("model.py", "import torchlight", False), ("a.md", "torch", False)],
+)
+def test_python_files_that_name_torch_are_noticed(project: Path, name: str, text: str, names_torch: bool) -> None:
+    (project / name).write_text(text)
+    taken = ship.snapshot(Path("train.py"), "auto", project)
+    assert taken is not None and taken.names_torch == names_torch
+
+
 def test_the_root_is_the_top_of_the_repository(project: Path) -> None:
     git(project, "init")
     put(project / "src" / "deep" / "run.py")

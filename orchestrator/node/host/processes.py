@@ -10,7 +10,7 @@ import os
 import pwd
 import signal
 import sys
-from typing import Dict, Iterable, List, NamedTuple, Optional, Set
+from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
 
 MARK = "DDP_ORCH_RUN_ID"
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -163,16 +163,21 @@ def environment(pid: int) -> Dict[str, str]:
     return {name: value for name, _, value in entries}
 
 
-def frozen(members: Iterable[List[int]]) -> List[int]:
-    """The ranks of which a process is stopped (state T), of the processes [pid, start time] that a guard recorded."""
-    ranks = set()
+def frozen(members: Iterable[List[int]], ranks: Mapping[int, int]) -> List[int]:
+    """The ranks of which a process is stopped (state T), of the processes [pid, start time] that a guard recorded.
+
+    `ranks`: of the pids that are ranks. A forked rank shows the environment of its preloader, which has no RANK.
+    """
+    stopped = set()
     for pid, started in members:
         status = stat(pid)
         if status is not None and status.process.started == started and status.state in "Tt":
             rank = environment(pid).get("RANK", "")
-            if rank.isdigit():
-                ranks.add(int(rank))
-    return sorted(ranks)
+            known = (
+                [int(rank)] if rank.isdigit() else [ranks[above] for above in [pid, *ancestors(pid)] if above in ranks]
+            )
+            stopped.update(known[:1])
+    return sorted(stopped)
 
 
 def descendants(root: int) -> Set[Process]:
@@ -180,7 +185,7 @@ def descendants(root: int) -> Set[Process]:
     return {child.process for child in below(root)}
 
 
-def below(root: int, without: int = -1) -> List[Stat]:
+def below(root: int, without: Collection[int] = ()) -> List[Stat]:
     """The Stat of every process below `root`, except `without` and everything below it."""
     children: Dict[int, List[Stat]] = {}
     for pid in _pids():
@@ -191,7 +196,7 @@ def below(root: int, without: int = -1) -> List[Stat]:
     waiting = [root]
     while waiting:
         for child in children.get(waiting.pop(), ()):
-            if child.process.pid == without:
+            if child.process.pid in without:
                 continue
             waiting.append(child.process.pid)
             if child.state not in "ZX":

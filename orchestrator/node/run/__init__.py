@@ -11,6 +11,8 @@ attempts         the attempts of the run on this host
 attempt_phase    what the newest attempt is doing here
 launch           argv and environment of an attempt; the interface of this host is chosen here
 placeholders     fills in the placeholders of a launcher
+spawner          starts one process
+preloader        its handle on the process that has imported the modules of `run.preload` and forks ranks
 tree             starts, watches and stops the processes of one attempt
 job              turns into a process of the run: environment, folder, output, then exec
 stacks           prints the stacks of ranks that hang

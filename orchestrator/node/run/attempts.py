@@ -8,7 +8,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Union
 from ..host import network, processes, state
 from . import gang_events, launch
 from .past import Past
-from .tree import Tree, make_fifos
+from .preloader import Preloader
+from .spawner import Spawner
+from .tree import Helpers, Tree, make_fifos
 
 TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is expensive
 TREE_RECORD_SHARE = 1000  # looking at the processes may take 0.1 % of a core
@@ -52,6 +54,8 @@ class Attempts:
         self._spec = spec
         self._private = private
         self._recorder_pid = recorder_pid
+        self._spawner = Spawner(spec["setup"], self._program(), spec["umask"], spec["descriptors"])
+        self._preloader = Preloader(spec.get("preload", []), folder, self._spawner.spawn)
         self._send_status = send_status
         self._write_state = write_state
         self._rdzv_port = 0  # of the attempt; 0 on other nodes than the head
@@ -90,8 +94,7 @@ class Attempts:
             self._start_processes(tree, order)
         except OSError as error:
             self._follow(tree)
-            failure = {"rank": None, "exit_code": None, "signal": None, "pid": None}
-            self.add_failure(dict(failure, what="cannot start: %s" % error, at=time.time()))
+            self._add_start_failure(error)
         self._record_at = time.monotonic() + 0.2
         self.place = {"node_rank": order.node_rank, "first_rank": order.first_rank}
         self._write_state()
@@ -111,13 +114,33 @@ class Attempts:
             tree.direct(order.first_rank)
         self._follow(tree)
         self._send_status()  # the recorder opens the FIFOs now
-        tree.start(jobs)
+        if spec["agent_argv"]:
+            tree.start(jobs)
+        else:
+            tree.start_later(jobs)
+            self._start_ranks(tree)
+
+    def preload(self) -> None:
+        """Start the preloader, if the run has one and it is not running."""
+        output = state.output_folder(self._folder, self._spec)
+        job = launch.preload_job(self._spec, self._private["secrets"], self._spec["cwd"], output)
+        self._preloader.start(job)
+
+    def _start_ranks(self, tree: Tree) -> None:
+        """Have the preloader fork the ranks that are starting. Without one, start them by exec."""
+        self.preload()
+        if self._preloader.why_not is None:
+            self._preloader.fork(tree.starting)
+        else:
+            why_not = self._preloader.why_not
+            tree.spawn_starting("started without run.preload: %s" % why_not if why_not else "")
 
     def _new_tree(self, attempt: int) -> Tree:
-        spec = self._spec
-        program = self._program()
         return Tree(
-            attempt, spec["setup"], program, self._recorder_pid, self.add_failure, spec["umask"], spec["descriptors"]
+            attempt,
+            self._spawner.spawn,
+            lambda: Helpers(self._recorder_pid(), self._preloader.pid),
+            self.add_failure,
         )
 
     def _follow(self, tree: Tree) -> None:
@@ -170,10 +193,41 @@ class Attempts:
 
     def on_child_exit(self, pid: int, status: int) -> None:
         """Handle the exit of any child of the guard but the recorder."""
-        if self._pending is not None and pid == self._pending.pid:
+        self.read_preloader()  # it tells of a rank before the rank can end
+        if pid == self._preloader.pid:
+            self._on_preloader_exit(status)
+        elif self._pending is not None and pid == self._pending.pid:
             self._pending = self._pending._replace(at=0.0)
         elif self.tree is not None:
             self.tree.root_ended(pid, status)
+
+    @property
+    def preloader(self) -> Optional[socket.socket]:
+        """What is readable when the preloader has sent something."""
+        return self._preloader.channel
+
+    def read_preloader(self) -> None:
+        for forked in self._preloader.receive():
+            if self.tree is not None:
+                self.tree.forked(forked.label, forked.pid)
+
+    def _on_preloader_exit(self, status: int) -> None:
+        tree = self.tree
+        is_starting = tree is not None and bool(tree.starting)
+        is_stopped = is_starting and tree is not None and tree.stopping is not None
+        self._preloader.ended(status, was_stopped=is_stopped)
+        if tree is None or not is_starting:
+            return
+        if is_stopped:
+            tree.cancel_starting()
+            return
+        try:
+            self._start_ranks(tree)
+        except OSError as error:
+            self._add_start_failure(error)
+
+    def end_preloader(self) -> None:
+        self._preloader.kill()
 
     def due_at(self) -> float:
         due = [float("inf")]
@@ -192,12 +246,19 @@ class Attempts:
         tree = self.tree
         if tree is not None:
             self._tree_due = now + tree.tick()
+            if tree.outcome is not None and tree.starting:
+                tree.cancel_starting()
+                self._preloader.abandon()
             if tree.outcome is not None and not self._outcome_is_sent:
                 self._outcome_is_sent = True
                 self._write_state()
                 self._send_status()
             elif tree.outcome is None and now >= self._record_at:
                 self._record_processes()
+
+    def _add_start_failure(self, error: OSError) -> None:
+        failure = {"rank": None, "exit_code": None, "signal": None, "pid": None}
+        self.add_failure(dict(failure, what="cannot start: %s" % error, at=time.time()))
 
     def add_failure(self, failure: Dict[str, Any]) -> None:
         if not any(known["attempt"] == self.number for known in self.failures):
@@ -218,7 +279,9 @@ class Attempts:
         members = sorted(self.tree.members()) if self.tree else []
         if members != self._recorded:
             try:  # it is of no use after a power loss, so nobody waits for the disk
-                state.replace(self._path("procs.json"), {"boot_id": state.boot_id(), "processes": members})
+                ranks = [(process.pid, rank) for rank, process in self.tree.ranks()] if self.tree else []
+                record = {"boot_id": state.boot_id(), "processes": members, "ranks": ranks}
+                state.replace(self._path("procs.json"), record)
                 self._recorded = members
             except OSError:
                 pass  # a full disk; the mark still finds them, and the next try may succeed

@@ -89,6 +89,7 @@ class Guard:
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
         self._attempts.open_register()
+        self._attempts.preload()
         self._write_state()
         self._start_recorder()
         if self._has_past:
@@ -112,6 +113,8 @@ class Guard:
         channel = self._recorder.channel
         if channel is not None:
             watched[channel.fileno()] = self._read_recorder
+        if self._attempts.preloader is not None:
+            watched[self._attempts.preloader.fileno()] = self._attempts.read_preloader
         for handle in [*watched, *self._attempts.ranks()]:
             poll.register(handle, select.POLLIN)
         if channel is not None and self._recorder.has_unsent_status:
@@ -156,6 +159,7 @@ class Guard:
         if not self._is_committed() and now > self._control.patience_ends_at():
             self._shutdown.abort()
         if self._shutdown.verdict is not None and not self._attempts.is_running:
+            self._attempts.end_preloader()
             self._shutdown.advance(now)
 
     def _is_committed(self) -> bool:

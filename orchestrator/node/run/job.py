@@ -5,13 +5,14 @@ shell.
 
     torchrun:  guard ──> [bash -lc SETUP; exec job-exec FD] ──> torchrun ──> rank-exec FILE ──> the user's command
     direct:    guard ──> [bash -lc SETUP; exec job-exec FD] ──> the user's command
+    preload:   guard ──> [bash -lc SETUP; exec job-exec FD] ──> preload/sitecustomize.py ──> the user's command
 """
 
 import json
 import os
 import sys
 import tempfile
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 from ..host import processes
 
@@ -19,9 +20,21 @@ SETUP_FAILED = 97  # exit status: a line of the host's `setup` failed
 SETUP_SAYS = "ddp-orch: setup line"
 NOT_STARTED = 98  # exit status: the command could not be executed; the reason is on its stderr
 
+PRELOAD_HOOK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "preload")
+PRELOAD_CHECK = """\
+import os, sys
+if not hasattr(sys, "ddp_orch_preload"):
+    sys.exit("this python does not import sitecustomize from PYTHONPATH")
+del os.environ["DDP_ORCH_PRELOAD_CHECK"]
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
 
 def become(job: Dict[str, Any], parent: int) -> None:
-    """Never returns. `job`: argv, env (added to ours), cwd, stdout and stderr (paths of FIFOs), oom_score_adj."""
+    """Never returns. `job`: argv, env (added to ours), cwd, stdout and stderr (paths of FIFOs), oom_score_adj.
+
+    Optional: note (a line for stderr), preload (what preload/sitecustomize.py is told: the job is to be preloaded).
+    """
     try:
         processes.die_with_parent(parent)
         for number, key in ((1, "stdout"), (2, "stderr")):
@@ -35,6 +48,10 @@ def become(job: Dict[str, Any], parent: int) -> None:
         os.chdir(job["cwd"])
         _prefer_for_oom(job.get("oom_score_adj", 0))
         environment = {**os.environ, **job["env"]}
+        if job.get("note"):
+            os.write(2, ("ddp-orch: %s\n" % job["note"]).encode("utf-8", "backslashreplace"))
+        if job.get("preload"):
+            _execute(*_preloaded(job["argv"], environment, job["preload"]))
         _execute(job["argv"], environment)
     except OSError as error:
         sys.stderr.write("ddp-orch: cannot start %s: %s\n" % (job["argv"][0], error))
@@ -58,6 +75,19 @@ def _execute(argv: List[str], environment: Dict[str, str]) -> None:
                 error.errno, "%s, looked for in PATH=%s" % (error.strerror, environment.get("PATH", ""))
             ) from None
         raise
+
+
+def _preloaded(argv: List[str], environment: Dict[str, str], told: List[str]) -> Tuple[List[str], Dict[str, str]]:
+    """The command that becomes the preloader, but never the rank: it tests first that python imports our hook."""
+    before = environment.get("PYTHONPATH")
+    added = {
+        "PYTHONPATH": PRELOAD_HOOK + (os.pathsep + before if before else ""),
+        "DDP_ORCH_PRELOAD": " ".join(told),
+        "DDP_ORCH_PRELOAD_CHECK": "1",
+    }
+    if before is not None:
+        added["DDP_ORCH_PRELOAD_PYTHONPATH"] = before
+    return [argv[0], "-c", PRELOAD_CHECK, *argv], {**environment, **added}
 
 
 def _prefer_for_oom(score: int) -> None:

@@ -7,6 +7,7 @@ and in variables only `{output}` is filled in.
 
 import os
 import re
+import string
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ..host import network, processes
@@ -16,6 +17,7 @@ from . import gang_events, placeholders
 # of all peers, one after the other: with a server that does not answer, each takes a second.
 AGENT_RESOLVER = "attempts:0"
 
+OOM_SCORE = 300  # of ranks: when memory runs out, the kernel should kill one of them first
 
 SHIM_WORDS = 4  # python -u -c PROGRAM, before the words of a command that is started once per host
 
@@ -46,12 +48,12 @@ def places(spec: Dict[str, Any], order: gang_events.Run, paths: Paths) -> Dict[s
     elif not alone and not spec.get("cluster_address"):
         local_addr = network.address_of(interface) or local_addr
     return {
+        **_node_places(spec),
         "master_addr": order.master_addr,
         "master_port": str(order.master_port),
         "rdzv_endpoint": network.endpoint(order.master_addr, order.master_port),
         "node_rank": str(order.node_rank),
         "nnodes": str(order.nnodes),
-        "nproc": str(spec["nproc"]),
         "local_addr": local_addr,
         "interface": interface,
         "nccl_interface": network.nccl_name(interface),
@@ -59,7 +61,6 @@ def places(spec: Dict[str, Any], order: gang_events.Run, paths: Paths) -> Dict[s
         "rdzv_id": "%s-%d" % (spec["run_id"], order.attempt),
         "is_host": "1" if order.node_rank == 0 else "0",
         "log_dir": os.path.join(paths.run, "torchrun"),
-        "threads": str(max(1, len(os.sched_getaffinity(0)) // max(1, spec["nodes"][spec["node"]]["ranks"]))),
     }
 
 
@@ -68,17 +69,9 @@ def jobs(
 ) -> Tuple[List[Job], Dict[str, Any]]:
     """The jobs of an attempt, and what rank-exec reads from its file (which holds no secret: those are inherited)."""
     fill = places(spec, order, paths)
-    environment = {name: value.format_map(fill) for name, value in spec["auto_env"].items()}
-    environment.update({name: _fill_in(value, paths.output) for name, value in spec["env"].items()})
-    environment.update(secrets)
-    environment.update(
-        {
-            processes.MARK: spec["run_id"],
-            "DDP_ORCH_RUN_NAME": spec["name"],
-            "DDP_ORCH_ATTEMPT": str(order.attempt),
-            "DDP_ORCH_OUTPUT_DIR": paths.output,
-        }
-    )
+    auto = {name: value.format_map(fill) for name, value in spec["auto_env"].items()}
+    environment = _environment(spec, secrets, auto, paths.output)
+    environment["DDP_ORCH_ATTEMPT"] = str(order.attempt)
     rank: Dict[str, Any] = {
         "argv": _command(spec["command"], paths.output),
         "cwd": paths.cwd,
@@ -86,7 +79,7 @@ def jobs(
         "stdout": os.path.join(paths.fifo, "%d.*.out" % order.attempt),  # *: the rank
         "stderr": os.path.join(paths.fifo, "%d.*.err" % order.attempt),
         "register": os.path.join(paths.fifo, "register"),
-        "oom_score_adj": 300,
+        "oom_score_adj": OOM_SCORE,
         # torchrun is always started with --max-restarts=0: restarts are the gang's
         "env": {
             "TORCHELASTIC_RESTART_COUNT": str(order.attempt - 1),
@@ -128,6 +121,38 @@ def _once_per_host(
     for channel in ("stdout", "stderr"):
         job[channel] = rank[channel].replace("*", str(order.first_rank))
     return Job("0", job)
+
+
+def preload_job(spec: Dict[str, Any], secrets: Dict[str, str], cwd: str, output: str) -> Dict[str, Any]:
+    """A rank without what is known only when an attempt begins: its number, and the interface."""
+    auto = {name: value.format_map(_node_places(spec)) for name, value in spec["auto_env"].items() if _is_early(value)}
+    return {
+        "argv": _command(spec["command"], output),
+        "cwd": cwd,
+        "env": _environment(spec, secrets, auto, output),
+        "oom_score_adj": OOM_SCORE,
+    }
+
+
+def _is_early(template: str) -> bool:
+    """Whether the value is known before an attempt."""
+    return all(place in (None, "nproc", "threads") for _, place, _, _ in string.Formatter().parse(template))
+
+
+def _node_places(spec: Dict[str, Any]) -> Dict[str, str]:
+    threads = max(1, len(os.sched_getaffinity(0)) // max(1, spec["nodes"][spec["node"]]["ranks"]))
+    return {"nproc": str(spec["nproc"]), "threads": str(threads)}
+
+
+def _environment(spec: Dict[str, Any], secrets: Dict[str, str], auto: Dict[str, str], output: str) -> Dict[str, str]:
+    return {
+        **auto,
+        **{name: _fill_in(value, output) for name, value in spec["env"].items()},
+        **secrets,
+        processes.MARK: spec["run_id"],
+        "DDP_ORCH_RUN_NAME": spec["name"],
+        "DDP_ORCH_OUTPUT_DIR": output,
+    }
 
 
 def _command(words: List[str], output: str) -> List[str]:

@@ -295,7 +295,7 @@ class Recorder:
         if now >= self._looks_at:
             self._looks_at = now + LOOK_CLOSER_AFTER
             record = state.read(os.path.join(self.folder, "procs.json"))
-            self._frozen = processes.frozen(record["processes"]) if record else []
+            self._frozen = processes.frozen(record["processes"], dict(record["ranks"])) if record else []
         return {"quiet": quiet, "frozen": self._frozen}
 
     # without a guard

@@ -8,11 +8,10 @@ zombie's exit status.
 import fcntl
 import json
 import os
-import resource
 import select
 import signal
 import time
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ..host import processes
 from . import job
@@ -53,28 +52,29 @@ def make_fifos(folder: str, attempt: int, sources: List[str]) -> Dict[str, int]:
     return keepers
 
 
+class Helpers(NamedTuple):
+    """Pids of other children of the guard, -1 for none."""
+
+    recorder: int
+    preloader: int
+
+
 class Tree:
     def __init__(
         self,
         attempt: int,
-        setup: List[str],
-        program: List[str],
-        recorder_pid: Callable[[], int],
+        spawn: Callable[[Dict[str, Any]], int],
+        helpers: Callable[[], Helpers],
         report: Callable[[Dict[str, Any]], None],
-        umask: int,
-        descriptors: int,
     ) -> None:
-        """`umask`, `descriptors` (the soft limit of open files): for the processes, in place of the guard's own."""
         self.attempt = attempt
         self.outcome: Optional[Dict[str, Any]] = None
         self.unkillable: List[Dict[str, Any]] = []
         self.stopping: Optional[str] = None
-        self._setup = setup
-        self._program = program
-        self._recorder_pid = recorder_pid  # the recorder is our child, but not of the tree
+        self._spawn = spawn
+        self._helpers = helpers
         self._report = report
-        self._umask = umask
-        self._descriptors = descriptors
+        self._starting: Dict[str, Dict[str, Any]] = {}  # label -> description
         self._roots: Dict[int, str] = {}
         self._statuses: Dict[str, int] = {}
         self._ranks: Dict[int, Tuple[processes.Process, int]] = {}  # pidfd -> (process, rank)
@@ -94,37 +94,35 @@ class Tree:
         for root_job in jobs:
             self._roots[self._spawn(root_job.description)] = root_job.label
 
-    def _spawn(self, description: Dict[str, Any]) -> int:
-        descriptor = -1
-        if self._setup:
-            descriptor = job.in_memory(json.dumps(description).encode("ascii"))  # it holds the secrets
-            argv = job.through_setup(self._setup, self._program + ["job-exec", str(descriptor)])
-            mark = {processes.MARK: description["env"][processes.MARK]}
-            description = dict(description, argv=argv, env=mark)  # the rest is applied after setup
-        guard = os.getpid()
-        # a SIGTERM to the child must not reach the guard by the wakeup descriptor that both have for a moment
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            pid = os.fork()
-        except OSError:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            raise
-        if pid == 0:
-            os.setsid()
-            os.umask(self._umask)
-            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (self._descriptors, hard))
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGPIPE, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            if descriptor >= 0:
-                os.set_inheritable(descriptor, True)
-            job.become(description, guard)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if descriptor >= 0:
-            os.close(descriptor)
-        return pid
+    def start_later(self, jobs: List[Job]) -> None:
+        """The preloader will fork these."""
+        self._starting = {root_job.label: root_job.description for root_job in jobs}
+
+    def forked(self, label: str, pid: int) -> None:
+        """The preloader has forked one of the processes that are starting."""
+        del self._starting[label]
+        self._roots[pid] = label
+
+    def spawn_starting(self, note: str) -> None:
+        """Start by exec what the preloader has not forked. `note`: printed by the first one. Raises OSError."""
+        while self._starting:
+            label = min(self._starting, key=int)
+            description = dict(self._starting.pop(label), note=note)
+            note = ""
+            try:
+                self._roots[self._spawn(description)] = label
+            except OSError:
+                self._starting.clear()
+                raise
+
+    def cancel_starting(self) -> None:
+        """The preloader has ended, and the tree is being stopped."""
+        self._starting.clear()
+
+    @property
+    def starting(self) -> List[Job]:
+        """The jobs for which there is no process yet."""
+        return [Job(label, description) for label, description in self._starting.items()]
 
     def register(self, line: bytes) -> None:
         """A rank's own report, written just before it becomes the user's command."""
@@ -229,7 +227,10 @@ class Tree:
         return {child.process for child in self._look()}
 
     def _look(self) -> List[processes.Stat]:
-        return processes.below(os.getpid(), without=self._recorder_pid())
+        helpers = self._helpers()
+        # while ranks are starting, its children may become ours: to stop them all, the preloader is stopped too
+        without = [helpers.recorder] if self._starting else helpers
+        return processes.below(os.getpid(), without)
 
     def stop(self, grace: float, why: str) -> None:
         """TERM now, KILL after `grace` seconds. A later call may shorten the grace, never lengthen it."""
@@ -282,13 +283,13 @@ class Tree:
         """Do what is due. Returns the seconds until it has to be asked again."""
         if self.outcome is not None:
             return 60.0
-        if self._roots and self.stopping is None:
+        if (self._roots or self._starting) and self.stopping is None:
             return 60.0  # the descriptors and SIGCHLD wake us
         now = time.monotonic()
         family = self._look()
         members = {child.process for child in family}
         # twice: reading /proc is no snapshot, and may miss a process whose parent forks and dies meanwhile
-        if not self._roots and not members and not self.members():
+        if not self._roots and not self._starting and not members and not self.members():
             self._finish()
             return 60.0
         look = time.monotonic() - now
