@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,12 @@ while not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.05)
 sys.exit(int(pathlib.Path(sys.argv[1]).read_text()))
 """
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    orch(tmp_path, "kill", "--all", "--grace", "0")
 
 
 def start(folder: Path, name: str) -> str:
@@ -42,34 +49,34 @@ def waiting(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("status", "code"), [("0", 0), ("7", 1)])
-def test_it_ends_with_the_run_and_with_its_exit_code(tmp_path: Path, status: str, code: int) -> None:
-    run_id = start(tmp_path, "mine")
-    with waiting(tmp_path, "mine") as process:
+def test_it_ends_with_the_run_and_with_its_exit_code(folder: Path, status: str, code: int) -> None:
+    run_id = start(folder, "mine")
+    with waiting(folder, "mine") as process:
         assert process.stderr is not None and run_id in process.stderr.readline()
-        wait_until(lambda: "ready" in orch(tmp_path, "logs", run_id).stdout, 60.0, "the script runs")
+        wait_until(lambda: "ready" in orch(folder, "logs", run_id).stdout, 60.0, "the script runs")
         assert process.poll() is None
-        (tmp_path / "mine").write_text(status)
+        (folder / "mine").write_text(status)
         shown, said = process.communicate(timeout=60)
     assert process.returncode == code, said
     assert shown == "" and run_id in said.splitlines()[-1]
-    assert orch(tmp_path, "wait", run_id).returncode == code  # of a run that is over
+    assert orch(folder, "wait", run_id).returncode == code  # of a run that is over
 
 
 @pytest.mark.timeout(120)
-def test_ctrl_c_ends_the_waiting_and_not_the_run(tmp_path: Path) -> None:
-    run_id = start(tmp_path, "mine")
-    with waiting(tmp_path) as process:
+def test_ctrl_c_ends_the_waiting_and_not_the_run(folder: Path) -> None:
+    run_id = start(folder, "mine")
+    with waiting(folder) as process:
         assert process.stderr is not None and run_id in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "ddp-orch kill mine" in said
-    assert "running" in orch(tmp_path, "ps").stdout
-    assert orch(tmp_path, "kill", run_id).returncode == 0
-    assert orch(tmp_path, "wait", run_id).returncode == 130
+    assert "running" in orch(folder, "ps").stdout
+    assert orch(folder, "kill", run_id).returncode == 0
+    assert orch(folder, "wait", run_id).returncode == 130
 
 
-def test_a_run_that_does_not_exist_is_a_mistake(tmp_path: Path) -> None:
-    start(tmp_path, "mine")
-    assert orch(tmp_path, "wait", "other").returncode == 2
-    assert orch(tmp_path, "kill").returncode == 0
+def test_a_run_that_does_not_exist_is_a_mistake(folder: Path) -> None:
+    start(folder, "mine")
+    assert orch(folder, "wait", "other").returncode == 2
+    assert orch(folder, "kill").returncode == 0
