@@ -64,7 +64,7 @@ from .options import (
 def up(**options: Any) -> None:
     """Start SCRIPT on all hosts and follow its output.
 
-    SCRIPT may be the command line of torchrun, accelerate, deepspeed or mpirun: `ddp-orch up -- torchrun train.py`. With
+    SCRIPT may be a command line of torchrun, accelerate, deepspeed or mpirun: `ddp-orch up -- torchrun train.py`. With
     run.launcher: node, it is any command, which is started once per host.
 
     Without SCRIPT, run `run.script` of the inventory, or the bundled trainer if there is none. To give it flags, write
