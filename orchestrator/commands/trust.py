@@ -12,7 +12,8 @@ import click
 from ..errors import OrchError, UnreachableError
 from ..hosts.fleet import each, fold_failures
 from ..inventory.advice import command
-from ..output.console import Console, number_of
+from ..inventory.via import is_command
+from ..output.console import Console, fold, number_of
 from ..output.terminal import tame
 from ..ssh.dialer import Dialer, Target
 from ..ssh.known_hosts import Verdict, bits, fingerprint, key_type
@@ -56,7 +57,9 @@ def trust(inventory_path: str | None, hosts: str | None, yes: bool) -> int:
     progress = make_progress()
     strict = replace(inventory, ssh=replace(inventory.ssh, host_keys="strict"))  # keys are accepted only by a yes
     dialer = make_dialer(strict, progress)
-    remote = [host for host in inventory.hosts if not host.local]
+    remote = [host for host in inventory.hosts if not host.local and not is_command(host.via)]
+    if others := [host.name for host in inventory.hosts if is_command(host.via)]:
+        console.note(f"{fold(others)}: no SSH key to check, because `via` is a command")
     dialer.prepare(remote)
     chains = each(remote, dialer.chain, inventory.ssh.parallel)
     failed: dict[str, OrchError] = dict(chains.failed)

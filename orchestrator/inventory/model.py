@@ -14,9 +14,8 @@ from typing import Any, Literal
 from ..errors import InventoryError, UsageError
 from ..output.console import number_of
 from ..output.terminal import tame
-from . import launcher_rows
+from . import launcher_rows, via
 from . import settings as command_line
-from .host_entries import HostEntry
 from .hostnames import jump_hosts, nearest, pick
 from .launcher_rows import LauncherRow
 from .schema import FILE
@@ -43,6 +42,7 @@ class Host:
     port: int | None
     identity_file: str | None  # `~` is expanded where the file is opened
     proxy_jump: str | None  # as in ssh_config: [user@]host[:port], several separated by commas
+    via: str  # paramiko, openssh, or a command: see via.py
     cluster_address: str | None
     interface: str
     gpus: Literal["auto", "none"] | int | tuple[int, ...]
@@ -56,11 +56,13 @@ class Host:
     @property
     def local(self) -> bool:
         """This machine, without SSH. `127.0.0.1`, or `localhost` with a port, user or jump, goes through SSH."""
-        return self.address == "localhost" and self.user is None and self.port is None and self.proxy_jump is None
+        bare = self.user is None and self.port is None and self.proxy_jump is None
+        return self.address == "localhost" and bare and not via.is_command(self.via)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SshOptions:
+    via: str
     host_keys: Literal["strict", "accept-new"]
     connect_timeout: float  # seconds
     parallel: int
@@ -181,7 +183,7 @@ def parse(
     values = FILE.read(filled.root, "", reading)
     if "hosts" not in reading.marks:
         reading.wrong(root.mark, "hosts", "missing; the smallest inventory is `hosts: [lovelace, hopper]`")
-    hosts = _hosts(values["hosts"], values["defaults"], reading)
+    hosts = _hosts(values, reading)
     inventory = Inventory(
         path=path,
         source=filled.source,
@@ -247,11 +249,12 @@ class _Placed:
     keys: Mapping[str, str]
 
 
-def _hosts(entries: tuple[HostEntry, ...], defaults: Mapping[str, Any], reading: Reading) -> list[_Placed]:
+def _hosts(file: Mapping[str, Any], reading: Reading) -> list[_Placed]:
+    defaults = file["defaults"]
     placed: list[_Placed] = []
     first: dict[str, int] = {}
     size = 0
-    for entry in entries:
+    for entry in file["hosts"]:
         values = dict(entry.values)
         keys = {}
         for name in values:
@@ -273,7 +276,8 @@ def _hosts(entries: tuple[HostEntry, ...], defaults: Mapping[str, Any], reading:
             if name in first:
                 reading.wrong(entry.mark, entry.key, f"duplicate host {name} (first on line {first[name]})")
             first.setdefault(name, entry.mark.line + 1)
-            host = Host(**values | {"name": name, "address": values["address"] or name})
+            address = values["address"] or name
+            host = Host(**values | {"name": name, "address": address, "via": values["via"] or file["ssh"]["via"]})
             placed.append(_Placed(host, entry.key, keys))
     return placed
 
@@ -300,6 +304,7 @@ def _check_fleet(inventory: Inventory, hosts: list[_Placed], reading: Reading) -
             message = f"{host.nproc_per_node} ranks on {gpus} GPUs of {host.name}; NCCL allows only one rank per GPU"
             reading.wrong(reading.marks[key], key, message)
     _check_jumps(hosts, reading)
+    via.check_hosts(hosts, reading)
 
 
 def _hosts_but_spares(count: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import hostnames, launcher_rows
+from . import hostnames, launcher_rows, via
 from .host_entries import JUMPS, PYTHON, USER, hosts_kind
 from .values import (
     Kind,
@@ -116,6 +116,7 @@ def _section(name: str, doc: str, *keys: Key) -> Key:
 
 _host = text("the name or address of a host", hostnames.check)
 _port = whole(1, 65535)
+_via = text("paramiko, openssh or a command", via.check)
 _some_text = like("a string", r"(?s).+")
 
 HOST = Section(
@@ -147,6 +148,13 @@ HOST = Section(
             None,
             "[user@]host[:port], several separated by commas; null: as in ~/.ssh/config",
             "bastion",
+        ),
+        Key(
+            "via",
+            maybe(_via),
+            None,
+            "paramiko | openssh | a command, such as docker exec -i {host}; null: ssh.via",
+            "openssh",
         ),
         Key(
             "cluster_address",
@@ -213,6 +221,7 @@ MODULE = like("the name of a module", r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SSH = _section(
     "ssh",
     "how ddp-orch reaches the hosts",
+    Key("via", _via, "paramiko", "paramiko (built in) | openssh (the ssh program) | a command"),
     Key(
         "host_keys",
         choice("strict", "accept-new"),

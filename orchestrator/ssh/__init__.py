@@ -2,6 +2,7 @@
 
 pipe            the interface: a pipe to one command. The other packages know only this and dialer
 dialer          connects to the hosts of an inventory
+quoting         quotes arguments for the login shell
 config          resolves what `ssh HOST` would do
 config_cache    caches it for hosts that ssh_config treats alike
 tcp             opens the byte stream to sshd
@@ -10,5 +11,8 @@ login           logs in and opens pipes
 host_keys       checks host keys, explains why one is not trusted, adds new ones
 known_hosts     reads and extends the known_hosts files
 keys            loads the user's keys, from the agent and from files
+program_dialer  connects to hosts that a program reaches (`via`)
+program         opens pipes over such a program
+openssh         the command line of the `ssh` program, and why it failed
 paramiko_fixes  fixes paramiko's transport
 """

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..inventory import via
 from ..inventory.model import Host
 from .config_cache import ConfigCache, Settings
 from .known_hosts import lookup_names
@@ -29,6 +30,8 @@ DEFAULT_KEYS = tuple(f"~/.ssh/id_{kind}" for kind in KEY_KINDS)
 """The key files that ssh tries if the configuration sets none."""
 
 MAX_JUMPS = 8
+USE_OPENSSH = "set ssh.via: openssh"
+"""The fix for what only the ssh program can do."""
 IMPORTING = threading.RLock()
 """Held while paramiko or a module that needs it is imported: otherwise threads could see half-imported modules."""
 
@@ -64,16 +67,28 @@ class Target:
 
 
 def by_hand(text: str, hosts: Iterable[Host]) -> str:
-    """Add the options of the inventory to `ssh NAME` in a text, so that the command can be pasted."""
+    """Replace `ssh NAME` in a text by the command of the inventory for this host, so that it can be pasted."""
     if "ssh " not in text:
         return text
     by_name = {host.name: host for host in hosts if not host.local}
 
     def command(match: re.Match[str]) -> str:
         host = by_name.get(match[1])
-        return _question(host).command() if host else match[0]
+        return login_by_hand(host) if host else match[0]
 
     return re.sub(r"\bssh ([\w.:%-]*[\w%])", command, text)
+
+
+def options_of(host: Host) -> tuple[str, ...]:
+    """The options and the address that make `ssh` reach a host. Raises ConnectFailure for an invalid address."""
+    question = _question(host)
+    _check_question(question, MAX_JUMPS)
+    return question.arguments()
+
+
+def login_by_hand(host: Host) -> str:
+    """The command that a person uses to reach a host; the words of a remote command may follow."""
+    return shlex.join(via.argv_of(host)) if via.is_command(host.via) else _question(host).command()
 
 
 class Resolver:
@@ -96,7 +111,8 @@ class Resolver:
         _check_question(question, jumps_left)
         settings = self._ask(question, deadline)
         if problem := _unsupported(settings):
-            raise _failure(name, *problem)
+            reason, fix = problem
+            raise _failure(name, reason, f"{fix}, or {USE_OPENSSH}")
         hostname, user = _host_and_user(settings, name)
         port = int(settings["port"][0])
         tokens = {
@@ -287,7 +303,11 @@ def _expand(text: str, tokens: dict[str, str], name: str) -> str:
 
     def token(match: re.Match[str]) -> str:
         if match[1] not in tokens:
-            raise _failure(name, f"the token %{match[1]} in {text!r} is not supported", "write its value in its place")
+            raise _failure(
+                name,
+                f"the token %{match[1]} in {text!r} is not supported",
+                f"write its value in its place, or {USE_OPENSSH}",
+            )
         return tokens[match[1]]
 
     expanded = re.sub(r"%(.)", token, text)
@@ -322,7 +342,10 @@ def _remarks(settings: Settings) -> tuple[str, ...]:
     """Ways to log in that are not supported; shown only if no other way works."""
     remarks = []
     if _is_set(provider := settings.get("pkcs11provider", ["none"])[0]):
-        remarks.append(f"PKCS11Provider {provider} is not used (load its keys into the agent: `ssh-add -s {provider}`)")
+        remarks.append(
+            f"PKCS11Provider {provider} is not used (load its keys into the agent: `ssh-add -s {provider}`, "
+            f"or {USE_OPENSSH})"
+        )
     return tuple(remarks)
 
 

@@ -3,6 +3,7 @@
 `Dialer.connect` returns a `pipe.Connection`. The user's ssh_config is read in `config.py`, TCP connections are made in
 `tcp.py`, host keys are checked in `host_keys.py`, `keys.py` has the user's keys, and `jump_hosts.py` shares connections
 to jump hosts. `login.py` logs in. It is imported at the first login, because importing fabric and paramiko takes long.
+Hosts that are reached by a program (`via`) are left to `program_dialer.py`.
 Never asks a question during a login, never retries a rejected key, never forwards the agent.
 """
 
@@ -12,20 +13,22 @@ import contextlib
 import math
 import os
 import random
-import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..inventory.model import Host, SshOptions
+from ..inventory.via import PARAMIKO
 from .config import IMPORTING, Resolver, Target, resolve
 from .host_keys import HostKeys, KeySeen, Look
 from .jump_hosts import JumpHosts
 from .keys import KeyRing, Offer
 from .pipe import ConnectFailure, Connection, LocalConnection, OtherKey
+from .program_dialer import ProgramDialer
+from .quoting import quote
 from .tcp import DroppedError, dial
 
 if TYPE_CHECKING:
@@ -67,6 +70,7 @@ class Dialer:
         self._keys = KeyRing(ask_passphrase)
         self.host_keys = HostKeys(options.host_keys == "accept-new", trust_command)
         self._jump_hosts = JumpHosts(options)
+        self._programs = ProgramDialer(options, config_file, trust_command, patience, reaching)
         self._denied: dict[Target, ConnectFailure] = {}
         self._other_keys: dict[str, OtherKey] = {}
         self._reported_keys: set[str] = set()
@@ -86,7 +90,7 @@ class Dialer:
 
         # `ssh -G` only computes. Started all at once, from the threads of the logins, they take 20 % longer in total.
         with ThreadPoolExecutor(2 * (os.cpu_count() or 1), thread_name_prefix="ssh-config") as pool:
-            list(pool.map(read, (host for host in hosts if not host.local)))
+            list(pool.map(read, (host for host in hosts if host.via == PARAMIKO and not host.local)))
         self._keys.unlock(_with_jumps(targets))
 
     def connect(self, host: Host) -> Connection:
@@ -95,6 +99,8 @@ class Dialer:
             return LocalConnection()
         deadline = time.monotonic() + self._options.connect_timeout
         try:
+            if host.via != PARAMIKO:
+                return self._programs.connect(host, deadline)
             return self._connect(self._resolver.resolve(host, deadline), deadline)
         finally:
             self._reaching(host.name, "")
@@ -102,6 +108,7 @@ class Dialer:
     def forget_refusals(self) -> None:
         """Try hosts that refused the login again, after a key has been installed there."""
         self._denied.clear()
+        self._programs.forget_refusals()
 
     def chain(self, host: Host) -> tuple[Target, ...]:
         """The jump hosts of a host in their order, then the host. Raises ConnectFailure."""
@@ -194,24 +201,6 @@ class Dialer:
             if skipped.path == target.identity_file:
                 fix = "fix it, or set another key with `identity_file`"
                 raise ConnectFailure(target.name, "key", str(skipped), skipped.code, fix)
-
-
-def quote(argv: Sequence[str]) -> str:
-    """One command line that passes exactly these arguments in any login shell (sh, bash, zsh, fish, csh).
-
-    Backslashes, quotes and `!` are outside the quotes, where all of these shells treat `\\` alike. csh cannot take a
-    newline in an argument, and no shell a NUL (ValueError).
-    """
-    return " ".join(_quote(argument) for argument in argv)
-
-
-def _quote(argument: str) -> str:
-    if "\0" in argument:
-        raise ValueError("an argument cannot contain NUL")
-    if re.fullmatch(r"[A-Za-z0-9_./:-]+", argument):
-        return argument
-    parts = re.findall(r"[\\'!]|[^\\'!]+", argument)
-    return "".join(f"\\{part}" if part in "\\'!" else f"'{part}'" for part in parts) or "''"
 
 
 def _with_jumps(targets: Iterable[Target]) -> list[Target]:

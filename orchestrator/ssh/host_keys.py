@@ -7,7 +7,7 @@ import shlex
 import threading
 from pathlib import Path
 
-from .config import Target
+from .config import USE_OPENSSH, Target
 from .known_hosts import Entry, KnownHosts, Verdict, append, fingerprint
 from .pipe import ConnectFailure, GroupMessage
 
@@ -123,7 +123,7 @@ def _untrusted(target: Target, key: bytes, verdict: Verdict, trust: str) -> Conn
         case "authority":
             code = "ssh-host-key-unknown"
             reason = f"only a certificate authority vouches for it ({where}); its key is {sent}"
-            fix = f"host certificates are not supported; add its plain key, e.g. with `ssh-keyscan {target.hostname}`"
+            fix = f"{USE_OPENSSH}, or add its plain key, e.g. with `ssh-keyscan {target.hostname}`"
         case _:
             code, reason = "ssh-host-key-unknown", f"its key {sent} is not in known_hosts (as {name})"
             accept = f"compare it with the key on the host, then accept it with `{trust}`"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
-from .config import DEFAULT_KEYS, IMPORTING, Target
+from .config import DEFAULT_KEYS, IMPORTING, USE_OPENSSH, Target
 
 if TYPE_CHECKING:
     from paramiko import PKey
@@ -267,7 +267,7 @@ class KeyRing:
 
 
 _MISSING = "does not exist"
-_SECURITY_KEY = "is a security key, which is not supported"
+_SECURITY_KEY = f"is a security key, which is not supported; {USE_OPENSSH}"
 
 
 def _identities(key: Key, path: Path) -> Iterator[Identity | Skipped]:

@@ -19,7 +19,7 @@ import fabric
 import paramiko
 from paramiko.common import cMSG_CHANNEL_REQUEST
 
-from .config import Target
+from .config import USE_OPENSSH, Target
 from .keys import AgentError, Identity, Offer
 from .paramiko_fixes import ChannelRefused, Transport, disabled_algorithms
 from .pipe import END_GRACE, END_WINDOW, STALL_LIMIT, STDERR_KEPT, STDERR_LAG, ConnectFailure, GroupMessage, Tail
@@ -27,6 +27,9 @@ from .tcp import DroppedError
 
 # paramiko also logs the tracebacks of its exceptions, to stderr if logging is not configured.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+
+SECOND_FACTOR = f"{USE_OPENSSH}, and log in once by hand over a shared connection (ControlMaster, see docs/ssh.md)"
+"""The fix for a server that requires more than a key."""
 
 SESSION_ENDS, SESSION_PAUSE = 1.0, 0.05
 """Seconds that sshd gets to end a session, and between two looks."""
@@ -265,7 +268,7 @@ class _KeysOnly:
                 reason = (
                     f"the server accepts no keys for user {self._target.user}, only {', '.join(error.allowed_types)}"
                 )
-                raise self._denied(reason, tried) from error
+                raise self._denied(reason, tried, SECOND_FACTOR) from error
             except AgentError as error:
                 raise self._denied(str(error), tried) from error
             except paramiko.AuthenticationException as error:
@@ -276,15 +279,19 @@ class _KeysOnly:
                 continue
             transport.accepted_key = identity.label
             if missing:
-                raise self._denied(f"the server accepted the key and also requires {', '.join(missing)}", tried)
+                raise self._denied(
+                    f"the server accepted the key and also requires {', '.join(missing)}", tried, SECOND_FACTOR
+                )
             return
         is_local_name = self._target.user == getpass.getuser() and " -l " not in self._target.command
         raise self._denied(
             f"permission denied for user {self._target.user}{', your local user name' if is_local_name else ''}", tried
         )
 
-    def _denied(self, reason: str, tried: list[Identity]) -> ConnectFailure:
+    def _denied(self, reason: str, tried: list[Identity], fix: str | None = None) -> ConnectFailure:
         reason += self._keys(tried)
+        if fix:
+            return ConnectFailure(self._target.name, "login", reason, self._code(), fix)
         works = "logs in without a prompt; `user` and `identity_file` in the inventory set the user and the key"
         fix = f"check that `{self._target.command}` {works}"
         group = GroupMessage(reason, f"check that `FIRST` {works}", self._target.command)

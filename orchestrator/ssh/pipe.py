@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -174,7 +174,8 @@ class LocalConnection:
         self._pipes: list[LocalPipe] = []
 
     def open(self, command: str, timeout: float) -> LocalPipe:
-        pipe = LocalPipe(command)
+        argv = ("/bin/sh", "-c", command)
+        pipe = LocalPipe(start_process(argv, cwd=_home()))
         self._pipes.append(pipe)
         return pipe
 
@@ -192,19 +193,27 @@ def _home() -> Path:
     return home if home.is_dir() else Path("/")
 
 
-class LocalPipe:
-    """A `Pipe` to a process on this machine."""
+def start_process(
+    argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process for a `LocalPipe`, in a session of its own: Ctrl-C is for this process only."""
+    return subprocess.Popen(
+        argv,
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        cwd=cwd,
+        env=env,
+    )
 
-    def __init__(self, command: str) -> None:
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            cwd=_home(),
-        )
+
+class LocalPipe:
+    """A `Pipe` to a process on this machine, started by `start_process`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         os.set_blocking(self._stdin.fileno(), False)

@@ -121,7 +121,7 @@ class Client:
     def dialer(
         self, *, host_keys: str = "strict", timeout: float = 20, agent: str | None = None, ask: object = None
     ) -> Dialer:
-        options = SshOptions(host_keys=host_keys, connect_timeout=timeout, parallel=64, jump_parallel=8)  # type: ignore[arg-type]
+        options = SshOptions(via="paramiko", host_keys=host_keys, connect_timeout=timeout, parallel=64, jump_parallel=8)  # type: ignore[arg-type]
         return Dialer(options, config_file=self.config, agent_socket=agent, ask_passphrase=ask)  # type: ignore[arg-type]
 
 
@@ -134,6 +134,7 @@ def host(server: Sshd | None = None, **keys: object) -> Host:
         "port": server.port if server else None,
         "identity_file": None,
         "proxy_jump": None,
+        "via": "paramiko",
         "cluster_address": None,
         "interface": "auto",
         "gpus": "auto",

@@ -21,7 +21,8 @@ from orchestrator.ssh.dialer import ConnectFailure, Dialer
 
 hosts = inventory.parse(sys.stdin.read(), "inventory.yaml").hosts
 limit = float(sys.argv[1])
-dialer = Dialer(inventory.SshOptions(host_keys="strict", connect_timeout=limit, parallel=64, jump_parallel=8))
+options = dict(via="paramiko", host_keys="strict", connect_timeout=limit, parallel=64, jump_parallel=8)
+dialer = Dialer(inventory.SshOptions(**options))
 dialer.prepare(hosts)
 
 def attempt(host):

@@ -36,13 +36,26 @@ def server(tmp_path: Path, client: Client) -> Iterator[Sshd]:
         yield server
 
 
-@pytest.fixture(params=["local", pytest.param("ssh", marks=needs_sshd)])
+COMMAND = "env DDP_ORCH_TEST=1"
+"""A `via` that starts a program with the arguments as they are, as `docker exec` does."""
+
+WAYS = [
+    "local",
+    "command",
+    pytest.param("paramiko", marks=needs_sshd),
+    pytest.param("openssh", marks=needs_sshd),
+]
+
+
+@pytest.fixture(params=WAYS)
 def connection(request: pytest.FixtureRequest) -> Iterator[Connection]:
+    client: Client = request.getfixturevalue("client")
     if request.param == "local":
         connection: Connection = LocalConnection()
+    elif request.param == "command":
+        connection = client.dialer().connect(host(via=COMMAND))
     else:
-        client: Client = request.getfixturevalue("client")
-        connection = client.dialer().connect(host(request.getfixturevalue("server")))
+        connection = client.dialer().connect(host(request.getfixturevalue("server"), via=request.param))
     yield connection
     connection.close()
 
@@ -247,15 +260,20 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.fixture(params=["local", pytest.param("ssh", marks=needs_sshd)])
+@pytest.fixture(params=WAYS)
 def roomy(request: pytest.FixtureRequest, tmp_path: Path, client: Client) -> Iterator[Connection]:
     """A connection with room for a second command."""
     if request.param == "local":
         yield LocalConnection()
         return
+    if request.param == "command":
+        connection = client.dialer().connect(host(via=COMMAND))
+        yield connection
+        connection.close()
+        return
     with sshd(tmp_path / "roomy", client.key) as server:
         client.trust(server.known_line())
-        connection = client.dialer().connect(host(server))
+        connection = client.dialer().connect(host(server, via=request.param))
         yield connection
         connection.close()
 

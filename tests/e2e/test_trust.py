@@ -142,3 +142,12 @@ def test_a_changed_key_of_a_pattern_is_told_by_its_line_as_ssh_keygen_removes_no
         client.trust("# mine\n", f"[127.0.0.*]:{one.port} {public(make_key(tmp_path / 'old'))}\n")
         refused = trust(client, [entry(one, "gpu1")])
     assert f"delete line 2 of {client.known_hosts}" in refused.stderr and "ssh-keygen" not in refused.stderr
+
+
+def test_a_host_that_a_command_reaches_has_no_key_to_trust(tmp_path: Path) -> None:
+    client = Client(tmp_path / "client")
+    with sshd(tmp_path / "one", client.key) as one:
+        hosts = [entry(one, "gpu1", via="openssh"), {"name": "box", "via": "docker exec -i {host}"}]
+        added = trust(client, hosts, "--yes")
+        assert added.returncode == 0 and "box" in added.stderr
+        assert client.known_hosts.read_text() == one.known_line()

@@ -105,6 +105,7 @@ SOME_TEXTS = TEXTS.filter(bool)
 PATHS = TEXTS.map("/".__add__)
 VARIABLES = words(ALNUM + "_", string.ascii_letters + "_", 20).map("V".__add__)
 ENVS: st.SearchStrategy[Mapping[str, str]] = st.dictionaries(VARIABLES, TEXTS, max_size=4)
+VIAS = st.sampled_from(["paramiko", "openssh"])
 SECONDS = st.floats(1, 3600).map(lambda value: round(value, 3))
 
 
@@ -126,6 +127,7 @@ def hosts(draw: st.DrawFn, name: str) -> Host:
         port=draw(st.none() | st.integers(1, 65535)),
         identity_file=draw(st.none() | PATHS | TEXTS.map("~".__add__)),
         proxy_jump=draw(st.none() | st.sampled_from(["jump-x", "ann@x:22,y", "fe80::1"])),
+        via=draw(VIAS),
         cluster_address=draw(st.none() | NAMES),
         interface=draw(st.just("auto") | words(ALNUM + "._@:-", ALNUM, 15)),
         gpus=gpus,
@@ -151,6 +153,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
         hosts=own,
         head=draw(st.sampled_from(names)),
         ssh=SshOptions(
+            via=draw(VIAS | st.just("docker exec -i {host}")),
             host_keys=draw(st.sampled_from(["strict", "accept-new"])),
             connect_timeout=draw(SECONDS),
             parallel=draw(st.integers(1, 1024)),

@@ -22,6 +22,7 @@ PLAIN = Host(
     port=None,
     identity_file=None,
     proxy_jump=None,
+    via="paramiko",
     cluster_address=None,
     interface="auto",
     gpus="auto",

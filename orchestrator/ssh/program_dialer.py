@@ -1,0 +1,125 @@
+"""Connect to the hosts that a program reaches: the system's `ssh`, or a command of the inventory.
+
+Retries a login that sshd dropped. Never tries a refused login again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..inventory import via
+from ..inventory.model import Host, SshOptions
+from ..output.terminal import one_line
+from .config import login_by_hand
+from .openssh import ENVIRONMENT, LOST, explain, ssh_argv
+from .pipe import ConnectFailure
+from .program import NoShell, ProgramConnection
+
+FIRST_RETRY, MAX_RETRY = 0.1, 3.0
+"""Seconds: the longest wait before the first retry, and before any."""
+
+_REASON_LENGTH = 300
+
+
+class ProgramDialer:
+    """Connects from many threads at once. The arguments are those of `Dialer`."""
+
+    def __init__(
+        self,
+        options: SshOptions,
+        config_file: Path | None,
+        trust_command: str,
+        patience: float,
+        reaching: Callable[[str, str], None],
+    ) -> None:
+        self._options = options
+        self._config_file = config_file
+        self._trust_command = trust_command
+        self._patience = patience
+        self._reaching = reaching
+        self._denied: dict[str, ConnectFailure] = {}
+        self._slots: dict[str, threading.Semaphore] = {}
+        self._lock = threading.Lock()
+
+    def connect(self, host: Host, deadline: float) -> ProgramConnection:
+        """Raises ConnectFailure."""
+        if denied := self._denied.get(host.name):
+            raise denied  # servers may count another try as an attack and lock the account
+        with self._slot(host):
+            self._reaching(host.name, "logging in")
+            if via.is_command(host.via):
+                return _connect_by_command(host, deadline)
+            return self._connect_by_ssh(host, deadline)
+
+    def forget_refusals(self) -> None:
+        """Try hosts that refused the login again."""
+        self._denied.clear()
+
+    @contextlib.contextmanager
+    def _slot(self, host: Host) -> Iterator[None]:
+        """Limit the simultaneous logins through a jump host of the inventory, as `JumpHosts.slot` does."""
+        if host.proxy_jump is None:
+            yield
+            return
+        with self._lock:
+            slot = self._slots.setdefault(host.proxy_jump, threading.Semaphore(self._options.jump_parallel))
+        self._reaching(host.name, f"waiting for {host.proxy_jump}")
+        acquired = slot.acquire(timeout=self._options.connect_timeout / 4)
+        try:
+            yield
+        finally:
+            if acquired:
+                slot.release()
+
+    def _connect_by_ssh(self, host: Host, deadline: float) -> ProgramConnection:
+        longest_wait = FIRST_RETRY
+        while True:
+            limit = min(deadline - time.monotonic(), self._patience)
+            argv = ssh_argv(host, self._options.host_keys, limit, self._config_file)
+            try:
+                return _start(host, argv, ENVIRONMENT, LOST, deadline)
+            except NoShell as error:
+                if error.status != LOST:
+                    raise _no_shell(host, error) from error
+                failure = explain(host, error.stderr, login_by_hand(host), self._trust_command)
+            wait = random.uniform(0, longest_wait)  # noqa: S311  # a random delay is no secret
+            if failure.phase == "login":
+                self._denied[host.name] = failure
+            if failure.code != "ssh-throttled" or time.monotonic() + wait >= deadline:
+                raise failure
+            time.sleep(wait)
+            longest_wait = min(2 * longest_wait, MAX_RETRY)
+
+
+def _connect_by_command(host: Host, deadline: float) -> ProgramConnection:
+    argv = (*via.argv_of(host), "sh")
+    try:
+        return _start(host, argv, {}, None, deadline)
+    except NoShell as error:
+        raise _no_shell(host, error) from error
+
+
+def _start(
+    host: Host, argv: tuple[str, ...], env: dict[str, str], lost: int | None, deadline: float
+) -> ProgramConnection:
+    if not shutil.which(argv[0]):
+        fix = "install the OpenSSH client" if host.via == via.OPENSSH else "install it, or correct `via`"
+        raise ConnectFailure(host.name, "via", f"this machine has no program {argv[0]}", "unknown", fix)
+    return ProgramConnection(host.name, argv, env, lost, deadline)
+
+
+def _no_shell(host: Host, error: NoShell) -> ConnectFailure:
+    if error.late:
+        fix = "check that it does not wait for an answer or for a host that is down"
+        if host.via == via.OPENSSH:
+            fix = "check that sshd listens there and that the host is not overloaded"
+        return ConnectFailure(host.name, "via", "no shell answered in time", "ssh-unreachable", fix)
+    text = one_line(error.stderr.decode("utf-8", "replace").strip())[-_REASON_LENGTH:]
+    reason = f"`{login_by_hand(host)} sh` ended with exit status {error.status}" + (f": {text}" if text else "")
+    return ConnectFailure(host.name, "via", reason, "unknown", "check that this command starts a shell on the host")
