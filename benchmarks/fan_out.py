@@ -9,6 +9,7 @@ pip install -r benchmarks/requirements.txt
     up       `up -d` of a stand-in workload (no torch) on 64 hosts: when has the last rank printed its first line?
              And `up`: when is it on the screen? (`--parts up250`: 250)
     jump     128 logins at once through one jump host, sshd as it comes: how many are lost?
+    via      `exec` over the system's ssh (`ssh.via: openssh`) against pdsh and against paramiko (64; `--parts via8`: 8)
     floor    what bounds `exec`: paramiko's logins alone; as many `ssh` at once as suit it best; our start alone
 
     python benchmarks/fan_out.py [--rounds 5] [--parts echo,dead,up,jump]
@@ -113,8 +114,9 @@ def bare_ssh(lab: Lab, fanout: int) -> float:
     return echo(lab, ["sh", "-c", f"echo {addresses(lab)} | {line}"])
 
 
-def ours(lab: Lab) -> float:
-    return echo(lab, ["ddp-orch", "exec", str(lab.inventory()), "--", "echo", "hi"])
+def ours(lab: Lab, via: str = "paramiko") -> float:
+    inventory = lab.inventory(name=f"{via}.yaml", ssh={"via": via})
+    return echo(lab, ["ddp-orch", "exec", str(inventory), "--", "echo", "hi"])
 
 
 def best(lab: Lab, contestant: Callable[[Lab, int], float]) -> int:
@@ -142,6 +144,22 @@ def tell(part: str, hosts: int, seconds: dict[str, list[float]], **more: Any) ->
 
 def part_echo(lab: Lab, part: str, rounds: int) -> None:
     tell(part, len(lab.hosts), compare(lab, [pdsh, clush, parallel_ssh], rounds))
+
+
+def part_via(lab: Lab, part: str, rounds: int) -> None:
+    fanout = best(lab, pdsh)
+    contestants: dict[str, Callable[[], float]] = {
+        f"pdsh {fanout}": lambda: pdsh(lab, fanout),
+        "exec, paramiko": lambda: ours(lab),
+        "exec, openssh": lambda: ours(lab, "openssh"),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(rounds + 1):
+        for name, contestant in contestants.items():
+            took = contestant()
+            if turn:
+                seconds[name].append(took)
+    tell(part, len(lab.hosts), seconds)
 
 
 def part_floor(lab: Lab, part: str, rounds: int) -> None:
@@ -230,6 +248,8 @@ PARTS: dict[str, tuple[int, Callable[[Lab, str, int], None]]] = {
     "dead": (64, part_dead),
     "up": (64, part_up),
     "jump": (2, part_jump),
+    "via": (64, part_via),
+    "via8": (8, part_via),
     "floor": (64, part_floor),
     "echo250": (250, part_echo),
     "up250": (250, part_up),
