@@ -274,6 +274,8 @@ class Facts:
     """Why the user's crontab cannot be used; None: it can, or was not asked for."""
     login: Login | None = None
     """None: the host did not say."""
+    lazy_init: str | None = None
+    """The name of process 1, if it does not reap orphans."""
     ledger: tuple[EndedRun, ...] = ()
     """The runs that ended last, the newest last."""
 

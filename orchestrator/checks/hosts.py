@@ -17,6 +17,7 @@ from ..answers.facts import Facts, Python
 from ..answers.hello import Hello
 from ..output.finding import Finding, Severity
 from ..output.lines import rfc3339
+from ..output.terminal import one_line
 from ..plan.plan import Node, Plan, find_script_arguments
 from ..ssh.pipe import ConnectFailure, OtherKey, fill_in_members
 from . import gpus, network, python
@@ -57,6 +58,7 @@ def check_hosts(
         _notify(node, fact, findings)
         _crontab(node, fact, findings)
         _login(node, fact, findings)
+        _init(node, fact, findings)
     _unreliable(nodes, facts, findings)
     _same_machine(nodes, hellos, findings)
     _shared_home(nodes, facts, hellos, findings)
@@ -234,6 +236,13 @@ def _login(node: Node, fact: Facts, findings: Findings) -> None:
         message = "PAM puts logins into a job of Slurm: the run ends with the job"
         fix = "set run.walltime below the time limit of the job, so that the run saves a snapshot before it"
         findings.add("note", "login-in-slurm-job", name, message, fix, "grep pam_slurm_adopt /etc/pam.d/sshd: found")
+
+
+def _init(node: Node, fact: Facts, findings: Findings) -> None:
+    if fact.lazy_init is not None:
+        message = f"process 1 ({one_line(fact.lazy_init)}) does not reap processes: every run leaves a zombie there"
+        fix = "start the container with an init: --init (docker, podman), or tini as its first program"
+        findings.add("warning", "zombies-not-reaped", node.host.name, message, fix, "ps -A -o stat,comm | grep ^Z")
 
 
 def _unreliable(nodes: list[Node], facts: Mapping[str, Facts], findings: Findings) -> None:

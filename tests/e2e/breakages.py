@@ -6,6 +6,8 @@ A case breaks something, yields the changes of the inventory that go with it, an
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -389,6 +391,16 @@ def logind_that_kills_without_a_systemd_of_the_user(lab: Lab) -> Iterator[Overri
     with login_session(lab.hosts[1]):
         write(lab.hosts[1], "~/bin/systemd-run", "#!/bin/sh\nexit 1\n", "755")
         yield {}
+
+
+@case("zombies-not-reaped", severity="warning", fix="--init", short=True)
+def a_container_without_an_init(lab: Lab) -> Iterator[Overrides]:
+    init = lab.hosts[1].init
+    os.kill(init, signal.SIGSTOP)  # process 1 of a container, such as `sleep`, does as little
+    try:
+        yield {}
+    finally:
+        os.kill(init, signal.SIGCONT)
 
 
 @case("login-in-slurm-job", severity="note", fix="run.walltime")

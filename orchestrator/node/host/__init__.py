@@ -12,5 +12,6 @@ health         measures what may have broken since an earlier measurement
 guard_locks    takes the locks of a run
 ledger         remembers one line for each run that ended here
 login_session  whether processes outlive the login, and how to make them
+init_process   whether process 1 reaps orphans
 crontab        the lines of `run.autostart` in the user's crontab
 """

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List
 
-from ..host import crontab, ledger, login_session
+from ..host import crontab, init_process, ledger, login_session
 from ..host.run_command import answers_of
 from ..run import job, notify
 from . import dns, facts, gpus
@@ -37,6 +37,7 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
     own = socket.gethostname()
     questions: Dict[str, Callable[[], Any]] = {
         "python": lambda: _python(arguments),
+        "lazy_init": init_process.lazy_init,
         "names": lambda: dns.look([own] + arguments["names"], arguments["addresses"]),
     }
     if arguments["autostart"]:
@@ -67,6 +68,7 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "notify": answers.get("notify", {}),
         "crontab": answers.get("crontab"),
         "ledger": ledger.newest(LEDGER_MOST),
+        "lazy_init": answers["lazy_init"],
         "login": answers_of({"login": login_session.look}, LOGIN_WINDOW).get("login"),
     }
 
