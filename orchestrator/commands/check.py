@@ -26,6 +26,7 @@ from ..output.console import fold, number_of, wants_colour
 from ..output.finding import SEVERITIES, Finding, Severity
 from ..output.terminal import tame
 from ..plan import entrypoint
+from ..plan.launchers import for_own_scripts
 from ..plan.plan import Code, Plan, advise_shell_variables, resolve
 from ..plan.plan import make as make_plan
 from ..runs import bandwidths, deep, launch, mesh, probe, reach
@@ -49,6 +50,8 @@ def check(path: str | None, hosts: str | None, level: Level, as_json: bool) -> i
     inventory = load_inventory(path)
     if hosts is not None:
         inventory = model.select(inventory, hosts)
+    if inventory.run.script is None:
+        inventory = for_own_scripts(inventory)
     command, snapshot = entrypoint.find(inventory, ())
     code = None if snapshot is None else Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), 0, 0)
     plan = make_plan(inventory, run_id="check", name="check", command=command, code=code, env={}, debug=False)

@@ -20,6 +20,7 @@ from ..output.pipeline import Stage
 from ..output.terminal import tame
 from ..plan import description, entrypoint, invocation
 from ..plan import snapshot as ship
+from ..plan.launchers import for_own_scripts
 from ..plan.plan import Code, Plan, advise_shell_variables, check_size
 from ..plan.plan import make as make_plan
 from ..runs import attach, launch, printing, recent
@@ -137,6 +138,7 @@ def _load_inventory(options: UpOptions) -> Inventory:
     if options.hosts is not None:
         inventory = model.select(inventory, options.hosts)
     if options.trainer_args:
+        inventory = for_own_scripts(inventory)
         args = (*inventory.run.args, *options.trainer_args)
         inventory = replace(inventory, run=replace(inventory.run, script=None, args=args))
     return inventory

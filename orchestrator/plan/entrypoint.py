@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -60,7 +61,8 @@ def find(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[str, ...],
             f"{inventory.path}: run.sync is none, but {others} has no workdir with {script} in it; "
             "set workdir, or run.sync: auto"
         )
-    snapshot = replace(snapshot, warnings=(*snapshot.warnings, *_warn_of_unsent(args, snapshot, inventory_folder)))
+    warnings = (*_warn_of_unsent(args, snapshot, inventory_folder), *_warn_of_mpi(snapshot))
+    snapshot = replace(snapshot, warnings=(*snapshot.warnings, *warnings))
     if in_place and not module and Path(script).is_absolute():
         raise UsageError(f"{script}: some hosts have a workdir and some do not; pass the script's path relative to it")
     if module or in_place:
@@ -148,6 +150,19 @@ def expand_trainer_config(args: Sequence[str], folder: Path, where: str) -> tupl
         raise UsageError(f"{where}: {error}") from error
 
 
+def _warn_of_mpi(snapshot: ship.Snapshot) -> Iterator[str]:
+    """A warning if the script imports mpi4py: without mpirun, MPI takes every rank for the only one."""
+    try:
+        text = (snapshot.root / snapshot.script).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return  # sending the code reports it
+    if re.search(r"^(from|import) mpi4py\b", text, re.MULTILINE):
+        yield (
+            f"{snapshot.script} imports mpi4py, but ddp-orch starts the ranks without MPI: each would be rank 0 of 1 "
+            "for MPI. Use the variables RANK and WORLD_SIZE"
+        )
+
+
 def trainer_flags(args: Sequence[str], where: str, inventory: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The flags for the bundled trainer with old names replaced, and a notice for each of those.
 
@@ -180,4 +195,7 @@ def _module_file(module: str, base: Path) -> Path:
     for candidate in (path.with_suffix(".py"), path / "__main__.py"):
         if (base / candidate).is_file():
             return candidate
-    raise UsageError(f"-m {module}: neither {path.with_suffix('.py')} nor {path / '__main__.py'} exists in {base}")
+    raise UsageError(
+        f"-m {module}: neither {path.with_suffix('.py')} nor {path / '__main__.py'} exists in {base}; "
+        "for a module that is installed on the hosts, set `workdir` to a folder there"
+    )

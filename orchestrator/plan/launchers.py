@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..errors import UsageError
@@ -238,6 +238,13 @@ def _named(inventory: Inventory) -> Launcher:
     if name == "torchrun":
         return TORCHRUN_C10D if inventory.run.rdzv.backend == "c10d" else TORCHRUN_STATIC
     return next(launcher for launcher in PRESETS if launcher.name == name)
+
+
+def for_own_scripts(inventory: Inventory) -> Inventory:
+    """The inventory with a launcher that starts ranks, as the scripts of ddp-orch need it."""
+    if choose(inventory).scope == "rank":
+        return inventory
+    return replace(inventory, run=replace(inventory.run, launcher="torchrun"))
 
 
 def check_even(launcher: Launcher, ranks: Mapping[str, int], nnodes: tuple[int, int], spares: int) -> None:

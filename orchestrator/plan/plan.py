@@ -233,6 +233,12 @@ def resolve(plan: Plan, facts: Mapping[str, Facts], facts_env: Mapping[str, str]
     return replace(plan, nodes=tuple(nodes))
 
 
+def check_ranks(plan: Plan) -> None:
+    """Raises UsageError if the launcher cannot be right with the numbers of ranks of a resolved plan."""
+    ranks = {node.host.name: int(node.nproc) for node in plan.nodes}
+    launchers.check_even(plan.launcher, ranks, (plan.min_nodes, plan.max_nodes), len(plan.nodes) - len(plan.team))
+
+
 def processes(plan: Plan, node: Node) -> int:
     """How many processes ddp-orch starts on a node of a resolved plan. Each has output of its own, by its number."""
     return 1 if plan.launcher.scope == "host" else int(node.nproc)
@@ -264,8 +270,6 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
     run = plan.inventory.run
     detected = [gpu.index for gpu in facts[node.host.name].gpus]
     python = facts[node.host.name].python
-    ranks = {each.host.name: int(each.nproc) for each in plan.nodes}
-    launchers.check_even(plan.launcher, ranks, (plan.min_nodes, plan.max_nodes), len(plan.nodes) - len(plan.team))
     torch = python.torch if isinstance(python, Python) else None
     return {
         "run_id": plan.run_id,

@@ -22,6 +22,7 @@ from ..output.lines import Line
 from ..output.pipeline import Stage
 from ..plan import plan as planning
 from ..plan import snapshot as ship
+from ..plan.launchers import for_own_scripts
 from ..plan.plan import Plan
 from ..ui.progress import NoProgress
 from . import ending, launch
@@ -58,11 +59,15 @@ class Result:
 
 
 def run(inventory: Inventory, run_id: str, fleet: Fleet, context: LaunchContext) -> Result:
-    """Start the run with the inventory's launcher and environment, and wait for its end. It is never restarted."""
+    """Start the run with the inventory's environment and, if it starts ranks, its launcher. Wait for its end.
+
+    It is never restarted.
+    """
     snapshot = ship.snapshot(SCRIPT, (str(SCRIPT),), SCRIPT.parent)
     assert snapshot is not None  # None is for `run.sync: none` only
     code = planning.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), len(snapshot.files), snapshot.size)
     hosts = tuple(replace(host, workdir=None) for host in inventory.hosts)
+    inventory = for_own_scripts(inventory)
     inventory = replace(inventory, hosts=hosts, run=replace(inventory.run, max_restarts=0, secrets=()))
     command = ("-u", SCRIPT.name)
     plan = planning.make(inventory, run_id=run_id, name=run_id, command=command, code=code, env={}, debug=False)

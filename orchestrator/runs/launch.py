@@ -123,6 +123,7 @@ def launch(plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchC
     _raise_or_warn(preflight.check_hosts(plan, probed.done), plan, context)
     auto = auto_env.choose(facts)
     resolved = planning.resolve(plan, facts, {variable.variable: variable.value for variable in auto})
+    planning.check_ranks(resolved)
     _show_start(resolved, auto, context)
     _prepare_and_start(resolved, facts, fleet, context)
     return resolved

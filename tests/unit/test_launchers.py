@@ -210,3 +210,19 @@ def test_a_dry_run_shows_what_each_host_starts(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     commands = [node["command"] for node in json.loads(result.stdout)["nodes"]]
     assert commands == [["wrap", "x.py", "0", "--of=2"], ["wrap", "x.py", "1", "--of=2", "--quiet"]]
+
+
+def test_a_script_that_imports_mpi4py_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "with_mpi.py").write_text("import os\nfrom mpi4py import MPI\n")
+    (tmp_path / "without.py").write_text("# import mpi4py\n")
+    for name, count in (("with_mpi.py", 1), ("without.py", 0)):
+        snapshot = entrypoint.find(model.parse(TWO, "i"), (name,))[1]
+        assert snapshot is not None
+        assert len([warning for warning in snapshot.warnings if "mpi4py" in warning]) == count
+
+
+def test_what_ddp_orch_itself_starts_needs_ranks() -> None:
+    for name, expected in (("node", "torchrun"), ("accelerate", "torchrun"), ("direct", "direct"), ("mpi", "mpi")):
+        inventory = model.parse(TWO + f"run: {{launcher: {name}}}", "i")
+        assert launchers.for_own_scripts(inventory).run.launcher == expected
