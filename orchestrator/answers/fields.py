@@ -63,5 +63,6 @@ CudaVersion = Annotated[str, re.compile(r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}").fullma
 NodeNumber = Annotated[int, range(100_000).__contains__]
 Rank = Annotated[int, range(1_000_000).__contains__]
 Attempt = Annotated[int, range(10_000_000).__contains__]
+Epoch = Annotated[int, range(10_000_000).__contains__]
 Nproc = Annotated[int, range(4_097).__contains__]
 TeamSize = Annotated[int, range(100_001).__contains__]

@@ -229,7 +229,19 @@ class Stalled:
     fields: StalledFields
 
 
-_KNOWN = "StartRequested|PortFound|StopRequested|Failed|Exited|Lost|Restarted|Drain|Stalled"
+@dataclass(frozen=True)
+class ElectedFields:
+    at: UnixTime
+    node: NodeNumber
+
+
+@dataclass(frozen=True)
+class Elected:
+    event: Literal["Elected"]
+    fields: ElectedFields
+
+
+_KNOWN = "StartRequested|PortFound|StopRequested|Failed|Exited|Lost|Restarted|Drain|Stalled|Elected"
 
 
 @dataclass(frozen=True)
@@ -239,7 +251,7 @@ class OtherEvent:
     event: Annotated[str, re.compile(rf"(?!({_KNOWN})$)[A-Za-z]{{1,40}}").fullmatch]
 
 
-Event = OtherEvent | AttemptOrdered | StopRequested | Failed | Exited | Lost | HostRestarted | Drain | Stalled
+Event = OtherEvent | AttemptOrdered | StopRequested | Failed | Exited | Lost | HostRestarted | Drain | Stalled | Elected
 
 
 @dataclass(frozen=True)
@@ -251,7 +263,7 @@ class Record:
     spec: Spec | None
     exit: End | None
     events: tuple[Event, ...]
-    """Only on the head."""
+    """Only on the head, unless the hosts can elect another one."""
     samples: tuple[UsageAt, ...]
 
 

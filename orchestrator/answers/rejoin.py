@@ -19,9 +19,12 @@ class Private:
     secrets: Mapping[str, str] = field(repr=False)
     key: Key = field(repr=False)
     notify: Mapping[str, Any] = field(repr=False)
+    elects: bool = False
+    """Whether any host may become the head."""
 
     def as_arguments(self, *, may_notify: bool) -> Arguments:
-        return {"secrets": dict(self.secrets), "key": self.key, "notify": dict(self.notify) if may_notify else {}}
+        notify = dict(self.notify) if may_notify or self.elects else {}
+        return {"secrets": dict(self.secrets), "key": self.key, "notify": notify, "elects": self.elects}
 
 
 @dataclass(frozen=True)

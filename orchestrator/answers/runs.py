@@ -10,6 +10,7 @@ from .fields import (
     UNFINISHED,
     AbsolutePath,
     Attempt,
+    Epoch,
     FinalState,
     Grace,
     HostName,
@@ -98,7 +99,7 @@ class Part:
     script: str
     """The script, or `-m MODULE`."""
     node: NodeNumber
-    """The host's index in `hosts`; 0 is the head."""
+    """The host's index in `hosts`."""
     host: HostName
     """The host's name in the inventory that the run was started with, as in `hosts`."""
     hosts: tuple[HostName, ...]
@@ -127,6 +128,10 @@ class Part:
     verdict: Verdict | None = field(default=None, metadata=NOT_NULL)
     outputs: bool = False
     """Whether the output folder has files."""
+    head: NodeNumber = 0
+    """The node that leads, as this host knows."""
+    epoch: Epoch = 0
+    """In which it was elected; 0: the hosts of this run elect no head."""
     members: tuple[Member, ...] = ()
     """The processes of the run, if they were requested."""
     not_notified: Mapping[str, str] = field(default_factory=dict)

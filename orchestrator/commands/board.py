@@ -169,7 +169,8 @@ def _first_failure(rows: Sequence[BoardRow]) -> FirstFailure | None:
 
 def _title(run_id: str, rows: Sequence[BoardRow]) -> Text:
     in_run = [row for row in rows if row.node is not None and row.part]
-    first = min(in_run, key=lambda row: (row.node, row.host), default=None)  # the head, if it has answered
+    head = claims.head_of(row.part for row in in_run if row.part)
+    first = min(in_run, key=lambda row: (row.node != head, row.node, row.host), default=None)
     part = first.part if first else None
     unreachable = sum(bool(row.trouble) for row in rows)
     state = part.state if part else "asking"

@@ -26,7 +26,7 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         lookup = find_run(fleet, inventory, run_name, console)
         run = lookup.run
         node = _node(run, host_name)
-        head = next(name for name, number in run.all_nodes.items() if number == 0)
+        head = next(name for name, number in run.all_nodes.items() if number == run.head)
         hosts = {host.name: host for host in inventory.hosts}
         if head not in hosts or head in lookup.listing.failed:
             raise UnreachableError(f"{head}, the head of run {run.run_id}, cannot be reached")
@@ -50,7 +50,7 @@ def _node(run: registry.Run, host_name: str) -> int:
     if run.state not in UNFINISHED:
         raise UsageError(f"run {run.run_id} is over: {run.state}")
     node = run.all_nodes[host_name]
-    if node == 0:
+    if node == run.head:
         raise UsageError(f"{host_name} is the head of run {run.run_id}, without which the run cannot continue")
     return node
 

@@ -244,6 +244,8 @@ def _timeline(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[tu
                 what = f"{host(restarted.node)} was restarted"
             case recorded.Drain(fields=drained):
                 what = f"{host(drained.node)} leaves the run: requested by {drained.by}"
+            case recorded.Elected(fields=elected):
+                what = f"{host(elected.node)} was elected: the head was lost"
             case recorded.Stalled(fields=stalled):
                 what = f"no output from any rank for {stalled.quiet:.0f} s"
             case recorded.StopRequested(fields=stopped):

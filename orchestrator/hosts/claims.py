@@ -1,9 +1,9 @@
-"""Check what hosts claim about a run: each may speak about its own node, and node 0 about the whole run. Pure."""
+"""Check what hosts claim about a run: each may speak about its own node, and the head about the whole run. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,14 @@ def _plan(part: Part) -> tuple[Any, ...]:
     return part.hosts, part.nprocs, part.team
 
 
+def head_of(parts: Iterable[Part]) -> int:
+    """The node that leads the run: the one that most hosts follow, or of two such nodes the one elected later."""
+    followed = Counter((part.epoch, part.head) for part in parts)
+    most = max(followed.values(), default=0)
+    _, head = max((choice for choice, count in followed.items() if count == most), default=(0, 0))
+    return head
+
+
 def verdict_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Verdict | None:
     """How a run ended, as its head says. Without the head, the first other host counts, but cannot prove a success.
 
@@ -68,8 +76,9 @@ def verdict_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Verdict |
     verdicts = {nodes[host]: part.verdict for host, part in parts.items() if host in nodes and part.verdict}
     if not verdicts:
         return None
-    node = min(verdicts)
-    return verdicts[node] if node == 0 or verdicts[node].state != "succeeded" else None
+    head = head_of(parts[host] for host in nodes if host in parts)
+    node = head if head in verdicts else min(verdicts)
+    return verdicts[node] if node == head or verdicts[node].state != "succeeded" else None
 
 
 def state_of_host(part: Part) -> str:
@@ -130,13 +139,15 @@ def newest_ranks(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> dict[in
 def _newest_attempt(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> int:
     """The attempt of the head, which starts attempts; without the head, the newest one that a host knows."""
     known = [(nodes[host], parts[host].attempt) for host in nodes if host in parts]
-    at_head = [attempt for node, attempt in known if node == 0]
+    head = head_of(parts[host] for host in nodes if host in parts)
+    at_head = [attempt for node, attempt in known if node == head]
     return max(at_head or (attempt for _, attempt in known))
 
 
 def _claimed(parts: Mapping[str, Part], nodes: Mapping[str, int], attempt: int) -> dict[str, range]:
     """The ranks that hosts claim in an attempt, without hosts whose claims overlap; the head is always trusted."""
     newest = _newest_attempt(parts, nodes)
+    head = head_of(parts[host] for host in nodes if host in parts)
     claimed = {
         host: range(part.first_rank, part.first_rank + part.nproc)
         for host in nodes
@@ -145,7 +156,7 @@ def _claimed(parts: Mapping[str, Part], nodes: Mapping[str, int], attempt: int) 
     return {
         host: ranks
         for host, ranks in claimed.items()
-        if nodes[host] == 0
+        if nodes[host] == head
         or not any(
             ranks.start < others.stop and others.start < ranks.stop
             for other, others in claimed.items()

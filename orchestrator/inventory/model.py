@@ -350,8 +350,9 @@ def _check_env(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> 
 def _check_recovery(inventory: Inventory, reading: Reading) -> None:
     run = inventory.run
     if run.head_lost == "elect":
-        message = "hosts cannot elect another head yet; remove it, or use stop"
-        reading.wrong(reading.marks["run.head_lost"], "run.head_lost", message)
+        message = _why_no_election(inventory)
+        if message:
+            reading.wrong(reading.marks["run.head_lost"], "run.head_lost", message)
     if run.autostart == "none":
         return
     key = "run.autostart"
@@ -360,6 +361,15 @@ def _check_recovery(inventory: Inventory, reading: Reading) -> None:
     if run.secrets:
         message = "a host that is booted has no secrets, and they are not written to its disk; "
         reading.wrong(reading.marks[key], key, f"{message}remove run.secrets or run.autostart")
+
+
+def _why_no_election(inventory: Inventory) -> str:
+    """Why the hosts cannot elect another head; "" if they can."""
+    if len(inventory.hosts) < 3:
+        return "of two hosts, none is a majority when the other is lost; use stop, or add a host"
+    if not (inventory.run.max_restarts and inventory.run.rejoin_timeout):
+        return "no run continues after a lost host without run.max_restarts; set it, such as to 3"
+    return ""
 
 
 def as_dict(inventory: Inventory) -> dict[str, Any]:

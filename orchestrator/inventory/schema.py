@@ -327,7 +327,7 @@ _RUN = _section(
         "head_lost",
         choice("auto", "elect", "stop"),
         "auto",
-        "stop: wait for a lost head, then end; auto: the same; elect: not available yet",
+        "stop: wait for a lost head, then end; elect: the others elect one; auto: stop",
     ),
     Key(
         "autostart",

@@ -17,6 +17,8 @@ from .launchers import Launcher
 
 MAX_WORD = 128 * 1024 - 1
 """Bytes of one variable (`NAME=VALUE`) or argument: Linux's MAX_ARG_STRLEN without the NUL at the end."""
+MIN_VOTERS = 3
+"""Hosts of which a majority is left when one is lost."""
 MAX_WORDS = 1024 * 1024
 """Bytes of all variables and arguments. Linux allows a quarter of the stack limit, usually 2 MiB, and the login shell's
 own variables count too."""
@@ -315,7 +317,7 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "rejoin_timeout": run.rejoin_timeout if run.max_restarts else 0.0,
         "walltime": run.walltime,
         "snapshot_signal": run.snapshot_signal,
-        "head_lost": "stop",
+        "head_lost": "elect" if _elects(plan) else "stop",
         "autostart": run.autostart,
         "resume": run.resume,
         "resume_limit": run.resume_limit,
@@ -337,17 +339,25 @@ def _preload(plan: Plan, torch: str | None) -> tuple[str, ...]:
     return () if preload == "none" else preload
 
 
+def _elects(plan: Plan) -> bool:
+    """Whether the hosts elect another head when theirs is lost. Of two hosts, none can know that the other is lost."""
+    run = plan.inventory.run
+    return run.head_lost == "elect" and len(plan.nodes) >= MIN_VOTERS and bool(run.max_restarts and run.rejoin_timeout)
+
+
 def private(plan: Plan, number: int, *, run_key: bytes, secrets: Mapping[str, str]) -> Arguments:
     """What a node's guard needs and keeps only in memory.
 
     `key`: the run's, for the links between the nodes (orchestrator/node/run/link.py). `notify`: the URL of a webhook
-    may be a secret, so only the nodes that may have to notify get it.
+    may be a secret, so only the nodes that may have to notify get it. `elects`: all may, as any may become the head.
     """
-    notify = plan.inventory.notify if _may_notify(plan, number) else None
+    elects = _elects(plan)
+    notify = plan.inventory.notify if elects or _may_notify(plan, number) else None
     return {
         "secrets": dict(secrets),
         "key": run_key.hex(),
         "notify": {"webhook": notify.webhook, "command": notify.command} if notify else {},
+        "elects": elects,
     }
 
 

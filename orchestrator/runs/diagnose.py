@@ -47,7 +47,8 @@ def gather_and_diagnose(
     parts = {host: parts[host] for host in nodes if host in parts and host in hosts}
     verdict = claims.verdict_of(parts, nodes)
     failed = verdict is not None and verdict.state not in ("succeeded", "stopped")
-    first = min(parts, key=lambda host: nodes[host], default=None)  # the head, if it has answered
+    head = claims.head_of(parts.values())
+    first = min(parts, key=lambda host: (nodes[host] != head, nodes[host]), default=None)
     attempt = parts[first].attempt if first is not None else 0
     restarting = first is not None and parts[first].state in ("restarting", "waiting")
     if not failed and attempt < 2 and not restarting:
@@ -111,7 +112,8 @@ def _doubt(diagnosis: Diagnosis, silent: Sequence[str], parts: Mapping[str, Part
     """
     if not silent or not diagnosis.findings:
         return diagnosis
-    by_head = any(part.node == 0 and part.verdict for part in parts.values())
+    head = claims.head_of(parts.values())
+    by_head = any(part.node == head and part.verdict for part in parts.values())
     failure = verdict.first_failure if by_head else None
     first, *others = diagnosis.findings
     message = first.message

@@ -42,7 +42,12 @@ class Run:
     def nodes(self) -> dict[str, int]:
         """The node number of each host, the head first; without disputed hosts."""
         nodes = {host: part.node for host, part in self.parts.items() if host not in self.disputed}
-        return dict(sorted(nodes.items(), key=lambda item: item[1]))
+        return dict(sorted(nodes.items(), key=lambda item: (item[1] != self.head, item[1])))
+
+    @property
+    def head(self) -> int:
+        """The node that leads the run."""
+        return claims.head_of(part for host, part in self.parts.items() if host not in self.disputed)
 
     @property
     def unfinished(self) -> bool:
@@ -224,10 +229,11 @@ def _listing(answers: Results[Answer]) -> Listing:
 def _make_run(run_id: str, run_claims: claims.Claims) -> Run:
     parts = run_claims.parts.values()
     undisputed = [part for host, part in run_claims.parts.items() if host not in run_claims.disputed]
-    first = min(undisputed or parts, key=lambda part: part.node)
+    head = claims.head_of(undisputed)
+    first = min(undisputed or parts, key=lambda part: (part.node != head, part.node))
     state, attempt = first.state if undisputed else "lost", first.attempt
     # only the head knows the state of the whole run; without its answer, an unfinished part makes the run unfinished
-    if not undisputed or first.node != 0:
+    if not undisputed or first.node != head:
         attempt = max(part.attempt for part in parts)
         if state not in UNFINISHED:
             states = {part.state for part in parts}

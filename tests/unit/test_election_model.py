@@ -67,11 +67,11 @@ HEAD_CUT_OFF = Fault(5, "cut", 0, 60, both((0, 1), (0, 2)))
 
 BROKEN: dict[str, tuple[tuple[Any, str, Any], Scenario]] = {
     "a permit counts from the arrival of the beat": (
-        (election, "_permit_until", permit_without_echo),
+        (election, "permit_until", permit_without_echo),
         scenario(Fault(5, "cut", 0, 30, both((1, 0), (1, 2))), team_size=2, late=0.3),
     ),
     "a stamp of an earlier boot permits": (
-        (election, "_permit_until", permit_of_any_boot),
+        (election, "permit_until", permit_of_any_boot),
         scenario(Fault(5, "power", 1, 0.1), Fault(6, "cut", 0, 30, both((0, 1))), team_size=2),
     ),
     "a new head does not wait for the stop window": (

@@ -299,9 +299,9 @@ def output_folder(run_folder: str, spec: Dict[str, Any]) -> str:
 def write(path: str, value: Dict[str, Any]) -> None:
     """Write JSON so that even after a power loss there is the old file or the new one, never a part. Raises OSError."""
     aside = _write_aside(path, value)
-    _sync(aside)
+    sync(aside)
     os.rename(aside, path)
-    _sync(os.path.dirname(path))
+    sync(os.path.dirname(path))
 
 
 def replace(path: str, value: Dict[str, Any]) -> None:
@@ -351,7 +351,7 @@ def _write_aside(path: str, value: Dict[str, Any]) -> str:
     return aside
 
 
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -35,6 +35,7 @@ snapshot_time    how long the script takes to save one
 peers            the interface of head and follower
 head             the head's end of the links; runs the gang
 follower         the other nodes' end of the link
+rank_silence     for how long the ranks have printed nothing
 link             one connection: authenticated, JSON objects
 transport        the connections that a node keeps whatever its role is
 acceptor         accepts connections and authenticates them
@@ -50,6 +51,17 @@ output_server    the process that sends and fetches files of the output folder, 
 resumption       has the output folders of all nodes brought to agreement: on the head
 notify           sends the user's notifications
 
+With `run.head_lost: elect`, the nodes elect another head when theirs is lost:
+electing            a node: changes between the roles of head and follower
+elected_head        the head, which needs a majority for all it decides
+elected_follower    the other nodes
+voter               the election, with the clock and the disk of this node
+election_disk       the ballot and the copy of the log on disk
+replicated_log      the events of the gang, as a log that a majority has
+election_messages   encodes and checks the messages
+election            who is the head, and until when ranks may run. Pure
+election_state      what a node knows of an election. Pure
+
 The gang decides for all hosts, on the head. Pure:
 gang             (state, event) -> (state, actions). A lost host becomes a restart here
 gang_state       its state
@@ -62,6 +74,4 @@ agreement        whether their output folders agree, with `run.resume`
 drain            a host leaves on request
 finish           when to signal and to stop, for `run.walltime`
 narration        lines for the log about changes of the state
-election         who is the head, and until when ranks may run. Not used by runs yet
-election_state   what a node knows of an election
 """

@@ -55,8 +55,7 @@ def main_guard() -> int:
 def main_recorder() -> NoReturn:
     """Verb `recorder RUN`: started by the guard, with all it needs on stdin and by inherited descriptors."""
     from . import history, upkeep  # the relay has no use for these
-    from .follower import WorkerLink
-    from .head import HeadLink
+    from .electing import cluster_link
     from .recorder import Recorder
     from .transport import Transport
 
@@ -70,13 +69,12 @@ def main_recorder() -> NoReturn:
         sock.set_inheritable(False)
     history.History(given["folder"]).start()
     upkeep.start(given["folder"], given["spec"])
-    side = HeadLink if given["spec"]["node"] == 0 else WorkerLink
     Recorder(
         given["folder"],
         given["spec"],
         given["private"],
         guard,
         given["guard_pid"],
-        lambda recorder: side(recorder, Transport(recorder, listeners)),
+        lambda recorder: cluster_link(recorder, Transport(recorder, listeners)),
     ).run()
     os._exit(0)  # without waiting for the thread of the history

@@ -52,12 +52,16 @@ class Detours:
     def has_reached(self, node: int) -> bool:
         return node in self._reached
 
-    def send(self, node: int, envelope: Envelope) -> None:
-        """Send an envelope to `node`, which may have to pass it on. It is lost if the node cannot be reached."""
+    def send(self, node: int, envelope: Envelope, fresh: float = IDLE) -> None:
+        """Send an envelope to `node`, which may have to pass it on. It is lost if the node cannot be reached.
+
+        `fresh`: seconds of silence after which it goes by another connection too, as the node may have been restarted.
+        """
         link = next((link for link in reversed(self._ready) if link.peer == node), None)
         if link is not None:
             self.answer(link, envelope)
-            return
+            if time.monotonic() - link.heard_at <= fresh:
+                return
         waiting = self._waiting.setdefault(node, [])
         waiting.append({"envelope": envelope})
         del waiting[:-MOST_WAITING]

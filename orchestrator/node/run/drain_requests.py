@@ -7,6 +7,11 @@ from . import messages
 MOST = 64
 
 
+def may_come(spec: Dict[str, Any]) -> bool:
+    """Whether this node is the head, or may become it."""
+    return spec["node"] == 0 or spec.get("head_lost") == "elect"
+
+
 class DrainRequests:
     """`pending`: what a guard that was killed had not passed on, or the gang had not decided."""
 

@@ -127,7 +127,7 @@ def beat_for(state: State, node: int, at: float) -> Beat:
 
 def order_is_valid(state: State, beat: Beat, at: float) -> bool:
     """Whether a node may obey the order to run that came with this beat: its permit has not lapsed meanwhile."""
-    until = _permit_until(state, beat, at)
+    until = permit_until(state, beat, at)
     return beat.epoch >= state.ballot.epoch and until is not None and at < until
 
 
@@ -251,7 +251,7 @@ def _on_beat(state: State, sender: int, beat: Beat, at: float) -> Step:
     state, written = _accept(state, beat.length, beat.digest, beat.entries)
     state = state._replace(committed=max(state.committed, min(beat.committed, state.verified)))
     permits: Tuple[Action, ...] = ()
-    until = _permit_until(state, beat, at)
+    until = permit_until(state, beat, at)
     if until is not None and until > state.permit_until:
         state = state._replace(permit_until=until)
         permits = (Permit(until, beat.epoch),)
@@ -259,7 +259,7 @@ def _on_beat(state: State, sender: int, beat: Beat, at: float) -> Step:
     return state, (*actions, *written, *permits, Send(sender, ack))
 
 
-def _permit_until(state: State, beat: Beat, at: float) -> Optional[float]:
+def permit_until(state: State, beat: Beat, at: float) -> Optional[float]:
     """The head had `remaining` seconds left when it sent this, and that was after we sent it the stamp."""
     if beat.echo is None or beat.echo.boot != state.boot:
         return None

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..host import network
 from . import gang_events, messages, narration, notify, shown_state
@@ -37,6 +37,7 @@ class WorkerLink(ClusterLink):
         self._acceptor, self._contacts, self._detours = transport.acceptor, transport.contacts, transport.detours
         self._detour: Optional[Link] = None  # by which the head reached us last
         self._detour_at = 0.0
+        self._head = 0  # the number of the head
         self._order: Optional[gang_events.Order] = None  # the newest
         self._dials = 0
         self._link: Optional[Link] = None
@@ -48,7 +49,7 @@ class WorkerLink(ClusterLink):
         self._fenced = False  # nothing of the head for a lease
         self._ended = False
         self._node_rank: Optional[int] = None  # in the newest attempt
-        shown_state.clear(recorder.folder)  # of our predecessor
+        self._show(None)  # without that of our predecessor
 
     def links(self) -> List[Link]:
         return self._transport.links() + self._to_head()
@@ -70,7 +71,7 @@ class WorkerLink(ClusterLink):
         if self._acceptor.owns(handle):
             accepted = self._acceptor.on_readable(handle)
             for received in self._detours.accept(accepted) if accepted is not None else []:
-                self._on_envelope(received)
+                self.on_detour_message(received)
             return
         if handle in self.pipes():
             for contact in self._transport.outputs.on_readable():
@@ -78,7 +79,7 @@ class WorkerLink(ClusterLink):
             return
         if self._detours.owns(handle):
             for received in self._detours.on_readable(handle):
-                self._on_envelope(received)
+                self.on_detour_message(received)
             return
         link = next((link for link in self._to_head() if link.fileno() == handle), None)
         if link is None:
@@ -101,7 +102,7 @@ class WorkerLink(ClusterLink):
         for message in received_messages:
             self._take(message)
             if message.order is not None:
-                self._obey(message.order)
+                self._obey(message, message.order)
             if message.resume is not None:
                 self._transport.outputs.serve(message.resume, self._transport.addresses() or self._own_addresses())
             if message.signal is not None:
@@ -115,11 +116,15 @@ class WorkerLink(ClusterLink):
         if message.echo is not None:
             self._on_heard(message.echo)
 
-    def _obey(self, order: gang_events.Order) -> None:
+    def _obey(self, message: OfHead, order: gang_events.Order) -> None:
+        """`order` came with `message`."""
+        self._note_order(order)
+        self._recorder.obey(order)
+
+    def _note_order(self, order: gang_events.Order) -> None:
         self._order = order
         if isinstance(order, gang_events.Run):
             self._node_rank = order.node_rank
-        self._recorder.obey(order)
 
     def _on_heard(self, sent_at: float) -> None:
         """The head has what we sent at that time, so it waits for us for a lease from then on at least.
@@ -133,17 +138,17 @@ class WorkerLink(ClusterLink):
         self._recorder.permit(self._lease - age)
         if self._fenced and not self._ended:
             self._fenced = False
-            shown_state.clear(self._recorder.folder)
-            self._recorder.say("the head (%s) is back" % self._head)
+            self._show(None)
+            self._recorder.say("the head (%s) is back" % self._head_host)
 
-    def _on_envelope(self, received: Received) -> None:
+    def on_detour_message(self, received: Received) -> None:
         """A message that another node carries, or asks us to carry."""
         here, envelope = self._spec["node"], received.envelope
-        if envelope.target == here and envelope.sender == 0:
+        if envelope.target == here and envelope.sender == self._head:
             self._on_detour(envelope.message, received.link)
         elif envelope.sender != received.link.peer or envelope.target == here:
             return
-        elif envelope.target == 0:
+        elif envelope.target == self._head:
             self._send_directly({"envelope": envelope})
         else:
             self._detours.send(envelope.target, envelope)
@@ -157,7 +162,7 @@ class WorkerLink(ClusterLink):
         self._detour, self._detour_at = link, time.monotonic()
         self._take(message)
         if message.order is not None and message.order != self._order:
-            self._obey(message.order)
+            self._obey(message, message.order)
         self._send_by_detour({"status": self._recorder.reported, "silence": self._recorder.silence()})
 
     def _close(self, link: Optional[Link]) -> None:
@@ -171,18 +176,22 @@ class WorkerLink(ClusterLink):
 
     def _dial(self) -> Optional[Link]:
         """Each time the next address of the head: its networks may fail one by one."""
-        addresses, port = self._spec["link_addresses"], self._spec["link_port"]
+        addresses, port = self._endpoint()
         address = addresses[self._dials % len(addresses)]
         self._dials += 1
         try:
-            return dial(address, port, self._recorder.key, self._spec["node"], dialled=0)
+            return dial(address, port, self._recorder.key, self._spec["node"], self._head)
         except LinkClosed:
             self._redial_at = time.monotonic() + REDIAL
             return None
 
+    def _endpoint(self) -> Tuple[Sequence[str], int]:
+        """The addresses and the port of the head."""
+        return self._spec["link_addresses"], self._spec["link_port"]
+
     def own_address(self) -> Optional[str]:
         try:
-            return network.source_address(self._spec["link_addresses"][0])
+            return network.source_address(self._endpoint()[0][0])
         except OSError:
             return None
 
@@ -203,7 +212,7 @@ class WorkerLink(ClusterLink):
 
     def _send_by_detour(self, message: Dict[str, Any]) -> None:
         if self._detour is not None:
-            self._detours.answer(self._detour, Envelope(self._spec["node"], 0, dict(message, clock=clock())))
+            self._detours.answer(self._detour, Envelope(self._spec["node"], self._head, dict(message, clock=clock())))
 
     def _send_directly(self, message: Dict[str, Any]) -> None:
         if self._link is None:
@@ -225,8 +234,7 @@ class WorkerLink(ClusterLink):
             self._link = self._dial()
         if now >= self._beat_at:
             self._beat_at = now + beat(self._lease)
-            unheard = now - self._link.heard_at if self._link is not None else 0.0
-            self._send_directly({"silence": self._recorder.silence(), "clock": clock(), "unheard": unheard})
+            self._beat(now - self._link.heard_at if self._link is not None else 0.0)
         if self._link is not None and now - self._heard_at > self._lease:
             self.on_readable(self._link.fileno())  # this process may be late itself: read what has arrived
         if self._link is not None and self._link.ready:
@@ -237,35 +245,48 @@ class WorkerLink(ClusterLink):
                 self._next = self._dial()
         if not self._joined and now - self._began > JOIN_WINDOW:
             self._began = now
-            why = "no link to the head at %s:%d" % (self._spec["link_addresses"][0], self._spec["link_port"])
+            addresses, port = self._endpoint()
+            why = "no link to the head at %s:%d" % (addresses[0], port)
             self._recorder.command({"do": "cannot", "why": why, "code": "ephemeral-ports-blocked"})
         if now - self._heard_at > self._lease and self._begun():
             self._fence(now)
+
+    def _beat(self, unheard: float) -> None:
+        """`unheard`: seconds since a message of the head arrived on the link."""
+        self._send_directly({"silence": self._recorder.silence(), "clock": clock(), "unheard": unheard})
 
     def _begun(self) -> bool:
         status = self._recorder.reported
         return bool(status["attempt"] > 0 or status["waiting"])
 
     @property
-    def _head(self) -> str:
-        return str(self._spec["nodes"][0]["host"])
+    def _head_host(self) -> str:
+        return str(self._spec["nodes"][self._head]["host"])
 
     def _fence(self, now: float) -> None:
         """The head is gone, or we are cut off from it: the others are stopping, and so does our guard."""
         if not self._fenced:
             self._fenced = True
-            wait = "; waiting up to %s for it to come back" % narration.duration(self._rejoin_timeout)
-            self._recorder.say(
-                "no message from the head (%s) for %d s: stopping%s"
-                % (self._head, self._lease, wait if self._rejoin_timeout else "")
-            )
+            what = "no message from the head (%s) for %d s: stopping" % (self._head_host, self._lease)
+            self._recorder.say(what + self._what_follows())
             if self._rejoin_timeout:
-                shown_state.show(self._recorder.folder, "waiting")
+                self._show("waiting")
                 self._tell_for_the_head("waiting")
         gives_up = now - self._heard_at > self._lease + self._rejoin_timeout
         if not self._ended and (gives_up or self._recorder.reported["stop"]):
             self._ended = True
             self._end()
+
+    def _show(self, label: Optional[str]) -> None:
+        shown_state.show(self._recorder.folder, label, self._leadership())
+
+    def _leadership(self) -> Dict[str, int]:
+        """Who leads, in a run that can elect another head."""
+        return {}
+
+    def _what_follows(self) -> str:
+        wait = "; waiting up to %s for it to come back" % narration.duration(self._rejoin_timeout)
+        return wait if self._rejoin_timeout else ""
 
     def _end(self) -> None:
         status = self._recorder.reported
@@ -280,7 +301,14 @@ class WorkerLink(ClusterLink):
         self._recorder.command({"do": "end", "verdict": verdict})
 
     def _head_lost(self) -> Dict[str, Any]:
-        return {"host": self._head, "node": 0, "rank": None, "what": "head lost", "lost": True, "at": time.time()}
+        return {
+            "host": self._head_host,
+            "node": self._head,
+            "rank": None,
+            "what": "head lost",
+            "lost": True,
+            "at": time.time(),
+        }
 
     def _tell_for_the_head(self, label: str) -> None:
         """Notify in place of the head. Only node rank 1 does: the others have no links to agree by (ADR 0004)."""

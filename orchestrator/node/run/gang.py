@@ -125,7 +125,10 @@ def _apply(state: State, event: Event) -> State:
         return asked if state.has_agreement else _attempt(asked, state.team, event.master_port, event.at)
     if isinstance(event, PortFound):
         team = next_team(state) if restart_is_due(state, event.at) else None
-        return state if not agreement.allows(state, team) else _attempt(state, team or (), event.port, event.at)
+        if not agreement.allows(state, team):
+            return state
+        met = state._replace(master_addr=event.master_addr or state.master_addr)
+        return _attempt(met, team or (), event.port, event.at)
     if isinstance(event, Agreed):
         after = agreement.on_agreed(state, event)
         begins = state.phase is Phase.WAITING and agreement.allows(after, state.team)
@@ -232,7 +235,9 @@ def _on_elected(state: State, event: Elected) -> State:
     if state.phase is Phase.WAITING and state.master_port:
         state = _attempt(state, state.team, state.master_port, event.at)  # of the old head: it fails below
     old = state.head
+    nodes = tuple(node._replace(asked=0) for node in state.nodes)  # the times are by the clock of the old head
     after = state._replace(head=event.node, elected_in=state.attempt, master_addr=event.master_addr, since=event.at)
+    after = after._replace(nodes=nodes, lost_at=float("-inf"))
     if state.phase in (Phase.WAITING, Phase.OVER):
         return after
     if old == event.node:  # it was without a majority for so long that its attempt has ended

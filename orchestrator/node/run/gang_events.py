@@ -103,10 +103,14 @@ class Drain(NamedTuple):
 
 
 class PortFound(NamedTuple):
-    """The head has a free port for the next attempt: the kernel may not have released the old one yet."""
+    """The head has a free port for the next attempt: the kernel may not have released the old one yet.
+
+    `master_addr`: the address of the head there; "": as in the attempt before.
+    """
 
     port: int
     at: float
+    master_addr: str = ""
 
 
 class Stalled(NamedTuple):

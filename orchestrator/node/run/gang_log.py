@@ -2,10 +2,11 @@
 
 import json
 import os
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Protocol, Tuple
 
 from . import gang, gang_events
 from .gang_state import State
+from .resumption import is_wanted
 
 NAME = "gang.jsonl"
 Apply = Callable[[State, State, Tuple[gang_events.Action, ...]], None]  # the states before and after an event
@@ -20,11 +21,34 @@ def event_of(entry: Dict[str, Any]) -> gang_events.Event:
     return gang_events.EVENTS[entry["event"]](**entry["fields"])
 
 
-class GangLog:
-    """Of a run that ends with its head: each event counts at once.
+def first_state(spec: Dict[str, Any]) -> State:
+    """The state before the first event."""
+    return gang.begin(
+        spec["nodes"],
+        spec["max_restarts"],
+        spec["min_nodes"],
+        spec.get("rejoin_timeout", 0.0),
+        spec.get("max_nodes", 0),
+        has_gate=True,
+        has_agreement=is_wanted(spec),
+    )
 
-    `state`: after all events. `started_at`: when the run began; None: not yet.
-    """
+
+class EventLog(Protocol):
+    """`state`: after all events. `started_at`: when the run began; None: not yet."""
+
+    state: State
+    started_at: Optional[float]
+
+    @property
+    def committed(self) -> State:
+        """The state that orders follow from."""
+
+    def add(self, event: gang_events.Event) -> None: ...
+
+
+class GangLog:
+    """Of a run that ends with its head: each event counts at once."""
 
     def __init__(self, folder: str, begun: State, apply: Apply) -> None:
         """`begun`: the state before the first event. `apply` carries out what follows from a new event."""
@@ -35,7 +59,6 @@ class GangLog:
 
     @property
     def committed(self) -> State:
-        """The state that orders follow from."""
         return self.state
 
     def _replay(self, path: str) -> int:

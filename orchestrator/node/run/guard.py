@@ -16,12 +16,11 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from ..host import guard_locks, network, processes, state
-from . import gang_events, gang_state, messages
+from . import drain_requests, gang_events, gang_state, messages
 from .attempt_phase import AttemptPhase
 from .attempts import AttemptOrder, Attempts
 from .child import RecorderChild
 from .control import Control
-from .drain_requests import DrainRequests
 from .past import Past
 from .permit import Permit, clock
 from .requests import Requests
@@ -56,7 +55,9 @@ class Guard:
         self._waiting = False  # as a spare: the gang has begun without this node
         self._permit = Permit()
         self._finish: Optional[Dict[str, Any]] = None  # who wants the run to save a snapshot and stop
-        self._next_order: Optional[AttemptOrder] = None  # waits until no process of an older attempt is left
+        # waits until no process of an older attempt is left; an order to run, at most until that time
+        self._next_order: Optional[AttemptOrder] = None
+        self._next_until: Optional[float] = None
         self._recorder = RecorderChild()
         self._control = Control(control)
         self._attempts = Attempts(
@@ -69,7 +70,7 @@ class Guard:
             self._write_state,
         )
         self._shutdown = Shutdown(folder, self._recorder, self._send_status)
-        self._drains = DrainRequests(past.drain_requests if past is not None else ())
+        self._drains = drain_requests.DrainRequests(past.drain_requests if past is not None else ())
         self._requests = Requests(folder, self._answer_request)
         self._has_past = past is not None
         self._restarted = past is not None and past.restarted
@@ -153,7 +154,7 @@ class Guard:
         self._requests.drop_late(now)
         if self._next_order is not None and not self._attempts.is_running:
             order, self._next_order = self._next_order, None
-            self._carry_out(order)
+            self._carry_out(order, self._next_until)
         if self._recorder.due is not None and now >= self._recorder.due:
             self._start_recorder()
         if not self._is_committed() and now > self._control.patience_ends_at():
@@ -210,7 +211,7 @@ class Guard:
 
     def _obey(self, message: Dict[str, Any]) -> None:
         if message["do"] == "run":
-            self._carry_out(gang_events.Run(**message["order"]))
+            self._carry_out(gang_events.Run(**message["order"]), message["until"])
         elif message["do"] == "stop":
             order = gang_events.Stop(message["attempt"], message["grace"], message["why"], message["stacks"])
             self._carry_out(order)
@@ -235,22 +236,24 @@ class Guard:
         elif message["do"] == "cannot":
             self._control.answer({"error": message["why"], "code": message["code"]})
 
-    def _carry_out(self, order: AttemptOrder) -> None:
+    def _carry_out(self, order: AttemptOrder, until: Optional[float] = None) -> None:
         """While an older attempt runs here, it is stopped first: no host has processes of two attempts."""
         if self._attempts.is_running and order.attempt > self._attempts.number:
             if self._next_order is None or _takes_precedence(order, self._next_order):
-                self._next_order = order
+                self._next_order, self._next_until = order, until
             self._attempts.stop_now(gang_state.FAILURE_GRACE, "attempt %d follows" % order.attempt)
         elif isinstance(order, gang_events.Run):
-            self._run_attempt(order)
+            self._run_attempt(order, until)
         else:
             self._attempts.stop(order)
 
-    def _run_attempt(self, order: gang_events.Run) -> None:
+    def _run_attempt(self, order: gang_events.Run, until: Optional[float]) -> None:
+        """`until`: when the order is out of date, as the head may have been replaced. A head repeats its orders."""
         if (
             self._shutdown.verdict is not None
             or self._shutdown.stop is not None
             or order.attempt <= self._attempts.number
+            or (until is not None and clock() >= until)
         ):
             self._send_status()  # the gang must know why there is no start: a stop request, or it was done already
             return
@@ -331,7 +334,7 @@ class Guard:
                 return self._request_finish(str(request["by"]), int(request["signal"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             return {"error": "malformed request: %r" % error, "code": "unknown"}
-        if request.get("do") == "drain" and self._spec["node"] == 0:
+        if request.get("do") == "drain" and drain_requests.may_come(self._spec):
             answer = self._drains.add(request)
             self._send_status()
             return answer

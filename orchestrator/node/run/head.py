@@ -5,24 +5,27 @@ import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ..host import network
-from . import agreement, gang, gang_events, gang_orders, messages, narration, notify, shown_state
+from . import agreement, gang_events, gang_orders, messages, narration, notify, shown_state
 from .attempt_phase import AttemptPhase
+from .detour import Received
 from .finisher import Finisher
-from .gang_log import GangLog
+from .gang_log import EventLog, GangLog, first_state
 from .gang_state import GONE, UNREACHABLE, NodePhase, Phase, State
 from .link import Link, LinkClosed, beat, lease
 from .messages import Envelope
 from .node_watch import NodeWatch
 from .peers import TICK, ClusterLink, RecorderApi
-from .resumption import Resumption, is_wanted
+from .rank_silence import RankSilence, ranks_of
+from .resumption import Resumption
 from .transport import Transport
 
 CHECKS = 4  # new nodes dialled per second, each once: a refusal proves something only after an accepted connection
-STALL_WARNING = 600.0  # s without a line of any rank, where no stall_timeout is set
 
 
 class HeadLink(ClusterLink):
     """Has a link to every node. A node that is silent for a lease is lost."""
+
+    leads = True
 
     def __init__(self, recorder: RecorderApi, transport: Transport) -> None:
         self._recorder = recorder
@@ -44,9 +47,8 @@ class HeadLink(ClusterLink):
         self._tick_at = self._beat_at = 0.0
         self._answered = False
         self._drains: Set[str] = set()  # requests that the gang has decided on
-        self._silence: Dict[int, Dict[str, Any]] = {}  # the last report of each node on the silence of its ranks
-        self._warned_of_silence = False
-        self._log = self._open_log()
+        self._silence = RankSilence(self._spec["stall_timeout"], recorder.say)
+        self._log: EventLog = self._open_log()
         if self._log.started_at is not None:
             self._finisher.begin(self._log.started_at)
         now = time.monotonic()
@@ -54,19 +56,8 @@ class HeadLink(ClusterLink):
             if number != self._here and node.phase not in UNREACHABLE:
                 self._watch.join(number, now)
 
-    def _open_log(self) -> GangLog:
-        return GangLog(self._recorder.folder, self._begun(), self._apply)
-
-    def _begun(self) -> State:
-        return gang.begin(
-            self._spec["nodes"],
-            self._spec["max_restarts"],
-            self._spec["min_nodes"],
-            self._spec.get("rejoin_timeout", 0.0),
-            self._spec.get("max_nodes", 0),
-            has_gate=True,
-            has_agreement=is_wanted(self._spec),
-        )
+    def _open_log(self) -> EventLog:
+        return GangLog(self._recorder.folder, first_state(self._spec), self._apply)
 
     @property
     def _state(self) -> State:
@@ -92,21 +83,21 @@ class HeadLink(ClusterLink):
         if self._acceptor.owns(handle):
             accepted = self._acceptor.on_readable(handle)
             if accepted is not None:
-                self._join(accepted.link, accepted.messages)
+                self.join(accepted.link, accepted.messages)
             return
         if handle in self._resumption.pipes():
             self._resumption.on_readable(handle, self._state, self._now())
             return
         if self._detours.owns(handle):
             for received in self._detours.on_readable(handle):
-                self._on_envelope(received.envelope, received.link)
+                self.on_detour_message(received)
             return
         for link in list(self._nodes.values()):
             if link.fileno() == handle:
                 self._exchange(link)
                 return
 
-    def _join(self, link: Link, received: List[Dict[str, Any]]) -> None:
+    def join(self, link: Link, received: List[Dict[str, Any]]) -> None:
         """A node has connected. A new link of a node replaces the old one."""
         number = link.peer if link.peer is not None else -1
         if not 0 <= number < len(self._state.nodes) or number == self._here:
@@ -134,17 +125,22 @@ class HeadLink(ClusterLink):
             self._on_messages(link, link.peer, received)
 
     def _on_messages(self, link: Link, number: int, received: List[Dict[str, Any]]) -> None:
-        self._watch.hear(number, link.heard_at)
         try:
             for message in received:
                 self._on_message(number, message)
-                if "clock" in message:
-                    self._watch.hear_unheard(number, link.heard_at, messages.seconds(message.get("unheard")))
-                    self._send(link, dict(self._news(number), echo=self._clocks[number]))
+                self._on_direct_message(link, number, message)
                 if "envelope" in message:
-                    self._on_envelope(messages.envelope(message["envelope"], len(self._state.nodes)), link)
+                    envelope = messages.envelope(message["envelope"], len(self._state.nodes))
+                    self.on_detour_message(Received(envelope, link))
         except messages.Malformed:
             self._drop(link)
+
+    def _on_direct_message(self, link: Link, number: int, message: Dict[str, Any]) -> None:
+        """Note on its link that a node was heard. Raises messages.Malformed."""
+        self._watch.hear(number, link.heard_at)
+        if "clock" in message:
+            self._watch.hear_unheard(number, link.heard_at, messages.seconds(message.get("unheard")))
+            self._send(link, dict(self._news(number), echo=self._clocks[number]))
 
     def _on_message(self, number: int, message: Dict[str, Any]) -> None:
         """Raises messages.Malformed."""
@@ -159,20 +155,24 @@ class HeadLink(ClusterLink):
         if "resume" in message:
             self._resumption.on_server(number, messages.output_server(message["resume"]))
         if "silence" in message:
-            self._silence[number] = messages.silence(message["silence"])
+            self._silence.hear(number, messages.silence(message["silence"]))
 
-    def _on_envelope(self, envelope: Envelope, link: Link) -> None:
+    def on_detour_message(self, received: Received) -> None:
         """A node has answered by a detour. One that was lost, or has not joined yet, has to join on a link."""
+        envelope, link = received
         number, clock = envelope.sender, envelope.message.get("clock")
         if number not in self._watch.known() or self._state.nodes[number].phase in GONE or link.peer is None:
             return
         try:
             if clock is None or messages.clock(clock) < self._clocks.get(number, 0.0):
                 return  # it was overtaken
-            self._watch.hear_by_detour(number, link.peer, time.monotonic())
+            self._hear_by_detour(number, link.peer, envelope.message)
             self._on_message(number, envelope.message)
         except messages.Malformed:
             return  # of the sender or of its helper
+
+    def _hear_by_detour(self, number: int, helper: int, message: Dict[str, Any]) -> None:
+        self._watch.hear_by_detour(number, helper, time.monotonic())
 
     def _drop(self, link: Link) -> None:
         number = link.peer
@@ -227,17 +227,12 @@ class HeadLink(ClusterLink):
         if status["phase"] is AttemptPhase.RUNNING:
             self._step(gang_events.Started(number, status["attempt"], now))
         for failure in status["failures"]:
-            if failure["rank"] not in self._ranks(number):  # a node reports its own ranks only
+            if failure["rank"] not in ranks_of(self._state, number):  # a node reports its own ranks only
                 failure["rank"] = None
             self._step(gang_events.Failed(number, failure["attempt"], dict(failure, host=host, node=number), now))
         if status["phase"] is AttemptPhase.EXITED:
             ok, fenced = status["outcome"]["ok"], status["fenced"]
             self._step(gang_events.Exited(number, status["attempt"], ok, now, fenced))
-
-    def _ranks(self, number: int) -> range:
-        """A node's ranks in this attempt."""
-        node = self._state.nodes[number]
-        return range(node.first_rank, node.first_rank + node.nproc)
 
     def on_tick(self) -> None:
         now = time.monotonic()
@@ -248,15 +243,25 @@ class HeadLink(ClusterLink):
         nodes = self._expected()
         if now >= self._beat_at:
             self._beat_at = now + beat(self._lease)
-            self._silence[self._here] = self._recorder.silence()
-            self._watch_silence()
-            self._reach(nodes, now)
+            self._beat(nodes, now)
         for number in nodes:
             if self._watch.silent(number, now) > self._lease and number in self._nodes:
                 self._exchange(self._nodes[number])  # this process may be late itself: read what has arrived
+        self._decide()
+        self._show()
+
+    def _beat(self, nodes: List[int], now: float) -> None:
+        """What is done once a second, or more often where the lease is short."""
+        self._silence.hear(self._here, self._recorder.silence())
+        stall = self._silence.look(self._state)
+        if stall is not None:
+            self._step(gang_events.Stalled(self._state.attempt, stall.quiet, stall.frozen, self._now()))
+        self._reach(nodes, now)
+
+    def _decide(self) -> None:
+        """What follows from time alone."""
         for loss in self._watch.judge(self._expected(), self._detours.refusals, time.monotonic()):
             self._lose(loss.node, loss.silent)
-        self._show()
         self._resumption.advance(self._state, self._now())
         if agreement.restart_is_due(self._state, self._now()):
             self._find_port()
@@ -281,11 +286,7 @@ class HeadLink(ClusterLink):
     def _reach(self, nodes: List[int], now: float) -> None:
         """Send what a silent node needs by detours. Try each new node once, a few at a time."""
         for number in self._watch.without_link(nodes, now):
-            order = gang_orders.order_of(self._state, number)
-            message: Dict[str, Any] = {"order": _order_message(order)} if order is not None else {}
-            if number in self._clocks:
-                message["echo"] = self._clocks[number]
-            envelope = Envelope(self._here, number, message)
+            envelope = Envelope(self._here, number, self._detour_message(number))
             self._detours.send(number, envelope)
             for helper in self._watch.helpers(nodes, number, now):
                 if helper in self._nodes:
@@ -293,6 +294,14 @@ class HeadLink(ClusterLink):
         for number in self._unchecked[:CHECKS]:
             self._detours.try_to_reach(number)
         del self._unchecked[:CHECKS]
+
+    def _detour_message(self, number: int) -> Dict[str, Any]:
+        """What a silent node needs."""
+        order = gang_orders.order_of(self._state, number)
+        message: Dict[str, Any] = {"order": order_message(order)} if order is not None else {}
+        if number in self._clocks:
+            message["echo"] = self._clocks[number]
+        return message
 
     def _lose(self, number: int, silent: float) -> None:
         self._step(gang_events.Lost(number, self._now(), self._now() - silent))
@@ -306,29 +315,6 @@ class HeadLink(ClusterLink):
         self._informed[number] = self._contacts.position
         return {"contacts": contacts} if contacts else {}
 
-    def _watch_silence(self) -> None:
-        """A hung collective spins at 100 % CPU: that no rank prints anything is the only sign of it."""
-        if gang_orders.label(self._state) != "running" or not all(node in self._silence for node in self._state.team):
-            return
-        silence = {number: self._silence[number] for number in self._state.team}
-        quiet = min(node["quiet"] for node in silence.values())
-        limit = self._spec["stall_timeout"]
-        frozen = {
-            str(number): [rank for rank in node["frozen"] if rank in self._ranks(number)]
-            for number, node in silence.items()
-        }
-        if limit is not None and quiet > limit:
-            self._step(gang_events.Stalled(self._state.attempt, quiet, frozen, self._now()))
-        elif quiet < STALL_WARNING:
-            self._warned_of_silence = False
-        elif limit is None and not self._warned_of_silence:
-            self._warned_of_silence = True
-            stopped = ", ".join("rank %d" % rank for ranks in frozen.values() for rank in ranks)
-            self._recorder.say(
-                "no rank has printed a line for %d s%s. Set run.stall_timeout to end this and to show the stacks."
-                % (quiet, " (%s: stopped by a signal)" % stopped if stopped else "")
-            )
-
     def _find_port(self) -> None:
         """Find a port for the next attempt's rendezvous. If a stranger takes it in between, only that attempt fails."""
         low, high = self._spec["ports"]
@@ -338,7 +324,11 @@ class HeadLink(ClusterLink):
             port = network.free_for_torch(tries)[0]
         except OSError:
             return  # all are taken at the moment; the next tick tries again
-        self._step(gang_events.PortFound(port, self._now()))
+        self._step(gang_events.PortFound(port, self._now(), self._new_master_addr()))
+
+    def _new_master_addr(self) -> str:
+        """Where the nodes of the next attempt meet; "": as in the attempt before."""
+        return ""
 
     def _send(self, link: Link, message: Dict[str, Any]) -> None:
         try:
@@ -361,7 +351,7 @@ class HeadLink(ClusterLink):
         if number == self._here:
             self._recorder.obey(order)
         elif number in self._nodes:
-            self._send(self._nodes[number], {"order": _order_message(order)})
+            self._send(self._nodes[number], {"order": order_message(order)})
 
     def _show(self) -> None:
         label = gang_orders.label(self._state)
@@ -370,7 +360,11 @@ class HeadLink(ClusterLink):
         if label == self._label:
             return
         self._label = label
-        shown_state.show(self._recorder.folder, label)
+        shown_state.show(self._recorder.folder, label, self._leadership())
+
+    def _leadership(self) -> Dict[str, int]:
+        """Who leads, in a run that can elect another head."""
+        return {}
 
     def _narrate(self, before: State, after: State) -> None:
         if after.attempt != before.attempt:
@@ -389,5 +383,5 @@ class HeadLink(ClusterLink):
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
 
 
-def _order_message(order: gang_events.Order) -> List[Any]:
+def order_message(order: gang_events.Order) -> List[Any]:
     return [type(order).__name__, order._asdict()]

@@ -39,6 +39,11 @@ def lease(spec: Dict[str, Any]) -> float:
     return float(spec.get("lease", LEASE))
 
 
+def elects(spec: Dict[str, Any]) -> bool:
+    """Whether the nodes elect another head when theirs is lost."""
+    return bool(spec.get("head_lost") == "elect")
+
+
 def beat(lease: float) -> float:
     """Seconds between messages: a lease must outlast the loss of several."""
     return min(BEAT, lease / 8)
@@ -81,6 +86,10 @@ class Link:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def local_address(self) -> str:
+        """The address of this host that the other side has reached."""
+        return str(self._socket.getsockname()[0])
 
     def wants_write(self) -> bool:
         return bool(self._out)

@@ -35,6 +35,7 @@ class OfHead(NamedTuple):
     envelope: Optional[Envelope]
     signal: Optional[int]  # for the ranks
     resume: Optional[int]  # the number of the server of outputs that it wants; 0: none any more
+    election: Any  # see election_messages.py; None: nothing
 
 
 class Malformed(Exception):
@@ -47,7 +48,7 @@ def one_line(text: str) -> str:
 
 def status(message: Any) -> Dict[str, Any]:
     """A node's status (docs/protocol.md): the part that the gang needs."""
-    message = _object(message)
+    message = object_of(message)
     stop, outcome, finish = message.get("stop"), message.get("outcome"), message.get("finish")
     try:
         phase = AttemptPhase(message.get("phase"))
@@ -58,12 +59,12 @@ def status(message: Any) -> Dict[str, Any]:
     return {
         "attempt": integer(message.get("attempt")),
         "phase": phase,
-        "outcome": None if outcome is None else {"ok": _object(outcome).get("ok") is True},
-        "failures": [_failure(failure) for failure in _list(message.get("failures"))[:FAILURES]],
+        "outcome": None if outcome is None else {"ok": object_of(outcome).get("ok") is True},
+        "failures": [_failure(failure) for failure in list_of(message.get("failures"))[:FAILURES]],
         "fenced": message.get("fenced") is True,
         "restarted": message.get("restarted") is True,
-        "finish": None if finish is None else _finish(_object(finish)),
-        "stop": None if stop is None else {"by": text(_object(stop).get("by")), "grace": _number(stop.get("grace"))},
+        "finish": None if finish is None else _finish(object_of(finish)),
+        "stop": None if stop is None else {"by": text(object_of(stop).get("by")), "grace": _number(stop.get("grace"))},
     }
 
 
@@ -73,29 +74,29 @@ def _finish(request: Dict[str, Any]) -> Dict[str, Any]:
 
 def silence(message: Any) -> Dict[str, Any]:
     """For how long the ranks of a node have been silent, and which of them a signal has stopped."""
-    message = _object(message)
+    message = object_of(message)
     return {
         "quiet": _number(message.get("quiet")),
-        "frozen": [integer(rank) for rank in _list(message.get("frozen"))[:FROZEN]],
+        "frozen": [integer(rank) for rank in list_of(message.get("frozen"))[:FROZEN]],
     }
 
 
 def checked(message: Any) -> Dict[str, Any]:
     """Whether a host is well enough for an attempt."""
-    message = _object(message)
+    message = object_of(message)
     return {
         "attempt": integer(message.get("attempt")),
         "problems": [
-            {"code": text(_object(problem).get("code")), "text": text(problem.get("text"))}
-            for problem in _list(message.get("problems"))[:PROBLEMS]
+            {"code": text(object_of(problem).get("code")), "text": text(problem.get("text"))}
+            for problem in list_of(message.get("problems"))[:PROBLEMS]
         ],
     }
 
 
 def output_server(message: Any) -> Dict[str, Any]:
     """Where the server of a node's output folder listens; `port` is None if there is none, and `error` says why."""
-    message = _object(message)
-    addresses = [text(address) for address in _list(message.get("addresses"))[:ADDRESSES]]
+    message = object_of(message)
+    addresses = [text(address) for address in list_of(message.get("addresses"))[:ADDRESSES]]
     port, error = _optional(_port, message.get("port")), text(message.get("error"))
     return {"number": integer(message.get("number")), "addresses": addresses, "port": port, "error": error}
 
@@ -111,9 +112,9 @@ def seconds(message: Any) -> float:
 
 def envelope(message: Any, nodes: int) -> Envelope:
     """`nodes`: how many there are."""
-    if len(_list(message)) != 3 or max(integer(message[0]), integer(message[1])) >= nodes:
+    if len(list_of(message)) != 3 or max(integer(message[0]), integer(message[1])) >= nodes:
         raise Malformed("envelope")
-    return Envelope(message[0], message[1], _object(message[2]))
+    return Envelope(message[0], message[1], object_of(message[2]))
 
 
 def of_head(message: Any, nodes: int) -> OfHead:
@@ -125,6 +126,7 @@ def of_head(message: Any, nodes: int) -> OfHead:
         envelope(message["envelope"], nodes) if "envelope" in message else None,
         integer(message["signal"]) if "signal" in message else None,
         integer(message["resume"]) if "resume" in message else None,
+        message.get("election"),
     )
 
 
@@ -139,15 +141,15 @@ def order(message: Any) -> gang_events.Order:
 
 def contact(message: Any) -> Contact:
     """Where a node can be reached."""
-    message = _object(message)
-    addresses = tuple(text(address) for address in _list(message.get("addresses"))[:ADDRESSES])
+    message = object_of(message)
+    addresses = tuple(text(address) for address in list_of(message.get("addresses"))[:ADDRESSES])
     return Contact(addresses, _optional(_port, message.get("port")), _optional(_endpoint, message.get("sshd")))
 
 
 def contacts(message: Any, count: int) -> Dict[int, Contact]:
     """The contacts of several of the `count` nodes of the run."""
     known = {}
-    for key, fields in _object(message).items():
+    for key, fields in object_of(message).items():
         if not key.isdigit() or int(key) >= count:
             raise Malformed("not a node")
         known[int(key)] = contact(fields)
@@ -155,7 +157,7 @@ def contacts(message: Any, count: int) -> Dict[int, Contact]:
 
 
 def _failure(message: Any) -> Dict[str, Any]:
-    message = _object(message)
+    message = object_of(message)
     return {
         "rank": _optional(integer, message.get("rank")),
         "exit_code": _optional(integer, message.get("exit_code")),
@@ -173,13 +175,13 @@ def _optional(check: Callable[[Any], Any], value: Any) -> Optional[Any]:
     return None if value is None else check(value)
 
 
-def _object(value: Any) -> Dict[str, Any]:
+def object_of(value: Any) -> Dict[str, Any]:
     if not isinstance(value, dict):
         raise Malformed("not an object")
     return value
 
 
-def _list(value: Any) -> List[Any]:
+def list_of(value: Any) -> List[Any]:
     if not isinstance(value, list):
         raise Malformed("not a list")
     return value
@@ -204,7 +206,7 @@ def _port(value: Any) -> int:
 
 
 def _endpoint(value: Any) -> Tuple[str, int]:
-    if len(_list(value)) != 2:
+    if len(list_of(value)) != 2:
         raise Malformed("not an address and a port")
     return text(value[0]), _port(value[1])
 

@@ -12,6 +12,9 @@ def lines(before: State, after: State) -> Iterator[str]:
         hosts = ", ".join(node.host for node in after.members)
         endpoint = network.endpoint(after.master_addr, after.master_port)
         yield "attempt %d on %s, rendezvous at %s" % (after.attempt, hosts, endpoint)
+    if after.head != before.head:
+        old, new = before.nodes[before.head].host, after.nodes[after.head].host
+        yield "the head %s was lost; %s leads now" % (old, new)
     for number, node in enumerate(after.nodes):
         if node.phase is NodePhase.RETURNED and before.nodes[number].phase is NodePhase.LOST:
             yield "%s is back" % node.host

@@ -36,12 +36,14 @@ class RecorderApi(Protocol):
     def permit(self, seconds: float) -> None:
         """Allow the ranks here to run for so many seconds from now. When that has passed, the guard stops them."""
 
-    def obey(self, order: gang_events.Order) -> None:
-        """Pass an order of the gang to the guard."""
+    def obey(self, order: gang_events.Order, until: Optional[float] = None) -> None:
+        """Pass an order of the gang to the guard. An order to run may begin until then only, by `permit.clock`."""
 
 
 class ClusterLink:
-    """What a recorder calls of its side of the link."""
+    """What a recorder calls of its side of the link. `leads`: whether this node is the head."""
+
+    leads = False
 
     def links(self) -> List[Link]:
         raise NotImplementedError

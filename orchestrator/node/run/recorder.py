@@ -267,18 +267,18 @@ class Recorder:
         """Allow the ranks here to run for so many seconds from now. When that has passed, the guard stops them."""
         self.command({"do": "permit", "at": clock(), "seconds": seconds})
 
-    def obey(self, order: gang_events.Order) -> None:
+    def obey(self, order: gang_events.Order, until: Optional[float] = None) -> None:
         """Bring an order of the gang to our guard."""
         if isinstance(order, (gang_events.Run, gang_events.Wait)):
             self._health.begin(self._link.own_address())
         if isinstance(order, gang_events.Run):
-            self.command({"do": "run", "order": order._asdict()})
+            self.command({"do": "run", "order": order._asdict(), "until": until})
         elif isinstance(order, gang_events.Stop):
             self.command(dict(order._asdict(), do="stop"))
         elif isinstance(order, gang_events.Wait):
             self.command({"do": "wait", "team": order.team})
         elif isinstance(order, gang_events.Check):
-            self._health.check(order.attempt, order.at if self.spec["node"] else None)
+            self._health.check(order.attempt, None if self._link.leads else order.at)
         else:
             self.command({"do": "end", "verdict": order.verdict})
 

@@ -163,6 +163,10 @@ class Resumption:
         self._stop()
         self._happens(NotAgreed(current.attempt + 1, node, what, at))
 
+    def close(self) -> None:
+        """Another node is the head now."""
+        self._stop()
+
     def _stop(self) -> None:
         if self._leader is not None:
             self._leader.kill()

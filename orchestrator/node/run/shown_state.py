@@ -2,17 +2,18 @@
 
 import contextlib
 import os
+from typing import Dict, Optional
 
 from ..host import state
 
 NAME = "gang.json"
 
 
-def show(folder: str, label: str) -> None:
+def show(folder: str, label: Optional[str], leadership: Dict[str, int]) -> None:
+    """`leadership`: `head epoch` of a run that can elect another head."""
+    record = dict(leadership) if label is None else dict(leadership, label=label)
     with contextlib.suppress(OSError):
-        state.replace(os.path.join(folder, NAME), {"label": label})
-
-
-def clear(folder: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(os.path.join(folder, NAME))
+        if record:
+            state.replace(os.path.join(folder, NAME), record)
+        else:
+            os.unlink(os.path.join(folder, NAME))

@@ -5,17 +5,21 @@ import socket
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..host import network
+from ..run.link import elects
 
 
 def listen(spec: Dict[str, Any], head_address: str) -> List[socket.socket]:
     """Listeners on the addresses at which other nodes may reach this one: that on the way to the head comes first.
 
-    Without a free port there are none: the run works, but the others cannot find out whether a silent node is alive.
+    Without a free port there are none: the run works, but the others cannot find out whether a silent node is alive. A
+    run that elects its head needs one: raises OSError.
     """
     low, high = spec["ports"]
     try:
         return network.listen_on(_addresses(spec, head_address), network.random_ports(low, high))
     except OSError:
+        if elects(spec):
+            raise
         return []
 
 

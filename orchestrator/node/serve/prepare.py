@@ -42,7 +42,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         else:
             answer = _reach_head(spec, arguments["head"])
             spec.update(link_addresses=answer["reachable"], link_port=arguments["head"]["link_port"])
-            sockets["link"] = link_port.listen(spec, answer["reachable"][0])
+            sockets["link"] = _open_link(spec, answer["reachable"][0])
         spec["listening"] = [listener.getsockname()[:2] for listener in sockets.get("link", [])]
         spec["contact"] = link_port.contact(sockets.get("link", []))
         spec["used_ports"] = [port for port in (spec["contact"]["port"], answer.get("rdzv_port")) if port]
@@ -68,6 +68,16 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         abort(control)
         raise
     return control, answer
+
+
+def _open_link(spec: Dict[str, Any], head_address: str) -> List[socket.socket]:
+    try:
+        return link_port.listen(spec, head_address)
+    except OSError as error:
+        what = "no port of run.ports (%d-%d) is free on this host, which needs one to elect a head" % tuple(
+            spec["ports"]
+        )
+        raise Refused("port-in-use", what) from error
 
 
 def _install_autostart(folder: str, spec: Dict[str, Any], private: Dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     spec = state.read(os.path.join(folder, "spec.json"))
     now = state.read(os.path.join(folder, "state.json"))
     ended = state.read(os.path.join(folder, "exit.json"))
+    gang = state.read(os.path.join(folder, "gang.json")) or {}  # what is known of the whole run
     if spec is None or now is None:
         return None
     first = [failure for failure in (ended or now)["failures"] if failure["attempt"] == now["attempt"]][:1]
@@ -40,6 +41,8 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "host": spec["host"],
         "hosts": [node["host"] for node in spec["nodes"]],
         "nprocs": [node["nproc"] for node in spec["nodes"]],
+        "epoch": gang.get("epoch", 0),
+        "head": gang.get("head", 0),
         "team": sum(not node["spare"] for node in spec["nodes"]),  # the nodes of the first attempt; spares come last
         "attempt": now["attempt"],
         "exit_code": first[0]["exit_code"] if first else None,
@@ -70,7 +73,6 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         answer["state"] = "stopping"
     else:
         here = STATES[AttemptPhase(now["phase"])]
-        gang = state.read(os.path.join(folder, "gang.json")) or {}  # what is known of the whole run
         answer["state"] = gang.get("label", here)
     return answer
 
@@ -105,7 +107,7 @@ def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
                 except ValueError:
                     pass  # one that was cut short
     except OSError:
-        pass  # only the head has them
+        pass  # only the head has them, unless the hosts can elect another one
     return {
         "run": describe(arguments["run_id"], folder),
         "spec": state.read(os.path.join(folder, "spec.json")),

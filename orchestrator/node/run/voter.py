@@ -1,0 +1,97 @@
+"""The election on one node: election.step with the clock and the disk of this node."""
+
+from typing import Any, Dict, List, Union
+
+from ..host import state as host_state
+from . import election
+from .election_disk import ElectionDisk
+from .election_state import (
+    Action,
+    Beat,
+    Config,
+    Event,
+    Message,
+    Permit,
+    Proposed,
+    Received,
+    Role,
+    Save,
+    Send,
+    Tick,
+    Write,
+)
+from .gang_state import KILL_WINDOW
+from .link import lease
+from .permit import clock
+
+Outgoing = Union[Send, Permit]
+
+
+def config_of(spec: Dict[str, Any]) -> Config:
+    nodes = spec["nodes"]
+    candidates = tuple(number for number, node in enumerate(nodes) if not node.get("witness"))
+    return Config(spec["node"], len(nodes), candidates, lease(spec), KILL_WINDOW, elects=True)
+
+
+class Voter:
+    """Each method returns what is to be carried out. What has to be on disk before that is on disk."""
+
+    def __init__(self, folder: str, spec: Dict[str, Any]) -> None:
+        self._disk = ElectionDisk(folder)
+        config = config_of(spec)
+        ballot = self._disk.ballot() or election.first_ballot(config)
+        self.state = election.begin(config, ballot, self._disk.log(), host_state.boot_id(), clock())
+
+    def tick(self) -> List[Outgoing]:
+        return self._step(Tick(clock()))
+
+    def receive(self, sender: int, message: Message) -> List[Outgoing]:
+        return self._step(Received(sender, message, clock()))
+
+    def propose(self, text: str) -> List[Outgoing]:
+        return self._step(Proposed(text, clock()))
+
+    def _step(self, event: Event) -> List[Outgoing]:
+        self.state, actions = election.step(self.state, event)
+        return [action for action in actions if self._is_outgoing(action)]  # type: ignore[misc]
+
+    def _is_outgoing(self, action: Action) -> bool:
+        if isinstance(action, Save):
+            self._disk.save(action.ballot)
+        elif isinstance(action, Write):
+            self._disk.write(action.length, action.entries)
+        return isinstance(action, (Send, Permit))
+
+    @property
+    def epoch(self) -> int:
+        return self.state.ballot.epoch
+
+    @property
+    def leads(self) -> bool:
+        return self.state.role is Role.HEAD
+
+    @property
+    def has_authority(self) -> bool:
+        return election.has_authority(self.state, clock())
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this head knows all that earlier heads have committed."""
+        return election.is_current(self.state)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this head has not written anything to the log of the run yet."""
+        return bool(self.state.log) and self.state.last_epoch < self.epoch
+
+    @property
+    def may_start_attempts(self) -> bool:
+        return election.may_start_attempts(self.state, clock())
+
+    def beat_for(self, node: int) -> Beat:
+        return election.beat_for(self.state, node, clock())
+
+    def permit_of(self, beat: Beat) -> float:
+        """Until when an order to run that came with this beat may be obeyed."""
+        until = election.permit_until(self.state, beat, clock())
+        return float("-inf") if until is None else until

@@ -1,0 +1,124 @@
+"""Runs on real processes that survive the loss of their head: the others elect one of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+from lab.waiting import wait_until
+from local_runs import Run, Runs
+from test_rejoin import lose, rejoin
+
+from orchestrator.node.host import processes
+
+WORK = """
+import os, sys, time
+attempt = int(os.environ["DDP_ORCH_ATTEMPT"])
+print("attempt", attempt, "rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+print("at", os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+"""
+
+
+def electing(nnodes: str = "2:3", **more: Any) -> str:
+    options = {"max_restarts": 3, "head_lost": "elect", "lease": 2, "nnodes": nnodes, **more}
+    return ", ".join(f"{key}: {json.dumps(value)}" for key, value in options.items())
+
+
+def test_a_run_succeeds_whose_head_is_never_lost(runs: Runs, tmp_path: Any) -> None:
+    end = tmp_path / "end"
+    run = runs.start(WORK, str(end), nproc=(1, 1, 1), options=electing())
+    for node in range(3):
+        run.wait_for(f"attempt 1 rank {node} of 3", f"1.{node}.out", node)
+    end.touch()
+    assert [record["verdict"]["state"] for record in run.wait_over()] == ["succeeded"] * 3
+
+
+def test_the_others_continue_without_their_head(runs: Runs, tmp_path: Any) -> None:
+    end = tmp_path / "end"
+    run = runs.start(WORK, str(end), nproc=(1, 1, 1), options=electing())
+    for node in range(3):
+        run.wait_for(f"attempt 1 rank {node} of 3", f"1.{node}.out", node)
+    lose(run, 0)
+    run.wait_for("attempt 2 rank 0 of 2", "2.0.out", 1, timeout=40)
+    run.wait_for("attempt 2 rank 1 of 2", "2.1.out", 2, timeout=40)
+    end.touch()
+    for node in (1, 2):
+        wait_until(lambda node=node: run.record("exit.json", node), 30, f"the run ends on {node}")
+        assert run.record("exit.json", node)["verdict"]["state"] == "succeeded"  # type: ignore[index]
+
+
+def everybody_works(run: Run, attempt: int, *nodes: int) -> None:
+    """The nodes in the order of their ranks."""
+    for rank, node in enumerate(nodes):
+        text = f"attempt {attempt} rank {rank} of {len(nodes)}"
+        run.wait_for(text, f"{attempt}.{rank}.out", node, timeout=60)
+
+
+def said(run: Run, node: int) -> str:
+    return "".join(data.decode() for stream, data in run.journal(node).items() if ".run." in stream)
+
+
+def test_a_run_waits_for_its_old_head_where_it_needs_all_hosts(runs: Runs, tmp_path: Any) -> None:
+    end = tmp_path / "end"
+    run = runs.start(WORK, str(end), nproc=(1, 1, 1), options=electing("auto"))
+    everybody_works(run, 1, 0, 1, 2)
+    lose(run, 0)
+    wait_until(lambda: "waiting for host-0" in said(run, 1), 30, "the new head waits")
+    assert "host-1 leads now" in said(run, 1)
+    rejoin(run, 0)
+    everybody_works(run, 2, 1, 0, 2)
+    end.touch()
+    assert [record["verdict"]["state"] for record in run.wait_over()] == ["succeeded"] * 3
+
+
+def test_a_killed_recorder_of_the_head_costs_nothing(runs: Runs, tmp_path: Any) -> None:
+    end = tmp_path / "end"
+    run = runs.start(WORK, str(end), nproc=(1, 1, 1), options=electing())
+    everybody_works(run, 1, 0, 1, 2)
+    before = run.recorder(0)
+    assert before is not None
+    processes.send(before, signal.SIGKILL)
+    wait_until(lambda: run.recorder(0) not in (None, before), 10, "there is a new recorder")
+    lines = said(run, 0)
+    end.touch()
+    assert [record["verdict"]["state"] for record in run.wait_over()] == ["succeeded"] * 3
+    assert said(run, 0).startswith(lines) and said(run, 0).count("attempt 1 on") == 1
+    assert all(record["verdict"]["attempt"] == 1 for record in run.wait_over())
+
+
+def test_five_hosts_outlast_two_heads(runs: Runs, tmp_path: Any) -> None:
+    end = tmp_path / "end"
+    run = runs.start(WORK, str(end), nproc=(1,) * 5, options=electing("3:5"))
+    everybody_works(run, 1, 0, 1, 2, 3, 4)
+    lose(run, 0)
+    everybody_works(run, 2, 1, 2, 3, 4)
+    lose(run, 1)
+    everybody_works(run, 3, 2, 3, 4)
+    end.touch()
+    for node in (2, 3, 4):
+        wait_until(lambda node=node: run.record("exit.json", node), 30, f"the run ends on {node}")
+        assert run.record("exit.json", node)["verdict"]["state"] == "succeeded"  # type: ignore[index]
+
+
+def test_a_stop_ends_a_run_after_an_election(runs: Runs, tmp_path: Any) -> None:
+    run = runs.start(WORK, str(tmp_path / "never"), nproc=(1, 1, 1), options=electing())
+    everybody_works(run, 1, 0, 1, 2)
+    lose(run, 0)
+    everybody_works(run, 2, 1, 2)
+    assert run.stop(2, grace=1.0)["remaining"] == []
+    for node in (1, 2):
+        wait_until(lambda node=node: run.record("exit.json", node), 30, f"the run ends on {node}")
+        assert run.record("exit.json", node)["verdict"]["state"] == "killed"  # type: ignore[index]
+
+
+def test_a_run_without_a_majority_stops_and_ends(runs: Runs, tmp_path: Any) -> None:
+    run = runs.start(WORK, str(tmp_path / "never"), nproc=(1, 1, 1), options=electing(rejoin_timeout=5))
+    everybody_works(run, 1, 0, 1, 2)
+    lose(run, 0)
+    lose(run, 1)
+    wait_until(lambda: run.record("exit.json", 2), 40, "the last host gives up")
+    verdict = run.record("exit.json", 2)["verdict"]  # type: ignore[index]
+    assert verdict["state"] == "lost" and verdict["attempt"] == 1
