@@ -65,7 +65,7 @@ def blocks(config, world, rounds: int, steps: int):  # type: ignore[no-untyped-d
 
     # the same for both: two of them lie elsewhere in memory, and one may be some percent faster for the whole run
     training = setup(config, world, None)
-    batch = next(warm_up(training, Log(config, world, training.data, training.ddp, None)))
+    batch = next(warm_up(training, Log(config, world, training.data, training.wrapped, None)))
     seconds: dict[str, list[list[float]]] = {"bare": [], "ours": []}
     for number in range(rounds + 1):
         contestants = {"bare": lambda: bare_block(training, batch, steps), "ours": lambda: our_block(training, steps)}
@@ -84,7 +84,7 @@ def bare_block(training, batch, steps: int) -> list[float]:  # type: ignore[no-u
     times = []
     for _ in range(steps):
         times.append(time.perf_counter())
-        cross_entropy(training.ddp(inputs).flatten(0, -2), targets.flatten()).backward()
+        cross_entropy(training.wrapped(inputs).flatten(0, -2), targets.flatten()).backward()
         training.optimizer.step()
         training.optimizer.zero_grad()
     return [after - before for before, after in itertools.pairwise(times)]
@@ -122,7 +122,7 @@ def our_block(training, steps: int) -> list[float]:  # type: ignore[no-untyped-d
     # what is done at an epoch's end is not of a step
     assert steps < training.sampling.steps_per_epoch
     training = replace(training, data=replace(training.data, train=Stamped(training.data.train, steps, times)))
-    log = Log(training.config, training.world, training.data, training.ddp, None)
+    log = Log(training.config, training.world, training.data, training.wrapped, None)
     with contextlib.suppress(Enough), contextlib.redirect_stdout(io.StringIO()):
         train(training, log, None)
     return [after - before for before, after in itertools.pairwise(times)]
@@ -130,18 +130,18 @@ def our_block(training, steps: int) -> list[float]:  # type: ignore[no-untyped-d
 
 def snapshots(config, world):  # type: ignore[no-untyped-def]
     """Seconds that `save` holds up a step, and that copying the same state takes, in turn."""
-    from trainer.checkpoint import Writer, on_host
+    from trainer.checkpoint import FileWriter, on_host
     from trainer.metrics import Log
     from trainer.train import setup, train_step, warm_up
 
     training = setup(config, world, None)
-    log = Log(config, world, training.data, training.ddp, None)
+    log = Log(config, world, training.data, training.wrapped, None)
     train_step(training, log, warm_up(training, log), 0, logged=False)  # so that the optimizer has a state
     state = {"step": 0, "model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
     seconds: dict[str, list[float]] = {"copy": [], "save": []}
     if world.rank == 0:
         with tempfile.TemporaryDirectory() as folder:
-            writer = Writer(Path(folder), keep=2)
+            writer = FileWriter(Path(folder), keep=2)
             copy = on_host(state)
             for number in range(1, SNAPSHOTS + 1):
                 began = time.perf_counter()

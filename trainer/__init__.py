@@ -5,9 +5,10 @@ place       which rank this process is, from the launcher's environment
 dist        join the other ranks, exchange small messages, react to signals
 data        which samples a step takes, and what a data set is
 model       models by name: a small CNN, GPT, torchvision's, your own
-parallel    wrap the model so that ranks share its work
+parallel    share a model between the ranks: DDP or FSDP
 optim       the optimizer and its learning rate
 checkpoint  save and load snapshots
+sharded     save and load snapshots of a sharded model
 metrics     what a run prints and records
 train       setup, training loop, evaluation: the whole story
 

@@ -11,23 +11,43 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import pickle
 import socket
 import threading
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.config import Config, ConfigError, spelled
-from trainer.dist import World, print_line
+from trainer.dist import FIRST_STEP_TIMEOUT, World, print_line
+from trainer.extras.ema import EMA
 from trainer.optim import is_fused
 
+# flags that give the steps of a run their meaning
+SAME = (
+    "model", "data", "image_size", "samples", "classes", "context", "batch_size", "seed", "optimizer",
+)  # fmt: skip
+CHUNK = 16 << 20  # bytes of a file that are read at once
 
-class Writer:
+
+class Writer(Protocol):
+    """Writes snapshots while training continues."""
+
+    def save(self, state: dict[str, Any], announcement: str | None = None) -> None:
+        """Return when `state`, whose "step" orders it, may change again.
+
+        `announcement`: a line to print once this snapshot, or a newer one in its place, is on disk.
+        """
+
+    def close(self) -> Exception | None:
+        """Return when all is on disk; what went wrong if the newest snapshot is not."""
+
+
+class FileWriter:
     """Copies a state to host memory while training waits; a thread writes the copy while training continues.
 
     If the disk is too slow, the newest snapshot waits, and those before it are skipped.
@@ -45,10 +65,6 @@ class Writer:
         self._thread.start()
 
     def save(self, state: dict[str, Any], announcement: str | None = None) -> None:
-        """Returns when `state`, whose "step" orders it, may change again.
-
-        `announcement`: a line to print once this snapshot, or a newer one in its place, is on disk.
-        """
         with self._changed:
             spare = self._spare.pop() if self._spare else None
         copy = on_host(state, spare)
@@ -62,7 +78,6 @@ class Writer:
             self._changed.notify()
 
     def close(self) -> Exception | None:
-        """Returns when all is on disk; what went wrong if the newest snapshot is not."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -82,7 +97,7 @@ class Writer:
                 self._problem = None
             except Exception as error:  # noqa: BLE001  a full disk or memory may have room for the next snapshot
                 self._problem = error
-                print_line(f"FAILED snapshot on {socket.gethostname()} step:{state['step']} error:{_one_line(error)}")
+                print_line(f"FAILED snapshot on {socket.gethostname()} step:{state['step']} error:{one_line(error)}")
                 with self._changed:
                     self._announcement = self._announcement or announcement
             else:
@@ -92,7 +107,7 @@ class Writer:
                 self._spare.append(state)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -128,7 +143,7 @@ def write(folder: Path, state: dict[str, Any], keep: int) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    _fsync_folder(folder)  # only with its folder does the rename reach the disk
+    sync_folder(folder)  # only with its folder does the rename reach the disk
     kept = sorted({_step(each) for each in _snapshots(folder)})[-keep:]
     for each in _snapshots(folder):
         if _step(each) not in kept:
@@ -158,35 +173,105 @@ class Digesting:
 
 
 def load_newest(folder: Path, world: World) -> dict[str, Any] | None:
-    """The newest undamaged snapshot of all nodes, the same on all ranks; None if there is none."""
-    step, content = -1, b""
+    """The newest undamaged snapshot of any node, the same on all ranks; None if there is none.
+
+    Its tensors are mapped from the file: the ranks of a node share the memory that they take.
+    """
+    step, name = -1, ""
     if world.local_rank == 0:
         for leftover in folder.glob(".*.tmp"):  # of a process killed while it wrote; at the start nobody writes
-            leftover.unlink(missing_ok=True)
-        step, content = _newest(folder)
+            if leftover.is_file():
+                leftover.unlink(missing_ok=True)
+        step, name = _newest(folder)
     steps = world.gather(step)
     newest = max(steps)
     if newest < 0:
         return None
-    received = world.broadcast(content, source=steps.index(newest))
-    state: dict[str, Any] = torch.load(io.BytesIO(received), map_location="cpu", weights_only=True)
+    path = folder / bytes(world.broadcast(name.encode(), source=steps.index(newest))).decode()
+    copy_to_all_nodes(path, world)
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return state
 
 
-def _newest(folder: Path) -> tuple[int, bytes]:
+def copy_to_all_nodes(path: Path, world: World) -> None:
+    """Copy a file from a node that has it to those that lack it, in pieces: one rank per node receives."""
+    leaders = [rank for rank, local_rank in enumerate(world.gather(world.local_rank)) if local_rank == 0]
+    has_file = world.gather(path.exists())
+    sources = [rank for rank in leaders if has_file[rank]]
+    lacking = [rank for rank in leaders if not has_file[rank]]
+    if not lacking or not sources:
+        return
+    group = dist.new_group([sources[0], *lacking], backend="gloo", timeout=FIRST_STEP_TIMEOUT)
+    with world.fail_together():
+        try:
+            if world.rank == sources[0]:
+                _send(path, group)
+            elif world.rank in lacking:
+                _receive(path, sources[0], group)
+        except OSError as error:
+            raise ConfigError(f"cannot copy the snapshot {path}: {error.strerror or error}") from error
+
+
+def _send(path: Path, group: dist.ProcessGroup) -> None:
+    size = path.stat().st_size
+    dist.broadcast(torch.tensor([size]), dist.get_rank(), group=group)
+    with path.open("rb") as file:
+        for start in range(0, size, CHUNK):
+            content = bytearray(file.read(min(CHUNK, size - start)))
+            dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), dist.get_rank(), group=group)
+
+
+def _receive(path: Path, source: int, group: dist.ProcessGroup) -> None:
+    """Raises OSError only when all has arrived, as the others count on every rank to take part."""
+    size = torch.zeros(1, dtype=torch.int64)
+    dist.broadcast(size, source, group=group)
+    aside = path.with_name(f".{path.name}-{socket.gethostname()}.tmp")
+    problem: OSError | None = None
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(exist_ok=True)
+            file = stack.enter_context(aside.open("wb"))
+        except OSError as error:
+            problem = error
+        for start in range(0, int(size), CHUNK):
+            content = bytearray(min(CHUNK, int(size) - start))
+            dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), source, group=group)
+            try:
+                if problem is None:
+                    file.write(content)
+            except OSError as error:  # the disk is full
+                problem = error
+        if problem is None:
+            file.flush()
+            os.fsync(file.fileno())
+            aside.replace(path)
+    if problem is not None:
+        aside.unlink(missing_ok=True)
+        raise problem
+
+
+def _newest(folder: Path) -> tuple[int, str]:
     for path in sorted(_snapshots(folder), reverse=True):
         try:
-            content = path.read_bytes()
-        except FileNotFoundError:  # on a shared disk, another node was faster in putting it aside
+            with path.open("rb") as file:
+                digest = _digest_of(file)
+        except FileNotFoundError:  # on a shared disk, another node was faster in renaming it
             continue
-        if path.stem.endswith("-" + hashlib.sha256(content).hexdigest()[:16]):
-            return _step(path), content
+        if path.stem.endswith("-" + digest):
+            return _step(path), path.name
         # Renamed, so that it does not count as one of those to keep; not deleted, as somebody will want to know why.
         aside = path.with_name(path.name + ".damaged")
         print_line(f"DAMAGED snapshot on {socket.gethostname()}, not used, kept as {aside}")
         with contextlib.suppress(FileNotFoundError):
             path.replace(aside)
-    return -1, b""
+    return -1, ""
+
+
+def _digest_of(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while content := file.read(CHUNK):
+        digest.update(content)
+    return digest.hexdigest()[:16]
 
 
 def _snapshots(folder: Path) -> list[Path]:
@@ -197,7 +282,7 @@ def _step(path: Path) -> int:
     return int(path.name.split("-")[1])
 
 
-def _fsync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -221,9 +306,31 @@ def exit_if_not_saved(world: World, problem: Exception | None) -> None:
         world.exit_together(1, reason, speaker=failed[0])
 
 
+def check_same_kind(folder: Path, parallel: str) -> None:
+    """Raise ConfigError if the only snapshots are those of the other --parallel: this run would start from scratch."""
+    kinds = {"ddp": any(folder.glob("step-*-*.pt")), "fsdp": any(folder.glob("step-*-sharded"))}
+    other = "fsdp" if parallel == "ddp" else "ddp"
+    if kinds[other] and not kinds[parallel]:
+        raise ConfigError(
+            f"the snapshots in {folder} are from a run with --parallel {other}; "
+            "continue it with that, or give another --out to start from scratch"
+        )
+
+
 def check_same_training(config: Config, saved: dict[str, Any]) -> None:
     """Raise ConfigError if the steps of the saved run mean something else."""
-    for key in ("model", "data", "image_size", "samples", "classes", "context", "batch_size", "seed", "optimizer"):
+    for key in (
+        "parallel",
+        "model",
+        "data",
+        "image_size",
+        "samples",
+        "classes",
+        "context",
+        "batch_size",
+        "seed",
+        "optimizer",
+    ):
         if key in saved and saved[key] != getattr(config, key):
             name = spelled(key)
             raise ConfigError(
@@ -254,11 +361,28 @@ def load_weights(path: str, model: nn.Module) -> str:
     return f"init from:{path} loaded:{len(weights) - len(differing)} not_loaded:{','.join(differing) or 'none'}"
 
 
+def make_writer(folder: Path, keep: int, world: World) -> Writer | None:
+    """One process per node writes."""
+    return FileWriter(folder, keep) if world.local_rank == 0 else None
+
+
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None) -> dict[str, Any]:
+    ema_state = {"ema": ema.state_dict()} if ema else {}
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), **ema_state}
+
+
 def restore(
-    state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+    state: dict[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    ema: EMA | None,
 ) -> None:
     """Load a snapshot, maybe from another kind of device. Raises ConfigError if it does not fit."""
-    fused = is_fused(next(model.parameters()).device)
+    device = next(model.parameters()).device
+    if device.type == "cpu":  # else the optimizer would work in the memory that is mapped from the file
+        state["optimizer"] = on_host(state["optimizer"])
+    fused = is_fused(device)
     for saved, group in zip(state["optimizer"]["param_groups"], optimizer.param_groups, strict=False):
         saved |= {"fused": fused, "weight_decay": group["weight_decay"]}  # the flags of this run count
         saved |= {key: group[key] for key in ("momentum", "betas") if key in group}
@@ -269,3 +393,5 @@ def restore(
         reason = " ".join(str(error).split())
         raise ConfigError(f"the snapshot of step {state['step']} does not fit this model: {reason}") from error
     scaler.load_state_dict(state.get("scaler") or scaler.state_dict())
+    if ema:
+        ema.load_state_dict(state["ema"] if "ema" in state else ema.state_of(model))

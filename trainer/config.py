@@ -65,6 +65,7 @@ class Config:
     workers: int = flag(4, "processes per rank that load the samples of --data folder and MODULE:FUNCTION")
     epochs: int = flag(15, "passes over the training samples")
     max_steps: int = flag(0, "number of steps to train, instead of --epochs; 0: use --epochs")
+    parallel: str = flag("ddp", "ddp: every rank has the whole model; fsdp: each has a part of it", ("ddp", "fsdp"))
     batch_size: int = flag(128, "samples per step, over all ranks together", least=1)
     seed: int = flag(0, "seed of the weights, the sample order and everything else that is random")
     # optimisation
@@ -90,6 +91,7 @@ class Config:
     activation_checkpointing: bool = flag(False, "recompute activations inside the model's blocks to need less memory")
     sync_bn: bool = flag(False, "compute batch norm over the images of all ranks")
     bucket_mb: int = flag(25, "MB of gradients that DDP sends at once", least=1)
+    no_reshard_after_forward: bool = flag(False, "fsdp: keep whole blocks until backward: faster, more memory")
     static_graph: bool = flag(False, "tell DDP that every step uses the same parameters")
     # slow networks
     compress: str = flag("none", "send gradients as fp16, bf16 or powersgd", ("none", "fp16", "bf16", "powersgd"))
@@ -137,22 +139,29 @@ class Config:
 
     def _check_combinations(self) -> None:
         if self.local_sgd:
-            for name, common in {
-                "compress": "none",
-                "precision": ("fp32", "tf32", "bf16"),
-                "static_graph": False,
-                "ema": 0.0,
-            }.items():
-                if getattr(self, name) not in (common if isinstance(common, tuple) else (common,)):
-                    value = getattr(self, name)
-                    what = spelled(name) if value is True else f"{spelled(name)} {value}"
-                    raise ConfigError(f"--local-sgd does not go with {what}")
+            self._refuse_with("--local-sgd", "compress", "static_graph", "ema")
+        if self.parallel == "fsdp":
+            self._refuse_with(
+                "--parallel fsdp", "compress", "local_sgd", "static_graph", "sync_bn", "channels_last", "bench"
+            )
+            if self.keep < 2:  # nodes without a shared disk do not finish a snapshot at the same moment
+                raise ConfigError("--parallel fsdp needs --keep 2 or more")
+        if self.precision == "fp16" and (self.local_sgd or self.parallel == "fsdp"):
+            other = "--local-sgd" if self.local_sgd else "--parallel fsdp"
+            raise ConfigError(f"{other} does not go with --precision fp16")
         if self.randaugment and self.data != "folder":
             raise ConfigError(f"--randaugment is for --data folder, not {self.data}")
         if self.static_graph and self.grad_accum_steps > 1:
             raise ConfigError(
                 "--static-graph does not go with --grad-accum-steps: DDP must sum up every backward pass then"
             )
+
+    def _refuse_with(self, flag: str, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value != Config.__dataclass_fields__[name].default:
+                what = spelled(name) if value is True else f"{spelled(name)} {value}"
+                raise ConfigError(f"{flag} does not go with {what}")
 
     @property
     def trackers(self) -> tuple[str, ...]:

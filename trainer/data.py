@@ -8,6 +8,7 @@ the samples that are left, with any number of ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -137,11 +138,23 @@ def order(size: int, seed: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
 
 
-def every_sample(size: int, rank: int, world_size: int, at_once: int) -> Iterator[MicroBatch]:
-    """Deal every sample to exactly one rank, for evaluation. The step is 0."""
+PADDING = -1  # the step of a micro-batch that does not count
+
+
+def every_sample(
+    size: int, rank: int, world_size: int, at_once: int, equally_often: bool = False
+) -> Iterator[MicroBatch]:
+    """Deal every sample to exactly one rank, for evaluation. The step is 0.
+
+    `equally_often`: with PADDING, all ranks have the same number of micro-batches.
+    """
+    rounds = math.ceil(math.ceil(size / world_size) / at_once) if equally_often else 0
     for micro_batch in torch.arange(size)[rank::world_size].split(at_once):
         if len(micro_batch):
+            rounds -= 1
             yield 0, micro_batch
+    for _ in range(rounds):
+        yield PADDING, torch.zeros(1, dtype=torch.int64)
 
 
 def seed_of(seed: int, number: int) -> int:

@@ -196,6 +196,11 @@ def set_precision(precision: str, device: torch.device) -> None:
             raise ConfigError(f"--precision bf16: {torch.cuda.get_device_name()} has no bf16; use fp16")
 
 
+def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
+
+
 def gpu_facts(device: torch.device) -> str:
     if device.type != "cuda":
         return ""

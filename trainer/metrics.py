@@ -40,7 +40,7 @@ class Log:
     config: Config
     world: World
     data: Data
-    ddp: DistributedDataParallel
+    wrapped: nn.Module
     tracker: Tracker | None  # on rank 0
     flops: float | None = None  # of one sample; None: unknown
     steps: int = 0
@@ -51,7 +51,7 @@ class Log:
     def __post_init__(self) -> None:
         self.timer = Timer(self.world.device)
         self.peak = peak_flops(self.world.device)  # of a rank's GPU
-        self._wait = GradientWait(self.ddp, self.world.device, self.config.log_every)
+        self._wait = GradientWait(self.wrapped, self.world.device, self.config.log_every)
 
     def count_flops(self, model: nn.Module, inputs: Tensor) -> None:
         if self.peak:
@@ -82,8 +82,7 @@ class Log:
         } | self._extras(step_time)
         where = f"epoch:{epoch} step:{step}"
         self.world.print(f"{where} {format_figures(figures)}")
-        if self.tracker:
-            self.tracker.write(step, figures)
+        self.record(step, figures)
         if self.config.log_ranks == "all":
             mine = len(range(self.world.rank, self.config.batch_size, self.world.world_size)) * self.data.targets
             own = {"loss": loss / mine, "acc": correct / mine, **{part: mean.get(part, 0.0) for part in PARTS}}
@@ -92,8 +91,15 @@ class Log:
 
     def test(self, epoch: int, step: int, loss: float, accuracy: float) -> None:
         self.world.print(f"epoch:{epoch} step:{step} test_loss:{loss:.4f} test_acc:{accuracy:.4f}")
+        self.record(step, {"test_loss": loss, "test_acc": accuracy})
+
+    def record(self, step: int, figures: dict[str, Any]) -> None:
         if self.tracker:
-            self.tracker.write(step, {"test_loss": loss, "test_acc": accuracy})
+            self.tracker.write(step, figures)
+
+    def close(self) -> None:
+        if self.tracker:
+            self.tracker.close()
 
     def summary(self) -> None:
         """Print the means over all steps since this start. Tests and snapshots count in `seconds` only."""
@@ -212,13 +218,18 @@ class GradientWait:
     measures it: on a CPU in every step; on a GPU, where measuring takes time, once in `every` steps.
     """
 
-    def __init__(self, ddp: DistributedDataParallel, device: torch.device, every: int) -> None:
-        self._ddp, self._sampled = ddp, device.type == "cuda"
+    def __init__(self, wrapped: nn.Module, device: torch.device, every: int) -> None:
+        # FSDP does not measure it
+        self._ddp = wrapped if isinstance(wrapped, DistributedDataParallel) else None
+        self._sampled = device.type == "cuda"
         self._before = (0, 0)
-        ddp._set_ddp_runtime_logging_sample_rate(every if self._sampled else 1)
+        if self._ddp:
+            self._ddp._set_ddp_runtime_logging_sample_rate(every if self._sampled else 1)
 
     def read(self) -> float:
         """Seconds per step since the last call."""
+        if not self._ddp:
+            return 0.0
         measured = self._ddp._get_ddp_logging_data()
         names = ("backward_comm_time", "backward_compute_comm_overlap_time")
         if self._sampled:

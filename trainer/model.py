@@ -95,7 +95,8 @@ def prepare_model(model: nn.Module, config: Config, device: torch.device) -> nn.
         if device.type != "cuda":
             raise ConfigError("--sync-bn: torch has it for GPUs only")
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    model = model.to(device)
+    if config.parallel == "ddp":  # FSDP moves a block at a time, and keeps only this rank's part of it
+        model = model.to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # documented
     return model
@@ -107,14 +108,19 @@ def checkpoint_blocks(model: nn.Module, name: str) -> None:
     A block is what a model of a ModuleList or a Sequential has of its own kind: not a layer of torch.nn's. (Batch norm
     counts a batch twice so; its running means move towards it twice as far.)
     """
-    lists = [each for each in model.modules() if isinstance(each, (nn.ModuleList, nn.Sequential))]
-    blocks = [each for one in lists for each in one if not type(each).__module__.startswith("torch.nn.")]
+    blocks = blocks_of(model)
     if not blocks:
         raise ConfigError(
             f"--activation-checkpointing: --model {name} has no blocks of its own in a ModuleList or Sequential"
         )
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # the names of the weights stay
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The modules in a ModuleList or Sequential of the model that are not layers of torch.nn."""
+    lists = [each for each in model.modules() if isinstance(each, (nn.ModuleList, nn.Sequential))]
+    return [each for one in lists for each in one if not type(each).__module__.startswith("torch.nn.")]
 
 
 class GPT(nn.Module):

@@ -1,21 +1,81 @@
-"""How the ranks share the work of a model: DistributedDataParallel."""
+"""How the ranks share a model: each has all of it (DDP), or each has a part of it (FSDP)."""
 
 from __future__ import annotations
 
-from torch import nn
+import contextlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config import Config
+from trainer import checkpoint
+from trainer.config import Config, ConfigError
 from trainer.dist import World
 from trainer.extras.compression import compress
+from trainer.model import blocks_of
 
 
-def wrap(model: nn.Module, config: Config, world: World, first_step: int) -> DistributedDataParallel:
-    """Every rank holds the whole model; it averages gradients while backward computes the others (arXiv:2006.15704)."""
+def wrap(model: nn.Module, config: Config, world: World, first_step: int) -> nn.Module:
+    """Return what to call in training. Make the optimizer afterwards, as FSDP replaces the parameters."""
+    if config.parallel == "fsdp":
+        return shard(model, config, world)
     if config.compile:
         model.compile()
+    # Every rank averages gradients with the others while backward still computes the rest (arXiv:2006.15704).
     ddp = DistributedDataParallel(
         model, gradient_as_bucket_view=True, bucket_cap_mb=config.bucket_mb, static_graph=config.static_graph
     )
     compress(ddp, config, world, first_step)
     return ddp
+
+
+def shard(model: nn.Module, config: Config, world: World) -> nn.Module:
+    """FSDP2: each rank keeps its part of every parameter, gradient and optimizer state (arXiv:2304.11277).
+
+    A block's parameters are gathered right before it computes, and freed right after. So a rank needs memory for its
+    part of the model and for one or two whole blocks.
+    """
+    try:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    except ImportError as error:
+        raise ConfigError(f"--parallel fsdp needs torch 2.6 or newer, not {torch.__version__}") from error
+    # Gather bf16 copies, which halves what is sent; add gradients up in fp32.
+    bf16 = config.precision == "bf16"
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
+    options: dict[str, Any] = {
+        "mesh": init_device_mesh(world.device.type, (world.world_size,)),
+        "mp_policy": policy,
+        "reshard_after_forward": not config.no_reshard_after_forward,
+    }
+    for block in blocks_of(model):
+        if config.compile:
+            block.compile()  # block by block: FSDP's own work between the blocks cannot be compiled
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    return model
+
+
+@contextlib.contextmanager
+def keep_gradients_local(wrapped: nn.Module) -> Iterator[None]:
+    """Add up gradients on this rank without sending them. FSDP sends them: whole gradients would not fit."""
+    with wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else contextlib.nullcontext():
+        yield
+
+
+def snapshots_of(config: Config) -> ModuleType:
+    """The module that saves and loads snapshots."""
+    if config.parallel == "fsdp":
+        from trainer import sharded  # importing it takes time
+
+        return sharded
+    return checkpoint
+
+
+def full(value: Tensor) -> Tensor:
+    """The value of a tensor whose parts may be on several ranks."""
+    gathered: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return gathered

@@ -20,13 +20,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 from trainer import checkpoint, metrics
 from trainer.config import Config, ConfigError
-from trainer.data import Batch, Data, Sampling, Split, check_batch_size, every_sample, seed_of
+from trainer.data import PADDING, Batch, Data, Sampling, Split, check_batch_size, every_sample, seed_of
 from trainer.datasets import load
-from trainer.dist import SAVE, STOP, Requests, World, set_precision
+from trainer.dist import SAVE, STOP, Requests, World, autocast, set_precision
 from trainer.extras import local_sgd
 from trainer.extras.ema import EMA
 from trainer.extras.mixing import Mix, make_mix
@@ -34,19 +33,19 @@ from trainer.extras.profiler import Profiler
 from trainer.extras.samples import find_decoder, print_sample
 from trainer.model import build, prepare_model
 from trainer.optim import learning_rate, make_optimizer
-from trainer.parallel import wrap
+from trainer.parallel import full, keep_gradients_local, snapshots_of, wrap
 
 
 @dataclass(frozen=True)
 class Training:
-    """Everything that a step needs. `model` is your module; `ddp` wraps it and is called in training."""
+    """Everything that a step needs. `model` is your module; call `wrapped` in training."""
 
     config: Config
     world: World
     data: Data
     sampling: Sampling
     model: nn.Module
-    ddp: DistributedDataParallel
+    wrapped: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     first_step: int  # 0, or the step of the snapshot from which the run resumed
@@ -67,6 +66,7 @@ def run(config: Config, world: World) -> None:
     world.print(" ".join(["config", *(f"{key}:{value}" for key, value in config.as_dict().items())]))
     with world.fail_together():
         out = checkpoint.make_folder(config.out)
+        checkpoint.check_same_kind(out, config.parallel)
     training = setup(config, world, out)
     if config.eval_only:
         loss, accuracy = test(training, training.first_step)
@@ -74,8 +74,8 @@ def run(config: Config, world: World) -> None:
         return
     with world.fail_together():
         tracker = metrics.Tracker(config, out, training.first_step) if world.rank == 0 else None
-    log = metrics.Log(config, world, training.data, training.ddp, tracker)
-    writer = checkpoint.Writer(out, config.keep) if world.local_rank == 0 else None
+    log = metrics.Log(config, world, training.data, training.wrapped, tracker)
+    writer = snapshots_of(config).make_writer(out, config.keep, world)
 
     step = train(training, log, writer)
     checkpoint.exit_if_not_saved(world, writer.close() if writer else None)
@@ -84,14 +84,11 @@ def run(config: Config, world: World) -> None:
     else:
         loss, accuracy = test(training, step)
         log.summary()
-        if tracker:
-            tracker.write(step, {"test_loss": loss, "test_acc": accuracy})
+        log.record(step, {"test_loss": loss, "test_acc": accuracy})
         seconds = time.monotonic() - started
-        world.print(
-            f"done {training.position(step)} test_loss:{loss:.4f} test_acc:{accuracy:.4f} seconds:{seconds:.1f}"
-        )
-    if tracker:
-        tracker.close()
+        result = f"test_loss:{loss:.4f} test_acc:{accuracy:.4f}"
+        world.print(f"done {training.position(step)} {result} seconds:{seconds:.1f}")
+    log.close()
 
 
 def setup(config: Config, world: World, out: Path | None) -> Training:
@@ -111,30 +108,26 @@ def setup(config: Config, world: World, out: Path | None) -> Training:
     sampling = Sampling(
         data.train.size, config.batch_size, config.seed, world.rank, world.world_size, config.grad_accum_steps
     )
-    optimizer = make_optimizer(config, model, world.device)
-    scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
     metrics.print_plan(config, world, data, sampling, model)
-
-    state = checkpoint.load_newest(out, world) if out else None
-    if state is not None:
-        with world.fail_together():
-            checkpoint.check_same_training(config, state["config"])
-            checkpoint.restore(state, model, optimizer, scaler)
-    elif config.init_from:
-        with world.fail_together():
-            if world.rank == 0:  # DDP sends the weights of rank 0 to all
-                world.print(checkpoint.load_weights(config.init_from, model))
-    elif config.eval_only:
-        with world.fail_together():
-            raise ConfigError(f"--eval-only: there is no snapshot in {out}; give --out or --init-from")
+    state = snapshots_of(config).load_newest(out, world) if out else None
     first_step = state["step"] if state else 0
     with world.fail_together():
-        ddp = wrap(model, config, world, first_step)
-    ema = EMA(model, config.ema) if config.ema else None  # after DDP, which makes the models equal
-    if ema and state and "ema" in state:
-        ema.load_state_dict(state["ema"])
-    training = Training(config, world, data, sampling, model, ddp, optimizer, scaler, first_step, ema, mix)
-    if state is not None:
+        if state:
+            checkpoint.check_same_training(config, state["config"])
+        elif config.init_from:
+            if world.rank == 0 or config.parallel == "fsdp":  # DDP sends the weights of rank 0 to all
+                world.print(checkpoint.load_weights(config.init_from, model))
+        elif config.eval_only:
+            raise ConfigError(f"--eval-only: there is no snapshot in {out}; give --out or --init-from")
+    with world.fail_together():
+        wrapped = wrap(model, config, world, first_step)
+        optimizer = make_optimizer(config, model, world.device)
+        scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
+        ema = EMA(model, config.ema) if config.ema else None
+        if state:
+            snapshots_of(config).restore(state, model, optimizer, scaler, ema)
+    training = Training(config, world, data, sampling, model, wrapped, optimizer, scaler, first_step, ema, mix)
+    if state:
         ranks = state.get("world_size", "?")
         position = training.position(first_step)
         world.print(f"resumed {position} from:{out} (another --out starts from scratch) ranks_before:{ranks}")
@@ -207,7 +200,7 @@ def warm_up(training: Training, log: metrics.Log) -> Iterator[Batch]:
     first = next(batches)
     log.count_flops(model, first.inputs)
     buffers = [buffer.clone() for buffer in model.buffers()]  # batch norm would learn from this pass
-    forward(training, training.ddp, first)[1].backward()
+    forward(training, training.wrapped, first)[1].backward()
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         buffer.copy_(before)
     training.optimizer.zero_grad()
@@ -239,8 +232,8 @@ def train_step(
         log.timer.lap("data")
         # Gradients add up on each rank; only the last micro-batch sends them.
         send = micro_step == config.grad_accum_steps - 1 and not alone
-        with contextlib.nullcontext() if send else training.ddp.no_sync():
-            logits, micro_loss = forward(training, training.ddp, batch)
+        with contextlib.nullcontext() if send else keep_gradients_local(training.wrapped):
+            logits, micro_loss = forward(training, training.wrapped, batch)
             if logged:
                 correct = correct + count_correct(logits.detach(), batch.targets)
             del logits  # with many classes, the largest tensor: freed before backward needs memory
@@ -251,7 +244,7 @@ def train_step(
 
     if config.grad_clip or logged:
         scaler.unscale_(optimizer)  # fp16 gradients are scaled up; the norm must be that of the real ones
-        grad_norm = nn.utils.clip_grad_norm_(training.model.parameters(), config.grad_clip or math.inf)
+        grad_norm = full(nn.utils.clip_grad_norm_(training.model.parameters(), config.grad_clip or math.inf))
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
@@ -277,7 +270,7 @@ def forward(training: Training, model: nn.Module, batch: Batch) -> tuple[Tensor,
     inputs = batch.inputs
     if config.channels_last and inputs.ndim == 4:
         inputs = inputs.contiguous(memory_format=torch.channels_last)
-    with autocast(config, training.world.device):
+    with autocast(config.precision, training.world.device):
         logits = model(inputs)
         # Targets are classes or, after mixup, the share of each class.
         targets = batch.targets if batch.targets.is_floating_point() else batch.targets.flatten()
@@ -289,11 +282,6 @@ def forward(training: Training, model: nn.Module, batch: Batch) -> tuple[Tensor,
 def count_correct(logits: Tensor, targets: Tensor) -> Tensor:
     classes = targets.argmax(dim=-1) if targets.is_floating_point() else targets
     return (logits.argmax(dim=-1) == classes).sum()
-
-
-def autocast(config: Config, device: torch.device) -> contextlib.AbstractContextManager[object]:
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
-    return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
 
 
 def test(training: Training, step: int) -> tuple[float, float]:
@@ -314,9 +302,15 @@ def evaluate(model: nn.Module, split: Split, config: Config, world: World) -> tu
     samples_at_once = max(1, config.batch_size // world.world_size // config.grad_accum_steps)
     loss, correct = torch.zeros((), dtype=torch.float64, device=world.device), torch.zeros((), device=world.device)
     targets_seen = 0
-    for batch in split.batches(every_sample(split.size, world.rank, world.world_size, samples_at_once)):
-        with autocast(config, world.device):
+    # A sharded model needs all ranks for every micro-batch, so ranks with fewer samples take part with one that is not
+    # counted.
+    equally_often = config.parallel == "fsdp"
+    micro_batches = list(every_sample(split.size, world.rank, world.world_size, samples_at_once, equally_often))
+    for (kind, _), batch in zip(micro_batches, split.batches(micro_batches), strict=True):
+        with autocast(config.precision, world.device):
             logits = model(batch.inputs)
+        if kind == PADDING:
+            continue
         flat, targets = logits.float().flatten(0, -2), batch.targets.flatten()
         loss += cross_entropy(flat, targets, reduction="sum")
         correct += (flat.argmax(dim=-1) == targets).sum()
@@ -339,18 +333,15 @@ def save(
     """
     metrics.exit_if_not_finite(training.world, training.sampling, step, unchecked)  # never save a broken model
     make_models_equal(training.model, training.config, training.world)
-    if writer:  # one process per node writes
+    if writer:
         state = {
             "step": step,
             "config": training.config.as_dict(),
             "world_size": training.world.world_size,
             "torch": str(torch.__version__),
-            "model": training.model.state_dict(),
-            "optimizer": training.optimizer.state_dict(),
             "scaler": training.scaler.state_dict(),
+            **snapshots_of(training.config).tensors_of(training.model, training.optimizer, training.ema),
         }
-        if training.ema:
-            state["ema"] = training.ema.state_dict()
         writer.save(state, announcement if training.world.rank == 0 else None)
 
 

@@ -23,7 +23,7 @@ from trainer.datasets import load  # noqa: E402
 from trainer.dist import World, choose_device, joined  # noqa: E402
 from trainer.extras.ema import EMA  # noqa: E402
 from trainer.extras.mixing import make_mix  # noqa: E402
-from trainer.metrics import Tracker, flops_of, peak_of, wandb_id  # noqa: E402
+from trainer.metrics import flops_of, peak_of, wandb_id  # noqa: E402
 from trainer.model import build, checkpoint_blocks  # noqa: E402
 from trainer.optim import learning_rate, make_optimizer, peak_learning_rate, with_momentum  # noqa: E402
 from trainer.place import Place  # noqa: E402
@@ -52,6 +52,9 @@ def test_a_wrong_flag_is_refused_in_one_line() -> None:
         ["--schedule=step"],
         ["--profile-steps=13:10"],
         ["--randaugment"],
+        ["--parallel=fsdp", "--precision=fp16"],
+        ["--parallel=fsdp", "--compress=fp16"],
+        ["--parallel=fsdp", "--keep=1"],
         ["--local-sgd=4", "--ema=0.9"],
         ["--local-sgd=4", "--compress=fp16"],
         ["--static-graph", "--grad-accum-steps=2"],
@@ -146,7 +149,7 @@ def test_a_snapshot_comes_back_as_it_was_and_only_the_newest_two_are_kept(world:
 
 
 def test_what_changes_after_a_snapshot_was_taken_is_not_in_it(world: World, tmp_path: Path) -> None:
-    writer = checkpoint.Writer(tmp_path, keep=2)
+    writer = checkpoint.FileWriter(tmp_path, keep=2)
     weight = torch.zeros(1000)
     for step in range(1, 8):
         weight.fill_(step)
@@ -162,7 +165,7 @@ def test_the_training_goes_on_when_the_disk_is_full_but_does_not_end_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "not there"
-    writer = checkpoint.Writer(folder, keep=2)
+    writer = checkpoint.FileWriter(folder, keep=2)
     writer.save({"step": 1})
     assert isinstance(writer.close(), FileNotFoundError)
     assert re.search(rf"\b{socket.gethostname()} step:1 error:", capsys.readouterr().out)
@@ -177,7 +180,7 @@ def test_a_snapshot_is_announced_when_it_or_a_newer_one_is_on_disk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "late"
-    writer = checkpoint.Writer(folder, keep=2)
+    writer = checkpoint.FileWriter(folder, keep=2)
     writer.save({"step": 1}, "saved step:1")
     output = ""
     deadline = time.monotonic() + 30
@@ -198,7 +201,7 @@ def test_a_snapshot_is_announced_when_it_or_a_newer_one_is_on_disk(
 def test_a_snapshot_that_cannot_be_pickled_keeps_later_ones_from_nothing(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    writer = checkpoint.Writer(tmp_path, keep=2)
+    writer = checkpoint.FileWriter(tmp_path, keep=2)
     writer.save({"step": 1, "model": lambda: None})
     deadline = time.monotonic() + 30
     said = ""
@@ -214,7 +217,7 @@ def test_a_snapshot_that_cannot_be_pickled_keeps_later_ones_from_nothing(
 
 
 def test_a_training_whose_last_snapshot_cannot_be_pickled_does_not_end_well(tmp_path: Path) -> None:
-    writer = checkpoint.Writer(tmp_path, keep=2)
+    writer = checkpoint.FileWriter(tmp_path, keep=2)
     writer.save({"step": 1, "model": lambda: None})
     assert isinstance(writer.close(), (AttributeError, PicklingError))
 
@@ -290,23 +293,6 @@ def test_a_run_in_weights_and_biases_keeps_its_id(tmp_path: Path, monkeypatch: p
     assert wandb_id(tmp_path) == "first"
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
     assert wandb_id(tmp_path) == "mine"
-
-
-def test_tensorboard_hides_what_a_resumed_run_does_again(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    config = Config(track="tensorboard")
-    for first_step, loss in ((0, 1.0), (4, 2.0)):
-        tracker = Tracker(config, tmp_path, first_step)
-        for step in range(first_step + 1, 7):
-            tracker.write(step, {"loss": loss})
-        tracker.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [
-        (1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2),
-    ]  # fmt: skip
 
 
 @pytest.mark.torchvision

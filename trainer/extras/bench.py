@@ -18,6 +18,7 @@ from trainer.config import Config
 from trainer.datasets.workers import AHEAD
 from trainer.dist import World
 from trainer.metrics import Log, flops_of
+from trainer.parallel import keep_gradients_local
 from trainer.train import Training, forward, setup, train_step, warm_up
 
 ROUNDS = 5
@@ -39,16 +40,16 @@ def bench(config: Config, world: World) -> None:
 def measure(training: Training) -> dict[str, Any]:
     """Rounds of all contestants in turn, as a machine is not equally fast all the time; the median of each counts."""
     config, world, data = training.config, training.world, training.data
-    log = Log(config, world, data, training.ddp, None)
+    log = Log(config, world, data, training.wrapped, None)
     batch = next(warm_up(training, log))
     gradients = sum(each.numel() for each in training.model.parameters() if each.requires_grad)
     flat = torch.zeros(gradients, device=world.device)
     numbers = iter(range(10**9))
 
     def compute() -> None:
-        with training.ddp.no_sync():
+        with keep_gradients_local(training.wrapped):
             for _ in range(config.grad_accum_steps):
-                forward(training, training.ddp, batch)[1].backward()
+                forward(training, training.wrapped, batch)[1].backward()
         training.optimizer.step()
         training.optimizer.zero_grad()
 

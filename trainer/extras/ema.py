@@ -38,6 +38,10 @@ class EMA:
             parameter.copy_(average)
             average.copy_(before)
 
+    def state_of(self, model: nn.Module) -> dict[str, Tensor]:
+        """What an average has that begins with the weights of `model`."""
+        return {str(number): parameter.detach() for number, parameter in enumerate(model.parameters())}
+
     def state_dict(self) -> dict[str, Any]:
         return {str(number): average for number, average in enumerate(self._averages)}
 

@@ -1,0 +1,101 @@
+"""`--parallel fsdp`: the same training as with DDP, with every rank holding a part of the model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ddp-orch[trainer]'")
+if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+    pytest.skip("FSDP2 is public since torch 2.6", allow_module_level=True)
+
+from .trainer_ranks import losses, outputs_of, started, trainings, values  # noqa: E402
+
+GPT = ("--model=gpt-tiny", "--data=text", "--data-path=text", "--context=16", "--batch-size=8", "--optimizer=adamw",
+       "--lr=0.003", "--schedule=constant", "--grad-clip=1", "--ema=0.9", "--log-every=1", "--track=none")  # fmt: skip
+FSDP = (*GPT, "--parallel=fsdp")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sharded")
+    torch.manual_seed(0)
+    (folder / "text").write_bytes(bytes(torch.randint(97, 123, (2000,)).tolist()))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> list[str]:
+    """What rank 0 of two said: with DDP, with FSDP, and in the first steps of a run that others resume."""
+    ways = {
+        "ddp": (*GPT, "--max-steps=9", "--out=ddp"),
+        "fsdp": (*FSDP, "--max-steps=9", "--out=fsdp"),
+        "pieces": (*FSDP, "--max-steps=2", "--out=pieces", "--grad-accum-steps=2", "--activation-checkpointing"),
+        "moving": (*FSDP, "--max-steps=3", "--out=moving"),
+    }
+    return trainings(2, folder, *ways.values())
+
+
+def test_every_loss_is_that_of_ddp(two: list[str]) -> None:
+    ddp, fsdp, pieces, _ = two
+    assert losses(fsdp) == pytest.approx(losses(ddp), abs=2e-4) and len(losses(ddp)) == 9
+    assert losses(pieces) == pytest.approx(losses(ddp)[:2], abs=2e-4)
+    done = [float(values(output, "done")["test_loss"]) for output in (ddp, fsdp)]
+    assert done[0] == pytest.approx(done[1], abs=2e-4)
+
+
+def test_a_run_resumes_with_two_then_four_then_three_ranks(two: list[str], folder: Path) -> None:
+    said = [two[3]]
+    for ranks, steps in ((4, 6), (3, 9)):
+        said += trainings(ranks, folder, (*FSDP, f"--max-steps={steps}", "--out=moving"))
+    assert [values(output, "resumed")["ranks_before"] for output in said[1:]] == ["2", "4"]
+    assert [loss for output in said for loss in losses(output)] == pytest.approx(losses(two[1]), abs=2e-4)
+    assert float(values(said[-1], "done")["test_loss"]) == pytest.approx(
+        float(values(two[1], "done")["test_loss"]), abs=2e-4
+    )
+    parts = [path.stat().st_size for path in (folder / "moving/step-000000006-sharded").glob("__*.distcp")]
+    assert len(parts) == 4 and max(parts) <= 0.3 * sum(parts)
+
+
+def test_hosts_without_a_shared_disk_copy_the_parts_that_they_lack(
+    two: list[str], folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_bytes((folder / "text").read_bytes())
+    for steps, hosts in ((4, ("a", "b")), (9, ("b", "new"))):
+        with started(2, tmp_path, "-m", "trainer", *FSDP, f"--max-steps={steps}", out=hosts) as ranks:
+            if steps == 4:
+                outputs = outputs_of(ranks)
+                assert [rank.returncode for rank in ranks] == [0, 0], outputs
+                names = [{path.name for path in (tmp_path / host).glob("*/__*")} for host in hosts]
+                assert names == [{"__0_0.distcp"}, {"__1_0.distcp"}]
+                # Host a is lost, but its files were on a third one.
+                (tmp_path / "new").mkdir()
+                (tmp_path / "a/step-000000004-sharded").rename(tmp_path / "new/step-000000004-sharded")
+            else:
+                outputs = outputs_of(ranks)
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert values(outputs[0], "resumed")["step"] == "4"
+    assert losses(outputs[0]) == losses(two[1])[4:]
+    assert values(outputs[0], "done")["test_loss"] == values(two[1], "done")["test_loss"]
+
+
+def test_a_snapshot_that_lacks_a_part_is_not_used(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes((folder / "text").read_bytes())
+    trainings(2, tmp_path, (*FSDP, "--max-steps=4", "--save-every=2", "--out=out"))
+    newest, part = tmp_path / "out/step-000000004-sharded", "__1_0.distcp"
+    (newest / part).write_bytes((newest / part).read_bytes()[:-1])
+    (output,) = trainings(2, tmp_path, (*FSDP, "--max-steps=4", "--out=out"))
+    assert re.search(rf"^DAMAGED .*step-000000004-sharded.*{re.escape(part)}$", output, re.MULTILINE)
+    assert values(output, "resumed")["step"] == "2" and len(losses(output)) == 2
+    assert (newest / part).stat().st_size > 0 and not list((tmp_path / "out").glob(".*"))
+
+
+def test_snapshots_of_ddp_are_not_those_of_fsdp(two: list[str], folder: Path) -> None:
+    """A run that finds only the others does not start from scratch."""
+    outputs = trainings(2, folder, (*GPT, "--out=fsdp"), (*FSDP, "--out=ddp"))
+    assert all(output.endswith("refused: exit code 2\n") for output in outputs)
+    assert [re.findall(r"trainer: .*(--parallel \w+)", output)[0] for output in outputs] == [
+        "--parallel fsdp", "--parallel ddp",
+    ]  # fmt: skip
