@@ -235,3 +235,5 @@ def test_advice_says_how_to_get_to_a_host_by_hand() -> None:
     chained = [replace(PLAIN, address="gpu2"), replace(PLAIN, name="gpu2", address="10.0.0.2")]
     assert ssh_config.by_hand("ssh gpu1 kill 5", chained) == "ssh gpu2 kill 5"
     assert ssh_config.by_hand(said, [PLAIN, replace(PLAIN, name="gpu10", address="localhost")]) == said
+    entered = replace(PLAIN, address="localhost", via="docker exec -i {host}")
+    assert ssh_config.by_hand("ssh gpu1 kill 5", [entered]) == "docker exec -i gpu1 kill 5"
