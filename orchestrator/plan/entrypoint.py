@@ -53,6 +53,11 @@ def find(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[str, ...],
     in_place = [host for host in hosts if host.workdir]
     if len(in_place) == len(hosts):
         return ("-u", script, *args), None
+    if not module and not Path(script).suffix and not (base / script).exists():
+        raise UsageError(
+            f"{script}: no such file in {base}. To start a program of the hosts once on each of them: "
+            f"{advice.command('up', '--set', 'run.launcher=node', '--', *words, inventory=inventory.path)}"
+        )
     path = _module_file(args[0], base) if module else Path(script)
     snapshot = ship.snapshot(path, inventory.run.sync, base, inventory_folder)
     if snapshot is None:

@@ -143,9 +143,15 @@ PRESETS = (
             "SLURM_JOB_NUM_NODES": "{nnodes}",
         },
     ),
+    # jax.distributed.initialize() without arguments takes the rest from the variables of Slurm (jax 0.10)
     Launcher(
         "jax",
         env={
+            "SLURM_JOB_ID": "1",
+            "SLURM_STEP_NODELIST": "{master_addr}",
+            "SLURM_NTASKS": "{world_size}",
+            "SLURM_PROCID": "{rank}",
+            "SLURM_LOCALID": "{local_rank}",
             "JAX_COORDINATOR_ADDRESS": "{rdzv_endpoint}",
             "JAX_NUM_PROCESSES": "{world_size}",
             "JAX_PROCESS_ID": "{rank}",

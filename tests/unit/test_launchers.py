@@ -226,3 +226,11 @@ def test_what_ddp_orch_itself_starts_needs_ranks() -> None:
     for name, expected in (("node", "torchrun"), ("accelerate", "torchrun"), ("direct", "direct"), ("mpi", "mpi")):
         inventory = model.parse(TWO + f"run: {{launcher: {name}}}", "i")
         assert launchers.for_own_scripts(inventory).run.launcher == expected
+
+
+def test_a_program_that_is_no_file_is_refused_with_the_launcher_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"run\.launcher=node -- axolotl train c\.yaml"):
+        entrypoint.find(model.parse(TWO, "i"), ("axolotl", "train", "c.yaml"))
