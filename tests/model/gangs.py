@@ -56,6 +56,8 @@ def fold(entries: tuple[Entry, ...]) -> Run:
 
 
 class Gang:
+    ends_alone = False  # without a head, after a while
+
     def __init__(self, node: Node) -> None:
         self.node = node
         self.statuses: dict[int, dict[str, Any]] = {}

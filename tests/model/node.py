@@ -143,7 +143,8 @@ class Node:
         self.stop_requested = False  # in stop.json
         self.up = True
         self.paused = False
-        self.left = False  # it has the verdict, and its processes have ended
+        self.left = False  # it has the verdict or has given up, and its processes have ended
+        self.gave_up = False
         self.inbox: list[Any] = []  # what happened while it was paused
         self.boots = 0
         self.incarnation = 0  # of the recorder
@@ -233,7 +234,7 @@ class Node:
             self.state = self.state._replace(campaign_at=min(self.state.campaign_at, self.clock()))
         self.step(election_state.Tick(self.clock()))
         self.gang.on_tick()
-        if self.guard.verdict is not None and self.guard.ranks is None and self.gang.may_leave():
+        if self.guard.verdict is not None and self.guard.ranks is None and (self.gave_up or self.gang.may_leave()):
             self.left = True
 
     def step(self, event: election_state.Event) -> None:
@@ -273,6 +274,12 @@ class Node:
             self.step(election_state.Received(sender, content, self.clock()))
         else:
             self.gang.on_message(sender, kind, content)
+
+    def give_up(self) -> None:
+        """No head for too long. That is no verdict: other nodes may go on."""
+        if self.guard.verdict is None:
+            self.gave_up, self.guard.verdict = True, "lost"
+            self.guard.kill("no head")
 
     def request_stop(self) -> None:
         self.stop_requested = True

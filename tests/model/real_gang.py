@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from .node import Node
 
 MANY = 1000  # restarts
-REJOIN_TIMEOUT = 10_000.0  # s
+REJOIN_TIMEOUT = 10_000.0  # s that the head waits for nodes
+GIVES_UP_AFTER = 60.0  # s without a head, beyond a lease
 BEGUN_BY = 8.0  # s: a host that is lost before the start ends the run, as its controller sees it
 
 
 class RealGang(Gang):
+    ends_alone = True
+
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         voters, size = node.config.voters, node.world.team_size
@@ -136,12 +139,21 @@ class RealGang(Gang):
     def on_tick(self) -> None:
         state, now = self.node.state, self.node.clock()
         if state.role is not Role.HEAD:
+            self._end_without_head(now)
             self._tell()
             return
         if self._decides():
             self._decide(now)
         if self._decides():
             self._send_orders()
+
+    def _end_without_head(self, now: float) -> None:
+        """The head may have been lost as it told the others of the verdict."""
+        silent = now - self.node.state.heard_at
+        if silent > self.node.config.lease and self.state.verdict is not None:
+            self.node.guard.finish(self.state.verdict["state"])
+        elif silent > self.node.config.lease + GIVES_UP_AFTER and self.node.state.length:
+            self.node.give_up()
 
     def _decide(self, now: float) -> None:
         state = self.node.state
@@ -178,6 +190,8 @@ class RealGang(Gang):
             order = gang_orders.order_of(self.state, number)
             if order is None or (number not in self._links and number != self.node.number):
                 continue
+            if isinstance(order, End) and self.node.world.dies_in_the_farewell(self.node):
+                return
             message = {"order": order, "epoch": state.ballot.epoch}
             if number == self.node.number:
                 self._obey(message)

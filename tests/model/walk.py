@@ -35,6 +35,9 @@ def scenario(seed: str, begins: float = 0.5) -> Scenario:
     faults += _for_good(dice, voters, voters - witness - team_size, begins, at)
     if dice.random() < 0.2:
         faults.append(Fault(begins + dice.uniform(0.0, at + lease), "stop"))
+    if dice.random() < 0.3:
+        seconds = dice.choice((0.1, lease, float("inf")))
+        faults.append(Fault(begins, "farewell", dice.randrange(voters), seconds))
     return Scenario(seed, voters, team_size, witness, True, lease, eager, weather, tuple(faults))
 
 

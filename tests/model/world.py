@@ -29,7 +29,9 @@ class Weather(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """`kind`: cut, power, pause, recorder, fail or stop. `pairs`: links that are cut, each in one direction.
+    """`kind`: cut, power, pause, recorder, fail, stop or farewell. `pairs`: links that are cut, each in one direction.
+
+    farewell: the head loses its power as it tells the others of the verdict, after `node` of them.
 
     `only`: the kind of message that is cut, all if it is empty.
     """
@@ -70,6 +72,7 @@ class World:
         self._order = itertools.count()
         self._cuts: Counter[tuple[int, int, str]] = Counter()
         self._calm = False
+        self._told = 0  # nodes, of the verdict
         candidates = tuple(range(scenario.voters - scenario.witness))
         self.nodes: list[Node] = []
         for number in range(scenario.voters):
@@ -107,6 +110,19 @@ class World:
                 yield ranks
 
     # faults
+
+    def dies_in_the_farewell(self, head: Node) -> bool:
+        """Called for each node that the head is about to tell."""
+        fault = next((fault for fault in self.scenario.faults if fault.kind == "farewell"), None)
+        if fault is None or self._told > fault.node:
+            return False
+        self._told += 1
+        if self._told <= fault.node:
+            return False
+        head.power_off()
+        if fault.seconds < float("inf"):
+            self.after(fault.seconds, head.power_on)
+        return True
 
     def _begin(self, fault: Fault) -> None:
         node = self.nodes[fault.node]
@@ -160,7 +176,7 @@ class World:
 
     def _judge(self) -> None:
         """After the calm: a majority was connected for long enough."""
-        if not self.rules.verdicts:
+        if not self.rules.verdicts and not any(node.gave_up for node in self.nodes):
             stop = any(fault.kind == "stop" for fault in self.scenario.faults)
             raise Violation("a stop request did not end the run" if stop else "the run made no progress")
         obeys = all(fault.only != "order" for fault in self.scenario.faults)
@@ -168,3 +184,6 @@ class World:
             raise Violation(f"a run that could continue has ended: {self.rules.verdicts}")
         for ranks in self.alive_ranks():
             raise Violation(f"ranks of attempt {ranks.attempt} are left on node {ranks.node}")
+        for node in self.nodes:
+            if node.up and not node.left and node.gang.ends_alone:
+                raise Violation(f"node {node.number} does not end")

@@ -148,3 +148,12 @@ def test_the_model_notices_when_the_gang_does_not_wait_for_the_ranks_of_a_lost_h
     assert not any(walk.violation(seed, RealGang) for seed in seeds[:5])
     with patch.object(team, "KILL_WINDOW", 0.0):
         assert any(walk.violation(seed, RealGang) for seed in seeds)
+
+
+@pytest.mark.parametrize("told", [0, 1, 2])
+def test_all_nodes_end_when_the_head_is_lost_in_its_farewell(told: int) -> None:
+    case = scenario(Fault(10, "farewell", told, ALWAYS), team_size=2)
+    assert not any(walk.violation(case._replace(seed=str(seed)), RealGang) for seed in range(5))
+    with patch.object(RealGang, "_end_without_head", lambda *_: None):
+        stuck = [walk.violation(case._replace(seed=str(seed)), RealGang) for seed in range(5)]
+    assert any(stuck) is (told == 1)  # with none told the others elect a head; with all told nobody is left
