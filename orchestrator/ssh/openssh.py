@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..inventory.model import Host
@@ -57,6 +57,13 @@ class _Cause:
     fix: str
 
 
+_UNREACHABLE = _Cause(
+    "timed out|No route|unreachable",
+    "ssh-unreachable",
+    "connect",
+    "no connection",
+    "check that the host is up, and the network",
+)
 _CAUSES = (
     _Cause("Could not resolve hostname", "ssh-name-unresolved", "name", "no address", "check the name"),
     _Cause(
@@ -90,20 +97,16 @@ _CAUSES = (
         "connection first (ControlMaster, see docs/ssh.md)",
     ),
     _Cause("Connection refused", "ssh-connection-refused", "connect", "connection refused", "check that sshd runs"),
+    _UNREACHABLE,
     _Cause(
-        "exchange_identification|banner exchange|Connection (closed|reset) by",
+        # not any lost connection: one that is lost after the login must not be tried again and again
+        "exchange_identification|banner exchange",
         "ssh-throttled",
         "greeting",
         "the server closed the connection before the login",
         "raise MaxStartups in its sshd_config, lower ssh.parallel, or check for a ban (fail2ban, hosts.deny)",
     ),
-    _Cause(
-        "timed out|No route|unreachable|[Cc]onnection",
-        "ssh-unreachable",
-        "connect",
-        "no connection",
-        "check that the host is up, and the network",
-    ),
+    replace(_UNREACHABLE, pattern="[Cc]onnection", reason="the connection was lost"),
     _Cause("", "unknown", "ssh", "ssh failed", "check `{ssh}`"),
 )
 
