@@ -183,7 +183,7 @@ def _plan_run(inventory: Inventory, options: UpOptions, run_id: str) -> tuple[Pl
             f"--name {options.name!r} is invalid: expected at most 63 letters, digits, `.`, `_` and `-`, starting with "
             "a letter or digit"
         )
-    invoked = invocation.recognise(options.script, os.environ)
+    invoked = invocation.read(options.script, inventory, os.environ)
     if invoked.ignored:
         stderr_console().note(f"ignored: {', '.join(dict.fromkeys(invoked.ignored))}. The inventory has the hosts")
     inventory = invocation.apply(inventory, invoked)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import UsageError
 from ..inventory.model import Inventory
+from . import launchers
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ class Flags:
         if name in (*self.nproc, *self.total, *self.nnodes, *self.restarts, *self.variables):
             return 1
         return 0 if name in self.module else self.ours.get(name)
+
+
+_RECOGNISED_ONCE_PER_HOST = ("accelerate", "vllm", "sglang")
 
 
 def _ours(with_value: str, alone: str = "") -> dict[str, int]:
@@ -126,6 +130,17 @@ _PROGRAMS = {
     "mpiexec": "mpi",
     "orterun": "mpi",
 }
+
+
+def read(words: Sequence[str], inventory: Inventory, environ: Mapping[str, str]) -> Invocation:
+    """As `recognise`. If the inventory starts a command once per host, the words are that command, whatever it is."""
+    if launchers.choose(inventory).scope == "rank":
+        return recognise(words, environ)
+    if inventory.run.launcher in _RECOGNISED_ONCE_PER_HOST:
+        invocation = recognise(words, environ)
+        if invocation.launcher == inventory.run.launcher:
+            return invocation
+    return Invocation(tuple(words))
 
 
 def recognise(words: Sequence[str], environ: Mapping[str, str]) -> Invocation:

@@ -234,3 +234,23 @@ def test_a_program_that_is_no_file_is_refused_with_the_launcher_for_it(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"run\.launcher=node -- axolotl train c\.yaml"):
         entrypoint.find(model.parse(TWO, "i"), ("axolotl", "train", "c.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "line", "words"),
+    [
+        ("node", "python main.py --rank 0", None),
+        ("node", "torchrun --no-python ./x", None),
+        ("ray", "python main.py", None),
+        ("mine", "deepspeed x.py", None),
+        ("accelerate", "accelerate launch --num_machines 2 x.py", "x.py"),
+        ("accelerate", "x.py", None),
+        ("vllm", "vllm serve M", None),
+        ("direct", "python main.py", "main.py"),
+    ],
+)
+def test_words_of_a_command_for_hosts_are_left_as_they_are(launcher: str, line: str, words: str | None) -> None:
+    inventory = model.parse(TWO + f"run: {{launcher: {launcher}}}\nlaunchers: {{mine: {{}}}}", "i")
+    found = invocation.read(shlex.split(line), inventory, {})
+    assert " ".join(found.words) == (words or line)
+    assert invocation.apply(inventory, found).run.launcher == launcher
