@@ -209,7 +209,7 @@ def exec_(inventory: str | None, command: tuple[str, ...], hosts: str | None, se
 @click.option(
     "--strong-scaling",
     is_flag=True,
-    help="Divide one batch of N samples among all hosts.",
+    help="Use --batch-per-host samples per step for all hosts together.",
 )
 @click.option("--fixed", cls=deprecated.OldOption, now="--strong-scaling", is_flag=True)
 @click.option("--plot", type=click.Path(), default="bench.png", show_default=True, help="File for the plot.")

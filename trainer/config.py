@@ -54,7 +54,7 @@ class Config:
     )
     init_from: str = flag("", "file of weights to start from: a snapshot or a state_dict")
     data_path: str = flag("", "file or folder of --data; cifar10 is downloaded there, default ~/.cache/ddp-trainer")
-    image_size: int = flag(0, "height and width of the images; 0: keep their size (synthetic and folder: 224)")
+    image_size: int = flag(0, "height and width of the images; 0: keep their size, but 224 for synthetic and folder")
     samples: int = flag(12800, "number of training samples of --data synthetic and synthetic-tokens", least=1)
     classes: int = flag(1000, "number of classes of --data synthetic; synthetic-tokens has 50304 tokens", least=2)
     context: int = flag(256, "tokens in one sample of text", least=1)
@@ -292,7 +292,8 @@ def _add_flag(parser: argparse.ArgumentParser, each: Field[Any]) -> None:
         )
         parser.set_defaults(**{each.name: each.default})
         return
-    shown = "" if each.default in ("", 0) else f" (default {each.default})"
+    default = f"{each.default:g}" if isinstance(each.default, float) else each.default
+    shown = "" if default == "" or "0:" in help else f" (default {default})"
     metavar = {int: "N", float: "X", str: "NAME"}[kind]
     parser.add_argument(spelled(each.name), type=kind, default=each.default, metavar=metavar, help=help + shown)
 

@@ -21,7 +21,7 @@ WITH = click.option(
     "with_file",
     type=click.Path(),
     metavar="FILE",
-    help="With hosts from @SOURCE: the inventory file for all other keys.",
+    help="If the hosts come from @SOURCE: take all other keys from this inventory file.",
 )
 
 

@@ -59,7 +59,7 @@ from .options import (
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Change a key of the inventory for this run, such as run.max_restarts=3. Can be repeated.",
+    help="Change a key of run or notify for this run, such as run.max_restarts=3. Can be repeated.",
 )
 def up(**options: Any) -> None:
     """Start SCRIPT on all hosts and follow its output.
@@ -80,7 +80,7 @@ def up(**options: Any) -> None:
       3     a check failed; the run was not started
       4     a host is unreachable or was lost
       5     a GPU, port or name is in use; the run was not started
-      75    the run saved a snapshot and was stopped; a job script can queue it again
+      75    the run was asked to save a snapshot and was stopped; a job script can queue it again
       130   the run was killed
     """
     from . import up as up_command
@@ -233,7 +233,7 @@ def revive(run: str | None, inventory: str | None, as_json: bool) -> None:
     """Bring hosts that were restarted back into RUN (default: the newest run).
 
     RUN must be unfinished. At least one of its hosts must not have been restarted: this host gives the others the key
-    and the secrets of the run. `up`, `logs -f` and `top` revive hosts by themselves while they follow a run.
+    and the secrets of the run. `up`, `logs -f`, `wait` and `top` revive hosts by themselves while they follow a run.
     """
     from . import revive as revive_command
 

@@ -322,7 +322,7 @@ _RUN = _section(
         "whose outputs all hosts get before an attempt: none | head | newest | union",
     ),
     Key("resume_limit", size, 100 << 30, "maximum size of the outputs that one host gets before an attempt"),
-    Key("resume_timeout", seconds(1, 31_536_000), 1800.0, "seconds that this may take"),
+    Key("resume_timeout", seconds(1, 31_536_000), 1800.0, "seconds that copying these outputs may take"),
     Key(
         "head_lost",
         choice("auto", "elect", "stop"),
