@@ -75,12 +75,10 @@ def config(inventory: str | None, as_json: bool) -> None:
     import json
 
     from .commands.context import load_inventory
-    from .inventory import model as inventories
+    from .inventory import writing
 
     contents = load_inventory(inventory)
-    click.echo(
-        json.dumps(inventories.as_dict(contents), indent=2) if as_json else inventories.render(contents), nl=as_json
-    )
+    click.echo(json.dumps(writing.as_dict(contents), indent=2) if as_json else writing.render(contents), nl=as_json)
 
 
 @cli.command(short_help="find problems before you start a run")

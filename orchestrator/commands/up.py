@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import HeldError, UsageError
 from ..hosts.fleet import Fleet
-from ..inventory import advice, model, paths, run_ids
+from ..inventory import advice, model, paths, run_ids, writing
 from ..inventory.model import Inventory
 from ..output.console import Console, all_but
 from ..output.lines import Mask, rfc3339
@@ -103,7 +103,7 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
         resolved = _launch(plan, snapshot, fleet, context, options.wait, console)
         about = advice.AboutRun(plan.name, inventory.source or inventory.path)
         try:
-            copy = model.render(paths.with_absolute_paths(inventory)) if inventory.source else None
+            copy = writing.render(paths.with_absolute_paths(inventory)) if inventory.source else None
             folder = str(paths.folder(inventory))
             recent.remember(inventory.path, run_id, plan.name, _code_folder(snapshot), folder, copy)
             if options.detach:

@@ -3,6 +3,7 @@
 schema         the keys: the checks, the defaults, the example and the reference come from this table
 host_entries   the list of hosts: names, ranges and mappings
 model          the Inventory that the other packages use
+writing        an Inventory as YAML and as JSON
 settings       `up --set`: values that replace those of the file
 values         kinds of values: how to read, check and write each
 yaml_source    YAML -> nodes that know their line

@@ -26,7 +26,7 @@ from test_terminal import HOSTILE, cells, shown, state
 from orchestrator.answers.decode import MalformedAnswer
 from orchestrator.answers.operation import Operation, Streaming
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import model
+from orchestrator.inventory import model, writing
 from orchestrator.node.serve import wire
 from orchestrator.node.serve.wire import Decoder, Frame, WireError
 from orchestrator.output.lines import LineAssembler, Mask, Painter, to_json
@@ -64,7 +64,7 @@ def test_any_inventory_is_understood_or_refused_with_its_place(text: str) -> Non
             for line in str(error).splitlines():
                 assert line.startswith("inventory.yaml:") and line.isprintable()
         else:
-            assert model.parse(model.render(read), "inventory.yaml") == read
+            assert model.parse(writing.render(read), "inventory.yaml") == read
 
 
 # --- frames

@@ -15,7 +15,7 @@ import pytest
 from golden_files import assert_message, same_as
 
 from orchestrator.errors import InventoryError, UsageError
-from orchestrator.inventory import model, text_files
+from orchestrator.inventory import model, text_files, writing
 from orchestrator.inventory.model import Inventory
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "inventory"
@@ -33,7 +33,7 @@ def text_of(name: str) -> str:
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_file_is_understood(name: str) -> None:
-    understood = model.as_dict(model.parse(text_of(name), "inventory.yaml"))
+    understood = writing.as_dict(model.parse(text_of(name), "inventory.yaml"))
     same_as(GOLDEN / f"{name}.json", json.dumps(understood, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -150,7 +150,7 @@ def test_neither_yaml_nor_ranges_are_imported_before_they_are_needed() -> None:
 
 def test_config_prints_nothing_that_turns_the_reading_direction_and_parses_to_the_same() -> None:
     read = model.parse('hosts: [a]\nrun: {env: {A: "x\u202e\u2066y\\e]0;P\\a"}}', "inventory.yaml")
-    text = model.render(read)
+    text = writing.render(read)
     assert not re.search("[\u202e\u2066\x1b\x07]", text)
     assert model.parse(text, "inventory.yaml").run.env == read.run.env == {"A": "x\u202e\u2066y\x1b]0;P\x07"}
 

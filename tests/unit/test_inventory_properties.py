@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import model
+from orchestrator.inventory import model, writing
 from orchestrator.inventory.model import Host, Inventory, Keep, Notify, RendezvousOptions, RunOptions, SshOptions
 from orchestrator.inventory.schema import SECTIONS
 
@@ -202,4 +202,4 @@ def inventories(draw: st.DrawFn) -> Inventory:
 @settings(max_examples=50, deadline=None)
 @given(inventories())
 def test_what_config_prints_is_the_same_inventory(one: Inventory) -> None:
-    assert replace(model.parse(model.render(one), "other.yaml"), path=one.path) == one
+    assert replace(model.parse(writing.render(one), "other.yaml"), path=one.path) == one

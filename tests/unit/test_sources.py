@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.commands import context
 from orchestrator.errors import InventoryError, UsageError
-from orchestrator.inventory import model, paths
+from orchestrator.inventory import model, paths, writing
 from orchestrator.inventory.advice import AboutRun, command
 from orchestrator.inventory.sources import clouds, reference, schedulers
 from orchestrator.inventory.sources.ansible import parse_ansible
@@ -399,7 +399,7 @@ def test_an_inventory_names_its_source_and_paths_start_at_its_folder(tmp_path: P
     (tmp_path / "inventory.yaml").write_text('from: "@hostfile:machines"\n')
     inventory = model.load(tmp_path / "inventory.yaml")
     assert [(host.name, host.identity_file) for host in inventory.hosts] == [("a", None), ("b", str(tmp_path / "key"))]
-    assert model.parse(model.render(inventory), "copy.yaml").hosts == inventory.hosts
+    assert model.parse(writing.render(inventory), "copy.yaml").hosts == inventory.hosts
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_a_run_is_found_again_without_the_variables_of_its_job(tmp_path: Path, m
     monkeypatch.delenv("DDP_ORCH_INVENTORY", raising=False)
     (tmp_path / "inventory.yaml").write_text('from: "@slurm"\nrun: {script: train.py, sync: [data]}\n')
     started = model.load("inventory.yaml", variables=SLURM)
-    copy = model.render(paths.with_absolute_paths(started))
+    copy = writing.render(paths.with_absolute_paths(started))
     recent.remember(started.path, "20261123-101010-abcd", "mine", copy=copy)
     for run in ("mine", None):
         inventory = context.load_inventory_of_run(None, None, run)
