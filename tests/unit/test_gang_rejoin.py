@@ -281,3 +281,25 @@ def test_a_host_that_failed_too_often_takes_part_rather_than_nobody() -> None:
     assert state.team == (0, 3, 2)
     state = exited(gang.step(state, gang_events.Lost(3, 1300.0))[0], 1301.0, 0, 2)
     assert team.next_team(state) == (0, 1, 2)
+
+
+def restarting_with_a_new_head(elected_at: float) -> State:
+    """Two hosts are left. The old head, whose clock was an hour ahead, had just counted another host as lost."""
+    state, _ = gang.step(begun(SPARED, 3), gang_events.Lost(1, 5600.0))
+    state, _ = gang.step(state, gang_events.Elected(2, "10.0.0.3", elected_at))
+    state = exited(state, elected_at + 0.1, 2)
+    return gang.step(state, gang_events.Joined(1, elected_at + 0.2))[0]
+
+
+def test_a_new_head_does_not_wait_by_the_clock_of_the_old_one() -> None:
+    state = exited(restarting_with_a_new_head(2000.0), 2000.3, 1)
+    assert state.phase is Phase.RESTARTING
+    assert team.restart_is_due(state, 2010.0)
+
+
+def test_the_nodes_meet_at_the_new_head() -> None:
+    state = exited(restarting_with_a_new_head(2000.0), 2000.3, 1)
+    state, actions = gang.step(state, gang_events.PortFound(29501, 2010.0, "10.0.1.3"))
+    (order, *_) = [action.order for action in actions if action.node == state.head]
+    assert isinstance(order, Run)
+    assert (order.node_rank, order.master_addr, order.master_port) == (0, "10.0.1.3", 29501)
