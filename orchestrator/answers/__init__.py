@@ -14,6 +14,7 @@ recorded   `record` (for `report`) and `sample` (for `top`)
 evidence   `evidence` and `paths`
 ends       `stop`, `force` and `stale`
 drain      `drain`
+add        `add`, `blueprint` and `code`
 rejoin     `rejoin`
 signaled   `signal`, `saved` and `finish`
 files      files of runs, and what was removed

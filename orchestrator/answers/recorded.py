@@ -217,6 +217,19 @@ class Drain:
 
 
 @dataclass(frozen=True)
+class AddedFields:
+    at: UnixTime
+    host: HostName
+    by: str
+
+
+@dataclass(frozen=True)
+class Added:
+    event: Literal["Added"]
+    fields: AddedFields
+
+
+@dataclass(frozen=True)
 class StalledFields:
     at: UnixTime
     quiet: float
@@ -241,7 +254,7 @@ class Elected:
     fields: ElectedFields
 
 
-_KNOWN = "StartRequested|PortFound|StopRequested|Failed|Exited|Lost|Restarted|Drain|Stalled|Elected"
+_KNOWN = "StartRequested|PortFound|StopRequested|Failed|Exited|Lost|Restarted|Drain|Added|Stalled|Elected"
 
 
 @dataclass(frozen=True)
@@ -251,7 +264,19 @@ class OtherEvent:
     event: Annotated[str, re.compile(rf"(?!({_KNOWN})$)[A-Za-z]{{1,40}}").fullmatch]
 
 
-Event = OtherEvent | AttemptOrdered | StopRequested | Failed | Exited | Lost | HostRestarted | Drain | Stalled | Elected
+Event = (
+    OtherEvent
+    | AttemptOrdered
+    | StopRequested
+    | Failed
+    | Exited
+    | Lost
+    | HostRestarted
+    | Drain
+    | Added
+    | Stalled
+    | Elected
+)
 
 
 @dataclass(frozen=True)

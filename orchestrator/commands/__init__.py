@@ -20,6 +20,7 @@ signals       `signal` and `snapshot`
 kill          `kill`
 revive        `revive`
 drain         `drain`
+add           `add`
 fetch         `fetch`
 prune         `prune`
 init          `init`

@@ -222,6 +222,7 @@ def _as_dict(failure: FirstFailure) -> dict[str, Any]:
 def _timeline(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[tuple[float, str]]:
     """What happened in the run, in words: the events of the gang, which the head records."""
     entries: list[tuple[float, str]] = []
+    hosts = list(hosts)
     attempt = 0
 
     def host(node: int) -> str:
@@ -246,6 +247,9 @@ def _timeline(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[tu
                 what = f"{host(drained.node)} leaves the run: requested by {drained.by}"
             case recorded.Elected(fields=elected):
                 what = f"{host(elected.node)} was elected: the head was lost"
+            case recorded.Added(fields=added):
+                hosts += [added.host] if added.host not in hosts else []
+                what = f"{added.host} was added: requested by {added.by}"
             case recorded.Stalled(fields=stalled):
                 what = f"no output from any rank for {stalled.quiet:.0f} s"
             case recorded.StopRequested(fields=stopped):

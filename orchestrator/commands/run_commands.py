@@ -257,6 +257,22 @@ def drain(run: str, host: str, inventory: str | None, as_json: bool) -> None:
     sys.exit(drain_command.drain_host(run, host, inventory, as_json=as_json))
 
 
+@click.command(cls=Command, short_help="take one more host into a run")
+@click.argument("run", shell_complete=completion.run)
+@click.argument("host", shell_complete=completion.host)
+@INVENTORY_OF_GIVEN_RUN
+@JSON
+def add(run: str, host: str, inventory: str | None, as_json: bool) -> None:
+    """Take HOST into RUN, without a restart.
+
+    HOST must be in the inventory; write it there first. It gets the code and the secrets from the head of the run, and
+    becomes a spare. With `nnodes: MIN:MAX`, the next attempt takes it, up to MAX hosts.
+    """
+    from . import add as add_command
+
+    sys.exit(add_command.add_host(run, host, inventory, as_json=as_json))
+
+
 @click.command(cls=Command, short_help="find the first cause of a failure")
 @click.argument("run", nargs=-1, metavar="[RUN]", shell_complete=completion.run)
 @click.option(
@@ -345,4 +361,4 @@ def snapshot(run: str | None, timeout: float, inventory: str | None, as_json: bo
     sys.exit(signals.snapshot_run(run, inventory, limit=timeout, as_json=as_json))
 
 
-COMMANDS = (up, logs, wait, ps, top, report, kill, signal, snapshot, revive, drain, diagnose, fetch)
+COMMANDS = (up, logs, wait, ps, top, report, kill, signal, snapshot, revive, drain, add, diagnose, fetch)

@@ -25,9 +25,12 @@ class Claims:
 def check_claims(parts: Mapping[str, Part], unreachable: Collection[str] = ()) -> Claims:
     """Check the answers of hosts. `parts`: by the host's name in the inventory of this command.
 
-    All hosts of a run got the same list of its hosts, so a host with another list than most is a stranger.
+    All hosts of a run got the same list of its hosts, so a host with another list than most is a stranger. Only the
+    head knows of all hosts that were added later: the lists of the others are beginnings of its list.
     """
-    plans = {host: _plan(part) for host, part in parts.items() if _is_sound(part)}
+    sound = {host: part for host, part in parts.items() if _is_sound(part)}
+    of_heads = sorted((_plan(part) for part in sound.values() if part.node == 0), key=lambda plan: -len(plan[0]))
+    plans = {host: _extended(_plan(part), of_heads) for host, part in sound.items()}
     counts = Counter(plans.values())
     usual = [plan for plan, count in counts.items() if count == max(counts.values())]
     members = {host: parts[host] for host, plan in plans.items() if plan in usual}
@@ -58,6 +61,14 @@ def _is_sound(part: Part) -> bool:
 
 def _plan(part: Part) -> tuple[Any, ...]:
     return part.hosts, part.nprocs, part.team
+
+
+def _extended(plan: tuple[Any, ...], of_heads: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The longest list of a head that begins as this one does."""
+    hosts, nprocs, team = plan
+    count = len(hosts)
+    longer = (one for one in of_heads if (one[0][:count], one[1][:count], one[2]) == (hosts, nprocs, team))
+    return next(longer, plan)
 
 
 def head_of(parts: Iterable[Part]) -> int:

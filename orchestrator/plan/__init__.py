@@ -1,6 +1,7 @@
 """Inventory -> Plan, and the code that is sent.
 
 plan         what to start where
+newcomer     a host that is added to a run
 launchers    what each launcher starts, as templates
 description  a plan as text or JSON
 entrypoint   what `up` runs: a script, a module or the bundled trainer

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
+from ..answers.add import Template
 from ..answers.facts import Facts, Python
 from ..answers.operation import Arguments
 from ..errors import UsageError
@@ -93,6 +94,8 @@ class Plan:
     inventory: Inventory
     secrets: tuple[str, ...]
     """Names of the variables whose values are secret."""
+    template: Template
+    """From which the command and the variables of each node were made."""
 
     @property
     def team(self) -> tuple[Node, ...]:
@@ -136,20 +139,24 @@ def make(
     Raises UsageError if the arguments or variables are too large for any process.
     """
     run_env = {**(launchers.DEBUG_ENVIRONMENT if debug else {}), **inventory.run.env}
-    nodes = tuple(
-        Node(
-            host=host,
-            nproc=_nproc(host),
-            gpu_ids=_gpu_ids(host),
-            command=(host.python, *_fill_in_arguments(command, name, host.name)),
-            env={key: _fill_in(value, name, host.name) for key, value in {**run_env, **host.env, **env}.items()},
-        )
-        for host in order(inventory)
-    )
-    for node in nodes:
-        check_size(node.env, node.command)
+    template = Template(command, run_env, env)
+    nodes = tuple(make_node(host, template, name) for host in order(inventory))
     launcher = launchers.choose(inventory)
-    return Plan(run_id, name, nodes, launcher, code, inventory, inventory.run.secrets)
+    return Plan(run_id, name, nodes, launcher, code, inventory, inventory.run.secrets, template)
+
+
+def make_node(host: Host, template: Template, run: str) -> Node:
+    """The node of a host, in the run of that name. Raises as `make`."""
+    env = {**template.run_env, **host.env, **template.up_env}
+    node = Node(
+        host=host,
+        nproc=_nproc(host),
+        gpu_ids=_gpu_ids(host),
+        command=(host.python, *_fill_in_arguments(template.command, run, host.name)),
+        env={key: _fill_in(value, run, host.name) for key, value in env.items()},
+    )
+    check_size(node.env, node.command)
+    return node
 
 
 def find_script_arguments(command: Sequence[str]) -> int:
@@ -298,6 +305,7 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "code": None if node.host.workdir or plan.code is None else {"sha256": plan.code.sha256, "cwd": plan.code.cwd},
         "command": list(node.command),
         "launcher": plan.launcher.as_spec(),
+        "template": asdict(plan.template),
         "agent_argv": list(launchers.agent_argv(plan.launcher, torch)),
         "preload": list(_preload(plan, torch)),
         "auto_env": node.auto_env,

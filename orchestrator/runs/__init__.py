@@ -16,6 +16,7 @@ log_files   writes the lines of a run to files
 attach      `up` with a terminal: follows the run, stops it on Ctrl-C, prints how it ended
 ending      stops runs and cleans up (`kill`)
 revive      starts the guards of restarted hosts again
+newcomer    adds a host to a run
 signaling   sends signals to ranks, and has them save a snapshot
 receiving   downloads files (`fetch`)
 kept_back   explains why a file from here was not sent

@@ -64,6 +64,11 @@ class Run:
         return self._first.hosts
 
     @property
+    def nprocs(self) -> tuple[int, ...]:
+        """The number of ranks of each of `hosts`."""
+        return self._first.nprocs
+
+    @property
     def missing_hosts(self) -> tuple[str, ...]:
         """Those of `hosts` that gave no answer about it."""
         present = {part.node for part in self.parts.values()}

@@ -57,6 +57,20 @@ def test_a_host_that_is_not_in_a_run_has_no_say_in_it(lie: dict[str, Any]) -> No
     assert judged(evil=lie, **HONEST) == ({"good1", "good2"}, set(), {"evil"})
 
 
+def test_a_host_that_the_head_has_added_is_believed() -> None:
+    """The other hosts do not know of it."""
+    longer = [*GOOD, "good3"]
+    head, added = {**part(0, longer), "team": 2}, {**part(2, longer), "team": 2}
+    assert judged(good1=head, good2=part(1, GOOD), good3=added) == ({"good1", "good2", "good3"}, set(), set())
+
+
+def test_a_host_that_adds_itself_has_no_say() -> None:
+    longer = [*GOOD, "evil"]
+    for node in (0, 1, 2):
+        lie = {**part(node, longer), "team": 2}
+        assert judged(evil=lie, **HONEST) == ({"good1", "good2"}, set(), {"evil"})
+
+
 @pytest.mark.parametrize("node", [-1, 0, 2, 3])
 def test_a_host_of_a_run_that_claims_another_node_has_no_say(node: int) -> None:
     hosts = [*GOOD, "evil"]

@@ -62,7 +62,8 @@ ONLY = {
 
 TWICE = {
     # one noun, seen by the controller and by the node program
-    "drain": {"answers.drain", "commands.drain", "node.run.drain", "node.serve.drain"},
+    "add": {"answers.add", "commands.add"},
+    "drain": {"answers.drain", "commands.drain", "node.run.drain", "node.serve.membership"},
     "evidence": {"answers.evidence", "node.serve.evidence"},
     "facts": {"answers.facts", "node.serve.facts"},
     "follow": {"node.serve.follow", "runs.follow"},
@@ -71,6 +72,7 @@ TWICE = {
     "ledger": {"answers.ledger", "node.host.ledger"},
     "mesh": {"node.serve.mesh", "runs.mesh"},
     "network": {"answers.network", "checks.network", "node.host.network"},
+    "newcomer": {"plan.newcomer", "runs.newcomer"},
     "notify": {"commands.notify", "node.run.notify"},
     "prepare": {"answers.prepare", "node.serve.prepare"},
     "probe": {"node.serve.probe", "runs.probe"},

@@ -67,6 +67,8 @@ def records() -> dict[str, dict[str, Any]]:
         {"event": "Restarted", "fields": {"node": 1, "at": 1025.0}},
         {"event": "PortFound", "fields": {"port": 2, "at": 1030.0}},
         {"event": "Drain", "fields": {"node": 1, "by": "ann", "grace": 30.0, "at": 1040.0}},
+        {"event": "Added", "fields": {"host": "gpu-2", "nproc": 2, "by": "ann", "at": 1042.0}},
+        {"event": "Lost", "fields": {"node": 2, "at": 1045.0}},
         {"event": "Failed", "fields": {"node": 1, "attempt": 2, "failure": FIRST, "at": 1050.0}},
         {"event": "Exited", "fields": {"node": 0, "attempt": 2, "ok": False, "at": 1052.0}},
     ]

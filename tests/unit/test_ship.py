@@ -21,7 +21,8 @@ import pytest
 from golden_files import assert_message
 
 from orchestrator.errors import UsageError
-from orchestrator.node.serve import unpack
+from orchestrator.node.host import state
+from orchestrator.node.serve import code, unpack, wire
 from orchestrator.plan import snapshot as ship
 from orchestrator.plan.code_files import make_results_folder
 from orchestrator.plan.snapshot import Snapshot
@@ -650,6 +651,21 @@ def test_what_arrives_is_what_was_sent(project: Path, tmp_path: Path) -> None:
     assert os.listdir(hosts) == [snapshot.sha256]
     assert stat.S_IMODE(Path(arrived).stat().st_mode) == 0o700
     assert take(Path(arrived) / "train.py").sha256 == snapshot.sha256
+
+
+def test_a_host_passes_on_what_has_arrived(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDP_ORCH_STATE_DIR", str(tmp_path / "state"))
+    snapshot = odd_project(project)
+    first = unpack.unpack(io.BytesIO(packed(snapshot)), snapshot.sha256, state.folder("code"))
+    parts: list[bytes] = []
+    code.send({"sha256": snapshot.sha256}, lambda header, part: parts.append(part))
+    assert max(map(len, parts)) <= wire.MAX_PAYLOAD
+    other = tmp_path / "other"
+    other.mkdir()
+    assert tree(unpack.unpack(io.BytesIO(b"".join(parts)), snapshot.sha256, str(other))) == tree(first)
+    for wrong in ("0" * 64, "../../etc"):
+        with pytest.raises(wire.Refused):
+            code.send({"sha256": wrong}, lambda header, part: None)
 
 
 def test_the_same_snapshot_is_the_same_bytes(project: Path) -> None:

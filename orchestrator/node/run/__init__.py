@@ -46,7 +46,7 @@ node_watch       when the head last received something from each node
 suspicion        judges the silence of nodes: who is suspect, who is lost. Pure
 gang_log         the events of the gang, as a file
 finisher         carries out `finish`: signals, waits for the snapshot, stops
-drain_requests   requests to drain hosts, and their answers
+team_requests    requests to drain or to add hosts, and the answers
 output_server    the process that sends and fetches files of the output folder, with `run.resume`
 resumption       has the output folders of all nodes brought to agreement: on the head
 notify           sends the user's notifications
@@ -72,6 +72,7 @@ team             who takes part in the next attempt, and with which ranks
 gate             whether the hosts of the next attempt are healthy
 agreement        whether their output folders agree, with `run.resume`
 drain            a host leaves on request
+newcomers        a host is added on request
 finish           when to signal and to stop, for `run.walltime`
 narration        lines for the log about changes of the state
 """

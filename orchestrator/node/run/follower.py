@@ -87,7 +87,7 @@ class WorkerLink(ClusterLink):
         was_ready = link.ready
         try:
             link.flush()
-            received_messages = [messages.of_head(message, len(self._spec["nodes"])) for message in link.receive()]
+            received_messages = [messages.of_head(message) for message in link.receive()]
         except (LinkClosed, messages.Malformed):
             self._close(link)
             return
@@ -156,7 +156,7 @@ class WorkerLink(ClusterLink):
     def _on_detour(self, fields: Dict[str, Any], link: Link) -> None:
         """A message of the head, by a detour: it repeats its order with each of them."""
         try:
-            message = messages.of_head(fields, len(self._spec["nodes"]))
+            message = messages.of_head(fields)
         except messages.Malformed:
             return
         self._detour, self._detour_at = link, time.monotonic()

@@ -23,9 +23,10 @@ have to be told the verdict; the head ends last.
 
 from typing import Any, Dict, List, Optional, Tuple, Union
 
-from . import agreement, drain, gate
+from . import agreement, drain, gate, newcomers
 from .gang_events import (
     Action,
+    Added,
     Agreed,
     Checked,
     Disconnected,
@@ -103,7 +104,7 @@ def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
         return state, ()
     actions = []
     by_node = after._replace(nodes=state.nodes) == state  # if only nodes changed, so did only their own orders
-    for number in range(len(after.nodes)):
+    for number in range(len(state.nodes)):  # one that is added with this event has no link yet
         if by_node and number not in (after.head, joined) and after.nodes[number] == state.nodes[number]:
             continue
         order = order_of(after, number)
@@ -149,6 +150,8 @@ def _apply(state: State, event: Event) -> State:
         return _fail(state, stalled(state, event), event.at) if event.attempt == state.attempt else state
     if isinstance(event, Drain):
         return drain.on_requested(state, event)
+    if isinstance(event, Added):
+        return newcomers.on_added(state, event)
     if isinstance(event, Checked):
         return gate.on_checked(state, event)
     if isinstance(event, Disconnected):

@@ -102,6 +102,15 @@ class Drain(NamedTuple):
     at: float
 
 
+class Added(NamedTuple):
+    """A host is added to the run, as a spare. It has no link yet."""
+
+    host: str
+    nproc: int
+    by: str
+    at: float
+
+
 class PortFound(NamedTuple):
     """The head has a free port for the next attempt: the kernel may not have released the old one yet.
 
@@ -165,6 +174,7 @@ Event = Union[
     Disconnected,
     StopRequested,
     Drain,
+    Added,
     PortFound,
     Stalled,
     Checked,
@@ -187,6 +197,7 @@ EVENTS: Dict[str, Callable[..., Event]] = {
     "Left": Disconnected,
     "StopRequested": StopRequested,
     "Drain": Drain,
+    "Added": Added,
     "PortFound": PortFound,
     "Stalled": Stalled,
     "Checked": Checked,

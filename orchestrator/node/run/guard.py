@@ -16,7 +16,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from ..host import guard_locks, network, processes, state
-from . import drain_requests, gang_events, gang_state, messages
+from . import gang_events, gang_state, messages, team_requests
 from .attempt_phase import AttemptPhase
 from .attempts import AttemptOrder, Attempts
 from .child import RecorderChild
@@ -70,7 +70,7 @@ class Guard:
             self._write_state,
         )
         self._shutdown = Shutdown(folder, self._recorder, self._send_status)
-        self._drains = drain_requests.DrainRequests(past.drain_requests if past is not None else ())
+        self._team_requests = team_requests.TeamRequests(past.team_requests if past is not None else ())
         self._requests = Requests(folder, self._answer_request)
         self._has_past = past is not None
         self._restarted = past is not None and past.restarted
@@ -196,7 +196,7 @@ class Guard:
                 "finish": self._finish,
                 "stop": self._shutdown.stop,
                 "drain": self._shutdown.is_draining,
-                "drain_requests": self._drains.pending,
+                "team_requests": self._team_requests.pending,
             }
         )
 
@@ -229,8 +229,8 @@ class Guard:
             self._attempts.stop_now(gang_state.FAILURE_GRACE, "the run is over")
         elif message["do"] == "drained":
             self._attempts.close_fifos(message["attempt"])
-        elif message["do"] == "drain answer":
-            self._drains.answer(message["id"], accepted=message["accepted"])
+        elif message["do"] == "team answer":
+            self._team_requests.answer(message["id"], message["answer"])
         elif message["do"] == "prepared":
             self._control.answer({"ready": message["ready"]})
         elif message["do"] == "cannot":
@@ -334,8 +334,8 @@ class Guard:
                 return self._request_finish(str(request["by"]), int(request["signal"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             return {"error": "malformed request: %r" % error, "code": "unknown"}
-        if request.get("do") == "drain" and drain_requests.may_come(self._spec):
-            answer = self._drains.add(request)
+        if request.get("do") in ("drain", "add") and team_requests.may_come(self._spec):
+            answer = self._team_requests.add(request)
             self._send_status()
             return answer
         return {"error": "unknown request", "code": "unknown"}

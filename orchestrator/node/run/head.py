@@ -5,7 +5,7 @@ import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ..host import network
-from . import agreement, gang_events, gang_orders, messages, narration, notify, shown_state
+from . import agreement, gang_events, gang_orders, messages, narration, notify, shown_state, team_requests
 from .attempt_phase import AttemptPhase
 from .detour import Received
 from .finisher import Finisher
@@ -39,18 +39,20 @@ class HeadLink(ClusterLink):
         self._informed: Dict[int, int] = {}  # how many of the contacts each node has
         self._clocks: Dict[int, float] = {}  # each node's own time of its newest message
         self._unchecked: List[int] = []  # nodes that were never dialled
-        hosts, nodes_wait = [node["host"] for node in self._spec["nodes"]], self._spec.get("rejoin_timeout", 0.0) > 0
-        self._watch = NodeWatch(hosts, self._lease, nodes_wait, recorder.say)
+        self._hosts: List[str] = [node["host"] for node in self._spec["nodes"]]
+        nodes_wait = self._spec.get("rejoin_timeout", 0.0) > 0
+        self._watch = NodeWatch(self._hosts, self._lease, nodes_wait, recorder.say)
         self._resumption = Resumption(recorder, transport.outputs, transport.addresses, self._tell, self._step)
         self._finisher = Finisher(recorder, self._signal_nodes, self._stop_resumably)
-        self._label = ""
+        self._shown: Tuple[str, int] = "", 0
         self._tick_at = self._beat_at = 0.0
         self._answered = False
-        self._drains: Set[str] = set()  # requests that the gang has decided on
+        self._team_requests: Set[str] = set()  # requests that the gang has decided on
         self._silence = RankSilence(self._spec["stall_timeout"], recorder.say)
         self._log: EventLog = self._open_log()
         if self._log.started_at is not None:
             self._finisher.begin(self._log.started_at)
+        self._show()
         now = time.monotonic()
         for number, node in enumerate(self._state.nodes):
             if number != self._here and node.phase not in UNREACHABLE:
@@ -201,18 +203,17 @@ class HeadLink(ClusterLink):
         if status["start"] is not None and self._state.phase is Phase.WAITING:
             self._step(gang_events.StartRequested(status["start"]["master_addr"], status["start"]["master_port"], now))
             self._finisher.begin(now)
-        for request in status["drain_requests"]:
-            self._drain(request["id"], request["node"], request["by"])
+        for request in status["team_requests"]:
+            self._take_request(request)
         self._on_node_status(self._here, messages.status(status))
 
-    def _drain(self, request_id: str, number: int, by: str) -> None:
+    def _take_request(self, request: Dict[str, Any]) -> None:
         """A request is in every status until the guard has its answer."""
-        if request_id in self._drains:
-            return
-        self._drains.add(request_id)
-        self._step(gang_events.Drain(number, by, self._spec["grace"], self._now()))
-        accepted = number < len(self._state.nodes) and self._state.nodes[number].leaves is not None
-        self._recorder.command({"do": "drain answer", "id": request_id, "accepted": accepted})
+        if request["id"] not in self._team_requests:
+            self._team_requests.add(request["id"])
+            self._step(team_requests.event_of(request, self._spec["grace"], self._now()))
+            answer = team_requests.answer_of(request, self._state)
+            self._recorder.command({"do": "team answer", "id": request["id"], "answer": answer})
 
     def _on_node_status(self, number: int, status: Dict[str, Any]) -> None:
         """A status is always complete; what is new in it becomes an event."""
@@ -357,10 +358,13 @@ class HeadLink(ClusterLink):
         label = gang_orders.label(self._state)
         if label == "running" and self._watch.suspects.intersection(self._state.team):
             label = "suspect"
-        if label == self._label:
+        nodes = self._state.nodes
+        if (label, len(nodes)) == self._shown:
             return
-        self._label = label
-        shown_state.show(self._recorder.folder, label, self._leadership())
+        self._shown = label, len(nodes)
+        self._hosts.extend(node.host for node in nodes[len(self._hosts) :])
+        added = [{"host": node.host, "nproc": node.nproc} for node in nodes[len(self._spec["nodes"]) :]]
+        shown_state.show(self._recorder.folder, label, self._leadership(), added)
 
     def _leadership(self) -> Dict[str, int]:
         """Who leads, in a run that can elect another head."""

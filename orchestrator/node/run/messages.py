@@ -15,6 +15,7 @@ FAILURES = 64  # of one attempt; the first is what counts
 FROZEN = 1024  # ranks
 PROBLEMS = 16  # of a host
 ADDRESSES = 16  # of one node
+MOST_NODES = 100_000  # of a run
 LARGEST = 1 << 53  # of a number: what JSON carries exactly
 
 
@@ -117,8 +118,9 @@ def envelope(message: Any, nodes: int) -> Envelope:
     return Envelope(message[0], message[1], object_of(message[2]))
 
 
-def of_head(message: Any, nodes: int) -> OfHead:
-    """`nodes`: how many there are."""
+def of_head(message: Any) -> OfHead:
+    """The head may know nodes that were added later."""
+    nodes = MOST_NODES
     return OfHead(
         order(message["order"]) if "order" in message else None,
         contacts(message["contacts"], nodes) if "contacts" in message else {},

@@ -3,7 +3,7 @@
 from typing import Iterator
 
 from ..host import network
-from . import drain, gate, notify, team
+from . import drain, gate, newcomers, notify, team
 from .gang_state import NodePhase, Phase, State
 
 
@@ -19,6 +19,7 @@ def lines(before: State, after: State) -> Iterator[str]:
         if node.phase is NodePhase.RETURNED and before.nodes[number].phase is NodePhase.LOST:
             yield "%s is back" % node.host
     yield from drain.lines(before, after)
+    yield from newcomers.lines(before, after)
     yield from _failure(before, after)
     yield from gate.lines(before, after)
     if begins_to_wait(before, after):

@@ -14,7 +14,7 @@ class Past(NamedTuple):
     start: Optional[Dict[str, Any]]  # on the head: what the run was committed with
     waiting: bool  # as a spare
     finish: Optional[Dict[str, Any]]  # who wants the run to save a snapshot and stop
-    drain_requests: List[Dict[str, Any]]  # on the head: those that the gang has not decided
+    team_requests: List[Dict[str, Any]]  # on the head: those that the gang has not decided
     restarted: bool  # the host was restarted, or guard and recorder were killed: nothing is left of the attempt
 
 
@@ -30,7 +30,7 @@ def after_restart(folder: str) -> Past:
         record.get("start"),
         waiting=False,
         finish=None,
-        drain_requests=[],
+        team_requests=[],
         restarted=True,
     )
 
@@ -60,6 +60,6 @@ def after_kill(folder: str, status: Dict[str, Any], failure: Dict[str, Any], lef
         status["start"],
         status["waiting"],
         status["finish"],
-        status["drain_requests"],
+        status["team_requests"],
         restarted=False,
     )

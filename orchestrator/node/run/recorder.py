@@ -61,7 +61,7 @@ class Recorder:
             "finish": None,
             "stop": None,
             "drain": False,
-            "drain_requests": [],
+            "team_requests": [],
         }
         self._journal = os.path.join(folder, "log")
         self._newest: Optional[int] = None  # attempt whose FIFOs were opened; nothing is written of later ones

@@ -6,6 +6,7 @@ And the server of its output folder, which the head may ask for.
 import socket
 from typing import List
 
+from . import messages
 from .acceptor import Acceptor
 from .contacts import Contacts
 from .detour import Detours
@@ -16,10 +17,10 @@ from .peers import RecorderApi
 
 class Transport:
     def __init__(self, recorder: RecorderApi, listeners: List[socket.socket]) -> None:
-        node, nodes = recorder.spec["node"], len(recorder.spec["nodes"])
+        node = recorder.spec["node"]
         self.acceptor = Acceptor(listeners, recorder.key, node)
         self.contacts = Contacts()
-        self.detours = Detours(recorder.key, node, nodes, self.contacts)
+        self.detours = Detours(recorder.key, node, messages.MOST_NODES, self.contacts)
         self.outputs = OutputServer(recorder)
 
     def links(self) -> List[Link]:

@@ -28,7 +28,8 @@ flight          summarises the flight-recorder dumps of NCCL
 
 stop            stops a run and verifies that nothing is left
 leftovers       finds and removes leftovers of ended runs
-drain           asks the head to continue without a host
+code            sends the code of a run, for a host that is added
+membership      asks the head to continue without a host or with one more
 rank_signals    signals ranks, and waits for the line of a snapshot
 rejoin          starts a guard for a run after a restart of this host, or after guard and recorder were killed
 at_boot         the same, started by cron

@@ -253,7 +253,8 @@ def _reach_head(spec: Dict[str, Any], head: Dict[str, Any]) -> Dict[str, Any]:
     for address in head["addresses"]:
         failed = [
             (port, why)
-            for port in (head["link_port"], head["rdzv_port"])
+            for port in (head["link_port"], head["rdzv_port"])  # the latter is None if the run has begun
+            if port is not None
             for why in [_try(address, port, spec["cluster_address"])]
             if why
         ]

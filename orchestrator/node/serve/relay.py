@@ -38,7 +38,9 @@ OPERATIONS = {
     "signal": ("serve.rank_signals", "send"),
     "finish": ("serve.rank_signals", "finish"),
     "saved": ("serve.rank_signals", "wait_for_saved_line"),
-    "drain": ("serve.drain", "drain"),
+    "drain": ("serve.membership", "drain"),
+    "add": ("serve.membership", "add"),
+    "blueprint": ("serve.membership", "blueprint"),
     "stale": ("serve.leftovers", "stale"),
     "force": ("serve.leftovers", "force"),
     "outputs": ("serve.outputs", "listing"),
@@ -71,6 +73,7 @@ class Relay:
             "clock": lambda arguments, _: {"clock": time.time()},
             "attach": self._attach,
             "send": self._send_outputs,
+            "code": self._send_code,
             "prune": self._prune,
         }
 
@@ -189,6 +192,14 @@ class Relay:
             self.send(wire.Frame(wire.DATA, dict(header, id=number), payload))
 
         return outputs.send(arguments, emit)
+
+    def _send_code(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import code
+
+        def emit(header: Dict[str, Any], payload: bytes) -> None:
+            self.send(wire.Frame(wire.DATA, dict(header, id=number), payload))
+
+        return code.send(arguments, emit)
 
     def _prune(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import at_boot, retire

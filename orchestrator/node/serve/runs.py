@@ -29,6 +29,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     gang = state.read(os.path.join(folder, "gang.json")) or {}  # what is known of the whole run
     if spec is None or now is None:
         return None
+    nodes = spec["nodes"] + list(gang.get("added", ()))
     first = [failure for failure in (ended or now)["failures"] if failure["attempt"] == now["attempt"]][:1]
     answer: Dict[str, Any] = {
         "run_id": run_id,
@@ -39,8 +40,8 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "script": _script(spec["command"]),
         "node": spec["node"],
         "host": spec["host"],
-        "hosts": [node["host"] for node in spec["nodes"]],
-        "nprocs": [node["nproc"] for node in spec["nodes"]],
+        "hosts": [node["host"] for node in nodes],
+        "nprocs": [node["nproc"] for node in nodes],
         "epoch": gang.get("epoch", 0),
         "head": gang.get("head", 0),
         "team": sum(not node["spare"] for node in spec["nodes"]),  # the nodes of the first attempt; spares come last
@@ -51,7 +52,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "node_rank": now["node_rank"],  # of the newest attempt; none: a spare that waits
         "first_rank": now["first_rank"],
         "nproc": spec["nproc"],
-        "ranks": sum(node["nproc"] for node in spec["nodes"]),
+        "ranks": sum(node["nproc"] for node in nodes),
         "inventory": spec["inventory"],
         "ports": spec["used_ports"],
         "grace": spec.get("grace", 30.0),

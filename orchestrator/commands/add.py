@@ -1,0 +1,35 @@
+"""`add`: take one more host into a run, as a spare or for its next attempt."""
+
+from __future__ import annotations
+
+import json
+
+from ..answers.fields import UNFINISHED
+from ..errors import UnreachableError, UsageError
+from ..inventory.hostnames import nearest
+from ..runs import newcomer
+from .context import find_run, load_inventory_of_run, open_fleet, stderr_console, whoami
+
+
+def add_host(run_name: str, host_name: str, inventory_path: str | None, *, as_json: bool) -> int:
+    console = stderr_console()
+    inventory = load_inventory_of_run(inventory_path, None, run_name)
+    hosts = {host.name: host for host in inventory.hosts}
+    if host_name not in hosts:
+        raise UsageError(f"{host_name} is not in {inventory.path}; {nearest(host_name, list(hosts))}")
+    with open_fleet(inventory) as fleet:
+        lookup = find_run(fleet, inventory, run_name, console)
+        run = lookup.run
+        if run.state not in UNFINISHED:
+            raise UsageError(f"run {run.run_id} is over: {run.state}")
+        if host_name in run.parts:
+            raise UsageError(f"{host_name} is a host of run {run.run_id} already")
+        head = next(name for name, number in run.all_nodes.items() if number == run.head)
+        if head not in hosts or head in lookup.listing.failed:
+            raise UnreachableError(f"{head}, the head of run {run.run_id}, cannot be reached")
+        host = hosts[host_name]
+        newcomer.add(run, host, hosts[head], inventory, fleet, by=whoami(), warn=console.warning)
+    if as_json:
+        print(json.dumps({"run_id": run.run_id, "host": host_name}, indent=2))
+    console.note(f"{host_name} takes part in run {run.run_id} as a spare; its next attempt may use it")
+    return 0

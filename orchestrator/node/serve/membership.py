@@ -1,0 +1,52 @@
+"""`drain` and `add`: ask the gang of a run, on its head, to continue without a host or to take one more."""
+
+import os
+import time
+from typing import Any, Dict
+
+from ..host import state
+from ..run import requests
+from .wire import Refused
+
+WINDOW, PAUSE = 10.0, 0.1  # s for the gang's answer, s between looks
+
+
+def drain(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """`arguments`: run_id, node, by. `accepted`: whether the run can continue without that node."""
+    return {"accepted": _ask(arguments["run_id"], {"do": "drain", "node": arguments["node"], "by": arguments["by"]})}
+
+
+def add(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """`arguments`: run_id, host, nproc, by. `node`: the number of the host; null if the run cannot take it."""
+    request = {"do": "add", **{name: arguments[name] for name in ("host", "nproc", "by")}}
+    answer = _ask(arguments["run_id"], request)
+    return {"node": None if answer is False else answer}
+
+
+def blueprint(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """What a host that is added to a run needs to know of it: the head's `spec` and `start`. `arguments`: run_id."""
+    folder = state.run_folder(arguments["run_id"])
+    spec = state.read(os.path.join(folder, "spec.json"))
+    start = (state.read(os.path.join(folder, "state.json")) or {}).get("start")
+    if spec is None or start is None:
+        raise Refused("no-such-run", "run %s has not been started with this host as its head" % arguments["run_id"])
+    return {"spec": spec, "start": start, "raw": spec}
+
+
+def _ask(run_id: str, request: Dict[str, Any]) -> Any:
+    folder = state.run_folder(run_id)
+    request = dict(request, id=os.urandom(8).hex())
+    deadline = time.monotonic() + WINDOW
+    problem = "the recorder of the head does not answer"
+    while time.monotonic() < deadline:
+        try:
+            answer = requests.ask(folder, request)
+        except (requests.NoAnswer, OSError) as error:
+            problem = str(error)  # a killed guard is replaced, and the next one is asked
+        else:
+            if "error" in answer:
+                raise Refused(str(answer.get("code", "unknown")), str(answer["error"]))
+            if answer["answer"] is not None:
+                return answer["answer"]
+        time.sleep(PAUSE)
+    raise Refused("no-guard", "run %s: %s" % (run_id, problem))

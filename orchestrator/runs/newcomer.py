@@ -1,0 +1,95 @@
+"""Add a host to a run that is running: probe it, send it the code, have the head count it, start its guard."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from ..answers.add import ADD, BLUEPRINT, CODE, Blueprint
+from ..answers.drain import DRAIN
+from ..answers.prepare import PREPARE_NODE, UNPACK
+from ..answers.rejoin import TICKET
+from ..checks.findings import render_line
+from ..errors import FindingsError, OrchError, UsageError
+from ..hosts.fleet import Fleet
+from ..hosts.node_program import node_program
+from ..hosts.session import Session
+from ..inventory.model import Host, Inventory
+from ..plan import newcomer
+from ..plan import plan as planning
+from . import probe as preflight
+from .registry import Run
+
+CHUNK = 256 * 1024  # bytes sent at a time
+PROGRAM_NAME = 16  # characters of its hash in the name of the node program
+
+
+def add(
+    run: Run, host: Host, head: Host, inventory: Inventory, fleet: Fleet, *, by: str, warn: Callable[[str], None]
+) -> None:
+    """Raises OrchError; then the run continues without the host."""
+    at_head = fleet.session(head)
+    blueprint = at_head.request(BLUEPRINT, {"run_id": run.run_id})
+    _check_run(run, blueprint)
+    plan = newcomer.make(inventory, host, run.run_id, blueprint)
+    here = fleet.session(host)
+    probed = preflight.ask(here, preflight.question(plan, plan.nodes[0], None))
+    findings = preflight.check_hosts(plan, {host.name: probed})
+    errors = [render_line(finding) for finding in findings if finding.severity == "error"]
+    if errors:
+        raise FindingsError("\n  ".join([f"{host.name} cannot take part; the run continues without it", *errors]))
+    for finding in findings:
+        if finding.severity == "warning":
+            warn(render_line(finding))
+    if plan.code is not None and host.workdir is None and plan.code.sha256 not in here.codes:
+        _copy_code(plan.code.sha256, at_head, here)
+    resolved = planning.resolve(plan, {host.name: probed.facts})
+    nproc = planning.processes(resolved, resolved.nodes[0])
+    number = at_head.request(ADD, {"run_id": run.run_id, "host": host.name, "nproc": nproc, "by": by}).node
+    if number is None:
+        raise UsageError(f"run {run.run_id} is stopping, or {host.name} has been one of its hosts before")
+    known = list(zip(run.hosts, run.nprocs, strict=True))[:number]
+    if len(known) < number:
+        raise UsageError(f"another host is being added to run {run.run_id}; try again")
+    spec = newcomer.spec_of(plan, probed.facts, blueprint, number, known)
+    private = at_head.request(TICKET, {"run_id": run.run_id}).private.as_arguments(may_notify=True)
+    addresses, port = list(blueprint.start.link_addresses), blueprint.spec.contact.port
+    endpoints = {"addresses": addresses, "link_port": port, "rdzv_port": None}
+    try:
+        here.request(PREPARE_NODE, {"spec": spec, "private": private, "head": endpoints, "prefer": None})
+    except BaseException:
+        with contextlib.suppress(OrchError):
+            at_head.request(DRAIN, {"run_id": run.run_id, "node": number, "by": by})
+        raise
+
+
+def _check_run(run: Run, blueprint: Blueprint) -> None:
+    """Raises UsageError if no host can be added to the run."""
+    if not blueprint.spec.program.endswith(node_program().sha256[:PROGRAM_NAME]):
+        raise UsageError(f"run {run.run_id} was started by another version of ddp-orch; add hosts with that version")
+    launcher = blueprint.spec.launcher
+    if launcher.scope == "host":
+        raise UsageError(f"run {run.run_id} uses run.launcher {launcher.name}, which starts ranks on fixed hosts")
+    if blueprint.spec.contact.port is None:
+        raise UsageError(f"run {run.run_id} has one host, which waits for no others; start a run with two or more")
+    if blueprint.spec.head_lost != "stop":
+        raise UsageError(f"run {run.run_id} elects its head (run.head_lost), so its hosts are fixed")
+
+
+def _copy_code(sha256: str, source: Session, target: Session) -> None:
+    """Send the code of the run from one host to another, through this machine."""
+    with tempfile.TemporaryFile() as file:
+
+        def take(_: None, payload: bytes) -> None:
+            file.write(payload)
+
+        source.follow(CODE, {"sha256": sha256}, take)
+        file.seek(0)
+        target.request(UNPACK, {"sha256": sha256}, upload=_chunks(file))
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK):
+        yield chunk

@@ -1,0 +1,59 @@
+"""`add`: a run that a user has started takes one more host."""
+
+from __future__ import annotations
+
+import json
+
+from lab.lab import Lab
+from lab.waiting import wait_until
+
+from .driver import assert_clean, guards, lines_of, ok, orch, script, start, wait_for_state
+
+WORK = """
+import os, sys, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1], flush=True)
+while os.environ["DDP_ORCH_ATTEMPT"] == "1":
+    if os.path.exists(os.path.expanduser("~/fail")):
+        sys.exit(1)
+    time.sleep(0.1)
+"""
+
+
+def test_the_next_attempt_of_a_run_takes_a_host_that_was_added(lab3: Lab) -> None:
+    inventory = lab3.inventory(run={"launcher": "direct", "nnodes": "2:3", "max_restarts": 1})
+    words = ["--hosts", "node-[0-1]", "--", script(lab3, WORK), "on-{host}"]
+    run_id = start(lab3, inventory, *words)
+    wait_until(lambda: len(lines_of(lab3, inventory, run_id, "--grep", "of 2")) == 2, 60, "the run has begun")
+    ok(orch(lab3, "add", "-i", inventory, run_id, "node-1"), 2)
+    ok(orch(lab3, "add", "-i", inventory, run_id, "node-7"), 2)
+    answer = json.loads(ok(orch(lab3, "add", "-i", inventory, "--json", run_id, "node-2")).stdout)
+    assert answer == {"run_id": run_id, "host": "node-2"}
+    (run,) = json.loads(ok(orch(lab3, "ps", "-i", inventory, "--json")).stdout)
+    assert [(node["host"], node["node_rank"]) for node in run["nodes"]] == [
+        ("node-0", 0),
+        ("node-1", 1),
+        ("node-2", None),
+    ]
+    (lab3.hosts[0].home / "fail").touch()
+    wait_for_state(lab3, inventory, run_id, "succeeded")
+    lines = lines_of(lab3, inventory, run_id, "--attempt", "2", "--grep", "of 3")
+    assert sorted((line["host"], line["text"]) for line in lines) == [
+        (f"node-{rank}", f"rank {rank} of 3 on-node-{rank}") for rank in range(3)
+    ]
+    wait_until(lambda: not guards(lab3), 15, "the guards have gone")
+    assert_clean(lab3, run_id)
+
+
+def test_a_host_that_was_added_takes_the_place_of_one_that_is_drained(lab3: Lab) -> None:
+    inventory = lab3.inventory(run={"launcher": "direct"})
+    run_id = start(lab3, inventory, "--hosts", "node-[0-1]", "--", script(lab3, WORK), "x")
+    wait_until(lambda: len(lines_of(lab3, inventory, run_id, "--grep", "of 2")) == 2, 60, "the run has begun")
+    ok(orch(lab3, "add", "-i", inventory, run_id, "node-2"))
+    ok(orch(lab3, "drain", "-i", inventory, run_id, "node-1"))
+    ok(orch(lab3, "add", "-i", inventory, run_id, "node-1"), 2)
+    wait_for_state(lab3, inventory, run_id, "succeeded")
+    lines = lines_of(lab3, inventory, run_id, "--attempt", "2", "--grep", "rank")
+    assert sorted((line["host"], line["text"]) for line in lines) == [
+        ("node-0", "rank 0 of 2 x"), ("node-2", "rank 1 of 2 x")
+    ]  # fmt: skip
+    assert_clean(lab3, run_id)
