@@ -3,6 +3,7 @@
 config      the flags
 place       which rank this process is, from the launcher's environment
 dist        join the other ranks, exchange small messages, react to signals
+interfaces  which network interface gloo uses
 data        which samples a step takes, and what a data set is
 model       models by name: a small CNN, GPT, torchvision's, your own
 parallel    share a model between the ranks: DDP or FSDP

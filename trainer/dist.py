@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from trainer import interfaces
 from trainer.config import ConfigError, refuse
 from trainer.place import Place
 
@@ -155,8 +156,7 @@ def joined(device: str, place: Place) -> Iterator[World]:
         timeout=FIRST_STEP_TIMEOUT,
         rank=place.rank,
         world_size=place.world_size,
-        # Alone: a store without a port, and no other code path than with many.
-        store=dist.HashStore() if place.launcher == "none" else None,  # type: ignore[attr-defined]
+        store=meet(place),
     )
     control = dist.new_group(backend="gloo", timeout=FIRST_STEP_TIMEOUT) if cuda else dist.group.WORLD
     crashed = False
@@ -170,6 +170,17 @@ def joined(device: str, place: Place) -> Iterator[World]:
         # time-out. The end of the process frees what it holds.
         if not (crashed and cuda):
             dist.destroy_process_group()
+
+
+def meet(place: Place) -> Any:
+    """The store in which the ranks find each other: of MASTER_ADDR, or for one rank without a launcher of its own."""
+    if place.launcher == "none":
+        return dist.HashStore()  # type: ignore[attr-defined]  # it needs no port
+    ranks = dist.rendezvous("env://", place.rank, place.world_size, timeout=FIRST_STEP_TIMEOUT)  # type: ignore[attr-defined]
+    store = next(ranks)[0]
+    if place.local_world_size < place.world_size:
+        interfaces.choose_for_gloo(store, place.rank, place.world_size)
+    return dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]
 
 
 def choose_device(wanted: str, place: Place) -> torch.device:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 import pytest
 from lab.lab import Lab
 
 from .driver import assert_clean, ok, orch
-from .trainer_ranks import losses, trainings
+from .trainer_ranks import ROOT, losses, trainings
 
 FLAGS = ("--epochs=2", "--log-every=2", "--track=none")
 
@@ -29,3 +31,28 @@ def test_two_ranks_on_one_host_and_one_on_two_others_train_as_one_process_does(l
     assert len(losses(here)) == 12
     assert losses(there) == pytest.approx(losses(here), abs=2e-4)
     assert_clean(lab3)
+
+
+@pytest.mark.slow
+def test_plain_torchrun_trains_on_hosts_whose_own_name_is_127_0_1_1(lab2: Lab) -> None:
+    """As Debian writes /etc/hosts. Gloo would publish 127.0.1.1 to the other host."""
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'ddp-orch[trainer]'")
+    first = lab2.hosts[0]
+    command = (
+        f"cd {ROOT} && OMP_NUM_THREADS=1 {sys.executable} -m torch.distributed.run --nnodes=2 --nproc-per-node=1 "
+        f"--rdzv-backend=c10d --rdzv-endpoint={first.name}:29400 --rdzv-id=debian "
+        "-m trainer --max-steps=3 --log-every=1 --track=none --out=$(mktemp -d)"
+    )
+    try:
+        for host in lab2.hosts:
+            others = [line for line in lab2.hosts_file.splitlines() if host.name not in line.split()]
+            host._write_etc("hosts", "\n".join([*others, "127.0.0.1 localhost", f"127.0.1.1 {host.name}", ""]))
+        started = [
+            host.popen(["sh", "-c", command], "ann", stdout=PIPE, stderr=STDOUT, text=True) for host in lab2.hosts
+        ]
+        outputs = [process.communicate(timeout=200)[0] for process in started]
+        assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
+    finally:
+        for host in lab2.hosts:
+            host._write_etc("hosts", lab2.hosts_file)
+    assert [len(losses(output)) for output in outputs].count(3) == 1
