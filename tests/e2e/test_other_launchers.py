@@ -13,6 +13,11 @@ PLACE = """
 import os, sys
 print("place", os.environ["RANK"], os.environ["WORLD_SIZE"], *sys.argv[1:], flush=True)
 """
+# the ranks of a host share one output, so that `print` would tear their lines
+WHOLE_LINE = """
+import os, sys
+os.write(1, " ".join(["place", os.environ["RANK"], os.environ["WORLD_SIZE"], *sys.argv[1:]]).encode() + b"\\n")
+"""
 # its child ignores SIGTERM, and its second host fails in the first attempt
 COMMAND = """
 echo "place $NODE_RANK $NNODES $WORLD_SIZE $1"
@@ -70,4 +75,12 @@ def test_a_command_that_is_started_once_per_host_is_restarted_and_killed(lab2: L
     output = ok(orch(lab2, "logs", run_id, "-i", inventory, "--attempt", "2")).stdout
     assert places(output) == ["0 2 2 0/2", "1 2 2 1/2"]
     ok(orch(lab2, "kill", run_id, "-i", inventory, "--grace", "1"))
+    assert_clean(lab2)
+
+
+def test_torchrun_in_a_command_for_hosts_needs_no_flags(lab2: Lab) -> None:
+    hosts = [{"name": host.name, "address": host.address, "nproc_per_node": 2} for host in lab2.hosts]
+    inventory = lab2.inventory(hosts=hosts, run={"launcher": "node"})
+    result = ok(orch(lab2, "up", inventory, "--", "torchrun", script(lab2, WHOLE_LINE), "{nproc_per_node}"))
+    assert places(result.stdout) == [f"{rank} 4 2" for rank in range(4)]
     assert_clean(lab2)
