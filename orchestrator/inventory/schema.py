@@ -327,7 +327,7 @@ _RUN = _section(
         "head_lost",
         choice("auto", "elect", "stop"),
         "auto",
-        "stop: wait for a lost head, then end; elect: the others elect one; auto: stop",
+        "stop: if the head is lost, wait for it, then end; elect: elect another; auto: stop",
     ),
     Key(
         "autostart",
