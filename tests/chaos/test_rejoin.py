@@ -123,6 +123,17 @@ def test_a_killed_recorder_costs_no_restart(lab3: Lab, victim: int) -> None:
         run.assert_ended(0, "succeeded", within=300)
 
 
+@pytest.mark.parametrize("victim", [0, 2], ids=["head", "other"])
+def test_a_killed_guard_costs_one_restart(lab3: Lab, victim: int) -> None:
+    with Trial(lab3, rejoining(lab3)) as run:
+        run.wait_for("step:40 ")
+        pid = ours(lab3.hosts[victim], "ddp-guard")
+        assert pid is not None
+        kill(lab3.hosts[victim], pid)
+        run.assert_ended(0, "succeeded", within=300, attempt=2)
+    assert_continued(run, 2)
+
+
 def test_a_spare_takes_over_at_once_and_the_host_that_returns_is_the_next_spare(lab4: Lab) -> None:
     with trial(lab4, with_spare(lab4, max_restarts=1), GLOO, "600", "0.05") as run:
         run.wait_for_moment("random", 1, chance())
