@@ -128,9 +128,8 @@ def setup(config: Config, world: World, out: Path | None) -> Training:
             snapshots_of(config).restore(state, model, optimizer, scaler, ema)
     training = Training(config, world, data, sampling, model, wrapped, optimizer, scaler, first_step, ema, mix)
     if state:
-        ranks = state.get("world_size", "?")
-        position = training.position(first_step)
-        world.print(f"resumed {position} from:{out} (another --out starts from scratch) ranks_before:{ranks}")
+        before = f"from:{out} (another --out starts from scratch) ranks_before:{state['world_size']}"
+        world.print(f"resumed {training.position(first_step)} {before}")
     return training
 
 
@@ -302,9 +301,7 @@ def evaluate(model: nn.Module, split: Split, config: Config, world: World) -> tu
     samples_at_once = max(1, config.batch_size // world.world_size // config.grad_accum_steps)
     loss, correct = torch.zeros((), dtype=torch.float64, device=world.device), torch.zeros((), device=world.device)
     targets_seen = 0
-    # A sharded model needs all ranks for every micro-batch, so ranks with fewer samples take part with one that is not
-    # counted.
-    equally_often = config.parallel == "fsdp"
+    equally_often = config.parallel == "fsdp"  # to gather the layers of a sharded model takes all ranks
     micro_batches = list(every_sample(split.size, world.rank, world.world_size, samples_at_once, equally_often))
     for (kind, _), batch in zip(micro_batches, split.batches(micro_batches), strict=True):
         with autocast(config.precision, world.device):
