@@ -43,7 +43,7 @@ UNFINISHED = ("starting", "running", "suspect", "restarting", "waiting", "stoppi
 _FINAL = r"succeeded|failed|stopped|killed|lost"
 State = Annotated[str, re.compile(f"{'|'.join(UNFINISHED)}|{_FINAL}").fullmatch]
 FinalState = Annotated[str, re.compile(_FINAL).fullmatch]
-"""`stopped`: ended on request or by run.walltime, after a snapshot."""
+"""`stopped`: ended on request or by run.walltime, after the ranks were asked for a snapshot."""
 Signal = Annotated[str, re.compile(r"SIG[A-Z0-9+]{1,12}").fullmatch]
 StreamName = Annotated[str, re.compile(r"[0-9]{1,7}\.(agent|run|[0-9]{1,7})\.(out|err)").fullmatch]
 """`ATTEMPT.ORIGIN.out`: the origin is a rank, the agent, or the run itself."""

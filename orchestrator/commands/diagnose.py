@@ -33,7 +33,7 @@ MAX_LOG_SIZE = 64 << 20  # bytes; of a larger log, half of this is read from eac
 ENDED = {
     "succeeded": "has succeeded",
     "failed": "failed",
-    "stopped": "was stopped after a snapshot",
+    "stopped": "was stopped, to be resumed",
     "killed": "was stopped",
     "lost": "was lost",
 }

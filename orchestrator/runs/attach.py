@@ -232,7 +232,7 @@ def conclude(
             console.note(f"run {run_id} succeeded{took}")
         case "stopped":
             by = f" by {one_line(verdict.stopped_by)}" if verdict.stopped_by else ""
-            console.note(f"run {run_id} saved a snapshot and was stopped{by}")
+            console.note(f"run {run_id} was stopped{by}, to be resumed")
         case "killed":
             console.note(f"run {run_id} was stopped by {one_line(verdict.stopped_by or 'an unknown user')}")
         case "lost":

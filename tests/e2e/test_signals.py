@@ -97,6 +97,8 @@ def test_a_signal_to_up_says_that_a_script_without_a_handler_saves_nothing(tmp_p
         assert process.stdout is not None
         assert any("ready" in line for line in process.stdout)
         process.send_signal(signal.SIGUSR1)
-        _, errors = process.communicate(timeout=60)
+        shown, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
     assert "run.snapshot_signal" in errors
+    assert "`saved`" in shown
+    assert "saved a snapshot" not in errors

@@ -58,4 +58,8 @@ class Finisher:
         elif step is Step.STOP:
             if is_saved:
                 snapshot_time.end(self._folder)
+            else:
+                self._recorder.say(
+                    "no rank here has printed a line that begins with `saved`: a snapshot may be missing"
+                )
             self._stop(by, self._grace)

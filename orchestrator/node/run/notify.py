@@ -29,7 +29,7 @@ RECORD = "notify.json"  # what went wrong the last time; none: nothing
 WORDS = {
     "succeeded": "has succeeded",
     "failed": "failed",
-    "stopped": "was stopped after a snapshot",
+    "stopped": "was stopped, to be resumed",
     "killed": "was stopped",
     "lost": "was lost",
     "waiting": "waits for lost hosts to come back",
