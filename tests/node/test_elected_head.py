@@ -6,10 +6,12 @@ import json
 import signal
 from typing import Any
 
+import pytest
 from lab.waiting import wait_until
 from local_runs import Run, Runs
 from test_rejoin import lose, rejoin
 
+from orchestrator.hosts.session import Refused
 from orchestrator.node.host import processes
 
 WORK = """
@@ -122,3 +124,12 @@ def test_a_run_without_a_majority_stops_and_ends(runs: Runs, tmp_path: Any) -> N
     wait_until(lambda: run.record("exit.json", 2), 40, "the last host gives up")
     verdict = run.record("exit.json", 2)["verdict"]  # type: ignore[index]
     assert verdict["state"] == "lost" and verdict["attempt"] == 1
+
+
+def test_no_host_is_added_to_a_run_whose_hosts_are_counted(runs: Runs, tmp_path: Any) -> None:
+    run = runs.start(WORK, str(tmp_path / "never"), nproc=(1, 1, 1), options=electing())
+    everybody_works(run, 1, 0, 1, 2)
+    asked = {"run_id": run.run_id, "host": "host-3", "nproc": 1, "by": "the test"}
+    with pytest.raises(Refused):
+        run.hosts[0].session.request("add", asked)
+    run.stop(0, grace=0.0)

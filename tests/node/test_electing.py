@@ -40,7 +40,7 @@ class Node(Recorder):
             "waiting": False,
             "fenced": False,
             "restarted": False,
-            "drain_requests": [],
+            "team_requests": [],
         }
         self.side = ElectingLink(self, Transport(self, [self.listener]))  # type: ignore[arg-type]
 

@@ -18,6 +18,11 @@ def drain(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 def add(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """`arguments`: run_id, host, nproc, by. `node`: the number of the host; null if the run cannot take it."""
+    spec = state.read(os.path.join(state.run_folder(arguments["run_id"]), "spec.json")) or {}
+    if spec.get("head_lost") == "elect":
+        raise Refused(
+            "unknown", "a run with head_lost: elect takes no more hosts: a majority counts those of its start"
+        )
     request = {"do": "add", **{name: arguments[name] for name in ("host", "nproc", "by")}}
     answer = _ask(arguments["run_id"], request)
     return {"node": None if answer is False else answer}
