@@ -15,6 +15,7 @@ from .peers import RecorderApi
 OPEN_WINDOW = 15.0  # s for the servers of the team to open their ports
 SPARE_WINDOW = 3.0  # s, as part of these, for the servers of other nodes
 RETRY = 1.0  # s
+NO_NODE = (1 << 32) - 1  # the number of the leader on its connections: a server does not speak with its own node
 
 
 def is_wanted(spec: Dict[str, Any]) -> bool:
@@ -27,6 +28,7 @@ class Round(NamedTuple):
     number: int
     team: Tuple[int, ...]
     nodes: Tuple[int, ...]  # all that can take part: what another node has may be needed
+    hosts: Tuple[str, ...]  # of all nodes; some may have been added after the start
     at: float
 
 
@@ -117,7 +119,8 @@ class Resumption:
         ]
         self._since = self._since or at
         self._contacts, self._refusals = {}, {}
-        self._round = Round(int(at * 1000), team, tuple(nodes), at)
+        hosts = tuple(node.host for node in current.nodes)
+        self._round = Round(int(at * 1000), team, tuple(nodes), hosts, at)
         self._serve_everywhere(self._round, self._round.number)
 
     def _serve_everywhere(self, current: Round, number: int) -> None:
@@ -133,18 +136,14 @@ class Resumption:
         for number in self._round.team:
             why = self._refusals.get(number, "the host did not answer" if waited > OPEN_WINDOW else "")
             if why and number not in self._contacts:
-                self._try_again(number, "%s: run.resume: %s" % (self._spec["nodes"][number]["host"], why), at)
+                self._try_again(number, "%s: run.resume: %s" % (self._round.hosts[number], why), at)
                 return
         if any(number not in self._contacts for number in self._round.team):
             return
         if waited < SPARE_WINDOW and not all(number in self._contacts for number in self._round.nodes):
             return
-        nodes = {
-            number: dict(contact, host=self._spec["nodes"][number]["host"])
-            for number, contact in self._contacts.items()
-        }
-        # a number that no node has: a server does not speak with itself
-        given = {"key": self._recorder.key.hex(), "node": len(self._spec["nodes"]), "mode": self._spec["resume"]}
+        nodes = {number: dict(contact, host=self._round.hosts[number]) for number, contact in self._contacts.items()}
+        given = {"key": self._recorder.key.hex(), "node": NO_NODE, "mode": self._spec["resume"]}
         given.update(limit=self._spec["resume_limit"], head=self._round.team[0], team=self._round.team, nodes=nodes)
         try:
             self._leader = LineProcess(self._spec["program"], "resume-lead", given)
