@@ -268,7 +268,7 @@ def again(state: State, at: float) -> State:
 def test_a_failure_within_the_budget_is_followed_by_the_same_nodes_on_another_port() -> None:
     state = fail(started(1), 2000.0)
     assert (state.phase, gang_orders.label(state)) == (Phase.RESTARTING, "restarting")
-    assert not team.restart_is_due(state, 2001.5) and team.restart_is_due(state, 2002.0)
+    assert team.restart_is_due(state, state.since)
     state = again(state, 2002.0)
     order = gang_orders.order_of(state, 2)
     assert isinstance(order, Run)
@@ -374,16 +374,22 @@ def test_a_stop_during_the_back_off_ends_the_run_as_killed() -> None:
     assert state.verdict and (state.verdict["state"], state.verdict["first_failure"]) == ("killed", None)
 
 
-def test_the_back_off_grows_to_its_limit() -> None:
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        pytest.param([1000.0] * 4, [0, 0, 0, 0], id="each attempt trains"),
+        pytest.param([1.0] * 9, [0, 1, 2, 4, 8, 16, 30, 30, 30], id="each fails at its start"),
+        pytest.param([1.0, 1.0, 1.0, 1000.0, 1.0, 1.0], [0, 1, 2, 0, 0, 1], id="one in between trains"),
+    ],
+)
+def test_the_back_off_grows_while_attempts_fail_at_their_start(seconds: list[float], expected: list[int]) -> None:
     state, waits = started(9), []
-    at = 2000.0
-    while state.verdict is None:
-        state = fail(state, at)
-        if state.phase is Phase.RESTARTING:
-            waits.append(next(wait for wait in range(99) if team.restart_is_due(state, state.since + wait)))
-            state = again(state, state.since + waits[-1])
-        at += 1000.0
-    assert waits == [1, 2, 4, 8, 16, 30, 30, 30, 30]
+    for number, trained in enumerate(seconds):
+        # the exit codes differ, or the run would be given up
+        state = fail(state, state.started_at + trained, exit_code=number + 1)
+        waits.append(next(wait for wait in range(99) if team.restart_is_due(state, state.since + wait)))
+        state = again(state, state.since + waits[-1])
+    assert waits == expected
 
 
 # --- spares, and fewer hosts

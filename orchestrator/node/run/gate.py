@@ -1,7 +1,7 @@
 """The health gate: before another attempt, every host that may take part says whether it is well. Pure.
 
-A host is asked as soon as the run is restarting, so the answers come within the back-off. One with a problem gives way
-to a spare. Without a spare, the run waits for it where no attempt can succeed there, and continues with it otherwise.
+A host is asked as soon as the run is restarting. One with a problem gives way to a spare. Without a spare, the run
+waits for it where no attempt can succeed there, and continues with it otherwise.
 """
 
 from typing import Dict, Iterator, List, Optional, Tuple

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from .gang_state import KILL_WINDOW, NodePhase, Phase, State, is_unfit, problems
 
-BACKOFF, BACKOFF_MOST = 1.0, 30.0  # s before the first restart, doubled for each further one, and the most
+BACKOFF, BACKOFF_MOST = 1.0, 30.0  # s; see _backoff
 AT_START = 30.0  # s: a failure within these after the start of its attempt is one at start-up
 FAILS_ALIKE = 3  # first failures in a row at start-up, all the same, after which the run is not started again
 # What networks and file systems do at one start and not at the next: Python's OSError and its kin, torch's and NCCL's
@@ -31,10 +31,22 @@ def place(state: State, team: Tuple[int, ...]) -> State:
 
 def restart_is_due(state: State, at: float) -> bool:
     """Whether the back-off has passed and there is a healthy team, so that the head has to look for a port."""
-    backoff = min(BACKOFF_MOST, BACKOFF * 2 ** (state.attempt - 1))
-    due = at >= max(state.since + backoff, state.lost_at + KILL_WINDOW)
+    due = at >= max(state.since + _backoff(state), state.lost_at + KILL_WINDOW)
     team = next_team(state) if state.phase is Phase.RESTARTING and due else None
     return team is not None and all(_is_checked(state, number, at) for number in team)
+
+
+def _backoff(state: State) -> float:
+    """None after an attempt that has trained for a while, nor the first time that one fails at its start.
+
+    From the second such failure in a row on, it doubles.
+    """
+    in_a_row = 0
+    for failure in reversed((*state.failures, state.first_failure or {})):
+        if not failure.get("at_start"):
+            break
+        in_a_row += 1
+    return min(BACKOFF_MOST, BACKOFF * 2 ** (in_a_row - 2)) if in_a_row > 1 else 0.0
 
 
 def _is_checked(state: State, number: int, at: float) -> bool:
