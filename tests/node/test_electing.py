@@ -142,7 +142,7 @@ def test_an_order_without_a_beat_is_not_obeyed(trio: Trio, change: dict[str, Any
     assert isinstance(node.side._role, ElectedFollower)
     stop = ["Stop", {"attempt": 1, "grace": 1.0, "why": "", "stacks": False}]
     before = list(node.orders)
-    message = messages.of_head({"order": stop, **change}, 3)
+    message = messages.of_head({"order": stop, **change})
     assert message.order is not None
     node.side._role._obey(message, message.order)
     assert node.orders == before
