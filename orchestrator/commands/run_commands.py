@@ -39,6 +39,7 @@ from .options import (
 @HOSTS
 @click.option("--wait", is_flag=True, help="Wait while another run uses the GPUs or the name.")
 @click.option("--debug", is_flag=True, help="Enable verbose NCCL and torch logging.")
+@click.option("--timing", is_flag=True, help="Print how long each phase of the launch took.")
 @click.option(
     "-e",
     "--env",

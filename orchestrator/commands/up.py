@@ -16,14 +16,15 @@ from ..inventory import advice, model, paths, run_ids, writing
 from ..inventory.model import Inventory
 from ..output.console import Console, all_but
 from ..output.lines import Mask, rfc3339
-from ..output.pipeline import Stage
+from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import tame
 from ..plan import description, entrypoint, invocation
 from ..plan import snapshot as ship
 from ..plan.launchers import for_own_scripts
-from ..plan.plan import Code, Plan, advise_shell_variables, check_size
+from ..plan.plan import Code, Plan, advise_shell_variables, check_size, world_size
 from ..plan.plan import make as make_plan
 from ..runs import attach, launch, printing, recent
+from ..runs.timing import FirstLines
 from . import variables
 from .context import describe_unmasked, load_inventory, open_fleet, stderr_console, warn_once, whoami
 
@@ -45,6 +46,7 @@ class UpOptions:
     hosts: str | None
     wait: bool
     debug: bool
+    timing: bool = False
     env: tuple[str, ...]
     env_file: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()  # KEY=VALUE, of the inventory
@@ -65,6 +67,7 @@ class UpOptions:
             "--skip-check": self.skip_check,
             "--wait": self.wait,
             "--debug": self.debug,
+            "--timing": self.timing,
         }
         words = [flag for flag, is_set in flags.items() if is_set]
         repeated = {"--env-file": self.env_file, "-e": self.env, "--set": self.settings}
@@ -107,6 +110,8 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
             folder = str(paths.folder(inventory))
             recent.remember(inventory.path, run_id, plan.name, _code_folder(snapshot), folder, copy)
             if options.detach:
+                if options.timing:
+                    console.note(context.timing.describe())
                 print(json.dumps({"run_id": run_id, "name": plan.name}) if options.as_json else run_id, flush=True)
                 console.note(f"the run has started; follow it with: {about.command('logs', '-f')}")
                 return 0
@@ -119,6 +124,8 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
             stage = printer or printing.make_printer(
                 names, mask, as_json=options.as_json, full_output_command=about.command("logs", "--stream", "agent")
             )
+            if options.timing:
+                stage = Pipeline((FirstLines(context.timing, world_size(resolved), console.note), stage))
             return attach.attend(
                 resolved,
                 fleet,

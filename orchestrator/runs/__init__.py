@@ -8,6 +8,7 @@ reach       checks the result of mesh
 bandwidths  remembers the fastest network for the next `up`
 deep        the all-reduce of `check --deep`; payload/ runs on the hosts
 launch      prepares all hosts, then starts the run
+timing      how long each phase of a launch takes
 rendezvous  chooses the address where the nodes meet
 follow      reads the logs of a run from all hosts
 readers     the threads of follow

@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TypeVar
 
 from ..answers.facts import Facts
@@ -39,6 +39,7 @@ from . import bandwidths, ending, rendezvous
 from . import probe as preflight
 from .probe import Probed
 from .rendezvous import Rendezvous
+from .timing import Timing
 
 P = TypeVar("P", bound=Prepared)
 LARGE = 10_000_000  # bytes of code; from this size on, the largest files are listed
@@ -66,6 +67,8 @@ class LaunchContext:
     warn: Callable[[str], None]
     command_without: Callable[[Sequence[str]], str]
     """The command line that starts the same run without these hosts; "" if the launch did not come from one."""
+    timing: Timing = field(default_factory=Timing)
+    """How long each phase takes."""
 
 
 class PackedSnapshot:
@@ -104,6 +107,7 @@ def launch(plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchC
 
     Raises one error that lists the problems of all hosts, with the exit code of the most severe one.
     """
+    context.timing.begin()
     hosts = [node.host for node in plan.nodes]
     packed = PackedSnapshot(snapshot)
     script = preflight.script_of(snapshot)
@@ -111,7 +115,8 @@ def launch(plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchC
     fleet.prepare(hosts)
 
     def probe(host: Host, session: Session) -> Probed:
-        return _probe(host, session, questions[host.name], plan, packed, fleet.progress)
+        context.timing.connected(host.name)
+        return _probe(host, session, questions[host.name], plan, packed, fleet.progress, context.timing)
 
     probed = fleet.each(hosts, probe, "checking")
     if probed.failed:
@@ -166,13 +171,21 @@ def _drop_unreachable(plan: Plan, probed: Results[Any], context: LaunchContext) 
 
 
 def _probe(
-    host: Host, session: Session, question: Arguments, plan: Plan, packed: PackedSnapshot, progress: NoProgress
+    host: Host,
+    session: Session,
+    question: Arguments,
+    plan: Plan,
+    packed: PackedSnapshot,
+    progress: NoProgress,
+    timing: Timing,
 ) -> Probed:
     """Ask a host for its facts, and send it the code unless it has that already."""
-    probed = preflight.ask(session, question)
+    with timing.measure("check", host.name):
+        probed = preflight.ask(session, question)
     if plan.code is not None and not host.workdir and plan.code.sha256 not in session.codes:
         progress.set_phase(host.name, f"sending the code, {size(plan.code.size)}")
-        session.request(UNPACK, {"sha256": plan.code.sha256}, upload=packed.chunks())
+        with timing.measure("send", host.name):
+            session.request(UNPACK, {"sha256": plan.code.sha256}, upload=packed.chunks())
         session.codes.add(plan.code.sha256)  # `up --wait` probes the same sessions again
     return probed
 
@@ -233,7 +246,8 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
         private = planning.private(resolved, numbers[host.name], run_key=context.run_key, secrets=context.secrets)
         sessions[host.name] = session
         question = {"spec": spec, "private": private, "head": head_endpoints, "prefer": fastest_first}
-        return session.request(operation, question)
+        with context.timing.measure("prepare", host.name):
+            return session.request(operation, question)
 
     def abort(host: Host) -> str | None:
         """Returns who stopped the run on this host in the meantime."""
@@ -276,7 +290,9 @@ def _commit(head: Session, meeting: Rendezvous, resolved: Plan, fleet: Fleet, co
         "link_addresses": list(meeting.link_addresses),
     }
     try:
-        head.request(START, {"run_id": resolved.run_id, "start": start})
+        with context.timing.measure("start", "head"):
+            head.request(START, {"run_id": resolved.run_id, "start": start})
+        context.timing.started()
     except UnreachableError as error:
         # If the head got the request, the run starts. If not, the other guards end when the head does not connect.
         ps = advice.command("ps", inventory=resolved.inventory.path)

@@ -1,0 +1,79 @@
+"""How long each phase of a launch takes, for `up --timing`. Reads no clock but the one that it is given."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from ..output.lines import Line
+from ..output.pipeline import Stage
+
+FIRST_LINE = "first line"
+
+
+class Timing:
+    """The phases, in the order in which they begin. Hosts do most of them at the same time: the slowest one counts."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """A launch begins. `up --wait` may begin several."""
+        self._began = self._clock()
+        self._phases: dict[str, dict[str, float]] = {}  # seconds by host or rank
+
+    def connected(self, host: str) -> None:
+        self._phases.setdefault("connect", {})[host] = self._clock() - self._began
+
+    @contextlib.contextmanager
+    def measure(self, phase: str, host: str) -> Iterator[None]:
+        began = self._clock()
+        yield
+        self._phases.setdefault(phase, {})[host] = self._clock() - began
+
+    def started(self) -> None:
+        """The run is committed: its ranks start now."""
+        self._started = self._clock()
+
+    def printed(self, rank: int, host: str) -> None:
+        """A rank has printed its first line."""
+        self._phases.setdefault(FIRST_LINE, {})[f"rank {rank} on {host}"] = self._clock() - self._started
+
+    def slowest(self) -> dict[str, tuple[str, float]]:
+        """Of each phase, the host or rank that took longest, and its seconds."""
+        return {phase: max(taken.items(), key=lambda item: item[1]) for phase, taken in self._phases.items()}
+
+    def describe(self) -> str:
+        parts = [
+            f"{phase} {seconds:.1f} s" + (f" ({name})" if len(self._phases[phase]) > 1 else "")
+            for phase, (name, seconds) in self.slowest().items()
+        ]
+        return f"timing: {', '.join(parts)}; {self._clock() - self._began:.1f} s in total"
+
+
+class FirstLines(Stage):
+    """Report the timing once: when each rank has printed a line, or at the end of the run."""
+
+    def __init__(self, timing: Timing, ranks: int, report: Callable[[str], None]) -> None:
+        self._timing = timing
+        self._missing = ranks
+        self._report = report
+        self._seen: set[int] = set()
+
+    def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
+        for line in lines:
+            if self._missing and line.rank is not None and line.rank not in self._seen:
+                self._seen.add(line.rank)
+                self._timing.printed(line.rank, line.host)
+                self._missing -= 1
+                if not self._missing:
+                    self._report(self._timing.describe())
+        return lines
+
+    def flush(self, now: float) -> Sequence[Line]:
+        if self._missing:
+            self._report(f"{self._timing.describe()}; no line from {self._missing} of the ranks")
+            self._missing = 0
+        return ()
