@@ -70,7 +70,7 @@ def test_a_run_that_is_named_is_stopped_before_a_silent_host_has_answered(
     options: dict[str, Any] = {"leftovers": False, "everything": False, "force": [], "as_json": False}
     assert kill.kill(RUN, inventory, None, grace=0.0, **options) == 4
     assert hosts.stopped == [RUN]
-    assert re.search(r"\bb: .*`stop`.* 1 s", capsys.readouterr().err)
+    assert re.search(r"\bb: .*`stop`.* 9 s", capsys.readouterr().err)
 
 
 def test_part_of_an_id_may_mean_a_run_of_a_silent_host_and_is_not_ended_before_that_has_answered(

@@ -47,7 +47,7 @@ def test_the_outcome_is_that_of_the_head_whatever_another_host_claims() -> None:
 
 def test_a_run_that_saved_a_snapshot_and_stopped_can_be_told_apart_by_its_exit_code() -> None:
     code, lines = concluded(a={"state": "stopped", "first_failure": None, "stopped_by": "run.walltime"})
-    assert code == 75 and lines[0].endswith(" run.walltime")
+    assert code == 75 and "by run.walltime" in lines[0]
 
 
 @pytest.mark.parametrize("state", ["suspect", "waiting"])
