@@ -177,7 +177,7 @@ class Expected:
 
 
 def foresee(now: Expected, burst: tuple[Fault, ...], sequence: Sequence) -> Expected:
-    """The rules (docs/failures.md, orchestrator/node/run/gang.py), told once more from the outside."""
+    """The rules (docs/failures.md, orchestrator/node/gang/gang.py), told once more from the outside."""
     struck = [one for one in burst if one.host in now.team and KINDS[one.kind] != NOTHING]
     hurt = {one.host for one in burst if KINDS[one.kind] == LOST}
     back = frozenset(one.host for one in burst if one.kind == "cut" and sequence.max_restarts > 0)

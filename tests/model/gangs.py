@@ -10,8 +10,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.node.run import election
-from orchestrator.node.run.election_state import SHORTER, Entry, Role
+from orchestrator.node.gang import election
+from orchestrator.node.gang.election_state import SHORTER, Entry, Role
 
 if TYPE_CHECKING:
     from .node import Node

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.node.run import election, election_state
-from orchestrator.node.run.election_state import Ballot, Config, Entry, Role
+from orchestrator.node.gang import election, election_state
+from orchestrator.node.gang.election_state import Ballot, Config, Entry, Role, first_ballot
 
 if TYPE_CHECKING:
     from .gangs import Gang
@@ -139,7 +139,7 @@ class Node:
         self.number = config.node
         self.config = config
         self.rate = rate  # seconds of its clock in a second
-        self.disk = Disk(election.first_ballot(config))
+        self.disk = Disk(first_ballot(config))
         self.stop_requested = False  # in stop.json
         self.up = True
         self.paused = False

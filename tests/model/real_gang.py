@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.node.run import agreement, election, gang, gang_events, gang_orders, team
-from orchestrator.node.run.election_state import Role
-from orchestrator.node.run.gang_events import End, Run, Stop
-from orchestrator.node.run.gang_state import GONE, NodePhase, Phase, State
+from orchestrator.node.gang import agreement, election, gang, gang_events, gang_orders, team
+from orchestrator.node.gang.election_state import Role
+from orchestrator.node.gang.gang_events import End, Run, Stop
+from orchestrator.node.gang.gang_state import GONE, NodePhase, Phase, State
 
 from .gangs import WORK, Gang
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Protocol
 
-from orchestrator.node.run.election_state import Entry
+from orchestrator.node.gang.election_state import Entry
 
 LOST = "host lost"  # as gang.py names it
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from orchestrator.node.run.election_state import DRIFT, Config
+from orchestrator.node.gang.election_state import DRIFT, Config
 
 from .gangs import Gang
 from .node import STOP_WINDOW, Node, Ranks

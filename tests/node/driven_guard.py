@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from orchestrator.hosts.node_program import SOURCES, NodeProgram, node_program
-from orchestrator.node.run import gang_events
+from orchestrator.node.gang import gang_events
 from orchestrator.node.run.permit import clock
 
 RECORDER = """

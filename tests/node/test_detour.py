@@ -12,11 +12,11 @@ import pytest
 from lab.waiting import wait_until
 from test_peers import RUN_KEY, STATUS, Recorder
 
+from orchestrator.node.gang.gang_events import Order, StartRequested
+from orchestrator.node.gang.gang_state import NodePhase
 from orchestrator.node.run.contacts import Contact, Contacts
 from orchestrator.node.run.detour import Detours
 from orchestrator.node.run.follower import WorkerLink
-from orchestrator.node.run.gang_events import Order, StartRequested
-from orchestrator.node.run.gang_state import NodePhase
 from orchestrator.node.run.head import HeadLink
 from orchestrator.node.run.messages import Envelope, Malformed, envelope
 from orchestrator.node.run.peers import ClusterLink

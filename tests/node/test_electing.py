@@ -12,12 +12,12 @@ import pytest
 from lab.waiting import wait_until
 from test_peers import RUN_KEY, STATUS, Recorder
 
+from orchestrator.node.gang.gang_events import Order, Run, Stop
 from orchestrator.node.run import messages
 from orchestrator.node.run.contacts import Contacts
 from orchestrator.node.run.elected_follower import ElectedFollower
 from orchestrator.node.run.elected_head import ElectedHead
 from orchestrator.node.run.electing import ElectingLink
-from orchestrator.node.run.gang_events import Order, Run, Stop
 from orchestrator.node.run.permit import clock
 from orchestrator.node.run.transport import Transport
 

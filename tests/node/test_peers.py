@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.node.gang.gang_events import Order, StartRequested
+from orchestrator.node.gang.gang_state import NodePhase
 from orchestrator.node.run import head as head_module
 from orchestrator.node.run.contacts import Contact
 from orchestrator.node.run.follower import WorkerLink
-from orchestrator.node.run.gang_events import Order, StartRequested
-from orchestrator.node.run.gang_state import NodePhase
 from orchestrator.node.run.head import HeadLink
 from orchestrator.node.run.link import Link
 from orchestrator.node.run.permit import clock

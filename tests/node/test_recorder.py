@@ -22,8 +22,9 @@ from lab.waiting import wait_until
 from local_runs import Run, Runs, local_runs
 
 from orchestrator.hosts.session import Refused
+from orchestrator.node.gang import gang_events
 from orchestrator.node.host import processes, state
-from orchestrator.node.run import gang_events, journal, messages
+from orchestrator.node.run import journal, messages
 from orchestrator.node.run.follower import WorkerLink
 from orchestrator.node.run.guard import Guard
 from orchestrator.node.run.recorder import Recorder

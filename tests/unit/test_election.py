@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.node.run import election
-from orchestrator.node.run.election import step
-from orchestrator.node.run.election_state import (
+from orchestrator.node.gang import election
+from orchestrator.node.gang.election import step
+from orchestrator.node.gang.election_state import (
     SHORTER,
     Ack,
     Action,
@@ -28,6 +28,7 @@ from orchestrator.node.run.election_state import (
     State,
     Tick,
     Write,
+    first_ballot,
 )
 
 LEASE = 8.0
@@ -41,7 +42,7 @@ def node(
 ) -> State:
     candidates = tuple(other for other in range(voters) if other != witness)
     config = Config(number, voters, candidates, LEASE, stop_window=3.0, elects=elects)
-    return election.begin(config, election.first_ballot(config), log, f"boot of {number}", BEGAN)
+    return election.begin(config, first_ballot(config), log, f"boot of {number}", BEGAN)
 
 
 def receive(state: State, sender: int, message: Message, at: float = BEGAN + 1) -> tuple[State, tuple[Action, ...]]:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from orchestrator.node.gang.election_state import Ballot, Entry
+from orchestrator.node.gang.gang_events import Tick
 from orchestrator.node.run.election_disk import ElectionDisk
-from orchestrator.node.run.election_state import Ballot, Entry
-from orchestrator.node.run.gang_events import Tick
 from orchestrator.node.run.gang_log import entry_of
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from orchestrator.node import PROTOCOL
+from orchestrator.node.gang.election_state import MESSAGES, Ack, Answer, Ask, Beat, Copy, Entry, Message, Stamp
+from orchestrator.node.gang.gang_events import StartRequested, Tick
 from orchestrator.node.run.election_messages import decode, encode
-from orchestrator.node.run.election_state import MESSAGES, Ack, Answer, Ask, Beat, Copy, Entry, Message, Stamp
-from orchestrator.node.run.gang_events import StartRequested, Tick
 from orchestrator.node.run.gang_log import entry_of
 from orchestrator.node.run.messages import Malformed
 

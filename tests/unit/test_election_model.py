@@ -14,8 +14,8 @@ from model.gangs import Gang
 from model.real_gang import BEGUN_BY, RealGang
 from model.world import Fault, Scenario, Weather
 
-from orchestrator.node.run import election, team
-from orchestrator.node.run.election_state import Beat, State
+from orchestrator.node.gang import election, team
+from orchestrator.node.gang.election_state import Beat, State, first_ballot
 
 STEPS = 40_000
 SEEDS = 80  # in which the scenario of a broken rule is played, until it is noticed
@@ -55,7 +55,7 @@ def authority_of_a_minority(state: State, at: float) -> float:
 
 def begin_without_disk(*arguments: Any) -> State:
     config, _, log, boot, at = arguments
-    return BEGIN(config, election.first_ballot(config), log, boot, at)
+    return BEGIN(config, first_ballot(config), log, boot, at)
 
 
 def begin_without_lease(*arguments: Any) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.node.run.finish import LEAST_LEAD, REQUEST_WINDOW, Finish, Step
+from orchestrator.node.gang.finish import LEAST_LEAD, REQUEST_WINDOW, Finish, Step
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node.run import agreement, gang, gang_orders, narration
-from orchestrator.node.run.gang_events import (
+from orchestrator.node.gang import agreement, gang, gang_orders
+from orchestrator.node.gang.gang_events import (
     Agreed,
     Elected,
     Event,
@@ -25,7 +25,8 @@ from orchestrator.node.run.gang_events import (
     StopRequested,
     Tick,
 )
-from orchestrator.node.run.gang_state import Phase, State
+from orchestrator.node.gang.gang_state import Phase, State
+from orchestrator.node.run import narration
 
 
 class Gang:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.run import gang, gang_events, gang_orders
-from orchestrator.node.run.gang_events import End, Run, Stop
-from orchestrator.node.run.gang_state import Phase, State
+from orchestrator.node.gang import gang, gang_events, gang_orders
+from orchestrator.node.gang.gang_events import End, Run, Stop
+from orchestrator.node.gang.gang_state import Phase, State
 
 NODES = [{"host": f"host-{number}", "nproc": 1} for number in range(3)]
 SPARED = [*NODES, {"host": "host-3", "nproc": 1, "spare": True}]

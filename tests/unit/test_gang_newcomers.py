@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from test_gang_drain import NODES, SPARED, begun, drain, exited, started
 
-from orchestrator.node.run import gang, gang_events, gang_orders, newcomers
-from orchestrator.node.run.gang_events import Wait
-from orchestrator.node.run.gang_state import Phase, State
+from orchestrator.node.gang import gang, gang_events, gang_orders, newcomers
+from orchestrator.node.gang.gang_events import Wait
+from orchestrator.node.gang.gang_state import Phase, State
 
 
 def added(state: State, host: str = "host-9", at: float = 2000.0) -> State:

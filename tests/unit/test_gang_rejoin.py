@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node.run import gang, gang_events, gang_orders, team
-from orchestrator.node.run.gang_events import Event, Run, Stop
-from orchestrator.node.run.gang_state import KILL_WINDOW, NodePhase, Phase, State
+from orchestrator.node.gang import gang, gang_events, gang_orders, team
+from orchestrator.node.gang.gang_events import Event, Run, Stop
+from orchestrator.node.gang.gang_state import KILL_WINDOW, NodePhase, Phase, State
 
 NODES = [{"host": f"host-{number}", "nproc": number + 1} for number in range(3)]
 SPARED = [*NODES, {"host": "host-3", "nproc": 2, "spare": True}]

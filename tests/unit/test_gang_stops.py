@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.run import gang, gang_events, gang_state, team
-from orchestrator.node.run.gang_events import End, Run, Stop, Wait
-from orchestrator.node.run.gang_state import Phase
+from orchestrator.node.gang import gang, gang_events, gang_state, team
+from orchestrator.node.gang.gang_events import End, Run, Stop, Wait
+from orchestrator.node.gang.gang_state import Phase
 from orchestrator.node.run.link import LEASE
 
 WORLDS = 3000

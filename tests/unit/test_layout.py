@@ -63,7 +63,7 @@ ONLY = {
 TWICE = {
     # one noun, seen by the controller and by the node program
     "add": {"answers.add", "commands.add"},
-    "drain": {"answers.drain", "commands.drain", "node.run.drain", "node.serve.membership"},
+    "drain": {"answers.drain", "commands.drain", "node.gang.drain", "node.serve.membership"},
     "evidence": {"answers.evidence", "node.serve.evidence"},
     "facts": {"answers.facts", "node.serve.facts"},
     "follow": {"node.serve.follow", "runs.follow"},
@@ -222,6 +222,15 @@ def what_lives_with_the_run_needs_no_session(sources: Sources) -> list[str]:
     ]
 
 
+def the_gang_is_pure(sources: Sources) -> list[str]:
+    return [
+        f"{name} imports {imported}"
+        for name, imported in edges(sources)
+        if name.startswith("node.gang.") and room(imported) in OUTSIDE | {"node"}
+        if not imported.startswith("node.gang")
+    ]
+
+
 def the_node_program_imports_the_standard_library_and_itself(sources: Sources) -> list[str]:
     return [
         f"{name} imports {imported}"
@@ -324,15 +333,18 @@ RULES: list[tuple[Callable[[Sources], list[str]], str, str]] = [
     (commands_are_imported_by_the_command_line_only, "runs.launch", "from ..commands.prune import prune"),
     (decisions_do_not_reach_outside, "plan.plan", "import time"),
     (decisions_do_not_reach_outside, "diagnosis.engine", "from os import environ"),
-    (the_controller_shares_little_with_the_node_program, "runs.launch", "from ..node.run import gang"),
+    (the_controller_shares_little_with_the_node_program, "runs.launch", "from ..node.gang import gang"),
     (the_controller_shares_little_with_the_node_program, "commands.report", "from ..node.host.state import Record"),
     (what_lives_with_the_run_needs_no_session, "node.run.guard", "from ..serve import probe"),
     (what_lives_with_the_run_needs_no_session, "node.host.state", "from ..run import journal"),
-    (the_node_program_imports_the_standard_library_and_itself, "node.run.gang", "import yaml"),
-    (the_node_program_imports_the_standard_library_and_itself, "node.run.gang", "from ...output import lines"),
-    (the_node_program_imports_itself_relatively, "node.run.gang", "from orchestrator.node.run import guard"),
-    (the_node_program_is_written_in_python_3_8, "node.run.gang", "def f(x: list[int]) -> None: ..."),
-    (the_node_program_is_written_in_python_3_8, "node.run.gang", "match 1:\n    case 1: ..."),
+    (the_gang_is_pure, "node.gang.gang", "import time"),
+    (the_gang_is_pure, "node.gang.team", "from ..run import notify"),
+    (the_gang_is_pure, "node.gang.team", "from ..host import network"),
+    (the_node_program_imports_the_standard_library_and_itself, "node.gang.gang", "import yaml"),
+    (the_node_program_imports_the_standard_library_and_itself, "node.gang.gang", "from ...output import lines"),
+    (the_node_program_imports_itself_relatively, "node.gang.gang", "from orchestrator.node.run import guard"),
+    (the_node_program_is_written_in_python_3_8, "node.gang.gang", "def f(x: list[int]) -> None: ..."),
+    (the_node_program_is_written_in_python_3_8, "node.gang.gang", "match 1:\n    case 1: ..."),
     (trainer_and_orchestrator_do_not_know_each_other, "trainer.train", "from orchestrator.output import lines"),
     (trainer_and_orchestrator_do_not_know_each_other, "plan.plan", "import trainer.train"),
     (third_party_packages_have_their_rooms, "runs.launch", "import paramiko"),

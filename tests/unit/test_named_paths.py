@@ -57,7 +57,7 @@ def sources() -> list[Path]:
 @pytest.mark.parametrize(
     ("text", "missing"),
     [
-        ("see node/run/gang.py, ui/svg.py and orchestrator/cli.py", []),
+        ("see node/gang/gang.py, ui/svg.py and orchestrator/cli.py", []),
         ("see e2e/test_*.py, not https://example.org/a/b.py or /opt/x/y.py", []),
         ("see node/run/gone.py", ["node/run/gone.py"]),
         ("`ui/gone.py`: gone", ["ui/gone.py"]),

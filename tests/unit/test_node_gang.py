@@ -16,9 +16,9 @@ from golden_files import assert_message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node.run import gang, gang_events, gang_orders, team
-from orchestrator.node.run.gang_events import End, Event, Run, Stop, Wait
-from orchestrator.node.run.gang_state import GONE, NodePhase, Phase, State
+from orchestrator.node.gang import gang, gang_events, gang_orders, team
+from orchestrator.node.gang.gang_events import End, Event, Run, Stop, Wait
+from orchestrator.node.gang.gang_state import GONE, NodePhase, Phase, State
 
 STORIES = sorted((Path(__file__).parents[1] / "golden" / "gang").glob("*.json"))
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.run import gang, gang_orders, gate, narration, team
-from orchestrator.node.run.gang_events import (
+from orchestrator.node.gang import gang, gang_orders, gate, team
+from orchestrator.node.gang.gang_events import (
     Check,
     Checked,
     Exited,
@@ -22,7 +22,8 @@ from orchestrator.node.run.gang_events import (
     StopRequested,
     Tick,
 )
-from orchestrator.node.run.gang_state import Phase, State
+from orchestrator.node.gang.gang_state import Phase, State
+from orchestrator.node.run import narration
 
 LOST_GPU = {"code": "gpu-lost", "text": "GPU 3 does not respond"}
 ECC = {"code": "gpu-ecc-error", "text": "GPU 3 has 2 new uncorrectable memory errors"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.node.run.suspicion import Judgement, Silence, choose_helpers, judge
+from orchestrator.node.gang.suspicion import Judgement, Silence, choose_helpers, judge
 
 LEASE = 8.0
 HEARD, SUSPECT, LOST = Judgement.HEARD, Judgement.SUSPECT, Judgement.LOST

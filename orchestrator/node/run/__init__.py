@@ -43,13 +43,13 @@ messages         checks messages
 contacts         where the nodes can be reached
 detour           connections between nodes that are not the head
 node_watch       when the head last received something from each node
-suspicion        judges the silence of nodes: who is suspect, who is lost. Pure
 gang_log         the events of the gang, as a file
 finisher         carries out `finish`: signals, waits for the snapshot, stops
 team_requests    requests to drain or to add hosts, and the answers
 output_server    the process that sends and fetches files of the output folder, with `run.resume`
 resumption       has the output folders of all nodes brought to agreement: on the head
 notify           sends the user's notifications
+narration        lines for the log about changes of the gang's state
 
 With `run.head_lost: elect`, the nodes elect another head when theirs is lost:
 electing            a node: changes between the roles of head and follower
@@ -59,20 +59,4 @@ voter               the election, with the clock and the disk of this node
 election_disk       the ballot and the copy of the log on disk
 replicated_log      the events of the gang, as a log that a majority has
 election_messages   encodes and checks the messages
-election            who is the head, and until when ranks may run. Pure
-election_state      what a node knows of an election. Pure
-
-The gang decides for all hosts, on the head. Pure:
-gang             (state, event) -> (state, actions). A lost host becomes a restart here
-gang_state       its state
-gang_events      its events and actions
-gang_orders      what each node has to do, and the state that `ps` shows
-gang_failures    failures that no process reported
-team             who takes part in the next attempt, and with which ranks
-gate             whether the hosts of the next attempt are healthy
-agreement        whether their output folders agree, with `run.resume`
-drain            a host leaves on request
-newcomers        a host is added on request
-finish           when to signal and to stop, for `run.walltime`
-narration        lines for the log about changes of the state
 """

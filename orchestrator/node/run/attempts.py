@@ -5,8 +5,9 @@ import socket
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Union
 
+from ..gang import gang_events
 from ..host import network, processes, state
-from . import gang_events, launch
+from . import launch
 from .past import Past
 from .preloader import Preloader
 from .spawner import Spawner

@@ -3,10 +3,10 @@
 import time
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
-from . import gang_events
+from ..gang import gang_events
+from ..gang.election_state import Beat, Message
 from .detour import Received
 from .election_messages import decode
-from .election_state import Beat, Message
 from .follower import WorkerLink
 from .messages import Malformed, OfHead
 from .peers import RecorderApi

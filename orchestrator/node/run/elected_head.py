@@ -4,12 +4,13 @@ import time
 from collections import Counter
 from typing import Any, Callable, Dict, List, Optional
 
-from . import gang_events, gang_orders, messages
+from ..gang import gang_events, gang_orders
+from ..gang.election_state import Ack, Message
+from ..gang.gang_state import GONE, NodePhase, Phase
+from . import messages
 from .detour import Received
 from .election_messages import encode
-from .election_state import Ack, Message
 from .gang_log import EventLog, first_state
-from .gang_state import GONE, NodePhase, Phase
 from .head import HeadLink, order_message
 from .link import Link
 from .peers import RecorderApi

@@ -5,13 +5,13 @@ import os
 import time
 from typing import Any, Dict, List, Optional, Union
 
+from ..gang.election_state import FIRST_EPOCH, Ack, Beat, Message, Permit, Send
 from ..host import state
 from . import messages, shown_state
 from .acceptor import Accepted
 from .elected_follower import ElectedFollower
 from .elected_head import ElectedHead
 from .election_messages import decode, encode
-from .election_state import FIRST_EPOCH, Ack, Beat, Message, Permit, Send
 from .follower import WorkerLink
 from .gang_log import first_state
 from .head import HeadLink

@@ -4,9 +4,9 @@ import json
 import os
 from typing import List, Optional, Sequence, Tuple
 
+from ..gang.election_state import Ballot, Entry
 from ..host import state
 from . import journal
-from .election_state import Ballot, Entry
 from .gang_log import NAME, event_of
 
 BALLOT = "ballot.json"

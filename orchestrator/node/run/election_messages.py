@@ -3,7 +3,7 @@
 import json
 from typing import Any, Callable, Dict, List, Tuple
 
-from .election_state import Ack, Answer, Ask, Beat, Copy, Entry, Message, Stamp
+from ..gang.election_state import Ack, Answer, Ask, Beat, Copy, Entry, Message, Stamp
 from .gang_log import event_of
 from .messages import Malformed, clock, integer, list_of, object_of, seconds, text
 

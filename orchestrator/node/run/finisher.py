@@ -3,9 +3,9 @@
 import os
 from typing import Any, Callable, Dict, Optional
 
+from ..gang.finish import Finish, Step
+from ..gang.gang_state import NodePhase, Phase, State
 from . import saved_line, snapshot_time
-from .finish import Finish, Step
-from .gang_state import NodePhase, Phase, State
 from .peers import RecorderApi
 
 LOOK_EVERY = 10.0  # s between looks for a snapshot that somebody asked for

@@ -4,8 +4,9 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from ..gang import gang_events
 from ..host import network
-from . import gang_events, messages, narration, notify, shown_state
+from . import messages, narration, notify, shown_state
 from .detour import Received
 from .link import HANDSHAKE_WINDOW, Link, LinkClosed, beat, dial, lease
 from .messages import Envelope, OfHead

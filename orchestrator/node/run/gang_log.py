@@ -4,8 +4,8 @@ import json
 import os
 from typing import Any, Callable, Dict, Optional, Protocol, Tuple
 
-from . import gang, gang_events
-from .gang_state import State
+from ..gang import gang, gang_events
+from ..gang.gang_state import State
 from .resumption import is_wanted
 
 NAME = "gang.jsonl"

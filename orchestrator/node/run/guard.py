@@ -15,8 +15,9 @@ import socket
 import time
 from typing import Any, Callable, Dict, List, Optional
 
+from ..gang import gang_events, gang_state
 from ..host import guard_locks, network, processes, state
-from . import gang_events, gang_state, messages, team_requests
+from . import messages, team_requests
 from .attempt_phase import AttemptPhase
 from .attempts import AttemptOrder, Attempts
 from .child import RecorderChild

@@ -4,13 +4,14 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
+from ..gang import agreement, gang_events, gang_orders
+from ..gang.gang_state import GONE, UNREACHABLE, NodePhase, Phase, State
 from ..host import network
-from . import agreement, gang_events, gang_orders, messages, narration, notify, shown_state, team_requests
+from . import messages, narration, notify, shown_state, team_requests
 from .attempt_phase import AttemptPhase
 from .detour import Received
 from .finisher import Finisher
 from .gang_log import EventLog, GangLog, first_state
-from .gang_state import GONE, UNREACHABLE, NodePhase, Phase, State
 from .link import Link, LinkClosed, beat, lease
 from .messages import Envelope
 from .node_watch import NodeWatch

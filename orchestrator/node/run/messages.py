@@ -6,7 +6,7 @@ Malformed.
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from . import gang_events
+from ..gang import gang_events
 from .attempt_phase import AttemptPhase
 from .contacts import Contact
 

@@ -2,9 +2,10 @@
 
 from typing import Iterator
 
+from ..gang import drain, gate, newcomers, team
+from ..gang.gang_state import NodePhase, Phase, State
 from ..host import network
-from . import drain, gate, newcomers, notify, team
-from .gang_state import NodePhase, Phase, State
+from . import notify
 
 
 def lines(before: State, after: State) -> Iterator[str]:

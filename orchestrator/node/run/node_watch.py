@@ -2,8 +2,8 @@
 
 from typing import Callable, Dict, List, NamedTuple, Sequence, Set
 
-from . import suspicion
-from .suspicion import Judgement, Silence
+from ..gang import suspicion
+from ..gang.suspicion import Judgement, Silence
 
 MOST_NAMED = 4  # hosts in a line about many
 

@@ -6,7 +6,7 @@ Each knows the recorder by `RecorderApi` alone; daemon.py puts them together.
 import socket
 from typing import Any, Dict, List, Optional, Protocol
 
-from . import gang_events
+from ..gang import gang_events
 from .link import Link
 
 TICK = 0.5  # s

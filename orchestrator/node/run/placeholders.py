@@ -6,7 +6,7 @@
 import re
 from typing import Any, Dict, List
 
-from . import gang_events
+from ..gang import gang_events
 
 COMMAND = "{command}"  # in a launcher's argv: the user's words
 _PLACE = re.compile(r"(?<!\$)(?<!\$\{)(?:\{\{([a-z_]+)\}\}|\{([a-z_]+)\})")

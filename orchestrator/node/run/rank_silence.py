@@ -2,8 +2,8 @@
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
-from . import gang_orders
-from .gang_state import State
+from ..gang import gang_orders
+from ..gang.gang_state import State
 
 WARNING = 600.0  # s without a line of any rank, where no stall_timeout is set
 

@@ -12,9 +12,10 @@ import socket
 import time
 from typing import Any, Callable, Dict, List, Optional
 
+from ..gang import gang_events
 from ..host import processes, state
 from ..host.sweep import sweep
-from . import autostart, exit_record, gang_events, journal, messages, succession
+from . import autostart, exit_record, journal, messages, succession
 from .attempt_phase import AttemptPhase
 from .health_check import HealthCheck
 from .link import LEASE

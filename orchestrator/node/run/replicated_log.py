@@ -4,9 +4,9 @@ import json
 import time
 from typing import Callable, List, Optional
 
-from . import gang, gang_events
+from ..gang import gang, gang_events
+from ..gang.gang_state import NodePhase, Phase, State
 from .gang_log import Apply, entry_of, event_of
-from .gang_state import NodePhase, Phase, State
 from .voter import Voter
 
 

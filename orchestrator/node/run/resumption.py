@@ -6,9 +6,10 @@ have told where they listen, the head starts a leader.
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from . import agreement, messages
-from .gang_events import Agreed, NotAgreed
-from .gang_state import NodePhase, State
+from ..gang import agreement
+from ..gang.gang_events import Agreed, NotAgreed
+from ..gang.gang_state import NodePhase, State
+from . import messages
 from .output_server import Contact, LineProcess, OutputServer
 from .peers import RecorderApi
 

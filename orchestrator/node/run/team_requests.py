@@ -2,8 +2,9 @@
 
 from typing import Any, Callable, Dict, Iterable, List
 
-from . import gang_events, messages, newcomers
-from .gang_state import State
+from ..gang import gang_events, newcomers
+from ..gang.gang_state import State
+from . import messages
 
 MOST = 64
 _FIELDS: Dict[str, Dict[str, Callable[[Any], Any]]] = {

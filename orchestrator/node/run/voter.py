@@ -2,10 +2,8 @@
 
 from typing import Any, Dict, List, Union
 
-from ..host import state as host_state
-from . import election
-from .election_disk import ElectionDisk
-from .election_state import (
+from ..gang import election
+from ..gang.election_state import (
     Action,
     Beat,
     Config,
@@ -19,8 +17,11 @@ from .election_state import (
     Send,
     Tick,
     Write,
+    first_ballot,
 )
-from .gang_state import KILL_WINDOW
+from ..gang.gang_state import KILL_WINDOW
+from ..host import state as host_state
+from .election_disk import ElectionDisk
 from .link import lease
 from .permit import clock
 
@@ -39,7 +40,7 @@ class Voter:
     def __init__(self, folder: str, spec: Dict[str, Any]) -> None:
         self._disk = ElectionDisk(folder)
         config = config_of(spec)
-        ballot = self._disk.ballot() or election.first_ballot(config)
+        ballot = self._disk.ballot() or first_ballot(config)
         self.state = election.begin(config, ballot, self._disk.log(), host_state.boot_id(), clock())
 
     def tick(self) -> List[Outgoing]:

@@ -5,9 +5,10 @@ import signal
 import time
 from typing import Any, Dict, List, Optional
 
+from ..gang import gang
 from ..host import network, processes, state
 from ..host.sweep import belonging, sweep
-from ..run import autostart, gang
+from ..run import autostart
 from ..run.link import lease
 from . import runs
 from .leftovers import ports_of

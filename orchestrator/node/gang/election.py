@@ -19,7 +19,6 @@ from typing import List, Optional, Sequence, Tuple
 
 from .election_state import (
     ENTRIES_A_BEAT,
-    FIRST_EPOCH,
     SHORTER,
     Ack,
     Action,
@@ -45,12 +44,6 @@ from .election_state import (
 )
 
 Step = Tuple[State, Tuple[Action, ...]]
-
-
-def first_ballot(config: Config) -> Ballot:
-    """The ballot of a node that has received nothing yet: the first candidate leads, as if all had voted for it."""
-    head = config.candidates[0]
-    return Ballot(FIRST_EPOCH, head, leads=config.node == head)
 
 
 def begin(config: Config, ballot: Ballot, log: Sequence[Entry], boot: str, at: float) -> State:

@@ -243,3 +243,9 @@ def write(state: State, length: int, entries: Tuple[Entry, ...]) -> State:
 
 # The names that messages have on the link.
 MESSAGES: Dict[str, Callable[..., Any]] = {"Beat": Beat, "Ack": Ack, "Ask": Ask, "Answer": Answer, "Copy": Copy}
+
+
+def first_ballot(config: Config) -> Ballot:
+    """The ballot of a node that has received nothing yet: the first candidate leads, as if all had voted for it."""
+    head = config.candidates[0]
+    return Ballot(FIRST_EPOCH, head, leads=config.node == head)
