@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -17,7 +17,7 @@ from ..inventory import model
 from ..inventory.advice import command
 from ..inventory.sources import fill_in, reference
 from ..inventory.sources.read_source import read_source
-from ..inventory.sources.source_host import SourceHost
+from ..inventory.sources.source_host import SourceHost, name_by_port
 from ..inventory.sources.ssh_hosts import configured_hosts
 from ..inventory.sources.ssh_line import is_ssh_line, parse_ssh_line
 from .context import stderr_console
@@ -79,7 +79,7 @@ def init(hosts: Sequence[str], source: str | None, output: str) -> int:
 
 def render(hosts: Sequence[str], path: str) -> str:
     """The text of an inventory of these hosts, each `[user@]name` or a command line of ssh."""
-    return render_entries(map(_entry, hosts), path)
+    return render_entries(_entries(hosts), path)
 
 
 def render_entries(entries: Iterable[str], path: str) -> str:
@@ -94,12 +94,20 @@ def _source_entry(host: SourceHost) -> str:
     return f"  - {{{', '.join(f'{key}: {json.dumps(value)}' for key, value in keys.items())}}}"
 
 
+def _entries(hosts: Sequence[str]) -> Iterator[str]:
+    from_lines = iter(name_by_port(_parse_ssh_line(host) for host in hosts if is_ssh_line(host)))
+    for host in hosts:
+        yield _source_entry(next(from_lines)) if is_ssh_line(host) else _entry(host)
+
+
+def _parse_ssh_line(line: str) -> SourceHost:
+    try:
+        return parse_ssh_line(line)
+    except ValueError as error:
+        raise UsageError(f"{line}: {error}") from error
+
+
 def _entry(host: str) -> str:
-    if is_ssh_line(host):
-        try:
-            return _source_entry(parse_ssh_line(host))
-        except ValueError as error:
-            raise UsageError(f"{host}: {error}") from error
     user, at, name = host.rpartition("@")
     return f"  - {{name: {json.dumps(name)}, user: {json.dumps(user)}}}" if at else f"  - {_scalar(name)}"
 

@@ -477,3 +477,16 @@ def test_init_writes_the_hosts_of_a_source(tmp_path: Path) -> None:
     result = orch(tmp_path, "init", "-o", "pasted.yaml", "ssh root@1.2.3.4 -p 40022", "lovelace")
     assert result.returncode == 0, result.stderr
     assert [host.port for host in model.load(tmp_path / "pasted.yaml").hosts] == [40022, None]
+
+
+def test_init_names_hosts_that_share_an_address_by_their_ports(tmp_path: Path) -> None:
+    lines = ["ssh root@1.2.3.4 -p 40022", "ssh root@1.2.3.4 -p 40023"]
+    result = orch(tmp_path, "init", lines[0], "gpu[1-2]", lines[1])
+    assert result.returncode == 0, result.stderr
+    written = model.load(tmp_path / "inventory.yaml")
+    assert [(host.name, host.address, host.port) for host in written.hosts] == [
+        ("1.2.3.4-40022", "1.2.3.4", 40022),
+        ("gpu1", "gpu1", None),
+        ("gpu2", "gpu2", None),
+        ("1.2.3.4-40023", "1.2.3.4", 40023),
+    ]
