@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,13 @@ def test_every_default_is_what_its_own_key_would_read() -> None:
     assert model.parse(writing.render(smallest), "inventory.yaml") == smallest
 
 
-@pytest.mark.parametrize("block", REFERENCE.read_text().split("```yaml\n")[1:])
-def test_every_yaml_block_of_the_reference_is_an_inventory(block: str) -> None:
-    model.parse(block.partition("```")[0], "inventory.yaml")
+def yaml_blocks() -> Iterator[tuple[str, str]]:
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for part in page.read_text().split("```yaml\n")[1:]:
+            yield page.name, part.partition("```")[0]
+
+
+@pytest.mark.parametrize(("page", "block"), yaml_blocks())
+def test_every_yaml_block_of_the_docs_is_an_inventory(page: str, block: str) -> None:
+    hosts = "" if re.search("^hosts:", block, re.MULTILINE) else "hosts: [gpu-01, gpu-02, gpu-03, gpu-04]\n"
+    model.parse(hosts + block, page)
