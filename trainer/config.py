@@ -107,7 +107,7 @@ class Config:
     sample_tokens: int = flag(0, "tokens that a language model appends to a text after each test; 0: off")
     decode: str = flag("", "MODULE:FUNCTION from tokens to text for --sample-tokens; for --data text: not needed")
     log_every: int = flag(10, "steps between log lines", least=1)
-    log_ranks: str = flag("first", "first: log the steps once; all: also one line per rank", ("first", "all"))
+    log_ranks: str = flag("first", "first: one line per step; all: also one line per rank", ("first", "all"))
     track: str = flag("jsonl", "where rank 0 records metrics: a list out of jsonl,tensorboard,wandb, or none")
     profile_steps: str = flag("", "FIRST:LAST: record these steps on each rank as trace-rankN.json in --out")
     bench: bool = flag(False, "measure compute, data, all-reduce and all three together instead of training")

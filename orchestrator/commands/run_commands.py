@@ -160,7 +160,7 @@ def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool
 def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
     """Show a live board of RUN: ranks, step, loss, GPUs, CPU and network of each host.
 
-    Default: the newest running run, else the newest run. In a pipe, print one table.
+    Default: the newest unfinished run, else the newest run. In a pipe, print one table.
     """
     from . import top as top_command
 
@@ -350,7 +350,7 @@ def signal(run: str, signal_name: str, rank: str | None, inventory: str | None, 
 @INVENTORY_OF_RUN
 @JSON
 def snapshot(run: str | None, timeout: float, inventory: str | None, as_json: bool) -> None:
-    """Send run.snapshot_signal to all ranks of RUN, and wait until one prints a line that begins with `saved`.
+    """Send run.snapshot_signal to all ranks of RUN (default: the newest run). Wait for a line that begins with `saved`.
 
     The bundled trainer prints such a line. If a rank has no handler for the signal, ddp-orch signals no rank, because
     the signal would end that rank.

@@ -327,7 +327,7 @@ _RUN = _section(
         "head_lost",
         choice("auto", "elect", "stop"),
         "auto",
-        "stop: wait for a lost head, or end without it; elect: elect another; auto: stop",
+        "stop: do not replace a lost head; elect: elect another; auto: stop",
     ),
     Key(
         "autostart",
