@@ -281,7 +281,7 @@ _RUN = _section(
         "preload",
         word_or("auto", choice("none"), items("a list of modules", MODULE, unique=True, least=1)),
         "auto",
-        "auto: torch, torch.distributed | none | modules to import once per host (direct)",
+        "auto: torch, if it is used | none | modules to import once per host (direct)",
     ),
     Key("nnodes", word_or("auto", least_most), "auto", "number of hosts; auto: all but spares | N | MIN:MAX"),
     Key("env", env, {}, "variables of every rank; {output} {run} {host} are replaced"),

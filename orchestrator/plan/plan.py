@@ -30,7 +30,8 @@ OmegaConf. Each host fills in `{output}` by itself (node/run/launch.py).
 _SHELL_NAMES = {"DDP_ORCH_OUTPUT_DIR": "{output}", "DDP_ORCH_RUN_NAME": "{run}"}
 _SHELL_VARIABLE = re.compile(r"\$(?:(DDP_ORCH_[A-Z_]+)|\{(DDP_ORCH_[A-Z_]+)\})")
 
-AUTO_PRELOAD = ("torch", "torch.distributed")
+AUTO_PRELOAD = ("torch", "torch.distributed", "torch._dynamo")
+"""The optimizers of torch import torch._dynamo when they are made, which takes half as long as torch."""
 
 
 @dataclass(frozen=True)

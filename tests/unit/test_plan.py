@@ -325,11 +325,11 @@ def test_outputs_on_a_shared_disk_have_a_folder_of_the_run() -> None:
 @pytest.mark.parametrize(
     ("options", "code", "torch", "modules"),
     [
-        ("launcher: direct", replace(CODE, names_torch=True), "2.5.1", ["torch", "torch.distributed"]),
+        ("launcher: direct", replace(CODE, names_torch=True), "2.5.1", list(plan.AUTO_PRELOAD)),
         ("launcher: direct", CODE, "2.5.1", []),
-        ("launcher: direct", None, "2.5.1", ["torch", "torch.distributed"]),
+        ("launcher: direct", None, "2.5.1", list(plan.AUTO_PRELOAD)),
         ("launcher: direct", replace(CODE, names_torch=True), None, []),
-        ("launcher: mpi", replace(CODE, names_torch=True), "2.5.1", ["torch", "torch.distributed"]),
+        ("launcher: mpi", replace(CODE, names_torch=True), "2.5.1", list(plan.AUTO_PRELOAD)),
         ("launcher: deepspeed", replace(CODE, names_torch=True), "2.5.1", []),
         ("launcher: node", replace(CODE, names_torch=True), "2.5.1", []),
         ("launcher: torchrun", replace(CODE, names_torch=True), "2.5.1", []),
