@@ -61,7 +61,7 @@ def snapshot_run(run_name: str | None, inventory_path: str | None, *, limit: flo
     with open_fleet(inventory) as fleet:
         run = find_run(fleet, inventory, run_name, console).run
         hosts = _hosts_of(run, inventory)
-        console.note(f"asked run {run.run_id} for a snapshot; waiting for a line that begins with `saved`")
+        console.note(f"asking run {run.run_id} for a snapshot, which prints a line that begins with `saved`")
         line = signaling.take_snapshot(fleet, hosts, run.run_id, limit)
     if line is None:
         raise RunFailed(
