@@ -68,8 +68,9 @@ def up(**options: Any) -> None:
     SCRIPT may be a command line of torchrun, accelerate, deepspeed or mpirun: `ddp-orch up -- torchrun train.py`. With
     run.launcher: node, it is any command, which is started once per host.
 
-    Without SCRIPT, run `run.script` of the inventory, or the bundled trainer if there is none. To give it flags, write
-    for example `ddp-orch up -- --epochs 3`. For the flags of the bundled trainer, use `ddp-orch up -- --help`.
+    Without SCRIPT, run `run.script` of the inventory, or the bundled trainer if there is none. Flags without SCRIPT,
+    such as `ddp-orch up -- --epochs 3`, are added to run.args. Without run.script, `ddp-orch up -- --help` shows the
+    flags of the bundled trainer.
 
     Ctrl-C stops the run gracefully; a second Ctrl-C kills it.
 

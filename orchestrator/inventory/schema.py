@@ -281,7 +281,7 @@ _RUN = _section(
         "preload",
         word_or("auto", choice("none"), items("a list of modules", MODULE, unique=True, least=1)),
         "auto",
-        "auto: torch, if it is used | none | modules to import once per host (direct)",
+        "auto (torch if used) | none | modules that launcher direct imports once per host",
     ),
     Key("nnodes", word_or("auto", least_most), "auto", "number of hosts; auto: all but spares | N | MIN:MAX"),
     Key("env", env, {}, "variables of every rank; {output} {run} {host} are replaced"),
@@ -327,7 +327,7 @@ _RUN = _section(
         "head_lost",
         choice("auto", "elect", "stop"),
         "auto",
-        "stop: do not replace a lost head; elect: elect another; auto: stop",
+        "auto and stop: do not replace a lost head; elect: elect another",
     ),
     Key(
         "autostart",
@@ -335,7 +335,12 @@ _RUN = _section(
         "none",
         "none | cron: hosts rejoin by your crontab when they are booted",
     ),
-    Key("walltime", maybe(duration(1, 31_536_000)), None, "save a snapshot and stop before it, such as 4h; null: none"),
+    Key(
+        "walltime",
+        maybe(duration(1, 31_536_000)),
+        None,
+        "time limit such as 4h: save a snapshot and stop before it ends; null: none",
+    ),
     Key("snapshot_signal", choice("USR1", "USR2", "HUP"), "USR1", "signal that makes the script save a snapshot"),
     Key(
         "stall_timeout",
