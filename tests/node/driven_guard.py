@@ -67,7 +67,7 @@ class Driver:
 
     def run(self, attempt: int) -> None:
         order = gang_events.Run(attempt, 0, 1, 0, 1, "127.0.0.1", 29500)
-        self.send({"do": "run", "order": order._asdict()})
+        self.send({"do": "run", "order": order._asdict(), "until": None})
 
     def stop(self, attempt: int, grace: float = 0.0) -> None:
         self.send(dict(gang_events.Stop(attempt, grace, "the test", stacks=False)._asdict(), do="stop"))
