@@ -33,7 +33,7 @@ def start(folder: Path, *arguments: str, line: str) -> str:
 @pytest.mark.timeout(180)
 def test_the_bundled_trainer_saves_a_snapshot_when_asked_and_continues(tmp_path: Path) -> None:
     inventory_in(tmp_path)
-    run_id = start(tmp_path, "--", "--epochs", "100000", "--save-every", "1000000", line="epoch:1")
+    run_id = start(tmp_path, "--", "--epochs", "100000", "--save-every", "1000000", line="epoch:1 step:1 ")
     done = orch(tmp_path, "snapshot", run_id, "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
