@@ -53,7 +53,7 @@ def find(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[str, ...],
     in_place = [host for host in hosts if host.workdir]
     if len(in_place) == len(hosts):
         return ("-u", script, *args), None
-    if not module and not Path(script).suffix and not (base / script).exists():
+    if not module and not script.startswith("-") and not Path(script).suffix and not (base / script).exists():
         raise UsageError(
             f"{script}: no such file in {base}. To start a program of the hosts once on each of them: "
             f"{advice.command('up', '--set', 'run.launcher=node', '--', *words, inventory=inventory.path)}"

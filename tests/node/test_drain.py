@@ -55,7 +55,7 @@ def test_a_request_outlives_the_guard_that_took_it(runs: Runs) -> None:
     assert recorder is not None
     processes.send(recorder, signal.SIGSTOP)
     asked = {"do": "drain", "id": "one", "node": 1, "by": "ann"}
-    assert requests.ask(str(run.folder()), asked) == {"accepted": None}
+    assert requests.ask(str(run.folder()), asked) == {"answer": None}
     processes.send(guard, signal.SIGKILL)
     wait_until(lambda: not processes.alive(guard), 5.0, "the guard is gone")
     processes.send(recorder, signal.SIGCONT)
