@@ -177,9 +177,11 @@ def test_a_command_that_ends_without_a_shell_is_explained_on_one_line(client: Cl
 
 
 def test_a_command_that_starts_no_shell_is_ended_at_the_time_limit(client: Client) -> None:
+    others = {each.pid for each in processes.descendants(os.getpid())}  # of tests before this one
     silent = failure(client.dialer(timeout=0.5), host(via="sh -c 'trap \"\" TERM; sleep 1000' {host}"))
     assert silent.code == "ssh-unreachable" and "in time" in silent.reason
-    wait_until(lambda: all(is_gone(each.pid) for each in processes.descendants(os.getpid())), 10, "it has ended")
+    ours = [each.pid for each in processes.descendants(os.getpid()) if each.pid not in others]
+    wait_until(lambda: all(map(is_gone, ours)), 10, "it has ended")
 
 
 # --- what is left of it ---------------------------------------------------------------------------------------------

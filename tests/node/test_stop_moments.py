@@ -158,7 +158,7 @@ def test_a_guard_that_was_asked_to_stop_answers_an_order_to_run(tmp_path: Path) 
     guard._recorder.send_status = told.append  # type: ignore[method-assign]
     guard.request_stop("ann", 5.0)
     told.clear()
-    guard._obey({"do": "run", "order": gang_events.Run(2, 0, 1, 0, 1, "127.0.0.1", 29500)._asdict()})
+    guard._obey({"do": "run", "order": gang_events.Run(2, 0, 1, 0, 1, "127.0.0.1", 29500)._asdict(), "until": None})
     assert [(one["phase"], one["stop"]["by"]) for one in told] == [("prepared", "ann")]
     ours.close()
     theirs.close()
