@@ -119,25 +119,41 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
             if sys.stdout.isatty():
                 follow = about.command("logs", "-f")
                 console.note(f"closing this terminal does not stop the run; Ctrl-C does. To follow it again: {follow}")
-            names = [host.name for host in inventory.hosts]
-            mask = Mask(context.secrets.values())
-            stage = printer or printing.make_printer(
-                names, mask, as_json=options.as_json, full_output_command=about.command("logs", "--stream", "agent")
-            )
-            if options.timing:
-                stage = Pipeline((FirstLines(context.timing, world_size(resolved), console.note), stage))
-            return attach.attend(
-                resolved,
-                fleet,
-                stage,
-                mask,
-                console,
-                resume=options.command(inventory.path, name=plan.name),
-                show_outputs=options.show_outputs,
-            )
+            return _follow(resolved, inventory, fleet, context, options, about, printer, console)
         except (BrokenPipeError, KeyboardInterrupt):
             console.note(f"detached; the run continues. Follow it with: {about.command('logs', '-f')}")
             raise
+
+
+def _follow(
+    resolved: Plan,
+    inventory: Inventory,
+    fleet: Fleet,
+    context: launch.LaunchContext,
+    options: UpOptions,
+    about: advice.AboutRun,
+    printer: Stage | None,
+    console: Console,
+) -> int:
+    """Show the run until it ends, and return its exit code."""
+    mask = Mask(context.secrets.values())
+    stage = printer or printing.make_printer(
+        [host.name for host in inventory.hosts],
+        mask,
+        as_json=options.as_json,
+        full_output_command=about.command("logs", "--stream", "agent"),
+    )
+    if options.timing:
+        stage = Pipeline((FirstLines(context.timing, world_size(resolved), console.note), stage))
+    return attach.attend(
+        resolved,
+        fleet,
+        stage,
+        mask,
+        console,
+        resume=options.command(inventory.path, name=resolved.name),
+        show_outputs=options.show_outputs,
+    )
 
 
 def _load_inventory(options: UpOptions) -> Inventory:
