@@ -196,7 +196,7 @@ client.config = Path(sys.argv[2])
 connections = []
 def connect():
     connections.append(client.dialer().connect(host(port=int(sys.argv[3]), via="openssh")))
-    connections[0].open("sleep 1000", 20)
+    connections[0].open("sleep 60", 20)
 thread = threading.Thread(target=connect)  # its end must not end the program that it started
 thread.start()
 thread.join()
