@@ -11,7 +11,7 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --con
 help:
 	@echo 'make demo     train on two hosts on this machine over real SSH (about a minute)'
 	@echo 'make test     run the core tests (about ten minutes); ARGS="tests/unit -x" selects some'
-	@echo 'make test-all run all tests, as CI does (half an hour)'
+	@echo 'make test-all run all tests, as CI does (up to an hour)'
 	@echo 'make test-newest  run unit tests and logins with the newest versions that pyproject.toml allows'
 	@echo 'make chaos    inject faults into runs (an hour and a half; needs root)'
 	@echo 'make breakages  make every fault that check knows, in a lab (about ten minutes)'
