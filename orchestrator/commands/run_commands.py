@@ -135,7 +135,7 @@ def logs(**options: Any) -> None:
 def wait(run: str | None, inventory: str | None) -> None:
     """Wait until RUN (default: the newest run) has ended. Print how it ended, and exit with its exit code.
 
-    Hosts that are restarted in the meantime are brought back into the run. Ctrl-C stops the waiting, not the run.
+    Hosts that are rebooted in the meantime are brought back into the run. Ctrl-C stops the waiting, not the run.
     """
     from . import logs as logs_command
 
@@ -227,14 +227,14 @@ def kill(run: str | None, inventory: str | None, hosts: str | None, **options: A
     sys.exit(kill_command.kill(run, inventory, hosts, **options))
 
 
-@click.command(cls=Command, short_help="bring restarted hosts back into a run")
+@click.command(cls=Command, short_help="bring rebooted hosts back into a run")
 @RUN
 @INVENTORY_OF_RUN
 @JSON
 def revive(run: str | None, inventory: str | None, as_json: bool) -> None:
-    """Bring hosts that were restarted back into RUN (default: the newest run).
+    """Bring rebooted hosts back into RUN (default: the newest run).
 
-    RUN must be unfinished. At least one of its hosts must not have been restarted: this host gives the others the key
+    RUN must be unfinished. At least one of its hosts must not have been rebooted: this host gives the others the key
     and the secrets of the run. `up`, `logs -f`, `wait` and `top` revive hosts by themselves while they follow a run.
     """
     from . import revive as revive_command

@@ -244,7 +244,7 @@ _RDZV = _section(
 
 _KEEP = _section(
     "run.keep",
-    "what the hosts keep of finished runs; `prune` applies it now",
+    "finished runs to keep on the hosts; each `up` and `prune` deletes the others",
     Key("runs", whole(1, 1_000_000), 10, "number of newest runs to keep"),
     Key("days", whole(1, 36_500), 14, "maximum age of these runs, in days"),
     Key(
@@ -281,7 +281,7 @@ _RUN = _section(
         "preload",
         word_or("auto", choice("none"), items("a list of modules", MODULE, unique=True, least=1)),
         "auto",
-        "auto (torch if used) | none | modules that launcher direct imports once per host",
+        "modules to import once per host: auto (torch if used) | none | [NAME, ...]",
     ),
     Key("nnodes", word_or("auto", least_most), "auto", "number of hosts; auto: all but spares | N | MIN:MAX"),
     Key("env", env, {}, "variables of every rank; {output} {run} {host} are replaced"),
@@ -319,7 +319,7 @@ _RUN = _section(
         "resume",
         choice("none", "head", "newest", "union"),
         "none",
-        "whose outputs all hosts get before an attempt: none | head | newest | union",
+        "outputs to copy to all hosts: none | head | newest | union (docs/resume.md)",
     ),
     Key("resume_limit", size, 100 << 30, "maximum size of the outputs that one host gets before an attempt"),
     Key("resume_timeout", seconds(1, 31_536_000), 1800.0, "seconds that copying these outputs may take"),
@@ -327,13 +327,13 @@ _RUN = _section(
         "head_lost",
         choice("auto", "elect", "stop"),
         "auto",
-        "auto and stop: do not replace a lost head; elect: elect another",
+        "elect: the other hosts replace a lost head; stop: they do not; auto: stop",
     ),
     Key(
         "autostart",
         choice("none", "cron"),
         "none",
-        "none | cron: hosts rejoin by your crontab when they are booted",
+        "none | cron: a line in your crontab brings a rebooted host back into the run",
     ),
     Key(
         "walltime",
