@@ -23,13 +23,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.config import Config, ConfigError, spelled
-from trainer.dist import FIRST_STEP_TIMEOUT, World, print_line
+from trainer.dist import World, print_line
 from trainer.extras.ema import EMA
 from trainer.optim import is_fused
 
 # flags that give the steps of a run their meaning
 SAME = (
-    "model", "data", "image_size", "samples", "classes", "context", "batch_size", "seed", "optimizer",
+    "parallel", "model", "data", "image_size", "samples", "classes", "context", "batch_size", "seed", "optimizer",
 )  # fmt: skip
 CHUNK = 16 << 20  # bytes of a file that are read at once
 
@@ -194,37 +194,42 @@ def load_newest(folder: Path, world: World) -> dict[str, Any] | None:
 
 
 def copy_to_all_nodes(path: Path, world: World) -> None:
-    """Copy a file from a node that has it to those that lack it, in pieces: one rank per node receives."""
+    """Copy a file from a node that has it to those that lack it. One rank per node receives, and passes on each piece.
+
+    All ranks must call. The ranks send to each other in the control group, as a group of their own would hang: with a
+    `device_id`, new_group makes the ranks that are not in it wait in ncclCommSplit (torch 2.4 to 2.13).
+    """
     leaders = [rank for rank, local_rank in enumerate(world.gather(world.local_rank)) if local_rank == 0]
     has_file = world.gather(path.exists())
     sources = [rank for rank in leaders if has_file[rank]]
     lacking = [rank for rank in leaders if not has_file[rank]]
     if not lacking or not sources:
         return
-    group = dist.new_group([sources[0], *lacking], backend="gloo", timeout=FIRST_STEP_TIMEOUT)
+    chain = [sources[0], *lacking]
     with world.fail_together():
         try:
-            if world.rank == sources[0]:
-                _send(path, group)
-            elif world.rank in lacking:
-                _receive(path, sources[0], group)
+            if world.rank == chain[0]:
+                _send(path, chain[1], world)
+            elif world.rank in chain:
+                place = chain.index(world.rank)
+                _receive(path, chain[place - 1], chain[place + 1 : place + 2], world)
         except OSError as error:
             raise ConfigError(f"cannot copy the snapshot {path}: {error.strerror or error}") from error
 
 
-def _send(path: Path, group: dist.ProcessGroup) -> None:
+def _send(path: Path, target: int, world: World) -> None:
     size = path.stat().st_size
-    dist.broadcast(torch.tensor([size]), dist.get_rank(), group=group)
+    dist.send(torch.tensor([size]), target, group=world.control)
     with path.open("rb") as file:
         for start in range(0, size, CHUNK):
             content = bytearray(file.read(min(CHUNK, size - start)))
-            dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), dist.get_rank(), group=group)
+            dist.send(torch.frombuffer(content, dtype=torch.uint8), target, group=world.control)
 
 
-def _receive(path: Path, source: int, group: dist.ProcessGroup) -> None:
-    """Raises OSError only when all has arrived, as the others count on every rank to take part."""
+def _receive(path: Path, source: int, targets: list[int], world: World) -> None:
+    """Raises OSError only when all has arrived, as `targets` count on this rank to pass it on."""
     size = torch.zeros(1, dtype=torch.int64)
-    dist.broadcast(size, source, group=group)
+    _pass_on(size, source, targets, world)
     aside = path.with_name(f".{path.name}-{socket.gethostname()}.tmp")
     problem: OSError | None = None
     with contextlib.ExitStack() as stack:
@@ -235,7 +240,7 @@ def _receive(path: Path, source: int, group: dist.ProcessGroup) -> None:
             problem = error
         for start in range(0, int(size), CHUNK):
             content = bytearray(min(CHUNK, int(size) - start))
-            dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), source, group=group)
+            _pass_on(torch.frombuffer(content, dtype=torch.uint8), source, targets, world)
             try:
                 if problem is None:
                     file.write(content)
@@ -248,6 +253,12 @@ def _receive(path: Path, source: int, group: dist.ProcessGroup) -> None:
     if problem is not None:
         aside.unlink(missing_ok=True)
         raise problem
+
+
+def _pass_on(tensor: Tensor, source: int, targets: list[int], world: World) -> None:
+    dist.recv(tensor, source, group=world.control)
+    for target in targets:
+        dist.send(tensor, target, group=world.control)
 
 
 def _newest(folder: Path) -> tuple[int, str]:
@@ -319,18 +330,7 @@ def check_same_kind(folder: Path, parallel: str) -> None:
 
 def check_same_training(config: Config, saved: dict[str, Any]) -> None:
     """Raise ConfigError if the steps of the saved run mean something else."""
-    for key in (
-        "parallel",
-        "model",
-        "data",
-        "image_size",
-        "samples",
-        "classes",
-        "context",
-        "batch_size",
-        "seed",
-        "optimizer",
-    ):
+    for key in SAME:
         if key in saved and saved[key] != getattr(config, key):
             name = spelled(key)
             raise ConfigError(

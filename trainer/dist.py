@@ -157,6 +157,7 @@ def joined(device: str, place: Place) -> Iterator[World]:
         rank=place.rank,
         world_size=place.world_size,
         store=meet(place),
+        device_id=chosen if cuda else None,  # connect now, on this GPU: a wrong network shows here, not in a step
     )
     control = dist.new_group(backend="gloo", timeout=FIRST_STEP_TIMEOUT) if cuda else dist.group.WORLD
     crashed = False
