@@ -15,6 +15,7 @@ logs          `logs` and `wait`
 top           `top`
 board         the table of `top`
 report        `report`
+events        `events`
 diagnose      `diagnose`
 signals       `signal` and `snapshot`
 kill          `kill`

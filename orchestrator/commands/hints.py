@@ -27,7 +27,6 @@ ELSEWHERE = {
     "describe": "ddp-orch report{}",
     "down": "ddp-orch kill{}",
     "download": "ddp-orch fetch{}",
-    "events": "ddp-orch logs --stream agent{}",
     "gpus": "ddp-orch exec -- nvidia-smi",
     "hosts": "ddp-orch config (the hosts of the inventory); ddp-orch check (their state)",
     "inspect": "ddp-orch report{}",

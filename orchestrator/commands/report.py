@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..answers import recorded
 from ..answers.recorded import RECORD, Record, Spec, UsageAt, Way
 from ..answers.runs import FirstFailure, Part
 from ..errors import UnreachableError, UsageError
@@ -23,7 +22,7 @@ from ..node.serve.figures import NAMES
 from ..node.serve.figures import figures as figures_in
 from ..output.lines import Line, Mask, presentable, rfc3339
 from ..output.pipeline import Sink
-from ..runs import diagnose, registry
+from ..runs import diagnose, registry, timeline
 from ..runs.follow import LogFilter, View, clock_ahead
 from ..ui import html
 from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_failures
@@ -161,8 +160,8 @@ def make(
     lines that may contain figures. `last_lines`: of the rank that failed first.
     """
     head, spec = next((record, record.spec) for record in records.values() if record.run and record.spec)
-    timeline = _timeline(head.events, [node.host for node in spec.nodes])
-    began = timeline[0][0] if timeline else min((line.at for line in figures), default=0.0)
+    entries = timeline.entries(head.events, [node.host for node in spec.nodes])
+    began = entries[0].at if entries else min((line.at for line in figures), default=0.0)
     training = _training(figures, began)
     first = _first_failure(run, records)
     return Report(
@@ -177,7 +176,8 @@ def make(
         first_failure=_mask_texts(first and _as_dict(first), mask),
         said=tuple(presentable(line.text, False, mask) for line in last_lines),
         timeline=tuple(
-            {"at": rfc3339(at), "seconds": at - began, "what": presentable(what, False, mask)} for at, what in timeline
+            {"at": rfc3339(entry.at), "seconds": entry.at - began, "what": presentable(entry.what, False, mask)}
+            for entry in entries
         ),
         hosts=tuple(
             _describe_host(host, record, record.run, record.spec)
@@ -217,47 +217,6 @@ def _as_dict(failure: FirstFailure) -> dict[str, Any]:
         fields |= {"lost": failure.lost or None, "stalled": failure.stalled or None}
         fields = {key: value for key, value in fields.items() if value is not None or key in ("node", "rank")}
     return fields if failure.at_start is None else {**fields, "at_start": failure.at_start}
-
-
-def _timeline(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[tuple[float, str]]:
-    """What happened in the run, in words: the events of the gang, which the head records."""
-    entries: list[tuple[float, str]] = []
-    hosts = list(hosts)
-    attempt = 0
-
-    def host(node: int) -> str:
-        return hosts[node] if node < len(hosts) else ""
-
-    for event in events:
-        match event:
-            case recorded.AttemptOrdered():
-                attempt += 1
-                what = f"attempt {attempt} started"
-            case recorded.Failed(fields=failed):
-                last_line = f" ({failed.failure.said})" if failed.failure.said else ""
-                what = f"{host(failed.node)}: {failed.failure.what}{last_line}"
-            case recorded.Exited(fields=exited):
-                how = "finished" if exited.ok else "failed or were stopped"
-                what = f"{host(exited.node)}: attempt {exited.attempt}: all processes {how}"
-            case recorded.Lost(fields=lost):
-                what = f"{host(lost.node)} was lost: the other hosts received nothing from it"
-            case recorded.HostRestarted(fields=restarted):
-                what = f"{host(restarted.node)} was restarted"
-            case recorded.Drain(fields=drained):
-                what = f"{host(drained.node)} leaves the run: requested by {drained.by}"
-            case recorded.Elected(fields=elected):
-                what = f"{host(elected.node)} was elected: the head was lost"
-            case recorded.Added(fields=added):
-                hosts += [added.host] if added.host not in hosts else []
-                what = f"{added.host} was added: requested by {added.by}"
-            case recorded.Stalled(fields=stalled):
-                what = f"no output from any rank for {stalled.quiet:.0f} s"
-            case recorded.StopRequested(fields=stopped):
-                what = f"stopped by {stopped.by}"
-            case recorded.OtherEvent():
-                continue
-        entries.append((event.fields.at, what))
-    return entries
 
 
 def _describe_host(name: str, record: Record, run: Part, spec: Spec) -> dict[str, Any]:

@@ -65,8 +65,8 @@ from .options import (
 def up(**options: Any) -> None:
     """Start SCRIPT on all hosts and follow its output.
 
-    SCRIPT may be a command line of torchrun, accelerate, deepspeed or mpirun: `ddp-orch up -- torchrun train.py`. With
-    run.launcher: node, it is any command, which is started once per host.
+    SCRIPT is a Python file, `-m MODULE`, or a command line of torchrun, accelerate, deepspeed or mpirun, such as
+    `ddp-orch up -- torchrun train.py`. With run.launcher: node, it is any command, which is started once per host.
 
     Without SCRIPT, run `run.script` of the inventory, or the bundled trainer if there is none. Flags without SCRIPT,
     such as `ddp-orch up -- --epochs 3`, are added to run.args. Without run.script, `ddp-orch up -- --help` shows the
@@ -166,6 +166,20 @@ def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
     from . import top as top_command
 
     sys.exit(top_command.top(run, inventory, hosts))
+
+
+@click.command(cls=Command, short_help="list what happened in a run")
+@RUN
+@INVENTORY_OF_RUN
+@JSON
+def events(run: str | None, inventory: str | None, as_json: bool) -> None:
+    """List what happened in RUN (default: the newest run): attempts, failures, lost and replaced hosts, requests.
+
+    Prints the time (UTC), the seconds since the first event, and the event.
+    """
+    from . import events as events_command
+
+    sys.exit(events_command.events(run, inventory, as_json=as_json))
 
 
 @click.command(cls=Command, short_help="write an HTML report of a run")
@@ -363,4 +377,4 @@ def snapshot(run: str | None, timeout: float, inventory: str | None, as_json: bo
     sys.exit(signals.snapshot_run(run, inventory, limit=timeout, as_json=as_json))
 
 
-COMMANDS = (up, logs, wait, ps, top, report, kill, signal, snapshot, revive, drain, add, diagnose, fetch)
+COMMANDS = (up, logs, wait, ps, top, events, report, kill, signal, snapshot, revive, drain, add, diagnose, fetch)

@@ -14,6 +14,7 @@ follow      reads the logs of a run from all hosts
 readers     the threads of follow
 printing    prints the lines of a run
 log_files   writes the lines of a run to files
+timeline    what happened in a run, in words
 attach      `up` with a terminal: follows the run, stops it on Ctrl-C, prints how it ended
 ending      stops runs and cleans up (`kill`)
 revive      starts the guards of restarted hosts again

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -80,3 +82,15 @@ def test_a_run_that_does_not_exist_is_a_mistake(folder: Path) -> None:
     start(folder, "mine")
     assert orch(folder, "wait", "other").returncode == 2
     assert orch(folder, "kill").returncode == 0
+
+
+@pytest.mark.timeout(120)
+def test_events_lists_what_happened_in_a_failed_run(folder: Path) -> None:
+    start(folder, "mine")
+    (folder / "mine").write_text("7")
+    assert orch(folder, "wait", "mine").returncode == 1
+    shown = orch(folder, "events", "mine")
+    assert shown.returncode == 0, shown.stderr
+    assert re.search(r"\n.*me: .*\b7\b", shown.stdout)
+    listed = json.loads(orch(folder, "events", "mine", "--json").stdout)["events"]
+    assert [event["what"] for event in listed] == [line.split(" s  ", 1)[1] for line in shown.stdout.splitlines()]

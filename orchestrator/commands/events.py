@@ -1,0 +1,47 @@
+"""`events`: list what happened in a run, as its head has recorded it."""
+
+from __future__ import annotations
+
+import json
+
+from ..answers.recorded import RECORD
+from ..errors import OrchError, UnreachableError
+from ..hosts.fleet import Fleet
+from ..inventory.model import Inventory
+from ..output.lines import presentable, rfc3339
+from ..runs import registry, timeline
+from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console
+
+
+def events(run_name: str | None, inventory_path: str | None, *, as_json: bool) -> int:
+    console = stderr_console()
+    inventory = load_inventory_of_run(inventory_path, None, run_name)
+    with open_fleet(inventory, short_timeout=True) as fleet:
+        lookup = find_run(fleet, inventory, run_name, console)
+        mask = make_mask(inventory, lookup.run, console)
+        entries = _entries_of_head(fleet, inventory, lookup.run)
+    began = entries[0].at if entries else 0.0
+    rows = [
+        {"at": rfc3339(entry.at), "seconds": entry.at - began, "what": presentable(entry.what, False, mask)}
+        for entry in entries
+    ]
+    if as_json:
+        print(json.dumps({"run_id": lookup.run.run_id, "events": rows}, indent=2))
+    else:
+        for row in rows:
+            print(f"{str(row['at'])[:19]}Z  {row['seconds']:>9.1f} s  {row['what']}")
+    return 0
+
+
+def _entries_of_head(fleet: Fleet, inventory: Inventory, run: registry.Run) -> list[timeline.Entry]:
+    """Raises UnreachableError if the head does not answer. Only the head has all events."""
+    head = next((name for name, number in run.all_nodes.items() if number == run.head), None)
+    host = next((host for host in inventory.hosts if host.name == head), None)
+    if host is None:
+        raise UnreachableError(f"the head of run {run.run_id} is not in {inventory.path}; only it knows the events")
+    try:
+        record = fleet.session(host).request(RECORD, {"run_id": run.run_id})
+    except OrchError as error:
+        raise UnreachableError(f"{host.name}, the head of run {run.run_id}, knows the events: {error}") from error
+    names = [node.host for node in record.spec.nodes] if record.spec else []
+    return timeline.entries(record.events, names)

@@ -1,0 +1,56 @@
+"""The timeline of a run in words, from the events that its head has recorded. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..answers import recorded
+
+
+@dataclass(frozen=True)
+class Entry:
+    at: float
+    """Unix time, seconds, by the clock of the head."""
+    what: str
+
+
+def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entry]:
+    """`hosts`: the names of the nodes at the start of the run, by number."""
+    result: list[Entry] = []
+    hosts = list(hosts)
+    attempt = 0
+
+    def host(node: int) -> str:
+        return hosts[node] if node < len(hosts) else ""
+
+    for event in events:
+        match event:
+            case recorded.AttemptOrdered():
+                attempt += 1
+                what = f"attempt {attempt} started"
+            case recorded.Failed(fields=failed):
+                last_line = f" ({failed.failure.said})" if failed.failure.said else ""
+                what = f"{host(failed.node)}: {failed.failure.what}{last_line}"
+            case recorded.Exited(fields=exited):
+                how = "finished" if exited.ok else "failed or were stopped"
+                what = f"{host(exited.node)}: attempt {exited.attempt}: all processes {how}"
+            case recorded.Lost(fields=lost):
+                what = f"{host(lost.node)} was lost: the other hosts received nothing from it"
+            case recorded.HostRestarted(fields=restarted):
+                what = f"{host(restarted.node)} was restarted"
+            case recorded.Drain(fields=drained):
+                what = f"{host(drained.node)} leaves the run: requested by {drained.by}"
+            case recorded.Elected(fields=elected):
+                what = f"{host(elected.node)} was elected: the head was lost"
+            case recorded.Added(fields=added):
+                hosts += [added.host] if added.host not in hosts else []
+                what = f"{added.host} was added: requested by {added.by}"
+            case recorded.Stalled(fields=stalled):
+                what = f"no output from any rank for {stalled.quiet:.0f} s"
+            case recorded.StopRequested(fields=stopped):
+                what = f"stopped by {stopped.by}"
+            case recorded.OtherEvent():
+                continue
+        result.append(Entry(event.fields.at, what))
+    return result
