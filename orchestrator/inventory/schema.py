@@ -230,7 +230,7 @@ _SSH = _section(
     ),
     Key("connect_timeout", seconds(0.1, 3600), 20.0, "seconds to connect and log in to a host"),
     Key("parallel", whole(1, 1024), 64, "hosts to connect to at the same time"),
-    Key("jump_parallel", whole(1, 1024), 8, "hosts behind the same jump host to log in to at the same time"),
+    Key("jump_parallel", whole(1, 1024), 8, "simultaneous logins to hosts behind the same jump host"),
 )
 
 _RDZV = _section(
@@ -327,7 +327,7 @@ _RUN = _section(
         "head_lost",
         choice("auto", "elect", "stop"),
         "auto",
-        "elect: the other hosts replace a lost head; stop: they do not; auto: stop",
+        "elect: the other hosts elect a new head; auto or stop: they do not",
     ),
     Key(
         "autostart",
