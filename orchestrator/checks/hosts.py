@@ -53,6 +53,7 @@ def check_hosts(
         _hung(node, fact, findings)
         _shared_output(plan, node, fact, findings)
         _disks(node, fact, findings)
+        _memory(plan, node, fact, findings)
         _limits(node, fact, findings)
         _leftovers(node, fact, findings)
         _notify(node, fact, findings)
@@ -157,6 +158,17 @@ def _disks(node: Node, fact: Facts, findings: Findings) -> None:
         fix = "sudo mount -o remount,size=50% /dev/shm; in a container: --shm-size=8g or --ipc=host"
         evidence = f"df /dev/shm: {shm.free // MIB} MiB of {shm.total // MIB} MiB free"
         findings.add("warning", "nccl-shm-exhausted", name, message, fix, evidence)
+
+
+def _memory(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
+    limit, shm = plan.inventory.run.memory_limit, fact.disks.shm
+    if limit is None or shm is None or shm.free >= limit:
+        return
+    message = f"run.memory_limit is {limit // MIB} MiB, but only {shm.free // MIB} MiB of memory are free in {shm.path}"
+    fix = "lower run.memory_limit, end what uses the memory (ls -l /dev/shm; free -m), or make /dev/shm larger: "
+    fix += "sudo mount -o remount,size=80% /dev/shm; in a container: --shm-size=64g"
+    evidence = f"df /dev/shm, free: {shm.free // MIB} MiB"
+    findings.add("error", "memory-dir-unusable", node.host.name, message, fix, evidence)
 
 
 def _limits(node: Node, fact: Facts, findings: Findings) -> None:

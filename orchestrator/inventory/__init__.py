@@ -5,6 +5,7 @@ host_entries   the list of hosts: names, ranges and mappings
 model          the Inventory that the other packages use
 writing        an Inventory as YAML and as JSON
 settings       `up --set`: values that replace those of the file
+nearest_key    which key was probably meant by an unknown one
 values         kinds of values: how to read, check and write each
 yaml_source    YAML -> nodes that know their line
 paths          where relative paths start

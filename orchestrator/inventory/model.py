@@ -108,6 +108,7 @@ class RunOptions:
     resume: Literal["none", "head", "newest", "union"]
     resume_limit: int  # bytes
     resume_timeout: float  # seconds
+    memory_limit: int | None  # bytes; None: no snapshots in memory
     head_lost: Literal["auto", "elect", "stop"]
     autostart: Literal["none", "cron"]
     walltime: float | None  # seconds

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import hostnames, launcher_rows, via
 from .host_entries import JUMPS, PYTHON, USER, hosts_kind
+from .nearest_key import nearest_key
 from .values import (
     Kind,
     Reading,
@@ -30,8 +31,6 @@ from .values import (
     word_or,
 )
 from .yaml_source import Node
-
-SIMILAR = 0.85  # of 1; a less similar key of the same section comes after one of another section
 
 
 @dataclass(frozen=True)
@@ -86,24 +85,12 @@ def _hint(name: str, section: Section) -> str:
     if places:
         return f"it belongs under {' or '.join(places)}"
     known = {key.name: other for other in (*SECTIONS, section) for key in other.keys}
-    near = _nearest(name, [key.name for key in section.keys], list(known))
+    near = nearest_key(name, [key.name for key in section.keys], list(known))
     if near is None:
         return hostnames.nearest(name, [key.name for key in section.keys])
     other = known[near]
     where = "" if other is section else f", under {other.name}" if other.name else ", at the top level"
     return f"did you mean {near}{where}?"
-
-
-def _nearest(name: str, section_keys: list[str], all_keys: list[str]) -> str | None:
-    """The key that starts with `name`, as nproc_per_node with `nproc`, or is spelled like it."""
-    from difflib import get_close_matches
-
-    def near(keys: list[str]) -> list[str]:
-        longer = [key for key in keys if key.startswith(f"{name}_")]
-        return longer or get_close_matches(name, keys, 1, SIMILAR)
-
-    less_similar = (*get_close_matches(name, section_keys, 1), *get_close_matches(name, all_keys, 1))
-    return next(iter((*near(section_keys), *near(all_keys), *less_similar)), None)
 
 
 def _section(name: str, doc: str, *keys: Key) -> Key:
@@ -323,6 +310,7 @@ _RUN = _section(
     ),
     Key("resume_limit", size, 100 << 30, "maximum size of the outputs that one host gets before an attempt"),
     Key("resume_timeout", seconds(1, 31_536_000), 1800.0, "seconds that copying these outputs may take"),
+    Key("memory_limit", maybe(size), None, "size of snapshots in memory on each host; null: none (docs/memory.md)"),
     Key(
         "head_lost",
         choice("auto", "elect", "stop"),

@@ -344,6 +344,13 @@ def tiny_shm(lab: Lab) -> Iterator[Overrides]:
     lab.hosts[1].root_run(["mount", "-o", "remount,size=50%", "/dev/shm"])
 
 
+@case("memory-dir-unusable", says="run.memory_limit is 64 MiB", fix="remount")
+def too_little_memory_for_snapshots(lab: Lab) -> Iterator[Overrides]:
+    lab.hosts[1].root_run(["mount", "-o", "remount,size=16m", "/dev/shm"])
+    yield {"run": {"memory_limit": "64MiB"}}
+    lab.hosts[1].root_run(["mount", "-o", "remount,size=50%", "/dev/shm"])
+
+
 @case("jit-extension-lock", severity="warning", fix="rm /home/ann/.cache/torch_extensions")
 def stale_lock(lab: Lab) -> Iterator[Overrides]:
     folder = "~/.cache/torch_extensions/py311_cpu/ext"

@@ -181,6 +181,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
             resume=draw(st.sampled_from(["none", "head", "newest", "union"])),
             resume_limit=draw(st.integers(1, 999999)) * draw(st.sampled_from([1 << 10, 1 << 20, 1 << 30, 1 << 40])),
             resume_timeout=draw(SECONDS),
+            memory_limit=draw(st.none() | st.integers(1, 999999).map(lambda size: size << 20)),
             preload=draw(st.sampled_from(["auto", "none", ("numpy", "torch.nn")])),
             head_lost=draw(st.sampled_from(["auto", "stop"])),
             autostart="none",

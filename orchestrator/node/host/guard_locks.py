@@ -1,4 +1,4 @@
-"""The locks of a run on this host: of its GPUs, name and output folder, and the one that proves that it has a guard."""
+"""The locks of a run on this host: of GPUs, name, output and memory folder, and the one that proves it has a guard."""
 
 import errno
 import fcntl
@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any, Dict, List
 
-from . import state
+from . import memory_folder, state
 
 RUN_LOCK = "run.lock"
 READERS_WINDOW = 1.0  # s: `state.guarded` of another process holds run.lock for an instant
@@ -17,13 +17,17 @@ class Held(Exception):
 
 
 def take(spec: Dict[str, Any], taken: List[int]) -> None:
-    """Lock each GPU of the run, and its name, hence its output folder. Raises Held. Locks are added to `taken`."""
+    """Lock each GPU of the run, its name (hence its output folder) and its folder in memory, which is made.
+
+    Locks are added to `taken`. Raises Held, memory_folder.Unusable.
+    """
     names = [("GPU %d" % number, "gpu-%d" % number) for number in spec["gpu_ids"]]
     for what, name in names + [("the name %s" % spec["name"], "name-%s" % spec["name"])]:
         for home in state.homes()[1:]:  # of runs from a time when the state folder was there
             lock(os.path.join(home, "locks", name), what, taken, os.O_RDWR)
         handle = lock(os.path.join(state.folder("locks"), name), what, taken, os.O_RDWR | os.O_CREAT)
         write_holder(handle, spec)
+    memory_folder.make(spec, taken)
 
 
 def take_run(folder: str, taken: List[int]) -> None:

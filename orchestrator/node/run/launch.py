@@ -11,7 +11,7 @@ import string
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ..gang import gang_events
-from ..host import network, processes
+from ..host import memory_folder, network, processes
 from . import placeholders
 
 # Ask no name server; /etc/hosts is read. torchrun is given addresses only, but it looks up its own name and the names
@@ -146,6 +146,7 @@ def _node_places(spec: Dict[str, Any]) -> Dict[str, str]:
 
 
 def _environment(spec: Dict[str, Any], secrets: Dict[str, str], auto: Dict[str, str], output: str) -> Dict[str, str]:
+    memory = os.path.join(memory_folder.path(spec), memory_folder.SAVED) if memory_folder.is_wanted(spec) else None
     return {
         **auto,
         **{name: _fill_in(value, output) for name, value in spec["env"].items()},
@@ -153,6 +154,7 @@ def _environment(spec: Dict[str, Any], secrets: Dict[str, str], auto: Dict[str, 
         processes.MARK: spec["run_id"],
         "DDP_ORCH_RUN_NAME": spec["name"],
         "DDP_ORCH_OUTPUT_DIR": output,
+        **({"DDP_ORCH_MEMORY_DIR": memory} if memory else {}),
     }
 
 

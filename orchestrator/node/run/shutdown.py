@@ -8,6 +8,7 @@ import shutil
 import time
 from typing import Any, Callable, Dict, List, Optional
 
+from ..host import memory_folder, state
 from . import exit_record
 from .child import RecorderChild
 
@@ -59,6 +60,7 @@ class Shutdown:
         if self._recorder.pid > 0:
             self._recorder.kill()
             os.waitpid(self._recorder.pid, 0)
+        memory_folder.remove(state.read(os.path.join(self._folder, "spec.json")) or {})
         shutil.rmtree(self._folder, ignore_errors=True)
         self.finished = True
 

@@ -9,7 +9,7 @@ import select
 import socket
 from typing import Any, Dict, Iterator, List
 
-from ..host import guard_locks, state
+from ..host import guard_locks, memory_folder, state
 from . import guard_process
 from .past import Past
 
@@ -29,7 +29,7 @@ def held(folder: str, spec: Dict[str, Any]) -> Iterator[List[int]]:
         guard_locks.take(spec, taken)
         guard_locks.take_output(spec, taken)
         yield taken
-    except (guard_locks.Held, state.StateError, OSError) as error:
+    except (guard_locks.Held, memory_folder.Unusable, state.StateError, OSError) as error:
         raise NotPossible(str(error)) from error
     finally:
         for handle in taken:

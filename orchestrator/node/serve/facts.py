@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional
 
-from ..host import network, processes, state
+from ..host import memory_folder, network, processes, state
 from ..host.run_command import answers_of, output_of
 from ..host.small_files import text_of
 from . import dns
@@ -27,12 +27,13 @@ def space(path: str) -> Optional[Dict[str, Any]]:
     except OSError:
         return None
     kind = state.filesystem(path)
+    free = filesystem.f_bavail * filesystem.f_frsize
     return {
         "path": path,
         "kind": kind,
         "shared": kind in state.SHARED_FILESYSTEMS,
         "total": filesystem.f_blocks * filesystem.f_frsize,
-        "free": filesystem.f_bavail * filesystem.f_frsize,
+        "free": min(free, memory_folder.free()) if path == memory_folder.SHM else free,
         "free_files": filesystem.f_favail if filesystem.f_files else None,
     }
 

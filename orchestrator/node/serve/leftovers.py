@@ -6,7 +6,7 @@ import signal
 import time
 from typing import Any, Dict, List, Set, Tuple
 
-from ..host import network, processes, state
+from ..host import memory_folder, network, processes, state
 from ..host.sweep import belonging, sweep
 from . import at_boot, gpus
 
@@ -27,11 +27,13 @@ def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
     killed: List[Dict[str, Any]] = []
     remaining: List[Dict[str, Any]] = []
     ports: List[int] = []
+    memory: List[str] = []
     held_gpus = _gpu_processes()
     for run_id, folder in _dead_runs():
         before = {process: processes.command(process.pid) for process in belonging(run_id, folder)}
         held = ports_of(folder)
         left = sweep(run_id, folder)
+        memory += memory_folder.remove(state.read(os.path.join(folder, "spec.json")) or {})
         killed += [
             {"pid": process.pid, "cmd": command} for process, command in before.items() if not processes.alive(process)
         ]
@@ -46,7 +48,7 @@ def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "ports_freed": ports,
         "gpus_freed": sorted({index for index, pid in held_gpus if pid in gone}),
         "remaining": remaining,
-        "memory_freed": _clear_shared_memory(),
+        "memory_freed": memory + memory_folder.remove_strays() + _clear_shared_memory(),
         "holders": _holders([int(port) for port in arguments["ports"]], held_gpus),
     }
 

@@ -4,18 +4,20 @@ import os
 import time
 from typing import Any, Dict, List
 
-from ..host import guard_locks, state
+from ..host import guard_locks, memory_folder, state
 from .wire import Refused
 
 SHARED_WINDOW = 10.0  # s until what the head has written to a shared disk is seen by the other hosts
 
 
 def take(spec: Dict[str, Any], taken: List[int]) -> None:
-    """Lock each GPU, and the run's name, hence its output folder."""
+    """Lock each GPU, the run's name, hence its output folder, and its folder in memory, which is made."""
     try:
         guard_locks.take(spec, taken)
     except guard_locks.Held as error:
         raise Refused("held", str(error)) from error
+    except memory_folder.Unusable as error:
+        raise Refused("memory-dir-unusable", "run.memory_limit: %s" % error) from error
 
 
 def share_output(spec: Dict[str, Any], taken: List[int]) -> None:

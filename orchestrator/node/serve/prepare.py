@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..host import crontab, network, processes, state
+from ..host import crontab, memory_folder, network, processes, state
 from ..run import autostart, guard_process
 from ..run.follower import JOIN_WINDOW
 from . import link_port, retire, runs
@@ -53,6 +53,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     except BaseException:
         if autostart.is_installed(folder):
             autostart.remove(folder)
+        memory_folder.remove(spec)
         shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:  # the guard has its own

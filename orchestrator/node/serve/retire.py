@@ -11,7 +11,7 @@ import shutil
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from ..host import state
+from ..host import memory_folder, state
 from . import output_folders, outputs
 
 BRIEF = 60.0  # s
@@ -38,6 +38,8 @@ def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str,
     can_be_fetched = [] if force else [folder for folder in due if state.LISTED.match(os.path.basename(folder))]
     unfetched = [folder for folder in can_be_fetched if outputs.unfetched(folder)]
     gone = [folder for folder in due if folder not in unfetched]
+    for folder in gone:
+        memory_folder.remove(state.read(os.path.join(folder, "spec.json")) or {})
     freed = sum(map(_remove, gone))
     os.utime(program)  # in use
     code, base = state.folder("code"), state.base()

@@ -6,7 +6,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ..gang import gang
-from ..host import network, processes, state
+from ..host import memory_folder, network, processes, state
 from ..host.sweep import belonging, sweep
 from ..run import autostart
 from ..run.link import lease
@@ -50,6 +50,8 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
     left = sweep(run_id, folder)
     if autostart.is_installed(folder):  # no guard was there to remove it
         autostart.remove(folder)
+    if not state.guarded(folder):
+        memory_folder.remove(state.read(os.path.join(folder, "spec.json")) or {})
     killed = {process.pid: command for process, command in before.items() if not processes.alive(process)}
     if guard is not None:
         killed.update(_ended(folder))
