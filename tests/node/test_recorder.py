@@ -25,6 +25,7 @@ from orchestrator.hosts.session import Refused
 from orchestrator.node.gang import gang_events
 from orchestrator.node.host import processes, state
 from orchestrator.node.run import journal, messages
+from orchestrator.node.run.attempts import Attempts
 from orchestrator.node.run.follower import WorkerLink
 from orchestrator.node.run.guard import Guard
 from orchestrator.node.run.recorder import Recorder
@@ -329,9 +330,32 @@ def test_how_a_run_ended_is_recorded_also_where_the_list_of_its_processes_does_n
     state.keep_space(str(small_disk))
     fill(small_disk)
     ended = [{"pid": pid, "cmd": "x" * 200} for pid in range(state.RESERVE // 200)]
-    record = {"verdict": {"state": "killed"}, "outcome": {"ok": False, "ended": ended}}
+    record = {"verdict": {"state": "killed"}, "outcome": {"ok": False, "ended": ended}, "failures": []}
     state.write_last(str(small_disk), record)
     assert state.read(str(small_disk / "exit.json")) == {**record, "outcome": {"ok": False, "ended": []}}
+
+
+def test_the_record_of_a_run_that_failed_very_often_fits_the_space_kept_for_it(tmp_path: Path) -> None:
+    spec = {"node": 0, "nodes": [{"host": "a", "nproc": 100, "spare": False}], "setup": [], "program": ""}
+    spec.update(umask=0, descriptors=1024)
+    attempts = Attempts(str(tmp_path), spec, {}, [], lambda: 0, lambda: None, lambda: None)
+    for attempt in range(1, 11):
+        attempts.stop(gang_events.Stop(attempt, grace=0.0, why="a test", stacks=False))
+        for rank in range(100):
+            attempts.add_failure({"rank": rank, "what": f"rank {rank}: {'x' * 50}", "at": 1732370000.123456})
+    kept = [(failure["attempt"], failure["rank"]) for failure in attempts.failures]
+    assert kept[0] == (1, 0)
+    assert kept[-messages.FAILURES :] == [(10, rank) for rank in range(messages.FAILURES)]
+    assert len(json.dumps(attempts.failures)) < state.RESERVE / 2
+
+
+def test_of_a_record_that_does_not_fit_the_first_failure_stays(small_disk: Path) -> None:
+    failures = [{"rank": rank, "what": "x" * 1000} for rank in range(1000)]
+    state.keep_space(str(small_disk))
+    fill(small_disk)
+    state.write_last(str(small_disk), {"outcome": {"ok": False, "ended": ["y" * 1000]}, "failures": failures})
+    record = state.read(str(small_disk / "exit.json"))
+    assert record == {"outcome": {"ok": False, "ended": []}, "failures": failures[:1]}
 
 
 def test_a_long_command_is_cut_in_the_record(runs: Runs) -> None:

@@ -312,19 +312,23 @@ def replace(path: str, value: Dict[str, Any]) -> None:
 def write_last(folder: str, record: Dict[str, Any]) -> None:
     """Write a run's exit.json, in the space that was kept for it. Raises OSError.
 
-    Where that is too little, the list of the processes that were ended is left out.
+    Where that is too little, the list of the processes that were ended is left out, then all failures but the first.
     """
     try:
         os.unlink(os.path.join(folder, "reserve"))
     except FileNotFoundError:
         pass  # another has begun to write it, and was killed
-    path = os.path.join(folder, "exit.json")
-    try:
-        write(path, record)
-    except OSError as error:
-        if error.errno not in FULL or not record["outcome"]:
-            raise
-        write(path, dict(record, outcome=dict(record["outcome"], ended=[])))
+    outcome = record["outcome"] and dict(record["outcome"], ended=[])
+    shorter = dict(record, outcome=outcome)
+    for candidate in (record, shorter, dict(shorter, failures=record["failures"][:1])):
+        try:
+            write(os.path.join(folder, "exit.json"), candidate)
+            return
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            full = error
+    raise full
 
 
 def keep_space(folder: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Union
 
 from ..gang import gang_events
 from ..host import network, processes, state
-from . import launch
+from . import launch, messages
 from .past import Past
 from .preloader import Preloader
 from .spawner import Spawner
@@ -16,6 +16,7 @@ from .tree import Helpers, Tree, make_fifos
 TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is expensive
 TREE_RECORD_SHARE = 1000  # looking at the processes may take 0.1 % of a core
 STACKS_WINDOW = 15.0  # s for the stacks of hanging ranks
+MOST_FAILURES = 128  # of all attempts: they are in every record of the run
 
 AttemptOrder = Union[gang_events.Run, gang_events.Stop]
 
@@ -30,7 +31,9 @@ class PendingStop(NamedTuple):
 
 
 class Attempts:
-    """`tree`: the processes of the newest attempt, None before the first. `failures`: of all attempts.
+    """`tree`: the processes of the newest attempt, None before the first.
+
+    `failures`: the first of the run on this host and the newest, of each attempt its first.
 
     `place`: node_rank and first_rank in the newest attempt, both None for a spare.
     """
@@ -262,9 +265,12 @@ class Attempts:
         self.add_failure(dict(failure, what="cannot start: %s" % error, at=time.time()))
 
     def add_failure(self, failure: Dict[str, Any]) -> None:
-        if not any(known["attempt"] == self.number for known in self.failures):
+        of_attempt = sum(known["attempt"] == self.number for known in self.failures)
+        if of_attempt == 0:
             failure = dict(failure, what=failure["what"] + self._stolen_port())
-        self.failures.append(dict(failure, attempt=self.number))
+        if of_attempt < messages.FAILURES:
+            self.failures.append(dict(failure, attempt=self.number))
+            del self.failures[1 : 1 + max(0, len(self.failures) - MOST_FAILURES)]
         self._send_status()
 
     def _stolen_port(self) -> str:
