@@ -309,7 +309,7 @@ _RUN = _section(
         "outputs to copy to all hosts: none | head | newest | union (docs/resume.md)",
     ),
     Key("resume_limit", size, 100 << 30, "maximum size of the outputs that one host gets before an attempt"),
-    Key("resume_timeout", seconds(1, 31_536_000), 1800.0, "seconds that copying these outputs may take"),
+    Key("resume_timeout", seconds(1, 31_536_000), 1800.0, "seconds without progress until copying these outputs fails"),
     Key("memory_limit", maybe(size), None, "size of snapshots in memory on each host; null: none (docs/memory.md)"),
     Key(
         "head_lost",

@@ -1,6 +1,7 @@
 """The verb `resume-lead`: the part of the head. Has all servers list, plans the copies, has the servers make them.
 
-Prints lines of JSON: `say`, a line for the log; at the end `done`, or `failed` with the node and whether to try again.
+Prints lines of JSON: `say`, a line for the log; `left`, the bytes that nodes have yet to receive; at the end `done`, or
+`failed` with the node and whether to try again.
 """
 
 import json
@@ -31,10 +32,14 @@ class Failed(Exception):
 
 
 class Leader:
-    def __init__(self, given: Dict[str, Any], say: Callable[[str], None]) -> None:
-        """`given`: key, node, mode, limit (bytes), head, team, nodes: host, addresses and port of each by number."""
+    def __init__(self, given: Dict[str, Any], tell: Callable[..., None]) -> None:
+        """`given`: key, node, mode, limit (bytes), head, team, nodes: host, addresses and port of each by number.
+
+        `tell` prints a line. Called from several threads.
+        """
         self._given = given
-        self._say = say
+        self._tell = tell
+        self._left: Dict[int, int] = {}
         self._key = bytes.fromhex(given["key"])
         self._contacts = {int(number): contact for number, contact in given["nodes"].items()}
         self._hosts = {number: contact["host"] for number, contact in self._contacts.items()}
@@ -57,7 +62,8 @@ class Leader:
         if any(each.files for each in planned.values()):
             hosts = ", ".join(self._hosts[number] for number in sorted(planned))
             total = sum(each.size for each in planned.values())
-            self._say("run.resume: copying %s in total to %s" % (copies.size_of(total), hosts))
+            self._tell(say="run.resume: copying %s in total to %s" % (copies.size_of(total), hosts))
+        self._left = {number: each.size for number, each in planned.items()}
         self._on_all(lambda number: self._copy(number, planned[number]), list(planned))
 
     # the steps
@@ -111,14 +117,17 @@ class Leader:
             if isinstance(answer, dict) and "error" in answer:
                 what = "%s: run.resume: %s" % (self._hosts[number], answer["error"])
                 raise Failed(number, what, answer.get("again", False))
-            if isinstance(answer, dict) and "done" in answer:
-                break
+            if isinstance(answer, dict):
+                self._left[number] = 0 if "done" in answer else planned.size - answer["received"]
+                self._tell(left=self._left)
+                if "done" in answer:
+                    break
         if planned.files:
             seconds = time.monotonic() - begun
-            self._say("%s: %s in %.1f s" % (self._hosts[number], copies.summary(planned, self._hosts), seconds))
+            self._tell(say="%s: %s in %.1f s" % (self._hosts[number], copies.summary(planned, self._hosts), seconds))
         if planned.aside:
             what = "%s: %s moved to .ddp-orch.replaced: not in the folder of the other hosts"
-            self._say(what % (self._hosts[number], copies.files_of(len(planned.aside))))
+            self._tell(say=what % (self._hosts[number], copies.files_of(len(planned.aside))))
 
     def _ask(self, number: int, **request: Any) -> Dict[str, Any]:
         return self._channels[number].ask(**request)
@@ -160,7 +169,7 @@ def main() -> int:
             print(json.dumps(message), flush=True)
 
     try:
-        Leader(given, lambda line: tell(say=line)).run()
+        Leader(given, tell).run()
     except Failed as failed:
         tell(failed=str(failed), node=failed.node, again=failed.again)
     else:

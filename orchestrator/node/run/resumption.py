@@ -55,7 +55,9 @@ class Resumption:
         self._leader: Optional[LineProcess] = None
         self._contacts: Dict[int, Contact] = {}  # where the servers of this round listen
         self._refusals: Dict[int, str] = {}  # why there is no server
-        self._since = 0.0  # of the first round for this team
+        self._left: Dict[int, int] = {}  # bytes that nodes have yet to receive in this round
+        self._least_left = float("inf")  # of all nodes, in all rounds for this team
+        self._progress_at = 0.0  # when the first round for this team began, or fewer bytes were left than ever
         self._begin_at = 0.0
         self._trouble = (0, "")  # of the last round: the node, and what
 
@@ -78,6 +80,10 @@ class Resumption:
             return
         if "say" in line:
             self._recorder.say(messages.one_line(line["say"]))
+        elif "left" in line:
+            self._left = {int(node): count for node, count in line["left"].items()}
+            if sum(self._left.values()) < self._least_left:  # a file that is begun again is no progress
+                self._least_left, self._progress_at = sum(self._left.values()), at
         elif "done" in line:
             team = self._round.team
             self._stop()
@@ -104,12 +110,22 @@ class Resumption:
             team = agreement.due(current, at)
             if team is not None and at >= self._begin_at:
                 self._begin(current, team, at)
-        elif at - self._since > self._spec["resume_timeout"]:
-            node, what = self._trouble
-            limit = "not done within run.resume_timeout (%d s)" % self._spec["resume_timeout"]
-            self._give_up(node, "run.resume: %s%s" % (limit, "; " + what if what else ""), current, at)
+        elif at - self._progress_at > self._spec["resume_timeout"]:
+            node, what = self._describe_stall(self._round)
+            self._give_up(node, what, current, at)
         elif self._leader is None:
             self._lead_if_ready(at)
+
+    def _describe_stall(self, current: Round) -> Tuple[int, str]:
+        """The node, and what is wrong."""
+        node, trouble = self._trouble
+        if not trouble:
+            node = next((number for number, count in self._left.items() if count), current.team[0])
+        what = "%s: run.resume: no progress for %d s (run.resume_timeout)" % (
+            current.hosts[node],
+            self._spec["resume_timeout"],
+        )
+        return node, "%s; %s" % (what, trouble) if trouble else what
 
     def _begin(self, current: State, team: Tuple[int, ...], at: float) -> None:
         able = (NodePhase.JOINED, NodePhase.EXITED)
@@ -118,8 +134,8 @@ class Resumption:
             for number, node in enumerate(current.nodes)
             if number in team or (node.phase in able and not node.away and node.leaves is None)
         ]
-        self._since = self._since or at
-        self._contacts, self._refusals = {}, {}
+        self._progress_at = self._progress_at or at
+        self._contacts, self._refusals, self._left = {}, {}, {}
         hosts = tuple(node.host for node in current.nodes)
         self._round = Round(int(at * 1000), team, tuple(nodes), hosts, at)
         self._serve_everywhere(self._round, self._round.number)
@@ -155,9 +171,10 @@ class Resumption:
         if (node, what) != self._trouble:
             self._trouble = node, what
             self._recorder.say("%s; trying again" % what)
-        since, trouble = self._since, self._trouble
+        before = self._progress_at, self._least_left, self._trouble
         self._stop()
-        self._since, self._trouble, self._begin_at = since, trouble, at + RETRY
+        self._progress_at, self._least_left, self._trouble = before
+        self._begin_at = at + RETRY
 
     def _give_up(self, node: int, what: str, current: State, at: float) -> None:
         self._stop()
@@ -175,4 +192,4 @@ class Resumption:
         if self._round is not None:
             self._serve_everywhere(self._round, 0)
         self._round = None
-        self._since, self._trouble = 0.0, (0, "")
+        self._progress_at, self._least_left, self._trouble = 0.0, float("inf"), (0, "")

@@ -1,0 +1,119 @@
+"""The head's part in bringing output folders to agreement: for how long it waits, and whom it blames."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.node.gang import gang
+from orchestrator.node.gang.gang_events import Agreed, Joined, NotAgreed, StartRequested
+from orchestrator.node.run import resumption
+
+TIMEOUT = 60.0
+
+
+class Leader:
+    """Stands in for the process that leads the copies: prints what the test says."""
+
+    def __init__(self, *_: object) -> None:
+        self.stdout = 99
+        self.lines: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        lines, self.lines = self.lines, []
+        return lines
+
+    def kill(self) -> None:
+        pass
+
+    def has_ended(self) -> bool:
+        return True
+
+
+class Server:
+    """Stands in for the server of the head's output folder."""
+
+    def serve(self, number: int, addresses: list[str]) -> None:
+        self.number = number
+
+    def advance(self) -> list[dict[str, Any]]:
+        return []
+
+    def pipes(self) -> list[int]:
+        return []
+
+
+class Copying:
+    """Two hosts, `a` and `b`, that are to get equal folders before the first attempt, from second 100 on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[object] = []
+        self.leaders: list[Leader] = []
+        monkeypatch.setattr(resumption, "LineProcess", self._start)
+        nodes = [{"host": host, "nproc": 1, "spare": False} for host in "ab"]
+        state = gang.begin(nodes, max_restarts=1, has_agreement=True)
+        for event in (Joined(0, 0.0), Joined(1, 0.0), StartRequested("10.0.0.1", 29500, 0.0)):
+            state, _ = gang.step(state, event)
+        self.state = state
+        self.server = Server()
+        spec = {"node": 0, "program": "", "resume": "head", "resume_limit": 1 << 30, "resume_timeout": TIMEOUT}
+        recorder: Any = SimpleNamespace(spec=spec, key=b"", say=lambda text: None)
+        server: Any = self.server
+        self.resumption = resumption.Resumption(
+            recorder, server, lambda: ["10.0.0.1"], lambda node, message: None, self.events.append
+        )
+        self.begin(100.0)
+
+    def _start(self, *_: object) -> Leader:
+        self.leaders.append(Leader())
+        return self.leaders[-1]
+
+    def begin(self, at: float) -> None:
+        """A round begins, and both servers listen."""
+        self.resumption.advance(self.state, at)
+        for node in (0, 1):
+            self.resumption.on_server(node, {"number": self.server.number, "addresses": [], "port": 1, "error": ""})
+        self.resumption.advance(self.state, at)
+
+    def hear(self, at: float, **line: Any) -> None:
+        self.leaders[-1].lines.append(line)
+        self.resumption.on_readable(99, self.state, at)
+        self.resumption.advance(self.state, at)
+
+
+@pytest.fixture
+def copying(monkeypatch: pytest.MonkeyPatch) -> Copying:
+    return Copying(monkeypatch)
+
+
+def test_copies_may_take_any_time_as_long_as_bytes_arrive(copying: Copying) -> None:
+    for minute in range(100):
+        copying.hear(100.0 + minute * (TIMEOUT - 1), left={"1": 1000 - minute})
+    assert copying.events == []
+    copying.hear(10_000.0, done=True)
+    assert copying.events == [Agreed(1, (0, 1), 10_000.0)]
+
+
+def test_a_host_that_receives_nothing_any_more_is_named(copying: Copying) -> None:
+    copying.hear(150.0, left={"0": 0, "1": 1000})
+    copying.hear(150.0 + TIMEOUT, left={"0": 0, "1": 1000})
+    assert copying.events == []
+    copying.hear(151.0 + TIMEOUT, left={"0": 0, "1": 1000})
+    (event,) = copying.events
+    assert isinstance(event, NotAgreed) and event.node == 1
+    assert event.why == "b: run.resume: no progress for 60 s (run.resume_timeout)"
+
+
+def test_what_is_copied_again_and_again_is_no_progress(copying: Copying) -> None:
+    at = 100.0
+    while not copying.events and at < 1000:
+        for left in (1000, 500):
+            copying.hear(at, left={"1": left})
+        copying.hear(at, failed="b: run.resume: the connection broke", node=1, again=True)
+        at += 10
+        copying.begin(at)
+    (event,) = copying.events
+    assert isinstance(event, NotAgreed) and event.node == 1 and at < 100 + TIMEOUT + 20
+    assert event.why.startswith("b: run.resume: no progress for 60 s") and event.why.endswith("the connection broke")
