@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import sys
@@ -18,6 +19,7 @@ from ..hosts import claims
 from ..hosts.fleet import Fleet, fold_failures
 from ..inventory.advice import AboutRun
 from ..inventory.model import Host
+from ..inventory.sources.schedulers import current_scheduler
 from ..output.console import Console, fold, hush
 from ..output.lines import Line, Mask
 from ..output.pipeline import Pipeline, Stage
@@ -28,6 +30,7 @@ from .follow import LogFilter, View
 from .revive import Reviver
 
 FINISH_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+"""By which batch systems announce the end of a job."""
 STOP_WINDOW = 10.0  # s for the stop request to reach all hosts when nobody reads the output any more
 OUTCOMES = {
     "succeeded": 0,
@@ -69,7 +72,7 @@ def attend(
     show_outputs: bool = True,
 ) -> int:
     """Show the lines of a run until it ends, and return its exit code. Ctrl-C stops the run, a second Ctrl-C kills it,
-    a third one exits without waiting. SIGUSR1, SIGUSR2 and SIGXCPU save a snapshot and stop it.
+    a third one exits without waiting. The `finish_signals` save a snapshot and stop it.
 
     `resume`: the command that starts a run which resumes from the outputs of this one. `show_outputs`: print how to
     download them.
@@ -172,9 +175,14 @@ def _stop_on_interrupt(
         signal.signal(signal.SIGINT, before)
 
 
+def finish_signals(environment: Mapping[str, str]) -> tuple[signal.Signals, ...]:
+    """The signals that save a snapshot and stop the run. Why SIGTERM is one of them only in a job: docs/adr/0015."""
+    return (*FINISH_SIGNALS, signal.SIGTERM) if current_scheduler(environment) else FINISH_SIGNALS
+
+
 @contextlib.contextmanager
 def _finish_on_signal(run_id: str, hosts: Sequence[Host], fleet: Fleet, console: Console) -> Iterator[None]:
-    """Save a snapshot and stop the run at the signals by which batch systems announce the end of a job."""
+    """Save a snapshot and stop the run at a signal of a batch system."""
     requested = threading.Event()
 
     def finish(name: str) -> None:
@@ -195,7 +203,7 @@ def _finish_on_signal(run_id: str, hosts: Sequence[Host], fleet: Fleet, console:
             # in a thread, because the view continues to show what the ranks print
             threading.Thread(target=finish, args=(signal.Signals(number).name,), daemon=True).start()
 
-    before = {number: signal.signal(number, on_signal) for number in FINISH_SIGNALS}
+    before = {number: signal.signal(number, on_signal) for number in finish_signals(os.environ)}
     try:
         yield
     finally:

@@ -87,16 +87,24 @@ def test_a_signal_to_up_saves_a_snapshot_and_stops_the_run_which_a_second_one_re
 
 
 @pytest.mark.timeout(120)
-def test_a_signal_to_up_says_that_a_script_without_a_handler_saves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "job"), [(signal.SIGUSR1, {}), (signal.SIGTERM, {"SLURM_JOB_ID": "7"})])
+def test_a_signal_to_up_says_that_a_script_without_a_handler_saves_nothing(
+    tmp_path: Path, number: int, job: dict[str, str]
+) -> None:
     inventory_in(tmp_path)
     (tmp_path / "train.py").write_text(WAIT)
     up = command("up", "inventory.yaml", "--skip-check", "--", "train.py")
     with subprocess.Popen(
-        up, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        up,
+        cwd=tmp_path,
+        env={**environment(tmp_path), **job},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert any("ready" in line for line in process.stdout)
-        process.send_signal(signal.SIGUSR1)
+        process.send_signal(number)
         shown, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
     assert "run.snapshot_signal" in errors

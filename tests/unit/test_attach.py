@@ -1,0 +1,25 @@
+"""By which signals `up` saves a snapshot and stops the run that it follows."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from orchestrator.runs.attach import finish_signals
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_last_word"),
+    [
+        ({}, False),
+        ({"SLURM_CONF": "/etc/slurm.conf", "PBS_DEFAULT": "server"}, False),  # a login node
+        ({"SLURM_JOB_ID": ""}, False),
+        ({"SLURM_JOB_ID": "7"}, True),
+        ({"PBS_JOBID": "7.server"}, True),
+        ({"LSB_JOBID": "7"}, True),
+    ],
+)
+def test_sigterm_stops_a_run_only_in_a_batch_job(environment: dict[str, str], is_last_word: bool) -> None:
+    assert (signal.SIGTERM in finish_signals(environment)) is is_last_word
+    assert {signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU} <= set(finish_signals(environment))
