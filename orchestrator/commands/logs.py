@@ -59,6 +59,7 @@ class LogsOptions:
     grep: str | None = None
     timestamps: bool = False
     fold: bool = False
+    show_all: bool = False
     as_json: bool = False
     output: str | None = None
 
@@ -90,7 +91,7 @@ def logs(options: LogsOptions) -> int:
                 _to_files(view, log_filter, list(run.parts), mask, Path(options.output), console)
             else:
                 ranks = _count_ranks(run, asked_hosts, late, log_filter)
-                line_count = _to_screen(view, run, about, log_filter, ranks, mask, options, bell)
+                line_count = _to_screen(view, run, about, log_filter, ranks, mask, options, bell, console)
                 if not line_count and not view.failed:
                     console.note(f"run {run.run_id}: no {'output' if log_filter == UNFILTERED else 'matching line'}")
             if not options.follow:
@@ -208,10 +209,13 @@ def _to_screen(
     mask: Mask,
     options: LogsOptions,
     bell: attach.Bell,
+    console: Console,
 ) -> int:
     """Print the lines. Returns their number."""
     # with --stream agent or --grep, torchrun's stack traces are not shortened
-    quiet = options.stream is None and options.grep is None
+    quiet = options.stream is None and options.grep is None and not options.show_all
+    # warnings are hidden only if the lines that tell of a failure are in sight too
+    hides = quiet and not options.host and log_filter.ranks is None and log_filter.until is None
     printer = printing.make_printer(
         list(run.all_nodes),
         mask,
@@ -220,6 +224,7 @@ def _to_screen(
         quiet=quiet,
         full_output_command=about.command("logs", "--stream", "agent"),
         fold_ranks=ranks if options.fold else None,
+        describe_hidden=printing.describe_hidden(console, about) if hides else None,
     )
 
     counter = _Filter(log_filter)

@@ -114,6 +114,9 @@ def up(**options: Any) -> None:
 @click.option("--until", metavar="T", help="Show only lines up to this time.")
 @click.option("--grep", metavar="RE", help="Show only lines that match this regular expression.")
 @click.option("--timestamps", is_flag=True, help="Show the time of each line (UTC).")
+@click.option(
+    "--all", "show_all", is_flag=True, help="Show every line, also harmless warnings and tracebacks of torchrun."
+)
 @click.option("--fold", is_flag=True, help="Show equal lines of several ranks once, with differing numbers as a range.")
 @click.option(
     "-o", "--output", type=click.Path(), metavar="DIR", help="Write to files: one per rank and stream, and merged.log."

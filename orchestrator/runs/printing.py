@@ -6,9 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from ..inventory.advice import AboutRun
 from ..output import lines
-from ..output.console import wants_colour
+from ..output.console import Console, wants_colour
 from ..output.folding import Folder
+from ..output.harmless import HarmlessFilter
 from ..output.lines import Line, Mask, Painter
 from ..output.pipeline import Pipeline, Stage
 from ..output.torchrun_noise import Quieter
@@ -23,19 +25,32 @@ def make_printer(
     quiet: bool = True,
     full_output_command: str,
     fold_ranks: int | None = None,
+    describe_hidden: Callable[[int], object] | None = None,
 ) -> Stage:
     """A stage that prints lines on stdout: with tags for people, or one JSON object per line.
 
     `quiet`: shorten torchrun's own tracebacks to their last line, and name `full_output_command`, which shows them
-    whole. `fold_ranks`: the number of ranks; equal lines of several ranks are printed once.
+    whole. `fold_ranks`: the number of ranks; equal lines of several ranks are printed once. `describe_hidden`: hide
+    harmless warnings of torch, and call this with their number at the end.
     """
     if as_json:
         return _Print(lambda line: lines.to_json(line, mask))
     painter = Painter(hosts, wants_colour(sys.stdout, os.environ), timestamps, mask)
-    stages: list[Stage] = [Quieter(full_output_command)] if quiet else []
+    stages: list[Stage] = [HarmlessFilter(describe_hidden)] if describe_hidden else []
+    stages += [Quieter(full_output_command)] if quiet else []
     if fold_ranks is None:
         return Pipeline([*stages, _Print(painter.paint)])
     return Pipeline([*stages, Folder(fold_ranks), _Print(painter.paint_folded)])
+
+
+def describe_hidden(console: Console, about: AboutRun) -> Callable[[int], None]:
+    """Say how many harmless warnings were hidden, and how to see them."""
+
+    def describe(count: int) -> None:
+        what = "1 harmless warning" if count == 1 else f"{count} harmless warnings"
+        console.note(f"{what} hidden; to see all lines: {about.command('logs', '--all')}")
+
+    return describe
 
 
 class _Print(Stage):
