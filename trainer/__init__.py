@@ -9,6 +9,7 @@ model       models by name: a small CNN, GPT, torchvision's, your own
 parallel    share a model between the ranks: DDP or FSDP
 optim       the optimizer and its learning rate
 checkpoint  save and load snapshots
+transfer    copy files between nodes
 sharded     save and load snapshots of a sharded model
 metrics     what a run prints and records
 train       setup, training loop, evaluation: the whole story

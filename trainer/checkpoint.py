@@ -15,23 +15,24 @@ import os
 import pickle
 import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.config import Config, ConfigError, spelled
 from trainer.dist import World, print_line
 from trainer.extras.ema import EMA
 from trainer.optim import is_fused
+from trainer.transfer import CHUNK, copy_to_all_nodes
 
 # flags that give the steps of a run their meaning
 SAME = (
     "parallel", "model", "data", "image_size", "samples", "classes", "context", "batch_size", "seed", "optimizer",
 )  # fmt: skip
-CHUNK = 16 << 20  # bytes of a file that are read at once
+KEEP_IN_MEMORY = 2  # snapshots
 
 
 class Writer(Protocol):
@@ -172,113 +173,51 @@ class Digesting:
         return self._hash.hexdigest()[:16]
 
 
-def load_newest(folder: Path, world: World) -> dict[str, Any] | None:
+def load_newest(folder: Path, world: World, memory: Path | None = None) -> dict[str, Any] | None:
     """The newest undamaged snapshot of any node, the same on all ranks; None if there is none.
 
-    Its tensors are mapped from the file: the ranks of a node share the memory that they take.
+    `memory`: a second folder with snapshots. Tensors are mapped from the file: the ranks of a node share the memory
+    that they take. `folder` of the state is where it was found.
     """
-    step, name = -1, ""
+    folders = [folder] if memory is None else [folder, memory]
+    step, number, name = -1, 0, ""
     if world.local_rank == 0:
-        for leftover in folder.glob(".*.tmp"):  # of a process killed while it wrote; at the start nobody writes
-            if leftover.is_file():
+        for leftover in (file for each in folders for file in each.glob(".*.tmp")):
+            if leftover.is_file():  # of a process killed while it wrote; at the start nobody writes
                 leftover.unlink(missing_ok=True)
-        step, name = _newest(folder)
+        step, number, name = _newest(folders)
     steps = world.gather(step)
     newest = max(steps)
     if newest < 0:
         return None
-    path = folder / bytes(world.broadcast(name.encode(), source=steps.index(newest))).decode()
+    source = steps.index(newest)
+    found_in = folders[world.gather(number)[source]]
+    path = found_in / bytes(world.broadcast(name.encode(), source)).decode()
     copy_to_all_nodes(path, world)
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return state
+    return {**state, "folder": found_in}
 
 
-def copy_to_all_nodes(path: Path, world: World) -> None:
-    """Copy a file from a node that has it to those that lack it. One rank per node receives, and passes on each piece.
-
-    All ranks must call. The ranks send to each other in the control group, as a group of their own would hang: with a
-    `device_id`, new_group makes the ranks that are not in it wait in ncclCommSplit (torch 2.4 to 2.13).
-    """
-    leaders = [rank for rank, local_rank in enumerate(world.gather(world.local_rank)) if local_rank == 0]
-    has_file = world.gather(path.exists())
-    sources = [rank for rank in leaders if has_file[rank]]
-    lacking = [rank for rank in leaders if not has_file[rank]]
-    if not lacking or not sources:
-        return
-    chain = [sources[0], *lacking]
-    with world.fail_together():
-        try:
-            if world.rank == chain[0]:
-                _send(path, chain[1], world)
-            elif world.rank in chain:
-                place = chain.index(world.rank)
-                _receive(path, chain[place - 1], chain[place + 1 : place + 2], world)
-        except OSError as error:
-            raise ConfigError(f"cannot copy the snapshot {path}: {error.strerror or error}") from error
-
-
-def _send(path: Path, target: int, world: World) -> None:
-    size = path.stat().st_size
-    dist.send(torch.tensor([size]), target, group=world.control)
-    with path.open("rb") as file:
-        for start in range(0, size, CHUNK):
-            content = bytearray(file.read(min(CHUNK, size - start)))
-            dist.send(torch.frombuffer(content, dtype=torch.uint8), target, group=world.control)
-
-
-def _receive(path: Path, source: int, targets: list[int], world: World) -> None:
-    """Raises OSError only when all has arrived, as `targets` count on this rank to pass it on."""
-    size = torch.zeros(1, dtype=torch.int64)
-    _pass_on(size, source, targets, world)
-    aside = path.with_name(f".{path.name}-{socket.gethostname()}.tmp")
-    problem: OSError | None = None
-    with contextlib.ExitStack() as stack:
-        try:
-            path.parent.mkdir(exist_ok=True)
-            file = stack.enter_context(aside.open("wb"))
-        except OSError as error:
-            problem = error
-        for start in range(0, int(size), CHUNK):
-            content = bytearray(min(CHUNK, int(size) - start))
-            _pass_on(torch.frombuffer(content, dtype=torch.uint8), source, targets, world)
-            try:
-                if problem is None:
-                    file.write(content)
-            except OSError as error:  # the disk is full
-                problem = error
-        if problem is None:
-            file.flush()
-            os.fsync(file.fileno())
-            aside.replace(path)
-    if problem is not None:
-        aside.unlink(missing_ok=True)
-        raise problem
-
-
-def _pass_on(tensor: Tensor, source: int, targets: list[int], world: World) -> None:
-    dist.recv(tensor, source, group=world.control)
-    for target in targets:
-        dist.send(tensor, target, group=world.control)
-
-
-def _newest(folder: Path) -> tuple[int, str]:
-    for path in sorted(_snapshots(folder), reverse=True):
+def _newest(folders: Sequence[Path]) -> tuple[int, int, str]:
+    """Step, number of the folder, and name of the newest snapshot that is undamaged."""
+    snapshots = [(_step(path), number, path) for number, folder in enumerate(folders) for path in _snapshots(folder)]
+    for step, number, path in sorted(snapshots, reverse=True):
         try:
             with path.open("rb") as file:
-                digest = _digest_of(file)
+                digest = digest_of(file)
         except FileNotFoundError:  # on a shared disk, another node was faster in renaming it
             continue
         if path.stem.endswith("-" + digest):
-            return _step(path), path.name
+            return step, number, path.name
         # Renamed, so that it does not count as one of those to keep; not deleted, as somebody will want to know why.
         aside = path.with_name(path.name + ".damaged")
         print_line(f"DAMAGED snapshot on {socket.gethostname()}, not used, kept as {aside}")
         with contextlib.suppress(FileNotFoundError):
             path.replace(aside)
-    return -1, ""
+    return -1, 0, ""
 
 
-def _digest_of(file: BinaryIO) -> str:
+def digest_of(file: BinaryIO) -> str:
     digest = hashlib.sha256()
     while content := file.read(CHUNK):
         digest.update(content)
@@ -307,6 +246,19 @@ def make_folder(out: str) -> Path:
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot create this folder: {error.strerror}") from error
     return Path(out)
+
+
+def memory_folder(config: Config) -> Path | None:
+    """The folder for snapshots in memory, if there shall be any. Raises ConfigError if nobody has made one."""
+    if not config.save_memory_every:
+        return None
+    folder = os.environ.get("DDP_ORCH_MEMORY_DIR")
+    if not folder:
+        raise ConfigError(
+            "--save-memory-every needs a folder in memory: set run.memory_limit in the inventory of ddp-orch "
+            "(docs/memory.md), or DDP_ORCH_MEMORY_DIR to a folder on /dev/shm"
+        )
+    return Path(folder)
 
 
 def exit_if_not_saved(world: World, problem: Exception | None) -> None:

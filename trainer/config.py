@@ -101,6 +101,7 @@ class Config:
     # output
     out: str = flag("", "folder for snapshots; a run resumes from those in it. Default $DDP_ORCH_OUTPUT_DIR, else out")
     save_every: int = flag(0, "steps between snapshots; 0: once per epoch")
+    save_memory_every: int = flag(0, "steps between snapshots in memory, in $DDP_ORCH_MEMORY_DIR; 0: none")
     eval_every: int = flag(0, "steps between evaluations on the test samples; 0: once per epoch")
     keep: int = flag(2, "number of snapshots to keep; if the newest is damaged, the one before is used", least=1)
     eval_only: bool = flag(False, "test the newest snapshot, or --init-from, instead of training")

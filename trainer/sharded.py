@@ -27,9 +27,10 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from trainer.checkpoint import copy_to_all_nodes, on_host, one_line, sync_folder
+from trainer.checkpoint import on_host, one_line, sync_folder
 from trainer.dist import World, print_line
 from trainer.extras.ema import EMA
+from trainer.transfer import copy_to_all_nodes
 
 TENSORS = ("model", "optimizer", "ema")
 INFO, METADATA = "info.json", ".metadata"
@@ -128,45 +129,48 @@ def restore(
         ema.load_state_dict(tensors["ema"])
 
 
-def load_newest(folder: Path, world: World) -> dict[str, Any] | None:
+def load_newest(folder: Path, world: World, memory: Path | None = None) -> dict[str, Any] | None:
     """Find the newest snapshot that the nodes have together, and copy to each node what it lacks.
 
-    Returns its plain values, and its folder as `path`.
+    `memory`: a second folder with snapshots. Returns the plain values of the snapshot, its folder as `path`, and the
+    folder that this is in as `folder`.
     """
+    folders = [folder] if memory is None else [folder, memory]
     if world.local_rank == 0:
-        for leftover in folder.glob(".step-*-sharded.tmp"):
+        for leftover in (path for each in folders for path in each.glob(".step-*-sharded.tmp")):
             shutil.rmtree(leftover, ignore_errors=True)
     leaders = [rank for rank, local_rank in enumerate(world.gather(world.local_rank)) if local_rank == 0]
-    own = json.dumps({path.name: sizes_of(path) for path in snapshots(folder)}).encode()
-    listings = [json.loads(bytes(world.broadcast(own, leader))) for leader in leaders]
-    names = sorted({name for listing in listings for name in listing}, reverse=True)
-    for name in names:
+    found = [(path.name, number, sizes_of(path)) for number, each in enumerate(folders) for path in snapshots(each)]
+    listings = [json.loads(bytes(world.broadcast(json.dumps(found).encode(), leader))) for leader in leaders]
+    # by name and number of the folder: the sizes of the files on each node
+    tables = [{(name, number): sizes for name, number, sizes in listing} for listing in listings]
+    candidates = sorted({candidate for table in tables for candidate in table}, reverse=True)
+    for name, number in candidates:
+        path = folders[number] / name
+        files = [table.get((name, number), {}) for table in tables]
         missing = None
-        with_metadata = [rank for rank, each in zip(leaders, listings, strict=True) if METADATA in each.get(name, {})]
+        with_metadata = [rank for rank, each in zip(leaders, files, strict=True) if METADATA in each]
         if with_metadata:
-            needed = world.broadcast(json.dumps(files_of(folder / name)).encode(), with_metadata[0])
+            needed = world.broadcast(json.dumps(files_of(path)).encode(), with_metadata[0])
             sizes: dict[str, int] = json.loads(bytes(needed))
-            missing = [
-                file for file, size in sizes.items()
-                if not any(listing.get(name, {}).get(file, -1) >= size for listing in listings)
-            ]  # fmt: skip
+            missing = [file for file, size in sizes.items() if not any(each.get(file, -1) >= size for each in files)]
         if missing == []:
-            return take(folder, name, [*sizes, METADATA, INFO], names, world)
+            newer = [folders[other] / each for each, other in candidates[: candidates.index((name, number))]]
+            return take(path, [*sizes, METADATA, INFO], newer, world)
         lacks = ",".join(missing or [METADATA])
-        world.print(f"DAMAGED snapshot {folder / name}, not used: no node has {lacks}")
+        world.print(f"DAMAGED snapshot {path}, not used: no node has {lacks}")
     return None
 
 
-def take(folder: Path, name: str, files: list[str], names: list[str], world: World) -> dict[str, Any]:
-    path = folder / name
+def take(path: Path, files: list[str], newer: list[Path], world: World) -> dict[str, Any]:
     for file in files:
         copy_to_all_nodes(path / file, world)
     info: dict[str, Any] = json.loads((path / INFO).read_text())
     world.gather(0)
     if world.local_rank == 0:
-        for newer in names[: names.index(name)]:  # of no use, and in the way of the steps to come
-            shutil.rmtree(folder / newer, ignore_errors=True)
-    return {**info, "path": path}
+        for each in newer:  # of no use, and in the way of the steps to come
+            shutil.rmtree(each, ignore_errors=True)
+    return {**info, "path": path, "folder": path.parent}
 
 
 def sizes_of(path: Path) -> dict[str, int]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from trainer import checkpoint, metrics
+from trainer.checkpoint import Writer
 from trainer.config import Config, ConfigError
 from trainer.data import PADDING, Batch, Data, Sampling, Split, check_batch_size, every_sample, seed_of
 from trainer.datasets import load
@@ -67,7 +68,8 @@ def run(config: Config, world: World) -> None:
     with world.fail_together():
         out = checkpoint.make_folder(config.out)
         checkpoint.check_same_kind(out, config.parallel)
-    training = setup(config, world, out)
+        memory = checkpoint.memory_folder(config)
+    training = setup(config, world, out, memory)
     if config.eval_only:
         loss, accuracy = test(training, training.first_step)
         world.print(f"evaluated {training.position(training.first_step)} test_loss:{loss:.4f} test_acc:{accuracy:.4f}")
@@ -76,8 +78,11 @@ def run(config: Config, world: World) -> None:
         tracker = metrics.Tracker(config, out, training.first_step) if world.rank == 0 else None
     log = metrics.Log(config, world, training.data, training.wrapped, tracker)
     writer = snapshots_of(config).make_writer(out, config.keep, world)
+    memory_writer = snapshots_of(config).make_writer(memory, checkpoint.KEEP_IN_MEMORY, world) if memory else None
 
-    step = train(training, log, writer)
+    step = train(training, log, writer, memory_writer)
+    if memory_writer:
+        memory_writer.close()
     checkpoint.exit_if_not_saved(world, writer.close() if writer else None)
     if step < training.last_step:
         world.print(f"stopped {training.position(step)} seconds:{time.monotonic() - started:.1f}")
@@ -91,8 +96,8 @@ def run(config: Config, world: World) -> None:
     log.close()
 
 
-def setup(config: Config, world: World, out: Path | None) -> Training:
-    """Load the data, build the model, and resume from the newest snapshot in `out`, if there is one.
+def setup(config: Config, world: World, out: Path | None, memory: Path | None = None) -> Training:
+    """Load the data, build the model, and resume from the newest snapshot in `out` or `memory`.
 
     What cannot work raises ConfigError on some rank. `fail_together` then ends all ranks with one message.
     """
@@ -109,7 +114,7 @@ def setup(config: Config, world: World, out: Path | None) -> Training:
         data.train.size, config.batch_size, config.seed, world.rank, world.world_size, config.grad_accum_steps
     )
     metrics.print_plan(config, world, data, sampling, model)
-    state = snapshots_of(config).load_newest(out, world) if out else None
+    state = snapshots_of(config).load_newest(out, world, memory) if out else None
     first_step = state["step"] if state else 0
     with world.fail_together():
         if state:
@@ -128,12 +133,12 @@ def setup(config: Config, world: World, out: Path | None) -> Training:
             snapshots_of(config).restore(state, model, optimizer, scaler, ema)
     training = Training(config, world, data, sampling, model, wrapped, optimizer, scaler, first_step, ema, mix)
     if state:
-        before = f"from:{out} (another --out starts from scratch) ranks_before:{state['world_size']}"
+        before = f"from:{state['folder']} (another --out starts from scratch) ranks_before:{state['world_size']}"
         world.print(f"resumed {training.position(first_step)} {before}")
     return training
 
 
-def train(training: Training, log: metrics.Log, writer: checkpoint.Writer | None) -> int:
+def train(training: Training, log: metrics.Log, writer: Writer | None, memory_writer: Writer | None) -> int:
     """Train from the first step to the last. Return the step that was reached: an earlier one after SIGTERM."""
     config, world, steps_per_epoch = training.config, training.world, training.sampling.steps_per_epoch
     step, last_step = training.first_step, training.last_step
@@ -177,6 +182,8 @@ def train(training: Training, log: metrics.Log, writer: checkpoint.Writer | None
         log.timer.lap("other")
         if step % save_every == 0 or step == last_step:
             save(training, writer, step, unchecked)
+        if config.save_memory_every and step % config.save_memory_every == 0 and step < last_step:
+            save(training, memory_writer, step, unchecked)
         if step % eval_every == 0 and step < last_step:
             log.test(epoch, step, *test(training, step))
         log.timer.lap("between")  # snapshots and tests are not part of a step
@@ -319,7 +326,7 @@ def evaluate(model: nn.Module, split: Split, config: Config, world: World) -> tu
 
 def save(
     training: Training,
-    writer: checkpoint.Writer | None,
+    writer: Writer | None,
     step: int,
     unchecked: list[Tensor],
     announcement: str | None = None,

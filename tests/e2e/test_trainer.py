@@ -125,6 +125,33 @@ def test_a_run_stopped_by_sigterm_and_resumed_ends_bit_for_bit_like_an_undisturb
     assert_same_weights(tmp_path / "undisturbed", tmp_path / "stopped")
 
 
+def test_snapshots_in_memory_lose_few_steps_of_killed_ranks_and_change_no_bit(
+    finished: tuple[Path, str], tmp_path: Path
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    flags = ("-m", "trainer", "--log-every=1", "--save-every=1000", "--save-memory-every=5", "--out=out")
+    with started(2, tmp_path, *flags, DDP_ORCH_MEMORY_DIR=str(memory)) as ranks:
+        assert ranks[0].stdout is not None
+        for line in ranks[0].stdout:
+            if re.search(r" step:(22|23|24|25|26|27) loss:", line) and list(memory.glob("step-000000020-*")):
+                ranks[1].kill()
+                break
+        outputs_of(ranks)
+    saved = sorted(memory.glob("step-*"))
+    with started(2, tmp_path, *flags, DDP_ORCH_MEMORY_DIR=str(memory)) as ranks:
+        outputs = outputs_of(ranks)
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert len(saved) == 2 and values(outputs[0], "resumed")["from"] == str(memory)
+    assert int(values(outputs[0], "resumed")["step"]) >= 20
+    assert_same_weights(finished[0], tmp_path / "out")
+
+
+def test_memory_that_nobody_has_made_is_said_in_one_line(tmp_path: Path) -> None:
+    done = run([sys.executable, "-m", "trainer", "--save-memory-every=5"], cwd=tmp_path)
+    assert done.returncode == 2 and "run.memory_limit" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
 def test_hosts_without_a_shared_disk_go_on_from_the_newest_undamaged_snapshot_that_any_of_them_has(
     finished: tuple[Path, str], tmp_path: Path
 ) -> None:

@@ -81,6 +81,18 @@ def test_hosts_without_a_shared_disk_copy_the_parts_that_they_lack(
     assert values(outputs[0], "done")["test_loss"] == values(two[1], "done")["test_loss"]
 
 
+def test_the_parts_in_memory_count_where_they_are_newer(two: list[str], folder: Path, tmp_path: Path) -> None:
+    memory, flags = tmp_path / "memory", (*FSDP, "--save-every=4", "--save-memory-every=3", "--out=out")
+    (tmp_path / "text").write_bytes((folder / "text").read_bytes())
+    memory.mkdir()
+    trainings(2, tmp_path, (*flags, "--max-steps=8"), DDP_ORCH_MEMORY_DIR=str(memory))
+    (tmp_path / "out/step-000000008-sharded").rename(tmp_path / "lost")
+    (output,) = trainings(2, tmp_path, (*flags, "--max-steps=9"), DDP_ORCH_MEMORY_DIR=str(memory))
+    resumed = values(output, "resumed")
+    assert (resumed["step"], resumed["from"]) == ("6", str(memory))
+    assert losses(output) == losses(two[1])[6:]
+
+
 def test_a_snapshot_that_lacks_a_part_is_not_used(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes((folder / "text").read_bytes())
     trainings(2, tmp_path, (*FSDP, "--max-steps=4", "--save-every=2", "--out=out"))

@@ -16,7 +16,15 @@ from subprocess import PIPE, STDOUT
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 240  # seconds; on two idle cores no run takes more than twenty
-OF_A_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "DDP_ORCH_OUTPUT_DIR", "SLURM_STEP_ID")
+OF_A_LAUNCHER = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "DDP_ORCH_OUTPUT_DIR",
+    "DDP_ORCH_MEMORY_DIR",
+    "SLURM_STEP_ID",
+)
 
 
 def environment(**extra: str) -> dict[str, str]:

@@ -148,6 +148,31 @@ def test_a_snapshot_comes_back_as_it_was_and_only_the_newest_two_are_kept(world:
     assert [path.name[:15] for path in sorted(tmp_path.iterdir())] == ["step-000000010-", "step-000000015-"]
 
 
+@pytest.mark.parametrize("newer", ["disk", "memory"])
+def test_the_newest_snapshot_counts_whether_it_is_on_disk_or_in_memory(
+    world: World, tmp_path: Path, newer: str
+) -> None:
+    disk, memory = tmp_path / "disk", tmp_path / "memory"
+    for folder in (disk, memory):
+        folder.mkdir()
+        save(folder, 10 if folder.name == newer else 5, torch.zeros(3))
+    (memory / ".gone-1.tmp").touch()
+    state = checkpoint.load_newest(disk, world, memory)
+    assert state is not None and (state["step"], state["folder"]) == (10, tmp_path / newer)
+    assert not (memory / ".gone-1.tmp").exists()
+
+
+def test_a_damaged_snapshot_in_memory_is_not_used(world: World, tmp_path: Path) -> None:
+    disk, memory = tmp_path / "disk", tmp_path / "memory"
+    for step, folder in ((5, disk), (10, memory)):
+        folder.mkdir()
+        save(folder, step, torch.zeros(3))
+    (damaged,) = memory.iterdir()
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    state = checkpoint.load_newest(disk, world, memory)
+    assert state is not None and state["step"] == 5
+
+
 def test_what_changes_after_a_snapshot_was_taken_is_not_in_it(world: World, tmp_path: Path) -> None:
     writer = checkpoint.FileWriter(tmp_path, keep=2)
     weight = torch.zeros(1000)
