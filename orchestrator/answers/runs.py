@@ -107,7 +107,7 @@ class Part:
     nprocs: tuple[Nproc, ...]
     """Ranks per host, by node number."""
     team: TeamSize
-    """Number of nodes in the first attempt: all but the spares."""
+    """Number of nodes in the first attempt: all but the spares and the witness."""
     node_rank: NodeNumber | None
     """In the newest attempt; None: a spare that waits."""
     first_rank: Rank | None
@@ -123,6 +123,8 @@ class Part:
     """The pid of the guard."""
     grace: Grace
     """Between TERM and KILL when the run is stopped."""
+    witness: HostName | None = None
+    """That of `hosts` which only votes."""
     lease: Lease = 8.0
     """Seconds of silence until a host counts as lost."""
     verdict: Verdict | None = field(default=None, metadata=NOT_NULL)
@@ -140,6 +142,10 @@ class Part:
     """Names of the run's secrets; None: unknown."""
     shared_output: AbsolutePath | None = None
     """The output folder, if it is on a disk that all hosts share (run.output)."""
+
+    @property
+    def is_witness(self) -> bool:
+        return self.host == self.witness
 
     @property
     def lacks_guard(self) -> bool:

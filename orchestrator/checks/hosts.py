@@ -44,26 +44,31 @@ def check_hosts(
     the most seconds by which its clock may be ahead of the controller's.
     """
     findings = Findings()
-    nodes = [node for node in plan.nodes if node.host.name in facts]
-    python.check_pythons(plan, nodes, facts, findings)
-    for node in nodes:
+    machines = [node for node in plan.nodes if node.host.name in facts]
+    nodes = [node for node in machines if not node.host.witness]  # those that may get ranks
+    python.check_pythons(plan, nodes, {node.host.name: facts[node.host.name] for node in nodes}, findings)
+    for node in machines:
         fact = facts[node.host.name]
         _state_folder(node, hellos[node.host.name], findings)
-        _folders(node, fact, findings)
         _hung(node, fact, findings)
-        _shared_output(plan, node, fact, findings)
         _disks(node, fact, findings)
-        _memory(plan, node, fact, findings)
-        _limits(node, fact, findings)
         _leftovers(node, fact, findings)
-        _notify(node, fact, findings)
         _crontab(node, fact, findings)
         _login(node, fact, findings)
         _init(node, fact, findings)
-    _unreliable(nodes, facts, findings)
-    _same_machine(nodes, hellos, findings)
+    for node in nodes:
+        fact = facts[node.host.name]
+        _folders(node, fact, findings)
+        _memory(plan, node, fact, findings)
+        _shared_output(plan, node, fact, findings)
+        _limits(node, fact, findings)
+        _notify(node, fact, findings)
+    _unreliable(machines, facts, findings)
+    _same_machine(machines, hellos, findings)
     _shared_home(nodes, facts, hellos, findings)
-    _clocks({node.host.name: clocks[node.host.name] for node in nodes if clocks and node.host.name in clocks}, findings)
+    _clocks(
+        {node.host.name: clocks[node.host.name] for node in machines if clocks and node.host.name in clocks}, findings
+    )
     _paths(plan, nodes, facts, findings)
     gpus.check_gpus(plan, nodes, facts, findings)
     network.check_network(plan, nodes, facts, findings)
@@ -139,7 +144,8 @@ def _disks(node: Node, fact: Facts, findings: Findings) -> None:
     home = disks.home
     if home is not None and disks.state is not None and home == replace(disks.state, path=home.path):
         home = None  # one finding per disk
-    for disk, error_below in ((disks.state, STATE_LEAST), (home, 0), (disks.tmp, 0)):
+    of_ranks = () if node.host.witness else ((home, 0), (disks.tmp, 0))
+    for disk, error_below in ((disks.state, STATE_LEAST), *of_ranks):
         if disk is None:
             continue
         evidence = f"df {disk.path}: {disk.free // MIB} MiB of {disk.total // MIB} MiB free"
@@ -153,7 +159,7 @@ def _disks(node: Node, fact: Facts, findings: Findings) -> None:
             message = f"the disk of {disk.path} has room for only {disk.free_files} more files"
             findings.add("warning", "disk-full", name, message, fix, f"df -i {disk.path}")
     shm = disks.shm
-    if shm is not None and shm.free < SHM_LOW:
+    if shm is not None and shm.free < SHM_LOW and not node.host.witness:
         message = f"{shm.path} has {shm.free // MIB} MiB free: data-loader workers and NCCL may need more"
         fix = "sudo mount -o remount,size=50% /dev/shm; in a container: --shm-size=8g or --ipc=host"
         evidence = f"df /dev/shm: {shm.free // MIB} MiB of {shm.total // MIB} MiB free"
@@ -320,7 +326,9 @@ def _duration(seconds: float) -> str:
 
 def path_arguments(plan: Plan) -> dict[str, str]:
     """The absolute paths among the script's arguments, each with its option or ""."""
-    arguments = [node.command[find_script_arguments(node.command[1:]) + 1 :] for node in plan.nodes]
+    arguments = [
+        node.command[find_script_arguments(node.command[1:]) + 1 :] for node in plan.nodes if not node.host.witness
+    ]
     options = {}
     for before, word in pairwise(("", *arguments[0])):
         if not all(word in words for words in arguments):

@@ -60,7 +60,7 @@ def bench(options: BenchOptions) -> int:
         )
         flags = (*entrypoint.read_trainer_config(inventory), *options.trainer_args)
         entrypoint.trainer_flags(flags, where, inventory.path)
-    names = [host.name for host in plan.order(inventory) if not host.spare]
+    names = [host.name for host in plan.order(inventory) if host.in_team]
     measured: list[tuple[int, BenchResult]] = []
     try:
         for count in host_counts(options.counts, len(names)):

@@ -70,6 +70,7 @@ def check(path: str | None, hosts: str | None, level: Level, as_json: bool) -> i
         facts = {name: answer.facts for name, answer in answers.done.items()}
         findings = [*checks.report_failures(answers.failed), *probe.check_hosts(plan, answers.done)]
         findings += checks.report_other_keys(fleet.take_other_keys())
+        facts = {name: fact for name, fact in facts.items() if name != plan.witness}  # the rest is about ranks
         network = _try_network(plan, facts, fleet, findings) if level != "quick" else None
         has_errors = any(finding.severity == "error" for finding in findings)
         result = None
@@ -158,7 +159,9 @@ def _render(
         parts.append("\n".join(_choices(plan, choices, network, facts)) + "\n")
     counts = [(sum(finding.severity == severity for finding in findings), severity) for severity in SEVERITIES]
     summary = ", ".join(number_of(count, severity) for count, severity in counts if count)
-    parts.append(f"{number_of(len(plan.nodes), 'host')}: {summary or 'no problems found'}\n")
+    hosts = number_of(len(plan.nodes) - (plan.witness is not None), "host")
+    witness = f" and the witness {plan.witness}" if plan.witness else ""
+    parts.append(f"{hosts}{witness}: {summary or 'no problems found'}\n")
     return "\n".join(parts)
 
 
@@ -183,8 +186,9 @@ def _choices(
     port = plan.inventory.run.rdzv.port
     low, high = plan.inventory.run.ports
     lines.append(f"  rendezvous port           {f'a free port in {low}-{high}' if port == 'auto' else port}")
-    resolved = resolve(plan, facts, {}) if len(facts) == len(plan.nodes) else None
-    if resolved is not None:
+    nodes = (*plan.team, *plan.spares)
+    if len(facts) == len(nodes):
+        resolved = resolve(replace(plan, nodes=nodes), facts, {})
         threads = {
             node.host.name: max(1, facts[node.host.name].cores // max(1, int(node.nproc))) for node in resolved.nodes
         }

@@ -44,5 +44,7 @@ def host(context: click.Context, parameter: click.Parameter, prefix: str) -> lis
         return []
     start = max(prefix.rfind(mark) for mark in ",!&") + 1
     return [
-        CompletionItem(prefix[:start] + host.name) for host in inventory.hosts if host.name.startswith(prefix[start:])
+        CompletionItem(prefix[:start] + host.name)
+        for host in inventory.machines
+        if host.name.startswith(prefix[start:])
     ]

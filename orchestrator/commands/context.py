@@ -145,8 +145,10 @@ def _is_own_group(gid: int) -> bool:
 
 def select_hosts(inventory: Inventory, pattern: str, option: str = "--hosts") -> Inventory:
     """The inventory with these hosts only. Unlike with `model.select`, a run need not be able to start on them."""
-    names = set(pick([host.name for host in inventory.hosts], pattern, option))
-    return replace(inventory, hosts=tuple(host for host in inventory.hosts if host.name in names))
+    names = set(pick([host.name for host in inventory.machines], pattern, option))
+    witness = inventory.run.witness if inventory.run.witness and inventory.run.witness.name in names else None
+    hosts = tuple(host for host in inventory.hosts if host.name in names)
+    return replace(inventory, hosts=hosts, run=replace(inventory.run, witness=witness))
 
 
 def make_mask(inventory: Inventory, run: registry.Run, console: Console) -> Mask:
@@ -281,7 +283,7 @@ class RunLookup:
 
 def find_run(fleet: Fleet, inventory: Inventory, run_name: str | None, console: Console) -> RunLookup:
     """Find the run that the user means. Wait for all hosts, and name the silent ones. Raises as `registry.choose`."""
-    search = registry.Search(fleet, inventory.hosts)
+    search = registry.Search(fleet, inventory.machines)
     listing = search.wait(lambda _: True)
     if listing.late:
         console.note(f"no answer yet from {fold(listing.late)}; waiting")
@@ -302,7 +304,7 @@ def find_run_early(
 
     Does not warn of hosts of the run that this command did not ask.
     """
-    search = registry.Search(fleet, inventory.hosts)
+    search = registry.Search(fleet, inventory.machines)
     listing = search.wait(partial(enough, run_name, inventory.path))
     return _choose(search, listing, inventory, run_name, console)
 

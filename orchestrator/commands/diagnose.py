@@ -78,7 +78,7 @@ def _has_news(first: RunLookup, final: RunLookup) -> bool:
 
 def _diagnose(lookup: RunLookup, inventory: Inventory, fleet: Fleet, mask: Mask) -> Diagnosis:
     run = lookup.run
-    hosts = {host.name: host for host in inventory.hosts}
+    hosts = {host.name: host for host in inventory.machines}
     return diagnose.gather_and_diagnose(run.run_id, run.parts, run.nodes, hosts, fleet, mask)
 
 

@@ -27,7 +27,7 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         run = lookup.run
         node = _node(run, host_name)
         head = next(name for name, number in run.all_nodes.items() if number == run.head)
-        hosts = {host.name: host for host in inventory.hosts}
+        hosts = {host.name: host for host in inventory.machines}
         if head not in hosts or head in lookup.listing.failed:
             raise UnreachableError(f"{head}, the head of run {run.run_id}, cannot be reached")
         arguments = {"run_id": run.run_id, "node": node, "by": whoami()}
@@ -49,6 +49,8 @@ def _node(run: registry.Run, host_name: str) -> int:
         raise UsageError(f"{host_name} is no host of run {run.run_id}; its hosts are {fold(list(run.all_nodes))}")
     if run.state not in UNFINISHED:
         raise UsageError(f"run {run.run_id} is over: {run.state}")
+    if host_name == run.witness:
+        raise UsageError(f"{host_name} is the witness of run {run.run_id}, which cannot be drained")
     node = run.all_nodes[host_name]
     if node == run.head:
         raise UsageError(f"{host_name} is the head of run {run.run_id}, without which the run cannot continue")
@@ -57,7 +59,7 @@ def _node(run: registry.Run, host_name: str) -> int:
 
 def _wait(run: registry.Run, host_name: str, inventory: Inventory, fleet: Fleet) -> bool:
     """Wait until the run is over on that host."""
-    host = next(host for host in inventory.hosts if host.name == host_name)
+    host = next(host for host in inventory.machines if host.name == host_name)
     deadline = time.monotonic() + run.grace + run.lease + BEYOND_GRACE
     while time.monotonic() < deadline:
         try:

@@ -22,26 +22,25 @@ from .context import load_inventory, open_fleet, stderr_console
 def execute(path: str | None, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> int:
     console = stderr_console()
     inventory = load_inventory(path, hosts)
+    machines = inventory.hosts or inventory.machines  # the witness only if no other host is selected
     outputs: dict[str, Output] = {}
     with open_fleet(inventory) as fleet:
 
         def run(host: Host) -> None:
             outputs[host.name] = fleet.run_on(host, _shell_line(host, command, setup))
 
-        fleet.prepare(inventory.hosts)
+        fleet.prepare(machines)
         try:
-            failed = dict(each(inventory.hosts, run, fleet.parallel, fleet.progress, "running").failed)
+            failed = dict(each(machines, run, fleet.parallel, fleet.progress, "running").failed)
         except KeyboardInterrupt:  # show the output of the hosts that have finished, even if one hangs
             finished = dict(outputs)
             still_running = fleet.end_commands()
             stopped = {
-                host.name: _interrupted(host.name, still_running)
-                for host in inventory.hosts
-                if host.name not in finished
+                host.name: _interrupted(host.name, still_running) for host in machines if host.name not in finished
             }
             _print_results(finished, stopped, console, as_json)
             raise
-    outputs = {host.name: outputs[host.name] for host in inventory.hosts if host.name in outputs}
+    outputs = {host.name: outputs[host.name] for host in machines if host.name in outputs}
     _print_results(outputs, failed, console, as_json)
     codes = [output.status for output in outputs.values()] + [error.exit_code for error in failed.values()]
     return max(codes, default=0)

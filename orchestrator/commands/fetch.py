@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +203,8 @@ def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, cons
         if not hosts_with_files:
             raise
         return RunOutputs(run_name, run_name, hosts_with_files, {"name": run_name}, incomplete)
-    warn_of_unasked_hosts(run, listing, console)
+    answered = listing.answered | {host for host in run.hosts if host == run.witness}  # it has no outputs
+    warn_of_unasked_hosts(run, replace(listing, answered=answered), console)
     first = next(iter(run.nodes or run.parts))
     reader = first if run.parts[first].shared_output else None
     hosts, key = frozenset(run.parts), {"run_id": run.run_id}

@@ -59,7 +59,7 @@ def kill(
         raise UsageError("RUN, --leftovers and --all cannot be combined")
     console = stderr_console()
     inventory = load_inventory_of_run(inventory_path, hosts, run_name)
-    forced = _parse_forced(force, [host.name for host in inventory.hosts])
+    forced = _parse_forced(force, [host.name for host in inventory.machines])
     options = KillOptions(run_name, inventory, leftovers, everything, forced, grace)
     with open_fleet(inventory) as fleet:
         result, listing, runs = _end_runs(options, fleet, console)
@@ -83,7 +83,7 @@ def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Kil
 
     While a host is silent, this stops what the answers of the other hosts are enough for, and the rest afterwards.
     """
-    search = registry.Search(fleet, options.inventory.hosts, members=True)
+    search = registry.Search(fleet, options.inventory.machines, members=True)
     listing = first = search.wait(lambda _: True)
     early_runs: Sequence[Run] = []
     works = []
@@ -101,7 +101,9 @@ def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Kil
         warn_of_unasked_hosts(run, listing, console)
     # do not connect again to hosts that refused a connection
     pending_hosts = {
-        host.name for host in options.inventory.hosts if not isinstance(listing.failed.get(host.name), ConnectFailure)
+        host.name
+        for host in options.inventory.machines
+        if not isinstance(listing.failed.get(host.name), ConnectFailure)
     }
     if works:
         ids = {run.run_id for run in early_runs}
@@ -117,7 +119,7 @@ def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Kil
 def _begin(
     options: KillOptions, names: Collection[str], targets: KillTargets, fleet: Fleet
 ) -> Work[Host, ending.Answers]:
-    hosts = [host for host in options.inventory.hosts if host.name in names]
+    hosts = [host for host in options.inventory.machines if host.name in names]
     work = ending.begin(fleet, hosts, targets, grace=options.grace, by=whoami(), doing="stopping")
     work.start()
     return work

@@ -77,7 +77,7 @@ def logs(options: LogsOptions) -> int:
         run = lookup.run
         about = advice.about(run, lookup.listing.runs, inventory.path)
         _require_ranks(run, log_filter)
-        hosts = {host.name: host for host in inventory.hosts}
+        hosts = {host.name: host for host in inventory.machines}
         late = [name for name in lookup.listing.late if name in run.missing_hosts]
         asked_hosts = [hosts[name] for name in [*run.parts, *late] if name in hosts]
         if options.since or options.until:  # `5m` is relative to now, even if the clocks of the hosts are wrong
@@ -122,7 +122,7 @@ def wait(run_name: str | None, inventory_path: str | None) -> int:
         run = lookup.run
         about = advice.about(run, lookup.listing.runs, inventory.path)
         late = [name for name in lookup.listing.late if name in run.missing_hosts]
-        hosts = [host for host in inventory.hosts if host.name in run.parts or host.name in late]
+        hosts = [host for host in inventory.machines if host.name in run.parts or host.name in late]
         mask = make_mask(inventory, run, console)
         # the agents print few lines: the hosts send next to nothing
         log_filter = LogFilter(follow=True, tail=0, stream="agent")
@@ -154,7 +154,7 @@ def _make_view(
     mask: Mask,
     console: Console,
 ) -> View:
-    reviver = Reviver(run.run_id, run.nodes, inventory.hosts, fleet, console.note, console.warning)
+    reviver = Reviver(run.run_id, run.nodes, inventory.machines, fleet, console.note, console.warning)
     return View(
         run.run_id,
         hosts,

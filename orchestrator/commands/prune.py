@@ -22,9 +22,9 @@ def prune(inventory_path: str | None, hosts: str | None, *, force: bool) -> int:
     inventory = load_inventory(inventory_path, hosts)
     keep = inventory.run.keep.on_hosts()
     with open_fleet(inventory) as fleet:
-        fleet.prepare(inventory.hosts)
+        fleet.prepare(inventory.machines)
         arguments = {"keep": keep, "force": force}
-        results = fleet.each(inventory.hosts, lambda _, session: session.request(PRUNE, arguments), "pruning")
+        results = fleet.each(inventory.machines, lambda _, session: session.request(PRUNE, arguments), "pruning")
     summaries = {host: _summarize(answer) for host, answer in results.done.items()}
     for line in fold_messages(summaries):
         console.note(line)
@@ -73,9 +73,9 @@ def prune_outputs(inventory_path: str | None, hosts: str | None, run_names: Coll
     console = stderr_console()
     inventory = load_inventory(inventory_path, hosts)
     with open_fleet(inventory) as fleet:
-        fleet.prepare(inventory.hosts)
+        fleet.prepare(inventory.machines)
         listings = fleet.each(
-            inventory.hosts, lambda _, session: session.request(OUTPUT_FOLDERS, {}).folders, "looking"
+            inventory.machines, lambda _, session: session.request(OUTPUT_FOLDERS, {}).folders, "looking"
         )
         folders = [
             Folder(folder.name, host, folder.bytes, folder.age, folder.in_use)
@@ -88,7 +88,7 @@ def prune_outputs(inventory_path: str | None, hosts: str | None, run_names: Coll
             console.note(f"outputs in run.output ({shared}) are not deleted")
         names_of_folders = {folder.name for folder in folders}
         if set(run_names) - names_of_folders:
-            runs = registry.find(fleet, inventory.hosts).runs
+            runs = registry.find(fleet, inventory.machines).runs
             run_names = {find_folder(folder, names_of_folders, runs) for folder in run_names}
         to_delete, notes = choose(folders, run_names, inventory.path)
         for line in notes:
@@ -105,7 +105,7 @@ def prune_outputs(inventory_path: str | None, hosts: str | None, run_names: Coll
         for folder in to_delete:
             names.setdefault(folder.host, []).append(folder.name)
         removed = fleet.each(
-            [host for host in inventory.hosts if host.name in names],
+            [host for host in inventory.machines if host.name in names],
             lambda host, session: session.request(REMOVE_OUTPUTS, {"names": names[host.name]}),
             "deleting",
         )

@@ -26,7 +26,7 @@ def ps(inventory_path: str | None, hosts: str | None, everything: bool, as_json:
     console = stderr_console()
     inventory = load_inventory_of_run(inventory_path, hosts, None)
     with open_fleet(inventory, short_timeout=True) as fleet:
-        listing = _list_runs(fleet, inventory.hosts, everything, as_json, console)
+        listing = _list_runs(fleet, inventory.machines, everything, as_json, console)
     warn_of_missing(listing, console)
     shown = [run for run in listing.runs if everything or run.unfinished]
     if as_json:
@@ -109,7 +109,9 @@ def _row(run: registry.Run, missing_hosts: Sequence[str], now: float) -> dict[st
         "TIME": _duration(run, now),
         "BY": run.by,
         "SCRIPT": run.script,
-        "HOSTS": fold(run.parts) + (f" (no data: {fold(missing_hosts)})" if missing_hosts else ""),
+        "HOSTS": fold(host for host, part in run.parts.items() if not part.is_witness)
+        + "".join(f", witness {host}" for host, part in run.parts.items() if part.is_witness)
+        + (f" (no data: {fold(missing_hosts)})" if missing_hosts else ""),
     }
 
 

@@ -74,7 +74,7 @@ def report(
         lookup = find_run(fleet, inventory, run_name, console)
         listing, run = lookup.listing, lookup.run
         mask = make_mask(inventory, run, console)
-        of_run = [host for host in inventory.hosts if host.name in run.parts]
+        of_run = [host for host in inventory.machines if host.name in run.parts]
         arguments = {"run_id": run.run_id}
         answers = fleet.each(of_run, lambda _, session: session.request(RECORD, arguments), "reading its record")
         warn_of_failures(answers.failed, console)
@@ -89,7 +89,7 @@ def report(
             log_filter = LogFilter(follow=False, tail=LAST_LINES, ranks=frozenset([first.rank]), stream="stderr")
             rank_lines = _read_lines(fleet, of_run, run, log_filter, mask)
             last_lines = [line for line in rank_lines if line.attempt == run.attempt]
-        by_name = {host.name: host for host in inventory.hosts}
+        by_name = {host.name: host for host in inventory.machines}
         diagnosis = diagnose.gather_and_diagnose(run.run_id, run.parts, run.nodes, by_name, fleet, mask).as_dict()
     data = make(run, records, clocks, figures, last_lines, diagnosis, mask)
     text = json.dumps(asdict(data), indent=2)

@@ -24,7 +24,7 @@ def revive_run(run_name: str | None, inventory_path: str | None, *, as_json: boo
         guarded = [host for host in run.nodes if run.parts[host].unfinished]
         if not guarded:
             raise _no_guard(run, lookup.listing, about)
-        revived = revive.revive(run.run_id, run.nodes, run.parts, inventory.hosts, fleet)
+        revived = revive.revive(run.run_id, run.nodes, run.parts, inventory.machines, fleet)
     if as_json:
         print(json.dumps(_as_dict(run, revived), indent=2))
     for line in fold_failures(revived.failed):

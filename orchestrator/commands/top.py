@@ -85,14 +85,14 @@ def top(run_name: str | None, inventory_path: str | None, hosts: str | None) -> 
     inventory = load_inventory_of_run(inventory_path, hosts, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
         # do not wait for late hosts: the board shows them
-        listing = registry.find(fleet, inventory.hosts, partial(registry.is_known, run_name, inventory.path))
+        listing = registry.find(fleet, inventory.machines, partial(registry.is_known, run_name, inventory.path))
         warn_of_failures(listing.failed, console)
         warn_of_doubts(listing, console)
         if run_name is None:
             run_name = next((run.run_id for run in reversed(listing.runs) if run.unfinished), None)
         run = registry.choose(listing, run_name, inventory.path)
         mask = make_mask(inventory, run, console)
-        of_run = [host for host in inventory.hosts if host.name in run.parts or host.name in run.missing_hosts]
+        of_run = [host for host in inventory.machines if host.name in run.parts or host.name in run.missing_hosts]
         watcher = Watcher(fleet, of_run, run.run_id, run.all_nodes)
         try:
             # rich draws no board on a dumb terminal

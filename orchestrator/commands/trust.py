@@ -57,8 +57,8 @@ def trust(inventory_path: str | None, hosts: str | None, yes: bool) -> int:
     progress = make_progress()
     strict = replace(inventory, ssh=replace(inventory.ssh, host_keys="strict"))  # keys are accepted only by a yes
     dialer = make_dialer(strict, progress)
-    remote = [host for host in inventory.hosts if not host.local and not is_command(host.via)]
-    if others := [host.name for host in inventory.hosts if is_command(host.via)]:
+    remote = [host for host in inventory.machines if not host.local and not is_command(host.via)]
+    if others := [host.name for host in inventory.machines if is_command(host.via)]:
         console.note(f"{fold(others)}: no SSH key to check, because `via` is a command")
     dialer.prepare(remote)
     chains = each(remote, dialer.chain, inventory.ssh.parallel)

@@ -138,7 +138,7 @@ def _follow(
     """Show the run until it ends, and return its exit code."""
     mask = Mask(context.secrets.values())
     stage = printer or printing.make_printer(
-        [host.name for host in inventory.hosts],
+        [host.name for host in inventory.machines],
         mask,
         as_json=options.as_json,
         full_output_command=about.command("logs", "--stream", "agent"),

@@ -4,6 +4,7 @@ schema         the keys: the checks, the defaults, the example and the reference
 host_entries   the list of hosts: names, ranges and mappings
 model          the Inventory that the other packages use
 writing        an Inventory as YAML and as JSON
+recovery       checks the keys about lost hosts
 settings       `up --set`: values that replace those of the file
 nearest_key    which key was probably meant by an unknown one
 values         kinds of values: how to read, check and write each

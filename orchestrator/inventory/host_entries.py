@@ -54,6 +54,20 @@ def hosts_kind(keys: HostKeys) -> Kind:
     )
 
 
+def witness_kind(keys: HostKeys) -> Kind:
+    """The kind of the key `run.witness`. Its value is a HostEntry of one host."""
+    return Kind("the name of a host or a mapping", partial(_read_witness, keys), keys.write)
+
+
+def _read_witness(keys: HostKeys, node: Node, key: str, reading: Reading) -> HostEntry:
+    values = _read_host(keys, node, key, reading)
+    if isinstance(node, Map) and f"{key}.name" not in reading.marks:
+        raise ValueError("has no name")
+    if len(values["name"]) > 1:
+        raise ValueError(f"expected one host, got {len(values['name'])}")
+    return HostEntry(key, node.mark, values)
+
+
 def _read_hosts(keys: HostKeys, node: Node, key: str, reading: Reading) -> tuple[HostEntry, ...]:
     if not isinstance(node, Sequence) or not node.items:
         raise ValueError

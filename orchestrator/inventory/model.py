@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from ..errors import InventoryError, UsageError
 from ..output.console import number_of
-from . import launcher_rows, via
+from . import launcher_rows, recovery, via
 from . import settings as command_line
 from .hostnames import jump_hosts, nearest, pick
 from .launcher_rows import LauncherRow
-from .schema import FILE
+from .schema import FILE, HOST, WITNESS
 from .sources import reference
 from .sources.fill_in import fill_in
 from .sources.read_source import read_source
@@ -51,6 +51,12 @@ class Host:
     workdir: str | None
     env: Mapping[str, str]
     spare: bool
+    witness: bool = False
+
+    @property
+    def in_team(self) -> bool:
+        """Whether it gets ranks from the start."""
+        return not (self.spare or self.witness)
 
     @property
     def local(self) -> bool:
@@ -110,6 +116,7 @@ class RunOptions:
     resume_timeout: float  # seconds
     memory_limit: int | None  # bytes; None: no snapshots in memory
     head_lost: Literal["auto", "elect", "stop"]
+    witness: Host | None
     autostart: Literal["none", "cron"]
     walltime: float | None  # seconds
     snapshot_signal: Literal["USR1", "USR2", "HUP"]
@@ -135,6 +142,11 @@ class Inventory:
     notify: Notify
     launchers: Mapping[str, LauncherRow]  # the user's own
     deprecated: tuple[str, ...] = ()  # old names of keys in the file, and what to use
+
+    @property
+    def machines(self) -> tuple[Host, ...]:
+        """All that a run may use: the hosts, then the witness."""
+        return (*self.hosts, *([self.run.witness] if self.run.witness else []))
 
 
 def default_path(environ: Mapping[str, str]) -> str | None:
@@ -184,6 +196,7 @@ def parse(
     if "hosts" not in reading.marks:
         reading.wrong(root.mark, "hosts", "missing; the smallest inventory is `hosts: [lovelace, hopper]`")
     hosts = _hosts(values, reading)
+    witness = _witness(values, reading)
     inventory = Inventory(
         path=path,
         source=filled.source,
@@ -192,7 +205,11 @@ def parse(
         ssh=SshOptions(**values["ssh"]),
         run=RunOptions(
             **values["run"]
-            | {"rdzv": RendezvousOptions(**values["run"]["rdzv"]), "keep": Keep(**values["run"]["keep"])}
+            | {
+                "rdzv": RendezvousOptions(**values["run"]["rdzv"]),
+                "keep": Keep(**values["run"]["keep"]),
+                "witness": witness[0].host if witness else None,
+            }
         ),
         notify=Notify(**values["notify"]),
         launchers=values["launchers"],
@@ -203,8 +220,10 @@ def parse(
     if not any(key.startswith("hosts") for _, key, _ in reading.problems):
         # with a host missing or invalid, these would only report consequences
         _check_fleet(inventory, hosts, reading)
+        _check_jumps([*hosts, *witness], reading)
+        via.check_hosts([*hosts, *witness], reading)
+        recovery.check(inventory, reading)
     _check_env(inventory, hosts, reading)
-    _check_recovery(inventory, reading)
     launcher_rows.check(inventory.launchers, inventory.run.launcher, reading)
     if reading.problems:
         raise InventoryError(_report(place, settings, reading))
@@ -282,6 +301,21 @@ def _hosts(file: Mapping[str, Any], reading: Reading) -> list[_Placed]:
     return placed
 
 
+def _witness(file: Mapping[str, Any], reading: Reading) -> list[_Placed]:
+    """The witness, if there is one. `defaults` apply to it too."""
+    entry = file["run"]["witness"]
+    if entry is None:
+        return []
+    values = HOST.defaults() | entry.values
+    keys = {name: f"{entry.key}.{name}" for name in values}
+    for name in (key.name for key in WITNESS.keys):
+        if keys[name] not in reading.marks and f"defaults.{name}" in reading.marks:
+            keys[name], values[name] = f"defaults.{name}", file["defaults"][name]
+    (name,) = values["name"]
+    values |= {"name": name, "address": values["address"] or name, "via": values["via"] or file["ssh"]["via"]}
+    return [_Placed(Host(**values | {"gpus": "none", "witness": True}), entry.key, keys)]
+
+
 def _check_fleet(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> None:
     """Check what involves several hosts or keys: the head, the number of nodes, ranks and GPUs, jumps."""
     by_name = {placed.host.name: placed for placed in hosts}
@@ -292,7 +326,7 @@ def _check_fleet(inventory: Inventory, hosts: list[_Placed], reading: Reading) -
         key = "head" if "head" in reading.marks else by_name[inventory.head].keys["spare"]
         message = f"the head, {inventory.head}, cannot be a spare; set `head` to another host"
         reading.wrong(reading.marks[key], key, message)
-    working = sum(not placed.host.spare for placed in hosts)
+    working = sum(placed.host.in_team for placed in hosts)
     if inventory.run.nnodes != "auto" and inventory.run.nnodes[0] > working:
         message = f"{inventory.run.nnodes[0]} nodes are required, but {_hosts_but_spares(working)}"
         reading.wrong(reading.marks["run.nnodes"], "run.nnodes", message)
@@ -303,8 +337,6 @@ def _check_fleet(inventory: Inventory, hosts: list[_Placed], reading: Reading) -
             key = placed.keys["nproc_per_node"]
             message = f"{host.nproc_per_node} ranks on {gpus} GPUs of {host.name}; NCCL allows only one rank per GPU"
             reading.wrong(reading.marks[key], key, message)
-    _check_jumps(hosts, reading)
-    via.check_hosts(hosts, reading)
 
 
 def _hosts_but_spares(count: int) -> str:
@@ -347,31 +379,6 @@ def _check_env(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> 
             reading.wrong(reading.marks[devices], devices, message)
 
 
-def _check_recovery(inventory: Inventory, reading: Reading) -> None:
-    run = inventory.run
-    if run.head_lost == "elect":
-        message = _why_no_election(inventory)
-        if message:
-            reading.wrong(reading.marks["run.head_lost"], "run.head_lost", message)
-    if run.autostart == "none":
-        return
-    key = "run.autostart"
-    if not (run.max_restarts and run.rejoin_timeout):
-        reading.wrong(reading.marks[key], key, "no run waits for a host without run.max_restarts; set it, such as to 3")
-    if run.secrets:
-        message = "a host that is booted has no secrets, and they are not written to its disk; "
-        reading.wrong(reading.marks[key], key, f"{message}remove run.secrets or run.autostart")
-
-
-def _why_no_election(inventory: Inventory) -> str:
-    """Why the hosts cannot elect another head; "" if they can."""
-    if len(inventory.hosts) < 3:
-        return "of two hosts, none is a majority when the other is lost; use stop, or add a host"
-    if not (inventory.run.max_restarts and inventory.run.rejoin_timeout):
-        return "no run continues after a lost host without run.max_restarts; set it, such as to 3"
-    return ""
-
-
 def select(inventory: Inventory, pattern: str) -> Inventory:
     """The inventory with only the hosts of `--hosts PATTERN`; see `hostnames.pick` for patterns.
 
@@ -379,7 +386,7 @@ def select(inventory: Inventory, pattern: str) -> Inventory:
     """
     names = set(pick([host.name for host in inventory.hosts], pattern))
     hosts = tuple(host for host in inventory.hosts if host.name in names)
-    working = [host.name for host in hosts if not host.spare]
+    working = [host.name for host in hosts if host.in_team]
     if not working:
         raise UsageError(f"--hosts {pattern}: selects only spares")
     if inventory.run.nnodes != "auto" and inventory.run.nnodes[0] > len(working):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import hostnames, launcher_rows, via
-from .host_entries import JUMPS, PYTHON, USER, hosts_kind
+from .host_entries import JUMPS, PYTHON, USER, hosts_kind, witness_kind
 from .nearest_key import nearest_key
 from .values import (
     Kind,
@@ -197,6 +197,9 @@ HOST = Section(
     ),
 )
 
+_OF_WITNESS = ("name", "address", "user", "port", "identity_file", "proxy_jump", "via", "cluster_address")
+WITNESS = Section("run.witness", tuple(key for key in HOST.keys if key.name in _OF_WITNESS))
+
 # names and addresses cannot be the same for all hosts
 DEFAULTS = Section("hosts", tuple(key for key in HOST.keys if key.name not in ("name", "address", "cluster_address")))
 
@@ -296,12 +299,7 @@ _RUN = _section(
     Key("grace", seconds(0, 86_400), 30.0, "seconds between SIGTERM and SIGKILL when a run is stopped"),
     Key("max_restarts", whole(0, 1_000_000), 0, "restarts after a failure"),
     Key("lease", seconds(2, 600), 8.0, "seconds without a message until a host counts as lost"),
-    Key(
-        "rejoin_timeout",
-        seconds(0, 31_536_000),
-        600.0,
-        "seconds to wait for lost hosts; only with max_restarts",
-    ),
+    Key("rejoin_timeout", seconds(0, 31_536_000), 600.0, "seconds to wait for lost hosts; only with max_restarts"),
     Key(
         "resume",
         choice("none", "head", "newest", "union"),
@@ -315,8 +313,9 @@ _RUN = _section(
         "head_lost",
         choice("auto", "elect", "stop"),
         "auto",
-        "elect: the other hosts elect a new head; auto or stop: they do not",
+        "elect: others elect a new head; stop: they do not; auto: elect with a witness",
     ),
+    Key("witness", maybe(witness_kind(WITNESS)), None, "a machine that only votes for a new head; null: none"),
     Key(
         "autostart",
         choice("none", "cron"),

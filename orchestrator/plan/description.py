@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ..output.console import number_of, size
 from . import launchers
-from .plan import Code, Plan, find_script_arguments
+from .plan import Code, Plan, find_script_arguments, gets_code
 
 MASK = "***"
 MAX_NAMES = 4  # names of files that are not sent
@@ -26,13 +26,16 @@ AUTO_VALUES = {
 def as_text(plan: Plan) -> str:
     """The plan for people, with commands that can be pasted into a shell."""
     description = as_dict(plan)
-    hosts = number_of(len(plan.nodes), "host")
+    hosts = number_of(len(plan.nodes) - (plan.witness is not None), "host")
     lines = [f"run {plan.run_id}  {hosts}  launcher {plan.launcher.name}"]
     if plan.code is not None:
         code = plan.code
         lines.append(f"code {code.sha256[:12]}  {number_of(code.files, 'file')}, {size(code.size)}, from {code.root}")
         lines += [f"  {line}" for line in (credentials_left_out(code), excluded(code)) if line]
     for node in description["nodes"]:
+        if node["witness"]:
+            lines += ["", f"{node['host']}  witness, no ranks"]
+            continue
         place = "spare" if node["node_rank"] is None else f"node rank {node['node_rank']}"
         ranks = f"{place}, {number_of(node['nproc_per_node'], 'rank')}"
         lines += ["", f"{node['host']}  {ranks}, gpus {_render_gpus(node['gpus'])}"]
@@ -73,7 +76,7 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
     values = {
         **AUTO_VALUES,
         "nnodes": str(len(plan.team)),
-        "node_rank": "auto" if node.host.spare else str(number),
+        "node_rank": str(number) if node.host.in_team else "auto",
         "nproc": str(node.nproc),
         "rdzv_id": f"{plan.run_id}-1",
         "is_host": "1" if number == 0 else "0",
@@ -100,7 +103,8 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
     return {
         "host": node.host.name,
         "address": node.host.address,
-        "node_rank": None if node.host.spare else number,
+        "node_rank": number if node.host.in_team else None,
+        "witness": node.host.witness,
         "nproc_per_node": node.nproc,
         "gpus": node.gpu_ids,
         "setup": list(node.host.setup),
@@ -109,7 +113,7 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
         "command": command,
         "env": {**auto_env, **node.env, **dict.fromkeys(plan.secrets, MASK)},
         "workdir": node.host.workdir,
-        "sends": None if node.host.workdir or plan.code is None else f"code {plan.code.sha256[:12]}",
+        "sends": f"code {plan.code.sha256[:12]}" if plan.code and gets_code(plan, node) else None,
     }
 
 

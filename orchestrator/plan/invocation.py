@@ -272,7 +272,7 @@ def apply(inventory: Inventory, invocation: Invocation) -> Inventory:
         run = replace(run, nnodes=invocation.nnodes)
     if invocation.max_restarts is not None:
         run = replace(run, max_restarts=invocation.max_restarts)
-    working = [host for host in inventory.hosts if not host.spare]
+    working = [host for host in inventory.hosts if host.in_team]
     count = len(working) if run.nnodes == "auto" else min(run.nnodes[1], len(working))
     if run.nnodes != "auto" and run.nnodes[0] > len(working):
         raise UsageError(

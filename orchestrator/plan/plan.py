@@ -13,13 +13,12 @@ from ..answers.facts import Facts, Python
 from ..answers.operation import Arguments
 from ..errors import UsageError
 from ..inventory.model import Host, Inventory
+from ..inventory.recovery import elects
 from . import launchers
 from .launchers import Launcher
 
 MAX_WORD = 128 * 1024 - 1
 """Bytes of one variable (`NAME=VALUE`) or argument: Linux's MAX_ARG_STRLEN without the NUL at the end."""
-MIN_VOTERS = 3
-"""Hosts of which a majority is left when one is lost."""
 MAX_WORDS = 1024 * 1024
 """Bytes of all variables and arguments. Linux allows a quarter of the stack limit, usually 2 MiB, and the login shell's
 own variables count too."""
@@ -88,7 +87,7 @@ class Plan:
     run_id: str
     name: str
     nodes: tuple[Node, ...]
-    """The head first, spares last."""
+    """The head first, then the others, the spares and the witness."""
     launcher: Launcher
     code: Code | None
     """None: every host has a workdir, so nothing is sent."""
@@ -100,14 +99,23 @@ class Plan:
 
     @property
     def team(self) -> tuple[Node, ...]:
-        """The nodes of the first attempt: all but the spares."""
-        return tuple(node for node in self.nodes if not node.host.spare)
+        """The nodes of the first attempt: all but the spares and the witness."""
+        return tuple(node for node in self.nodes if node.host.in_team)
+
+    @property
+    def spares(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.host.spare)
+
+    @property
+    def witness(self) -> str | None:
+        """The name of the host that only votes."""
+        return next((node.host.name for node in self.nodes if node.host.witness), None)
 
     @property
     def min_nodes(self) -> int:
         """The fewest nodes with which the run may start or continue."""
         nnodes = self.inventory.run.nnodes
-        return sum(not host.spare for host in self.inventory.hosts) if nnodes == "auto" else nnodes[0]
+        return sum(host.in_team for host in self.inventory.hosts) if nnodes == "auto" else nnodes[0]
 
     @property
     def max_nodes(self) -> int:
@@ -117,12 +125,14 @@ class Plan:
 
 
 def order(inventory: Inventory) -> tuple[Host, ...]:
-    """The hosts that take part, in the order of node ranks: the head, the others as in the inventory, the spares."""
-    hosts = [host for host in inventory.hosts if not host.spare]
+    """The hosts that take part: the head, the others as in the inventory, the spares, and the witness of elections."""
+    hosts = [host for host in inventory.hosts if host.in_team]
     hosts.sort(key=lambda host: host.name != inventory.head)  # stable
     nnodes = inventory.run.nnodes
     spares = [host for host in inventory.hosts if host.spare]
-    return tuple((hosts if nnodes == "auto" else hosts[: nnodes[1]]) + spares)
+    taken = (hosts if nnodes == "auto" else hosts[: nnodes[1]]) + spares
+    witness = inventory.run.witness
+    return (*taken, witness) if witness is not None and elects(inventory, len(taken) + 1) else tuple(taken)
 
 
 def make(
@@ -148,7 +158,7 @@ def make(
 
 def make_node(host: Host, template: Template, run: str) -> Node:
     """The node of a host, in the run of that name. Raises as `make`."""
-    env = {**template.run_env, **host.env, **template.up_env}
+    env = {} if host.witness else {**template.run_env, **host.env, **template.up_env}
     node = Node(
         host=host,
         nproc=_nproc(host),
@@ -224,6 +234,8 @@ def _gpu_ids(host: Host) -> Literal["auto"] | tuple[int, ...]:
 
 
 def _nproc(host: Host) -> Literal["auto"] | int:
+    if host.witness:
+        return 0
     if host.nproc_per_node != "auto":
         return host.nproc_per_node
     gpus = _gpu_ids(host)
@@ -245,13 +257,18 @@ def resolve(plan: Plan, facts: Mapping[str, Facts], facts_env: Mapping[str, str]
 
 def check_ranks(plan: Plan) -> None:
     """Raises UsageError if the launcher cannot be right with the numbers of ranks of a resolved plan."""
-    ranks = {node.host.name: int(node.nproc) for node in plan.nodes}
-    launchers.check_even(plan.launcher, ranks, (plan.min_nodes, plan.max_nodes), len(plan.nodes) - len(plan.team))
+    ranks = {node.host.name: int(node.nproc) for node in (*plan.team, *plan.spares)}
+    launchers.check_even(plan.launcher, ranks, (plan.min_nodes, plan.max_nodes), len(plan.spares))
 
 
 def processes(plan: Plan, node: Node) -> int:
     """How many processes ddp-orch starts on a node of a resolved plan. Each has output of its own, by its number."""
-    return 1 if plan.launcher.scope == "host" else int(node.nproc)
+    return 1 if plan.launcher.scope == "host" and not node.host.witness else int(node.nproc)
+
+
+def gets_code(plan: Plan, node: Node) -> bool:
+    """Whether the code is sent to a node."""
+    return plan.code is not None and node.host.workdir is None and not node.host.witness
 
 
 def world_size(plan: Plan) -> int:
@@ -260,10 +277,13 @@ def world_size(plan: Plan) -> int:
 
 
 def without(plan: Plan, names: Collection[str]) -> Plan | None:
-    """The plan without these hosts; spares replace them. None if too few are left, or the head is one of them."""
+    """The plan without these hosts; spares replace them. None if too few are left, or the head is one of them.
+
+    Without its witness, a run that could elect a head must still be able to.
+    """
     if plan.nodes[0].host.name in names:
         return None
-    spares = [node for node in plan.nodes if node.host.spare and node.host.name not in names]
+    spares = [node for node in plan.spares if node.host.name not in names]
     team = []
     for node in plan.team:
         if node.host.name not in names:
@@ -271,7 +291,12 @@ def without(plan: Plan, names: Collection[str]) -> Plan | None:
         elif spares:
             spare = spares.pop(0)
             team.append(replace(spare, host=replace(spare.host, spare=False)))
-    return replace(plan, nodes=(*team, *spares)) if len(team) >= plan.min_nodes else None
+    if len(team) < plan.min_nodes:
+        return None
+    if plan.witness in names:
+        return replace(plan, nodes=(*team, *spares)) if elects(plan.inventory, len(team) + len(spares)) else None
+    witness = [node for node in plan.nodes if node.host.witness and elects(plan.inventory, len(team) + len(spares) + 1)]
+    return replace(plan, nodes=(*team, *spares, *witness))
 
 
 def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str, by: str) -> Arguments:
@@ -296,20 +321,20 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
                 "nproc": processes(plan, each),
                 "ranks": each.nproc,
                 "spare": each.host.spare,
-                "witness": False,
+                "witness": each.host.witness,
             }
             for each in plan.nodes
         ],
         "python": node.host.python,
         "setup": list(node.host.setup),
         "workdir": node.host.workdir,
-        "code": None if node.host.workdir or plan.code is None else {"sha256": plan.code.sha256, "cwd": plan.code.cwd},
+        "code": {"sha256": plan.code.sha256, "cwd": plan.code.cwd} if plan.code and gets_code(plan, node) else None,
         "command": list(node.command),
         "launcher": plan.launcher.as_spec(),
         "template": asdict(plan.template),
         "agent_argv": list(launchers.agent_argv(plan.launcher, torch)),
-        "preload": list(_preload(plan, torch)),
-        "auto_env": node.auto_env,
+        "preload": [] if node.host.witness else list(_preload(plan, torch)),
+        "auto_env": {} if node.host.witness else node.auto_env,
         "env": dict(node.env),
         "secrets": list(plan.secrets),
         "nproc": processes(plan, node),
@@ -326,12 +351,12 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "rejoin_timeout": run.rejoin_timeout if run.max_restarts else 0.0,
         "walltime": run.walltime,
         "snapshot_signal": run.snapshot_signal,
-        "head_lost": "elect" if _elects(plan) else "stop",
+        "head_lost": "elect" if elects(plan.inventory, len(plan.nodes)) else "stop",
         "autostart": run.autostart,
         "resume": run.resume,
         "resume_limit": run.resume_limit,
         "resume_timeout": run.resume_timeout,
-        "memory_limit": run.memory_limit,
+        "memory_limit": None if node.host.witness else run.memory_limit,
         "stall_timeout": run.stall_timeout,
         "keep": {**run.keep.on_hosts(), "journal": run.keep.log_size},
     }
@@ -349,25 +374,22 @@ def _preload(plan: Plan, torch: str | None) -> tuple[str, ...]:
     return () if preload == "none" else preload
 
 
-def _elects(plan: Plan) -> bool:
-    """Whether the hosts elect another head when theirs is lost. Of two hosts, none can know that the other is lost."""
-    run = plan.inventory.run
-    return run.head_lost == "elect" and len(plan.nodes) >= MIN_VOTERS and bool(run.max_restarts and run.rejoin_timeout)
-
-
 def private(plan: Plan, number: int, *, run_key: bytes, secrets: Mapping[str, str]) -> Arguments:
     """What a node's guard needs and keeps only in memory.
 
     `key`: the run's, for the links between the nodes (orchestrator/node/run/link.py). `notify`: the URL of a webhook
     may be a secret, so only the nodes that may have to notify get it. `elects`: all may, as any may become the head.
+    A witness never does, and has no ranks that need the secrets.
     """
-    elects = _elects(plan)
-    notify = plan.inventory.notify if elects or _may_notify(plan, number) else None
+    is_witness = plan.nodes[number].host.witness
+    is_electing = elects(plan.inventory, len(plan.nodes))
+    may_notify = not is_witness and (is_electing or _may_notify(plan, number))
+    notify = plan.inventory.notify if may_notify else None
     return {
-        "secrets": dict(secrets),
+        "secrets": {} if is_witness else dict(secrets),
         "key": run_key.hex(),
         "notify": {"webhook": notify.webhook, "command": notify.command} if notify else {},
-        "elects": elects,
+        "elects": is_electing,
     }
 
 

@@ -126,7 +126,7 @@ def launch(plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchC
         context.warn(line)
     facts = {name: host.facts for name, host in probed.done.items()}
     _raise_or_warn(preflight.check_hosts(plan, probed.done), plan, context)
-    auto = auto_env.choose(facts)
+    auto = auto_env.choose({name: fact for name, fact in facts.items() if name != plan.witness})
     resolved = planning.resolve(plan, facts, {variable.variable: variable.value for variable in auto})
     planning.check_ranks(resolved)
     _show_start(resolved, auto, context)
@@ -138,11 +138,13 @@ def _show_start(resolved: Plan, auto: Sequence[AutoEnv], context: LaunchContext)
     """Show the code, the hosts and the variables of the run."""
     if resolved.code is not None and not all(node.host.workdir for node in resolved.nodes):
         _show_code(resolved.code, context)
-    names = [node.host.name for node in resolved.nodes]
+    names = [node.host.name for node in resolved.nodes if not node.host.witness]
     ranks = number_of(planning.world_size(resolved), "rank")
-    spares = fold(node.host.name for node in resolved.nodes if node.host.spare)
+    spares = fold(node.host.name for node in resolved.spares)
     context.step(
-        f"{number_of(len(names), 'host')} ready: {fold(names)}; {ranks}" + (f"; spare: {spares}" if spares else "")
+        f"{number_of(len(names), 'host')} ready: {fold(names)}; {ranks}"
+        + (f"; spare: {spares}" if spares else "")
+        + (f"; witness: {resolved.witness}" if resolved.witness else "")
     )
     if auto:
         context.step("chosen: " + ", ".join(f"{choice.variable}={choice.value} ({choice.why})" for choice in auto))
@@ -182,7 +184,7 @@ def _probe(
     """Ask a host for its facts, and send it the code unless it has that already."""
     with timing.measure("check", host.name):
         probed = preflight.ask(session, question)
-    if plan.code is not None and not host.workdir and plan.code.sha256 not in session.codes:
+    if plan.code is not None and not (host.workdir or host.witness) and plan.code.sha256 not in session.codes:
         progress.set_phase(host.name, f"sending the code, {size(plan.code.size)}")
         with timing.measure("send", host.name):
             session.request(UNPACK, {"sha256": plan.code.sha256}, upload=packed.chunks())
@@ -195,6 +197,8 @@ def _advise_start_without(plan: Plan, probed: Results[Any], context: LaunchConte
     unreachable = [name for name, error in probed.failed.items() if isinstance(error, UnreachableError)]
     if len(unreachable) < len(probed.failed) or len(unreachable) == len(plan.nodes):
         return ""
+    if plan.witness in unreachable:
+        return "to start without the witness, add: --set run.witness=null --set run.head_lost=stop"
     try:
         select(plan.inventory, all_but(unreachable))
     except UsageError:  # run.nnodes asks for more hosts than are left, or only spares are
@@ -245,6 +249,8 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
         spec = planning.spec(resolved, numbers[host.name], facts, created_at=context.created_at, by=context.by)
         private = planning.private(resolved, numbers[host.name], run_key=context.run_key, secrets=context.secrets)
         sessions[host.name] = session
+        if host.witness:  # it takes no part in the rendezvous
+            head_endpoints = {**(head_endpoints or {}), "rdzv_port": None}
         question = {"spec": spec, "private": private, "head": head_endpoints, "prefer": fastest_first}
         with context.timing.measure("prepare", host.name):
             return session.request(operation, question)
@@ -266,8 +272,8 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
         if results.failed:
             raise _launch_error(results, _count_unable(results, resolved), resolved)
         _show_prepared({**head_results.done, **results.done}, resolved, context)
-        meeting = rendezvous.choose(answer, results.done)
-        if others:
+        meeting = rendezvous.choose(answer, results.done, resolved.witness)
+        if len(others) > (resolved.witness is not None):
             context.step(rendezvous.describe(meeting, resolved, facts))
         if not measured and (networks := rendezvous.indistinct_networks(meeting, facts[head.name])):
             names = ", ".join(networks)

@@ -50,7 +50,9 @@ def question(plan: Plan, node: Node, script: Arguments | None) -> Arguments:
         script = None if name in ("-m", "-c") else {"path": name, "source": None, "local": []}
     if plan.launcher.scope == "host" and script is not None and not str(script["path"]).endswith(".py"):
         script = None  # the first file of the command need not be Python
-    port = plan.inventory.run.rdzv.port
+    port = "auto" if host.witness else plan.inventory.run.rdzv.port
+    if host.witness:
+        script = None
     return {
         "setup": list(host.setup),
         "python": host.python,
@@ -59,7 +61,9 @@ def question(plan: Plan, node: Node, script: Arguments | None) -> Arguments:
         "script": script,
         "gpus": "none" if host.gpus == "none" else "auto",
         "ports": [] if port == "auto" else [port],
-        "paths": sorted({*hosts.path_arguments(plan), *filter(None, [plan.inventory.run.output])}),
+        "paths": []
+        if host.witness
+        else sorted({*hosts.path_arguments(plan), *filter(None, [plan.inventory.run.output])}),
         "notify": _notify(plan.inventory.notify) if node is plan.nodes[0] else None,
         "autostart": plan.inventory.run.autostart == "cron",
         "names": [],

@@ -69,6 +69,11 @@ class Run:
         return self._first.nprocs
 
     @property
+    def witness(self) -> str | None:
+        """That of `hosts` which only votes."""
+        return self._first.witness
+
+    @property
     def missing_hosts(self) -> tuple[str, ...]:
         """Those of `hosts` that gave no answer about it."""
         present = {part.node for part in self.parts.values()}
@@ -117,6 +122,7 @@ class Run:
             {
                 "host": host,
                 "node_rank": part.node_rank,
+                "witness": part.is_witness,
                 "state": part.state,
                 "exit_code": part.exit_code,
                 "signal": part.signal,

@@ -28,17 +28,20 @@ class Rendezvous:
     """By host, without the head: the interface towards the head."""
 
 
-def choose(head: PreparedHead, others: Mapping[str, PreparedNode]) -> Rendezvous:
-    """Raises FindingsError if no address of the head is reachable from all others."""
-    reachable = {name: answer.reachable for name, answer in others.items()}
+def choose(head: PreparedHead, others: Mapping[str, PreparedNode], witness: str | None = None) -> Rendezvous:
+    """`witness`: that of `others` which only has to reach the link of the head.
+
+    Raises FindingsError if no address of the head is reachable from all others.
+    """
+    reachable = {name: answer.reachable for name, answer in others.items() if name != witness}
     master_addr = _common_address(head.addresses, reachable)
     return Rendezvous(
         master_addr,
         head.rdzv_port,
-        tuple(sorted({master_addr, *(address for addresses in reachable.values() for address in addresses)})),
+        tuple(sorted({master_addr, *(address for answer in others.values() for address in answer.reachable)})),
         head.addresses,
         reachable,
-        {name: str(answer.interface) for name, answer in others.items()},
+        {name: str(others[name].interface) for name in reachable},
     )
 
 
@@ -57,7 +60,7 @@ def describe(rendezvous: Rendezvous, resolved: Plan, facts: Mapping[str, Facts])
     head = resolved.nodes[0].host.name
     at_head = [interface.name for interface in facts[head].interfaces if interface.address == rendezvous.master_addr]
     interfaces = {head: at_head[0] if at_head else "?", **rendezvous.interfaces}
-    for node in resolved.nodes:
+    for node in (*resolved.team, *resolved.spares):
         if node.host.interface != "auto":
             interfaces[node.host.name] = node.host.interface
     hosts_by_interface: dict[str, list[str]] = {}

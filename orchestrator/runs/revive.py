@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..answers.rejoin import REJOIN, TICKET, Private
 from ..answers.runs import Part
@@ -18,9 +18,12 @@ NO_NEWS = ("guarded", "held", "no-guard", "over")  # someone else starts the gua
 
 
 def fetch_private(run_id: str, hosts: Sequence[Host], fleet: Fleet) -> Private:
-    """What a new guard needs, from the first of these hosts that has a guard. Raises the last error if none has."""
+    """What a new guard needs, from the first of these hosts that has a guard. Raises the last error if none has.
+
+    A witness does not have the secrets.
+    """
     failure: OrchError = OrchError(f"run {run_id}: no host has a guard")
-    for host in hosts:
+    for host in (host for host in hosts if not host.witness):
         try:
             return fleet.session(host).request(TICKET, {"run_id": run_id}).private
         except OrchError as error:
@@ -28,9 +31,10 @@ def fetch_private(run_id: str, hosts: Sequence[Host], fleet: Fleet) -> Private:
     raise failure
 
 
-def rejoin(run_id: str, node: int, session: Session, private: Private) -> None:
+def rejoin(run_id: str, host: Host, node: int, session: Session, private: Private) -> None:
     """Start the guard of a node again. Raises Refused."""
-    arguments = {"run_id": run_id, "private": private.as_arguments(may_notify=node in NOTIFIERS)}
+    of_host = replace(private, secrets={}) if host.witness else private
+    arguments = {"run_id": run_id, "private": of_host.as_arguments(may_notify=node in NOTIFIERS)}
     session.request(REJOIN, arguments)
 
 
@@ -58,7 +62,7 @@ def revive(
 
     def start(host: Host, session: Session) -> bool:
         try:
-            rejoin(run_id, nodes[host.name], session, private)
+            rejoin(run_id, host, nodes[host.name], session, private)
         except Refused as error:
             if error.code != "guarded":
                 raise
@@ -96,7 +100,7 @@ class Reviver:
         try:
             others = [other for other in self._hosts if other.name != host.name and other.name in self._nodes]
             private = fetch_private(self._run_id, others, self._fleet)
-            rejoin(self._run_id, self._nodes[host.name], self._fleet.session(host), private)
+            rejoin(self._run_id, host, self._nodes[host.name], self._fleet.session(host), private)
         except Refused as error:
             if error.code not in NO_NEWS:
                 self._warn_once(host, error)

@@ -31,9 +31,9 @@ while not os.path.exists(os.path.expanduser("~/end")):
 """
 
 
-def electing(lab: Lab, nnodes: str, **run: object) -> Path:
+def electing(lab: Lab, nnodes: str, hosts: list[dict[str, str]] | None = None, **run: object) -> Path:
     options = {"max_restarts": 3, "nnodes": nnodes, "head_lost": "elect", "launcher": "direct", "grace": 2, **run}
-    return lab.inventory(cluster_addresses=True, run=options)
+    return lab.inventory(cluster_addresses=True, run=options, **({"hosts": hosts} if hosts else {}))
 
 
 def let_it_end(lab: Lab) -> None:
@@ -115,6 +115,69 @@ def test_a_run_is_found_and_stopped_without_its_first_host(lab3: Lab) -> None:
     (run,) = json.loads(ok(orch(lab3, "ps", "-i", inventory, "--all", "--json"), 4).stdout)
     assert run["state"] == "killed"
     assert_clean(lab3, run_id)
+
+
+# --- two hosts and a witness
+
+
+def witnessed(lab: Lab) -> Path:
+    """The last host of the lab only votes."""
+    *hosts, witness = [
+        {"name": host.name, "address": host.address, "cluster_address": host.cluster_address} for host in lab.hosts
+    ]
+    return electing(lab, "1:2", hosts=hosts, head_lost="auto", witness=witness)
+
+
+@pytest.mark.short
+def test_one_of_two_hosts_goes_on_without_the_head_if_there_is_a_witness(lab3: Lab) -> None:
+    inventory = witnessed(lab3)
+    with trial(lab3, inventory, STEPS) as run:
+        for rank in range(2):
+            run.wait_for(f"attempt 1 rank {rank} of 2 step 10\n")
+        (listed,) = json.loads(ok(orch(lab3, "ps", "-i", inventory, "--json")).stdout)
+        assert [(node["node_rank"], node["witness"]) for node in listed["nodes"]] == [
+            (0, False),
+            (1, False),
+            (None, True),
+        ]
+        lab3.hosts[0].crash()
+        run.wait_for("attempt 2 rank 0 of 1 step 10\n", timeout=60)
+        assert "node-1 leads now" in run.output
+        let_it_end(lab3)
+        run.assert_ended(0, "succeeded", within=90, attempt=2)
+    assert not steps(lab3.hosts[2])
+    assert_one_at_a_time(lab3.hosts, 2)
+
+
+def test_a_head_that_is_cut_off_from_the_other_host_and_the_witness_stops(lab3: Lab) -> None:
+    with trial(lab3, witnessed(lab3), STEPS) as run:
+        for rank in range(2):
+            run.wait_for(f"attempt 1 rank {rank} of 2 step 10\n")
+        for other in lab3.hosts[1:]:
+            lab3.cut_path(lab3.hosts[0], other)
+        run.wait_for("attempt 2 rank 0 of 1 step 10\n", timeout=90)
+        ended = len(steps(lab3.hosts[0]))
+        run.wait_for("attempt 2 rank 0 of 1 step 200\n")
+        assert len(steps(lab3.hosts[0])) == ended
+        lab3.heal_paths()
+        run.wait_for("node-0 is back", timeout=90)
+        let_it_end(lab3)
+        run.assert_ended(0, "succeeded", within=90, attempt=2)
+    assert_one_at_a_time(lab3.hosts, 2)
+
+
+def test_a_witness_may_be_lost_and_come_back(lab3: Lab) -> None:
+    with trial(lab3, witnessed(lab3), STEPS) as run:
+        for rank in range(2):
+            run.wait_for(f"attempt 1 rank {rank} of 2 step 10\n")
+        lab3.hosts[2].crash()
+        run.wait_for("node-2 was lost", timeout=60)
+        lab3.hosts[2].boot()
+        run.wait_for("node-2 is back", timeout=90)
+        lab3.hosts[0].crash()
+        run.wait_for("attempt 2 rank 0 of 1 step 10\n", timeout=60)
+        let_it_end(lab3)
+        run.assert_ended(0, "succeeded", within=90, attempt=2)
 
 
 def test_an_old_head_that_is_booted_again_takes_part_as_a_spare(lab3: Lab) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.node.gang import election, election_state
 from orchestrator.node.gang.election_state import Ballot, Config, Entry, Role, first_ballot
 
+from .rules import Violation
+
 if TYPE_CHECKING:
     from .gangs import Gang
     from .world import World
@@ -82,6 +84,8 @@ class Guard:
         if self.node.clock() >= self.permit_until:
             return
         self.attempt, self.ok, self.failures, self.fenced = attempt, False, [], False
+        if self.node.number not in self.node.config.candidates:
+            raise Violation(f"the witness has ranks of attempt {attempt}")
         self.ranks = Ranks(self.node.number, attempt, epoch)
         self.world.rules.ranks_start(self.ranks, self.world.alive_ranks())
         started = self.ranks

@@ -30,7 +30,15 @@ class RealGang(Gang):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         voters, size = node.config.voters, node.world.team_size
-        nodes = [{"host": f"node-{number}", "nproc": 1, "spare": number >= size} for number in range(voters)]
+        nodes = [
+            {
+                "host": f"node-{number}",
+                "nproc": 1,
+                "spare": number >= size,
+                "witness": number not in node.config.candidates,
+            }
+            for number in range(voters)
+        ]
         begun = gang.begin(nodes, MANY, size, REJOIN_TIMEOUT, size, has_agreement=True)
         self._committed: tuple[int, State] = (0, begun)  # how many entries, and the state after them
         self._tip: tuple[int, State] = (0, begun)

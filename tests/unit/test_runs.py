@@ -121,8 +121,24 @@ def test_ps_has_the_keys_it_promises_and_no_pid_of_what_is_over() -> None:
     told = run("x", state="running", b=part(1, "failed"), a=part(0)).as_dict()
     assert list(told) == ["run_id", "name", "state", "attempt", "started_at", "nodes"]
     assert told["nodes"] == [
-        {"host": "a", "node_rank": 0, "state": "running", "exit_code": None, "signal": None, "pid": 100},
-        {"host": "b", "node_rank": 1, "state": "failed", "exit_code": None, "signal": None, "pid": None},
+        {
+            "host": "a",
+            "node_rank": 0,
+            "witness": False,
+            "state": "running",
+            "exit_code": None,
+            "signal": None,
+            "pid": 100,
+        },
+        {
+            "host": "b",
+            "node_rank": 1,
+            "witness": False,
+            "state": "failed",
+            "exit_code": None,
+            "signal": None,
+            "pid": None,
+        },
     ]
 
 

@@ -30,7 +30,9 @@ def on_requested(state: State, event: Drain) -> State:
 
 
 def can_leave(state: State, number: int) -> bool:
-    if number == state.head or not 0 <= number < len(state.nodes) or state.nodes[number].leaves is not None:
+    if number == state.head or not 0 <= number < len(state.nodes):
+        return False
+    if state.nodes[number].leaves is not None or state.nodes[number].witness:
         return False
     if state.phase in (Phase.WAITING, Phase.OVER) or state.stopped_by is not None:
         return False

@@ -3,7 +3,7 @@
 The head's recorder runs it. An *order* is what a node has to do now. It is a function of the state, so a node that was
 away (its recorder was restarted, its link was cut for a moment) gets its order again when it joins. Actions are the
 orders that have changed. Nodes are numbered as in the spec: 0 is the head until another is elected. The *team* is the
-nodes of an attempt, in the order of their node ranks; the other nodes are spares, and wait.
+nodes of an attempt, in the order of their node ranks; the other nodes are spares, and wait. A witness waits forever.
 
     waiting ──StartRequested──> running ──all exited well──────────> over(succeeded)
        │                         ^  │ first Failed / Lost / Stalled / StopRequested
@@ -90,8 +90,8 @@ def begin(
     `rejoin_timeout`: seconds to wait for lost nodes. `max_nodes`: the number of nodes up to which a team grows again.
     `has_gate`: see gate.py. `has_agreement`: see agreement.py.
     """
-    known = tuple(Node(node["host"], node["nproc"], None) for node in nodes)
-    team = tuple(number for number, node in enumerate(nodes) if not node.get("spare"))
+    known = tuple(Node(node["host"], node["nproc"], None, witness=bool(node.get("witness"))) for node in nodes)
+    team = tuple(number for number, node in enumerate(nodes) if not (node.get("spare") or node.get("witness")))
     least = len(team) if min_nodes is None else min_nodes
     state = State(known, max_restarts, least, max_nodes, rejoin_timeout, has_gate=has_gate, has_agreement=has_agreement)
     return place(state, team)

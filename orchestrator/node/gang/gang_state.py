@@ -53,6 +53,7 @@ class Node(NamedTuple):
     asked_at: float = 0.0
     answered_at: float = 0.0
     problems: Tuple[Dict[str, str], ...] = ()  # its last answer: code, text
+    witness: bool = False  # it only votes, and never gets ranks
 
 
 class State(NamedTuple):

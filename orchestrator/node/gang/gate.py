@@ -18,6 +18,8 @@ def settle(state: State, at: float) -> State:
     if not state.has_gate or state.phase is not Phase.RESTARTING:
         return state
     for number, node in enumerate(state.nodes):
+        if node.witness:
+            continue
         if node.phase in (NodePhase.LOST, NodePhase.RETURNED):
             if node.asked:
                 state = change_node(state, number, asked=0)  # what it said before does not count

@@ -76,7 +76,8 @@ def why_not_again(state: State) -> Optional[str]:
         return None
     if state.rejoin_timeout:
         return spent if budget_is_spent else None
-    return "a host was lost, and no spare is left" if len(state.nodes) > len(state.team) else "a host was lost"
+    has_spares = any(node.node_rank is None and not node.witness for node in state.nodes)
+    return "a host was lost, and no spare is left" if has_spares else "a host was lost"
 
 
 def waits_for_nodes(state: State) -> bool:
@@ -115,7 +116,7 @@ def next_team(state: State) -> Optional[Tuple[int, ...]]:
     unused = [
         number
         for number, node in enumerate(state.nodes)
-        if node.node_rank is None and node.phase is NodePhase.JOINED and node.leaves is None
+        if node.node_rank is None and node.phase is NodePhase.JOINED and node.leaves is None and not node.witness
     ]
     spares = [number for number in unused if number not in excluded]
     last_resort = [number for number in unused if number in unreliable - doubtful]  # rather than to wait or to end

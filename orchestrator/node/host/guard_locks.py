@@ -21,6 +21,8 @@ def take(spec: Dict[str, Any], taken: List[int]) -> None:
 
     Locks are added to `taken`. Raises Held, memory_folder.Unusable.
     """
+    if state.is_witness(spec):
+        return  # of several runs with the same name, perhaps
     names = [("GPU %d" % number, "gpu-%d" % number) for number in spec["gpu_ids"]]
     for what, name in names + [("the name %s" % spec["name"], "name-%s" % spec["name"])]:
         for home in state.homes()[1:]:  # of runs from a time when the state folder was there

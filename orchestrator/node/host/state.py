@@ -291,6 +291,11 @@ def home_of(run_folder: str) -> str:
     return os.path.dirname(os.path.dirname(run_folder))
 
 
+def is_witness(spec: Dict[str, Any]) -> bool:
+    """Whether this node of the run only votes. It has no code, no ranks and no outputs."""
+    return bool(spec["nodes"][spec["node"]].get("witness"))
+
+
 def output_folder(run_folder: str, spec: Dict[str, Any]) -> str:
     """$DDP_ORCH_OUTPUT_DIR of a run on this host: a folder here, or one on a disk that the hosts share."""
     return spec.get("shared_output") or os.path.join(home_of(run_folder), "out", spec["name"])

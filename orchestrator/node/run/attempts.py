@@ -348,8 +348,8 @@ class Attempts:
 
 
 def _first_place(spec: Dict[str, Any]) -> Dict[str, Optional[int]]:
-    """This node's place in the first attempt. A spare has none."""
+    """This node's place in the first attempt. A spare and a witness have none."""
     before = spec["nodes"][: spec["node"]]
-    if spec["nodes"][spec["node"]]["spare"]:
+    if spec["nodes"][spec["node"]]["spare"] or state.is_witness(spec):
         return {"node_rank": None, "first_rank": None}
     return {"node_rank": len(before), "first_rank": sum(node["nproc"] for node in before)}

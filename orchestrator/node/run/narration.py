@@ -17,8 +17,11 @@ def lines(before: State, after: State) -> Iterator[str]:
         old, new = before.nodes[before.head].host, after.nodes[after.head].host
         yield "the head %s was lost; %s leads now" % (old, new)
     for number, node in enumerate(after.nodes):
-        if node.phase is NodePhase.RETURNED and before.nodes[number].phase is NodePhase.LOST:
+        was_lost = number < len(before.nodes) and before.nodes[number].phase is NodePhase.LOST
+        if node.phase is NodePhase.RETURNED and was_lost:
             yield "%s is back" % node.host
+        elif node.witness and node.phase is NodePhase.LOST and not was_lost:
+            yield "the witness %s was lost; the run continues without it" % node.host
     yield from drain.lines(before, after)
     yield from newcomers.lines(before, after)
     yield from _failure(before, after)

@@ -27,8 +27,8 @@ def fill_in(text: str, values: Dict[str, str]) -> str:
 def of_host(spec: Dict[str, Any], order: gang_events.Run, output: str) -> Dict[str, str]:
     """The placeholders that are the same for all ranks of this node, in addition to those of the agent."""
     nodes = spec["nodes"]
-    ranks = [node["ranks"] for node in nodes]
-    planned = sum(node["ranks"] for node in nodes if not node["spare"])
+    ranks = [node["ranks"] for node in nodes if not node.get("witness")]
+    planned = sum(node["ranks"] for node in nodes if not (node["spare"] or node.get("witness")))
     # with uneven hosts, the planner has made sure that all of them take part
     world_size = order.nnodes * ranks[0] if len(set(ranks)) == 1 else planned
     if spec["launcher"]["scope"] == "rank":

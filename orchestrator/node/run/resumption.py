@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..gang import agreement
 from ..gang.gang_events import Agreed, NotAgreed
-from ..gang.gang_state import NodePhase, State
+from ..gang.gang_state import Node, NodePhase, State
 from . import messages
 from .output_server import Contact, LineProcess, OutputServer
 from .peers import RecorderApi
@@ -128,12 +128,7 @@ class Resumption:
         return node, "%s; %s" % (what, trouble) if trouble else what
 
     def _begin(self, current: State, team: Tuple[int, ...], at: float) -> None:
-        able = (NodePhase.JOINED, NodePhase.EXITED)
-        nodes = [
-            number
-            for number, node in enumerate(current.nodes)
-            if number in team or (node.phase in able and not node.away and node.leaves is None)
-        ]
+        nodes = [number for number, node in enumerate(current.nodes) if number in team or _may_help(node)]
         self._progress_at = self._progress_at or at
         self._contacts, self._refusals, self._left = {}, {}, {}
         hosts = tuple(node.host for node in current.nodes)
@@ -193,3 +188,9 @@ class Resumption:
             self._serve_everywhere(self._round, 0)
         self._round = None
         self._progress_at, self._least_left, self._trouble = 0.0, float("inf"), (0, "")
+
+
+def _may_help(node: Node) -> bool:
+    """Whether a node that is not in the team may have a newer output folder."""
+    is_able = node.phase in (NodePhase.JOINED, NodePhase.EXITED) and not node.away
+    return is_able and node.leaves is None and not node.witness

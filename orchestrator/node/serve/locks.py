@@ -23,7 +23,7 @@ def take(spec: Dict[str, Any], taken: List[int]) -> None:
 def share_output(spec: Dict[str, Any], taken: List[int]) -> None:
     """Make the output folder on a shared disk and lock it; on the other hosts, see that it is the same folder there."""
     output = spec["shared_output"]
-    if not output:
+    if not output or state.is_witness(spec):
         return
     if spec["node"] == 0:
         if not os.path.isdir(os.path.dirname(output)):

@@ -25,9 +25,10 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     spec: Dict[str, Any] = arguments["spec"]
     private: Dict[str, Any] = arguments["private"]
     kept = retire.retire(spec["keep"], program)
-    beside = [] if spec["gpu_ids"] else sorted(run_id for run_id, other in state.runs() if state.guarded(other))
+    beside = [] if spec["gpu_ids"] or state.is_witness(spec) else _guarded_runs()
     folder = _make_folder(spec)
-    resumes = (spec["node"] == 0 or not spec["shared_output"]) and runs.not_empty(state.output_folder(folder, spec))
+    has_output = not state.is_witness(spec) and (spec["node"] == 0 or not spec["shared_output"])
+    resumes = has_output and runs.not_empty(state.output_folder(folder, spec))
     sockets: Dict[str, List[socket.socket]] = {}
     locks: List[int] = []
     try:
@@ -69,6 +70,10 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         abort(control)
         raise
     return control, answer
+
+
+def _guarded_runs() -> List[str]:
+    return sorted(run_id for run_id, folder in state.runs() if state.guarded(folder))
 
 
 def _open_link(spec: Dict[str, Any], head_address: str) -> List[socket.socket]:
@@ -148,6 +153,8 @@ def _make_folder(spec: Dict[str, Any]) -> str:
 
 
 def _working_folder(spec: Dict[str, Any], folder: str) -> str:
+    if state.is_witness(spec):
+        return folder
     if spec["workdir"] is not None:
         if not os.path.isdir(spec["workdir"]):
             raise Refused("remote-workdir-missing", "workdir %s is not a folder here" % spec["workdir"])

@@ -44,7 +44,8 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "nprocs": [node["nproc"] for node in nodes],
         "epoch": gang.get("epoch", 0),
         "head": gang.get("head", 0),
-        "team": sum(not node["spare"] for node in spec["nodes"]),  # the nodes of the first attempt; spares come last
+        "team": sum(not (node["spare"] or node.get("witness")) for node in spec["nodes"]),  # of the first attempt
+        "witness": next((node["host"] for node in spec["nodes"] if node.get("witness")), None),
         "attempt": now["attempt"],
         "exit_code": first[0]["exit_code"] if first else None,
         "signal": first[0]["signal"] if first else None,
@@ -65,7 +66,9 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         answer["state"] = ended["verdict"]["state"]
         answer["verdict"] = ended["verdict"]
         # listing runs must not wait for a shared disk, whose server may hang
-        answer["outputs"] = bool(spec.get("shared_output")) or not_empty(state.output_folder(folder, spec))
+        answer["outputs"] = not state.is_witness(spec) and (
+            bool(spec.get("shared_output")) or not_empty(state.output_folder(folder, spec))
+        )
         if ended["outcome"] and ended["outcome"]["ok"]:
             answer["exit_code"] = 0
     elif not lives:
@@ -73,7 +76,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     elif os.path.exists(os.path.join(folder, "stop.json")):
         answer["state"] = "stopping"
     else:
-        here = STATES[AttemptPhase(now["phase"])]
+        here = "running" if state.is_witness(spec) else STATES[AttemptPhase(now["phase"])]
         answer["state"] = gang.get("label", here)
     return answer
 

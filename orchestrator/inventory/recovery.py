@@ -1,0 +1,55 @@
+"""Check the keys of an inventory that say what becomes of a run when a host is lost or restarted. No IO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .values import Reading
+
+MIN_VOTERS = 3
+"""Machines of which a majority is left when one is lost."""
+
+
+def check(inventory: Any, reading: Reading) -> None:
+    """`inventory`: a `model.Inventory`."""
+    _check_election(inventory, reading)
+    run = inventory.run
+    if run.autostart == "none":
+        return
+    key = "run.autostart"
+    if not (run.max_restarts and run.rejoin_timeout):
+        reading.wrong(reading.marks[key], key, "no run waits for a host without run.max_restarts; set it, such as to 3")
+    if run.secrets:
+        message = "a host that is booted has no secrets, and they are not written to its disk; "
+        reading.wrong(reading.marks[key], key, f"{message}remove run.secrets or run.autostart")
+
+
+def _check_election(inventory: Any, reading: Reading) -> None:
+    run = inventory.run
+    key = "run.head_lost" if run.head_lost == "elect" else "run.witness"
+    if run.witness is not None and run.witness.name in (host.name for host in inventory.hosts):
+        message = f"{run.witness.name} is one of the hosts; a witness is another machine"
+        reading.wrong(reading.marks["run.witness"], "run.witness", message)
+    elif run.witness is not None and run.head_lost == "stop":
+        message = "no head is elected with run.head_lost: stop; set that to elect, or remove the witness"
+        reading.wrong(reading.marks["run.witness"], "run.witness", message)
+    elif (run.witness is not None or run.head_lost == "elect") and (why := _why_no_election(inventory)):
+        reading.wrong(reading.marks[key], key, why)
+
+
+def _why_no_election(inventory: Any) -> str:
+    """Why the hosts cannot elect another head; "" if they can."""
+    if len(inventory.machines) < MIN_VOTERS:
+        if inventory.run.witness:
+            return "no other host can lead if the only one is lost; add a host, or remove the witness"
+        return "of two hosts, none is a majority when the other is lost; set run.witness, add a host, or use stop"
+    if not (inventory.run.max_restarts and inventory.run.rejoin_timeout):
+        return "no run continues after a lost host without run.max_restarts; set it, such as to 3"
+    return ""
+
+
+def elects(inventory: Any, voters: int) -> bool:
+    """Whether so many machines elect another head when theirs is lost."""
+    run = inventory.run
+    wanted = run.head_lost == "elect" or (run.head_lost == "auto" and run.witness is not None)
+    return wanted and voters >= MIN_VOTERS and bool(run.max_restarts and run.rejoin_timeout)
