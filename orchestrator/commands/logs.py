@@ -25,6 +25,7 @@ from ..runs import attach, printing, registry
 from ..runs.follow import LogFilter, View, clock_ahead
 from ..runs.log_files import LogFiles
 from ..runs.revive import Reviver
+from ..runs.status_line import StatusLine
 from .context import (
     RunLookup,
     find_run_early,
@@ -225,11 +226,20 @@ def _to_screen(
         full_output_command=about.command("logs", "--stream", "agent"),
         fold_ranks=ranks if options.fold else None,
         describe_hidden=printing.describe_hidden(console, about) if hides else None,
+        status_line=_make_status_line(run, ranks, console) if options.follow and run.unfinished else None,
     )
 
     counter = _Filter(log_filter)
     view.run(Pipeline((bell, counter, printer)))
     return counter.count
+
+
+def _make_status_line(run: registry.Run, ranks: int, console: Console) -> StatusLine | None:
+    try:
+        age = time.time() - lines.parse_time(run.started_at, time.time())
+    except UsageError:  # a host may send an invalid date
+        age = 0.0
+    return printing.make_status_line(console, ranks, time.monotonic() - max(0.0, age))
 
 
 def _to_files(

@@ -143,6 +143,7 @@ def _follow(
         as_json=options.as_json,
         full_output_command=about.command("logs", "--stream", "agent"),
         describe_hidden=printing.describe_hidden(console, about) if options.show_outputs else lambda _: None,
+        status_line=printing.make_status_line(console, world_size(resolved), time.monotonic()),
     )
     if options.timing:
         stage = Pipeline((FirstLines(context.timing, world_size(resolved), console.note), stage))

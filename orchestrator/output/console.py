@@ -41,7 +41,9 @@ class Console:
         """On a terminal, show a status line until the next message or status. `""` removes it."""
         if self._stream.isatty() and os.environ.get("TERM") != "dumb":
             width = shutil.get_terminal_size().columns - 1
-            self._write(f"\r\x1b[K{one_line(message)[:width]}\r")
+            if message or self._has_status:
+                text = one_line(message)[:width]
+                self._write(f"\r\x1b[K{_DIM}{text}{RESET}\r" if self._colour and text else f"\r\x1b[K{text}\r")
             self._has_status = bool(message)
 
     def ring(self) -> None:

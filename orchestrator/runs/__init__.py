@@ -1,26 +1,27 @@
 """Act on runs.
 
-registry    which runs exist on which hosts, and which one is meant
-recent      the runs started from this machine
-probe       asks hosts for their facts, and checks them
-mesh        has hosts connect to each other (`check`)
-reach       checks the result of mesh
-bandwidths  remembers the fastest network for the next `up`
-deep        the all-reduce of `check --deep`; payload/ runs on the hosts
-launch      prepares all hosts, then starts the run
-timing      how long each phase of a launch takes
-rendezvous  chooses the address where the nodes meet
-follow      reads the logs of a run from all hosts
-readers     the threads of follow
-printing    prints the lines of a run
-log_files   writes the lines of a run to files
-timeline    what happened in a run, in words
-attach      `up` with a terminal: follows the run, stops it on Ctrl-C, prints how it ended
-ending      stops runs and cleans up (`kill`)
-revive      starts the guards of restarted hosts again
-newcomer    adds a host to a run
-signaling   sends signals to ranks, and has them save a snapshot
-receiving   downloads files (`fetch`)
-kept_back   explains why a file from here was not sent
-diagnose    collects what the hosts know about a run, for orchestrator/diagnosis
+registry     which runs exist on which hosts, and which one is meant
+recent       the runs started from this machine
+probe        asks hosts for their facts, and checks them
+mesh         has hosts connect to each other (`check`)
+reach        checks the result of mesh
+bandwidths   remembers the fastest network for the next `up`
+deep         the all-reduce of `check --deep`; payload/ runs on the hosts
+launch       prepares all hosts, then starts the run
+timing       how long each phase of a launch takes
+rendezvous   chooses the address where the nodes meet
+follow       reads the logs of a run from all hosts
+readers      the threads of follow
+printing     prints the lines of a run
+status_line  the line below them that shows how far the run is
+log_files    writes the lines of a run to files
+timeline     what happened in a run, in words
+attach       `up` with a terminal: follows the run, stops it on Ctrl-C, prints how it ended
+ending       stops runs and cleans up (`kill`)
+revive       starts the guards of restarted hosts again
+newcomer     adds a host to a run
+signaling    sends signals to ranks, and has them save a snapshot
+receiving    downloads files (`fetch`)
+kept_back    explains why a file from here was not sent
+diagnose     collects what the hosts know about a run, for orchestrator/diagnosis
 """

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 
 from ..inventory.advice import AboutRun
 from ..output import lines
-from ..output.console import Console, wants_colour
+from ..output.console import Console, number_of, wants_colour
 from ..output.folding import Folder
 from ..output.harmless import HarmlessFilter
 from ..output.lines import Line, Mask, Painter
 from ..output.pipeline import Pipeline, Stage
 from ..output.torchrun_noise import Quieter
+from .status_line import RunStatus, StatusLine
 
 
 def make_printer(
@@ -26,29 +27,39 @@ def make_printer(
     full_output_command: str,
     fold_ranks: int | None = None,
     describe_hidden: Callable[[int], object] | None = None,
+    status_line: StatusLine | None = None,
 ) -> Stage:
     """A stage that prints lines on stdout: with tags for people, or one JSON object per line.
 
     `quiet`: shorten torchrun's own tracebacks to their last line, and name `full_output_command`, which shows them
     whole. `fold_ranks`: the number of ranks; equal lines of several ranks are printed once. `describe_hidden`: hide
-    harmless warnings of torch, and call this with their number at the end.
+    harmless warnings of torch, and call this with their number at the end. `status_line`: draw it below the lines.
     """
     if as_json:
         return _Print(lambda line: lines.to_json(line, mask))
     painter = Painter(hosts, wants_colour(sys.stdout, os.environ), timestamps, mask)
     stages: list[Stage] = [HarmlessFilter(describe_hidden)] if describe_hidden else []
     stages += [Quieter(full_output_command)] if quiet else []
-    if fold_ranks is None:
-        return Pipeline([*stages, _Print(painter.paint)])
-    return Pipeline([*stages, Folder(fold_ranks), _Print(painter.paint_folded)])
+    stages += [] if fold_ranks is None else [Folder(fold_ranks)]
+    paint = painter.paint if fold_ranks is None else painter.paint_folded
+    if status_line is None:
+        return Pipeline([*stages, _Print(paint)])
+    status_line.printer = Pipeline([*stages, _Print(paint, status_line.clear)])
+    return status_line
+
+
+def make_status_line(console: Console, ranks: int, began: float) -> StatusLine | None:
+    """None if the output does not go to a terminal. `began`: when the run started, seconds, monotonic."""
+    return StatusLine(RunStatus(ranks, began), console.status) if sys.stdout.isatty() else None
 
 
 def describe_hidden(console: Console, about: AboutRun) -> Callable[[int], None]:
     """Say how many harmless warnings were hidden, and how to see them."""
 
     def describe(count: int) -> None:
-        what = "1 harmless warning" if count == 1 else f"{count} harmless warnings"
-        console.note(f"{what} hidden; to see all lines: {about.command('logs', '--all')}")
+        console.note(
+            f"{number_of(count, 'harmless warning')} hidden; to see all lines: {about.command('logs', '--all')}"
+        )
 
     return describe
 
@@ -56,11 +67,14 @@ def describe_hidden(console: Console, about: AboutRun) -> Callable[[int], None]:
 class _Print(Stage):
     """The last stage: it prints."""
 
-    def __init__(self, render: Callable[[Line], str]) -> None:
+    def __init__(self, render: Callable[[Line], str], before: Callable[[], object] = lambda: None) -> None:
+        """`before`: called before each print."""
         self._render = render
+        self._before = before
 
     def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
         if lines:
+            self._before()
             sys.stdout.write("\n".join([*map(self._render, lines), ""]))
             sys.stdout.flush()
         return ()

@@ -1,0 +1,139 @@
+"""The line below the output of a run that is followed on a terminal: how far the run is. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+
+from ..node.serve.figures import figures
+from ..output.lines import Line
+from ..output.pipeline import Stage
+
+REDRAW = 1.0  # s between two drawings without new lines
+SILENT = 30.0  # s without a line from any rank until the line says so
+SLOW = 1.05  # times the median step time; the slowest rank is named if it takes longer
+READ = 200  # of each batch of lines, only so many of the newest are read for figures
+
+_ATTEMPT = re.compile(r"ddp-orch: attempt (\d+) on ")
+_STOPS = re.compile(r"ddp-orch: (?:first failure: |stopping all nodes|asking the ranks for a snapshot)")
+_WAITS = re.compile(r"ddp-orch: (waiting for .*)")
+_ENDS = re.compile(r"ddp-orch: the run (?!waits)")
+
+
+class RunStatus:
+    """What the lines of a run tell about its progress."""
+
+    def __init__(self, ranks: int, began: float) -> None:
+        """`began`: when the run started, in the same clock as `now`: seconds, monotonic."""
+        self._ranks = ranks
+        self._began = began
+        self._attempt = 0
+        self._state = "starting"
+        self._heard: set[int] = set()  # ranks that have printed a line in this attempt
+        self._heard_at = began
+        self._newest: dict[str, float] = {}  # step, loss and rate, of the newest line that has them
+        self._step_times: dict[int, float] = {}
+
+    def see(self, lines: Sequence[Line], now: float) -> None:
+        for number, line in enumerate(lines, 1):
+            if line.rank is None:
+                self._see_agent(line.text)
+            elif line.attempt >= self._attempt:
+                if line.attempt > self._attempt:
+                    self._begin(line.attempt)
+                self._heard.add(line.rank)
+                self._heard_at = now
+                if self._state == "starting":
+                    self._state = "running"
+                if len(lines) - number < READ:
+                    self._read(line.rank, line.text)
+
+    def text(self, now: float) -> str:
+        """Such as `running 3:12  attempt 2  step 130  loss 0.0042  20506/s  slowest: rank 3 (1.2 x the median)`."""
+        if self._state == "ended":
+            return ""
+        parts = [f"{self._state} {elapsed(now - self._began)}"]
+        if self._attempt > 1:
+            parts.append(f"attempt {self._attempt}")
+        if self._state == "starting" and self._attempt:
+            parts.append(f"first lines of {len(self._heard)} of {self._ranks} ranks")
+        for name, shape in (("step", "step {:.0f}"), ("loss", "loss {:.4g}"), ("rate", "{:.4g}/s")):
+            if name in self._newest:
+                parts.append(shape.format(self._newest[name]))
+        if slowest := self._slowest():
+            parts.append(slowest)
+        if self._state == "running" and now - self._heard_at >= SILENT:
+            parts.append(f"no output for {elapsed(now - self._heard_at)}")
+        return "  ".join(parts)
+
+    def _see_agent(self, text: str) -> None:
+        if not text.startswith("ddp-orch: "):
+            return
+        if match := _ATTEMPT.match(text):
+            self._begin(int(match[1]))
+        elif _STOPS.match(text):
+            self._state = "stopping"
+        elif match := _WAITS.match(text):
+            self._state = match[1]
+        elif _ENDS.match(text):
+            self._state = "ended"
+
+    def _begin(self, attempt: int) -> None:
+        self._attempt = attempt
+        self._state = "starting"
+        self._heard = set()
+        self._newest = {}
+        self._step_times = {}
+
+    def _read(self, rank: int, text: str) -> None:
+        values = figures(text)
+        if "step_time" in values:
+            self._step_times[rank] = values["step_time"]
+        self._newest |= {name: value for name, value in values.items() if math.isfinite(value) or name == "loss"}
+
+    def _slowest(self) -> str:
+        """The rank that takes longest for a step, if several ranks print their times."""
+        if len(self._step_times) < 2:
+            return ""
+        rank, longest = max(self._step_times.items(), key=lambda item: item[1])
+        median = sorted(self._step_times.values())[(len(self._step_times) - 1) // 2]
+        return f"slowest: rank {rank} ({longest / median:.1f} x the median)" if 0 < SLOW * median < longest else ""
+
+
+class StatusLine(Stage):
+    """Passes lines on to a printer, and draws the status below what it prints."""
+
+    def __init__(self, status: RunStatus, show: Callable[[str], object]) -> None:
+        """`show`: draws the line; "" removes it."""
+        self.printer = Stage()  # calls `clear` before it prints
+        self._status = status
+        self._show = show
+        self._drawn_at = -math.inf
+
+    @property
+    def wake_at(self) -> float:
+        return min(self.printer.wake_at, self._drawn_at + REDRAW)
+
+    def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
+        self._status.see(lines, now)
+        shown = self.printer.push(lines, now)
+        if now >= self._drawn_at + REDRAW:
+            self._show(self._status.text(now))
+            self._drawn_at = now
+        return shown
+
+    def flush(self, now: float) -> Sequence[Line]:
+        self.clear()
+        return self.printer.flush(now)
+
+    def clear(self) -> None:
+        self._show("")
+        self._drawn_at = -math.inf
+
+
+def elapsed(seconds: float) -> str:
+    """`0:07`, `3:12`, `1:02:03`."""
+    minutes, hours = int(seconds) // 60, int(seconds) // 3600
+    rest = f"{int(seconds) % 60:02}"
+    return f"{hours}:{minutes % 60:02}:{rest}" if hours else f"{minutes}:{rest}"

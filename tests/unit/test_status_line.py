@@ -1,0 +1,115 @@
+"""The status line tells how far a run is, and never mixes with its lines."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from orchestrator.output.console import Console
+from orchestrator.output.lines import Line
+from orchestrator.output.pipeline import Sink
+from orchestrator.runs.status_line import REDRAW, SILENT, RunStatus, StatusLine, elapsed
+
+
+def line(text: str, rank: int | None = 0, attempt: int = 1) -> Line:
+    return Line(0.0, "gpu-1", rank, "agent" if rank is None else "stdout", attempt, text)
+
+
+def agent(text: str, attempt: int = 1) -> Line:
+    return line(f"ddp-orch: {text}", None, attempt)
+
+
+@pytest.fixture
+def status() -> RunStatus:
+    return RunStatus(ranks=4, began=100.0)
+
+
+def words(status: RunStatus, now: float) -> list[str]:
+    return status.text(now).split("  ")
+
+
+def test_before_the_first_lines_it_counts_the_ranks_that_have_printed(status: RunStatus) -> None:
+    assert words(status, 107.0) == ["starting 0:07"]
+    status.see([agent("attempt 1 on gpu-1, rendezvous at 10.0.0.1:29400")], 107.0)
+    assert "0 of 4" in status.text(107.0)
+
+
+def test_it_shows_the_newest_figures_of_any_rank(status: RunStatus) -> None:
+    status.see([line("step:120 loss:3.25 samples/s:2000"), line("epoch 3", 1)], 110.0)
+    status.see([line("step:130 loss:3.125")], 111.0)
+    assert words(status, 292.0 - SILENT)[:4] == ["running 2:42", "step 130", "loss 3.125", "2000/s"]
+
+
+def test_a_loss_that_is_not_a_number_is_shown(status: RunStatus) -> None:
+    status.see([line("step:120 loss:nan")], 110.0)
+    assert "loss nan" in words(status, 110.0)
+
+
+def test_it_names_the_slowest_rank_if_several_print_their_times(status: RunStatus) -> None:
+    status.see([line(f"step_time:{time}", rank) for rank, time in enumerate([1.0, 1.0, 1.5, 1.0])], 110.0)
+    assert "rank 2 (1.5 x" in status.text(110.0)
+
+
+def test_it_says_so_when_no_rank_prints(status: RunStatus) -> None:
+    status.see([line("step:1")], 110.0)
+    assert len(words(status, 109.0 + SILENT)) < len(words(status, 111.0 + SILENT))
+
+
+def test_a_new_attempt_begins_without_the_figures_of_the_last_one(status: RunStatus) -> None:
+    status.see(
+        [line("step:120 loss:3.25"), agent("first failure: gpu-1: rank 3: exit code 1; stopping all nodes")], 110.0
+    )
+    assert status.text(110.0).startswith("stopping")
+    status.see([agent("attempt 2 on gpu-1, rendezvous at 10.0.0.1:29400", 2), line("late step:130", attempt=1)], 120.0)
+    assert words(status, 121.0)[:2] == ["starting 0:21", "attempt 2"]
+    assert "step" not in status.text(121.0)
+
+
+def test_a_rank_cannot_speak_for_ddp_orch(status: RunStatus) -> None:
+    status.see([line("ddp-orch: the run has succeeded")], 110.0)
+    assert status.text(110.0)
+
+
+def test_nothing_is_shown_after_the_end(status: RunStatus) -> None:
+    status.see([line("step:1"), agent("the run has succeeded")], 110.0)
+    assert status.text(111.0) == ""
+
+
+class Terminal(io.StringIO):
+    """Records the status line and the lines in the order in which they are drawn."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_status_line_is_removed_before_lines_are_printed(
+    status: RunStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    stage = StatusLine(status, Console(terminal, colour=False).status)
+
+    def write(lines: list[Line]) -> None:
+        if lines:
+            stage.clear()
+            terminal.write("".join(f"{each.text}\n" for each in lines))
+
+    stage.printer = Sink(write)  # type: ignore[arg-type]
+    stage.push([line("step:1")], 110.0)
+    assert stage.wake_at == 110.0 + REDRAW
+    stage.push([line("step:2")], 110.1)
+    stage.flush(110.2)
+    drawn = terminal.getvalue().split("\r\x1b[K")
+    assert [part.strip("\r") for part in drawn] == [
+        "step:1\n",
+        "running 0:10  step 1",
+        "step:2\n",
+        "running 0:10  step 2",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(7.9, "0:07"), (192.0, "3:12"), (3723.0, "1:02:03")])
+def test_times_are_short(seconds: float, text: str) -> None:
+    assert elapsed(seconds) == text
