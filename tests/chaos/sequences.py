@@ -1,6 +1,6 @@
 """Random sequences of faults over four hosts and a spare; an oracle, made of the rules, says what must become of them.
 
-    python tests/chaos/sequences.py [--count 200] [--seed 0] [--torchrun] [--only N] [--write NAME] ...
+    python tests/chaos/sequences.py [--count 200] [--seed 0] [--elect] [--torchrun] [--only N] [--write NAME] ...
 
 Sequence N of a seed is always the same: `--only N` replays it. Counted are orphans (processes of ours that are left on
 a host), wrong verdicts (state, or host of the first failure) and runs that were lost though the rules say that they
@@ -133,6 +133,8 @@ class Sequence:
     """Faults of one burst come at once, the next burst when the run goes on."""
     pauses: tuple[float, ...]
     """Seconds that the run goes on before each burst."""
+    elects: bool = False
+    """Whether the hosts elect another head when theirs is lost. Needs restarts."""
 
     @property
     def min_nodes(self) -> int:
@@ -144,17 +146,20 @@ class Sequence:
 
     def __str__(self) -> str:
         bursts = ", then ".join(" + ".join(f"{one.kind} {one.host}" for one in burst) for burst in self.bursts)
-        return f"{self.seed}: max_restarts {self.max_restarts}, nnodes {self.nnodes}: {bursts}"
+        elects = ", elect" if self.elects else ""
+        return f"{self.seed}: max_restarts {self.max_restarts}, nnodes {self.nnodes}{elects}: {bursts}"
 
 
-def draw(seed: str) -> Sequence:
+def draw(seed: str, elects: bool) -> Sequence:
     dice = random.Random(seed)
     bursts = []
     for _ in range(dice.randrange(1, 4)):
         hosts = dice.sample(range(HOSTS), dice.choice((1, 1, 2)))
         bursts.append(tuple(Fault(dice.choice(list(KINDS)), host) for host in hosts))
     nnodes = dice.choice(("4", "3:4"))
-    return Sequence(seed, dice.randrange(3), nnodes, tuple(bursts), tuple(dice.uniform(0.0, 2.0) for _ in bursts))
+    max_restarts = dice.randrange(elects, 3)
+    pauses = tuple(dice.uniform(0.0, 2.0) for _ in bursts)
+    return Sequence(seed, max_restarts, nnodes, tuple(bursts), pauses, elects)
 
 
 # --- the oracle
@@ -166,6 +171,9 @@ class Expected:
 
     team: tuple[int, ...] = (0, 1, 2, 3)
     spares: frozenset[int] = frozenset({SPARE})
+    head: int = 0
+    down: frozenset[int] = frozenset()
+    """Hosts that are lost for good."""
     attempt: int = 1
     spent: int = 0
     over: str | None = None
@@ -191,27 +199,34 @@ def foresee(now: Expected, burst: tuple[Fault, ...], sequence: Sequence) -> Expe
     named = frozenset(one.host for one in first)
     lost = not told and bool(silent)
     over = replace(now, over="lost" if lost else "failed", named=named, back=frozenset())
-    if (0 in hurt and 0 not in back) or (not lost and now.spent >= sequence.max_restarts):
+    down = now.down | (hurt - back)
+    candidates = sorted(set(range(HOSTS)) - down - hurt)
+    if sequence.elects and len(candidates) <= HOSTS // 2:
+        return replace(over, named=frozenset())  # without a majority the hosts do not know of each other's losses
+    head = min(candidates) if sequence.elects and now.head in hurt else now.head
+    if (head in hurt and head not in back) or (not lost and now.spent >= sequence.max_restarts):
         # a head that is cut off loses the others, and they lose it
         return replace(over, named=frozenset()) if Fault("cut", 0) in burst else over
-    if 0 in back:
+    if head in back:
         if now.spent >= sequence.max_restarts:
             return replace(over, named=frozenset())
         return replace(now, attempt=now.attempt + 1, spent=now.spent + 1, firsts=(*now.firsts, named), back=back)
     firsts = (*now.firsts, named)
     # which of two is the first failure is chance; none of the draws has a host that is weary in one case only
-    weary = {host for host in now.team if host and sum(1 for one in firsts if one == {host}) >= 2}
-    pool = sorted(spares - weary)
+    weary = {host for host in now.team if host != head and sum(1 for one in firsts if one == {host}) >= 2}
+    pool = sorted(spares - weary - {head})
+    others = [host for host in now.team if host != head]
+    seats = [head, *(others if head in now.team else others[1:])]
     places: list[int | None] = []
-    for host in now.team:
-        if host and pool and (host in hurt or host in weary):
+    for host in seats:
+        if host != head and pool and (host in hurt or host in weary):
             places.append(pool.pop(0))
         else:
             places.append(None if host in hurt else host)
     team = [host for host in places if host is not None]
     waits = len(team) < sequence.min_nodes
     if waits and now.spent < sequence.max_restarts:
-        team = [place if place is not None else host for place, host in zip(places, now.team, strict=True)]
+        team = [place if place is not None else host for place, host in zip(places, seats, strict=True)]
         team = [host for host in team if host not in hurt or host in back]
     if len(team) < sequence.min_nodes:
         return over
@@ -220,6 +235,8 @@ def foresee(now: Expected, burst: tuple[Fault, ...], sequence: Sequence) -> Expe
     return Expected(
         tuple(team),
         (spares | back | set(now.team)) - hurt.difference(back) - set(team),
+        head,
+        down,
         now.attempt + 1,
         now.spent + (not lost or waits),
         firsts=firsts,
@@ -250,18 +267,26 @@ def is_fair(sequence: Sequence) -> bool:
             return False  # who is weary
         if sequence.max_restarts and len(hurts) > 1 and any(one.kind == "cut" for one in hurts):
             return False  # who is back first
-        if sequence.max_restarts and Fault("cut", 0) in burst and (now.spares or sequence.nnodes != "4"):
+        head_is_cut = sequence.max_restarts and Fault("cut", 0) in burst and not sequence.elects
+        if head_is_cut and (now.spares or sequence.nnodes != "4"):
             return False  # who of the others is back first
         gone |= {one.host for one in hurts if one.kind != "cut" or sequence.max_restarts == 0}
         now = foresee(now, burst, sequence)
     return True
 
 
-def fair(seed: int, number: int) -> Sequence:
-    """Sequence `number` of a seed."""
+def loses_head(sequence: Sequence) -> bool:
+    now = Expected()
+    for burst in sequence.bursts:
+        now = foresee(now, burst, sequence)
+    return now.head != 0
+
+
+def fair(seed: int, number: int, elects: bool = False) -> Sequence:
+    """Sequence `number` of a seed. With elections, the head is lost in every second one at least."""
     for salt in range(10_000):
-        sequence = draw(f"{seed}.{number}.{salt}")
-        if is_fair(sequence):
+        sequence = draw(f"{seed}.{number}.{salt}", elects)
+        if is_fair(sequence) and (not elects or number % 2 or loses_head(sequence)):
             return sequence
     raise AssertionError("no fair sequence in 10,000 draws")
 
@@ -286,6 +311,7 @@ class Story:
                 "max_restarts": sequence.max_restarts,
                 "nnodes": sequence.nnodes,
                 "rejoin_timeout": REJOIN,
+                "head_lost": "elect" if sequence.elects else "stop",
                 # torch is loaded in silence
                 "stall_timeout": 40 if torchrun else STALL,
             },
@@ -339,18 +365,23 @@ class Story:
         """The cuts of the last burst are over: once the run waits for these hosts, or continues without them."""
         for host in now.back:
             if host in now.team:
-                self.await_label("waiting")
+                self.await_label("waiting", now)
             elif now.attempt > 1:
                 self.await_attempt(now)
             self.lab.hosts[host].heal()
             if host not in now.team:
                 wait_until(lambda host=host: self.is_spare(host, now.attempt), PATIENCE, f"node-{host} is a spare")
 
-    def await_label(self, label: str) -> None:
+    def await_label(self, label: str, now: Expected) -> None:
         def shown() -> bool:
             if self.is_over():
                 raise RunEnded
-            return (self.record(0, "gang.json") or {}).get("label") == label
+            # also one that has lost its majority, or does not know it yet, calls itself the head
+            away = now.down | now.back if self.sequence.elects else frozenset()
+            records = {host: self.record(host, "gang.json") or {} for host in range(HOSTS) if host not in away}
+            return any(
+                (record.get("head", 0), record.get("label")) == (host, label) for host, record in records.items()
+            )
 
         wait_until(shown, PATIENCE, f"the run is {label}")
 
@@ -395,10 +426,12 @@ class Story:
             if any(word.endswith("train.py") for word in process.argv) and "torch.distributed.run" not in process.argv
         ]
 
-    def finish(self) -> None:
-        path = self.lab.hosts[0].home / "finish"
-        path.touch()
-        os.chown(path, 2001, 2001)
+    def finish(self, team: tuple[int, ...]) -> None:
+        """Rank 0 decides, wherever it is."""
+        for host in team:
+            path = self.lab.hosts[host].home / "finish"
+            path.touch()
+            os.chown(path, 2001, 2001)
 
     def repair(self) -> None:
         for host in self.lab.hosts:
@@ -442,7 +475,7 @@ def play(lab: Lab, sequence: Sequence, torchrun: bool = False) -> dict[str, Any]
             story.bring_back(now)
         if now.over is None:
             story.await_attempt(now)
-            story.finish()
+            story.finish(now.team)
             now = replace(now, over="succeeded")
         wait_until(story.is_over, PATIENCE, "the run is over on all hosts")
     except RunEnded:
@@ -469,7 +502,8 @@ def judge(result: dict[str, Any], story: Story, now: Expected, found: dict[str, 
         result["wrong"].append(f"the run is {found['state']}, not {now.over}")
     if found["attempt"] != now.attempt:
         result["wrong"].append(f"{found['attempt']} attempts, not {now.attempt}")
-    verdicts = [record["verdict"] for host in range(HOSTS) if (record := story.record(host, "exit.json"))]
+    hosts = sorted(range(HOSTS), key=lambda host: host in now.down)  # those that can know it first
+    verdicts = [record["verdict"] for host in hosts if (record := story.record(host, "exit.json"))]
     first = (verdicts[0].get("first_failure") or {}).get("host") if verdicts else None
     if now.over in ("failed", "lost") and now.named and first not in {f"node-{host}" for host in now.named}:
         result["wrong"].append(f"the first failure is at {first}, not at one of {sorted(now.named)}")
@@ -494,27 +528,28 @@ def orphans(lab: Lab) -> list[str]:
 # --- many of them
 
 
-def work(numbers: Any, seed: int, torchrun: bool, results: Any) -> None:
+def work(numbers: Any, seed: int, elects: bool, torchrun: bool, results: Any) -> None:
     """Play what comes, in one lab, until None comes."""
     with Lab(HOSTS) as lab:
         while (number := numbers.get()) is not None:
             try:
-                results.put({"number": number, **play(lab, fair(seed, number), torchrun)})
+                results.put({"number": number, **play(lab, fair(seed, number, elects), torchrun)})
             except Exception:  # noqa: BLE001  one that breaks the test itself is shown, and the others go on
-                broken = {"sequence": str(fair(seed, number)), "broken": traceback.format_exc()}
+                broken = {"sequence": str(fair(seed, number, elects)), "broken": traceback.format_exc()}
                 results.put({"number": number, **broken})
             lab.reset()
     results.put(None)
 
 
 def play_all(
-    wanted: list[int], seed: int, torchrun: bool, labs: int, seconds: float = math.inf
+    wanted: list[int], seed: int, elects: bool, torchrun: bool, labs: int, seconds: float = math.inf
 ) -> Iterator[dict[str, Any]]:
     """The result of each as it ends, from several labs side by side. None is begun after so many seconds."""
     deadline = time.monotonic() + seconds
     numbers: Any = multiprocessing.Queue()
     results: Any = multiprocessing.Queue()
-    workers = [multiprocessing.Process(target=work, args=(numbers, seed, torchrun, results)) for _ in range(labs)]
+    arguments = (numbers, seed, elects, torchrun, results)
+    workers = [multiprocessing.Process(target=work, args=arguments) for _ in range(labs)]
     for worker in workers:
         worker.start()
     left = list(wanted)
@@ -552,6 +587,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--only", type=int, help="play this one alone")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--elect", action="store_true", help="with run.head_lost: elect")
     parser.add_argument("--torchrun", action="store_true", help="with torchrun and gloo instead of the stand-in")
     parser.add_argument("--labs", type=int, default=4, help="labs side by side")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after so long")
@@ -561,7 +597,9 @@ def main() -> int:
     results = [json.loads(line) for line in wanted.keep.read_text().splitlines()] if _exists(wanted.keep) else []
     numbers = [wanted.only] if wanted.only is not None else list(range(wanted.count))
     left = [number for number in numbers if number not in {one["number"] for one in results}]
-    for result in play_all(left, wanted.seed, wanted.torchrun, min(wanted.labs, len(left)), wanted.seconds):
+    for result in play_all(
+        left, wanted.seed, wanted.elect, wanted.torchrun, min(wanted.labs, len(left)), wanted.seconds
+    ):
         results.append(result)
         bad = any(result.get(key) for key in BAD)
         told = json.dumps(result) if bad else f"{result['expected']:9} {result['seconds']:5} s  {result['sequence']}"
@@ -574,7 +612,7 @@ def main() -> int:
     if wanted.write:
         from benchmarks.results import write
 
-        write(wanted.write, {"seed": wanted.seed, "torchrun": wanted.torchrun, **figures})
+        write(wanted.write, {"seed": wanted.seed, "elect": wanted.elect, "torchrun": wanted.torchrun, **figures})
     return int(any(figures[name] for name in BAD.values()))
 
 

@@ -12,7 +12,7 @@ from .trial import SEED
 @pytest.mark.short
 def test_runs_end_as_the_rules_say_whatever_strikes_them() -> None:
     print(f"CHAOS_SEED={SEED}; one of them again: sequences.py --seed {SEED} --only NUMBER")
-    for result in play_all([0, 1], SEED, False, labs=1):
+    for result in play_all([0, 1], SEED, False, False, labs=1):
         assert not any(result.get(key) for key in BAD), result
 
 
@@ -20,9 +20,11 @@ def test_runs_end_as_the_rules_say_whatever_strikes_them() -> None:
 def test_the_oracle_knows_the_rules() -> None:
     """It is a program too: some outcomes, worked out by hand."""
 
-    def end(max_restarts: int, nnodes: str, *bursts: str) -> tuple[str | None, tuple[int, ...], int]:
+    def end(
+        max_restarts: int, nnodes: str, *bursts: str, elects: bool = False
+    ) -> tuple[str | None, tuple[int, ...], int]:
         faults = tuple(tuple(Fault(one[:-2], int(one[-1])) for one in burst.split(" + ")) for burst in bursts)
-        sequence = Sequence("", max_restarts, nnodes, faults, (0.0,) * len(faults))
+        sequence = Sequence("", max_restarts, nnodes, faults, (0.0,) * len(faults), elects)
         now = Expected()
         for burst in faults:
             now = foresee(now, burst, sequence)
@@ -39,3 +41,8 @@ def test_the_oracle_knows_the_rules() -> None:
     assert end(2, "4", "recorder 0 + blip 3") == (None, (0, 1, 2, 3), 1)
     assert end(2, "4", "worker 2", "worker 2") == (None, (0, 1, 4, 3), 3)
     assert end(1, "4", "guard 2") == (None, (0, 1, 2, 3), 2)
+    assert end(1, "4", "power 0", elects=True) == (None, (1, 4, 2, 3), 2)
+    assert end(1, "4", "cut 0", "power 1", elects=True) == (None, (0, 4, 2, 3), 3)
+    assert end(1, "4", "power 4", "cut 0", elects=True) == (None, (1, 0, 2, 3), 2)
+    assert end(1, "3:4", "power 0", "power 1", elects=True) == (None, (2, 4, 3), 3)
+    assert end(1, "3:4", "power 0 + power 1", "both 2", elects=True)[0] == "lost"
