@@ -13,7 +13,7 @@ from lab.waiting import wait_until
 from local_runs import Run, Runs, local_runs
 
 from orchestrator.node.host import processes, state
-from orchestrator.node.run.permit import Permit, clock
+from orchestrator.node.run.permit import RENEWED_BELOW, Permit, Renewal, clock
 
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
@@ -148,3 +148,23 @@ def test_permits_follow_each_other_or_leave_a_gap() -> None:
     assert not permit.has_lapsed(21.0)
     permit.begin(26.0)
     assert permit.has_lapsed(26.0)
+
+
+def test_a_guard_gets_only_the_permits_that_it_needs() -> None:
+    renewal, lease = Renewal(8.0), 8.0
+    assert renewal.due(100.0) is None
+    renewal.grant(100.0, lease)
+    assert renewal.due(100.0) == lease
+    renewal.grant(101.0, lease)
+    assert renewal.due(101.0) is None
+    later = 108.0 - RENEWED_BELOW * lease
+    assert renewal.due(later) == 109.0 - later
+    assert renewal.due(108.0) is None  # there is none that is newer
+
+
+def test_a_permit_after_a_pause_is_passed_on_at_once() -> None:
+    renewal = Renewal(8.0)
+    renewal.grant(100.0, 8.0)
+    assert renewal.due(100.0) == 8.0
+    renewal.grant(200.0, 1.0)
+    assert renewal.due(200.0) == 1.0

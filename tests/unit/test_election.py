@@ -124,6 +124,37 @@ def test_a_permit_counts_from_the_stamp_that_comes_back(echo: Stamp | None, unti
     assert [action.until for action in actions if isinstance(action, Permit)] == ([] if until is None else [until])
 
 
+@pytest.mark.parametrize(
+    ("acknowledged", "stamped", "remaining"),
+    [
+        ([(2, 110.0)], 110.5, SHORTER * LEASE - 0.5),
+        ([(2, 110.0), (2, 112.0)], 110.5, SHORTER * LEASE),  # a node that is silent gets no more than a lease
+        ([], 110.5, 0.0),
+    ],
+)
+def test_what_remains_to_a_node_counts_from_the_arrival_of_its_stamp(
+    acknowledged: list[tuple[int, float]], stamped: float, remaining: float
+) -> None:
+    head = node(0, voters=5)
+    head, _ = receive(head, 1, ack(head, 1, 50.0)._replace(stamp=Stamp("boot of 1", 7.0)), stamped)
+    for number, at in acknowledged:
+        for other in (number, number + 1):
+            head, _ = receive(head, other, ack(head, other, at), at)
+    message = beat(head, 1, 113.0)
+    assert message.echo == Stamp("boot of 1", 7.0)
+    assert message.remaining == remaining
+
+
+def test_a_node_that_was_silent_gets_a_beat_at_once() -> None:
+    head = node(0)
+    head, _ = receive(head, 1, ack(head, 1, 101.0), 101.0)
+    soon, late = 101.0 + head.config.beat, 101.0 + 3 * head.config.beat
+    assert not sent(receive(head, 1, ack(head, 1, soon), soon)[1])
+    head, actions = receive(head, 1, ack(head, 1, late), late)
+    (answer,) = sent(actions)
+    assert isinstance(answer, Beat) and answer.echo == Stamp("boot of 1", late)
+
+
 def test_an_order_that_comes_after_its_permit_has_lapsed_is_not_valid() -> None:
     order = beat(node(0), 1)._replace(echo=Stamp("boot of 1", 103.0), remaining=5.0)
     follower, _ = receive(node(1), 0, order, at=104.0)
@@ -212,6 +243,14 @@ def test_nobody_votes_for_a_node_that_does_not_know_of_the_run() -> None:
 def test_candidates_try_in_their_order_and_a_witness_never() -> None:
     first, second, witness = (node(number, voters=4, witness=3) for number in (1, 2, 3))
     assert first.campaign_at < second.campaign_at < witness.campaign_at == float("inf")
+
+
+def test_a_node_is_due_when_a_tick_changes_something() -> None:
+    follower, head, asking = node(1), node(0), candidate()
+    for state in (follower, head, asking):
+        early, _ = step(state, Tick(state.due_at - 0.01))
+        assert early == state
+        assert step(state, Tick(state.due_at))[0] != state
 
 
 def test_a_majority_of_all_nodes_makes_a_head() -> None:

@@ -15,7 +15,7 @@ from model.real_gang import BEGUN_BY, RealGang
 from model.world import Fault, Scenario, Weather
 
 from orchestrator.node.gang import election, team
-from orchestrator.node.gang.election_state import Beat, State, first_ballot
+from orchestrator.node.gang.election_state import SHORTER, Beat, State, first_ballot
 
 STEPS = 40_000
 SEEDS = 80  # in which the scenario of a broken rule is played, until it is noticed
@@ -53,6 +53,14 @@ def authority_of_a_minority(state: State, at: float) -> float:
     return sorted((at, *others), reverse=True)[state.config.quorum - 2]
 
 
+def remaining_of_a_lease(state: State, node: int, at: float) -> float:
+    return SHORTER * state.config.lease
+
+
+def remaining_for_an_old_stamp(state: State, node: int, at: float) -> float:
+    return max(0.0, election.authority_until(state, at) - state.stamped_at[node])
+
+
 def begin_without_disk(*arguments: Any) -> State:
     config, _, log, boot, at = arguments
     return BEGIN(config, first_ballot(config), log, boot, at)
@@ -73,6 +81,14 @@ BROKEN: dict[str, tuple[tuple[Any, str, Any], Scenario]] = {
     "a stamp of an earlier boot permits": (
         (election, "permit_until", permit_of_any_boot),
         scenario(Fault(5, "power", 1, 0.1), Fault(6, "cut", 0, 30, both((0, 1))), team_size=2),
+    ),
+    "a permit outlasts the authority of the head": (
+        (election, "_remaining", remaining_of_a_lease),
+        scenario(Fault(5, "cut", 0, 60, both((0, 2), (0, 3), (0, 4), (1, 2), (1, 3), (1, 4))), voters=5, team_size=2),
+    ),
+    "an old stamp permits as long as the head leads": (
+        (election, "_remaining", remaining_for_an_old_stamp),
+        scenario(Fault(5, "cut", 0, 40, ((1, 0),)), Fault(5, "cut", 0, 40, ((0, 1),), "order"), voters=3, team_size=2),
     ),
     "a new head does not wait for the stop window": (
         (election, "stop_window_ends_at", lambda state: state.won_at),

@@ -48,7 +48,7 @@ Step = Tuple[State, Tuple[Action, ...]]
 
 def begin(config: Config, ballot: Ballot, log: Sequence[Entry], boot: str, at: float) -> State:
     """`ballot` and `log` as they are on disk. It may have heard a head a moment ago, before it was restarted."""
-    state = State(config, boot, ballot, (), ("",), heard_at=at, campaign_at=_turn(config, at))
+    state = State(config, boot, ballot, (), ("",), heard_at=at, campaign_at=config.first_turn(at))
     state = write(state, 0, tuple(log))
     return _lead(state, at) if ballot.leads else state
 
@@ -110,12 +110,18 @@ def beat_for(state: State, node: int, at: float) -> Beat:
         state.ballot.epoch,
         Stamp(state.boot, at),
         state.stamps[node],
-        max(0.0, authority_until(state, at) - at),
+        _remaining(state, node, at),
         length,
         state.digests[length],
         state.log[length : length + ENTRIES_A_BEAT],
         state.committed,
     )
+
+
+def _remaining(state: State, node: int, at: float) -> float:
+    """Of the authority, from when the stamp of the node came. A lease at most: a lost node must not get more."""
+    used = max(0.0, state.stamped_at[node] - _authority_base(state, at))
+    return max(0.0, SHORTER * state.config.lease - used)
 
 
 def order_is_valid(state: State, beat: Beat, at: float) -> bool:
@@ -145,6 +151,7 @@ def _lead(state: State, at: float) -> State:
         acknowledged=(float("-inf"),) * voters,
         lengths=(None,) * voters,
         stamps=(None,) * voters,
+        stamped_at=(at,) * voters,
     )
     if state.config.quorum == 1:  # nobody's acknowledgement is needed, so no lapse of it stops ranks here
         after = after._replace(permit_until=float("inf"))
@@ -168,7 +175,7 @@ def _hears_no_majority(state: State, at: float) -> bool:
 def _resign(state: State, at: float) -> Step:
     after, _ = _adopt(state, state.ballot.epoch, at)
     ballot = state.ballot._replace(leads=False)
-    return after._replace(ballot=ballot, campaign_at=_turn(state.config, at)), (Save(ballot),)
+    return after._replace(ballot=ballot, campaign_at=state.config.first_turn(at)), (Save(ballot),)
 
 
 def _on_proposed(state: State, event: Proposed) -> Step:
@@ -186,15 +193,17 @@ def _on_ack(state: State, sender: int, ack: Ack, at: float) -> Step:
         return state, ()
     sent = ack.beat.at if ack.beat.boot == state.boot else float("-inf")
     known, stamp = state.lengths[sender], state.stamps[sender]
+    was_silent = at - state.stamped_at[sender] > 2 * state.config.beat  # its permit may be about to lapse
     after = state._replace(acknowledged=_put(state.acknowledged, sender, max(state.acknowledged[sender], sent)))
     if stamp is None or stamp.boot != ack.stamp.boot or stamp.at < ack.stamp.at:  # else it came late
         after = after._replace(
             lengths=_put(state.lengths, sender, min(ack.length, state.length)),
             stamps=_put(state.stamps, sender, ack.stamp),
+            stamped_at=_put(state.stamped_at, sender, at),
         )
     actions: List[Action] = []
     length = after.lengths[sender]
-    if length is not None and length < after.length and length != known:
+    if was_silent or (length is not None and length < after.length and length != known):
         actions.append(_send_beat(after, sender, at))
     after = _commit(after)
     until = authority_until(after, at)
@@ -226,7 +235,7 @@ def _adopt(state: State, epoch: int, at: float, head: Optional[int] = None) -> S
         role=Role.FOLLOWER,
         head=head,
         heard_at=_heard_at(state, at),
-        campaign_at=_retry(state.config, at),
+        campaign_at=state.config.next_turn(at),
         grants=frozenset(),
         verified=state.committed,
     )
@@ -240,7 +249,7 @@ def _on_beat(state: State, sender: int, beat: Beat, at: float) -> Step:
     actions: Tuple[Action, ...] = ()
     if beat.epoch > state.ballot.epoch or state.head != sender:
         state, actions = _adopt(state, beat.epoch, at, sender)
-    state = state._replace(heard_at=at, campaign_at=_turn(state.config, at))
+    state = state._replace(heard_at=at, campaign_at=state.config.first_turn(at))
     state, written = _accept(state, beat.length, beat.digest, beat.entries)
     state = state._replace(committed=max(state.committed, min(beat.committed, state.verified)))
     permits: Tuple[Action, ...] = ()
@@ -253,7 +262,7 @@ def _on_beat(state: State, sender: int, beat: Beat, at: float) -> Step:
 
 
 def permit_until(state: State, beat: Beat, at: float) -> Optional[float]:
-    """The head had `remaining` seconds left when it sent this, and that was after we sent it the stamp."""
+    """The head had `remaining` seconds left when it got the stamp, and that was after we sent it."""
     if beat.echo is None or beat.echo.boot != state.boot:
         return None
     return beat.echo.at + beat.remaining
@@ -276,18 +285,6 @@ def _accept(state: State, length: int, digest: str, entries: Tuple[Entry, ...]) 
 
 
 # --- votes
-
-
-def _turn(config: Config, at: float) -> float:
-    """When this node may try to lead, if it hears no head from now on: in the order of the candidates."""
-    position = config.position
-    return float("inf") if position is None else at + config.lease / SHORTER + position * config.turn
-
-
-def _retry(config: Config, at: float) -> float:
-    """When to try again after a round, or after a vote for somebody who may not win."""
-    position = config.position
-    return float("inf") if position is None else at + (1 + position) * config.turn
 
 
 def _heard_at(state: State, at: float) -> float:
@@ -320,7 +317,7 @@ def _on_tick(state: State, at: float) -> Step:
         after = state._replace(beat_at=at + state.config.beat)
         return after, tuple(_send_beat(after, node, at) for node in _others(after))
     if state.role is not Role.FOLLOWER and at >= state.round_ends_at:
-        return state._replace(role=Role.FOLLOWER, campaign_at=_retry(state.config, at)), ()
+        return state._replace(role=Role.FOLLOWER, campaign_at=state.config.next_turn(at)), ()
     if state.role is Role.FOLLOWER and at >= state.campaign_at and _lease_is_over(state, at):
         return _ask_all(state._replace(role=Role.TRIAL, head=None), at)
     return state, ()

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional, Tuple, 
 DRIFT = 0.05  # the most by which the rate of a clock differs from true time
 # What ends after SHORTER * s by one clock has ended when any other clock has counted s.
 SHORTER = (1 - DRIFT) / (1 + DRIFT)
-BEATS_A_LEASE = 16  # a permit must survive a cut of half a lease: a beat is up to three beats old when it is needed
+BEATS_A_LEASE = 10  # a permit must survive a cut of 5 s with a lease of 8: it is up to two beats old when it is needed
 ENTRIES_A_BEAT = 64  # of the log in one message
 FIRST_EPOCH = 1  # in which the head of the inventory leads without a vote
 
@@ -78,6 +78,14 @@ class Config(NamedTuple):
         """Among the candidates; None: never leads."""
         return self.candidates.index(self.node) if self.elects and self.node in self.candidates else None
 
+    def first_turn(self, at: float) -> float:
+        """When this node may try to lead, if it hears no head from now on: in the order of the candidates."""
+        return float("inf") if self.position is None else at + self.lease / SHORTER + self.position * self.turn
+
+    def next_turn(self, at: float) -> float:
+        """When to try again after a round, or after a vote for somebody who may not win."""
+        return float("inf") if self.position is None else at + (1 + self.position) * self.turn
+
 
 class State(NamedTuple):
     config: Config
@@ -102,10 +110,20 @@ class State(NamedTuple):
     acknowledged: Tuple[float, ...] = ()  # by this node's clock, when the newest acknowledged beat was sent
     lengths: Tuple[Optional[int], ...] = ()  # of the log, as far as a node has verified it
     stamps: Tuple[Optional[Stamp], ...] = ()  # the newest of each node, to be sent back
+    stamped_at: Tuple[float, ...] = ()  # by this node's clock, when it received them
 
     @property
     def length(self) -> int:
         return len(self.log)
+
+    @property
+    def due_at(self) -> float:
+        """When a Tick changes something, if nothing else comes before."""
+        if self.role is Role.HEAD:
+            return self.beat_at
+        if self.role is not Role.FOLLOWER:
+            return self.round_ends_at
+        return max(self.campaign_at, self.heard_at + self.config.lease)
 
     @property
     def last_epoch(self) -> int:
@@ -143,7 +161,7 @@ class Beat(NamedTuple):
     epoch: int
     sent: Stamp
     echo: Optional[Stamp]  # the newest that the head has of the receiver
-    remaining: float  # s of the head's authority
+    remaining: float  # s of the head's authority, from when it received the echo
     length: int
     digest: str
     entries: Tuple[Entry, ...]

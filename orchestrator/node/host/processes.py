@@ -16,6 +16,7 @@ MARK = "DDP_ORCH_RUN_ID"
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 # the same numbers on x86-64 and aarch64; in os and signal only since 3.9
 SYS_PIDFD_SEND_SIGNAL, SYS_PIDFD_OPEN = 424, 434
+LONGEST_STAT = 4096  # bytes of /proc/PID/stat: a name of at most 64 and 50 numbers
 LOOK_SHARE = 20  # while processes end, looking for them may take 5 % of a core
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -58,11 +59,16 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 def stat(pid: int) -> Optional[Stat]:
     try:
-        with open("/proc/%d/stat" % pid, "rb") as file:
-            # the name (field 2) may hold spaces and parentheses: split after the last one
-            fields = file.read().rpartition(b")")[2].split()
+        handle = os.open("/proc/%d/stat" % pid, os.O_RDONLY | os.O_CLOEXEC)  # a file object takes half as long again
     except OSError:
         return None
+    try:
+        # the name (field 2) may hold spaces and parentheses: split after the last one
+        fields = os.read(handle, LONGEST_STAT).rpartition(b")")[2].split()
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
     return Stat(Process(pid, int(fields[19])), int(fields[1]), int(fields[2]), fields[0].decode(), int(fields[49]))
 
 

@@ -14,7 +14,7 @@ from .spawner import Spawner
 from .tree import Helpers, Tree, make_fifos
 
 TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is expensive
-TREE_RECORD_SHARE = 1000  # looking at the processes may take 0.1 % of a core
+TREE_RECORD_SHARE = 2000  # looking at the processes may take 0.05 % of a core
 STACKS_WINDOW = 15.0  # s for the stacks of hanging ranks
 MOST_FAILURES = 128  # of all attempts: they are in every record of the run
 

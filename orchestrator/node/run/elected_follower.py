@@ -8,6 +8,7 @@ from ..gang.election_state import Beat, Message
 from .detour import Received
 from .election_messages import decode
 from .follower import WorkerLink
+from .link import beat
 from .messages import Malformed, OfHead
 from .peers import RecorderApi
 from .permit import clock
@@ -90,8 +91,17 @@ class ElectedFollower(WorkerLink):
         """Send a message to the head, if that is the one with this number and it has been reached."""
         if number != self._head or not (self._link is not None and self._link.ready):
             return False
-        self._send(message)
+        now = time.monotonic()
+        self._beat_at = now + beat(self._lease)
+        self._send(dict(message, **self._report(now - self._link.heard_at)))  # one message wakes the head less than two
         return True
+
+    def due(self) -> float:
+        """While beats come, they wake it often enough."""
+        link = self._link
+        if link is None or not link.ready or time.monotonic() - link.heard_at > 2 * self._voter.state.config.beat:
+            return super().due()
+        return beat(self._lease)
 
     def on_permit(self, until: float) -> None:
         """The head has heard us, and a majority has heard it."""
@@ -106,7 +116,10 @@ class ElectedFollower(WorkerLink):
         """An echo or a handshake renews nothing here."""
 
     def _beat(self, unheard: float) -> None:
-        self._send_directly({"silence": self._recorder.silence(), "unheard": unheard})
+        self._send_directly(self._report(unheard))
+
+    def _report(self, unheard: float) -> Dict[str, Any]:
+        return {"silence": self._recorder.silence(), "unheard": unheard}
 
     def _what_follows(self) -> str:
         return "; the hosts that are left elect another head"

@@ -12,7 +12,7 @@ from .detour import Received
 from .election_messages import encode
 from .gang_log import EventLog, first_state
 from .head import HeadLink, order_message
-from .link import Link
+from .link import BEAT, Link
 from .peers import RecorderApi
 from .replicated_log import ReplicatedLog
 from .transport import Transport
@@ -54,6 +54,17 @@ class ElectedHead(HeadLink):
         for link in self._nodes.values():
             link.close()
         self._nodes.clear()
+
+    def due(self) -> float:
+        """While nothing happens, it wakes for the beats of the election only."""
+        config = self._voter.state.config
+        now = time.monotonic()
+        is_settled = self._state.phase is Phase.RUNNING and not any(
+            node.phase is NodePhase.JOINED for node in self._state.members
+        )
+        if is_settled and all(self._watch.silent(node, now) < 2 * config.beat for node in self._expected()):
+            return min(BEAT, config.beat)
+        return super().due()
 
     # messages
 

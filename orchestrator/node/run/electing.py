@@ -127,7 +127,7 @@ class ElectingLink(ClusterLink):
         return self._role.listening()
 
     def due(self) -> float:
-        return min(self._role.due(), self._voter.state.config.beat)
+        return min(self._role.due(), self._voter.due())
 
     def on_readable(self, handle: int) -> None:
         acceptor = self._transport.acceptor

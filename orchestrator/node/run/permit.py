@@ -1,11 +1,14 @@
 """How long the ranks of this host may run without a further word from the head.
 
-The recorder grants permits when it hears the head. The guard stops the ranks when they lapse, so that a recorder that
-hangs or is dead cannot keep them running while the other hosts go on without this one.
+The recorder grants permits when it hears the head, and passes them on before the last one lapses. The guard stops the
+ranks when they lapse, so that a recorder that hangs or is dead cannot keep them running while the other hosts go on
+without this one.
 """
 
 import time
 from typing import Optional
+
+RENEWED_BELOW = 0.7  # of the lease: a recorder that is restarted has this time to renew the permit
 
 
 def clock() -> float:
@@ -41,3 +44,22 @@ class Permit:
     def seconds_left(self, now: float) -> float:
         """Negative when it has lapsed, infinite where there never was one."""
         return float("inf") if self._until is None else self._until - now
+
+
+class Renewal:
+    """In the recorder: when the guard gets the newest permit. Each message wakes the guard, so it gets only some."""
+
+    def __init__(self, lease: float) -> None:
+        self._enough = RENEWED_BELOW * lease
+        self._newest = self._passed_on = float("-inf")
+
+    def grant(self, now: float, seconds: float) -> None:
+        """The ranks may run for `seconds` from `now`."""
+        self._newest = max(self._newest, now + seconds)
+
+    def due(self, now: float) -> Optional[float]:
+        """For how long the guard should permit the ranks to run from now on; None: nothing to be said yet."""
+        if self._newest <= self._passed_on or self._passed_on - now > self._enough:
+            return None
+        self._passed_on = self._newest
+        return self._newest - now

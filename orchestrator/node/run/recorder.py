@@ -18,10 +18,10 @@ from ..host.sweep import sweep
 from . import autostart, exit_record, journal, messages, succession
 from .attempt_phase import AttemptPhase
 from .health_check import HealthCheck
-from .link import LEASE
+from .link import LEASE, lease
 from .past import after_kill
 from .peers import ClusterLink, RecorderApi
-from .permit import clock
+from .permit import Renewal, clock
 
 PUMPS_A_TURN = 4  # MiB from one FIFO before the others get their turn
 # A turn that brought less than LITTLE bytes of output is followed by a pause: line by line, 10,000 lines a second would
@@ -80,7 +80,7 @@ class Recorder:
         self._last_lines: List[str] = []  # the last line of each failure reported of this attempt
         self._orphan_until: Optional[float] = None
         self._verdict: Optional[Dict[str, Any]] = None  # that the guard was told
-        self._poll = select.poll()
+        self._renewal = Renewal(lease(spec))
         self._health = HealthCheck(folder, spec, lambda attempt, problems: self._link.on_checked(attempt, problems))
         self._link = cluster_link(self)
 
@@ -112,6 +112,7 @@ class Recorder:
                     self._link.on_tick()  # hundreds of nodes may send something, and all of them wait for our beat
             self._health.advance(time.monotonic())
             self._link.on_tick()
+            self._renew_permit()
             if self._status["drain"]:
                 self._drain()
             if self._orphan_until is not None and time.monotonic() > self._orphan_until:
@@ -266,7 +267,14 @@ class Recorder:
 
     def permit(self, seconds: float) -> None:
         """Allow the ranks here to run for so many seconds from now. When that has passed, the guard stops them."""
-        self.command({"do": "permit", "at": clock(), "seconds": seconds})
+        self._renewal.grant(clock(), seconds)
+        self._renew_permit()
+
+    def _renew_permit(self) -> None:
+        now = clock()
+        seconds = self._renewal.due(now)
+        if seconds is not None:
+            self.command({"do": "permit", "at": now, "seconds": seconds})
 
     def obey(self, order: gang_events.Order, until: Optional[float] = None) -> None:
         """Bring an order of the gang to our guard."""

@@ -43,6 +43,10 @@ class Voter:
         ballot = self._disk.ballot() or first_ballot(config)
         self.state = election.begin(config, ballot, self._disk.log(), host_state.boot_id(), clock())
 
+    def due(self) -> float:
+        """Seconds until `tick` has to be called."""
+        return max(0.0, self.state.due_at - clock())
+
     def tick(self) -> List[Outgoing]:
         return self._step(Tick(clock()))
 
