@@ -18,7 +18,7 @@ import click
 from . import __version__
 from .commands import deprecated, hints, run_commands
 from .commands.exit_codes import guarded, hush_stdout
-from .commands.options import HOSTS, JSON, CommandWithArgs, Program, inventory
+from .commands.options import HOSTS, INVENTORY_OF_RUN, JSON, RUN, Command, CommandWithArgs, Program, inventory
 from .errors import UsageError
 
 
@@ -171,6 +171,27 @@ def notify(inventory: str | None, test: bool) -> None:
         words = ("notify", *(() if inventory is None else (inventory,)), "--test")
         raise UsageError(f"to send a message now: {shlex.join(['ddp-orch', *words])}")
     sys.exit(notify_command.test(inventory))
+
+
+@cli.command(cls=Command, short_help="collect what a bug report needs")
+@RUN
+@INVENTORY_OF_RUN
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    metavar="FILE.tar.gz",
+    help="File to write. Default: ddp-orch-doctor-TIME.tar.gz.",
+)
+def doctor(run: str | None, inventory: str | None, output: str | None) -> None:
+    """Write versions, inventory, checks and what is known about RUN (default: the newest run) to one archive.
+
+    Values of run.secrets that are set in your environment, variables whose names look like credentials, and the
+    targets of notify are masked. Nothing is sent anywhere.
+    """
+    from .commands import doctor as doctor_command
+
+    sys.exit(doctor_command.doctor(run, inventory, output))
 
 
 @cli.command("exec", cls=CommandWithArgs, short_help="run a command on every host")

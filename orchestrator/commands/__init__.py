@@ -16,6 +16,7 @@ top           `top`
 board         the table of `top`
 report        `report`
 events        `events`
+doctor        `doctor`
 diagnose      `diagnose`
 signals       `signal` and `snapshot`
 kill          `kill`

@@ -380,4 +380,20 @@ def snapshot(run: str | None, timeout: float, inventory: str | None, as_json: bo
     sys.exit(signals.snapshot_run(run, inventory, limit=timeout, as_json=as_json))
 
 
-COMMANDS = (up, logs, wait, ps, top, events, report, kill, signal, snapshot, revive, drain, add, diagnose, fetch)
+COMMANDS = (
+    up,
+    logs,
+    wait,
+    ps,
+    top,
+    events,
+    report,
+    kill,
+    signal,
+    snapshot,
+    revive,
+    drain,
+    add,
+    diagnose,
+    fetch,
+)
