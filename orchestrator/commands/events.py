@@ -22,7 +22,12 @@ def events(run_name: str | None, inventory_path: str | None, *, as_json: bool) -
         entries = _entries_of_head(fleet, inventory, lookup.run)
     began = entries[0].at if entries else 0.0
     rows = [
-        {"at": rfc3339(entry.at), "seconds": entry.at - began, "what": presentable(entry.what, False, mask)}
+        {
+            "at": rfc3339(entry.at),
+            "seconds": entry.at - began,
+            "kind": entry.kind,
+            "what": presentable(entry.what, False, mask),
+        }
         for entry in entries
     ]
     if as_json:

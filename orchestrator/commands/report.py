@@ -49,7 +49,7 @@ class Report:
     said: tuple[str, ...]
     """The last lines on stderr of the rank that failed first."""
     timeline: tuple[Mapping[str, Any], ...]
-    """`{"at", "seconds", "what"}`."""
+    """`{"at", "seconds", "kind", "what"}`."""
     hosts: tuple[Mapping[str, Any], ...]
     """`{"host", "state", "exit_code", "signal", "nproc", "versions"}`."""
     training: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]]
@@ -176,7 +176,12 @@ def make(
         first_failure=_mask_texts(first and _as_dict(first), mask),
         said=tuple(presentable(line.text, False, mask) for line in last_lines),
         timeline=tuple(
-            {"at": rfc3339(entry.at), "seconds": entry.at - began, "what": presentable(entry.what, False, mask)}
+            {
+                "at": rfc3339(entry.at),
+                "seconds": entry.at - began,
+                "kind": entry.kind,
+                "what": presentable(entry.what, False, mask),
+            }
             for entry in entries
         ),
         hosts=tuple(

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ..answers import recorded
+
+Kind = Literal["attempt", "failure", "end", "change", "request"]
+"""An attempt began; something failed or was lost; a host has ended an attempt; the team changed; a person's request."""
 
 
 @dataclass(frozen=True)
 class Entry:
     at: float
     """Unix time, seconds, by the clock of the head."""
+    kind: Kind
     what: str
 
 
@@ -20,6 +25,7 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
     result: list[Entry] = []
     hosts = list(hosts)
     attempt = 0
+    kind: Kind
 
     def host(node: int) -> str:
         return hosts[node] if node < len(hosts) else ""
@@ -28,29 +34,29 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
         match event:
             case recorded.AttemptOrdered():
                 attempt += 1
-                what = f"attempt {attempt} started"
+                kind, what = "attempt", f"attempt {attempt} started"
             case recorded.Failed(fields=failed):
                 last_line = f" ({failed.failure.said})" if failed.failure.said else ""
-                what = f"{host(failed.node)}: {failed.failure.what}{last_line}"
+                kind, what = "failure", f"{host(failed.node)}: {failed.failure.what}{last_line}"
             case recorded.Exited(fields=exited):
                 how = "finished" if exited.ok else "failed or were stopped"
-                what = f"{host(exited.node)}: attempt {exited.attempt}: all processes {how}"
+                kind, what = "end", f"{host(exited.node)}: attempt {exited.attempt}: all processes {how}"
             case recorded.Lost(fields=lost):
-                what = f"{host(lost.node)} was lost: the other hosts received nothing from it"
+                kind, what = "failure", f"{host(lost.node)} was lost: the other hosts received nothing from it"
             case recorded.HostRestarted(fields=restarted):
-                what = f"{host(restarted.node)} was restarted"
+                kind, what = "failure", f"{host(restarted.node)} was restarted"
             case recorded.Drain(fields=drained):
-                what = f"{host(drained.node)} leaves the run: requested by {drained.by}"
+                kind, what = "request", f"{host(drained.node)} leaves the run: requested by {drained.by}"
             case recorded.Elected(fields=elected):
-                what = f"{host(elected.node)} was elected: the head was lost"
+                kind, what = "change", f"{host(elected.node)} was elected: the head was lost"
             case recorded.Added(fields=added):
                 hosts += [added.host] if added.host not in hosts else []
-                what = f"{added.host} was added: requested by {added.by}"
+                kind, what = "request", f"{added.host} was added: requested by {added.by}"
             case recorded.Stalled(fields=stalled):
-                what = f"no output from any rank for {stalled.quiet:.0f} s"
+                kind, what = "failure", f"no output from any rank for {stalled.quiet:.0f} s"
             case recorded.StopRequested(fields=stopped):
-                what = f"stopped by {stopped.by}"
+                kind, what = "request", f"stopped by {stopped.by}"
             case recorded.OtherEvent():
                 continue
-        result.append(Entry(event.fields.at, what))
+        result.append(Entry(event.fields.at, kind, what))
     return result

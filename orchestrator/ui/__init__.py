@@ -3,4 +3,5 @@
 progress  the progress of work on many hosts
 html      a report as one HTML file
 svg       line charts
+bands     many ranks in one picture
 """

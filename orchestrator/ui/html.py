@@ -4,28 +4,49 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from html import escape
 from typing import Any
 
-from ..output.console import fold, number_of
+from ..output.console import fold
+from . import bands
 from .svg import chart, short
 
 STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; color: #1c1c1c; }
-h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+:root { color-scheme: light dark; --text: #1c1c1c; --soft: #555; --page: #fff; --card: #f5f6f7; --line: #ddd;
+  --bad: #b3261e; --bad-card: #fdf0ef; --good: #00734f; --busy: #0060a0; --odd: #8a5a00; --bar: #b9c6d2; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6e6e6; --soft: #a5a9ad; --page: #15181b; --card: #20252a;
+  --line: #3a4147; --bad-card: #351d1b; --bar: #47535e; }
+  polyline, circle, figcaption small span { filter: brightness(1.5); } }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1180px; margin: 1.5rem auto; padding: 0 1rem;
+  color: var(--text); background: var(--page); }
+h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 .state { display: inline-block; padding: .1rem .6rem; border-radius: .3rem; color: #fff; background: #555; }
-.succeeded { background: #00734f; } .failed, .lost { background: #b3261e; } .killed, .stopped { background: #8a5a00; }
-.running, .starting, .suspect, .restarting, .waiting, .stopping { background: #0060a0; }
-.cause { border-left: 4px solid #b3261e; background: #fdf0ef; padding: .6rem 1rem; margin: 1rem 0; }
-table { border-collapse: collapse; } td, th { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top; }
-th { border-bottom: 1px solid #999; } td.number, th.number { text-align: right; }
-pre { background: #f5f5f5; padding: .7rem; font-size: 13px; white-space: pre-wrap; word-break: break-word; }
-.charts { display: flex; flex-wrap: wrap; gap: 1rem; } figure { margin: 0; flex: 1 1 520px; max-width: 580px; }
-figcaption { font-weight: 600; } small { font-weight: normal; color: #444; } .none { color: #666; }
-svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: #444; }
-polyline { fill: none; stroke-width: 1.5; } .grid { stroke: #ddd; } .mark { stroke: #b3261e; stroke-dasharray: 4 3; }
+.succeeded { background: var(--good); } .failed, .lost { background: var(--bad); }
+.killed, .stopped { background: var(--odd); }
+.running, .starting, .suspect, .restarting, .waiting, .stopping { background: var(--busy); }
+.tiles { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0; }
+.tile { background: var(--card); border-radius: .4rem; padding: .45rem .9rem; min-width: 6.5rem; }
+.tile b { display: block; font-size: 1.15rem; } .tile span { color: var(--soft); font-size: .82rem; }
+.cause, .card { border-left: 4px solid var(--bad); background: var(--bad-card); padding: .7rem 1rem; margin: 1rem 0; }
+.card { border-color: var(--bar); background: var(--card); } .cause p, .card p { margin: .4rem 0; }
+.cause pre, .card pre { margin: .6rem 0 0; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; }
+td, th { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top; }
+th { border-bottom: 1px solid var(--line); } td.failure { color: var(--bad); }
+pre { background: var(--card); padding: .7rem; font-size: 13px; white-space: pre-wrap; overflow-wrap: anywhere; }
+summary { cursor: pointer; font-weight: 600; margin: .6rem 0; }
+.charts { display: flex; flex-wrap: wrap; gap: 1rem; } figure { margin: 0; flex: 1 1 340px; max-width: 580px; }
+figure.wide { max-width: none; margin-top: 1rem; } figcaption { font-weight: 600; }
+small { font-weight: normal; color: var(--soft); } .none { color: var(--soft); }
+svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
+polyline { fill: none; stroke-width: 1.5; } .grid { stroke: var(--line); }
+.attempts { min-width: 560px; } .attempt { fill: var(--bar); } .event { fill: var(--bad); }
+svg text.on-bar { fill: var(--text); font-size: 12px; }
+.key { display: inline-block; width: .9rem; height: .7rem; }
+@media print { body { max-width: none; margin: 0; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
 """
 
 HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
@@ -34,6 +55,8 @@ HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
 """The start of every report. `report` recognises its own files by it."""
 
 TRAINING = {"loss": "loss", "rate": "samples per second", "step_time": "step time, s"}
+MAX_LINES = 8  # of a chart; with more, it shows the highest, the median and the lowest
+_SERIES = re.compile(r"attempt (\d+), rank (\d+)")  # a name of a line in Report.training
 MACHINES = {
     "gpu": "GPU utilisation, %",
     "gpu_memory": "GPU memory of the fullest GPU, bytes",
@@ -47,18 +70,21 @@ MACHINES = {
 def render(report: Mapping[str, Any]) -> str:
     """`report`: a commands.report.Report as a dict. All its text is escaped."""
     title = report["name"] if report["name"] == report["run_id"] else f"{report['name']} ({report['run_id']})"
+    state = escape(report["state"])
     parts = [
         HEAD,
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{escape(title)}</h1>",
-        f'<p><span class="state {escape(report["state"])}">{escape(report["state"])}</span> {_summary(report)}</p>',
-        _cause(report),
-        _diagnosis(report["diagnosis"]),
+        f"<title>{escape(title)}: {state}</title><style>{STYLE}</style></head><body>",
+        f'<h1>{escape(title)} <span class="state {state}">{state}</span></h1>',
+        _tiles(report),
+        _attempts(report),
+        _diagnosis(report["diagnosis"], report["state"]),
+        _first_failure(report),
         "<h2>Training</h2>",
         _charts(report, "training", TRAINING, "step"),
+        _heat_map(report["training"]["step_time"]),
         _slow(report["slow_ranks"]),
         "<h2>Timeline</h2>",
-        _table(("time (UTC)", "after, s", "what"), _timeline(report["timeline"])),
+        _timeline(report["timeline"]),
         "<h2>Hosts</h2>",
         _table(
             ("host", "state", "exit code", "signal", "ranks", "GPUs", "cores", "memory", "python"),
@@ -66,6 +92,8 @@ def render(report: Mapping[str, Any]) -> str:
         ),
         "<h2>Machines</h2>",
         _charts(report, "machines", MACHINES, "seconds"),
+        "<h2>Command</h2>",
+        f"<pre>{escape(shlex.join(report['config']['command']))}</pre>",
         "<h2>Configuration</h2>",
         f"<pre>{escape(json.dumps(report['config'], indent=2))}</pre>",
         "</body></html>\n",
@@ -79,36 +107,80 @@ def _host_row(host: Mapping[str, Any]) -> Sequence[Any]:
     return (*values, memory, host["python"])
 
 
-def _summary(report: Mapping[str, Any]) -> str:
-    ended = f"ended {report['ended_at'][:19]}Z" if report["ended_at"] else "not finished yet"
-    attempts = number_of(report["attempts"], "attempt")
-    words = (
-        f"started {report['started_at'][:19]}Z by {report['by']}",
-        ended,
-        f"{len(report['hosts'])} hosts",
-        f"{report['ranks']} ranks",
-        attempts,
+def _tiles(report: Mapping[str, Any]) -> str:
+    """The figures that a reader wants first."""
+    ended = f"{report['ended_at'][:19].replace('T', ' ')}" if report["ended_at"] else "not finished yet"
+    loss, step = _newest(report["training"]["loss"])
+    tiles = {
+        "started (UTC)": report["started_at"][:19].replace("T", " "),
+        "ended (UTC)": ended,
+        "duration": _duration(report),
+        "attempts": str(report["attempts"]),
+        "hosts": str(len(report["hosts"])),
+        "ranks": str(report["ranks"]),
+        "last step": step,
+        "last loss": loss,
+        "started by": report["by"],
+    }
+    shown = (
+        f'<div class="tile"><b>{escape(text)}</b><span>{name}</span></div>' for name, text in tiles.items() if text
     )
-    return escape(", ".join(words))
+    return f'<div class="tiles">{"".join(shown)}</div>'
 
 
-def _cause(report: Mapping[str, Any]) -> str:
+def _duration(report: Mapping[str, Any]) -> str:
+    if not report["ended_at"]:
+        return ""
+    times = (datetime.fromisoformat(report[key].replace("Z", "+00:00")) for key in ("started_at", "ended_at"))
+    try:
+        start, end = times
+    except ValueError:  # a host may send an invalid date
+        return ""
+    return str(max(timedelta(), end - start)).partition(".")[0]
+
+
+def _newest(losses: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[str, str]:
+    """The last loss of the first rank of the last attempt, and its step."""
+    for points in reversed(list(_by_attempt(losses).values())):
+        x, y = points[min(points)][-1]
+        return f"{y:.4g}", f"{x:g}"
+    return "", ""
+
+
+def _by_attempt(series: Mapping[str, Any]) -> dict[int, dict[int, Any]]:
+    """Attempt -> rank -> points, in order."""
+    found: dict[int, dict[int, Any]] = {}
+    for name, points in series.items():
+        if (match := _SERIES.fullmatch(name)) and points:
+            found.setdefault(int(match[1]), {})[int(match[2])] = points
+    return dict(sorted(found.items()))
+
+
+def _attempts(report: Mapping[str, Any]) -> str:
+    timeline = report["timeline"]
+    starts = [event["seconds"] for event in timeline if event["kind"] == "attempt"]
+    marks = {event["seconds"]: event["what"] for event in timeline if event["kind"] == "failure"}
+    return bands.attempts(starts, marks, max((event["seconds"] for event in timeline), default=0.0))
+
+
+def _first_failure(report: Mapping[str, Any]) -> str:
     first = report["first_failure"]
     if not first:
         return ""
     output = f"<pre>{escape(chr(10).join(report['said']))}</pre>" if report["said"] else ""
     what = f"First failure: {first['host']}: {first['what']}"
-    return f'<div class="cause"><strong>{escape(what)}</strong>{output}</div>'
+    return f"<details open><summary>{escape(what)}</summary>{output}</details>"
 
 
-def _diagnosis(diagnosis: Mapping[str, Any]) -> str:
-    findings = [_finding(finding) for finding in diagnosis["findings"]]
-    if not findings:
+def _diagnosis(diagnosis: Mapping[str, Any], state: str) -> str:
+    kind = "cause" if state in ("failed", "lost") else "card"
+    parts = [f'<div class="{kind}">{_finding(finding)}</div>' for finding in diagnosis["findings"]]
+    if not parts:
         return ""
-    parts = ["<h2>Diagnosis</h2>", *findings]
     if diagnosis["consequences"]:
         rows = _consequences(diagnosis["consequences"])
-        parts.append("<p>Consequences:</p>" + _table(("hosts", "ranks", "what"), rows))
+        table = _table(("hosts", "ranks", "what"), rows)
+        parts.append(f"<details><summary>Consequences</summary>{table}</details>")
     return "".join(parts)
 
 
@@ -124,21 +196,45 @@ def _consequences(consequences: Sequence[Mapping[str, Any]]) -> Iterable[Sequenc
 
 
 def _finding(finding: Mapping[str, Any]) -> str:
-    where = ", ".join(finding["hosts"]) + ("" if finding["rank"] is None else f", rank {finding['rank']}")
+    where = ", ".join([*finding["hosts"], *([] if finding["rank"] is None else [f"rank {finding['rank']}"])])
     sure = f", confidence {finding['confidence']}" if finding["confidence"] else ""
     evidence = f"<pre>{escape(chr(10).join(finding['evidence']))}</pre>" if finding["evidence"] else ""
-    fix = f"<p>{escape(finding['fix'])}</p>" if finding["fix"] else ""
+    fix = f"<p>Fix: {escape(finding['fix'])}</p>" if finding["fix"] else ""
     small = f"<small>({escape(finding['code'] + sure)})</small>"
-    head = f"<strong>{escape(where)}: {escape(finding['message'])}</strong> {small}"
-    return f"<div>{head}{evidence}{fix}</div>"
+    head = f"<strong>{escape(f'{where}: ' if where else '')}{escape(finding['message'])}</strong> {small}"
+    return f"{head}{fix}{evidence}"
 
 
 def _charts(report: Mapping[str, Any], group: str, titles: Mapping[str, str], x_name: str) -> str:
     series = report[group]
-    shown = [chart(title, series[name], x_name) for name, title in titles.items() if series[name]]
+    shown = [chart(title, _few(series[name]), x_name) for name, title in titles.items() if series[name]]
     if not shown:
         return '<p class="none">no data</p>'
     return f'<div class="charts">{"".join(shown)}</div>'
+
+
+def _few(lines: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of many lines, the highest, the median and the lowest, for each attempt."""
+    if len(lines) <= MAX_LINES:
+        return lines
+    groups = _by_attempt(lines)
+    if not groups:  # hosts
+        return bands.summarise(lines)
+    return {
+        f"attempt {attempt}: {name}": points
+        for attempt, ranks in groups.items()
+        for name, points in bands.summarise({str(rank): each for rank, each in ranks.items()}).items()
+    }
+
+
+def _heat_map(step_times: Mapping[str, Any]) -> str:
+    """The step times of the attempt with the most of them."""
+    groups = _by_attempt(step_times)
+    if not groups:
+        return ""
+    attempt, ranks = max(groups.items(), key=lambda item: sum(map(len, item[1].values())))
+    title = "step time of each rank" + (f" in attempt {attempt}" if len(groups) > 1 else "")
+    return bands.heat_map(title, ranks, "step")
 
 
 def _slow(ranks: Sequence[Mapping[str, Any]]) -> str:
@@ -148,14 +244,23 @@ def _slow(ranks: Sequence[Mapping[str, Any]]) -> str:
     return "<h2>Slow ranks</h2>" + _table(("rank", "mean step time", "times the median"), rows)
 
 
-def _timeline(timeline: Sequence[Mapping[str, Any]]) -> Iterable[Sequence[Any]]:
-    return ((event["at"][:23].replace("T", " "), f"{event['seconds']:.1f}", event["what"]) for event in timeline)
+def _timeline(timeline: Sequence[Mapping[str, Any]]) -> str:
+    rows = "".join(
+        f"<tr>{_cell(event['at'][:23].replace('T', ' '))}{_cell(format(event['seconds'], '.1f'))}"
+        f'<td class="{escape(event["kind"])}">{escape(event["what"])}</td></tr>'
+        for event in timeline
+    )
+    return _framed(("time (UTC)", "after, s", "what"), rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in rows)
+    return _framed(head, body)
+
+
+def _framed(head: Sequence[str], body: str) -> str:
     titles = "".join(f"<th>{escape(title)}</th>" for title in head)
-    return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _cell(value: Any) -> str:

@@ -10,7 +10,7 @@ WIDTH, HEIGHT = 560, 180
 LEFT, RIGHT, TOP, BOTTOM = 58, 10, 8, 22
 MAX_POINTS = 600  # per line; more are not visible
 # Colours of Okabe and Ito, which colour-blind people can distinguish.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a7a7a")
 
 Points = Sequence[tuple[float, float]]
 

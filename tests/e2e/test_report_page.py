@@ -110,7 +110,7 @@ def test_the_report_of_a_failed_run_opens_without_an_error_and_asks_nobody_for_a
     assert RED in seen.colours and GREEN not in seen.colours
     assert "gpu-03: rank 27: exit code 1" in seen.text
     assert "<td>gpu-[00-15]</td><td>0-26,28-127</td><td>closed by peer" in seen.text
-    assert seen.text.count("<polyline") > 3 * RANKS / 2
+    assert seen.text.count("<polyline") > 6 and seen.text.count("<rect") > RANKS / 2
 
 
 @pytest.mark.parametrize(

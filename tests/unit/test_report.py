@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from dataclasses import asdict
 from html.parser import HTMLParser
@@ -19,7 +20,7 @@ from orchestrator.commands import report
 from orchestrator.errors import UsageError
 from orchestrator.output.lines import Line, Mask
 from orchestrator.runs.registry import Run
-from orchestrator.ui import html
+from orchestrator.ui import bands, html
 from orchestrator.ui.svg import MAX_POINTS, chart
 
 FIRST = {
@@ -203,3 +204,33 @@ def test_only_a_report_is_replaced(made: report.Report, tmp_path: Path) -> None:
             report.write(path, page, data)
         assert file.read_text() == text and {path.read_text(), beside.read_text()} & {page, data}
         file.unlink()
+
+
+def test_of_many_ranks_the_highest_the_median_and_the_lowest_are_drawn() -> None:
+    lines = {str(rank): [(float(step), float(rank + step)) for step in (0, 1)] for rank in range(9)}
+    assert bands.summarise(lines) == {
+        "highest": ((0.0, 8.0), (1.0, 9.0)),
+        "median": ((0.0, 4.0), (1.0, 5.0)),
+        "lowest": ((0.0, 0.0), (1.0, 1.0)),
+    }
+
+
+def test_a_slow_rank_stands_out_in_the_heat_map() -> None:
+    ranks = {rank: [(float(step), 2.0 if (rank, step) == (5, 3) else 1.0) for step in range(4)] for rank in range(8)}
+    drawn = bands.heat_map("step time", ranks, "step")
+    (slow,) = re.findall(rf'<rect x="([0-9.]+)" y="(\d+)"[^>]*fill="{bands.COLD_TO_HOT[-1]}"', drawn)
+    assert float(slow[0]) > bands.WIDTH / 2 and int(slow[1]) == 5 * bands.CELL_HEIGHT
+    assert bands.heat_map("step time", {0: ranks[0]}, "step") == ""
+
+
+def test_the_report_of_512_ranks_over_a_day_stays_small(made: report.Report) -> None:
+    data = asdict(made)
+    points = [(step, random.Random(step).random()) for step in range(0, 86_400, 60)]
+    names = [f"attempt {attempt}, rank {rank}" for attempt in (1, 2) for rank in range(512)]
+    data["training"] = {name: dict.fromkeys(names, points) for name in data["training"]}
+    for rank in range(0, 512, 3):  # no two neighbours have the same colours
+        data["training"]["step_time"][f"attempt 1, rank {rank}"] = [
+            (x, random.Random(x + rank).random()) for x, _ in points
+        ]
+    data["machines"] = {name: {f"gpu-{number}": points for number in range(64)} for name in data["machines"]}
+    assert len(html.render(data)) < 2_000_000
