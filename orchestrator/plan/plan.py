@@ -356,7 +356,7 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "resume": run.resume,
         "resume_limit": run.resume_limit,
         "resume_timeout": run.resume_timeout,
-        "memory_limit": None if node.host.witness else run.memory_limit,
+        "memory_limit": run.memory_limit,
         "stall_timeout": run.stall_timeout,
         "keep": {**run.keep.on_hosts(), "journal": run.keep.log_size},
     }

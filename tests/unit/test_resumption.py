@@ -58,7 +58,14 @@ class Copying:
             state, _ = gang.step(state, event)
         self.state = state
         self.server = Server()
-        spec = {"node": 0, "program": "", "resume": "head", "resume_limit": 1 << 30, "resume_timeout": TIMEOUT}
+        spec = {
+            "node": 0,
+            "program": "",
+            "resume": "head",
+            "shared_output": None,
+            "resume_limit": 1 << 30,
+            "resume_timeout": TIMEOUT,
+        }
         recorder: Any = SimpleNamespace(spec=spec, key=b"", say=lambda text: None)
         server: Any = self.server
         self.resumption = resumption.Resumption(

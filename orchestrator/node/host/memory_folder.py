@@ -12,6 +12,7 @@ import stat
 import time
 from typing import Any, Dict, List
 
+from . import state
 from .small_files import text_of
 
 SHM = "/dev/shm"
@@ -26,7 +27,8 @@ class Unusable(Exception):
 
 
 def is_wanted(spec: Dict[str, Any]) -> bool:
-    return spec.get("memory_limit") is not None
+    """Whether this node has one."""
+    return spec.get("memory_limit") is not None and not state.is_witness(spec)
 
 
 def path(spec: Dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from ..host import processes
 from ..run.link import LinkClosed
 from . import copies
 from .channel import Channel, Refused, connect
+from .memory_leader import MemoryLeader
 from .server import ENTRIES, listed
 
 RESERVE = 64 << 20  # bytes that the copies leave free on a disk, as the health check wants it
@@ -35,6 +36,9 @@ class Leader:
     def __init__(self, given: Dict[str, Any], tell: Callable[..., None]) -> None:
         """`given`: key, node, mode, limit (bytes), head, team, nodes: host, addresses and port of each by number.
 
+        `mode` is none if only `memory` is to be brought to agreement: see MemoryLeader; null if there is none.
+        `only_ring`: close the ring of memory, and nothing else.
+
         `tell` prints a line. Called from several threads.
         """
         self._given = given
@@ -50,6 +54,16 @@ class Leader:
     def run(self) -> None:
         """Raises Failed."""
         self._channels = self._on_all(self._connect, list(self._contacts))
+        if self._given["mode"] != "none" and not self._given["only_ring"]:
+            self._agree_on_outputs()
+        if self._given["memory"]:
+            say = lambda text: self._tell(say=text)  # noqa: E731
+            memory = MemoryLeader(self._given, self._channels, self._on_all, say, self._note_left)
+            if not self._given["only_ring"]:
+                memory.agree()
+            memory.close_ring()
+
+    def _agree_on_outputs(self) -> None:
         self._holders = self._find_holders()
         if len(set(self._holders.values())) < 2:
             return
@@ -118,8 +132,7 @@ class Leader:
                 what = "%s: run.resume: %s" % (self._hosts[number], answer["error"])
                 raise Failed(number, what, answer.get("again", False))
             if isinstance(answer, dict):
-                self._left[number] = 0 if "done" in answer else planned.size - answer["received"]
-                self._tell(left=self._left)
+                self._note_left(number, 0 if "done" in answer else planned.size - answer["received"])
                 if "done" in answer:
                     break
         if planned.files:
@@ -128,6 +141,10 @@ class Leader:
         if planned.aside:
             what = "%s: %s moved to .ddp-orch.replaced: not in the folder of the other hosts"
             self._tell(say=what % (self._hosts[number], copies.files_of(len(planned.aside))))
+
+    def _note_left(self, number: int, count: int) -> None:
+        self._left[number] = count
+        self._tell(left=self._left)
 
     def _ask(self, number: int, **request: Any) -> Dict[str, Any]:
         return self._channels[number].ask(**request)
@@ -143,7 +160,8 @@ class Leader:
             except Failed as failed:
                 failures[number] = failed
             except (LinkClosed, Refused, OSError) as error:
-                what = "%s: run.resume: %s" % (self._hosts[number], error)
+                key = "run.memory_limit" if self._given["mode"] == "none" else "run.resume"
+                what = "%s: %s: %s" % (self._hosts[number], key, error)
                 failures[number] = Failed(number, what, again=not isinstance(error, Refused))
 
         threads = [threading.Thread(target=take, args=(number,)) for number in numbers]

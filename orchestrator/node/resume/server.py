@@ -18,6 +18,7 @@ from ..run.link import Link, LinkClosed
 from . import output_tree
 from .channel import Channel, Piece, Refused, connect
 from .copies import Entry
+from .ring import Memory
 
 MOST_CONNECTIONS = 1024
 STREAMS = 4  # files that a host fetches at the same time
@@ -27,13 +28,15 @@ PROGRESS_EVERY = 1.0  # s
 
 class Server:
     def __init__(self, given: Dict[str, Any]) -> None:
-        """`given`: key, node, root (the output folder), ports, addresses."""
+        """`given`: key, node, root (the output folder), ports, addresses, memory: root and limit, or null."""
         self._key = bytes.fromhex(given["key"])
         self._node = given["node"]
         self._root = given["root"]
         low, high = given["ports"]
         self._listeners = network.listen_on(given["addresses"], network.random_ports(low, high))
         self._changes = threading.Lock()  # who has it may change the folder
+        memory = given["memory"]
+        self._memory = Memory(memory["root"], memory["limit"], self._key, self._node, _say) if memory else None
 
     def contact(self) -> Dict[str, Any]:
         names = [listener.getsockname() for listener in self._listeners]
@@ -88,10 +91,14 @@ class Server:
         elif kind == "list":
             self._list(channel)
         elif kind == "send":
-            self._send(channel, request["path"])
+            self._send(channel, self._root, request["path"])
+        elif kind == "send memory" and self._memory is not None:
+            self._send(channel, self._memory.tree.root, request["path"])
         elif kind == "copy":
             with self._changes:
                 self._copy(channel, request)
+        elif self._memory is not None:
+            self._memory.answer(channel, request)
 
     def _list(self, channel: Channel) -> None:
         entries = output_tree.listing(self._root)
@@ -99,8 +106,8 @@ class Server:
             channel.send(entries=entries[begin : begin + ENTRIES])
         channel.send(free=output_tree.free(self._root), incomplete=output_tree.is_incomplete(self._root))
 
-    def _send(self, channel: Channel, path: str) -> None:
-        handle = output_tree.open_file(self._root, path)
+    def _send(self, channel: Channel, root: str, path: str) -> None:
+        handle = output_tree.open_file(root, path)
         try:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
@@ -218,6 +225,11 @@ def _empty(files: "queue.Queue[Tuple[int, Entry]]") -> None:
             files.get_nowait()
     except queue.Empty:
         pass
+
+
+def _say(text: str) -> None:
+    """Write a line for the log."""
+    print(json.dumps({"say": text}), flush=True)
 
 
 def _text(error: OSError) -> str:

@@ -1,6 +1,6 @@
-"""The server of this node's output folder (`run.resume`): a process, which other nodes fetch files from. Never blocks.
+"""The server of this node's output folder (`run.resume`) and memory: a process, which other nodes fetch files from.
 
-It lives from the head's request until the next one.
+It lives from the head's request until the next one. Nothing here blocks.
 """
 
 import json
@@ -8,7 +8,7 @@ import os
 import subprocess
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..host import processes, state
+from ..host import memory_folder, processes, state
 from .peers import RecorderApi
 
 Contact = Dict[str, Any]  # as messages.output_server wants it
@@ -75,7 +75,9 @@ class OutputServer:
         (self._number, addresses), self._next = self._next, None
         spec = self._recorder.spec
         root = state.output_folder(self._recorder.folder, spec)
-        given = {"node": spec["node"], "root": root, "ports": spec["ports"], "addresses": addresses}
+        given: Dict[str, Any] = {"node": spec["node"], "root": root, "ports": spec["ports"], "addresses": addresses}
+        memory = {"root": memory_folder.path(spec), "limit": spec.get("memory_limit")}
+        given["memory"] = memory if memory_folder.is_wanted(spec) else None
         try:
             key = self._recorder.key.hex()
             self._process = LineProcess(spec["program"], "resume-serve", dict(given, key=key))
@@ -91,7 +93,10 @@ class OutputServer:
         lines = self._process.read() if self._process is not None else []
         if lines is None:
             self.serve(0, [])
-        return [self._contact(line) for line in lines or []]
+        for line in lines or []:
+            if "say" in line:
+                self._recorder.say(line["say"])
+        return [self._contact(line) for line in lines or [] if "say" not in line]
 
     def _contact(self, fields: Dict[str, Any]) -> Contact:
         return {"addresses": [], "port": None, "error": "", **fields, "number": self._number}
