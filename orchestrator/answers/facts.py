@@ -270,8 +270,8 @@ class Facts:
     """Look-ups of the host's own name, and of the requested names and addresses."""
     notify: Mapping[str, str] = field(default_factory=dict)
     """Why notifications would fail, by `webhook` or `command`; only those that would."""
-    crontab: str | None = None
-    """Why the user's crontab cannot be used; None: it can, or was not asked for."""
+    autostart: str | None = None
+    """Why the crontab or the systemd of the user cannot be used; None: it can, or was not asked for."""
     login: Login | None = None
     """None: the host did not say."""
     lazy_init: str | None = None

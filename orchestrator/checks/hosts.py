@@ -28,6 +28,7 @@ MIB, GIB = 1 << 20, 1 << 30
 STATE_LEAST, DISK_LOW, FILES_LOW = 64 * MIB, GIB, 1000
 SHM_LOW = 256 * MIB
 CLOCK_SKEW = 1.0  # s
+ENABLE_LINGER = "loginctl enable-linger; if that is denied: sudo loginctl enable-linger $USER"
 NOFILE_LEAST, NOFILE_LOW, NPROC_LOW = 256, 1024, 512
 MEMLOCK_LEAST = 64 * MIB
 
@@ -53,7 +54,7 @@ def check_hosts(
         _hung(node, fact, findings)
         _disks(node, fact, findings)
         _leftovers(node, fact, findings)
-        _crontab(node, fact, findings)
+        _autostart(plan, node, fact, findings)
         _login(node, fact, findings)
         _init(node, fact, findings)
     for node in nodes:
@@ -228,11 +229,19 @@ def _notify(node: Node, fact: Facts, findings: Findings) -> None:
         findings.add("warning", "notify-failed", node.host.name, f"notify.{key} would fail: {why}", fix, why)
 
 
-def _crontab(node: Node, fact: Facts, findings: Findings) -> None:
-    if fact.crontab is not None:
-        message = f"run.autostart is cron, but the crontab cannot be used: {fact.crontab}"
-        fix = "install cron there, or ask an administrator to allow it for you (cron.allow), or remove run.autostart"
-        findings.add("error", "autostart-unusable", node.host.name, message, fix, fact.crontab)
+def _autostart(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
+    kind, login = plan.inventory.run.autostart, fact.login
+    if fact.autostart is not None:
+        message = f"run.autostart is {kind}, but that cannot be used: {fact.autostart}"
+        fix = "install cron there, or ask an administrator to allow it for you (cron.allow)"
+        if kind == "systemd":
+            fix = "set run.autostart to cron, if the hosts have it"
+        fix += ", or remove run.autostart"
+        findings.add("error", "autostart-unusable", node.host.name, message, fix, fact.autostart)
+    elif kind == "systemd" and login is not None and not login.linger:
+        message = "run.autostart is systemd, but without lingering your units start only when you log in"
+        seen = "loginctl show-user --property=Linger: Linger=no"
+        findings.add("error", "autostart-unusable", node.host.name, message, ENABLE_LINGER, seen)
 
 
 def _login(node: Node, fact: Facts, findings: Findings) -> None:
@@ -242,7 +251,7 @@ def _login(node: Node, fact: Facts, findings: Findings) -> None:
         return
     if login.kills and not (login.scope and login.linger):
         message = "systemd-logind kills the processes of a login when it ends, and so the run"
-        fix = "loginctl enable-linger; if that is denied: sudo loginctl enable-linger $USER"
+        fix = ENABLE_LINGER
         if not login.scope:
             message += "; systemd-run --user --scope, which would prevent this, does not work"
             fix = (

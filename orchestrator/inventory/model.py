@@ -117,7 +117,7 @@ class RunOptions:
     memory_limit: int | None  # bytes; None: no snapshots in memory
     head_lost: Literal["auto", "elect", "stop"]
     witness: Host | None
-    autostart: Literal["none", "cron"]
+    autostart: Literal["none", "cron", "systemd"]
     walltime: float | None  # seconds
     snapshot_signal: Literal["USR1", "USR2", "HUP"]
     stall_timeout: float | None  # seconds

@@ -20,8 +20,11 @@ def check(inventory: Any, reading: Reading) -> None:
     if not (run.max_restarts and run.rejoin_timeout):
         reading.wrong(reading.marks[key], key, "no run waits for a host without run.max_restarts; set it, such as to 3")
     if run.secrets:
-        message = "a host that is booted has no secrets, and they are not written to its disk; "
-        reading.wrong(reading.marks[key], key, f"{message}remove run.secrets or run.autostart")
+        message = (
+            "secrets are not written to a disk, so a rebooted host cannot get them by itself; remove run.secrets or "
+            "run.autostart. Without it, `ddp-orch logs -f` and `ddp-orch revive` bring hosts back, with their secrets"
+        )
+        reading.wrong(reading.marks[key], key, message)
 
 
 def _check_election(inventory: Any, reading: Reading) -> None:

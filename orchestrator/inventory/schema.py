@@ -318,9 +318,9 @@ _RUN = _section(
     Key("witness", maybe(witness_kind(WITNESS)), None, "a machine that only votes for a new head; null: none"),
     Key(
         "autostart",
-        choice("none", "cron"),
+        choice("none", "cron", "systemd"),
         "none",
-        "none | cron: a line in your crontab brings a rebooted host back into the run",
+        "how a rebooted host comes back into the run by itself: none | cron | systemd",
     ),
     Key(
         "walltime",

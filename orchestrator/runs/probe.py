@@ -65,7 +65,7 @@ def question(plan: Plan, node: Node, script: Arguments | None) -> Arguments:
         if host.witness
         else sorted({*hosts.path_arguments(plan), *filter(None, [plan.inventory.run.output])}),
         "notify": _notify(plan.inventory.notify) if node is plan.nodes[0] else None,
-        "autostart": plan.inventory.run.autostart == "cron",
+        "autostart": None if plan.inventory.run.autostart == "none" else plan.inventory.run.autostart,
         "names": [],
         # torch looks up every peer; whether the name server answers at all shows with one of them
         "addresses": [address for address in _addresses(plan.nodes[0]) if node is not plan.nodes[0]],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 
 import pytest
 from e2e.driver import assert_clean, lines_of, ok, orch, runs, script, start, wait_for_state
+from lab import systemd
 from lab.host import Host
 from lab.lab import Lab
 from lab.waiting import wait_until
@@ -48,6 +50,39 @@ def test_a_host_rejoins_by_its_crontab_when_it_is_booted(lab3: Lab) -> None:
     assert runs(lab3, inventory)[run_id]["attempt"] == 2
     assert [crontab(each) for each in lab3.hosts] == [[], [], [own_line]]
     assert not list(host.home.rglob("autostart.json"))
+
+
+def units(host: Host) -> list[str]:
+    """The files of units, and the links that enable them."""
+    return [path.name for path in sorted((host.home / ".config/systemd/user").rglob("*.service"))]
+
+
+@pytest.mark.short
+def test_a_host_rejoins_by_its_systemd_when_it_is_booted(lab3: Lab) -> None:
+    host = lab3.hosts[2]
+    inventory = lab3.inventory(run={**RESTARTS, "autostart": "systemd"})
+    with contextlib.ExitStack() as lingering:
+        for each in lab3.hosts:
+            lingering.enter_context(systemd.linger(each))
+        run_id = start(lab3, inventory, "--", script(lab3, GLOO), "100", "0.05")
+        wait_until(lambda: lines_of(lab3, inventory, run_id, "--grep", "rank 2 step 5 "), 60, "the run trains")
+        names = [set(units(each)) for each in lab3.hosts]
+        assert [len(units(each)) for each in lab3.hosts] == [2, 2, 2] and len(set.union(*names)) == 3
+        host.crash()
+        host.boot()
+        with systemd.user_manager(host):
+            wait_until(lambda: runs(lab3, inventory)[run_id]["attempt"] == 2, 60, "the run continues")
+            (name,) = names[2]
+            # the command has ended, and its guard lives on
+            assert systemctl_value(host, name, "ActiveState") == "inactive" and host.marked(run_id)
+            wait_for_state(lab3, inventory, run_id, "succeeded", 120)
+    assert_clean(lab3, run_id)
+    assert [units(each) for each in lab3.hosts] == [[], [], []]
+    assert not list(host.home.rglob("autostart.json"))
+
+
+def systemctl_value(host: Host, unit: str, name: str) -> str:
+    return systemd.systemctl(host, "show", "--value", "--property", name, unit).strip()
 
 
 def test_a_run_that_is_gone_leaves_no_line_in_a_crontab(lab3: Lab) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lab import systemd
 from lab.host import Host
 from lab.lab import Lab
 from lab.memory import parent_and_limit, removed
@@ -693,6 +694,15 @@ def a_crontab_that_is_not_allowed(lab: Lab) -> Iterator[Overrides]:
     host.root_run(["mount", "--bind", "/bin/false", "/usr/bin/crontab"])
     yield {"run": {"autostart": "cron", "max_restarts": 1}}
     host.root_run(["umount", "/usr/bin/crontab"])
+
+
+@case("autostart-unusable", fix="enable-linger")
+def systemd_that_starts_nothing_without_a_login(lab: Lab) -> Iterator[Overrides]:
+    with contextlib.ExitStack() as lingering:
+        for host in lab.hosts:
+            lingering.enter_context(systemd.linger(host))
+        lab.hosts[1].root_run(["rm", "/var/lib/systemd/linger/ann"])
+        yield {"run": {"autostart": "systemd", "max_restarts": 1}}
 
 
 @gpu_case("gpu-memory-held-by-others", says="in use by pid", exit_code=3, short=True)

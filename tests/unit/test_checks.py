@@ -114,8 +114,26 @@ def test_a_notification_that_would_fail_is_a_warning() -> None:
 
 
 def test_a_crontab_that_cannot_be_used_prevents_the_start() -> None:
-    (finding,) = found("hosts: [a]", {"a": {"crontab": "there is no crontab program"}})
+    text = "hosts: [a]\nrun: {autostart: cron, max_restarts: 1}"
+    (finding,) = found(text, {"a": {"autostart": "there is no crontab program"}})
     assert brief([finding]) == [("error", "autostart-unusable", ("a",))]
+
+
+NO_LINGER = {"kills": False, "linger": False, "scope": False, "slurm_adopts": False}
+
+
+@pytest.mark.parametrize(
+    ("facts", "fix"),
+    [
+        ({"autostart": "systemd does not run there", "login": NO_LINGER}, "cron"),
+        ({"login": NO_LINGER}, "loginctl enable-linger"),
+        ({"login": {**NO_LINGER, "linger": True}}, None),
+    ],
+)
+def test_systemd_must_start_units_without_a_login(facts: dict[str, Any], fix: str | None) -> None:
+    findings = found("hosts: [a]\nrun: {autostart: systemd, max_restarts: 1}", {"a": facts})
+    assert brief(findings) == ([("error", "autostart-unusable", ("a",))] if fix else [])
+    assert all(fix in finding.fix for finding in findings if fix)
 
 
 def test_a_shared_output_folder_must_be_everywhere() -> None:

@@ -14,5 +14,6 @@ memory_folder  the folder of a run on /dev/shm
 ledger         remembers one line for each run that ended here
 login_session  whether processes outlive the login, and how to make them
 init_process   whether process 1 reaps orphans
+user_units     the units of `run.autostart` of the user's systemd
 crontab        the lines of `run.autostart` in the user's crontab
 """

@@ -6,6 +6,7 @@ A line ends with a comment that names its run, so it is found without a record o
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from typing import Callable, List, Optional, Sequence
@@ -40,6 +41,11 @@ def add(run_id: str, command: str) -> None:
 def remove(*run_ids: str) -> None:
     """Remove the lines of these runs. Raises Unusable."""
     _change(lambda lines: _without(lines, run_ids))
+
+
+def removal(run_id: str) -> str:
+    """The command of /bin/sh that removes the line of a run."""
+    return "crontab -l | grep -vF %s | crontab -" % shlex.quote(MARK + run_id)
 
 
 def run_ids() -> List[str]:

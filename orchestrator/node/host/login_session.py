@@ -27,7 +27,7 @@ def look(root: str = "") -> Dict[str, Any]:
     kills = kills_processes(root)
     return {
         "kills": kills,
-        "linger": os.path.exists("%s/var/lib/systemd/linger/%s" % (root, processes.user_name(os.geteuid()))),
+        "linger": lingers(root),
         "scope": kills and _scope_works(),
         "slurm_adopts": slurm_adopts(root),
     }
@@ -43,6 +43,11 @@ def kills_processes(root: str = "") -> bool:
     user = processes.user_name(os.geteuid())
     only = settings.get("KillOnlyUsers", "").split()
     return user not in settings.get("KillExcludeUsers", "root").split() and (not only or user in only)
+
+
+def lingers(root: str = "") -> bool:
+    """Whether the user's own systemd runs from boot on, without a login."""
+    return os.path.exists("%s/var/lib/systemd/linger/%s" % (root, processes.user_name(os.geteuid())))
 
 
 def is_in_session(root: str = "") -> bool:

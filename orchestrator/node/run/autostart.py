@@ -1,16 +1,17 @@
-"""`run.autostart: cron`: what makes a host that was booted again rejoin its run by itself, without a controller.
+"""`run.autostart`: what makes a host that was booted again rejoin its run by itself, without a controller.
 
-While the run is not over, the user's crontab has a line for it, and the run's folder has the key of the run. The line
-starts the verb `autostart` of the node program (serve/at_boot.py), or removes itself where that is gone.
+While the run is not over, the user's crontab has a line for it, or the user's systemd a unit, and the run's folder has
+the key of the run. Both start the verb `autostart` of the node program (serve/at_boot.py), or remove themselves where
+that is gone.
 """
 
 import contextlib
 import os
 import re
 import shlex
-from typing import Any, Dict
+from typing import Any, Dict, List, Optional
 
-from ..host import crontab, processes, state
+from ..host import crontab, processes, state, user_units
 
 RECORD = "autostart.json"
 # variables of the session that started the run, and those that may be credentials
@@ -19,13 +20,29 @@ NOT_KEPT = re.compile(
 )
 
 
+class Unusable(Exception):
+    """This host cannot rejoin the run by itself; the text says why."""
+
+
+def why_unusable(kind: str) -> Optional[str]:
+    """`kind`: of run.autostart, not `none`."""
+    return crontab.why_unusable() if kind == "cron" else user_units.why_unusable()
+
+
 def install(folder: str, spec: Dict[str, Any], private: Dict[str, Any]) -> None:
-    """Write the record and the crontab's line. Raises Unusable."""
+    """Write the record, and the crontab's line or the unit. Raises Unusable."""
     if private["secrets"]:
-        raise crontab.Unusable("the run has secrets, and those are not written to a disk")
+        raise Unusable("the run has secrets, which are not written to a disk")
     environment = {name: value for name, value in os.environ.items() if not NOT_KEPT.match(name)}
     state.write(os.path.join(folder, RECORD), {"private": private, "environment": environment})
-    crontab.add(spec["run_id"], _command(spec))
+    run_id = spec["run_id"]
+    try:
+        if spec["autostart"] == "cron":
+            crontab.add(run_id, _command(spec, crontab.removal(run_id)))
+        else:
+            user_units.add(run_id, _command(spec, user_units.removal(run_id)))
+    except (crontab.Unusable, user_units.Unusable) as error:
+        raise Unusable(str(error)) from error
 
 
 def is_installed(folder: str) -> bool:
@@ -36,15 +53,24 @@ def remove(folder: str) -> None:
     """Undo `install`; the folder may be gone. A line that cannot be removed now removes itself at the next boot."""
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(folder, RECORD))
+    forget(os.path.basename(folder))
+
+
+def forget(*run_ids: str) -> None:
     with contextlib.suppress(crontab.Unusable, OSError, state.StateError):
-        crontab.remove(os.path.basename(folder))
+        user_units.remove(*run_ids)
+        if set(run_ids).intersection(crontab.run_ids()):
+            crontab.remove(*run_ids)
 
 
-def _command(spec: Dict[str, Any]) -> str:
-    program, run_id = spec["program"], spec["run_id"]
-    argv = processes.own_program(program, "autostart", run_id)
+def run_ids() -> List[str]:
+    """The runs that this host would rejoin at boot."""
+    return crontab.run_ids() + user_units.run_ids()
+
+
+def _command(spec: Dict[str, Any], removal: str) -> str:
+    """`removal`: for when the folder with the node program is gone."""
+    program = spec["program"]
+    argv = processes.own_program(program, "autostart", spec["run_id"])
     base = "DDP_ORCH_STATE_DIR=" + shlex.quote(state.base())
-    line = shlex.quote(crontab.MARK.strip() + " " + run_id)
-    gone = "crontab -l | grep -vF %s | crontab -" % line
-    # the folder with the node program may be gone: then the line removes itself
-    return "if [ -e %s ]; then %s exec %s; else %s; fi" % (shlex.quote(program), base, shlex.join(argv), gone)
+    return "if [ -e %s ]; then %s exec %s; else %s; fi" % (shlex.quote(program), base, shlex.join(argv), removal)

@@ -47,7 +47,7 @@ def main_guard() -> int:
         guard.hold()
     guard.run()
     guard.close()
-    if given["spec"].get("autostart") == "cron":
+    if autostart.is_installed(given["folder"]):
         autostart.remove(given["folder"])
     os._exit(0)  # at once: a relay that waits for the end of the control channel expects the process to be gone
 

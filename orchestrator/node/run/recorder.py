@@ -390,6 +390,6 @@ class Recorder:
         for handle in list(self._fifos):
             self._finish(handle)
         exit_record.write(self.folder, self.spec, verdict, self._status["outcome"], self._status["failures"])
-        if self.spec.get("autostart") == "cron":
+        if autostart.is_installed(self.folder):
             autostart.remove(self.folder)
         self._finished = True

@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..host import crontab, memory_folder, network, processes, state
+from ..host import memory_folder, network, processes, state
 from ..run import autostart, guard_process
 from ..run.follower import JOIN_WINDOW
 from . import link_port, retire, runs
@@ -48,7 +48,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         spec["contact"] = link_port.contact(sockets.get("link", []))
         spec["used_ports"] = [port for port in (spec["contact"]["port"], answer.get("rdzv_port")) if port]
         state.write(os.path.join(folder, "spec.json"), spec)
-        if spec["autostart"] == "cron":
+        if spec["autostart"] != "none":
             _install_autostart(folder, spec, private)
         control = _start_guard(folder, spec, private, sockets, locks)
     except BaseException:
@@ -89,7 +89,7 @@ def _open_link(spec: Dict[str, Any], head_address: str) -> List[socket.socket]:
 def _install_autostart(folder: str, spec: Dict[str, Any], private: Dict[str, Any]) -> None:
     try:
         autostart.install(folder, spec, private)
-    except crontab.Unusable as error:
+    except autostart.Unusable as error:
         raise Refused("autostart-unusable", "run.autostart: %s" % error) from error
 
 

@@ -10,9 +10,9 @@ import threading
 import time
 from typing import Any, Callable, Dict, List
 
-from ..host import crontab, init_process, ledger, login_session
+from ..host import init_process, ledger, login_session
 from ..host.run_command import answers_of
-from ..run import job, notify
+from ..run import autostart, job, notify
 from . import dns, facts, gpus
 from .runs import LEDGER_MOST
 
@@ -23,7 +23,7 @@ MARKER = "ddp-orch-facts:"
 
 def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """`arguments`: setup, python, env, workdir, script, gpus ("none" spares the question), ports, paths, names,
-    notify (of the head), and autostart (whether a crontab is needed).
+    notify (of the head), and autostart (of the run, or null).
     """
     answers: Dict[str, Any] = {}
     bugs: List[BaseException] = []
@@ -41,7 +41,7 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "names": lambda: dns.look([own] + arguments["names"], arguments["addresses"]),
     }
     if arguments["autostart"]:
-        questions["crontab"] = crontab.why_unusable
+        questions["autostart"] = lambda: autostart.why_unusable(arguments["autostart"])
     if arguments["notify"]:
         questions["notify"] = lambda: notify.look(arguments["notify"])
     if arguments["gpus"] != "none":
@@ -66,7 +66,7 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "python": answers["python"],
         "names": answers["names"],
         "notify": answers.get("notify", {}),
-        "crontab": answers.get("crontab"),
+        "autostart": answers.get("autostart"),
         "ledger": ledger.newest(LEDGER_MOST),
         "lazy_init": answers["lazy_init"],
         "login": answers_of({"login": login_session.look}, LOGIN_WINDOW).get("login"),
