@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from golden_files import assert_message
 from lab.waiting import wait_until
-from local_runs import Runs
+from local_runs import Run, Runs, changed_program, local_runs
 
 from orchestrator.hosts.node_program import node_program
 from orchestrator.node.host import processes
@@ -95,6 +96,38 @@ def test_a_lost_head_is_told_of_by_one_of_the_others(runs: Runs, webhook: Webhoo
     assert_message("notify-head-lost", posted["text"], RUN=run.run_id)
 
 
+def is_told(run: Run) -> bool:
+    file = run.folder() / "notified"
+    return file.exists() and file.stat().st_size > 0
+
+
+# Once, the recorder is killed before it starts the process that sends.
+KILLED_BEFORE = b"    try: open(folder+'/k','x');os.kill(os.getpid(),9)\n    except OSError: 0\n"
+NOTHING_TO_SEND = b"""    if not targets.get("webhook") and not targets.get("command"):\n        return\n"""
+
+
+def test_a_head_whose_recorder_is_killed_at_the_end_tells_of_it_all_the_same(tmp_path: Path, webhook: Webhook) -> None:
+    killed = KILLED_BEFORE[:-1].ljust(len(NOTHING_TO_SEND) - 1) + b"\n"
+    with local_runs(tmp_path, changed_program("notify.py", {NOTHING_TO_SEND: killed})) as runs:
+        run = runs.start("pass", nproc=(1, 1), notify={"webhook": webhook.address})
+        assert {record["verdict"]["state"] for record in run.wait_over()} == {"succeeded"}
+        assert (run.folder() / "k").exists()
+        wait_until(lambda: is_told(run), 30, "the message was sent")
+    assert len(webhook.posted) == 1
+
+
+def test_the_end_of_a_run_is_told_once_however_many_recorders_ask_for_it(webhook: Webhook, runs: Runs) -> None:
+    run = runs.start("pass", notify={"webhook": webhook.address})
+    run.wait_over()
+    wait_until(lambda: is_told(run), 30, "the message was sent")
+    (program,) = run.hosts[0].state.glob("node-*")
+    given = {"wanted": {"webhook": webhook.address}, "folder": str(run.folder())}
+    for state, posted in (("succeeded", 1), ("restarting", 2)):
+        message = json.dumps({**given, "said": {"text": "again", "state": state, "attempt": 1}})
+        subprocess.run(processes.own_program(str(program), "notify"), input=message, text=True, check=True)
+        assert len(webhook.posted) == posted
+
+
 def test_a_run_does_not_wait_for_a_command_that_hangs(runs: Runs, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     run = runs.start("pass", notify={"command": f"echo $$ > {begun}; exec sleep 40"})
@@ -119,7 +152,7 @@ def test_what_could_not_be_sent_is_in_the_log_and_in_the_listing(runs: Runs) -> 
 def test_a_later_success_ends_the_complaint(runs: Runs, webhook: Webhook, tmp_path: Path) -> None:
     (program,) = runs.hosts(1)[0].state.glob("node-*")
     (tmp_path / "notify.json").write_text('{"problems": {"webhook": "Connection refused"}}')
-    said = {"text": "hello", "attempt": 2}
+    said = {"text": "hello", "state": "restarting", "attempt": 2}
     notify.tell(str(program), {"webhook": webhook.address}, said, str(tmp_path))
     wait_until(lambda: not (tmp_path / "notify.json").exists(), 30.0, "it is forgotten")
     assert webhook.posted == [{"text": "hello"}]
@@ -163,7 +196,7 @@ def test_a_webhook_that_refuses_is_asked_again(webhook: Webhook, monkeypatch: py
 def test_a_recorder_that_can_start_no_thread_tells_all_the_same(tmp_path: Path) -> None:
     program = tmp_path / "node.pyz"
     program.write_bytes(node_program().data)
-    said = {"text": "a text", "attempt": 1}
+    said = {"text": "a text", "state": "failed", "attempt": 1}
     threading.stack_size(1 << 46)  # more than there are addresses: no thread can be started
     try:
         with pytest.raises(RuntimeError):

@@ -126,6 +126,7 @@ class ElectedHead(HeadLink):
         self._entries.apply_committed()
         if self._voter.is_current and not self._has_announced:
             self._has_announced = True
+            self._notify_of_end(self._entries.committed)  # an earlier head may have been lost before it did
             for number in [self._here, *self._nodes]:
                 self._send_current_order(number)
 

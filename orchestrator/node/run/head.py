@@ -54,6 +54,7 @@ class HeadLink(ClusterLink):
         self._log: EventLog = self._open_log()
         if self._log.started_at is not None:
             self._finisher.begin(self._log.started_at)
+        self._notify_of_end(self._log.committed)  # our predecessor may have been killed before it did
         self._show()
         now = time.monotonic()
         for number, node in enumerate(self._state.nodes):
@@ -382,8 +383,12 @@ class HeadLink(ClusterLink):
             self._notify("waiting", after.first_failure)
         elif narration.plans_restart(before, after):
             self._notify("restarting", after.first_failure)
-        if after.verdict is not None and before.verdict is None:
-            self._notify(after.verdict["state"], after.verdict["first_failure"])
+        if before.verdict is None:
+            self._notify_of_end(after)
+
+    def _notify_of_end(self, state: State) -> None:
+        if state.verdict is not None:
+            self._notify(state.verdict["state"], state.verdict["first_failure"])
 
     def _notify(self, label: str, failure: Optional[Dict[str, Any]]) -> None:
         message = notify.message(self._spec, label, self._log.committed.attempt, failure)

@@ -25,6 +25,7 @@ ANSWER_WINDOW = 10.0  # s for the webhook to answer
 COMMAND_WINDOW = 60.0  # s for the command
 CONNECT_WINDOW = 5.0  # s to connect to the webhook's host, when it is only tried
 RECORD = "notify.json"  # what went wrong the last time; none: nothing
+LAST = "notified"  # the state that the last message has told of; a process that sends one holds its lock
 
 WORDS = {
     "succeeded": "has succeeded",
@@ -53,6 +54,11 @@ def message(spec: Dict[str, Any], state: str, attempt: int, first_failure: Optio
     }
 
 
+def is_last(message: Dict[str, Any]) -> bool:
+    """Whether it tells of the end of a run."""
+    return message["state"] not in ("restarting", "waiting")
+
+
 def tell(program: str, targets: Dict[str, Any], message: Dict[str, Any], folder: str) -> None:
     """Start a process that sends the message, and return at once. `targets`: webhook and command, each text or null.
 
@@ -76,8 +82,21 @@ def main() -> int:
     """Verb `notify`: the message and its targets are on stdin. It may outlive the recorder."""
     processes.set_name("ddp-notify")
     given = json.load(sys.stdin)
-    _record(given["folder"], given["said"]["attempt"], send(given["wanted"], given["said"]))
+    targets, message, folder = given["wanted"], given["said"], given["folder"]
+    if is_last(message):
+        _send_last(targets, message, folder)
+    else:
+        _record(folder, message["attempt"], send(targets, message))
     return 0
+
+
+def _send_last(targets: Dict[str, Any], message: Dict[str, Any], folder: str) -> None:
+    """Send the message about the end of a run, unless it has been sent: each new recorder of the head asks for it."""
+    file = os.open(os.path.join(folder, LAST), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    if not os.fstat(file).st_size:
+        _record(folder, message["attempt"], send(targets, message))
+        os.write(file, message["state"].encode("ascii"))
 
 
 def send(targets: Dict[str, Any], message: Dict[str, Any], tries: int = TRIES) -> Dict[str, str]:
