@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from .decode import NOT_NULL
 from .fields import (
@@ -142,6 +143,8 @@ class Part:
     """Names of the run's secrets; None: unknown."""
     shared_output: AbsolutePath | None = None
     """The output folder, if it is on a disk that all hosts share (run.output)."""
+    resume: Literal["none", "head", "newest", "union"] = "none"
+    """Whose outputs all hosts get before an attempt (run.resume)."""
 
     @property
     def is_witness(self) -> bool:

@@ -13,6 +13,11 @@ from . import causes
 CODES = ("dataset-missing", "file-missing-on-host")
 QUOTED = re.compile(r"['\"](/?[\w.-]+(?:/[\w. -]+)*/?)['\"]")
 BARE = re.compile(r"(?<![\w./:])(/[\w.-]+(?:/[\w.-]+)+)")
+OUTPUTS = re.compile(r"/[0-9a-f]{12}/out/[^/]+/.")  # in an output folder of a run, which each host has for itself
+SET_RESUME = (
+    "Set run.resume, so that every host gets it before the ranks start: head if rank 0 saves, union if every rank "
+    "saves a part (docs/resume.md). Or set run.output to a folder on a shared disk."
+)
 NOT_THERE = "No such file or directory"
 
 
@@ -29,8 +34,10 @@ def path_of(finding: Finding) -> str | None:
     return None
 
 
-def check_hosts(finding: Finding, path: str, answers: Mapping[str, str | None], hosts: Sequence[str]) -> Finding:
-    """`answers`: of each host that could be asked, why it cannot read the path; None: it can."""
+def check_hosts(
+    finding: Finding, path: str, answers: Mapping[str, str | None], hosts: Sequence[str], resume: str
+) -> Finding:
+    """`answers`: of each host that could be asked, why it cannot read the path; None: it can. `resume`: run.resume."""
     lacking = [host for host in hosts if answers.get(host) == NOT_THERE]
     having = [host for host in hosts if host in answers and answers[host] is None]
     if not lacking or len(lacking) + len(having) < len(hosts):
@@ -38,6 +45,7 @@ def check_hosts(finding: Finding, path: str, answers: Mapping[str, str | None], 
     code = "file-missing-on-host" if having else "dataset-missing"
     cause = causes.load_knowledge().causes[code]
     why = f"{path} exists on {fold(having)}, not on {fold(lacking)}" if having else f"{path} exists on no host"
+    fix = SET_RESUME if having and resume == "none" and OUTPUTS.search(path) else cause.fix
     first = [host for host in finding.hosts if host in lacking]
     return replace(
         finding,
@@ -45,5 +53,5 @@ def check_hosts(finding: Finding, path: str, answers: Mapping[str, str | None], 
         hosts=tuple(dict.fromkeys([*first, *lacking])) if having else finding.hosts,
         confidence="high",
         message=f"{cause.meaning} ({why})",
-        fix=cause.fix,
+        fix=fix,
     )

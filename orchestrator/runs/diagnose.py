@@ -60,7 +60,8 @@ def gather_and_diagnose(
     if verdict is not None and failed:
         ranks = claims.newest_ranks(parts, nodes)
         diagnosis = diagnose_last_attempt(lines, verdict, evidence, ranks, attempt=attempt, same_code=same_code)
-        diagnosis = replace(diagnosis, findings=_look_for_file(run_id, diagnosis.findings, run_hosts, fleet))
+        resume = parts[first].resume if first is not None else "none"
+        diagnosis = replace(diagnosis, findings=_look_for_file(run_id, diagnosis.findings, run_hosts, fleet, resume))
         diagnosis = kept_back.explain(diagnosis, run_id) if same_code else diagnosis
         diagnosis = _doubt(diagnosis, _silent_hosts(parts, nodes, evidence), parts, verdict)
     newest_ended = attempt if verdict is None and restarting else attempt - 1
@@ -126,9 +127,9 @@ def _doubt(diagnosis: Diagnosis, silent: Sequence[str], parts: Mapping[str, Part
 
 
 def _look_for_file(
-    run_id: str, findings: tuple[Finding, ...], hosts: Sequence[Host], fleet: Fleet
+    run_id: str, findings: tuple[Finding, ...], hosts: Sequence[Host], fleet: Fleet, resume: str
 ) -> tuple[Finding, ...]:
-    """If the first cause is a missing file, ask every host whether it has that file."""
+    """If the first cause is a missing file, ask every host whether it has that file. `resume`: run.resume."""
     path = missing.path_of(findings[0]) if findings else None
     if path is None:
         return findings
@@ -137,7 +138,7 @@ def _look_for_file(
         return session.request(PATHS, {"run_id": run_id, "paths": [path]}).paths[path]
 
     answers = fleet.each(hosts, ask, f"looking for {path}").done
-    first = missing.check_hosts(findings[0], path, answers, [host.name for host in hosts])
+    first = missing.check_hosts(findings[0], path, answers, [host.name for host in hosts], resume)
     return (first, *(finding for finding in findings[1:] if finding.code != first.code))
 
 

@@ -219,6 +219,7 @@ FULL_RUN: dict[str, Any] = {
     "not_notified": {"webhook": "refused"},
     "secrets": ["TOKEN"],
     "shared_output": "/outputs",
+    "resume": "union",
 }
 
 

@@ -40,17 +40,36 @@ def test_of_another_cause_no_file_is_looked_for() -> None:
 
 
 def test_a_file_that_some_hosts_have_is_missing_on_the_others() -> None:
-    found = missing.check_hosts(finding("..."), "/data/x", {"a": None, "b": GONE, "c": GONE}, HOSTS)
+    found = missing.check_hosts(finding("..."), "/data/x", {"a": None, "b": GONE, "c": GONE}, HOSTS, "none")
     assert (found.code, found.hosts, found.confidence) == ("file-missing-on-host", ("b", "c"), "high")
     assert re.search(r"/data/x .*\ba\b.*(\[b-c\]|b,c)", found.message)
 
 
 def test_a_file_that_no_host_has_was_never_there() -> None:
-    found = missing.check_hosts(finding("...", "file-missing-on-host"), "/data/x", dict.fromkeys(HOSTS, GONE), HOSTS)
+    found = missing.check_hosts(
+        finding("...", "file-missing-on-host"), "/data/x", dict.fromkeys(HOSTS, GONE), HOSTS, "none"
+    )
     assert (found.code, found.confidence, found.rank) == ("dataset-missing", "high", 1)
     assert_message("file-on-no-host", found.message)
 
 
 @pytest.mark.parametrize("answers", [{"a": GONE, "b": GONE}, dict.fromkeys(HOSTS), {"a": "Permission denied"}])
 def test_where_the_hosts_do_not_settle_it_the_diagnosis_stays(answers: dict[str, str | None]) -> None:
-    assert missing.check_hosts(finding("..."), "/data/x", answers, HOSTS) == finding("...")
+    assert missing.check_hosts(finding("..."), "/data/x", answers, HOSTS, "none") == finding("...")
+
+
+OF_A = "/home/ann/.local/state/ddp-orch/0123456789ab/out/20261123-150000-abcd/model.pt"
+
+
+@pytest.mark.parametrize(
+    ("path", "resume", "advised"),
+    [(OF_A, "none", True), (OF_A, "head", False), ("/data/out/model.pt", "none", False)],
+)
+def test_an_output_that_only_some_hosts_have_is_copied_by_run_resume(path: str, resume: str, advised: bool) -> None:
+    found = missing.check_hosts(finding("..."), path, {"a": None, "b": GONE, "c": GONE}, HOSTS, resume)
+    assert (found.code, "run.resume" in found.fix) == ("file-missing-on-host", advised)
+
+
+def test_an_output_that_no_host_has_is_not_to_be_copied() -> None:
+    found = missing.check_hosts(finding("..."), OF_A, dict.fromkeys(HOSTS, GONE), HOSTS, "none")
+    assert "run.resume" not in found.fix

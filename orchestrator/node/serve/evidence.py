@@ -18,6 +18,7 @@ KERNEL = re.compile(
 MOST_KERNEL_LINES = 40
 DUMPS = ("/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_")
 MOST_DUMPS = 16
+OUTPUTS = re.compile(r"/[0-9a-f]{12}/out/([^/]+)/(.+)")  # in an output folder: host's id, name of the run, file
 SLACK = 5.0  # s before the record of a run that still count as its time
 
 
@@ -41,13 +42,20 @@ def gather(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def paths(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """`arguments`: run_id, paths. Whether each can be read here: null, or why not. Relative ones are the run's."""
-    spec = state.read(os.path.join(state.run_folder(arguments["run_id"]), "spec.json"))
+    """`arguments`: run_id, paths. Whether each can be read here: null, or why not. Relative ones are the run's.
+
+    A path in the output folder of the run on another host is looked for in that of this host.
+    """
+    folder = state.run_folder(arguments["run_id"])
+    spec = state.read(os.path.join(folder, "spec.json"))
     if spec is None:
         return {"error": "no such run here", "code": "no-such-run"}
-    questions: Dict[str, Callable[[], Any]] = {
-        path: functools.partial(facts.unreadable, os.path.join(spec["cwd"], path)) for path in arguments["paths"]
-    }
+    questions: Dict[str, Callable[[], Any]] = {}
+    for path in arguments["paths"]:
+        output = OUTPUTS.search(path)
+        is_output = output is not None and output[1] == spec["name"]
+        place = os.path.join(state.output_folder(folder, spec), output[2]) if output and is_output else path
+        questions[path] = functools.partial(facts.unreadable, os.path.join(spec["cwd"], place))
     answers = answers_of(questions, facts.FILES_WINDOW)
     return {"paths": {path: answers.get(path, "its file system does not answer") for path in questions}}
 

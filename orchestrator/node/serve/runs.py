@@ -59,6 +59,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "grace": spec.get("grace", 30.0),
         "lease": spec.get("lease", 8.0),
         "shared_output": spec.get("shared_output"),
+        "resume": spec.get("resume", "none"),
         "secrets": spec.get("secrets", []),  # names
         "not_notified": (state.read(os.path.join(folder, "notify.json")) or {}).get("problems", {}),
     }
