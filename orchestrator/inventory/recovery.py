@@ -14,6 +14,9 @@ def check(inventory: Any, reading: Reading) -> None:
     """`inventory`: a `model.Inventory`."""
     _check_election(inventory, reading)
     run = inventory.run
+    if run.resume == "head" and run.rdzv.backend == "c10d":
+        message = "with rdzv.backend c10d, rank 0 may run on another host than the head; use newest or union, or static"
+        reading.wrong(reading.marks["run.resume"], "run.resume", message)
     if run.autostart == "none":
         return
     key = "run.autostart"

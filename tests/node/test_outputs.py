@@ -70,3 +70,21 @@ def test_a_disk_that_is_not_the_one_of_the_head_is_refused(tmp_path: Path, monke
     locks.share_output({**spec, "node": 0}, taken)
     locks.share_output(spec, [])
     assert len(taken) == 1
+
+
+def test_an_output_of_one_host_is_looked_for_in_the_output_folder_of_the_others(runs: Runs) -> None:
+    run = runs.start(SAY, nproc=(1, 1), env={"MINE": ""})
+    run.wait_over()
+    outputs = [run.folder(node).parents[1] / "out" / run.run_id for node in (0, 1)]
+    assert outputs[0] != outputs[1]
+    paths = [
+        str(outputs[1] / "rank-0"),
+        str(outputs[0] / "rank-1"),
+        str(outputs[1]).replace(run.run_id, "x") + "/rank-0",
+    ]
+    answers = [host.session.request("paths", {"run_id": run.run_id, "paths": paths})["paths"] for host in run.hosts]
+    missing = "No such file or directory"
+    assert [[answer[path] for path in paths] for answer in answers] == [
+        [None, missing, missing],
+        [missing, None, missing],
+    ]

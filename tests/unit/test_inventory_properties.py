@@ -148,6 +148,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
     own = tuple(draw(hosts(name)) for name in names)
     taken = set(env).union(*(host.env for host in own))
     low, high = sorted(draw(st.tuples(st.integers(1024, 65535), st.integers(1024, 65535))))
+    backend = draw(st.sampled_from(["static", "c10d"]))
     return Inventory(
         path="inventory.yaml",
         hosts=own,
@@ -167,9 +168,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
             env=env,
             secrets=tuple(name for name in draw(st.lists(VARIABLES, max_size=3, unique=True)) if name not in taken),
             output=draw(st.none() | PATHS),
-            rdzv=RendezvousOptions(
-                backend=draw(st.sampled_from(["static", "c10d"])), port=draw(st.just("auto") | st.integers(1024, 65535))
-            ),
+            rdzv=RendezvousOptions(backend=backend, port=draw(st.just("auto") | st.integers(1024, 65535))),
             ports=(low, high),
             sync=draw(
                 st.sampled_from(["auto", "none"]) | st.lists(SOME_TEXTS, min_size=1, max_size=3, unique=True).map(tuple)
@@ -178,7 +177,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
             max_restarts=0,
             lease=draw(st.integers(2, 600).map(float)),
             rejoin_timeout=draw(SECONDS),
-            resume=draw(st.sampled_from(["none", "head", "newest", "union"])),
+            resume=draw(st.sampled_from(["none", "newest", "union", *(["head"] if backend == "static" else [])])),
             resume_limit=draw(st.integers(1, 999999)) * draw(st.sampled_from([1 << 10, 1 << 20, 1 << 30, 1 << 40])),
             resume_timeout=draw(SECONDS),
             memory_limit=draw(st.none() | st.integers(1, 999999).map(lambda size: size << 20)),
