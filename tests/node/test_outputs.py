@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -83,7 +85,7 @@ def test_an_output_of_one_host_is_looked_for_in_the_output_folder_of_the_others(
         str(outputs[1]).replace(run.run_id, "x") + "/rank-0",
     ]
     answers = [host.session.request("paths", {"run_id": run.run_id, "paths": paths})["paths"] for host in run.hosts]
-    missing = "No such file or directory"
+    missing = os.strerror(errno.ENOENT)
     assert [[answer[path] for path in paths] for answer in answers] == [
         [None, missing, missing],
         [missing, None, missing],
