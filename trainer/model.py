@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config import Config, ConfigError
@@ -100,6 +101,20 @@ def prepare_model(model: nn.Module, config: Config, device: torch.device) -> nn.
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # documented
     return model
+
+
+def make_loss(config: Config) -> Callable[[Tensor, Tensor], Tensor]:
+    """From logits and targets to the sum of the loss over all targets: one class per image, or one token per position.
+
+    The logits of a GPT are its largest tensor. Compiled, this needs no copy of them in fp32.
+    """
+
+    def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+        if not targets.is_floating_point():  # else, after mixup, they are the share of each class
+            targets = targets.flatten()
+        return cross_entropy(logits.flatten(0, -2), targets, reduction="sum", label_smoothing=config.label_smoothing)
+
+    return torch.compile(loss_of) if config.compile else loss_of
 
 
 def checkpoint_blocks(model: nn.Module, name: str) -> None:

@@ -24,7 +24,7 @@ def wrap(model: nn.Module, config: Config, world: World, first_step: int) -> nn.
     if config.parallel == "fsdp":
         return shard(model, config, world)
     if config.compile:
-        model.compile()
+        model.compile()  # inside DDP, torch cuts the graph at DDP's buckets, so that it can send them early
     # Every rank averages gradients with the others while backward still computes the rest (arXiv:2006.15704).
     ddp = DistributedDataParallel(
         model, gradient_as_bucket_view=True, bucket_cap_mb=config.bucket_mb, static_graph=config.static_graph

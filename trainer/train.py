@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from trainer.extras.ema import EMA
 from trainer.extras.mixing import Mix, make_mix
 from trainer.extras.profiler import Profiler
 from trainer.extras.samples import find_decoder, print_sample
-from trainer.model import build, prepare_model
+from trainer.model import build, make_loss, prepare_model
 from trainer.optim import learning_rate, make_optimizer
 from trainer.parallel import full, keep_gradients_local, snapshots_of, wrap
 
@@ -50,6 +50,7 @@ class Training:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     first_step: int  # 0, or the step of the snapshot from which the run resumed
+    loss_of: Callable[[Tensor, Tensor], Tensor]  # from logits and targets
     ema: EMA | None  # the moving average of the weights
     mix: Mix | None  # mixes the images of a micro-batch
 
@@ -131,7 +132,9 @@ def setup(config: Config, world: World, out: Path | None, memory: Path | None = 
         ema = EMA(model, config.ema) if config.ema else None
         if state:
             snapshots_of(config).restore(state, model, optimizer, scaler, ema)
-    training = Training(config, world, data, sampling, model, wrapped, optimizer, scaler, first_step, ema, mix)
+    training = Training(
+        config, world, data, sampling, model, wrapped, optimizer, scaler, first_step, make_loss(config), ema, mix
+    )
     if state:
         before = f"from:{state['folder']} (another --out starts from scratch) ranks_before:{state['world_size']}"
         world.print(f"resumed {training.position(first_step)} {before}")
@@ -271,18 +274,14 @@ def seed_step(training: Training, step: int) -> None:
 
 
 def forward(training: Training, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the logits, and the sum of the loss over all targets: one class per image, or one token per position."""
+    """Return the logits, and the sum of the loss over all targets."""
     config = training.config
     inputs = batch.inputs
     if config.channels_last and inputs.ndim == 4:
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     with autocast(config.precision, training.world.device):
         logits = model(inputs)
-        # Targets are classes or, after mixup, the share of each class.
-        targets = batch.targets if batch.targets.is_floating_point() else batch.targets.flatten()
-        flat = logits.flatten(0, -2)
-        loss = cross_entropy(flat, targets, reduction="sum", label_smoothing=config.label_smoothing)
-    return logits, loss
+        return logits, training.loss_of(logits, batch.targets)
 
 
 def count_correct(logits: Tensor, targets: Tensor) -> Tensor:
