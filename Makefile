@@ -6,7 +6,7 @@ EXAMPLES ?= 100000
 LOGINS := tests/e2e/test_ssh_login.py tests/e2e/test_ssh_pipe.py tests/e2e/test_ssh_lab.py
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-all test-newest chaos breakages fuzz lint clean
+.PHONY: help demo test test-all test-newest chaos gpu breakages fuzz lint clean
 
 help:
 	@echo 'make demo     train on two hosts on this machine over real SSH (about a minute)'
@@ -14,6 +14,7 @@ help:
 	@echo 'make test-all run all tests, as CI does (up to an hour)'
 	@echo 'make test-newest  run unit tests and logins with the newest versions that pyproject.toml allows'
 	@echo 'make chaos    inject faults into runs (an hour and a half; needs root)'
+	@echo 'make gpu      run all tests and benchmarks that need a GPU, on this machine (nine minutes at most); ARGS="--device cpu" tries them without one'
 	@echo 'make breakages  make every fault that check knows, in a lab (about ten minutes)'
 	@echo 'make fuzz     test random inventories, frames, log lines and answers of hostile hosts (half an hour or more); EXAMPLES=1000 for fewer'
 	@echo 'make lint     run ruff and mypy'
@@ -37,10 +38,14 @@ test-newest: .venv/.complete
 	.venv-newest/bin/python -m pytest $(or $(ARGS),tests/unit $(LOGINS))
 
 chaos: .venv/.complete
-	CHAOS=full .venv/bin/python -m pytest tests/chaos tests/node/test_restarts.py tests/node/test_grace.py --timeout 900 $(ARGS)
+	CHAOS=full .venv/bin/python -m pytest tests/chaos tests/gpu tests/node/test_restarts.py tests/node/test_grace.py --timeout 900 $(ARGS)
 	DDP_ORCH_STOP_MOMENTS=500 .venv/bin/python -m pytest tests/node/test_stop_moments.py -s --timeout 3600
 	.venv/bin/python tests/chaos/sequences.py --count 200 --write chaos_sequences
 	.venv/bin/python tests/chaos/sequences.py --count 20 --torchrun --labs 1 --write chaos_sequences_torchrun
+
+# Sets nothing up: a machine with a GPU may have no network. Its own Python does, with the packages that it has.
+gpu:
+	@$(firstword $(wildcard .venv/bin/python) $(PYTHON)) benchmarks/gpu $(ARGS)
 
 breakages: .venv/.complete
 	DDP_ORCH_ALL_BREAKAGES=1 .venv/bin/python -m pytest tests/e2e/test_check.py tests/e2e/test_broken_hosts.py $(ARGS)

@@ -1,6 +1,6 @@
 """A rank that does several trainings one after the other: a process a rank, and torch imported once.
 
-    python many_trainings.py '[["--epochs=1", "--out=a"], ...]'     with the variables of torchrun
+    python many_trainings.py '[["--epochs=1", "--out=a"], ...]'     with the variables of torchrun, and TRAINER_DEVICE
 
 Between trainings rank 0 prints `training I`; one that is refused prints `refused: ...` in its place.
 """
@@ -17,7 +17,7 @@ from trainer.extras.bench import bench
 from trainer.place import find
 from trainer.train import run
 
-with joined("cpu", find(os.environ)) as world:
+with joined(os.environ.get("TRAINER_DEVICE", "cpu"), find(os.environ)) as world:
     for number, argv in enumerate(json.loads(sys.argv[1])):
         world.print(f"training {number}")
         try:
