@@ -6,7 +6,7 @@ EXAMPLES ?= 100000
 LOGINS := tests/e2e/test_ssh_login.py tests/e2e/test_ssh_pipe.py tests/e2e/test_ssh_lab.py
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-all test-newest chaos gpu breakages fuzz lint clean
+.PHONY: help demo test test-all test-newest chaos gpu breakages fuzz lint docs clean
 
 help:
 	@echo 'make demo     train on two hosts on this machine over real SSH (about a minute)'
@@ -18,6 +18,7 @@ help:
 	@echo 'make breakages  make every fault that check knows, in a lab (about ten minutes)'
 	@echo 'make fuzz     test random inventories, frames, log lines and answers of hostile hosts (half an hour or more); EXAMPLES=1000 for fewer'
 	@echo 'make lint     run ruff and mypy'
+	@echo 'make docs     build the documentation as a web site, in site/'
 	@echo 'make clean    remove everything that these have made'
 
 demo: .venv/.complete
@@ -58,8 +59,15 @@ lint: .venv/.complete
 	.venv/bin/python -m ruff format --check
 	.venv/bin/python -m mypy
 
+# Builds with warnings as errors: a link to a page or heading that does not exist is one.
+docs: .venv/.complete
+	@[ -x .venv-docs/bin/mkdocs ] || { $(call inheriting_venv,.venv/bin/python,.venv-docs) && \
+	  .venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt mkdocs-material; }
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet --strict
+	@echo 'open site/index.html'
+
 clean:
-	rm -rf .venv .venv-newest *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-newest .venv-docs site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The stamp is the last thing to be made: a set-up that was interrupted, or is older than the constraints, begins anew.
 .venv/.complete: constraints.txt
