@@ -51,7 +51,7 @@ def peak_learning_rate(config: Config) -> float:
 def learning_rate(config: Config, step: int, last_step: int) -> float:
     """Linear warm-up, then --schedule. A function of the step, so that nothing needs to be saved."""
     peak = peak_learning_rate(config)
-    warmup = max(1, config.warmup_steps or int(config.warmup_fraction * last_step))
+    warmup = config.warmup_steps or int(config.warmup_fraction * last_step)
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = (step - warmup) / max(1, last_step - warmup)

@@ -122,6 +122,11 @@ def test_a_schedule_goes_from_lr_to_min_lr_after_its_warmup_steps(schedule: str,
     assert learning_rate(config, 110, 110) == pytest.approx(1.0 if schedule == "constant" else 0.1)
 
 
+def test_without_warmup_a_schedule_begins_at_the_first_step() -> None:
+    config = Config(lr=1.0, warmup_fraction=0.0)
+    assert [learning_rate(config, step, 100) for step in (0, 50, 100)] == pytest.approx([1, 0.5, 0])
+
+
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_biases_and_norms_do_not_decay(name: str) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Linear(2, 3))
