@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .operation import Operation
 
@@ -41,6 +41,14 @@ class Holder:
 
 
 @dataclass(frozen=True)
+class Container:
+    """A container of a run that is gone."""
+
+    engine: str
+    id: str
+
+
+@dataclass(frozen=True)
 class Ending:
     """The answer to `stop` and `force`."""
 
@@ -49,6 +57,8 @@ class Ending:
     gpus_freed: tuple[int | str, ...]
     """Indexes or UUIDs."""
     remaining: tuple[Remaining, ...]
+    containers: tuple[Container, ...] = field(default=(), kw_only=True)
+    """Containers of the runs, of which none is left."""
 
 
 @dataclass(frozen=True)

@@ -203,6 +203,23 @@ class NoPython:
 
 
 @dataclass(frozen=True)
+class ContainerFacts:
+    """Whether containers can be started from the image of the inventory."""
+
+    engine: str | None
+    """Which one would be used; None: none can."""
+    image: tuple[str, ...]
+    """Its id, and its digests in registries; empty: the host does not have it."""
+    gpus: bool
+    """Whether the engine can give GPUs to a container."""
+    needs_linger: bool = False
+    """The end of the last login would remove the engine's files."""
+    code: str | None = None
+    """The code of the finding about what is missing."""
+    error: str | None = None
+
+
+@dataclass(frozen=True)
 class Lookup:
     """The answer to a look-up of a name or an address."""
 
@@ -276,6 +293,8 @@ class Facts:
     """None: the host did not say."""
     lazy_init: str | None = None
     """The name of process 1, if it does not reap orphans."""
+    container: ContainerFacts | None = None
+    """None: the host needs none."""
     ledger: tuple[EndedRun, ...] = ()
     """The runs that ended last, the newest last."""
 

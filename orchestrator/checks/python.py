@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ..answers.facts import Facts, NoPython, Python
 from ..output.finding import Severity
 from ..plan.plan import Node, Plan
+from . import containers
 from .findings import Findings, shell_word
 
 OLDEST_TORCH = (2, 4)
@@ -20,6 +21,8 @@ def check_pythons(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], fin
         if isinstance(python, NoPython):
             line = "fix that line of `setup`, or " if python.error.startswith("setup line") else ""
             fix = f"{line}set `python` or `setup` for the host"
+            if node.host.container != "none":
+                fix = containers.fix_of(python.code, node.host.container, name) or fix
             findings.add("error", python.code, name, f"python: {python.error}", fix, f"{node.host.python} --version")
             continue
         pythons[name] = python
@@ -34,6 +37,7 @@ def check_pythons(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], fin
             message = f"has several NCCL libraries: {libraries}"
             findings.add("warning", "nccl-library-conflict", name, message, fix, "pip list")
     head = plan.nodes[0].host.name
+    containers.check_containers(nodes, facts, head, findings)
     _versions(pythons, head, findings)
     without_workdir = {name for name, fact in facts.items() if fact.workdir is False}
     _scripts({name: python for name, python in pythons.items() if name not in without_workdir}, findings)
@@ -46,7 +50,9 @@ def _torch(node: Node, python: Python, findings: Findings) -> None:
     name, executable = node.host.name, python.executable
     if python.torch is None:
         fix = (
-            "run `ddp-orch setup INVENTORY`, or set `python` in the inventory to an interpreter with torch, "
+            "use an image that has torch, or set `python` to an interpreter in it that has"
+            if node.host.container != "none"
+            else "run `ddp-orch setup INVENTORY`, or set `python` in the inventory to an interpreter with torch, "
             f"or run {shell_word(executable)} -m pip install torch"
         )
         message = f"{executable} has no torch"

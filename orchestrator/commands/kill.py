@@ -217,8 +217,8 @@ def _print_result(result: KillProof, runs: Sequence[Run], inventory: str, consol
     for line in fold_failures(result.failed):
         console.error(line)
     for host, process in result.remaining:
-        description = f"pid {process.pid}"
-        if process.owner:  # empty if no process has this pid
+        description = process.cmd if process.pid is None else f"pid {process.pid}"
+        if process.owner and process.pid is not None:  # empty if no process has this pid
             description += f" ({process.cmd}) of {process.owner} is still running"
         console.error(f"{host}: {one_line(description + ': ' + process.why)}")
     for host, holder in result.holders:

@@ -14,6 +14,7 @@ text_files     read a file that a user names
 docs           the example and the reference
 hostnames      names of hosts: check, expand ranges, select
 launcher_rows  names of launchers, and their placeholders
+container      the image that the ranks of a host run in
 via            how a host is reached: paramiko, openssh or a command
 run_ids        ids and names of runs
 advice         the command lines in messages

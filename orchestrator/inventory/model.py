@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from ..errors import InventoryError, UsageError
 from ..output.console import number_of
-from . import launcher_rows, recovery, via
+from . import container, launcher_rows, recovery, via
 from . import settings as command_line
+from .container import Container
 from .hostnames import jump_hosts, nearest, pick
 from .launcher_rows import LauncherRow
 from .schema import FILE, HOST, WITNESS
@@ -50,6 +51,7 @@ class Host:
     setup: tuple[str, ...]
     workdir: str | None
     env: Mapping[str, str]
+    container: Container | Literal["none"]
     spare: bool
     witness: bool = False
 
@@ -100,6 +102,7 @@ class RunOptions:
     args: tuple[str, ...]
     launcher: str  # of launcher_rows.NAMES, or a key of `launchers`
     preload: Literal["auto", "none"] | tuple[str, ...]  # names of modules
+    container: Container | Literal["none"]
     nnodes: Literal["auto"] | tuple[int, int]  # (least, most)
     env: Mapping[str, str]
     secrets: tuple[str, ...]  # names only
@@ -224,6 +227,7 @@ def parse(
         via.check_hosts([*hosts, *witness], reading)
         recovery.check(inventory, reading)
     _check_env(inventory, hosts, reading)
+    container.check(inventory.hosts, inventory.run.preload, reading)
     launcher_rows.check(inventory.launchers, inventory.run.launcher, reading)
     if reading.problems:
         raise InventoryError(_report(place, settings, reading))
@@ -295,8 +299,9 @@ def _hosts(file: Mapping[str, Any], reading: Reading) -> list[_Placed]:
             if name in first:
                 reading.wrong(entry.mark, entry.key, f"duplicate host {name} (first on line {first[name]})")
             first.setdefault(name, entry.mark.line + 1)
-            address = values["address"] or name
-            host = Host(**values | {"name": name, "address": address, "via": values["via"] or file["ssh"]["via"]})
+            inherited = {"via": values["via"] or file["ssh"]["via"]}
+            inherited["container"] = values["container"] or file["run"]["container"]
+            host = Host(**values | {"name": name, "address": values["address"] or name} | inherited)
             placed.append(_Placed(host, entry.key, keys))
     return placed
 
@@ -313,7 +318,7 @@ def _witness(file: Mapping[str, Any], reading: Reading) -> list[_Placed]:
             keys[name], values[name] = f"defaults.{name}", file["defaults"][name]
     (name,) = values["name"]
     values |= {"name": name, "address": values["address"] or name, "via": values["via"] or file["ssh"]["via"]}
-    return [_Placed(Host(**values | {"gpus": "none", "witness": True}), entry.key, keys)]
+    return [_Placed(Host(**values | {"gpus": "none", "container": "none", "witness": True}), entry.key, keys)]
 
 
 def _check_fleet(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import hostnames, launcher_rows, via
+from . import container, hostnames, launcher_rows, via
 from .host_entries import JUMPS, PYTHON, USER, hosts_kind, witness_kind
 from .nearest_key import nearest_key
 from .values import (
@@ -173,12 +173,7 @@ HOST = Section(
             "auto",
             "ranks on this host; auto: one per GPU, or one without GPUs",
         ),
-        Key(
-            "python",
-            PYTHON,
-            "python3",
-            "interpreter with torch; absolute, or on the PATH after setup",
-        ),
+        Key("python", PYTHON, "python3", "interpreter with torch; absolute, or on the PATH after setup"),
         Key(
             "setup",
             items("a list of shell lines", _some_text),
@@ -193,6 +188,7 @@ HOST = Section(
             "a folder of the host (shared disk) to use in place of sent code",
         ),
         Key("env", env, {}, "variables, set after setup; override run.env"),
+        Key("container", maybe(container.KIND), None, "an image to run in | none; null: run.container"),
         Key("spare", truth, False, "stand by to replace a lost host"),
     ),
 )
@@ -273,6 +269,7 @@ _RUN = _section(
         "auto",
         "modules to import once per host: auto (torch if used) | none | [NAME, ...]",
     ),
+    Key("container", container.KIND, container.NONE, "an image to run in (docs/guides/containers.md) | none"),
     Key("nnodes", word_or("auto", least_most), "auto", "number of hosts; auto: all but spares | N | MIN:MAX"),
     Key("env", env, {}, "variables of every rank; {output} {run} {host} are replaced"),
     Key(
@@ -362,12 +359,7 @@ FILE = Section(
             default_doc="required",
             section=HOST,
         ),
-        Key(
-            "from",
-            maybe(text("a source of hosts")),
-            None,
-            'in place of hosts: a source such as "@slurm"',
-        ),
+        Key("from", maybe(text("a source of hosts")), None, 'in place of hosts: a source such as "@slurm"'),
         Key("head", _host, None, "host of rank 0 and of the rendezvous", "lovelace", "the first host"),
         Key(
             "defaults",

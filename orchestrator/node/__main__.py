@@ -51,6 +51,14 @@ def main(arguments: List[str]) -> int:
         from .run.job import job_exec
 
         job_exec(arguments[1:])
+    if verb == "contained":
+        from .run.contained import main as contained
+
+        return contained(arguments[1:])
+    if verb == "remove-containers":
+        from .host.containers import main as remove_containers
+
+        return remove_containers(arguments[1:])
     if verb == "stacks":
         from .run.stacks import main as stacks
 

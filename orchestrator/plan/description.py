@@ -44,6 +44,8 @@ def as_text(plan: Plan) -> str:
         if node["workdir"]:
             lines.append(f"  workdir  {node['workdir']}")
         lines += [f"  setup    {line}" for line in node["setup"]]
+        if node["container"]:
+            lines.append(f"  image    {node['container']}")
         lines += [
             f"  env      {name}={shlex.quote(value) if value != MASK else value}"
             for name, value in sorted(node["env"].items())
@@ -112,6 +114,7 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
         "agent": [node.host.python, *agent] if agent else None,
         "command": command,
         "env": {**auto_env, **node.env, **dict.fromkeys(plan.secrets, MASK)},
+        "container": None if node.host.container == "none" else node.host.container.image,
         "workdir": node.host.workdir,
         "sends": f"code {plan.code.sha256[:12]}" if plan.code and gets_code(plan, node) else None,
     }

@@ -15,7 +15,7 @@ from .plan import Code, Plan, make_node, resolve, spec
 
 # keys of a spec that each host has for itself
 _OWN = {
-    *("host", "python", "setup", "workdir", "code", "command", "auto_env", "env"),
+    *("host", "python", "setup", "workdir", "code", "command", "container", "auto_env", "env"),
     *("nproc", "gpu_ids", "cluster_address", "interface"),
 }
 

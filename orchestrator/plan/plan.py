@@ -12,6 +12,7 @@ from ..answers.add import Template
 from ..answers.facts import Facts, Python
 from ..answers.operation import Arguments
 from ..errors import UsageError
+from ..inventory import container
 from ..inventory.model import Host, Inventory
 from ..inventory.recovery import elects
 from . import launchers
@@ -301,8 +302,7 @@ def without(plan: Plan, names: Collection[str]) -> Plan | None:
 
 def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str, by: str) -> Arguments:
     """What a node's guard needs (orchestrator/node/run/guard.py). Of secrets it has only the names."""
-    node = plan.nodes[number]
-    run = plan.inventory.run
+    node, run = plan.nodes[number], plan.inventory.run
     detected = [gpu.index for gpu in facts[node.host.name].gpus]
     python = facts[node.host.name].python
     torch = python.torch if isinstance(python, Python) else None
@@ -331,9 +331,10 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "code": {"sha256": plan.code.sha256, "cwd": plan.code.cwd} if plan.code and gets_code(plan, node) else None,
         "command": list(node.command),
         "launcher": plan.launcher.as_spec(),
+        "container": container.as_spec(node.host.container, facts[node.host.name].container),
         "template": asdict(plan.template),
         "agent_argv": list(launchers.agent_argv(plan.launcher, torch)),
-        "preload": [] if node.host.witness else list(_preload(plan, torch)),
+        "preload": list(_preload(plan, torch)) if node.host.container == "none" and not node.host.witness else [],
         "auto_env": {} if node.host.witness else node.auto_env,
         "env": dict(node.env),
         "secrets": list(plan.secrets),

@@ -66,6 +66,11 @@ class KillProof:
                 {"host": host, "port": port} for host, ending in self.endings for port in ending.ports_freed
             ],
             "gpus_freed": [{"host": host, "gpu": gpu} for host, ending in self.endings for gpu in ending.gpus_freed],
+            "containers_removed": [
+                {"host": host, "engine": container.engine, "id": container.id}
+                for host, ending in self.endings
+                for container in ending.containers
+            ],
             "remaining": [dict(zip(("host", "pid", "owner", "why"), row, strict=True)) for row in remaining],
             "unreachable": sorted(self.failed),
         }

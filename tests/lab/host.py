@@ -317,6 +317,8 @@ class Host:
         self._write_etc("passwd", self.lab.passwd(self._shell))
         self._write_etc("group", self.lab.group)
         self._write_etc("shadow", self.lab.shadow)
+        for name in ("subuid", "subgid"):
+            self._write_etc(name, "ann:100000:65536\n")
         self.no_dns()
         if self.lab.own_ids:
             self._write_etc("machine-id", f"{uuid.uuid4().hex}\n")

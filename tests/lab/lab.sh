@@ -51,7 +51,7 @@ for path in $SHARED_PATHS; do
 done
 cp -a /etc "$root/etc"
 rm -rf "$root/etc/ssh" "$root/etc/resolv.conf" "$root/etc/hostname" "$root/etc/mtab"
-touch "$root"/etc/{resolv.conf,hostname,machine-id,hosts,passwd,group,shadow}
+touch "$root"/etc/{resolv.conf,hostname,machine-id,hosts,passwd,group,shadow,subuid,subgid}
 ln -s /proc/self/mounts "$root/etc/mtab"
 mkdir -p "$root"/{dev,etc/ssh,home,proc,root,run,sys,tmp,var/log,var/tmp,var/lib,var/spool/cron/crontabs}
 ln -s /run "$root/var/run"

@@ -75,6 +75,37 @@ def test_a_python_without_torch_is_an_error() -> None:
     assert "/usr/bin/python3" in finding.message
 
 
+CONTAINED = "hosts: [a, b, c]\nrun: {container: 'pytorch:2'}"
+
+
+def container(*image: str, **changed: object) -> dict[str, Any]:
+    return {
+        "container": {"engine": "podman", "image": list(image), "gpus": False, "code": None, "error": None, **changed}
+    }
+
+
+def test_images_are_equal_if_their_ids_or_digests_are() -> None:
+    with_digest, loaded, other = (
+        container("id", "x@sha256:1"),
+        container("id"),
+        container("sha256:abcdef", "x@sha256:2"),
+    )
+    assert found(CONTAINED, {"a": with_digest, "b": loaded, "c": container("id2", "x@sha256:1")}) == []
+    (finding,) = found(CONTAINED, {"a": with_digest, "b": other, "c": loaded})
+    assert brief([finding]) == [("warning", "container-image-differs", ("b",))]
+    assert "abcdef" in finding.message and "podman save" in finding.fix
+
+
+def test_a_container_needs_an_engine_with_gpus_and_files_that_stay() -> None:
+    problem = {"error": "podman not found", "code": "container-engine-missing"}
+    missing = {"python": problem, **container(engine=None, **problem)}
+    without_gpus = {"gpus": [GPU], **container("id")}
+    findings = found(CONTAINED, {"a": missing, "b": without_gpus, "c": container("id", needs_linger=True)})
+    assert ("error", "container-engine-missing", ("a",)) in brief(findings)
+    assert ("error", "no-gpu-visible", ("b",)) in brief(findings)
+    assert ("warning", "container-needs-linger", ("c",)) in brief(findings)
+
+
 def test_a_file_system_that_does_not_answer_is_an_error() -> None:
     hung = {"hung": ["/data", "/home/ann"]}
     assert brief(found("hosts: [a, b]", {"b": hung})) == [("error", "filesystem-hung", ("b",))] * 2

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import model, writing
+from orchestrator.inventory.container import Container
 from orchestrator.inventory.model import Host, Inventory, Keep, Notify, RendezvousOptions, RunOptions, SshOptions
 from orchestrator.inventory.schema import SECTIONS
 
@@ -136,8 +137,18 @@ def hosts(draw: st.DrawFn, name: str) -> Host:
         setup=tuple(draw(st.lists(SOME_TEXTS, max_size=3))),
         workdir=draw(st.none() | PATHS),
         env=draw(ENVS),
+        container=draw(CONTAINERS),
         spare=False,
     )
+
+
+CONTAINERS = st.just("none") | st.builds(
+    Container,
+    image=st.sampled_from(["pytorch:2", "nvcr.io/nvidia/pytorch:26.05-py3", "x@sha256:" + "0" * 64]),
+    engine=st.sampled_from(["auto", "podman"]),
+    mounts=st.sampled_from([(), ("/data:ro", "/a b:/b")]),
+    options=st.sampled_from([(), ("--privileged", "--env=A=b c")]),
+)
 
 
 @st.composite
@@ -146,6 +157,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
     nodes = draw(st.integers(1, len(names)))
     env = draw(ENVS)
     own = tuple(draw(hosts(name)) for name in names)
+    contained = any(host.container != "none" for host in own)
     taken = set(env).union(*(host.env for host in own))
     low, high = sorted(draw(st.tuples(st.integers(1024, 65535), st.integers(1024, 65535))))
     backend = draw(st.sampled_from(["static", "c10d"]))
@@ -181,7 +193,8 @@ def inventories(draw: st.DrawFn) -> Inventory:
             resume_limit=draw(st.integers(1, 999999)) * draw(st.sampled_from([1 << 10, 1 << 20, 1 << 30, 1 << 40])),
             resume_timeout=draw(SECONDS),
             memory_limit=draw(st.none() | st.integers(1, 999999).map(lambda size: size << 20)),
-            preload=draw(st.sampled_from(["auto", "none", ("numpy", "torch.nn")])),
+            preload=draw(st.sampled_from(["auto", "none", *([] if contained else [("numpy", "torch.nn")])])),
+            container="none",
             head_lost=draw(st.sampled_from(["auto", "stop"])),
             witness=None,
             autostart="none",

@@ -63,6 +63,7 @@ ONLY = {
 TWICE = {
     # one noun, seen by the controller and by the node program
     "add": {"answers.add", "commands.add"},
+    "containers": {"checks.containers", "node.host.containers"},
     "drain": {"answers.drain", "commands.drain", "node.gang.drain", "node.serve.membership"},
     "evidence": {"answers.evidence", "node.serve.evidence"},
     "facts": {"answers.facts", "node.serve.facts"},

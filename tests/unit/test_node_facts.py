@@ -86,7 +86,7 @@ def ask_inside(tmp_path: Path, script: dict[str, Any] | None, **env: str) -> dic
     path.write_text(json.dumps(question))
     with path.open("rb") as file:
         done = subprocess.run(
-            [sys.executable, "-c", PROBE_PYTHON.read_text(), str(file.fileno())],
+            [sys.executable, "-c", PROBE_PYTHON.read_text(), f"/dev/fd/{file.fileno()}"],
             pass_fds=[file.fileno()],
             env={**os.environ, **env},
             cwd="/",
@@ -225,14 +225,16 @@ def test_a_library_is_found_as_the_loader_finds_it(tmp_path: Path, monkeypatch: 
     assert probe_python.libraries(probe_python.LIBRARIES) == {"net_plugin": str(plugin), "libfabric": None}
 
 
-@pytest.mark.parametrize("program", [PROBE_PYTHON.read_text(), setup.LOOK], ids=["check", "setup"])
-def test_modules_in_the_folder_of_the_login_are_not_imported(tmp_path: Path, program: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "file"), [(PROBE_PYTHON.read_text(), "/dev/fd/{}"), (setup.LOOK, "{}")], ids=["check", "setup"]
+)
+def test_modules_in_the_folder_of_the_login_are_not_imported(tmp_path: Path, program: str, file: str) -> None:
     for name in ("json", "importlib", "os", "re", "resource", "typing"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the login')")
     with tempfile.TemporaryFile() as question:
         question.write(json.dumps({"script": None, "workdir": None, "marker": probe.MARKER}).encode())
         question.flush()
-        argv = [sys.executable, "-c", program, str(question.fileno())]
+        argv = [sys.executable, "-c", program, file.format(question.fileno())]
         done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, pass_fds=[question.fileno()])
     assert (done.returncode, done.stderr) == (0, "")
     assert "executable" in done.stdout

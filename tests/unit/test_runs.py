@@ -145,11 +145,13 @@ def test_ps_has_the_keys_it_promises_and_no_pid_of_what_is_over() -> None:
 def test_kill_has_the_keys_it_promises() -> None:
     left = ends.Remaining(1, "ann", "python", "stuck")
     holder = ends.Holder(811, "bob", "redis", "port 29500")
-    ending = LeftoversEnding((ends.Killed(9, "train"),), (29400,), (0,), (left,), (), (holder,))
+    gone = ends.Container("podman", "7174ba")
+    ending = LeftoversEnding((ends.Killed(9, "train"),), (29400,), (0,), (left,), (), (holder,), containers=(gone,))
     told = KillProof("x", [("a", ending)], {"b": UnreachableError("b: refused")}).as_dict()
     assert "port 29500" in told["remaining"][1].pop("why")
     assert told == {
         "run_id": "x",
+        "containers_removed": [{"host": "a", "engine": "podman", "id": "7174ba"}],
         "killed": [{"host": "a", "pid": 9, "cmd": "train"}],
         "ports_freed": [{"host": "a", "port": 29400}],
         "gpus_freed": [{"host": "a", "gpu": 0}],

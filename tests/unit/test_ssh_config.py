@@ -31,6 +31,7 @@ PLAIN = Host(
     setup=(),
     workdir=None,
     env={},
+    container="none",
     spare=False,
 )
 

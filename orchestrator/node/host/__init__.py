@@ -3,6 +3,8 @@
 state          the private folder of ddp-orch on this host, and how files in it are written
 processes      finds, identifies and signals processes of a run, by /proc
 sweep          kills the processes of a run
+engines        the command lines of container engines
+containers     finds and removes the containers of a run
 small_files    reads small files of the kernel, opens private files
 run_command    runs a program with a time limit
 network        addresses and interfaces

@@ -72,6 +72,11 @@ def stat(pid: int) -> Optional[Stat]:
     return Stat(Process(pid, int(fields[19])), int(fields[1]), int(fields[2]), fields[0].decode(), int(fields[49]))
 
 
+def pid_namespace() -> int:
+    """A number of this process's PID namespace: in another one, its pids mean other processes."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
 def identify(pid: int) -> Optional[Process]:
     status = stat(pid)
     return status.process if status else None

@@ -1,15 +1,22 @@
-"""Find and kill the processes of a run on this host, by their mark and by the record of the run's guard."""
+"""Find and kill the processes of a run on this host, by their mark and by the record of the run's guard.
+
+Then remove its containers: an engine may keep one whose processes were killed.
+"""
 
 import os
 import signal
 import time
 from typing import Any, Dict, List
 
-from . import processes, state
+from . import containers, processes, state
 
 
 def sweep(run_id: str, folder: str) -> List[Dict[str, Any]]:
-    """Send SIGKILL until no process of the run is left. Returns the processes that did not end."""
+    """Send SIGKILL until no process of the run is left. Returns the processes and containers that are left."""
+    return _kill(run_id, folder) + containers.remove(folder)
+
+
+def _kill(run_id: str, folder: str) -> List[Dict[str, Any]]:
     deadline = time.monotonic() + 10.0
     while True:
         began = time.thread_time()

@@ -15,6 +15,8 @@ spawner          starts one process
 preloader        its handle on the process that has imported the modules of `run.preload` and forks ranks
 tree             starts, watches and stops the processes of one attempt
 job              turns into a process of the run: environment, folder, output, then exec
+contained        starts a command in a container, and is the first process there
+container_remover  removes what is left of containers, in a process of its own
 stacks           prints the stacks of ranks that hang
 child            its handle on the recorder
 shutdown         how the run ends on this host, and its exit record

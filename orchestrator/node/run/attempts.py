@@ -7,7 +7,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Union
 
 from ..gang import gang_events
 from ..host import network, processes, state
-from . import launch, messages
+from . import contained, launch, messages
+from .container_remover import ContainerRemover
 from .past import Past
 from .preloader import Preloader
 from .spawner import Spawner
@@ -60,6 +61,7 @@ class Attempts:
         self._recorder_pid = recorder_pid
         self._spawner = Spawner(spec["setup"], self._program(), spec["umask"], spec["descriptors"])
         self._preloader = Preloader(spec.get("preload", []), folder, self._spawner.spawn)
+        self._remover = ContainerRemover([*self._program(), "remove-containers", folder])
         self._send_status = send_status
         self._write_state = write_state
         self._rdzv_port = 0  # of the attempt; 0 on other nodes than the head
@@ -109,7 +111,12 @@ class Attempts:
         if not spec.get("shared_output"):  # a shared one was made by `prepare`, and its disk may hang by now
             os.makedirs(output, 0o700, exist_ok=True)
         paths = launch.Paths(self._folder, self._path("fifo"), self._path("log"), spec["cwd"], output)
-        jobs, rank_job = launch.jobs(spec, self._private["secrets"], order, paths, self._program())
+        is_contained = bool(spec.get("container"))
+        program = contained.program(spec) if is_contained else self._program()
+        jobs, rank_job = launch.jobs(spec, self._private["secrets"], order, paths, program)
+        if is_contained:
+            jobs = [contained.wrap(spec, each, paths) for each in jobs]
+            rank_job["pid_namespace"] = processes.pid_namespace()
         state.replace(self._path("rank.json"), rank_job)
         ranks = range(order.first_rank, order.first_rank + spec["nproc"])
         sources = [str(rank) for rank in ranks] + (["agent"] if spec["agent_argv"] else [])
@@ -143,12 +150,14 @@ class Attempts:
         return Tree(
             attempt,
             self._spawner.spawn,
-            lambda: Helpers(self._recorder_pid(), self._preloader.pid),
+            lambda: Helpers(self._recorder_pid(), self._preloader.pid, self._remover.pid),
             self.add_failure,
+            self._remover.remove if self._spec.get("container") else None,
         )
 
     def _follow(self, tree: Tree) -> None:
         self.tree, self._outcome_is_sent = tree, False
+        self._remover.begin()
         self._pending = None  # it was to stop the attempt before
 
     def skip(self, attempt: int) -> None:
@@ -202,6 +211,8 @@ class Attempts:
             self._on_preloader_exit(status)
         elif self._pending is not None and pid == self._pending.pid:
             self._pending = self._pending._replace(at=0.0)
+        elif pid == self._remover.pid:
+            self._remover.on_exit()
         elif self.tree is not None:
             self.tree.root_ended(pid, status)
 

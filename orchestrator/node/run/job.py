@@ -135,17 +135,15 @@ def rank_exec(arguments: List[str]) -> None:
     source = str(job["first_rank"] + int(local_rank))
     job["stdout"] = job["stdout"].replace("*", source)
     job["stderr"] = job["stderr"].replace("*", source)
-    register(job["register"], int(local_rank), int(os.environ["RANK"]))
+    if job.get("pid_namespace") in (None, processes.pid_namespace()):
+        write_register(job["register"], local_rank=int(local_rank), rank=int(os.environ["RANK"]))
     become(job, os.getppid())
 
 
-def register(fifo: str, local_rank: int, rank: int) -> None:
-    """Register with the guard: it watches the ranks itself, because torchrun reports their exits late."""
+def write_register(fifo: str, **fields: Any) -> None:
+    """Register this process with the guard: it watches the ranks itself, because torchrun reports their exits late."""
     own = processes.identify(os.getpid())
-    started = own.started if own else 0
+    line = dict(fields, pid=os.getpid(), started=own.started if own else 0)
     handle = os.open(fifo, os.O_RDWR)
-    os.write(
-        handle,
-        (json.dumps({"local_rank": local_rank, "rank": rank, "pid": os.getpid(), "started": started}) + "\n").encode(),
-    )
+    os.write(handle, (json.dumps(line) + "\n").encode())
     os.close(handle)

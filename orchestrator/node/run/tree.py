@@ -22,6 +22,9 @@ PIPE_SIZE = 1024 * 1024  # what ranks can write while the recorder is being rest
 BARRIER_PATIENCE = 3.0  # s that torchrun may outlive its ranks when we stop it: in its exit barrier it ignores SIGTERM
 UNKILLABLE_AFTER = 10.0  # s after KILL until a process counts as unkillable (stuck in the kernel)
 LEFTOVER_GRACE = 5.0  # s for what a rank left behind when it ended well
+ENGINE_FAILED = 125  # exit status of podman and docker
+ENGINE_NAMES = ("conmon", "podman")  # its processes that end by themselves after the container
+KEEPER_NAMES = ("podman pause", "catatonit")  # the process that keeps podman's user namespace for later commands
 COMMAND_MOST = 200  # characters of a command in the records
 
 
@@ -34,6 +37,12 @@ def describe(status: int) -> Tuple[Optional[int], Optional[str]]:
         except ValueError:
             return None, "SIG%d" % number
     return os.WEXITSTATUS(status), None
+
+
+def _of_container(status: int) -> int:
+    """The wait status of the command, from that of the engine's client, which exits with 128 + the signal."""
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
+    return code - 128 if 128 < code < 128 + signal.NSIG else status
 
 
 def make_fifos(folder: str, attempt: int, sources: List[str]) -> Dict[str, int]:
@@ -57,6 +66,7 @@ class Helpers(NamedTuple):
 
     recorder: int
     preloader: int
+    remover: int = -1  # of containers
 
 
 class Tree:
@@ -66,7 +76,9 @@ class Tree:
         spawn: Callable[[Dict[str, Any]], int],
         helpers: Callable[[], Helpers],
         report: Callable[[Dict[str, Any]], None],
+        remove_containers: Optional[Callable[[], bool]] = None,
     ) -> None:
+        """`remove_containers`, if the roots run in containers: does that, and returns whether it is done."""
         self.attempt = attempt
         self.outcome: Optional[Dict[str, Any]] = None
         self.unkillable: List[Dict[str, Any]] = []
@@ -74,11 +86,14 @@ class Tree:
         self._spawn = spawn
         self._helpers = helpers
         self._report = report
+        self._remove_containers = remove_containers
+        self._contained: Dict[str, processes.Process] = {}  # label -> the first process in the container
         self._starting: Dict[str, Dict[str, Any]] = {}  # label -> description
         self._roots: Dict[int, str] = {}
         self._statuses: Dict[str, int] = {}
         self._ranks: Dict[int, Tuple[processes.Process, int]] = {}  # pidfd -> (process, rank)
         self._ended: Dict[processes.Process, str] = {}
+        self._ended_ranks: Set[int] = set()
         self._finished: List[Dict[str, Any]] = []  # ranks that ended with 0 by themselves
         self._asked: Set[processes.Process] = set()  # those that had their SIGTERM
         self._asked_groups: Set[int] = set()
@@ -128,7 +143,11 @@ class Tree:
         """A rank's own report, written just before it becomes the user's command."""
         try:
             report = json.loads(line)
-            process, rank = processes.Process(int(report["pid"]), int(report["started"])), int(report["rank"])
+            process = processes.Process(int(report["pid"]), int(report["started"]))
+            if "contained" in report:
+                self._contained[str(report["contained"])] = process
+                return
+            rank = int(report["rank"])
         except (ValueError, KeyError, TypeError):
             return  # all of the user's processes can write into the FIFO, and nothing that they write may end the guard
         try:
@@ -145,7 +164,8 @@ class Tree:
         """The ranks that are running, of those that have registered."""
         known = [(rank, process) for process, rank in self._ranks.values()]
         for pid, label in self._roots.items():
-            process = processes.identify(pid) if label != "agent" else None
+            is_rank = label != "agent" and self._remove_containers is None
+            process = processes.identify(pid) if is_rank else None
             if process is not None:
                 known.append((self._first_rank + int(label), process))
         return sorted(known)
@@ -174,6 +194,9 @@ class Tree:
         self._rank_done(rank, status.exit_status, process.pid)
 
     def _rank_done(self, rank: int, status: int, pid: int) -> None:
+        if rank in self._ended_ranks:
+            return  # in a container, both the rank and its root tell
+        self._ended_ranks.add(rank)
         if status:
             self._failed(rank, status, pid)
         elif self.stopping is None:
@@ -184,6 +207,8 @@ class Tree:
         label = self._roots.pop(pid, None)
         if label is None:
             return False
+        if self._remove_containers is not None:
+            status = _of_container(status)
         ended = select.poll()  # not select(): a descriptor may be above its 1024
         for handle in self._ranks:
             ended.register(handle, select.POLLIN)
@@ -209,6 +234,8 @@ class Tree:
             what = "a line of `setup` failed"
         elif code == job.NOT_STARTED:
             what = "the command could not be started"
+        elif code == ENGINE_FAILED and self._remove_containers is not None:
+            what = "the container could not be started"
         who = "torchrun" if rank is None else "rank %d" % rank
         self._report(
             {
@@ -230,7 +257,15 @@ class Tree:
         helpers = self._helpers()
         # while ranks are starting, its children may become ours: to stop them all, the preloader is stopped too
         without = [helpers.recorder] if self._starting else helpers
-        return processes.below(os.getpid(), without)
+        family = processes.below(os.getpid(), without)
+        if self._remove_containers is None:
+            return family
+        return [child for child in family if not self._is_of_engine(child)]
+
+    def _is_of_engine(self, child: processes.Stat) -> bool:
+        """Whether it is a process of the engine that outlives containers, and so is not one of the attempt."""
+        is_root = child.process.pid in self._roots or child.parent != os.getpid()
+        return not is_root and processes.name(child.process.pid) in ("podman", *KEEPER_NAMES)
 
     def stop(self, grace: float, why: str) -> None:
         """TERM now, KILL after `grace` seconds. A later call may shorten the grace, never lengthen it."""
@@ -253,7 +288,13 @@ class Tree:
 
         torchrun does this itself. A second SIGTERM from the guard would run the ranks' handlers twice.
         """
+        if self._remove_containers is not None:
+            self._asked_groups.update(process.pid for process, _ in self._ranks.values())
+        for process in self._contained.values():  # it passes the signal on
+            processes.send(process, signal.SIGTERM)
         for pid, label in self._roots.items():  # none is reaped: the pids are still theirs
+            if label in self._contained:
+                continue
             if label == "agent":
                 self._asked_groups.update(process.pid for process, _ in self._ranks.values())
                 os.kill(pid, signal.SIGTERM)
@@ -268,11 +309,14 @@ class Tree:
         """Send SIGTERM, once, to processes that have outlived their root: no other process passes it on to them."""
         parents = {child.process.pid: child.parent for child in look}
         asked = {process.pid for process in self._asked}
+        roots = {*self._roots, *(process.pid for process in self._contained.values())}
         for child in look:
             above = child.process.pid
-            while above in parents and above not in self._roots:
+            while above in parents and above not in roots:
                 above = parents[above]
-            if above in self._roots or child.process in self._asked:
+            if above in roots or child.process in self._asked:
+                continue
+            if self._remove_containers is not None and processes.name(child.process.pid) in ENGINE_NAMES:
                 continue
             # they may start processes in order to end: those get no signal
             if child.group not in self._asked_groups and child.parent not in asked:
@@ -290,6 +334,8 @@ class Tree:
         members = {child.process for child in family}
         # twice: reading /proc is no snapshot, and may miss a process whose parent forks and dies meanwhile
         if not self._roots and not self._starting and not members and not self.members():
+            if self._remove_containers is not None and not self._remove_containers():
+                return 0.05
             self._finish()
             return 60.0
         look = time.monotonic() - now

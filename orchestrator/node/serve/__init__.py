@@ -7,6 +7,7 @@ probe           gathers the facts of this host, from the modules below
 facts           facts from files of the kernel: memory, disks, limits, ports
 gpus            GPUs, by nvidia-smi
 dns             name resolution, timed
+container_probe  what this host has for containers
 probe_python    runs in the user's python: versions, limits, the script
 mesh            tests the network to other hosts
 

@@ -6,7 +6,7 @@ import signal
 import time
 from typing import Any, Dict, List, Set, Tuple
 
-from ..host import memory_folder, network, processes, state
+from ..host import containers, memory_folder, network, processes, state
 from ..host.sweep import belonging, sweep
 from . import at_boot, gpus
 
@@ -26,21 +26,21 @@ def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
     at_boot.clean()
     killed: List[Dict[str, Any]] = []
     remaining: List[Dict[str, Any]] = []
+    removed: List[Dict[str, Any]] = []  # containers
     ports: List[int] = []
     memory: List[str] = []
     held_gpus = _gpu_processes()
     for run_id, folder in _dead_runs():
         before = {process: processes.command(process.pid) for process in belonging(run_id, folder)}
         held = ports_of(folder)
+        ids = containers.find(folder)
         left = sweep(run_id, folder)
         memory += memory_folder.remove(state.read(os.path.join(folder, "spec.json")) or {})
         killed += [
             {"pid": process.pid, "cmd": command} for process, command in before.items() if not processes.alive(process)
         ]
-        remaining += [
-            dict(process, owner=processes.user_name(os.geteuid()), why="cannot be killed: stuck in the kernel")
-            for process in left
-        ]
+        removed += removed_containers(folder, ids, left)
+        remaining += [describe_left(each) for each in left]
         ports += [port for port in held if port not in network.listeners(held)]
     gone = {process["pid"] for process in killed}
     return {
@@ -48,9 +48,22 @@ def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "ports_freed": ports,
         "gpus_freed": sorted({index for index, pid in held_gpus if pid in gone}),
         "remaining": remaining,
+        "containers": removed,
         "memory_freed": memory + memory_folder.remove_strays() + _clear_shared_memory(),
         "holders": _holders([int(port) for port in arguments["ports"]], held_gpus),
     }
+
+
+def describe_left(item: Dict[str, Any]) -> Dict[str, Any]:
+    """A process or container that sweep() could not end, as an answer lists it."""
+    why = "cannot be removed" if "container" in item else "cannot be killed: stuck in the kernel"
+    return {"pid": item["pid"], "cmd": item["cmd"], "owner": processes.user_name(os.geteuid()), "why": why}
+
+
+def removed_containers(folder: str, ids: List[str], left: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """The containers of a run that are gone, of those that there were before sweep()."""
+    remaining = [item.get("container") for item in left]
+    return [{"engine": containers.engine_of(folder), "id": each} for each in ids if each not in remaining]
 
 
 def ports_of(folder: str) -> List[int]:

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List
 from ..host import init_process, ledger, login_session
 from ..host.run_command import answers_of
 from ..run import autostart, job, notify
-from . import dns, facts, gpus
+from . import container_probe, dns, facts, gpus
 from .runs import LEDGER_MOST
 
 PYTHON_WINDOW = 60.0  # s for `setup` and the python to answer: module systems and network file systems can be slow
@@ -23,7 +23,7 @@ MARKER = "ddp-orch-facts:"
 
 def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """`arguments`: setup, python, env, workdir, script, gpus ("none" spares the question), ports, paths, names,
-    notify (of the head), and autostart (of the run, or null).
+    notify (of the head), autostart (of the run, or null), and container (in which the python is; or null).
     """
     answers: Dict[str, Any] = {}
     bugs: List[BaseException] = []
@@ -36,7 +36,7 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
     own = socket.gethostname()
     questions: Dict[str, Callable[[], Any]] = {
-        "python": lambda: _python(arguments),
+        "python": lambda: _python(arguments, answers),
         "lazy_init": init_process.lazy_init,
         "names": lambda: dns.look([own] + arguments["names"], arguments["addresses"]),
     }
@@ -67,28 +67,38 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "names": answers["names"],
         "notify": answers.get("notify", {}),
         "autostart": answers.get("autostart"),
+        "container": answers.get("container"),
         "ledger": ledger.newest(LEDGER_MOST),
         "lazy_init": answers["lazy_init"],
         "login": answers_of({"login": login_session.look}, LOGIN_WINDOW).get("login"),
     }
 
 
-def _python(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """What `probe_python.py` finds in the host's python after its setup; `error` and `code` when it does not answer."""
+def _python(arguments: Dict[str, Any], answers: Dict[str, Any]) -> Dict[str, Any]:
+    """What `probe_python.py` finds in the host's python after its setup; `error` and `code` when it does not answer.
+
+    With a container, in the python of its image; then `answers` gets what is known of the engine.
+    """
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe_python.py"), encoding="utf-8") as file:
         program = file.read()
     request = {"script": arguments["script"], "workdir": arguments["workdir"], "marker": MARKER}
     # a file: argv has a limit, and setup may read stdin
-    with tempfile.TemporaryFile() as question:
+    with tempfile.NamedTemporaryFile() as question:
         question.write(json.dumps(request).encode("ascii"))
         question.flush()
-        argv = [arguments["python"], "-c", program, str(question.fileno())]
+        argv, environment = [arguments["python"], "-c", program, question.name], arguments["env"]
+        if arguments.get("container"):
+            answers["container"] = container_probe.look(arguments["container"])
+            if answers["container"]["error"]:
+                return _unanswered(answers["container"]["error"], answers["container"]["code"])
+            arguments = dict(arguments, container=dict(arguments["container"], engine=answers["container"]["engine"]))
+            argv, environment = container_probe.python_argv(arguments, question.name, argv), {}
         if arguments["setup"]:
             argv = job.through_setup(arguments["setup"], argv)
-        return _answer(argv, arguments, question.fileno())
+        return _answer(argv, environment, arguments)
 
 
-def _answer(argv: List[str], arguments: Dict[str, Any], question: int) -> Dict[str, Any]:
+def _answer(argv: List[str], environment: Dict[str, str], arguments: Dict[str, Any]) -> Dict[str, Any]:
     try:
         answer = subprocess.run(
             argv,
@@ -97,8 +107,7 @@ def _answer(argv: List[str], arguments: Dict[str, Any], question: int) -> Dict[s
             stdin=subprocess.DEVNULL,
             timeout=PYTHON_WINDOW,
             check=False,
-            env={**os.environ, **arguments["env"]},
-            pass_fds=[question],
+            env={**os.environ, **environment},
         )
     except FileNotFoundError:
         return _unanswered("%s not found; PATH=%s" % (argv[0], os.environ.get("PATH", "")))
@@ -116,6 +125,8 @@ def _answer(argv: List[str], arguments: Dict[str, Any], question: int) -> Dict[s
     if answer.returncode == job.SETUP_FAILED and what.startswith(job.SETUP_SAYS):
         before = ": " + errors[-2] if len(errors) > 1 else ""
         return _unanswered(what[len("ddp-orch: ") :] + before)
+    if arguments.get("container"):
+        return _unanswered(*container_probe.explain(arguments["container"], what))
     code = "cpu-arch-mismatch" if answer.returncode == 126 and "format error" in what else "remote-env-differs"
     if answer.returncode == 127:
         what = "not found after setup: %s" % what

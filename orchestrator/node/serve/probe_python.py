@@ -1,6 +1,6 @@
-"""Runs in the user's python, inside the host's setup, as `python -c TEXT FD`: versions, limits, the script. No torch.
+"""Runs in the user's python, inside the host's setup, as `python -c TEXT FILE`: versions, limits, the script. No torch.
 
-Importing torch would cost seconds: its versions are in its files. FD holds the question as JSON.
+Importing torch would cost seconds: its versions are in its files. FILE holds the question as JSON.
 """
 
 import sys
@@ -149,8 +149,7 @@ def libraries(patterns: Dict[str, "re.Pattern[str]"]) -> Dict[str, Optional[str]
 
 
 def main() -> None:
-    with os.fdopen(int(sys.argv[1]), "rb") as file:
-        file.seek(0)
+    with open(sys.argv[1], "rb") as file:
         question = json.loads(file.read().decode("ascii"))
     result = {
         "executable": sys.executable,

@@ -32,7 +32,7 @@ def rejoin(arguments: Dict[str, Any]) -> Dict[str, Any]:
         check_not_over(run_id, folder)
         left = sweep(run_id, folder)
         if left:
-            raise Refused("process-stopped", "pid %d (%s) cannot be killed" % (left[0]["pid"], left[0]["cmd"]))
+            raise Refused("process-stopped", "pid %s (%s) cannot be ended" % (left[0]["pid"], left[0]["cmd"]))
         prepare.check_space(folder)
         state.keep_space(folder)
         if not os.path.isdir(spec["cwd"]):

@@ -6,12 +6,12 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ..gang import gang
-from ..host import memory_folder, network, processes, state
+from ..host import containers, memory_folder, network, processes, state
 from ..host.sweep import belonging, sweep
 from ..run import autostart
 from ..run.link import lease
 from . import runs
-from .leftovers import ports_of
+from .leftovers import describe_left, ports_of, removed_containers
 
 LOOK_EVERY = 0.05  # s between looks at the guard; for all processes, which is expensive on a large host, see LOOK_SHARE
 GRACE = 30.0  # s, of a run whose record does not tell
@@ -31,6 +31,7 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
     if os.path.isdir(folder):
         before.update((process, processes.command(process.pid)) for process in belonging(run_id, folder))
     held = ports_of(folder)
+    ids = containers.find(folder)
     grace = _write_request(folder, arguments) if os.path.isdir(folder) else 0.0
     guard = _find_guard(folder)
     if guard is not None:
@@ -60,10 +61,8 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "killed": [{"pid": pid, "cmd": command} for pid, command in sorted(killed.items())],
         "ports_freed": [port for port in held if port not in network.listeners(held)],
         "gpus_freed": _gpus_of(folder) if guard is not None or arguments.get("members") else [],
-        "remaining": [
-            dict(process, owner=processes.user_name(os.geteuid()), why="cannot be killed: stuck in the kernel")
-            for process in left
-        ],
+        "remaining": [describe_left(process) for process in left],
+        "containers": removed_containers(folder, ids, left),
         "run": runs.describe(run_id, folder) if os.path.isdir(folder) else None,
     }
 

@@ -1,0 +1,93 @@
+"""What this host has for containers: an engine that works, and the image."""
+
+import os
+import shutil
+import subprocess
+from typing import Any, Dict, List, Optional, Tuple
+
+from ..host import containers, engines, processes
+from ..host.run_command import output_of
+from ..host.small_files import text_of
+
+WINDOW = 20.0  # s for an engine to answer
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+
+
+def look(container: Dict[str, Any]) -> Dict[str, Any]:
+    """`container`: engine, image, mounts, options of the inventory. `code` and `error`: what is missing, or None."""
+    wanted = engines.ENGINES if container["engine"] == "auto" else (container["engine"],)
+    problems: List[Tuple[str, str]] = []
+    for engine in wanted:
+        problem = _why_unusable(engine)
+        if problem is None:
+            return _with_image(engine, container)
+        problems.append(problem)
+    found = [problem for problem in problems if problem[0] != "container-engine-missing"]
+    code, error = found[0] if found else ("container-engine-missing", "%s not found" % " and ".join(wanted))
+    return {"engine": None, "image": [], "gpus": False, "code": code, "error": error}
+
+
+def _why_unusable(engine: str) -> Optional[Tuple[str, str]]:
+    """(code, reason), or None."""
+    if shutil.which(engine) is None:
+        return "container-engine-missing", "%s not found" % engine
+    status, error = _run(engines.version_argv(engine))
+    return None if status == 0 else ("container-engine-unusable", "%s: %s" % (engine, error))
+
+
+def _with_image(engine: str, container: Dict[str, Any]) -> Dict[str, Any]:
+    image = output_of(engines.image_argv(engine, container["image"]), WINDOW).split()
+    error = None if image else "%s does not have the image %s" % (engine, container["image"])
+    code = None if image else "container-image-missing"
+    found = {"engine": engine, "image": image, "gpus": _gives_gpus(), "code": code, "error": error}
+    return dict(found, needs_linger=_needs_linger())
+
+
+def _needs_linger() -> bool:
+    """Whether the end of the last login removes podman's files in /run/user."""
+    user = os.geteuid()
+    lingers = os.path.exists("/var/lib/systemd/linger/%s" % processes.user_name(user))
+    return user != 0 and os.path.isdir("/run/systemd/system") and not lingers
+
+
+def _gives_gpus() -> bool:
+    """Whether NVIDIA's toolkit has described the GPUs for containers."""
+    return any("nvidia" in name for folder in CDI_FOLDERS if os.path.isdir(folder) for name in os.listdir(folder))
+
+
+def python_argv(arguments: Dict[str, Any], question: str, argv: List[str]) -> List[str]:
+    """The command line that asks the python of the image. `arguments`: of the probe; `question`: a file to mount."""
+    workdir = arguments["workdir"]
+    folders = [question + ":ro", *([workdir] if workdir and os.path.isdir(workdir) else [])]
+    variables = ["%s=%s" % item for item in arguments["env"].items()]
+    inside = engines.Inside(folder="", cwd="/", mounts=folders, variables=variables, gpus=[])
+    return engines.run_argv(arguments["container"], containers.here(), inside, argv)
+
+
+def explain(container: Dict[str, Any], error: str) -> Tuple[str, str]:
+    """(reason, code) of a container that could not be started, or in which python failed. `error`: its last line."""
+    user = processes.user_name(os.geteuid())
+    if os.geteuid() != 0 and not all(_has_ids(text_of(path), user) for path in ("/etc/subuid", "/etc/subgid")):
+        return "podman has no subordinate user ids for %s: %s" % (user, error), "container-ids-missing"
+    return "in the image %s: %s" % (container["image"], error), "container-engine-unusable"
+
+
+def _has_ids(text: str, user: str) -> bool:
+    return any(line.split(":")[0] in (user, str(os.geteuid())) for line in text.splitlines())
+
+
+def _run(argv: List[str]) -> Tuple[int, str]:
+    """(exit status, last line of stderr)."""
+    try:
+        answer = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=WINDOW,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, str(error)
+    lines = answer.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
+    return answer.returncode, lines[-1] if lines else "no output"

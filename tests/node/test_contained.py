@@ -1,0 +1,81 @@
+"""The first process in a container, here without a container: it passes on statuses and signals, and ends the rest."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.host import processes
+from orchestrator.node.run import contained
+from orchestrator.node.run.tree import _of_container
+
+ROOT = Path(__file__).parents[2]
+SLEEPS = ["sh", "-c", "echo begun; exec sleep 60"]
+HANDLES = ["sh", "-c", "trap 'exit 7' USR1; echo begun; while :; do sleep 0.05; done"]
+
+
+class Contained:
+    """The process, and the end of the FIFO in which it and its command register."""
+
+    def __init__(self, folder: Path, argv: list[str], run_id: str) -> None:
+        (folder / "fifo").mkdir()
+        register = str(folder / "fifo" / "register")
+        os.mkfifo(register)
+        self.register = os.open(register, os.O_RDWR)
+        self.lock = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        job = {"argv": argv, "cwd": "/", "env": {}, "stdout": "/dev/stdout", "stderr": "/dev/stderr", "first_rank": 4}
+        job.update(label="1", folder=str(folder), register=register, pid_namespace=processes.pid_namespace())
+        (folder / "job.json").write_text(json.dumps(job))
+        variables = {processes.MARK: run_id, f"{contained.VARIABLE}WORD": "it's"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.node", "contained", str(folder / "job.json")],
+            cwd=ROOT,
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def wait(self) -> int:
+        return self.process.wait(20)
+
+
+def test_the_status_is_that_of_the_command(tmp_path: Path) -> None:
+    inside = Contained(tmp_path, ["sh", "-c", "echo $WORD; exit 7"], "20260101-000000-aaa1")
+    assert (inside.line(), inside.wait()) == ("it's", 7)
+    first, rank = map(json.loads, os.read(inside.register, 4096).splitlines())
+    assert (first["contained"], first["pid"]) == ("1", inside.process.pid)
+    assert (rank["rank"], rank["local_rank"]) == (5, 1)
+
+
+def test_a_signal_is_passed_on(tmp_path: Path) -> None:
+    inside = Contained(tmp_path, HANDLES, "20260101-000000-aaa2")
+    assert inside.line() == "begun"
+    inside.process.send_signal(signal.SIGUSR1)
+    assert inside.wait() == 7
+
+
+def test_without_a_guard_the_command_is_killed(tmp_path: Path) -> None:
+    inside = Contained(tmp_path, SLEEPS, "20260101-000000-aaa3")
+    assert inside.line() == "begun"
+    os.close(inside.lock)
+    assert inside.wait() == 128 + signal.SIGKILL
+    assert "20260101-000000-aaa3" not in processes.marks().values()
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(0, 0), (7 << 8, 7 << 8), (137 << 8, 9), (9, 9), (255 << 8, 255 << 8)]
+)
+def test_an_engine_tells_signals_as_a_shell_does(status: int, expected: int) -> None:
+    assert _of_container(status) == expected
