@@ -38,6 +38,9 @@ class KnownNode:
     host: HostName
     nproc: Nproc
     spare: bool
+    witness: bool = False
+    added: bool = False
+    """After the start of the run."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class SpecOfHead:
 
     name: str
     nodes: tuple[KnownNode, ...]
-    """Those with which the run was started."""
+    """Those that the head knew when it was prepared."""
     code: CodeOfRun | None
     """None: the head uses its `workdir`."""
     program: str

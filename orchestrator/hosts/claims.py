@@ -29,7 +29,8 @@ def check_claims(parts: Mapping[str, Part], unreachable: Collection[str] = ()) -
     head knows of all hosts that were added later: the lists of the others are beginnings of its list.
     """
     sound = {host: part for host, part in parts.items() if _is_sound(part)}
-    of_heads = sorted((_plan(part) for part in sound.values() if part.node == 0), key=lambda plan: -len(plan[0]))
+    head = head_of(sound.values())
+    of_heads = sorted((_plan(part) for part in sound.values() if part.node == head), key=lambda plan: -len(plan[0]))
     plans = {host: _extended(_plan(part), of_heads) for host, part in sound.items()}
     counts = Counter(plans.values())
     usual = [plan for plan, count in counts.items() if count == max(counts.values())]

@@ -31,18 +31,31 @@ def make(inventory: Inventory, host: Host, run_id: str, blueprint: Blueprint) ->
     return Plan(run_id, run.name, (node,), launcher, code, inventory, inventory.run.secrets, run.template)
 
 
-def spec_of(plan: Plan, facts: Facts, blueprint: Blueprint, number: int, known: Sequence[tuple[str, int]]) -> Arguments:
-    """What the guard needs. `plan`: of `make`. `known`: host and number of ranks of each node before this one."""
+def spec_of(
+    plan: Plan, facts: Facts, blueprint: Blueprint, number: int, known: Sequence[tuple[str, int]], head: int
+) -> Arguments:
+    """What the guard needs. `plan`: of `make`. `known`: host and number of ranks of each node before this one.
+
+    `head`: the number of the node that leads now.
+    """
     name = plan.nodes[0].host.name
     shared = {key: value for key, value in blueprint.spec.auto_env.items() if key != "CUDA_VISIBLE_DEVICES"}
     own = spec(resolve(plan, {name: facts}, shared), 0, {name: facts}, created_at="", by="")
-    first = {node.host: node.spare for node in blueprint.spec.nodes}
+    first = {node.host: node for node in blueprint.spec.nodes if not node.added}
     nodes = [*known, (name, own["nproc"])]
     return {
         **{key: own[key] if key in _OWN else blueprint.raw.get(key, own[key]) for key in own},
         "node": number,
+        "head": head,
         "nodes": [
-            {"host": host, "nproc": nproc, "ranks": nproc, "spare": first.get(host, True), "witness": False}
+            {
+                "host": host,
+                "nproc": nproc,
+                "ranks": nproc,
+                "spare": host not in first or first[host].spare,
+                "witness": host in first and first[host].witness,
+                "added": host not in first,
+            }
             for host, nproc in nodes
         ],
     }

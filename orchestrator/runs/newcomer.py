@@ -53,7 +53,7 @@ def add(
     known = list(zip(run.hosts, run.nprocs, strict=True))[:number]
     if len(known) < number:
         raise UsageError(f"another host is being added to run {run.run_id}; try again")
-    spec = newcomer.spec_of(plan, probed.facts, blueprint, number, known)
+    spec = newcomer.spec_of(plan, probed.facts, blueprint, number, known, run.head)
     private = at_head.request(TICKET, {"run_id": run.run_id}).private.as_arguments(may_notify=True)
     addresses, port = list(blueprint.start.link_addresses), blueprint.spec.contact.port
     endpoints = {"addresses": addresses, "link_port": port, "rdzv_port": None}
@@ -74,8 +74,6 @@ def _check_run(run: Run, blueprint: Blueprint) -> None:
         raise UsageError(f"run {run.run_id} uses run.launcher {launcher.name}, which starts ranks on fixed hosts")
     if blueprint.spec.contact.port is None:
         raise UsageError(f"run {run.run_id} has one host, which waits for no others; start a run with two or more")
-    if blueprint.spec.head_lost != "stop":
-        raise UsageError(f"run {run.run_id} elects its head (run.head_lost), so its hosts are fixed")
 
 
 def _copy_code(sha256: str, source: Session, target: Session) -> None:

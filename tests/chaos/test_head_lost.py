@@ -225,3 +225,34 @@ def test_a_detached_run_ends_without_its_first_host(lab3: Lab) -> None:
     lab3.hosts[0].boot()
     wait_for_state(lab3, inventory, run_id, "succeeded", 60)
     assert runs(lab3, inventory)[run_id]["state"] == "succeeded"
+
+
+TRAIL = """
+import os, sys, time
+trail = os.path.join(os.environ["DDP_ORCH_OUTPUT_DIR"], "trail")
+print("finds", *(open(trail).read().split() if os.path.exists(trail) else []), flush=True)
+print(sys.argv[1], file=open(trail, "a"), flush=True)
+while not os.path.exists(os.path.expanduser("~/end")):
+    time.sleep(0.05)
+"""
+
+
+def test_a_host_that_was_added_gets_the_outputs_of_the_elected_head(make_lab: Callable[[int], Lab]) -> None:
+    lab = make_lab(4)
+    inventory = electing(lab, "2:3", resume="head")
+    run_id = start(lab, inventory, "--hosts", "node-[0-2]", "--", script(lab, TRAIL), "{host}")
+
+    def found(attempt: int) -> list[tuple[str, str]]:
+        argv = ("logs", run_id, "-i", inventory, "--json", "--attempt", str(attempt), "--grep", "finds")
+        lines = [json.loads(line) for line in orch(lab, *argv).stdout.splitlines()]
+        return sorted((line["host"], line["text"].removeprefix("finds").strip()) for line in lines)
+
+    wait_until(lambda: len(found(1)) == 3, 60, "the run trains")
+    ok(orch(lab, "add", "-i", inventory, run_id, "node-3"))
+    wait_until(lambda: orch(lab, "logs", run_id, "-i", inventory, "--grep", "node-3 was added").stdout, 30, "it joined")
+    lab.hosts[0].crash()
+    wait_until(lambda: len(found(2)) == 3, 90, "the others go on")
+    assert found(2) == [(f"node-{number}", "node-1") for number in (1, 2, 3)]
+    let_it_end(lab)
+    lab.hosts[0].boot()
+    wait_for_state(lab, inventory, run_id, "succeeded", 60)

@@ -10,8 +10,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.node.gang import election
-from orchestrator.node.gang.election_state import SHORTER, Entry, Role
+from orchestrator.node.gang import election, election_log
+from orchestrator.node.gang.election_state import SHORTER, Admitted, Entry, Role
 
 if TYPE_CHECKING:
     from .node import Node
@@ -57,6 +57,7 @@ def fold(entries: tuple[Entry, ...]) -> Run:
 
 class Gang:
     ends_alone = False  # without a head, after a while
+    notices_reboots = False  # else the new guard starts the same attempt again
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -82,6 +83,7 @@ class Gang:
     def on_message(self, sender: int, kind: str, content: Any) -> None:
         if kind == "status":
             self.statuses[sender] = content
+            self.admit(sender)
             if content["ended"] and self.run.verdict is None and self.node.state.role is not Role.HEAD:
                 return
         elif kind == "order" and content["epoch"] >= self.node.state.ballot.epoch:
@@ -100,14 +102,32 @@ class Gang:
 
     def _tell(self) -> None:
         head = self.node.state.head
-        if head is not None and head != self.node.number:
-            self.node.world.send(self.node.number, head, ("status", self.node.guard.status()))
+        heads = [head] if head is not None else range(self.node.config.voters) if self.node.is_unknown else []
+        for number in heads:
+            if number != self.node.number:
+                self.node.world.send(self.node.number, number, ("status", self.node.guard.status()))
+
+    def admit(self, number: int) -> None:
+        """A node that was added gets the log, and then votes."""
+        state = self.node.state
+        if state.role is Role.HEAD and number not in state.voters | state.learners:
+            self.node.step(Admitted(number, self.node.clock()))
+
+    def update_voters(self, wanted: frozenset[int]) -> bool:
+        """Propose the next change, if there can be one now."""
+        state = self.node.state
+        for number in sorted((wanted - self.node.world.drained) ^ state.voters):
+            if election_log.may_change_voters(state, state.voters ^ {number}):
+                voters = sorted(state.voters ^ {number})
+                self.node.propose(json.dumps({"event": "Voters", "fields": {"nodes": voters, "at": 0.0}}))
+                return True
+        return False
 
     def may_leave(self) -> bool:
         if self.node.state.role is not Role.HEAD:
             return True
         self._over_at = self._over_at or self.node.clock()
-        others = set(range(self.node.config.voters)) - {self.node.number}
+        others = (self.node.state.voters | self.node.state.learners) - self.node.world.drained - {self.node.number}
         ended = {number for number, status in self.statuses.items() if status["ended"]}
         return ended >= others or self.node.clock() - self._over_at > FAREWELL
 
@@ -121,6 +141,7 @@ class Gang:
         self.heard_at[self.node.number] = now
         self.on_message(self.node.number, "status", self.node.guard.status())
         if election.has_authority(state, now):
+            self.update_voters(state.voters | state.learners)
             for event in self._events(now):
                 self.node.propose(json.dumps(event))
         self._send_orders()
@@ -191,7 +212,7 @@ class Gang:
         run, state = self.run, self.node.state
         if state.log and not election.is_current(state):
             return
-        for number in range(self.node.config.voters):
+        for number in sorted(state.voters | state.learners):
             order = self._order(run, number)
             if order is not None:
                 order["epoch"] = state.ballot.epoch

@@ -46,6 +46,7 @@ class Guard:
         self.verdict: str | None = None
         self.wakes_at = float("-inf")
         self.alive = True  # a reboot makes a new guard, and the timers of the old one do nothing
+        self.begun = 0  # by the guard before the reboot
 
     @property
     def phase(self) -> str:
@@ -76,7 +77,7 @@ class Guard:
             self.kill("the permit has lapsed")
 
     def run(self, attempt: int, epoch: int, work: float) -> None:
-        if self.verdict is not None or self.node.stop_requested or attempt <= self.attempt:
+        if self.verdict is not None or self.node.stop_requested or attempt <= max(self.attempt, self.begun):
             return
         if self.ranks is not None:
             self.kill("superseded")
@@ -155,6 +156,11 @@ class Node:
         self._new_gang = gang
         self._boot()
 
+    @property
+    def is_unknown(self) -> bool:
+        """It was added, and the run was over before it knew of it. Its guard then gives up by itself."""
+        return self.number >= self.config.voters and not self.state.log
+
     # its clock
 
     def clock(self) -> float:
@@ -182,7 +188,10 @@ class Node:
         self.boots += 1
         self.booted_at = self.world.now
         self._clock_began = self.world.dice.choice((1.0, 20.0, 5000.0))
+        remembers = self.boots > 1 and self._new_gang.notices_reboots
+        begun = max(self.guard.attempt, self.guard.begun) if remembers else 0
         self.guard = Guard(self)
+        self.guard.begun = begun
         self.start_recorder()
 
     def start_recorder(self) -> None:
@@ -234,7 +243,7 @@ class Node:
             self.config.beat * self.world.dice.uniform(0.8, 1.2) / self.rate,
             lambda: self.do(lambda: self._tick(incarnation)),
         )
-        if self.world.scenario.eager:
+        if self.world.scenario.eager and self.config.position is not None:
             self.state = self.state._replace(campaign_at=min(self.state.campaign_at, self.clock()))
         self.step(election_state.Tick(self.clock()))
         self.gang.on_tick()

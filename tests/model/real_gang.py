@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.node.gang import agreement, election, gang, gang_events, gang_orders, team
+from orchestrator.node.gang import agreement, election, gang, gang_events, gang_orders, newcomers, team
 from orchestrator.node.gang.election_state import Role
 from orchestrator.node.gang.gang_events import End, Run, Stop
 from orchestrator.node.gang.gang_state import GONE, NodePhase, Phase, State
@@ -26,6 +26,7 @@ BEGUN_BY = 8.0  # s: a host that is lost before the start ends the run, as its c
 
 class RealGang(Gang):
     ends_alone = True
+    notices_reboots = True
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
@@ -99,6 +100,7 @@ class RealGang(Gang):
             self._obey(content)
         elif kind == "status":
             self.statuses[sender] = content
+            self.admit(sender)
             if self._decides():
                 self._on_status(sender, content)
 
@@ -112,6 +114,10 @@ class RealGang(Gang):
         now = self._now()
         if self.node.state.length and self.node.state.last_epoch < self.node.state.ballot.epoch:
             return
+        if number == len(self.tip.nodes):
+            self._happens(gang_events.Added(f"node-{number}", 1, "ann", now))
+        if number >= len(self.tip.nodes):
+            return  # the run has not begun, or is over
         if number not in self._links:
             self._links.add(number)
             self._happens(gang_events.Joined(number, now))
@@ -183,6 +189,8 @@ class RealGang(Gang):
             if team.restart_is_due(self.tip, self._now()):
                 self._happens(gang_events.PortFound(29501, self._now()))
         self._happens(gang_events.Tick(self._now()))
+        if self.state.phase is not Phase.OVER:
+            self.update_voters(newcomers.voters(self.state))
 
     def _agree(self) -> None:
         """The output folders are equal at once, or, in one of some cases, after a while."""
@@ -194,7 +202,7 @@ class RealGang(Gang):
         state = self.node.state
         if not election.is_current(state):
             return
-        for number in range(self.node.config.voters):
+        for number in range(len(self.state.nodes)):
             order = gang_orders.order_of(self.state, number)
             if order is None or (number not in self._links and number != self.node.number):
                 continue

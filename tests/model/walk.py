@@ -38,7 +38,30 @@ def scenario(seed: str, begins: float = 0.5) -> Scenario:
     if dice.random() < 0.3:
         seconds = dice.choice((0.1, lease, float("inf")))
         faults.append(Fault(begins, "farewell", dice.randrange(voters), seconds))
+    if dice.random() < 0.4:
+        some_are_gone = any(fault.seconds == float("inf") for fault in faults)
+        faults += _changes(dice, voters, team_size, witness, lease, begins, at, some_are_gone)
     return Scenario(seed, voters, team_size, witness, True, lease, eager, weather, tuple(faults))
+
+
+def _changes(
+    dice: random.Random,
+    voters: int,
+    team_size: int,
+    witness: bool,
+    lease: float,
+    begins: float,
+    until: float,
+    some_are_gone: bool,
+) -> list[Fault]:
+    """Nodes are added and leave, and there are faults meanwhile."""
+    added = dice.randint(0, 2)
+    faults = [Fault(dice.uniform(begins, until), "add") for _ in range(added)]
+    if voters - witness > team_size and dice.random() < 0.5 and not some_are_gone:
+        faults.append(Fault(dice.uniform(begins, until), "leave", dice.randrange(voters - witness), float("inf")))
+    for _ in range(dice.randint(0, 3)):
+        faults.append(_fault(dice, voters + added, dice.uniform(begins, until + lease), lease))
+    return faults
 
 
 def _for_good(dice: random.Random, voters: int, spares: int, begins: float, until: float) -> list[Fault]:

@@ -29,7 +29,9 @@ class Weather(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """`kind`: cut, power, pause, recorder, fail, stop or farewell. `pairs`: links that are cut, each in one direction.
+    """`kind`: cut, power, pause, recorder, fail, stop, farewell, add or leave.
+
+    cut: `pairs` are links, each in one direction. add: one more node. leave: the node has been drained, and is gone.
 
     farewell: the head loses its power as it tells the others of the verdict, after `node` of them.
 
@@ -73,12 +75,19 @@ class World:
         self._cuts: Counter[tuple[int, int, str]] = Counter()
         self._calm = False
         self._told = 0  # nodes, of the verdict
-        candidates = tuple(range(scenario.voters - scenario.witness))
+        self._gang = gang
+        self.drained: set[int] = set()
         self.nodes: list[Node] = []
-        for number in range(scenario.voters):
-            config = Config(number, scenario.voters, candidates, scenario.lease, STOP_WINDOW, scenario.elects)
-            rate = self.dice.choice((1 - DRIFT, 1.0, 1 + DRIFT, 1 + DRIFT))
-            self.nodes.append(Node(self, config, rate, gang))
+        for _ in range(scenario.voters):
+            self._add_node()
+
+    def _add_node(self) -> None:
+        scenario, number = self.scenario, len(self.nodes)
+        added = (number,) if number >= scenario.voters else ()
+        candidates = (*range(scenario.voters - scenario.witness), *added)
+        config = Config(number, scenario.voters, candidates, scenario.lease, STOP_WINDOW, scenario.elects)
+        rate = self.dice.choice((1 - DRIFT, 1.0, 1 + DRIFT, 1 + DRIFT))
+        self.nodes.append(Node(self, config, rate, self._gang))
 
     def after(self, seconds: float, do: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + seconds, next(self._order), do))
@@ -125,10 +134,17 @@ class World:
         return True
 
     def _begin(self, fault: Fault) -> None:
+        if fault.node >= len(self.nodes):
+            return  # it is added later
         node = self.nodes[fault.node]
         match fault.kind:
             case "cut":
                 self._cuts.update(fault.cuts)
+            case "add":
+                self._add_node()
+            case "leave":
+                node.power_off()
+                self.drained.add(fault.node)
             case "power":
                 node.power_off()
             case "pause":
@@ -142,12 +158,15 @@ class World:
                     other.do(other.request_stop)
 
     def _end(self, fault: Fault) -> None:
+        if fault.node >= len(self.nodes):
+            return
         node = self.nodes[fault.node]
         match fault.kind:
             case "cut":
                 self._cuts.subtract(fault.cuts)
             case "power":
-                node.power_on()
+                if fault.node not in self.drained:
+                    node.power_on()
             case "pause":
                 node.resume()
 
@@ -170,7 +189,7 @@ class World:
             raise Violation(f"at {self.now:.3f} s: {violation}") from None
 
     def _is_over(self) -> bool:
-        return all(node.left or not node.up for node in self.nodes) and not any(
+        return all(node.left or not node.up or node.is_unknown for node in self.nodes) and not any(
             fault.kind == "power" and fault.at + fault.seconds > self.now for fault in self.scenario.faults
         )
 
@@ -179,11 +198,11 @@ class World:
         if not self.rules.verdicts and not any(node.gave_up for node in self.nodes):
             stop = any(fault.kind == "stop" for fault in self.scenario.faults)
             raise Violation("a stop request did not end the run" if stop else "the run made no progress")
-        obeys = all(fault.only != "order" for fault in self.scenario.faults)
+        obeys = all(fault.only not in ("order", "status") for fault in self.scenario.faults)
         if obeys and not set(self.rules.verdicts.values()) <= {"succeeded", "killed"}:
             raise Violation(f"a run that could continue has ended: {self.rules.verdicts}")
         for ranks in self.alive_ranks():
             raise Violation(f"ranks of attempt {ranks.attempt} are left on node {ranks.node}")
         for node in self.nodes:
-            if node.up and not node.left and node.gang.ends_alone:
+            if node.up and not node.left and node.gang.ends_alone and not node.is_unknown:
                 raise Violation(f"node {node.number} does not end")

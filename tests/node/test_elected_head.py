@@ -6,12 +6,10 @@ import json
 import signal
 from typing import Any
 
-import pytest
 from lab.waiting import wait_until
 from local_runs import Run, Runs
 from test_rejoin import lose, rejoin
 
-from orchestrator.hosts.session import Refused
 from orchestrator.node.host import processes
 
 WORK = """
@@ -126,10 +124,55 @@ def test_a_run_without_a_majority_stops_and_ends(runs: Runs, tmp_path: Any) -> N
     assert verdict["state"] == "lost" and verdict["attempt"] == 1
 
 
-def test_no_host_is_added_to_a_run_whose_hosts_are_counted(runs: Runs, tmp_path: Any) -> None:
-    run = runs.start(WORK, str(tmp_path / "never"), nproc=(1, 1, 1), options=electing())
+def add(runs: Runs, run: Run, head: int) -> None:
+    """As `ddp-orch add` does it."""
+    host = runs.hosts(len(run.hosts) + 1)[-1]
+    at_head, name = run.hosts[head].session, f"host-{len(run.hosts)}"
+    blueprint = at_head.request("blueprint", {"run_id": run.run_id})
+    asked = {"run_id": run.run_id, "host": name, "nproc": 1, "by": "the test"}
+    number = at_head.request("add", asked)["node"]
+    assert number == len(run.hosts)
+    known = run.listed(head)["hosts"][:number]
+    first = [node for node in blueprint["spec"]["nodes"] if not node.get("added")]
+    nodes = [{**first[0], "host": other, "spare": True, "added": True} for other in (*known[len(first) :], name)]
+    spec = {**blueprint["spec"], "node": number, "host": name, "head": head, "nodes": [*first, *nodes]}
+    private = at_head.request("ticket", {"run_id": run.run_id})["private"]
+    at = {"addresses": blueprint["start"]["link_addresses"], "link_port": spec["contact"]["port"], "rdzv_port": None}
+    host.session.request("prepare", {"spec": spec, "private": private, "head": at})
+    run.hosts = [*run.hosts, host]
+    wait_until(lambda: number in voters(run, head), 30, f"{name} votes")
+
+
+def voters(run: Run, node: int) -> list[int]:
+    """The last that its log has; [] before the first change."""
+    events = [json.loads(line) for line in (run.folder(node) / "gang.jsonl").read_text().splitlines()]
+    return next((event["fields"]["nodes"] for event in reversed(events) if event["event"] == "Voters"), [])
+
+
+def test_hosts_that_are_added_vote_and_lead(runs: Runs, tmp_path: Any) -> None:
+    """At the end, two of the first three hosts are lost, which would be no majority."""
+    end = tmp_path / "end"
+    run = runs.start(WORK, str(end), nproc=(1, 1, 1), options=electing("1:5"))
     everybody_works(run, 1, 0, 1, 2)
-    asked = {"run_id": run.run_id, "host": "host-3", "nproc": 1, "by": "the test"}
-    with pytest.raises(Refused):
-        run.hosts[0].session.request("add", asked)
-    run.stop(0, grace=0.0)
+    add(runs, run, head=0)
+    lose(run, 0)
+    everybody_works(run, 2, 1, 3, 2)  # it has the seat of the lost host
+    add(runs, run, head=1)
+    lose(run, 1)
+    everybody_works(run, 3, 2, 4, 3)
+    end.touch()
+    for node in (2, 3, 4):
+        wait_until(lambda node=node: run.record("exit.json", node), 30, f"the run ends on {node}")
+        assert run.record("exit.json", node)["verdict"]["state"] == "succeeded"  # type: ignore[index]
+
+
+def test_a_host_that_was_drained_does_not_vote_any_more(runs: Runs, tmp_path: Any) -> None:
+    run = runs.start(WORK, str(tmp_path / "never"), nproc=(1, 1, 1, 1), options=electing("1:4"))
+    everybody_works(run, 1, 0, 1, 2, 3)
+    asked = {"run_id": run.run_id, "node": 3, "by": "the test"}
+    assert run.hosts[0].session.request("drain", asked)["accepted"]
+    everybody_works(run, 2, 0, 1, 2)
+    wait_until(lambda: voters(run, 1) == [0, 1, 2], 30, "three hosts vote")
+    lose(run, 0)
+    everybody_works(run, 3, 1, 2)
+    run.stop(1, grace=0.0)

@@ -11,6 +11,7 @@ import pytest
 from driven_guard import Driver, driven_program
 from lab.waiting import wait_until
 from local_runs import Run, Runs, local_runs
+from test_rejoin import lose, rejoin
 
 from orchestrator.node.host import processes, state
 from orchestrator.node.run.permit import RENEWED_BELOW, Permit, Renewal, clock
@@ -168,3 +169,27 @@ def test_a_permit_after_a_pause_is_passed_on_at_once() -> None:
     assert renewal.due(100.0) == 8.0
     renewal.grant(200.0, 1.0)
     assert renewal.due(200.0) == 1.0
+
+
+def test_after_a_reboot_an_attempt_is_not_started_again(driven: tuple[Runs, Driver]) -> None:
+    """A head that had no authority meanwhile may repeat its order. It counts the host as one that runs nothing."""
+    runs, driver = driven
+    run = prepare(runs, driver)
+    driver.permit(60.0)
+    driver.run(1)
+    runs_attempt(driver, 1)
+    wait_until(lambda: attempts(run) == {"1"}, 20, "its rank runs")
+    lose(run)
+    accepting = threading.Thread(target=driver.accept)
+    accepting.start()
+    rejoin(run)
+    accepting.join()
+    driver.permit(60.0)
+    driver.run(1)
+    status = driver.wait_for(lambda status: status["restarted"])
+    driver.run(2)
+    runs_attempt(driver, 2)
+    after = driver.statuses[driver.statuses.index(status) :]
+    assert {known["attempt"] for known in after} == {0, 2}, after
+    wait_until(lambda: attempts(run) == {"2"}, 20, "its rank runs")
+    driver.end()

@@ -64,6 +64,16 @@ def test_a_host_that_the_head_has_added_is_believed() -> None:
     assert judged(good1=head, good2=part(1, GOOD), good3=added) == ({"good1", "good2", "good3"}, set(), set())
 
 
+def test_a_host_that_an_elected_head_has_added_is_believed() -> None:
+    longer = [*GOOD, "good3"]
+    elected: dict[str, Any] = {"head": 1, "epoch": 2, "team": 2}
+    parts = {"good2": {**part(1, longer), **elected}, "good3": {**part(2, longer), **elected}}
+    parts["good1"] = {**part(0, GOOD), **elected}
+    assert judged(**parts) == ({"good1", "good2", "good3"}, set(), set())
+    parts["good1"] = {**part(0, GOOD), "team": 2}  # it does not know yet that another one leads
+    assert judged(**parts) == ({"good1", "good2", "good3"}, set(), set())
+
+
 def test_a_host_that_adds_itself_has_no_say() -> None:
     longer = [*GOOD, "evil"]
     for node in (0, 1, 2):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from orchestrator.node.gang import election
@@ -10,6 +12,7 @@ from orchestrator.node.gang.election_state import (
     SHORTER,
     Ack,
     Action,
+    Admitted,
     Answer,
     Ask,
     Ballot,
@@ -374,3 +377,71 @@ def test_without_elections_the_first_head_needs_nobody() -> None:
 def test_without_elections_nobody_tries_to_lead() -> None:
     follower = node(1, elects=False)
     assert step(follower, Tick(BEGAN + 1000)) == (follower, ())
+
+
+# --- who votes
+
+VOTERS = '{"event": "Voters", "fields": {"nodes": %s, "at": 1.0}}'
+
+
+def led(voters: int = 3) -> State:
+    """A head whose entry of this epoch is on all nodes."""
+    head = node(0, voters=voters)
+    head, _ = step(head, Proposed("x", BEGAN))
+    return acknowledged(head, range(1, voters))
+
+
+def acknowledged(head: State, nodes: Iterable[int], at: float = BEGAN + 1) -> State:
+    """Nodes have the whole log."""
+    for sender in nodes:
+        stamp = Stamp(f"boot of {sender}", at)
+        head, _ = receive(head, sender, Ack(1, Stamp("boot of 0", at), stamp, head.length), at)
+    return head
+
+
+def test_a_node_that_was_added_gets_the_log_before_it_votes() -> None:
+    head, actions = step(led(), Admitted(3, BEGAN + 1))
+    (first,) = sent(actions)
+    assert isinstance(first, Beat) and first.echo is None
+    changed, actions = step(head, Proposed(VOTERS % "[0, 1, 2, 3]", BEGAN + 1))
+    assert (changed.voters, actions) == (frozenset(range(3)), ())
+    head = acknowledged(head, [3])
+    changed, actions = step(head, Proposed(VOTERS % "[0, 1, 2, 3]", BEGAN + 1))
+    assert (changed.voters, changed.quorum, len(sent(actions))) == (frozenset(range(4)), 3, 3)
+    assert acknowledged(changed, [1], BEGAN + 2).committed < changed.length  # two of four
+    assert acknowledged(changed, [1, 3], BEGAN + 2).committed == changed.length
+
+
+def test_a_change_of_voters_waits_for_the_one_before() -> None:
+    head = led(5)
+    head, _ = step(head, Proposed(VOTERS % "[0, 1, 2, 3]", BEGAN + 1))
+    assert head.voters == frozenset(range(4))
+    refused, actions = step(head, Proposed(VOTERS % "[0, 1, 2]", BEGAN + 1))
+    assert (refused, actions) == (head, ())
+    head = acknowledged(head, [1, 2], BEGAN + 2)
+    assert step(head, Proposed(VOTERS % "[0, 1, 2]", BEGAN + 2))[0].voters == frozenset(range(3))
+
+
+@pytest.mark.parametrize("nodes", ["[1, 2]", "[0]", "[0, 1, 2, 3, 4]"])
+def test_voters_change_one_at_a_time_and_never_without_the_head(nodes: str) -> None:
+    head = led()
+    assert step(head, Proposed(VOTERS % nodes, BEGAN + 1)) == (head, ())
+
+
+def test_a_node_that_does_not_vote_any_more_never_tries_to_lead_and_is_not_asked() -> None:
+    log = (A, Entry(1, VOTERS % "[0, 1]"))
+    gone, left = node(2, log), node(1, log)
+    assert step(gone, Tick(LATER + 10)) == (gone, ())
+    asked, actions = step(left, Tick(LATER + 10))
+    assert asked.role is Role.TRIAL and [action.node for action in actions if isinstance(action, Send)] == [0]
+    asked, _ = receive(asked, 2, Answer(1, True, asked.round, True), LATER + 10)
+    assert asked.role is Role.TRIAL  # one that does not vote does not count
+
+
+def test_a_change_of_voters_that_is_cut_from_the_log_is_undone() -> None:
+    follower = node(1, (A, Entry(1, VOTERS % "[0, 1, 2, 3]")))
+    assert follower.voters == frozenset(range(4))
+    head = node(2, (A, C))._replace(ballot=Ballot(2, 2, leads=True))
+    newer = Beat(2, Stamp("boot of 2", BEGAN), None, 1.0, 1, head.digests[1], (C,), 0)
+    follower, _ = receive(follower, 2, newer)
+    assert (follower.log, follower.voters) == ((A, C), frozenset(range(3)))

@@ -14,7 +14,7 @@ from model.gangs import Gang
 from model.real_gang import BEGUN_BY, RealGang
 from model.world import Fault, Scenario, Weather
 
-from orchestrator.node.gang import election, team
+from orchestrator.node.gang import election, election_log, team
 from orchestrator.node.gang.election_state import SHORTER, Beat, State, first_ballot
 
 STEPS = 40_000
@@ -50,7 +50,7 @@ def permit_of_any_boot(state: State, beat: Beat, at: float) -> float | None:
 
 def authority_of_a_minority(state: State, at: float) -> float:
     others = state.acknowledged[: state.config.node] + state.acknowledged[state.config.node + 1 :]
-    return sorted((at, *others), reverse=True)[state.config.quorum - 2]
+    return sorted((at, *others), reverse=True)[state.quorum - 2]
 
 
 def remaining_of_a_lease(state: State, node: int, at: float) -> float:
@@ -173,3 +173,19 @@ def test_all_nodes_end_when_the_head_is_lost_in_its_farewell(told: int) -> None:
     with patch.object(RealGang, "_end_without_head", lambda *_: None):
         stuck = [walk.violation(case._replace(seed=str(seed)), RealGang) for seed in range(5)]
     assert any(stuck) is (told == 1)  # with none told the others elect a head; with all told nobody is left
+
+
+def several_at_once(state: State, voters: frozenset[int]) -> bool:
+    return all(state.length_of(node) == state.length for node in voters - state.voters)
+
+
+def test_the_model_notices_when_a_change_of_voters_does_not_wait_for_the_one_before() -> None:
+    """The head and two new nodes are a majority of five, and the other two are one of three."""
+    apart = both(*((here, there) for here in (0, 3, 4) for there in (1, 2)))
+    case = scenario(Fault(5, "cut", 0, 60, apart), Fault(5.1, "add"), Fault(5.2, "add"))
+    assert not any(walk.violation(case._replace(seed=str(seed))) for seed in range(5))
+    with (
+        patch.object(election, "may_change_voters", several_at_once),
+        patch.object(election_log, "may_change_voters", several_at_once),
+    ):
+        assert first_violation(case)

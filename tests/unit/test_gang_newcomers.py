@@ -65,3 +65,15 @@ def test_no_host_is_added_to_a_run_that_is_stopping() -> None:
     state = gang.step(begun(NODES), gang_events.StopRequested("ann", 30.0, 1999.0))[0]
     assert added(state) == state
     assert gang_orders.label(state) == "stopping"
+
+
+def test_it_votes_from_its_first_link_on_until_it_has_left() -> None:
+    state = added(begun(NODES))
+    assert newcomers.voters(state) == {0, 1, 2}
+    state = gang.step(state, gang_events.Joined(3, 2001.0))[0]
+    assert newcomers.voters(state) == {0, 1, 2, 3}
+    lost = gang.step(state, gang_events.Lost(3, 2002.0))[0]
+    assert newcomers.voters(lost) == {0, 1, 2, 3}
+    drained = drain(state, 3)
+    assert newcomers.voters(drained) == {0, 1, 2, 3}  # it still has to end
+    assert newcomers.voters(gang.step(drained, gang_events.Lost(3, 2003.0))[0]) == {0, 1, 2}

@@ -14,4 +14,5 @@ finish          when to signal and to stop, for `run.walltime`
 suspicion       judges the silence of nodes: who is suspect, who is lost
 election        who is the head, and until when ranks may run
 election_state  what a node knows of an election
+election_log    its log, and who votes by it
 """

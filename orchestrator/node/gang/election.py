@@ -17,11 +17,13 @@ With `head_lost: stop` the quorum is 1: the first head is its own majority, and 
 
 from typing import List, Optional, Sequence, Tuple
 
+from .election_log import accept, copy_for, may_change_voters
 from .election_state import (
     ENTRIES_A_BEAT,
     SHORTER,
     Ack,
     Action,
+    Admitted,
     Answer,
     Ask,
     Ballot,
@@ -48,7 +50,8 @@ Step = Tuple[State, Tuple[Action, ...]]
 
 def begin(config: Config, ballot: Ballot, log: Sequence[Entry], boot: str, at: float) -> State:
     """`ballot` and `log` as they are on disk. It may have heard a head a moment ago, before it was restarted."""
-    state = State(config, boot, ballot, (), ("",), heard_at=at, campaign_at=config.first_turn(at))
+    voters = frozenset(range(config.voters))
+    state = State(config, boot, ballot, (), ("",), (voters,), heard_at=at, campaign_at=config.first_turn(at))
     state = write(state, 0, tuple(log))
     return _lead(state, at) if ballot.leads else state
 
@@ -58,6 +61,8 @@ def step(state: State, event: Event) -> Step:
         return _on_tick(state, event.at)
     if isinstance(event, Proposed):
         return _on_proposed(state, event)
+    if isinstance(event, Admitted):
+        return _on_admitted(state, event)
     return _on_received(state, event)
 
 
@@ -104,12 +109,12 @@ def stop_window_ends_at(state: State) -> float:
 
 def beat_for(state: State, node: int, at: float) -> Beat:
     """A beat for a node. One travels with each order to run."""
-    known = state.lengths[node]
+    known = state.length_of(node)
     length = state.length if known is None else known  # a guess; the answer says how far it is right
     return Beat(
         state.ballot.epoch,
         Stamp(state.boot, at),
-        state.stamps[node],
+        state.stamp_of(node),
         _remaining(state, node, at),
         length,
         state.digests[length],
@@ -120,6 +125,8 @@ def beat_for(state: State, node: int, at: float) -> Beat:
 
 def _remaining(state: State, node: int, at: float) -> float:
     """Of the authority, from when the stamp of the node came. A lease at most: a lost node must not get more."""
+    if state.stamp_of(node) is None:
+        return 0.0
     used = max(0.0, state.stamped_at[node] - _authority_base(state, at))
     return max(0.0, SHORTER * state.config.lease - used)
 
@@ -135,12 +142,12 @@ def order_is_valid(state: State, beat: Beat, at: float) -> bool:
 
 def _authority_base(state: State, at: float) -> float:
     """When the newest beat was sent that a majority has acknowledged. The head has always heard itself."""
-    others = sorted((sent for node, sent in enumerate(state.acknowledged) if node != state.config.node), reverse=True)
-    return [at, *others][state.config.quorum - 1]
+    others = sorted((state.acknowledged[node] for node in _other_voters(state)), reverse=True)
+    return [at, *others][state.quorum - 1]
 
 
 def _lead(state: State, at: float) -> State:
-    voters = state.config.voters
+    count = max(state.voters) + 1
     after = state._replace(
         role=Role.HEAD,
         head=state.config.node,
@@ -148,18 +155,37 @@ def _lead(state: State, at: float) -> State:
         beat_at=at,
         grants=frozenset(),
         verified=state.length,
-        acknowledged=(float("-inf"),) * voters,
-        lengths=(None,) * voters,
-        stamps=(None,) * voters,
-        stamped_at=(at,) * voters,
+        learners=frozenset(),
+        acknowledged=(float("-inf"),) * count,
+        lengths=(None,) * count,
+        stamps=(None,) * count,
+        stamped_at=(at,) * count,
     )
-    if state.config.quorum == 1:  # nobody's acknowledgement is needed, so no lapse of it stops ranks here
+    if state.quorum == 1:  # nobody's acknowledgement is needed, so no lapse of it stops ranks here
         after = after._replace(permit_until=float("inf"))
     return _commit(after)
 
 
+def _other_voters(state: State) -> List[int]:
+    return sorted(state.voters - {state.config.node})
+
+
 def _others(state: State) -> List[int]:
-    return [node for node in range(state.config.voters) if node != state.config.node]
+    return sorted((state.voters | state.learners) - {state.config.node})
+
+
+def _on_admitted(state: State, event: Admitted) -> Step:
+    if state.role is not Role.HEAD:
+        return state, ()
+    more = max(0, event.node + 1 - len(state.lengths))
+    after = state._replace(
+        learners=state.learners | {event.node},
+        acknowledged=(*state.acknowledged, *((float("-inf"),) * more)),
+        lengths=(*state.lengths, *((None,) * more)),
+        stamps=(*state.stamps, *((None,) * more)),
+        stamped_at=(*state.stamped_at, *((event.at,) * more)),
+    )
+    return after, (_send_beat(after, event.node, event.at),)
 
 
 def _send_beat(state: State, node: int, at: float) -> Send:
@@ -183,13 +209,15 @@ def _on_proposed(state: State, event: Proposed) -> Step:
         return state, ()
     entry = Entry(state.ballot.epoch, event.text)
     after = write(state, state.length, (entry,))
+    if after.voters != state.voters and not may_change_voters(state, after.voters):
+        return state, ()
     after = _commit(after._replace(verified=after.length))
     beats = tuple(_send_beat(after, node, event.at) for node in _others(after))
     return after, (Write(state.length, (entry,)), *beats)
 
 
 def _on_ack(state: State, sender: int, ack: Ack, at: float) -> Step:
-    if state.role is not Role.HEAD or ack.epoch < state.ballot.epoch:
+    if state.role is not Role.HEAD or ack.epoch < state.ballot.epoch or sender >= len(state.lengths):
         return state, ()
     sent = ack.beat.at if ack.beat.boot == state.boot else float("-inf")
     known, stamp = state.lengths[sender], state.stamps[sender]
@@ -215,8 +243,8 @@ def _on_ack(state: State, sender: int, ack: Ack, at: float) -> Step:
 
 def _commit(state: State) -> State:
     """Entries of earlier epochs count only together with one of this epoch (Raft, section 5.4.2)."""
-    others = sorted((state.lengths[node] or 0 for node in _others(state)), reverse=True)
-    length = [state.length, *others][state.config.quorum - 1]
+    others = sorted((state.lengths[node] or 0 for node in _other_voters(state)), reverse=True)
+    length = [state.length, *others][state.quorum - 1]
     if length > state.committed and state.log[length - 1].epoch == state.ballot.epoch:
         return state._replace(committed=length)
     return state
@@ -250,7 +278,7 @@ def _on_beat(state: State, sender: int, beat: Beat, at: float) -> Step:
     if beat.epoch > state.ballot.epoch or state.head != sender:
         state, actions = _adopt(state, beat.epoch, at, sender)
     state = state._replace(heard_at=at, campaign_at=state.config.first_turn(at))
-    state, written = _accept(state, beat.length, beat.digest, beat.entries)
+    state, written = accept(state, beat.length, beat.digest, beat.entries)
     state = state._replace(committed=max(state.committed, min(beat.committed, state.verified)))
     permits: Tuple[Action, ...] = ()
     until = permit_until(state, beat, at)
@@ -266,22 +294,6 @@ def permit_until(state: State, beat: Beat, at: float) -> Optional[float]:
     if beat.echo is None or beat.echo.boot != state.boot:
         return None
     return beat.echo.at + beat.remaining
-
-
-def _accept(state: State, length: int, digest: str, entries: Tuple[Entry, ...]) -> Tuple[State, Tuple[Action, ...]]:
-    """Bring the log to what the head has. An older beat that comes late must not cut what a newer one brought."""
-    if length > state.length or state.digests[length] != digest:
-        return state, ()
-    goal = write(state, length, entries)
-    verified = max(state.verified, goal.length)
-    if state.digests[length : goal.length + 1] == goal.digests[length:]:
-        return state._replace(verified=verified), ()
-    same = length
-    while same < state.length and state.digests[same + 1] == goal.digests[same + 1]:
-        same += 1
-    if same < state.committed:
-        return state, ()  # a log that was damaged on disk: this one, or the head's
-    return goal._replace(verified=verified), (Write(same, goal.log[same:]),)
 
 
 # --- votes
@@ -318,7 +330,8 @@ def _on_tick(state: State, at: float) -> Step:
         return after, tuple(_send_beat(after, node, at) for node in _others(after))
     if state.role is not Role.FOLLOWER and at >= state.round_ends_at:
         return state._replace(role=Role.FOLLOWER, campaign_at=state.config.next_turn(at)), ()
-    if state.role is Role.FOLLOWER and at >= state.campaign_at and _lease_is_over(state, at):
+    is_due = at >= state.campaign_at and state.config.node in state.voters
+    if state.role is Role.FOLLOWER and is_due and _lease_is_over(state, at):
         return _ask_all(state._replace(role=Role.TRIAL, head=None), at)
     return state, ()
 
@@ -339,7 +352,7 @@ def _ask_all(state: State, at: float) -> Step:
         state.digests[-1],
         state.committed,
     )
-    return after, tuple(Send(node, ask) for node in _others(after))
+    return after, tuple(Send(node, ask) for node in _other_voters(after))
 
 
 def _on_ask(state: State, sender: int, ask: Ask, at: float) -> Step:
@@ -352,15 +365,8 @@ def _on_ask(state: State, sender: int, ask: Ask, at: float) -> Step:
         after = after._replace(ballot=Ballot(ask.epoch, sender, leads=False))
         actions = (Save(after.ballot),)
     answer = Answer(after.ballot.epoch, ask.trial, ask.round, granted)
-    copies = () if _is_as_new(state, ask) else (Send(sender, _copy(state, ask)),)
+    copies = () if _is_as_new(state, ask) else (Send(sender, copy_for(state, ask)),)
     return after, (*actions, Send(sender, answer), *copies)
-
-
-def _copy(state: State, ask: Ask) -> Copy:
-    is_prefix = ask.length <= state.length and state.digests[ask.length] == ask.digest
-    length = ask.length if is_prefix else min(ask.committed, state.length)
-    entries = state.log[length : length + ENTRIES_A_BEAT]
-    return Copy(state.ballot.epoch, state.last_epoch, state.length, length, state.digests[length], entries)
 
 
 def _on_copy(state: State, copy: Copy) -> Step:
@@ -368,7 +374,7 @@ def _on_copy(state: State, copy: Copy) -> Step:
     is_newer = (copy.last_epoch, copy.total) > (state.last_epoch, state.length)
     if not is_newer or copy.epoch > state.ballot.epoch or state.role not in (Role.TRIAL, Role.CANDIDATE):
         return state, ()
-    after, written = _accept(state, copy.length, copy.digest, copy.entries)
+    after, written = accept(state, copy.length, copy.digest, copy.entries)
     return after._replace(verified=after.committed), written
 
 
@@ -379,7 +385,7 @@ def _on_answer(state: State, sender: int, answer: Answer, at: float) -> Step:
     if not answer.trial and answer.epoch != state.ballot.epoch:  # from before this node was restarted
         return state, ()
     after = state._replace(grants=state.grants | {sender})
-    if len(after.grants) < after.config.quorum:
+    if len(after.grants & after.voters) < after.quorum:
         return after, ()
     ballot = Ballot(after.ballot.epoch + answer.trial, after.config.node, leads=not answer.trial)
     after = after._replace(ballot=ballot)

@@ -6,6 +6,7 @@ goes on while the host sleeps (CLOCK_BOOTTIME). A time of another node's clock i
 
 import enum
 import hashlib
+import json
 from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional, Tuple, Union
 
 DRIFT = 0.05  # the most by which the rate of a clock differs from true time
@@ -13,6 +14,7 @@ DRIFT = 0.05  # the most by which the rate of a clock differs from true time
 SHORTER = (1 - DRIFT) / (1 + DRIFT)
 BEATS_A_LEASE = 10  # a permit must survive a cut of 5 s with a lease of 8: it is up to two beats old when it is needed
 ENTRIES_A_BEAT = 64  # of the log in one message
+_VOTERS = '{"event": "Voters", '  # how an entry begins that changes who votes
 FIRST_EPOCH = 1  # in which the head of the inventory leads without a vote
 
 
@@ -47,16 +49,11 @@ class Ballot(NamedTuple):
 
 class Config(NamedTuple):
     node: int
-    voters: int  # all nodes of the run, numbered from 0: spares and the witness too
+    voters: int  # at the start: all nodes of the run, numbered from 0, spares and the witness too
     candidates: Tuple[int, ...]  # who may lead, in the order in which they try; without the witness
     lease: float  # s
     stop_window: float  # s by any clock from the lapse of a permit until the ranks under it are dead
     elects: bool  # False: the first head leads forever (`head_lost: stop`)
-
-    @property
-    def quorum(self) -> int:
-        """How many nodes, itself included, a head needs for its authority and for its log."""
-        return self.voters // 2 + 1 if self.elects else 1
 
     @property
     def beat(self) -> float:
@@ -93,6 +90,7 @@ class State(NamedTuple):
     ballot: Ballot
     log: Tuple[Entry, ...]
     digests: Tuple[str, ...]  # of the first 0, 1, 2, ... entries
+    voter_sets: Tuple[FrozenSet[int], ...]  # who votes, after so many entries
     heard_at: float  # the last message of any head, or when this node began
     campaign_at: float  # when to try to become the head
     role: Role = Role.FOLLOWER
@@ -111,10 +109,26 @@ class State(NamedTuple):
     lengths: Tuple[Optional[int], ...] = ()  # of the log, as far as a node has verified it
     stamps: Tuple[Optional[Stamp], ...] = ()  # the newest of each node, to be sent back
     stamped_at: Tuple[float, ...] = ()  # by this node's clock, when it received them
+    learners: FrozenSet[int] = frozenset()  # nodes with a link, which get beats and the log whether they vote or not
 
     @property
     def length(self) -> int:
         return len(self.log)
+
+    def length_of(self, node: int) -> Optional[int]:
+        return self.lengths[node] if node < len(self.lengths) else None
+
+    def stamp_of(self, node: int) -> Optional[Stamp]:
+        return self.stamps[node] if node < len(self.stamps) else None
+
+    @property
+    def voters(self) -> FrozenSet[int]:
+        return self.voter_sets[-1]
+
+    @property
+    def quorum(self) -> int:
+        """How many voters, itself included, a head needs for its authority and for its log."""
+        return len(self.voters) // 2 + 1 if self.config.elects else 1
 
     @property
     def due_at(self) -> float:
@@ -123,6 +137,8 @@ class State(NamedTuple):
             return self.beat_at
         if self.role is not Role.FOLLOWER:
             return self.round_ends_at
+        if self.config.node not in self.voters:
+            return float("inf")
         return max(self.campaign_at, self.heard_at + self.config.lease)
 
     @property
@@ -144,13 +160,20 @@ class Proposed(NamedTuple):
     at: float
 
 
+class Admitted(NamedTuple):
+    """A node has a link to the head. It may have been added to the run, and not vote yet."""
+
+    node: int
+    at: float
+
+
 class Received(NamedTuple):
     sender: int
     message: "Message"
     at: float
 
 
-Event = Union[Tick, Proposed, Received]
+Event = Union[Tick, Proposed, Admitted, Received]
 
 # --- messages between nodes
 
@@ -253,10 +276,19 @@ def digest(before: str, entry: Entry) -> str:
 
 def write(state: State, length: int, entries: Tuple[Entry, ...]) -> State:
     """Cut the log to `length` and append `entries`."""
-    digests = list(state.digests[: length + 1])
+    digests, voter_sets = list(state.digests[: length + 1]), list(state.voter_sets[: length + 1])
     for entry in entries:
         digests.append(digest(digests[-1], entry))
-    return state._replace(log=state.log[:length] + entries, digests=tuple(digests))
+        changed = voters_of(entry)
+        voter_sets.append(voter_sets[-1] if changed is None else changed)
+    return state._replace(log=state.log[:length] + entries, digests=tuple(digests), voter_sets=tuple(voter_sets))
+
+
+def voters_of(entry: Entry) -> Optional[FrozenSet[int]]:
+    """The nodes that vote from this entry on; None: those that did before. Raises ValueError, KeyError, TypeError."""
+    if not entry.text.startswith(_VOTERS):
+        return None
+    return frozenset(json.loads(entry.text)["fields"]["nodes"])
 
 
 # The names that messages have on the link.

@@ -90,8 +90,9 @@ def begin(
     `rejoin_timeout`: seconds to wait for lost nodes. `max_nodes`: the number of nodes up to which a team grows again.
     `has_gate`: see gate.py. `has_agreement`: see agreement.py.
     """
-    known = tuple(Node(node["host"], node["nproc"], None, witness=bool(node.get("witness"))) for node in nodes)
-    team = tuple(number for number, node in enumerate(nodes) if not (node.get("spare") or node.get("witness")))
+    first = [node for node in nodes if not node.get("added")]  # the others come with their events
+    known = tuple(Node(node["host"], node["nproc"], None, witness=bool(node.get("witness"))) for node in first)
+    team = tuple(number for number, node in enumerate(first) if not (node.get("spare") or node.get("witness")))
     least = len(team) if min_nodes is None else min_nodes
     state = State(known, max_restarts, least, max_nodes, rejoin_timeout, has_gate=has_gate, has_agreement=has_agreement)
     return place(state, team)

@@ -111,6 +111,13 @@ class Added(NamedTuple):
     at: float
 
 
+class Voters(NamedTuple):
+    """From here on, these nodes vote for the head. The election reads it (election_state.voters_of)."""
+
+    nodes: List[int]
+    at: float
+
+
 class PortFound(NamedTuple):
     """The head has a free port for the next attempt: the kernel may not have released the old one yet.
 
@@ -175,6 +182,7 @@ Event = Union[
     StopRequested,
     Drain,
     Added,
+    Voters,
     PortFound,
     Stalled,
     Checked,
@@ -198,6 +206,7 @@ EVENTS: Dict[str, Callable[..., Event]] = {
     "StopRequested": StopRequested,
     "Drain": Drain,
     "Added": Added,
+    "Voters": Voters,
     "PortFound": PortFound,
     "Stalled": Stalled,
     "Checked": Checked,

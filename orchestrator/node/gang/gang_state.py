@@ -54,6 +54,7 @@ class Node(NamedTuple):
     answered_at: float = 0.0
     problems: Tuple[Dict[str, str], ...] = ()  # its last answer: code, text
     witness: bool = False  # it only votes, and never gets ranks
+    added: bool = False  # after the start
 
 
 class State(NamedTuple):

@@ -95,15 +95,15 @@ class Attempts:
             listener.close()
         self.rendezvous = []
         self._rdzv_port = order.master_port if order.node_rank == 0 else 0
+        self.place = {"node_rank": order.node_rank, "first_rank": order.first_rank}
         tree = self._new_tree(order.attempt)
         try:
             self._start_processes(tree, order)
         except OSError as error:
             self._follow(tree)
             self._add_start_failure(error)
+            self._write_state()
         self._record_at = time.monotonic() + 0.2
-        self.place = {"node_rank": order.node_rank, "first_rank": order.first_rank}
-        self._write_state()
 
     def _start_processes(self, tree: Tree, order: gang_events.Run) -> None:
         spec = self._spec
@@ -125,6 +125,7 @@ class Attempts:
             tree.direct(order.first_rank)
         self._follow(tree)
         self._send_status()  # the recorder opens the FIFOs now
+        self._write_state()  # before there are ranks: after a reboot, this attempt must not start again
         if spec["agent_argv"]:
             tree.start(jobs)
         else:

@@ -5,6 +5,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from ..gang import gang_events
 from ..gang.election_state import Beat, Message
+from ..gang.gang_state import State
 from .detour import Received
 from .election_messages import decode
 from .follower import WorkerLink
@@ -25,15 +26,15 @@ class ElectedFollower(WorkerLink):
         transport: Transport,
         voter: Voter,
         receive: Callable[[int, Dict[str, Any]], Optional[Message]],
-        verdict: Callable[[], Optional[Dict[str, Any]]],
+        committed: Callable[[], State],
         head: int,
     ) -> None:
-        """`verdict`: of the run, if this node knows that a majority has it."""
+        """`committed`: the gang, as far as this node knows that a majority has it."""
         self._leader = {"epoch": voter.epoch, "head": head}
         super().__init__(recorder, transport)
         self._voter = voter
         self._receive = receive
-        self._verdict = verdict
+        self._committed = committed
         self._head = head
 
     def follow(self, head: int) -> None:
@@ -121,11 +122,17 @@ class ElectedFollower(WorkerLink):
     def _report(self, unheard: float) -> Dict[str, Any]:
         return {"silence": self._recorder.silence(), "unheard": unheard}
 
+    @property
+    def _head_host(self) -> str:
+        """It may have been added after this node began."""
+        nodes = self._committed().nodes
+        return nodes[self._head].host if self._head < len(nodes) else "node %d" % self._head
+
     def _what_follows(self) -> str:
         return "; the hosts that are left elect another head"
 
     def _fence(self, now: float) -> None:
-        verdict = None if self._ended else self._verdict()
+        verdict = None if self._ended else self._committed().verdict
         if verdict is not None:
             self._ended = True
             self._recorder.command({"do": "end", "verdict": verdict})

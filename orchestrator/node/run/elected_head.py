@@ -2,12 +2,12 @@
 
 import time
 from collections import Counter
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ..gang import gang_events, gang_orders
+from ..gang import gang_events, gang_orders, newcomers
 from ..gang.election_state import Ack, Message
 from ..gang.gang_state import GONE, NodePhase, Phase
-from . import messages
+from . import messages, team_requests
 from .detour import Received
 from .election_messages import encode
 from .gang_log import EventLog, first_state
@@ -33,15 +33,21 @@ class ElectedHead(HeadLink):
         voter: Voter,
         receive: Callable[[int, Dict[str, Any]], Optional[Message]],
         propose: Callable[[str], None],
+        admit: Callable[[int], None],
     ) -> None:
-        """`receive`: gives a message of a node to the election, and returns it. `propose`: an entry of the log."""
+        """`receive`: gives a message of a node to the election, and returns it. `propose`: an entry of the log.
+
+        `admit`: a node that has a link.
+        """
         self._voter = voter
         self._receive = receive
         self._propose = propose
+        self._admit = admit
         self._statuses: Dict[int, Any] = {}  # the last of each node
         self._has_dropped = True  # an event: those of this node at least, from before it was the head
         self._has_announced = False  # the orders that follow from what earlier heads have decided
         self._had_authority = False
+        self._undecided: List[Tuple[Dict[str, Any], int]] = []  # requests, and how long the log was with each
         super().__init__(recorder, transport)
 
     def _open_log(self) -> EventLog:
@@ -69,6 +75,8 @@ class ElectedHead(HeadLink):
     # messages
 
     def join(self, link: Link, received: List[Dict[str, Any]]) -> None:
+        if link.peer is not None and link.peer < len(self._state.nodes):
+            self._admit(link.peer)
         super().join(link, received)
         if link.peer in self._nodes and self._has_announced:
             self._send_current_order(link.peer)
@@ -124,6 +132,7 @@ class ElectedHead(HeadLink):
     def on_election_step(self) -> None:
         """A majority may have more entries now."""
         self._entries.apply_committed()
+        self._answer_requests()
         if self._voter.is_current and not self._has_announced:
             self._has_announced = True
             self._notify_of_end(self._entries.committed)  # an earlier head may have been lost before it did
@@ -142,6 +151,36 @@ class ElectedHead(HeadLink):
             self._has_dropped = False
             self._repeat_statuses()
         super()._decide()
+        self._update_voters(now)
+
+    def _update_voters(self, now: float) -> None:
+        """One host at a time: one that was added votes as soon as it has the log, one that was drained does not."""
+        committed, voters = self._entries.committed, self._voter.state.voters
+        if committed.phase is Phase.OVER:
+            return
+        for number in sorted(newcomers.voters(committed) ^ voters):
+            if self._voter.may_change_to(voters ^ {number}):
+                self._entries.add_voters(gang_events.Voters(sorted(voters ^ {number}), now))
+                return
+
+    def _take_request(self, request: Dict[str, Any]) -> None:
+        """The answer waits until a majority has the request: nothing may follow from one that a new head forgets."""
+        event = team_requests.event_of(request, self._spec["grace"], self._now())
+        if request["id"] in self._team_requests:
+            return
+        if not self._entries.may_add(event):
+            self._has_dropped = True
+            return
+        self._team_requests.add(request["id"])
+        self._step(event)
+        self._undecided.append((request, self._voter.state.length))
+
+    def _answer_requests(self) -> None:
+        committed = self._voter.state.committed if self._voter.is_current else 0
+        for request, length in [undecided for undecided in self._undecided if undecided[1] <= committed]:
+            self._undecided.remove((request, length))
+            answer = team_requests.answer_of(request, self._entries.committed)
+            self._recorder.command({"do": "team answer", "id": request["id"], "answer": answer})
 
     def _say_authority(self, has_authority: bool) -> None:
         if self._had_authority and not has_authority:

@@ -6,6 +6,7 @@ import time
 from typing import Any, Dict, List, Optional, Union
 
 from ..gang.election_state import FIRST_EPOCH, Ack, Beat, Message, Permit, Send
+from ..gang.gang_state import State
 from ..host import state
 from . import messages, shown_state
 from .acceptor import Accepted
@@ -54,12 +55,13 @@ class ElectingLink(ClusterLink):
 
     def _new_role(self) -> Union[ElectedHead, ElectedFollower]:
         if self._voter.leads:
-            return ElectedHead(self._recorder, self._transport, self._voter, self._receive, self._propose)
+            return ElectedHead(self._recorder, self._transport, self._voter, self._receive, self._propose, self._admit)
         head = self._voter.state.head
         if head is None:
             known = state.read(self._path(shown_state.NAME)) or {}
-            head = known.get("head", 0) if self._voter.epoch > FIRST_EPOCH else 0
-        return ElectedFollower(self._recorder, self._transport, self._voter, self._receive, self._verdict, head)
+            first = self._recorder.spec.get("head", 0)  # another one if the run had elected it when this host was added
+            head = known.get("head", first) if self._voter.epoch > FIRST_EPOCH else first
+        return ElectedFollower(self._recorder, self._transport, self._voter, self._receive, self._committed, head)
 
     def _settle(self) -> None:
         """Change the role if the election has. Never while the role is at work."""
@@ -73,9 +75,9 @@ class ElectingLink(ClusterLink):
             self._role.on_election_step()
         self._keep()
 
-    def _verdict(self) -> Optional[Dict[str, Any]]:
-        """How the run has ended, if a majority has that, and the head could not tell us any more."""
-        return replay(first_state(self._recorder.spec), self._voter).verdict
+    def _committed(self) -> State:
+        """The gang, as far as this node knows that a majority has it."""
+        return replay(first_state(self._recorder.spec), self._voter)
 
     # the election
 
@@ -92,6 +94,9 @@ class ElectingLink(ClusterLink):
 
     def _propose(self, text: str) -> None:
         self._carry_out(self._voter.propose(text))
+
+    def _admit(self, node: int) -> None:
+        self._carry_out(self._voter.admit(node))
 
     def _carry_out(self, outgoing: List[Outgoing]) -> None:
         for action in outgoing:
@@ -195,7 +200,7 @@ class ElectingLink(ClusterLink):
     def _load_contacts(self) -> None:
         contacts = self._transport.contacts
         kept = state.read(self._path(CONTACTS)) or {}
-        for node, contact in messages.contacts(kept, len(self._recorder.spec["nodes"])).items():
+        for node, contact in messages.contacts(kept, messages.MOST_NODES).items():
             contacts.learn(node, contact)
         contacts.learn(self._here, messages.contact(self._recorder.spec["contact"]))
 

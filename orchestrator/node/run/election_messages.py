@@ -3,7 +3,7 @@
 import json
 from typing import Any, Callable, Dict, List, Tuple
 
-from ..gang.election_state import Ack, Answer, Ask, Beat, Copy, Entry, Message, Stamp
+from ..gang.election_state import Ack, Answer, Ask, Beat, Copy, Entry, Message, Stamp, voters_of
 from .gang_log import event_of
 from .messages import Malformed, clock, integer, list_of, object_of, seconds, text
 
@@ -94,6 +94,8 @@ def _entry(value: Any) -> Entry:
     try:
         entry = json.loads(value[1])
         event_of(entry)
+        for node in voters_of(Entry(0, value[1])) or ():
+            integer(node)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Malformed("not an event") from error
     if json.dumps(entry) != value[1]:

@@ -75,6 +75,7 @@ class Guard:
         self._requests = Requests(folder, self._answer_request)
         self._has_past = past is not None
         self._restarted = past is not None and past.restarted
+        self._begun = 0 if past is None else past.begun
         if past is not None:
             self._waiting, self._control.start, self._finish = past.waiting, past.start, past.finish
             self._attempts.resume(past)
@@ -253,7 +254,7 @@ class Guard:
         if (
             self._shutdown.verdict is not None
             or self._shutdown.stop is not None
-            or order.attempt <= self._attempts.number
+            or order.attempt <= max(self._attempts.number, self._begun)
             or (until is not None and clock() >= until)
         ):
             self._send_status()  # the gang must know why there is no start: a stop request, or it was done already
@@ -358,7 +359,7 @@ class Guard:
     def _write_state(self) -> None:
         record = {
             "phase": self._phase().value,
-            "attempt": self._attempts.number,
+            "attempt": max(self._attempts.number, self._begun),
             "committed": self._is_committed(),
             "guard": processes.identify(os.getpid()),
             "boot_id": state.boot_id(),

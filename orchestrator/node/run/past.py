@@ -16,6 +16,7 @@ class Past(NamedTuple):
     finish: Optional[Dict[str, Any]]  # who wants the run to save a snapshot and stop
     team_requests: List[Dict[str, Any]]  # on the head: those that the gang has not decided
     restarted: bool  # the host was restarted, or guard and recorder were killed: nothing is left of the attempt
+    begun: int = 0  # with `restarted`: the newest attempt before that, which is never started again
 
 
 def after_restart(folder: str) -> Past:
@@ -32,6 +33,7 @@ def after_restart(folder: str) -> Past:
         finish=None,
         team_requests=[],
         restarted=True,
+        begun=record.get("attempt", 0),
     )
 
 

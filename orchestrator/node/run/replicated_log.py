@@ -67,6 +67,11 @@ class ReplicatedLog:
         self._decided_at = time.monotonic()
         self._write(event)
 
+    def add_voters(self, event: gang_events.Voters) -> None:
+        """Needs `may_add`."""
+        self._resume(event.at)
+        self._write(event)
+
     def _start(self, event: gang_events.StartRequested) -> None:
         here = [number for number, node in enumerate(self.state.nodes) if node.phase is not NodePhase.ABSENT]
         self.state = self.committed = self._begun

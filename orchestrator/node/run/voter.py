@@ -1,10 +1,11 @@
 """The election on one node: election.step with the clock and the disk of this node."""
 
-from typing import Any, Dict, List, Union
+from typing import Any, Dict, FrozenSet, List, Union
 
-from ..gang import election
+from ..gang import election, election_log
 from ..gang.election_state import (
     Action,
+    Admitted,
     Beat,
     Config,
     Event,
@@ -31,7 +32,8 @@ Outgoing = Union[Send, Permit]
 def config_of(spec: Dict[str, Any]) -> Config:
     nodes = spec["nodes"]
     candidates = tuple(number for number, node in enumerate(nodes) if not node.get("witness"))
-    return Config(spec["node"], len(nodes), candidates, lease(spec), KILL_WINDOW, elects=True)
+    first = sum(not node.get("added") for node in nodes)
+    return Config(spec["node"], first, candidates, lease(spec), KILL_WINDOW, elects=True)
 
 
 class Voter:
@@ -55,6 +57,9 @@ class Voter:
 
     def propose(self, text: str) -> List[Outgoing]:
         return self._step(Proposed(text, clock()))
+
+    def admit(self, node: int) -> List[Outgoing]:
+        return self._step(Admitted(node, clock()))
 
     def _step(self, event: Event) -> List[Outgoing]:
         self.state, actions = election.step(self.state, event)
@@ -92,6 +97,9 @@ class Voter:
     @property
     def may_start_attempts(self) -> bool:
         return election.may_start_attempts(self.state, clock())
+
+    def may_change_to(self, voters: FrozenSet[int]) -> bool:
+        return election_log.may_change_voters(self.state, voters)
 
     def beat_for(self, node: int) -> Beat:
         return election.beat_for(self.state, node, clock())

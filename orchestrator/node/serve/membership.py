@@ -18,11 +18,6 @@ def drain(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 def add(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """`arguments`: run_id, host, nproc, by. `node`: the number of the host; null if the run cannot take it."""
-    spec = state.read(os.path.join(state.run_folder(arguments["run_id"]), "spec.json")) or {}
-    if spec.get("head_lost") == "elect":
-        raise Refused(
-            "unknown", "a run with head_lost: elect takes no more hosts: a majority counts those of its start"
-        )
     request = {"do": "add", **{name: arguments[name] for name in ("host", "nproc", "by")}}
     answer = _ask(arguments["run_id"], request)
     return {"node": None if answer is False else answer}
@@ -33,6 +28,9 @@ def blueprint(arguments: Dict[str, Any]) -> Dict[str, Any]:
     folder = state.run_folder(arguments["run_id"])
     spec = state.read(os.path.join(folder, "spec.json"))
     start = (state.read(os.path.join(folder, "state.json")) or {}).get("start")
+    head = (state.read(os.path.join(folder, "gang.json")) or {}).get("head")
+    if spec is not None and start is None and head == spec["node"]:  # it was elected
+        start = {"link_addresses": spec["contact"]["addresses"]}
     if spec is None or start is None:
         raise Refused("no-such-run", "run %s has not been started with this host as its head" % arguments["run_id"])
     return {"spec": spec, "start": start, "raw": spec}
