@@ -185,6 +185,23 @@ def test_a_refusal_where_nobody_was_reached_before_proves_nothing() -> None:
     assert detours.refusals == set()
 
 
+def test_a_node_that_does_not_answer_is_dialled_again_and_again() -> None:
+    """TCP itself waits longer and longer, also if a cut is over."""
+    contacts = Contacts()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        contacts.learn(1, Contact(("127.0.0.1",), silent.getsockname()[1]))
+        detours = Detours(RUN_KEY, 0, 2, contacts)
+
+        def dial() -> int:
+            detours.try_to_reach(1)
+            return len(detours.links())
+
+        assert (dial(), dial()) == (1, 1)
+        wait_until(lambda: dial() == 3, 10.0, "there are more dials")
+        for link in detours.links():
+            link.close()
+
+
 def test_a_node_carries_what_its_sender_brings_and_nothing_else(trio: Trio) -> None:
     """Otherwise two nodes could pass a message on for ever."""
     sent: list[int] = []

@@ -13,6 +13,7 @@ from lab.waiting import wait_until
 from test_peers import RUN_KEY, STATUS, Recorder
 
 from orchestrator.node.gang.gang_events import Order, Run, Stop
+from orchestrator.node.gang.gang_state import NodePhase
 from orchestrator.node.run import messages
 from orchestrator.node.run.contacts import Contacts
 from orchestrator.node.run.elected_follower import ElectedFollower
@@ -127,6 +128,23 @@ def test_a_node_that_does_not_know_where_the_new_head_is_learns_it_from_the_head
     trio.until(lambda: has_lead(helper), "the next node leads")
     trio.until(lambda: 2 in helper.side._role.__dict__["_nodes"], "the last node has joined it")
     assert any("host-1 leads now" in line for line in helper.lines)
+
+
+@pytest.mark.parametrize("broken", [(0, 2), (0,), (2,)], ids=["both", "to the node", "to the head"])
+def test_a_permit_is_renewed_by_another_connection_when_a_link_is_silent(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch, broken: tuple[int, ...]
+) -> None:
+    """After a cut, what was lost on the link is sent again so late that the permit would have lapsed."""
+    head, node = trio.nodes[0].side._role, trio.nodes[2].side._role
+    assert isinstance(head, ElectedHead) and isinstance(node, ElectedFollower) and node._link is not None
+    monkeypatch.setattr(node, "_dial", lambda: None)
+    monkeypatch.setattr(head, "_reach", lambda *_: None)
+    for link in [{0: head._nodes[2], 2: node._link}[number] for number in broken]:
+        monkeypatch.setattr(link, "send", lambda message: None)
+    silent_at, lines = clock(), list(trio.nodes[2].lines)
+    trio.until(lambda: node._voter.state.permit_until > silent_at + 1.5 * LEASE, "its permit is renewed")
+    assert trio.nodes[2].lines == lines  # it would say that it stops
+    assert head._state.nodes[2].phase is not NodePhase.LOST
 
 
 def test_the_old_attempt_is_stopped_by_the_new_head(trio: Trio) -> None:

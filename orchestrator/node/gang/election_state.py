@@ -13,6 +13,7 @@ DRIFT = 0.05  # the most by which the rate of a clock differs from true time
 # What ends after SHORTER * s by one clock has ended when any other clock has counted s.
 SHORTER = (1 - DRIFT) / (1 + DRIFT)
 BEATS_A_LEASE = 10  # a permit must survive a cut of 5 s with a lease of 8: it is up to two beats old when it is needed
+SILENT_BEATS = 3  # without an answer after which a beat or its answer goes by another connection too
 ENTRIES_A_BEAT = 64  # of the log in one message
 _VOTERS = '{"event": "Voters", '  # how an entry begins that changes who votes
 FIRST_EPOCH = 1  # in which the head of the inventory leads without a vote

@@ -17,6 +17,8 @@ from .link import HANDSHAKE_WINDOW, Link, LinkClosed, dial
 from .messages import Envelope
 
 IDLE = 30.0  # s without a message after which a connection is closed
+REDIAL = 0.5  # s
+MOST_DIALS = 100  # in progress: more of them only to nodes that are not dialled yet
 MOST_WAITING = 8  # messages for a node that is still being dialled; the oldest are out of date
 
 
@@ -76,13 +78,19 @@ class Detours:
     def try_to_reach(self, node: int) -> None:
         """Dial all addresses of a node at once: its networks may fail one by one."""
         contact = self._contacts.get(node)
-        if contact is None or contact.port is None or any(link.peer == node for link in self._dialled):
+        if contact is None or contact.port is None or self._is_dialling(node):
             return
         for address in contact.addresses:
             try:
                 self._dialled[dial(address, contact.port, self._run_key, self._node, node)] = address
             except LinkClosed as error:
                 self._note_refusal(node, address, error)
+
+    def _is_dialling(self, node: int) -> bool:
+        """A dial that is not answered is soon repeated: TCP itself waits longer and longer, also if a cut is over."""
+        dials = [link for link in self._dialled if link.peer == node]
+        last = max((link.opened_at for link in dials), default=float("-inf"))
+        return time.monotonic() - last < REDIAL or (bool(dials) and len(self._dialled) > MOST_DIALS)
 
     def accept(self, accepted: Accepted) -> List[Received]:
         """Take over a connection that another node has made."""

@@ -4,7 +4,7 @@ import time
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from ..gang import gang_events
-from ..gang.election_state import Beat, Message
+from ..gang.election_state import SHORTER, SILENT_BEATS, Beat, Message
 from ..gang.gang_state import State
 from .detour import Received
 from .election_messages import decode
@@ -89,13 +89,19 @@ class ElectedFollower(WorkerLink):
         super().on_detour_message(received)
 
     def deliver(self, number: int, message: Dict[str, Any]) -> bool:
-        """Send a message to the head, if that is the one with this number and it has been reached."""
+        """Send a message to the head on the link. False if this is not the head, or seems not to hear us there."""
         if number != self._head or not (self._link is not None and self._link.ready):
             return False
         now = time.monotonic()
         self._beat_at = now + beat(self._lease)
         self._send(dict(message, **self._report(now - self._link.heard_at)))  # one message wakes the head less than two
-        return True
+        return self._is_heard()
+
+    def _is_heard(self) -> bool:
+        """Whether the newest permit follows from a stamp that is not older than some beats."""
+        config, until = self._voter.state.config, self._voter.state.permit_until
+        is_first = until == float("-inf")
+        return is_first or clock() - (until - SHORTER * config.lease) < SILENT_BEATS * config.beat
 
     def due(self) -> float:
         """While beats come, they wake it often enough."""

@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..gang import gang_events, gang_orders, newcomers
-from ..gang.election_state import Ack, Message
+from ..gang.election_state import SILENT_BEATS, Ack, Message
 from ..gang.gang_state import GONE, NodePhase, Phase
 from . import messages, team_requests
 from .detour import Received
@@ -115,11 +115,11 @@ class ElectedHead(HeadLink):
             super()._hear_by_detour(number, helper, message)
 
     def deliver(self, number: int, message: Dict[str, Any]) -> bool:
-        """Send a message on the link of a node, if it has one."""
+        """Send a message on the link of a node. False if it has none, or does not hear us there."""
         if number not in self._nodes:
             return False
         self._send(self._nodes[number], message)
-        return True
+        return self._watch.unheard(number, time.monotonic()) < SILENT_BEATS * self._voter.state.config.beat
 
     # decisions
 

@@ -116,6 +116,7 @@ class ElectingLink(ClusterLink):
     def _send(self, action: Send) -> None:
         message: Dict[str, Any] = {"election": encode(action.message)}
         is_of_head = isinstance(action.message, (Ack, Beat))
+        # on a link that was cut, TCP sends again so late that a permit might lapse: then by another connection too
         if not (is_of_head and self._role.deliver(action.node, message)):
             envelope = Envelope(self._here, action.node, dict(message, contact=self._recorder.spec["contact"]))
             self._transport.detours.send(action.node, envelope, self._voter.state.config.round_length)

@@ -55,9 +55,13 @@ class NodeWatch:
     def silent(self, node: int, now: float) -> float:
         return now - self._heard[node]
 
+    def unheard(self, node: int, now: float) -> float:
+        """Seconds since the node has heard us on its link, as far as we know."""
+        return now - self._direct[node]
+
     def without_link(self, nodes: Sequence[int], now: float) -> List[int]:
         """The nodes to reach by a detour."""
-        return [node for node in nodes if now - self._direct[node] > suspicion.suspect_after(self._lease)]
+        return [node for node in nodes if self.unheard(node, now) > suspicion.suspect_after(self._lease)]
 
     def judge(self, nodes: Sequence[int], refusals: Set[int], now: float) -> List[Loss]:
         """Returns the nodes that are lost. `nodes`: all that should answer."""
