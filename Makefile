@@ -13,7 +13,7 @@ help:
 	@echo 'make test     run the core tests (about ten minutes); ARGS="tests/unit -x" selects some'
 	@echo 'make test-all run all tests, as CI does (up to an hour)'
 	@echo 'make test-newest  run unit tests and logins with the newest versions that pyproject.toml allows'
-	@echo 'make chaos    inject faults into runs (an hour and a half; needs root)'
+	@echo 'make chaos    inject faults into runs (two hours; needs root)'
 	@echo 'make gpu      run all tests and benchmarks that need a GPU, on this machine (nine minutes at most); ARGS="--device cpu" tries them without one'
 	@echo 'make breakages  make every fault that check knows, in a lab (about ten minutes)'
 	@echo 'make fuzz     test random inventories, frames, log lines and answers of hostile hosts (half an hour or more); EXAMPLES=1000 for fewer'
@@ -42,6 +42,7 @@ chaos: .venv/.complete
 	CHAOS=full .venv/bin/python -m pytest tests/chaos tests/gpu tests/node/test_restarts.py tests/node/test_grace.py --timeout 900 $(ARGS)
 	DDP_ORCH_STOP_MOMENTS=500 .venv/bin/python -m pytest tests/node/test_stop_moments.py -s --timeout 3600
 	.venv/bin/python tests/chaos/sequences.py --count 200 --write chaos_sequences
+	.venv/bin/python tests/chaos/sequences.py --count 100 --elect --write chaos_sequences_elect
 	.venv/bin/python tests/chaos/sequences.py --count 20 --torchrun --labs 1 --write chaos_sequences_torchrun
 
 # Sets nothing up: a machine with a GPU may have no network. Its own Python does, with the packages that it has.
