@@ -186,21 +186,17 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class LostFields:
+class NodeFields:
     at: UnixTime
     node: NodeNumber
 
 
 @dataclass(frozen=True)
-class Lost:
-    event: Literal["Lost"]
-    fields: LostFields
+class NodeEvent:
+    """A node was lost, or its host restarted, or it was elected."""
 
-
-@dataclass(frozen=True)
-class HostRestarted:
-    event: Literal["Restarted"]
-    fields: LostFields
+    event: Literal["Lost", "Restarted", "Elected"]
+    fields: NodeFields
 
 
 @dataclass(frozen=True)
@@ -242,18 +238,6 @@ class Stalled:
     fields: StalledFields
 
 
-@dataclass(frozen=True)
-class ElectedFields:
-    at: UnixTime
-    node: NodeNumber
-
-
-@dataclass(frozen=True)
-class Elected:
-    event: Literal["Elected"]
-    fields: ElectedFields
-
-
 _KNOWN = "StartRequested|PortFound|StopRequested|Failed|Exited|Lost|Restarted|Drain|Added|Stalled|Elected"
 
 
@@ -264,19 +248,7 @@ class OtherEvent:
     event: Annotated[str, re.compile(rf"(?!({_KNOWN})$)[A-Za-z]{{1,40}}").fullmatch]
 
 
-Event = (
-    OtherEvent
-    | AttemptOrdered
-    | StopRequested
-    | Failed
-    | Exited
-    | Lost
-    | HostRestarted
-    | Drain
-    | Added
-    | Stalled
-    | Elected
-)
+Event = OtherEvent | AttemptOrdered | StopRequested | Failed | Exited | NodeEvent | Drain | Added | Stalled
 
 
 @dataclass(frozen=True)

@@ -41,13 +41,13 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
             case recorded.Exited(fields=exited):
                 how = "finished" if exited.ok else "failed or were stopped"
                 kind, what = "end", f"{host(exited.node)}: attempt {exited.attempt}: all processes {how}"
-            case recorded.Lost(fields=lost):
+            case recorded.NodeEvent("Lost", lost):
                 kind, what = "failure", f"{host(lost.node)} was lost: the other hosts received nothing from it"
-            case recorded.HostRestarted(fields=restarted):
+            case recorded.NodeEvent("Restarted", restarted):
                 kind, what = "failure", f"{host(restarted.node)} was restarted"
             case recorded.Drain(fields=drained):
                 kind, what = "request", f"{host(drained.node)} leaves the run: requested by {drained.by}"
-            case recorded.Elected(fields=elected):
+            case recorded.NodeEvent("Elected", elected):
                 kind, what = "change", f"{host(elected.node)} was elected: the head was lost"
             case recorded.Added(fields=added):
                 hosts += [added.host] if added.host not in hosts else []

@@ -9,7 +9,7 @@ import socket
 import struct
 from typing import Any, Dict, Sequence, Tuple, Union
 
-from ..run.link import HANDSHAKE_WINDOW, Link, LinkClosed
+from ..run.link import HANDSHAKE_WINDOW, Link, LinkClosed, message_of
 
 QUIET = 60.0  # s without a byte after which a connection is given up
 READ = 1 << 20  # bytes
@@ -49,13 +49,7 @@ class Channel:
             body = self._link.take_body()
         if body[:1] == b"\0" and len(body) >= _PIECE.size:
             return _PIECE.unpack_from(body)[1], body[_PIECE.size :]
-        try:
-            message = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise LinkClosed("neither JSON nor a piece of a file") from error
-        if not isinstance(message, dict):
-            raise LinkClosed("a message that is not an object")
-        return message
+        return message_of(body)
 
     def ask(self, **request: Any) -> Dict[str, Any]:
         """The answer to a request. Raises Refused with the error that the other side has answered with."""

@@ -121,7 +121,7 @@ class Link:
             body = self.take_body()
             if body is None:
                 return messages
-            messages.append(_message(body))
+            messages.append(message_of(body))
 
     def read(self, most: int = 1 << 16) -> None:
         """Take in what has arrived, and continue the handshake."""
@@ -205,7 +205,8 @@ class Link:
         self._socket.close()
 
 
-def _message(body: bytes) -> Dict[str, Any]:
+def message_of(body: bytes) -> Dict[str, Any]:
+    """Raises LinkClosed where it is not a JSON object."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
