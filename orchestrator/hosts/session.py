@@ -187,7 +187,8 @@ class Session:
         if silent:
             return Refused(
                 "remote-env-differs",
-                f"{self.host}: {interpreter} did not start within {BOOTSTRAP_WINDOW:.0f} s of the login",
+                f"{self.host}: {interpreter} did not start within {BOOTSTRAP_WINDOW:.0f} s of the login; the host is "
+                "overloaded, or the login waits for a file server, such as that of the home",
             )
         if status is None and not output:
             return SessionLost(f"{self.host}: the connection was closed before Python started")

@@ -336,6 +336,8 @@ def _failure(
     greeting = transport.greeting if transport else ""
     if time.monotonic() >= deadline:
         fix = "check that sshd listens there and that the host is not overloaded"
+        if phase == "login":
+            fix = "the host is overloaded, or sshd waits for a file server: that of the home, or one of user accounts"
         return ConnectFailure(target.name, phase, "no answer in time", "ssh-unreachable", fix)
     if phase == "greeting" or (phase == "key exchange" and isinstance(error, (EOFError, OSError))):
         return DroppedError(phase, greeting)

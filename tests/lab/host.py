@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
 
 USERS: Mapping[str, int] = {"ann": 2001, "bob": 2002}
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+# Nobody reads the requests for this FUSE file system, not even the first, INIT.
+MOUNT_DEAD = """
+import ctypes, os, sys, time
+server = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={server},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+if ctypes.CDLL(None, use_errno=True).mount(b"dead", sys.argv[1].encode(), b"fuse", 0, options):
+    sys.exit(os.strerror(ctypes.get_errno()))
+print("mounted", flush=True)
+time.sleep(3600)
+"""
 SILENT_DNS = "10.77.255.53"  # takes every query and answers none
 
 
@@ -266,6 +277,21 @@ class Host:
         self.sh(f"mkdir -p {path}", user, check=True)
         self.sh(f"mount -t tmpfs -o size={size},mode=0700,{owner} disk {path}", "root", check=True)
         self._disks.append(path)
+
+    @contextlib.contextmanager
+    def hung(self, path: str) -> Iterator[None]:
+        """Mount a file system over `path` whose server never answers, as NFS without its server: whoever uses it waits.
+
+        At the end, all that wait get an error.
+        """
+        with self.popen([self.python, "-c", MOUNT_DEAD, path], "root", stdout=subprocess.PIPE) as server:
+            assert server.stdout is not None and server.stdout.readline() == "mounted\n"
+            try:
+                yield
+            finally:
+                server.kill()
+                if self.is_up:
+                    self.root_run(["umount", "-l", path])
 
     def limit_memory(self, size: str) -> None:
         """All that runs on this host, and all that comes over ssh, shares `size` ("200m"): for more it is OOM-killed.
