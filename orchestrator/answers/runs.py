@@ -161,12 +161,28 @@ class Part:
 
 
 @dataclass(frozen=True)
+class WarmPython:
+    """A process that has imported the modules of `run.preload`, and waits for another run."""
+
+    pid: int
+    python: str
+    modules: tuple[str, ...]
+    age: float
+    """Seconds since the run that it served has ended."""
+    left: float
+    """Seconds until it ends."""
+    memory: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
 class RunList:
     """The answer to `list`."""
 
     runs: tuple[Part, ...]
     ledger: tuple[EndedRun, ...] = ()
     """The runs that ended last on this host, the newest last."""
+    warm: tuple[WarmPython, ...] = ()
 
 
 LIST = Operation("list", RunList)

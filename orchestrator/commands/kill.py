@@ -131,6 +131,7 @@ def _targets(options: KillOptions, runs: Sequence[Run]) -> KillTargets:
         runs=tuple(run.run_id for run in runs),
         members={run.run_id: {host: part.members for host, part in run.parts.items()} for run in runs},
         stale=options.run_name is None and not options.forced_only,
+        warm=options.leftovers or options.everything,
         ports=() if port == "auto" else (port,),
         force=options.forced_pids,
         run_grace=max((run.grace for run in runs), default=0.0),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ..answers.runs import WarmPython
 from ..checks.reliability import find_unreliable
 from ..errors import UnreachableError, UsageError
 from ..hosts.fleet import Fleet
@@ -48,6 +49,8 @@ def ps(inventory_path: str | None, hosts: str | None, everything: bool, as_json:
                 else " on these hosts"
             )
         )
+    if not as_json:
+        _print_warm(listing.warm)
     for unreliable in find_unreliable(listing.ledgers):
         last = f"{unreliable.last.what} (run {unreliable.run_id})"
         console.warning(f"{unreliable.host} {unreliable}; the last failure: {last}")
@@ -82,16 +85,38 @@ def _list_runs(
 
 
 def _print(listing: registry.Listing, shown: Sequence[registry.Run], now: float) -> None:
+    _print_table([_row(run, listing.missing_hosts(run), now) for run in shown])
+
+
+def _print_warm(warm: Mapping[str, Sequence[WarmPython]]) -> None:
+    """What `run.warm` keeps on the hosts."""
+    rows = [
+        {
+            "KEPT BY run.warm ON": host,
+            "PID": str(process.pid),
+            "PYTHON": process.python,
+            "MODULES": " ".join(process.modules),
+            "AGE": _minutes(process.age),
+            "LEFT": _minutes(process.left),
+            "MEMORY": f"{process.memory >> 20} MiB",
+        }
+        for host, kept in sorted(warm.items())
+        for process in kept
+    ]
+    if rows:
+        _print_table(rows)
+
+
+def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
     from rich.text import Text
 
-    rows = [_row(run, listing.missing_hosts(run), now) for run in shown]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in rows[0]:
         if column in ("NAME", "ATTEMPT") and not any(row[column] for row in rows):
             continue  # empty for all runs
-        is_fixed = column not in ("NAME", "SCRIPT", "HOSTS")
+        is_fixed = column not in ("NAME", "SCRIPT", "HOSTS", "PYTHON", "MODULES")
         min_width = ID_WIDTH if column == "RUN" else None
         table.add_column(column, no_wrap=is_fixed, min_width=min_width, overflow="ellipsis" if is_fixed else "fold")
     for row in rows:
@@ -124,6 +149,10 @@ def _duration(run: registry.Run, now: float) -> str:
         seconds = end - parse_time(run.started_at, now)
     except UsageError:  # a host may send an invalid date
         return "-"
+    return _minutes(seconds)
+
+
+def _minutes(seconds: float) -> str:
     minutes, hours, days = (int(max(0.0, seconds) // unit) for unit in (60, 3600, 86400))
     if days:
         return f"{days}d{hours % 24:02}h"

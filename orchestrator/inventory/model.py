@@ -102,6 +102,7 @@ class RunOptions:
     args: tuple[str, ...]
     launcher: str  # of launcher_rows.NAMES, or a key of `launchers`
     preload: Literal["auto", "none"] | tuple[str, ...]  # names of modules
+    warm: float | None  # seconds
     container: Container | Literal["none"]
     nnodes: Literal["auto"] | tuple[int, int]  # (least, most)
     env: Mapping[str, str]
@@ -370,10 +371,8 @@ def _check_env(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> 
         if name in run_keys:
             reading.wrong(reading.marks[run_keys[name]], run_keys[name], "also in run.secrets; remove one of them")
     for placed in hosts:
-        host_keys = {}
-        for name in placed.host.env:
-            host_key = f"{placed.key}.env.{name}"
-            host_keys[name] = host_key if host_key in reading.marks else f"defaults.env.{name}"
+        own = {name: f"{placed.key}.env.{name}" for name in placed.host.env}
+        host_keys = {name: key if key in reading.marks else f"defaults.env.{name}" for name, key in own.items()}
         for name in inventory.run.secrets:
             if name in host_keys:
                 key = host_keys[name]

@@ -269,6 +269,7 @@ _RUN = _section(
         "auto",
         "modules to import once per host: auto (torch if used) | none | [NAME, ...]",
     ),
+    Key("warm", maybe(duration(1, 86_400)), None, "time to keep them for the next run, such as 15m; null: 0"),
     Key("container", container.KIND, container.NONE, "an image to run in (docs/guides/containers.md) | none"),
     Key("nnodes", word_or("auto", least_most), "auto", "number of hosts; auto: all but spares | N | MIN:MAX"),
     Key("env", env, {}, "variables of every rank; {output} {run} {host} are replaced"),

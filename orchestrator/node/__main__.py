@@ -19,6 +19,10 @@ def main(arguments: List[str]) -> int:
         from .run.daemon import main_guard as guard
 
         return guard()
+    if verb == "warm":
+        from .run.keeper import main as keep_warm
+
+        keep_warm()
     if verb == "recorder":
         from .run.daemon import main_recorder as recorder
 

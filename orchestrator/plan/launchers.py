@@ -233,6 +233,13 @@ def choose(inventory: Inventory) -> Launcher:
     launcher = _named(inventory)
     if isinstance(inventory.run.preload, tuple) and not launcher.can_preload:
         raise UsageError(f"run.preload: the launcher {launcher.name} cannot preload; use direct, or remove the key")
+    if inventory.run.warm and (not launcher.can_preload or inventory.run.preload == "none"):
+        what = f"the launcher {launcher.name}" if not launcher.can_preload else "a run with preload: none"
+        raise UsageError(f"run.warm: {what} cannot preload; use launcher direct with preload, or remove the key")
+    setup = next((host.name for host in inventory.hosts if host.setup), None)
+    if inventory.run.warm and setup is not None:
+        why = "have to run before every import; set `python` instead, or remove run.warm"
+        raise UsageError(f"run.warm: the lines of `setup` of {setup} {why}")
     return launcher
 
 

@@ -303,9 +303,8 @@ def without(plan: Plan, names: Collection[str]) -> Plan | None:
 def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str, by: str) -> Arguments:
     """What a node's guard needs (orchestrator/node/run/guard.py). Of secrets it has only the names."""
     node, run = plan.nodes[number], plan.inventory.run
-    detected = [gpu.index for gpu in facts[node.host.name].gpus]
-    python = facts[node.host.name].python
-    torch = python.torch if isinstance(python, Python) else None
+    fact = facts[node.host.name]
+    torch = fact.python.torch if isinstance(fact.python, Python) else None
     return {
         "run_id": plan.run_id,
         "name": plan.name,
@@ -331,15 +330,16 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "code": {"sha256": plan.code.sha256, "cwd": plan.code.cwd} if plan.code and gets_code(plan, node) else None,
         "command": list(node.command),
         "launcher": plan.launcher.as_spec(),
-        "container": container.as_spec(node.host.container, facts[node.host.name].container),
+        "container": container.as_spec(node.host.container, fact.container),
         "template": asdict(plan.template),
         "agent_argv": list(launchers.agent_argv(plan.launcher, torch)),
         "preload": list(_preload(plan, torch)) if node.host.container == "none" and not node.host.witness else [],
+        "warm": run.warm,
         "auto_env": {} if node.host.witness else node.auto_env,
         "env": dict(node.env),
         "secrets": list(plan.secrets),
         "nproc": processes(plan, node),
-        "gpu_ids": detected if node.gpu_ids == "auto" else list(node.gpu_ids),
+        "gpu_ids": [gpu.index for gpu in fact.gpus] if node.gpu_ids == "auto" else list(node.gpu_ids),
         "cluster_address": node.host.cluster_address,
         "interface": node.host.interface,
         "ports": list(run.ports),

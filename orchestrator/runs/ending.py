@@ -86,6 +86,8 @@ class KillTargets:
     """The processes of these runs that were listed before: run id -> host -> processes."""
     stale: bool = False
     """Also remove everything that finished runs have left."""
+    warm: bool = False
+    """With `stale`: also end the processes that `run.warm` keeps."""
     ports: tuple[int, ...] = ()
     """With `stale`: report the processes that hold these ports."""
     force: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -137,7 +139,7 @@ def begin(
         if host.name in targets.force:
             answers.append(session.request(FORCE, {"pids": list(targets.force[host.name])}))
         if targets.stale:
-            answers.append(session.request(STALE, {"ports": list(targets.ports)}))
+            answers.append(session.request(STALE, {"ports": list(targets.ports), "warm": targets.warm}))
         return answers
 
     return fleet.begin(hosts, end, doing)

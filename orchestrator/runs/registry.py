@@ -10,7 +10,7 @@ from typing import Any
 
 from ..answers.fields import UNFINISHED
 from ..answers.ledger import EndedRun
-from ..answers.runs import LIST, Part, RunList
+from ..answers.runs import LIST, Part, RunList, WarmPython
 from ..errors import OrchError, UnreachableError, UsageError
 from ..hosts import claims
 from ..hosts.fleet import Fleet, Results
@@ -157,6 +157,8 @@ class Listing:
     """Warnings about hosts whose answers are not used."""
     ledgers: Mapping[str, Sequence[EndedRun]] = field(default_factory=dict)
     """The ended runs that each host remembers."""
+    warm: Mapping[str, Sequence[WarmPython]] = field(default_factory=dict)
+    """By host, with `run.warm`: processes that wait for another run."""
 
     @property
     def missing(self) -> Mapping[str, OrchError]:
@@ -234,6 +236,7 @@ def _listing(answers: Results[Answer]) -> Listing:
         passed_over,
         _doubts(checked),
         {host: answer.ledger for host, (answer, _) in answers.done.items()},
+        {host: answer.warm for host, (answer, _) in answers.done.items() if answer.warm},
     )
 
 

@@ -35,6 +35,7 @@ from orchestrator.node.serve import journal_reader
 from orchestrator.plan import launchers, plan
 from orchestrator.ssh.pipe import LocalConnection
 
+HEAVY = "import os\nimporter = os.getpid()\n"  # a module to preload
 AGENT = (str(Path(__file__).with_name("stand_in_agent.py")), "{nproc}", "{node_rank}")
 
 
@@ -258,6 +259,8 @@ class Runs:
                     _end(run.run_id, folder)
         for host in self._hosts:
             host.session.close()
+            for record in host.state.glob("*/warm/*/warm.json"):
+                processes.send(processes.Process(*(state.read(str(record)) or {})["keeper"]), signal.SIGKILL)
 
 
 def _end(run_id: str, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import re
@@ -371,10 +372,14 @@ def test_waiting_for_a_guard_costs_a_stop_request_no_core(tmp_path: Path, monkey
     for name, value in {"belonging": dear_look, "lease": lambda _: 0.0, "REPORT_WINDOW": 0.0}.items():
         monkeypatch.setattr(stop, name, value)
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAIT
-    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as guard:
+    folder = Path(state.run_folder("a-run"))
+    folder.mkdir()
+    with (
+        (folder / "run.lock").open("w") as lock,
+        subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as guard,
+    ):
         assert guard.stdout is not None and guard.stdout.readline()
-        folder = Path(state.run_folder("a-run"))
-        folder.mkdir()
+        fcntl.flock(lock, fcntl.LOCK_EX)
         record = {"boot_id": state.boot_id(), "guard": processes.identify(guard.pid), "failures": []}
         state.write(str(folder / "state.json"), record)
         began = time.monotonic()

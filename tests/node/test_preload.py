@@ -10,21 +10,11 @@ from typing import Any
 
 import pytest
 from lab.waiting import wait_until
-from local_runs import Run, Runs, impatient_program, local_runs
+from local_runs import HEAVY, Run, Runs, impatient_program, local_runs
 
 from orchestrator.node.host import processes
 
-HEAVY = "import os\nimporter = os.getpid()\n"
 IS_FORKED = "import os, heavy; print(os.getpid() != heavy.importer)"
-
-
-@pytest.fixture
-def modules(tmp_path: Path) -> Path:
-    """A folder for modules, on PYTHONPATH of the ranks."""
-    folder = tmp_path / "modules"
-    folder.mkdir()
-    (folder / "heavy.py").write_text(HEAVY)
-    return folder
 
 
 @pytest.fixture

@@ -195,6 +195,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
             memory_limit=draw(st.none() | st.integers(1, 999999).map(lambda size: size << 20)),
             preload=draw(st.sampled_from(["auto", "none", *([] if contained else [("numpy", "torch.nn")])])),
             container="none",
+            warm=None,  # not with `setup`
             head_lost=draw(st.sampled_from(["auto", "stop"])),
             witness=None,
             autostart="none",

@@ -351,6 +351,17 @@ def test_a_launcher_that_cannot_preload_refuses_modules(launcher: str) -> None:
         made(f"hosts: [a]\nrun: {{launcher: {launcher}, preload: [numpy]}}")
 
 
+@pytest.mark.parametrize("options", ["launcher: torchrun", "launcher: direct, preload: none"])
+def test_modules_that_are_not_imported_cannot_be_kept(options: str) -> None:
+    with pytest.raises(UsageError, match=r"run\.warm"):
+        made(f"hosts: [a]\nrun: {{{options}, warm: 15m}}")
+
+
+def test_hosts_with_setup_keep_no_modules() -> None:
+    with pytest.raises(UsageError, match=r"run\.warm: .*`setup` of a"):
+        made("hosts: [{name: a, setup: [module load cuda]}]\nrun: {launcher: direct, warm: 15m}")
+
+
 # --- a witness
 
 WITNESSED = "hosts: [a, b]\nrun: {max_restarts: 3, secrets: [TOKEN], witness: nas}\nnotify: {command: mail}"

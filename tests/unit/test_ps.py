@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fake_relay import part_of
 
+from orchestrator.answers.runs import WarmPython
 from orchestrator.commands import ps
 from orchestrator.runs.registry import Listing, Run
 
@@ -68,3 +69,15 @@ def test_a_host_that_has_answered_was_heard_though_it_has_the_record_no_more(
     of_three = run(1, hosts=["a", "b", "c"])
     show([of_three], NOON, answered="a b")
     assert re.search(r"  a \([^)]*\bc\)$", capsys.readouterr().out.rstrip())
+
+
+def test_what_run_warm_keeps_is_listed_by_host(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = WarmPython(4711, "/opt/python", ("torch", "numpy"), age=61.0, left=839.0, memory=300 << 20)
+    ps._print_warm({"b": [kept], "a": [kept]})
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert rows[1:] == [f"{host} 4711 /opt/python torch numpy 1m01s 13m59s 300 MiB" for host in "ab"]
+
+
+def test_without_run_warm_nothing_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    ps._print_warm({})
+    assert capsys.readouterr().out == ""

@@ -268,3 +268,11 @@ def holder(inode: int) -> Optional[int]:
         except OSError:
             continue
     return None
+
+
+def accept_and_close(listener: socket.socket) -> None:
+    """Another node tries whether it can reach the port. Unaccepted connections would fill the queue."""
+    try:
+        listener.accept()[0].close()
+    except OSError:
+        pass  # it has gone already

@@ -1,4 +1,7 @@
-"""Runs in the user's python. Nothing else is in this folder: it is at the head of PYTHONPATH there.
+"""Runs in the user's python, with `run.preload`. This folder is at the head of PYTHONPATH while that python starts.
 
-sitecustomize  imports the modules of `run.preload` once, and forks a rank on request
+sitecustomize  the hook: python imports it, and so becomes the preloader
+forker         imports the modules of `run.preload` once, and forks a rank on request
+later_runs     what it needs to serve another run, with `run.warm`
+memory         what others see of the process: arguments, name, mark
 """

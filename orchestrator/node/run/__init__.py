@@ -13,6 +13,8 @@ launch           argv and environment of an attempt; the interface of this host 
 placeholders     fills in the placeholders of a launcher
 spawner          starts one process
 preloader        its handle on the process that has imported the modules of `run.preload` and forks ranks
+warm             finds preloaders that `run.warm` keeps between runs
+keeper           the process that keeps one
 tree             starts, watches and stops the processes of one attempt
 job              turns into a process of the run: environment, folder, output, then exec
 contained        starts a command in a container, and is the first process there

@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from ..gang import gang_events
 from ..host import network, processes, state
@@ -60,7 +60,7 @@ class Attempts:
         self._private = private
         self._recorder_pid = recorder_pid
         self._spawner = Spawner(spec["setup"], self._program(), spec["umask"], spec["descriptors"])
-        self._preloader = Preloader(spec.get("preload", []), folder, self._spawner.spawn)
+        self._preloader = Preloader(spec.get("preload", []), folder, "warm_key" in spec, self._spawner.spawn)
         self._remover = ContainerRemover([*self._program(), "remove-containers", folder])
         self._send_status = send_status
         self._write_state = write_state
@@ -134,9 +134,15 @@ class Attempts:
 
     def preload(self) -> None:
         """Start the preloader, if the run has one and it is not running."""
+        self._preloader.start(self._preload_job())
+
+    def take_over_preloader(self, channel: socket.socket, pid: int) -> None:
+        """Use the preloader of an earlier run."""
+        self._preloader.take_over(channel, pid, self._preload_job())
+
+    def _preload_job(self) -> Dict[str, Any]:
         output = state.output_folder(self._folder, self._spec)
-        job = launch.preload_job(self._spec, self._private["secrets"], self._spec["cwd"], output)
-        self._preloader.start(job)
+        return launch.preload_job(self._spec, self._private["secrets"], self._spec["cwd"], output)
 
     def _start_ranks(self, tree: Tree) -> None:
         """Have the preloader fork the ranks that are starting. Without one, start them by exec."""
@@ -233,6 +239,8 @@ class Attempts:
         is_stopped = is_starting and tree is not None and tree.stopping is not None
         self._preloader.ended(status, was_stopped=is_stopped)
         if tree is None or not is_starting:
+            if self._preloader.why_not is None and self.number == 0:
+                self.preload()  # that of an earlier run could not be used
             return
         if is_stopped:
             tree.cancel_starting()
@@ -243,7 +251,16 @@ class Attempts:
             self._add_start_failure(error)
 
     def end_preloader(self) -> None:
-        self._preloader.kill()
+        """Kill the preloader, unless it can serve another run."""
+        if not self._preloader.can_stay:
+            self._preloader.kill()
+
+    def idle_preloader(self) -> Optional[Tuple[socket.socket, int]]:
+        """The channel and the pid of a preloader that can serve another run."""
+        left = self.is_running or (self.tree is not None and self.tree.unkillable)
+        if left or not self._preloader.can_stay or self._preloader.channel is None:
+            return None
+        return self._preloader.channel, self._preloader.pid
 
     def due_at(self) -> float:
         due = [float("inf")]

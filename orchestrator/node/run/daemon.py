@@ -12,12 +12,13 @@ from ..host import processes
 
 def main_guard() -> int:
     """Verb `guard RUN`: become the guard, given all it needs on stdin and by inherited descriptors. RUN is for `ps`."""
-    from . import autostart  # the relay has no use for these
+    from . import autostart, keeper  # the relay has no use for these
     from .guard import Guard
     from .past import Past
 
     given = json.load(sys.stdin)
-    if os.fork():
+    warm = given.get("warm")
+    if warm is None and os.fork():
         return 0  # the relay waits for this parent; the guard is not its child
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -30,13 +31,10 @@ def main_guard() -> int:
         os.set_inheritable(handle, False)
     processes.set_name("ddp-guard")
     processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+    spec = {"umask": umask, "descriptors": descriptors, **given["spec"]}  # it has them, if the run had a guard before
     guard = Guard(
         given["folder"],
-        {
-            "umask": umask,
-            "descriptors": descriptors,
-            **given["spec"],
-        },  # the spec has them, if the run had a guard before
+        spec,
         given["private"],
         socket.socket(fileno=given["control"]),
         {name: [socket.socket(fileno=number) for number in handles] for name, handles in given["sockets"].items()},
@@ -45,10 +43,18 @@ def main_guard() -> int:
     )
     if not given["past"]:
         guard.hold()
+    if warm is not None:  # this process was the keeper of a preloader
+        os.set_inheritable(warm["channel"], False)
+        guard.take_over_preloader(socket.socket(fileno=warm["channel"]), warm["preloader"])
+        with socket.socket(fileno=warm["answer"]) as answer:
+            answer.send(b"guard")
     guard.run()
     guard.close()
     if autostart.is_installed(given["folder"]):
         autostart.remove(given["folder"])
+    preloader = guard.preloader_to_keep()
+    if preloader is not None:
+        keeper.become(spec, preloader)
     os._exit(0)  # at once: a relay that waits for the end of the control channel expects the process to be gone
 
 

@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..gang import gang_events, gang_state
 from ..host import guard_locks, network, processes, state
@@ -97,9 +97,9 @@ class Guard:
         self._start_recorder()
         if self._has_past:
             self._control.answer({"rejoined": {"pid": os.getpid(), "boot_id": state.boot_id()}})
-        control = [] if self._control.channel is None else [self._control.channel]
-        for sock in control + self._attempts.rendezvous:
-            sock.setblocking(False)
+        for sock in [self._control.channel, *self._attempts.rendezvous]:
+            if sock is not None:
+                sock.setblocking(False)
         while not self._shutdown.finished:
             self._turn(wakeup)
 
@@ -111,7 +111,7 @@ class Guard:
         if self._control.channel is not None:
             watched[self._control.channel.fileno()] = self._read_control
         for listener in self._attempts.rendezvous:
-            watched[listener.fileno()] = functools.partial(_accept_and_close, listener)
+            watched[listener.fileno()] = functools.partial(network.accept_and_close, listener)
         poll = select.poll()
         channel = self._recorder.channel
         if channel is not None:
@@ -350,6 +350,15 @@ class Guard:
         self._send_status()
         return {"can_save": self._finish["can_save"]}
 
+    def take_over_preloader(self, channel: socket.socket, pid: int) -> None:
+        """Use that of an earlier run."""
+        self._attempts.take_over_preloader(channel, pid)
+
+    def preloader_to_keep(self) -> Optional[Tuple[socket.socket, int]]:
+        """The channel and the pid of a preloader that outlives the run, with `run.warm`."""
+        is_over = self._shutdown.verdict is not None and not self._has_past
+        return self._attempts.idle_preloader() if is_over else None
+
     # records
 
     def close(self) -> None:
@@ -386,11 +395,3 @@ class Guard:
 def _takes_precedence(order: AttemptOrder, pending: AttemptOrder) -> bool:
     """Whether an order replaces one that waits: one of a later attempt does, and a stop of the same attempt."""
     return order.attempt > pending.attempt or (order.attempt == pending.attempt and isinstance(order, gang_events.Stop))
-
-
-def _accept_and_close(listener: socket.socket) -> None:
-    """Another node tries whether it can reach the rendezvous port. Unaccepted connections would fill the queue."""
-    try:
-        listener.accept()[0].close()
-    except OSError:
-        pass  # it has gone already

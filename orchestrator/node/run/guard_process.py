@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Dict, List, Optional
 
 from ..host import login_session, processes
 from ..host.small_files import open_private
+from . import warm
 
 
 class NotStarted(Exception):
@@ -43,6 +44,11 @@ def start(
         "past": past,
     }
     errors = os.path.join(folder, "guard.err")
+    if "warm_key" in spec and past is None:
+        with open(errors, "ab", opener=open_private) as log:
+            if warm.take_over(folder, spec, given, log.fileno()):
+                theirs.close()
+                return ours
     argv = processes.own_program(spec["program"], "guard", spec["run_id"])
     with theirs, open(errors, "ab", opener=open_private) as log:
         status = _run(login_session.outlive(argv, "ddp-orch run %s" % spec["run_id"]), given, log, folder, inherited)

@@ -77,12 +77,12 @@ def _execute(argv: List[str], environment: Dict[str, str]) -> None:
         raise
 
 
-def _preloaded(argv: List[str], environment: Dict[str, str], told: List[str]) -> Tuple[List[str], Dict[str, str]]:
+def _preloaded(argv: List[str], environment: Dict[str, str], told: str) -> Tuple[List[str], Dict[str, str]]:
     """The command that becomes the preloader, but never the rank: it tests first that python imports our hook."""
     before = environment.get("PYTHONPATH")
     added = {
         "PYTHONPATH": PRELOAD_HOOK + (os.pathsep + before if before else ""),
-        "DDP_ORCH_PRELOAD": " ".join(told),
+        "DDP_ORCH_PRELOAD": told,
         "DDP_ORCH_PRELOAD_CHECK": "1",
     }
     if before is not None:

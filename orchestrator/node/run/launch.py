@@ -18,8 +18,11 @@ from . import placeholders
 # of all peers, one after the other: with a server that does not answer, each takes a second.
 AGENT_RESOLVER = "attempts:0"
 
+NO_MARK = "DDP_ORCH_NO_RUN"  # see preload/later_runs.py
+
 OOM_SCORE = 300  # of ranks: when memory runs out, the kernel should kill one of them first
 
+SCRIPT = 2  # index of the script, -m or -c in a command: python, -u, SCRIPT
 SHIM_WORDS = 4  # python -u -c PROGRAM, before the words of a command that is started once per host
 
 # `{{output}}` is a literal `{output}`, and `${output}` is OmegaConf's (as in plan.py)
@@ -125,14 +128,17 @@ def _once_per_host(
 
 
 def preload_job(spec: Dict[str, Any], secrets: Dict[str, str], cwd: str, output: str) -> Dict[str, Any]:
-    """A rank without what is known only when an attempt begins: its number, and the interface."""
+    """A rank without what is known only when an attempt begins: its number, and the interface.
+
+    With `run.warm`, also without what belongs to the run: its variables and its secrets.
+    """
     auto = {name: value.format_map(_node_places(spec)) for name, value in spec["auto_env"].items() if _is_early(value)}
-    return {
-        "argv": _command(spec["command"], output),
-        "cwd": cwd,
-        "env": _environment(spec, secrets, auto, output),
-        "oom_score_adj": OOM_SCORE,
-    }
+    if "warm_key" in spec:
+        own = {name: value for name, value in spec["env"].items() if _fill_in(value, output) == value}
+        environment = {**auto, **own, NO_MARK: "-" * len(spec["run_id"])}
+    else:
+        environment = _environment(spec, secrets, auto, output)
+    return {"argv": _command(spec["command"], output), "cwd": cwd, "env": environment, "oom_score_adj": OOM_SCORE}
 
 
 def _is_early(template: str) -> bool:

@@ -24,7 +24,7 @@ class Spawner:
         if self._setup:
             descriptor = job.in_memory(json.dumps(description).encode("ascii"))  # it holds the secrets
             argv = job.through_setup(self._setup, self._program + ["job-exec", str(descriptor)])
-            mark = {processes.MARK: description["env"][processes.MARK]}
+            mark = {name: value for name, value in description["env"].items() if name == processes.MARK}
             # the rest is applied after setup
             description = dict(description, argv=argv, env=mark, note="", preload=None)
         guard = os.getpid()

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Set, Tuple
 
 from ..host import containers, memory_folder, network, processes, state
 from ..host.sweep import belonging, sweep
+from ..run import warm
 from . import at_boot, gpus
 
 SHARED_MEMORY = "/dev/shm"
@@ -20,8 +21,8 @@ KILL_WINDOW = 5.0  # s after KILL
 def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """End every process with the mark of a run that has no guard, and remove what it left behind.
 
-    `arguments`: ports (the fixed ones that the inventory wants). `holders` of the answer are other people's processes
-    on those ports and on the GPUs.
+    `arguments`: ports (the fixed ones that the inventory wants); warm (optional): whether to end preloaders that wait
+    for another run. `holders` of the answer are other people's processes on those ports and on the GPUs.
     """
     at_boot.clean()
     killed: List[Dict[str, Any]] = []
@@ -42,6 +43,7 @@ def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
         removed += removed_containers(folder, ids, left)
         remaining += [describe_left(each) for each in left]
         ports += [port for port in held if port not in network.listeners(held)]
+    killed += _end_warm() if arguments.get("warm") else []
     gone = {process["pid"] for process in killed}
     return {
         "killed": killed,
@@ -86,6 +88,18 @@ def _dead_runs() -> List[Tuple[str, str]]:
     strays = {mark for mark in marks.values() if state.RUN_ID.match(mark)} - set(known) - elsewhere
     candidates = {**known, **{run_id: state.run_folder(run_id) for run_id in strays}}
     return [(run_id, folder) for run_id, folder in candidates.items() if not state.guarded(folder)]
+
+
+def _end_warm() -> List[Dict[str, Any]]:
+    commands = {}
+    for keeper in list(warm.keepers()):
+        preloader = warm.end(keeper)
+        if preloader is not None:
+            commands[preloader] = processes.command(preloader.pid)
+    deadline = time.monotonic() + KILL_WINDOW
+    while any(map(processes.alive, commands)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [{"pid": process.pid, "cmd": command} for process, command in commands.items()]
 
 
 def _clear_shared_memory() -> List[str]:

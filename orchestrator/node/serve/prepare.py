@@ -10,7 +10,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..host import memory_folder, network, processes, state
-from ..run import autostart, guard_process
+from ..run import autostart, guard_process, warm
 from ..run.follower import JOIN_WINDOW
 from . import link_port, retire, runs
 from . import locks as run_locks
@@ -46,6 +46,8 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
             sockets["link"] = _open_link(spec, answer["reachable"][0])
         spec["listening"] = [listener.getsockname()[:2] for listener in sockets.get("link", [])]
         spec["contact"] = link_port.contact(sockets.get("link", []))
+        if spec["warm"] and spec["preload"] and not spec["setup"]:  # its lines may set other variables every time
+            spec["warm_key"] = warm.make_key(spec)
         spec["used_ports"] = [port for port in (spec["contact"]["port"], answer.get("rdzv_port")) if port]
         state.write(os.path.join(folder, "spec.json"), spec)
         if spec["autostart"] != "none":

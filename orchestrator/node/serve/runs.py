@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Optional
 
 from ..host import ledger, processes, state
 from ..host.sweep import belonging
+from ..run import warm
 from ..run.attempt_phase import AttemptPhase
 
 SCRIPT_MOST = 200  # characters
@@ -136,14 +137,25 @@ def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
                     for process in belonging(run_id, folder)
                 ]
             rows.append(run)
-    return {"runs": rows, "ledger": ledger.newest(LEDGER_MOST)}
+    return {"runs": rows, "ledger": ledger.newest(LEDGER_MOST), "warm": _warm()}
+
+
+def _warm() -> List[Dict[str, Any]]:
+    """The preloaders that wait for another run."""
+    described = []
+    for keeper in warm.keepers():
+        try:
+            described.append(warm.describe(keeper))
+        except state.DAMAGED:
+            pass
+    return described
 
 
 def guard_of(folder: str) -> Optional[processes.Process]:
-    """The guard's identity when it lives in this boot."""
+    """The guard's identity when it lives in this boot. Once it has no lock, it may keep a preloader (run/warm.py)."""
     now = state.read(os.path.join(folder, "state.json"))
     try:
-        if now is None or now["boot_id"] != state.boot_id() or now["guard"] is None:
+        if now is None or now["boot_id"] != state.boot_id() or now["guard"] is None or not state.guarded(folder):
             return None
         guard = processes.Process(*map(int, now["guard"]))
         return guard if processes.alive(guard) else None

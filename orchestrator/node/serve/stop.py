@@ -38,7 +38,7 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         processes.send(guard, signal.SIGTERM)
         deadline = time.monotonic() + grace + _end_window(folder)
         look_at = time.monotonic()
-        while processes.alive(guard) and time.monotonic() < deadline:
+        while runs.guard_of(folder) == guard and time.monotonic() < deadline:
             if time.monotonic() >= look_at:
                 began = time.thread_time()
                 for process in belonging(run_id, folder):
@@ -46,7 +46,7 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
                         before[process] = processes.command(process.pid)
                 look_at = time.monotonic() + (time.thread_time() - began) * processes.LOOK_SHARE
             time.sleep(LOOK_EVERY)  # not every host has a kernel with pidfd
-        if processes.alive(guard):
+        if runs.guard_of(folder) == guard:
             processes.send(guard, signal.SIGKILL)
     left = sweep(run_id, folder)
     if autostart.is_installed(folder):  # no guard was there to remove it
