@@ -20,4 +20,5 @@ confidence      a suspect and the others -> how sure the cause is
 engine          puts the steps together
 rendering       a diagnosis as text
 missing         a missing file -> which hosts lack it
+uneven_resume   lines -> hosts that did not resume at the step of the others
 """

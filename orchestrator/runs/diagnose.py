@@ -14,6 +14,7 @@ from ..diagnosis.engine import Diagnosis, diagnose
 from ..diagnosis.exits import Exit
 from ..diagnosis.record import RunRecord
 from ..diagnosis.transcript import LogLine, strip_torch_tags
+from ..diagnosis.uneven_resume import find_uneven_resume
 from ..hosts import claims
 from ..hosts.fleet import Fleet
 from ..hosts.session import Session
@@ -62,6 +63,8 @@ def gather_and_diagnose(
         diagnosis = diagnose_last_attempt(lines, verdict, evidence, ranks, attempt=attempt, same_code=same_code)
         resume = parts[first].resume if first is not None else "none"
         diagnosis = replace(diagnosis, findings=_look_for_file(run_id, diagnosis.findings, run_hosts, fleet, resume))
+        uneven = find_uneven_resume(lines, attempt, LINES_PER_STREAM[0]) if resume == "none" else None
+        diagnosis = replace(diagnosis, findings=(*diagnosis.findings, *filter(None, [uneven])))
         diagnosis = kept_back.explain(diagnosis, run_id) if same_code else diagnosis
         diagnosis = _doubt(diagnosis, _silent_hosts(parts, nodes, evidence), parts, verdict)
     newest_ended = attempt if verdict is None and restarting else attempt - 1

@@ -8,7 +8,9 @@ import pytest
 from golden_files import assert_message
 
 from orchestrator.diagnosis import missing
+from orchestrator.diagnosis.uneven_resume import find_uneven_resume
 from orchestrator.output.finding import Finding
+from orchestrator.output.lines import Line
 
 GONE = "No such file or directory"
 HOSTS = ("a", "b", "c")
@@ -73,3 +75,31 @@ def test_an_output_that_only_some_hosts_have_is_copied_by_run_resume(path: str, 
 def test_an_output_that_no_host_has_is_not_to_be_copied() -> None:
     found = missing.check_hosts(finding("..."), OF_A, dict.fromkeys(HOSTS, GONE), HOSTS, "none")
     assert "run.resume" not in found.fix
+
+
+def steps(**first: int) -> list[Line]:
+    """The output of an attempt 2 in which the ranks of each host begin at a step."""
+    return [
+        Line(float(number), host, rank, "stdout", 2, f"step:{step + number} loss:1.0")
+        for number in range(3)
+        for rank, (host, step) in enumerate(first.items())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "whole", "hosts"),
+    [
+        (steps(a=120, b=0), 200, ("b",)),
+        (steps(a=120, b=1, c=0), 200, ("b", "c")),
+        (steps(a=120, b=120), 200, None),
+        (steps(a=0, b=1), 200, None),  # none has a snapshot, or the steps of each epoch are counted anew
+        (steps(a=120, b=0), 3, None),  # of long streams only the end is known
+    ],
+)
+def test_hosts_that_begin_anew_while_others_resume_lack_the_snapshot(
+    lines: list[Line], whole: int, hosts: tuple[str, ...] | None
+) -> None:
+    found = find_uneven_resume(lines, 2, whole)
+    assert (found.hosts if found else None) == hosts
+    assert found is None or (found.code, "run.resume" in found.fix) == ("file-missing-on-host", True)
+    assert find_uneven_resume([line._replace(attempt=1) for line in lines], 1, whole) is None
