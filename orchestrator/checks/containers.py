@@ -36,13 +36,19 @@ def check_containers(nodes: list[Node], facts: Mapping[str, Facts], head: str, f
             first = next(known, found.image[0])
             groups.setdefault(first, set()).update(found.image)
             values[host] = first.removeprefix("sha256:")[:SHOWN_ID]
-        fix = f"pull it again on these hosts, or name it by its digest; to copy it: {_copy(image, next(iter(hosts)))}"
+        fix = "pull it again on these hosts, or name it by its digest; to copy it: "
+        fix += _copy(str(next(iter(hosts.values())).engine), image, next(iter(hosts)))
         name = f"image {image} with id"
-        findings.differ("warning", "container-image-differs", name, values, head, fix, f"podman image inspect {image}")
+        seen = f"{next(iter(hosts.values())).engine} image inspect {image}"
+        findings.differ("warning", "container-image-differs", name, values, head, fix, seen)
 
 
 def _no_toolkit(node: Node, engine: str, findings: Findings) -> None:
-    fix = "install NVIDIA's Container Toolkit, then: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+    fix = "install NVIDIA's Container Toolkit, then: "
+    fix += {
+        "podman": "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        "docker": "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker",
+    }.get(engine, "")
     message = f"{engine} cannot give GPUs to a container: NVIDIA's Container Toolkit is not set up"
     findings.add("error", "no-gpu-visible", node.host.name, message, fix, "ls /etc/cdi /var/run/cdi")
 
@@ -50,14 +56,19 @@ def _no_toolkit(node: Node, engine: str, findings: Findings) -> None:
 def fix_of(code: str, container: Container, host: str) -> str:
     """What helps where a container cannot be started; "" for codes of other findings."""
     image = shell_word(container.image)
+    engine = "podman" if container.engine == "auto" else container.engine
+    unusable = f"try it there: {engine} run --rm --pull=never {image} true"
+    if engine == "docker":
+        unusable += "; if the daemon denies you: sudo usermod -aG docker $USER (this group is as powerful as root)"
     return {
-        "container-engine-missing": "install podman there, or remove `container`",
-        "container-engine-unusable": f"try it there: podman run --rm --pull=never {image} true",
-        "container-image-missing": f"ddp-orch exec -- podman pull {image}; from another host: {_copy(image, host)}",
+        "container-engine-missing": f"install {engine} there, or remove `container`",
+        "container-engine-unusable": unusable,
+        "container-image-missing": f"ddp-orch exec -- {engine} pull {image}; from another host: "
+        f"{_copy(engine, container.image, host)}",
         "container-ids-missing": "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER; "
         "podman system migrate",
     }.get(code, "")
 
 
-def _copy(image: str, host: str) -> str:
-    return f"podman save {shell_word(image)} | ssh {shell_word(host)} podman load"
+def _copy(engine: str, image: str, host: str) -> str:
+    return f"{engine} save {shell_word(image)} | ssh {shell_word(host)} {engine} load"

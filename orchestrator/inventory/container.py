@@ -11,13 +11,13 @@ from .values import Kind, Reading, choice, items, like, word_or
 from .yaml_source import Map, Node
 
 NONE = "none"
-ENGINES = ("podman",)
+ENGINES = ("podman", "docker")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
     image: str
-    engine: Literal["auto", "podman"]
+    engine: Literal["auto", "podman", "docker"]
     mounts: tuple[str, ...]  # PATH[:PATH][:ro]
     options: tuple[str, ...]  # words for the engine, after those of ddp-orch
 

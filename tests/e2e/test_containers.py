@@ -1,10 +1,11 @@
-"""Ranks in containers of rootless podman. The image is empty: the programs come from mounts of the lab's hosts."""
+"""Ranks in containers of podman and docker. The image is empty: the programs come from mounts of the hosts."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ for folder in bin sbin lib lib64; do ln -s usr/$folder image/$folder; done
 """
 WHERE = """
 import os, getpass
-assert os.environ["container"] == "podman" and os.environ["WORD"] == "it's $HOME"
+assert os.path.exists("/run/.containerenv") or os.path.exists("/.dockerenv")
+assert os.environ["WORD"] == "it's $HOME"
 assert os.getuid() == 2001 and getpass.getuser() == "ann" and os.access(os.environ["HOME"], os.W_OK)
 open(os.path.join(os.environ["DDP_ORCH_OUTPUT_DIR"], "rank" + os.environ["RANK"]), "w").close()
 import torch
@@ -53,17 +55,16 @@ def lab(make_lab: Callable[..., Lab]) -> Lab:
     return lab
 
 
-def inventory_of(lab: Lab, **run: object) -> Path:
+def inventory_of(lab: Lab, engine: str = "podman", **run: object) -> Path:
     mounts = [f"{path}:ro" for path in ("/usr", "/opt", *lab.shared_paths.split()) if Path(path).exists()]
-    return lab.inventory(run={"container": {"image": IMAGE, "mounts": mounts}, "env": {"WORD": "it's $HOME"}, **run})
+    container = {"image": IMAGE, "engine": engine, "mounts": mounts}
+    return lab.inventory(run={"container": container, "env": {"WORD": "it's $HOME"}, **run})
 
 
-def containers(host: Host) -> list[str]:
-    return host.sh("podman ps --all --quiet", check=True).stdout.split()
-
-
-def nothing_left(lab: Lab) -> bool:
-    return not lab.marked() and not any(containers(host) for host in lab.hosts if host.is_up)
+def nothing_left(lab: Lab, engine: str = "podman") -> bool:
+    return not lab.marked() and not any(
+        host.sh(f"{engine} ps --all --quiet", check=True).stdout.split() for host in lab.hosts
+    )
 
 
 @pytest.mark.lab
@@ -83,9 +84,9 @@ def kill_processes(host: Host, pattern: str) -> None:
     host.sh(f"kill -9 $(grep -lExs '{pattern}' /proc/[0-9]*/comm | cut -d/ -f3)", "root", check=True)
 
 
-@pytest.mark.lab
-def test_no_process_and_no_container_outlives_its_run(lab: Lab) -> None:
-    inventory = inventory_of(lab, lease=2, grace=5)
+def kill_runs_and_guards(lab: Lab, engine: str) -> str:
+    """Kill a run, a guard, a guard with its recorder, and cut a host off. Returns the id of a run that is over."""
+    inventory = inventory_of(lab, engine, lease=2, grace=5)
     endless = [script(lab, COUNTER), "100000", "0.1"]
 
     def begin() -> str:
@@ -96,25 +97,30 @@ def test_no_process_and_no_container_outlives_its_run(lab: Lab) -> None:
     killed = begin()
     proof = json.loads(ok(orch(lab, "kill", killed, "-i", inventory, "--json")).stdout)
     assert {each["host"] for each in proof["containers_removed"]} == {"node-0", "node-1"}
-    assert proof["remaining"] == [] and nothing_left(lab)
-
-    label = f"--label=ddp-orch.run=$(echo ~/.local/state/ddp-orch/*/runs/{killed})"
-    left = lab.hosts[1].sh(f"podman create {label} {IMAGE} true", check=True).stdout.strip()
-    proof = json.loads(ok(orch(lab, "kill", "--leftovers", "-i", inventory, "--json")).stdout)
-    assert proof["containers_removed"] == [{"host": "node-1", "engine": "podman", "id": left}]
+    assert proof["remaining"] == [] and nothing_left(lab, engine)
 
     begin()
     kill_processes(lab.hosts[1], "ddp-guard")
-    wait_until(lambda: nothing_left(lab), 20, "the killed guard has left nothing")
+    wait_until(lambda: nothing_left(lab, engine), 20, "the killed guard has left nothing")
 
     begin()
     kill_processes(lab.hosts[1], "ddp-(guard|record)")
-    wait_until(lambda: nothing_left(lab), 20, "neither have guard and recorder")
+    wait_until(lambda: nothing_left(lab, engine), 20, "neither have guard and recorder")
 
     begin()
     lab.hosts[1].cut()
-    wait_until(lambda: nothing_left(lab), 30, "a host that is cut off has ended its part")
+    wait_until(lambda: nothing_left(lab, engine), 30, "a host that is cut off has ended its part")
     lab.hosts[1].heal()
+    return killed
+
+
+@pytest.mark.lab
+def test_no_process_and_no_container_outlives_its_run(lab: Lab) -> None:
+    killed = kill_runs_and_guards(lab, "podman")
+    label = f"--label=ddp-orch.run=$(echo ~/.local/state/ddp-orch/*/runs/{killed})"
+    left = lab.hosts[1].sh(f"podman create {label} {IMAGE} true", check=True).stdout.strip()
+    proof = json.loads(ok(orch(lab, "kill", "--leftovers", "-i", inventory_of(lab), "--json")).stdout)
+    assert proof["containers_removed"] == [{"host": "node-1", "engine": "podman", "id": left}]
 
 
 @pytest.mark.lab
@@ -145,3 +151,30 @@ def test_check_says_why_a_container_cannot_start(lab: Lab) -> None:
     kill_processes(lab.hosts[0], "podman pause")  # it keeps the ids that there were
     hosts, fix = finding("container-ids-missing")
     assert hosts == ["node-0"] and "--add-subuids" in fix
+
+
+@pytest.fixture
+def docker_lab(make_lab: Callable[..., Lab]) -> Iterator[Lab]:
+    lab = make_lab(2)
+    daemons = []
+    for host in lab.hosts:
+        host.sh("for path in /etc/docker /var/lib; do mount -t tmpfs tmpfs $path; done", "root", check=True)
+        options = ["--iptables=false", "--bridge=none", "--data-root=/var/tmp/docker", "--storage-driver=vfs"]
+        daemon = ["dockerd", *options, "--exec-root=/run/docker", "--pidfile=/run/docker.pid", "--group=ann"]
+        daemons.append(host.popen(daemon, "root", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        wait_until(lambda host=host: host.sh("docker version").returncode == 0, 30, "dockerd answers")
+        host.sh(MAKE_IMAGE.replace("podman import", "docker import"), check=True)
+    yield lab
+    for process in daemons:
+        process.terminate()  # it ends its containerd
+        process.wait(30)
+
+
+@pytest.mark.lab
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("dockerd") is None, reason="no dockerd here")
+def test_docker_leaves_nothing_either(docker_lab: Lab) -> None:
+    inventory = inventory_of(docker_lab, "docker")
+    run_id = start(docker_lab, inventory, "--", script(docker_lab, WHERE))
+    wait_for_state(docker_lab, inventory, run_id, "succeeded")
+    kill_runs_and_guards(docker_lab, "docker")

@@ -32,7 +32,7 @@ END = "--workdir=/s/runs/r1/code --env=A --env=B --entrypoint="
             ROOT,
             INSIDE._replace(gpus=[0, 3]),
             {**PLAIN, "mounts": ["/data:ro", "/a b:/b", "/c:/d:ro"], "options": ["--cap-add", "SYS_PTRACE"]},
-            f"{START} {LABEL} --user=0:0 --ipc=host --ulimit=memlock=-1:-1 --device=/dev/infiniband"
+            f"{START} {LABEL} --user=0:0 --ipc=host --device=/dev/infiniband --ulimit=memlock=-1:-1"
             " --device=nvidia.com/gpu=0 --device=nvidia.com/gpu=3 --volume=/s/runs/r1:/s/runs/r1"
             f" --volume=/data:/data:ro '--volume=/a b:/b' --volume=/c:/d:ro {END} --cap-add SYS_PTRACE pytorch:2",
         ),
@@ -42,8 +42,15 @@ END = "--workdir=/s/runs/r1/code --env=A --env=B --entrypoint="
             PLAIN,
             f"{START} --user=2001:2002 --userns=keep-id --volume=/dev/shm:/dev/shm --workdir=/ --entrypoint= pytorch:2",
         ),
+        (
+            ANN._replace(infiniband=True),
+            INSIDE._replace(gpus=[0, 3]),
+            {**PLAIN, "engine": "docker"},
+            f"{START.replace('podman', 'docker')} {LABEL} --user=2001:2002 --ipc=host --device=/dev/infiniband"
+            f" --ulimit=memlock=-1:-1 '--gpus=\"device=0,3\"' --volume=/s/runs/r1:/s/runs/r1 {END} pytorch:2",
+        ),
     ],
-    ids=["user", "root with GPUs and InfiniBand", "no run, no message queues"],
+    ids=["user", "root with GPUs and InfiniBand", "no run, no message queues", "docker"],
 )
-def test_the_command_line_of_podman(here: Here, inside: Inside, container: dict[str, object], expected: str) -> None:
+def test_the_command_line_of_an_engine(here: Here, inside: Inside, container: dict[str, object], expected: str) -> None:
     assert run_argv(container, here, inside, ["python3", "x y"]) == [*shlex.split(expected), "python3", "x y"]

@@ -6,7 +6,8 @@ runs as the user. So what is known of bare ranks holds for its ranks: their pids
 
 from typing import Any, Dict, List, NamedTuple, Sequence
 
-ENGINES = ("podman",)  # in the order in which `auto` tries them
+PODMAN, DOCKER = "podman", "docker"
+ENGINES = (PODMAN, DOCKER)  # in the order in which `auto` tries them
 LABEL = "ddp-orch.run"  # the folder of the run, whose last part is the run id
 
 
@@ -16,7 +17,7 @@ class Here(NamedTuple):
     uid: int
     gid: int
     message_queues: bool  # /dev/mqueue is mounted: without it, no engine shares the host's IPC namespace
-    may_lock_memory: bool  # the limit of locked memory can be unlimited
+    may_lock_memory: bool  # this user's limit of locked memory can be unlimited
     infiniband: bool  # /dev/infiniband exists
 
 
@@ -36,14 +37,18 @@ def run_argv(container: Dict[str, Any], here: Here, inside: Inside, command: Lis
     argv = [engine, "run", "--rm", "--pull=never", "--log-driver=none", "--network=host", "--pid=host"]
     argv += ["--security-opt=label=disable", *(["--label=%s=%s" % (LABEL, inside.folder)] if inside.folder else [])]
     argv += ["--user=%d:%d" % (here.uid, here.gid)]
-    if here.uid != 0:
+    rootless = engine == PODMAN and here.uid != 0
+    if rootless:
         argv.append("--userns=keep-id")
     argv += ["--ipc=host"] if here.message_queues else ["--volume=/dev/shm:/dev/shm"]
-    if here.may_lock_memory:
-        argv.append("--ulimit=memlock=-1:-1")
     if here.infiniband:
         argv.append("--device=/dev/infiniband")
-    argv += ["--device=nvidia.com/gpu=%d" % number for number in inside.gpus]
+    if here.infiniband and (here.may_lock_memory or not rootless):
+        argv.append("--ulimit=memlock=-1:-1")
+    if inside.gpus and engine == DOCKER:
+        argv.append('--gpus="device=%s"' % ",".join(map(str, inside.gpus)))
+    elif inside.gpus:
+        argv += ["--device=nvidia.com/gpu=%d" % number for number in inside.gpus]
     for mount in [*inside.mounts, *container["mounts"]]:
         argv.append("--volume=" + _volume(mount))
     argv += ["--workdir=" + inside.cwd, *("--env=" + name for name in inside.variables)]
@@ -64,14 +69,14 @@ def list_argv(engine: str, folder: str) -> List[str]:
 
 
 def remove_argv(engine: str, ids: Sequence[str]) -> List[str]:
-    return [engine, "rm", "--force", "--time=0", *ids]
+    return [engine, "rm", "--force", *(["--time=0"] if engine == PODMAN else []), *ids]
 
 
 def image_argv(engine: str, image: str) -> List[str]:
     """Prints the id of an image, and its digests in registries."""
-    return [engine, "image", "inspect", '--format={{.Id}} {{join .RepoDigests " "}}', image]
+    return [engine, "image", "inspect", "--format={{.Id}} {{range .RepoDigests}}{{.}} {{end}}", image]
 
 
 def version_argv(engine: str) -> List[str]:
     """Fails where the engine cannot be used."""
-    return [engine, "info", "--format={{.Version.Version}}"]
+    return [engine, "info", "--format=" + ("{{.Version.Version}}" if engine == PODMAN else "{{.ServerVersion}}")]

@@ -1,5 +1,6 @@
 """The attempts of a run on this host: processes and FIFOs of each, from the order to its outcome. For the guard."""
 
+import functools
 import os
 import socket
 import time
@@ -160,6 +161,7 @@ class Attempts:
             lambda: Helpers(self._recorder_pid(), self._preloader.pid, self._remover.pid),
             self.add_failure,
             self._remover.remove if self._spec.get("container") else None,
+            functools.partial(contained.find_elsewhere, self._spec),
         )
 
     def _follow(self, tree: Tree) -> None:

@@ -51,6 +51,15 @@ def wrap(spec: Dict[str, Any], root_job: Job, paths: Paths) -> Job:
     return Job(root_job.label, {**outer, "stdout": description["stdout"], "stderr": description["stderr"]})
 
 
+def find_elsewhere(spec: Dict[str, Any]) -> List[processes.Stat]:
+    """The processes of the run that a daemon has started: they are no descendants of the guard."""
+    if (spec.get("container") or {}).get("engine") != engines.DOCKER:
+        return []
+    members = [process for process, mark in processes.marks().items() if mark == spec["run_id"]]
+    found = [processes.stat(process.pid) for process in members]
+    return [status for status in found if status is not None and status.state not in "ZX"]
+
+
 def program(spec: Dict[str, Any]) -> List[str]:
     """The argv of one of our processes in a container, with the python of the image."""
     return [spec["python"], "-I", "-S", spec["program"]]

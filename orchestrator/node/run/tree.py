@@ -77,8 +77,12 @@ class Tree:
         helpers: Callable[[], Helpers],
         report: Callable[[Dict[str, Any]], None],
         remove_containers: Optional[Callable[[], bool]] = None,
+        find_elsewhere: Callable[[], List[processes.Stat]] = list,
     ) -> None:
-        """`remove_containers`, if the roots run in containers: does that, and returns whether it is done."""
+        """`remove_containers`, if the roots run in containers: does that, and returns whether it is done.
+
+        `find_elsewhere`: the processes in containers that are not below the guard.
+        """
         self.attempt = attempt
         self.outcome: Optional[Dict[str, Any]] = None
         self.unkillable: List[Dict[str, Any]] = []
@@ -87,6 +91,7 @@ class Tree:
         self._helpers = helpers
         self._report = report
         self._remove_containers = remove_containers
+        self._find_elsewhere = find_elsewhere
         self._contained: Dict[str, processes.Process] = {}  # label -> the first process in the container
         self._starting: Dict[str, Dict[str, Any]] = {}  # label -> description
         self._roots: Dict[int, str] = {}
@@ -260,6 +265,8 @@ class Tree:
         family = processes.below(os.getpid(), without)
         if self._remove_containers is None:
             return family
+        known = {child.process for child in family}
+        family += [child for child in self._find_elsewhere() if child.process not in known]
         return [child for child in family if not self._is_of_engine(child)]
 
     def _is_of_engine(self, child: processes.Stat) -> bool:

@@ -16,31 +16,28 @@ CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 def look(container: Dict[str, Any]) -> Dict[str, Any]:
     """`container`: engine, image, mounts, options of the inventory. `code` and `error`: what is missing, or None."""
     wanted = engines.ENGINES if container["engine"] == "auto" else (container["engine"],)
-    problems: List[Tuple[str, str]] = []
-    for engine in wanted:
-        problem = _why_unusable(engine)
-        if problem is None:
-            return _with_image(engine, container)
-        problems.append(problem)
-    found = [problem for problem in problems if problem[0] != "container-engine-missing"]
-    code, error = found[0] if found else ("container-engine-missing", "%s not found" % " and ".join(wanted))
+    installed = [engine for engine in wanted if shutil.which(engine) is not None]
+    problems = {engine: _why_unusable(engine) for engine in installed}
+    usable = [_with_image(engine, container) for engine in installed if problems[engine] is None]
+    if usable:  # the first that has the image, or else the first
+        return next((found for found in usable if found["image"]), usable[0])
+    code, error = "container-engine-missing", "%s not found" % " and ".join(wanted)
+    if installed:
+        code, error = "container-engine-unusable", "%s: %s" % (installed[0], problems[installed[0]])
     return {"engine": None, "image": [], "gpus": False, "code": code, "error": error}
 
 
-def _why_unusable(engine: str) -> Optional[Tuple[str, str]]:
-    """(code, reason), or None."""
-    if shutil.which(engine) is None:
-        return "container-engine-missing", "%s not found" % engine
+def _why_unusable(engine: str) -> Optional[str]:
     status, error = _run(engines.version_argv(engine))
-    return None if status == 0 else ("container-engine-unusable", "%s: %s" % (engine, error))
+    return None if status == 0 else error
 
 
 def _with_image(engine: str, container: Dict[str, Any]) -> Dict[str, Any]:
     image = output_of(engines.image_argv(engine, container["image"]), WINDOW).split()
     error = None if image else "%s does not have the image %s" % (engine, container["image"])
     code = None if image else "container-image-missing"
-    found = {"engine": engine, "image": image, "gpus": _gives_gpus(), "code": code, "error": error}
-    return dict(found, needs_linger=_needs_linger())
+    found = {"engine": engine, "image": image, "gpus": _gives_gpus(engine), "code": code, "error": error}
+    return dict(found, needs_linger=engine == engines.PODMAN and _needs_linger())
 
 
 def _needs_linger() -> bool:
@@ -50,8 +47,10 @@ def _needs_linger() -> bool:
     return user != 0 and os.path.isdir("/run/systemd/system") and not lingers
 
 
-def _gives_gpus() -> bool:
-    """Whether NVIDIA's toolkit has described the GPUs for containers."""
+def _gives_gpus(engine: str) -> bool:
+    """Whether NVIDIA's toolkit has told the engine how to give GPUs to a container."""
+    if engine == engines.DOCKER:
+        return "nvidia" in output_of([engine, "info", "--format={{json .Runtimes}}"], WINDOW)
     return any("nvidia" in name for folder in CDI_FOLDERS if os.path.isdir(folder) for name in os.listdir(folder))
 
 
@@ -67,7 +66,8 @@ def python_argv(arguments: Dict[str, Any], question: str, argv: List[str]) -> Li
 def explain(container: Dict[str, Any], error: str) -> Tuple[str, str]:
     """(reason, code) of a container that could not be started, or in which python failed. `error`: its last line."""
     user = processes.user_name(os.geteuid())
-    if os.geteuid() != 0 and not all(_has_ids(text_of(path), user) for path in ("/etc/subuid", "/etc/subgid")):
+    is_rootless = container["engine"] == engines.PODMAN and os.geteuid() != 0
+    if is_rootless and not all(_has_ids(text_of(path), user) for path in ("/etc/subuid", "/etc/subgid")):
         return "podman has no subordinate user ids for %s: %s" % (user, error), "container-ids-missing"
     return "in the image %s: %s" % (container["image"], error), "container-engine-unusable"
 
