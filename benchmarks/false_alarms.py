@@ -49,6 +49,7 @@ def report(lab: Lab, inventory: Path, run_id: str) -> dict[str, Any]:
         "state": run["state"],
         "restarts": int(run["attempt"]) - 1,
         "elections": max(epochs, default=1) - 1,
+        "failures": sorted({line.partition("first failure: ")[2] for line in lines if "first failure: " in line}),
         "suspicions": sum("suspect: the link to " in line for line in lines),
     }
 
