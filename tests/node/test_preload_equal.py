@@ -90,7 +90,70 @@ if __name__ == "__main__":
             print(method, sorted(pool.map(work, range(4))))
 """
 
+PICKLES = """
+import copyreg, heavy, pickle, sys
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+data = pickle.dumps(Point(3))
+print(data, pickle.loads(data).x, Point.__module__, sys.modules["__main__"].Point is Point)
+"""
+
+PARSES = """
+import argparse, heavy
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.print_usage()
+print(parser.parse_args())
+parser.parse_args(["--lr", "high"])
+"""
+
+HANDLERS = """
+import faulthandler, heavy, os, signal, sys
+
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.getsignal(signal.SIGTERM))
+signal.signal(signal.SIGTERM, lambda number, frame: print("caught", number, frame.f_code.co_name))
+os.kill(os.getpid(), signal.SIGTERM)
+signal.setitimer(signal.ITIMER_REAL, 0.01)
+signal.pause()
+"""
+
+PROCESSES = """
+import heavy, multiprocessing, os, subprocess, sys
+
+def work(pipe):
+    pipe.send((__name__, os.path.basename(sys.argv[0]), os.environ["RANK"]))
+    sys.exit(5)
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        ours, theirs = context.Pipe()
+        process = context.Process(target=work, args=(theirs,), daemon=True)
+        process.start()
+        process.join()
+        print(method, ours.recv(), process.exitcode)
+    print(subprocess.run([sys.executable, "-c", "import os; print(os.environ['RANK'])"], capture_output=True).stdout)
+    if os.fork() == 0:
+        sys.exit("of a child")
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
 ENDINGS = {
+    "os exit": "import atexit, heavy, os; atexit.register(print, 'bye'); print('hello', flush=True); os._exit(9)",
+    "thread": "import heavy, threading as t; t.Thread(target=lambda: (t.main_thread().join(), print('late'))).start()",
+    "daemon": "import heavy, threading; threading.Thread(target=input, daemon=True).start(); print('bye')",
+    "thread error": "import heavy, threading; t = threading.Thread(target=int, args='x'); t.start(); t.join()",
+    "at exit error": "import atexit, heavy; atexit.register(int, 'x')",
+    "import error": "import heavy, no_such_module",
+    "recursion": "import heavy\ndef f(): f()\nf()",
+    "group": "import heavy; raise ExceptionGroup('several', [ValueError(1), KeyError(2)])",
+    "unraisable": "import heavy\nclass C:\n    def __del__(self): raise ValueError(1)\nC()",
+    "closed": "import heavy, sys; sys.stdout.close(); print('lost')",
+    "long exit code": "import heavy, sys; sys.exit(300)",
     "exit code": "import heavy, sys; sys.exit(7)",
     "exit text": "import heavy, sys; sys.exit('a reason')",
     "ctrl-c": "import heavy; raise KeyboardInterrupt",
@@ -100,7 +163,17 @@ ENDINGS = {
     "warning": "import heavy, warnings\ndef f(): warnings.warn('careful', stacklevel=2)\nf()",
 }
 
-SCRIPTS = {"process": PROCESS, "traceback": TRACEBACK, "stacks": STACKS, "workers": WORKERS, **ENDINGS}
+SCRIPTS = {
+    "process": PROCESS,
+    "traceback": TRACEBACK,
+    "stacks": STACKS,
+    "workers": WORKERS,
+    "pickles": PICKLES,
+    "parses": PARSES,
+    "handlers": HANDLERS,
+    "processes": PROCESSES,
+    **ENDINGS,
+}
 
 
 def output_of(runs: Runs, tmp_path: Path, code: str, preload: str, **options: Any) -> dict[str, str]:
@@ -140,6 +213,16 @@ def test_code_and_modules_behave_as_under_python(runs: Runs, folder: Path, comma
     forked = output_of(runs, folder, code, "[heavy]", **options)
     assert forked == output_of(runs, folder, code, "none", **options)
     assert '"frames"' in forked["1.0.out"]
+
+
+def test_a_package_behaves_as_under_python(runs: Runs, folder: Path) -> None:
+    (folder / "pkg").mkdir()
+    (folder / "pkg" / "__init__.py").write_text("print('package', __name__)")
+    (folder / "pkg" / "part.py").write_text("import sys\ndef f(): raise ValueError(sys.argv[1:])")
+    (folder / "pkg" / "__main__.py").write_text(f"{PROCESS}\nfrom .part import f\nf()")
+    forked = output_of(runs, folder, "pkg", "[heavy]", command=("-m",))
+    assert forked == output_of(runs, folder, "pkg", "none", command=("-m",))
+    assert "package pkg" in forked["1.0.out"] and "part.py" in forked["1.0.err"]
 
 
 @pytest.mark.parametrize("hidden", ["print('of the host')", "raise RuntimeError", "import no_such_module"])
