@@ -141,7 +141,7 @@ def setup(config: Config, world: World, out: Path | None, memory: Path | None = 
     return training
 
 
-def train(training: Training, log: metrics.Log, writer: Writer | None, memory_writer: Writer | None) -> int:
+def train(training: Training, log: metrics.Log, writer: Writer | None, in_memory: Writer | None = None) -> int:
     """Train from the first step to the last. Return the step that was reached: an earlier one after SIGTERM."""
     config, world, steps_per_epoch = training.config, training.world, training.sampling.steps_per_epoch
     step, last_step = training.first_step, training.last_step
@@ -186,7 +186,7 @@ def train(training: Training, log: metrics.Log, writer: Writer | None, memory_wr
         if step % save_every == 0 or step == last_step:
             save(training, writer, step, unchecked)
         if config.save_memory_every and step % config.save_memory_every == 0 and step < last_step:
-            save(training, memory_writer, step, unchecked)
+            save(training, in_memory, step, unchecked)
         if step % eval_every == 0 and step < last_step:
             log.test(epoch, step, *test(training, step))
         log.timer.lap("between")  # snapshots and tests are not part of a step
