@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .fields import Attempt, Rank, StreamName
-from .operation import Operation
+from .operation import Nothing, Operation
 
 
 @dataclass(frozen=True)
@@ -44,3 +44,4 @@ class Finishing:
 SIGNAL = Operation("signal", Signaled)
 SAVED = Operation("saved", Saved)
 FINISH = Operation("finish", Finishing)
+HOLD = Operation("hold", Nothing)

@@ -10,6 +10,7 @@ hints         recognises common mistakes on the command line
 deprecated    old names of options
 
 up            `up`
+in_job        what is different in a job of a batch system
 ps            `ps`
 logs          `logs` and `wait`
 top           `top`

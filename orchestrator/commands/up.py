@@ -14,6 +14,7 @@ from ..errors import HeldError, UsageError
 from ..hosts.fleet import Fleet
 from ..inventory import advice, model, paths, run_ids, writing
 from ..inventory.model import Inventory
+from ..inventory.sources.batch_job import BatchJob
 from ..output.console import Console, all_but
 from ..output.lines import Mask, rfc3339
 from ..output.pipeline import Pipeline, Stage
@@ -23,9 +24,9 @@ from ..plan import snapshot as ship
 from ..plan.launchers import for_own_scripts
 from ..plan.plan import Code, Plan, advise_shell_variables, check_size, world_size
 from ..plan.plan import make as make_plan
-from ..runs import attach, launch, printing, recent
+from ..runs import attach, holding, launch, printing, recent
 from ..runs.timing import FirstLines
-from . import variables
+from . import in_job, variables
 from .context import describe_unmasked, load_inventory, open_fleet, stderr_console, warn_once, whoami
 
 LARGEST_SHOWN = 3  # largest entries of the code, shown if it is large
@@ -47,6 +48,7 @@ class UpOptions:
     wait: bool
     debug: bool
     timing: bool = False
+    requeue: bool = False
     env: tuple[str, ...]
     env_file: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()  # KEY=VALUE, of the inventory
@@ -68,6 +70,7 @@ class UpOptions:
             "--wait": self.wait,
             "--debug": self.debug,
             "--timing": self.timing,
+            "--requeue": self.requeue,
         }
         words = [flag for flag, is_set in flags.items() if is_set]
         repeated = {"--env-file": self.env_file, "-e": self.env, "--set": self.settings}
@@ -81,8 +84,9 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
     """`printer`: takes the lines of an attached run. By default, they are printed."""
     console = stderr_console()
     inventory = _load_inventory(options)
+    job = in_job.find_job(inventory, detach=options.detach, requeue=options.requeue)
     run_id = run_ids.new_run_id()
-    plan, snapshot = _plan_run(inventory, options, run_id)
+    plan, snapshot = _plan_run(inventory, options, run_id, job)
     for warning in (*advise_shell_variables(plan), *(snapshot.warnings if snapshot else ())):
         warn_once(warning)
     if options.dry_run:
@@ -100,6 +104,7 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
         skip_check=options.skip_check,
         step=_without_repeats(console.step),
         warn=_without_repeats(console.warning),
+        job_ends_at=in_job.find_end(job, inventory, tied=plan.tie is not None, console=console) if job else None,
         command_without=lambda hosts: options.command(inventory.path, without=hosts),
     )
     with open_fleet(inventory) as fleet:
@@ -119,9 +124,11 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
             if sys.stdout.isatty():
                 follow = about.command("logs", "-f")
                 console.note(f"closing this terminal does not stop the run; Ctrl-C does. To follow it again: {follow}")
-            return _follow(resolved, inventory, fleet, context, options, about, printer, console)
+            code = _follow(resolved, inventory, fleet, context, options, about, printer, console)
+            return in_job.requeue(job, code, console) if job and options.requeue else code
         except (BrokenPipeError, KeyboardInterrupt):
-            console.note(f"detached; the run continues. Follow it with: {about.command('logs', '-f')}")
+            until = "continues" if resolved.tie is None else f"ends in {resolved.tie:.0f} s, as its job does"
+            console.note(f"detached; the run {until}. Follow it with: {about.command('logs', '-f')}")
             raise
 
 
@@ -202,7 +209,9 @@ def _launch(
             time.sleep(RETRY_INTERVAL)
 
 
-def _plan_run(inventory: Inventory, options: UpOptions, run_id: str) -> tuple[Plan, ship.Snapshot | None]:
+def _plan_run(
+    inventory: Inventory, options: UpOptions, run_id: str, job: BatchJob | None
+) -> tuple[Plan, ship.Snapshot | None]:
     if options.name is not None and not run_ids.RUN_NAME.fullmatch(options.name):
         raise UsageError(
             f"--name {options.name!r} is invalid: expected at most 63 letters, digits, `.`, `_` and `-`, starting with "
@@ -229,12 +238,14 @@ def _plan_run(inventory: Inventory, options: UpOptions, run_id: str) -> tuple[Pl
     plan = make_plan(
         inventory,
         run_id=run_id,
-        name=options.name or run_id,
+        name=options.name or (job.name if job and options.requeue else run_id),
         command=command,
         code=code,
         env=variables.read(inventory, options.env_file, options.env),
         debug=options.debug,
     )
+    if job and not options.detach:
+        plan = replace(plan, tie=holding.LIMIT)
     return plan, snapshot
 
 

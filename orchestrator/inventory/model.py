@@ -122,7 +122,7 @@ class RunOptions:
     head_lost: Literal["auto", "elect", "stop"]
     witness: Host | None
     autostart: Literal["none", "cron", "systemd"]
-    walltime: float | None  # seconds
+    walltime: Literal["auto"] | float | None  # seconds
     snapshot_signal: Literal["USR1", "USR2", "HUP"]
     stall_timeout: float | None  # seconds
     keep: Keep

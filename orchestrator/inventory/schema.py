@@ -322,9 +322,9 @@ _RUN = _section(
     ),
     Key(
         "walltime",
-        maybe(duration(1, 31_536_000)),
-        None,
-        "time limit such as 4h: save a snapshot and stop before it ends; null: none",
+        maybe(word_or("auto", duration(1, 31_536_000))),
+        "auto",
+        "time limit such as 4h: stop with a snapshot before it; auto: that of the job",
     ),
     Key("snapshot_signal", choice("USR1", "USR2", "HUP"), "USR1", "signal that makes the script save a snapshot"),
     Key(

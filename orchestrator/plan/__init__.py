@@ -1,6 +1,7 @@
 """Inventory -> Plan, and the code that is sent.
 
 plan         what to start where
+job_limit    ends a run before the job of its hosts
 newcomer     a host that is added to a run
 launchers    what each launcher starts, as templates
 description  a plan as text or JSON

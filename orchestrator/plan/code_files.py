@@ -19,6 +19,7 @@ INSTEAD = (
 
 _RESULTS = b"# made by ddp-orch: results of a run\n*\n"  # the .gitignore of a folder for downloaded results
 _REPORT = re.compile(RUN_ID.pattern + r"\.(html|json)")  # files that `report` writes
+_SLURM_OUTPUT = re.compile(r"slurm-[0-9]+(_[0-9]+)?\.out")  # by default in the folder of the job script
 
 
 def list_code(top: Path, warnings: list[str]) -> Iterator[str]:
@@ -149,7 +150,9 @@ def make_results_folder(folder: Path) -> None:
 
 
 def never_sent(name: str) -> bool:
-    return name in (".git", "__pycache__") or name.endswith(".pyc") or _REPORT.fullmatch(name) is not None
+    if name in (".git", "__pycache__") or name.endswith(".pyc"):
+        return True
+    return _REPORT.fullmatch(name) is not None or _SLURM_OUTPUT.fullmatch(name) is not None
 
 
 def lies_in(top: Path, path: str) -> bool:

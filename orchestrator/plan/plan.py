@@ -27,6 +27,7 @@ _PLACEHOLDER = re.compile(r"(?<!\$)(?<!\$\{)(?:\{\{(run|host)\}\}|\{(run|host)\}
 """Placeholders in the user's arguments and variables. `{{run}}` stands for a literal `{run}`; `${run}` is left to
 OmegaConf. Each host fills in `{output}` by itself (node/run/launch.py).
 """
+_FILE_ADVICE = "Put the value in a file and pass its path"
 _SHELL_NAMES = {"DDP_ORCH_OUTPUT_DIR": "{output}", "DDP_ORCH_RUN_NAME": "{run}"}
 _SHELL_VARIABLE = re.compile(r"\$(?:(DDP_ORCH_[A-Z_]+)|\{(DDP_ORCH_[A-Z_]+)\})")
 
@@ -97,6 +98,7 @@ class Plan:
     """Names of the variables whose values are secret."""
     template: Template
     """From which the command and the variables of each node were made."""
+    tie: float | None = None  # s without a request from `up` until the run is stopped; None: it does not need `up`
 
     @property
     def team(self) -> tuple[Node, ...]:
@@ -217,9 +219,6 @@ def check_size(env: Mapping[str, str], command: Sequence[str] = ()) -> None:
         raise UsageError(
             f"variables and arguments are {sum(sizes.values()):,} bytes in total, mostly {largest}. {_FILE_ADVICE}"
         )
-
-
-_FILE_ADVICE = "Put the value in a file and pass its path"
 
 
 def _gpu_ids(host: Host) -> Literal["auto"] | tuple[int, ...]:
@@ -350,7 +349,8 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "max_nodes": plan.max_nodes,
         "lease": run.lease,
         "rejoin_timeout": run.rejoin_timeout if run.max_restarts else 0.0,
-        "walltime": run.walltime,
+        "walltime": None if run.walltime == "auto" else run.walltime,
+        "tie": plan.tie,
         "snapshot_signal": run.snapshot_signal,
         "head_lost": "elect" if elects(plan.inventory, len(plan.nodes)) else "stop",
         "autostart": run.autostart,

@@ -101,6 +101,7 @@ class Snapshot:
             data = path.read_bytes()
         except OSError as exc:
             raise UsageError(changed) from exc
+        data = data[: entry.size]  # it may be a log that has grown
         if len(data) != entry.size or hashlib.sha256(data).hexdigest() != entry.sha256:
             raise UsageError(changed)
         archive.addfile(info, io.BytesIO(data))
@@ -311,6 +312,7 @@ def _hash(root: Path, file: _File) -> FileEntry:
         data = path.read_bytes()
     except OSError as exc:
         raise UsageError(f"{shown(path)}: cannot be read: {exc.strerror}; make it readable, or {INSTEAD}") from exc
+    data = data[: file.size]  # it may be a log that grows
     if len(data) != file.size:
         raise UsageError(f"{shown(path)}: changed while it was read; run the command again, or {INSTEAD}")
     names_torch = file.path.endswith(".py") and _TORCH.search(data) is not None

@@ -17,6 +17,8 @@ status_line  the line below them that shows how far the run is
 log_files    writes the lines of a run to files
 timeline     what happened in a run, in words
 attach       `up` with a terminal: follows the run, stops it on Ctrl-C, prints how it ended
+holding      holds a run that belongs to a job of a batch system
+batch_system  asks it for the time limit of a job, and to queue the job again
 ending       stops runs and cleans up (`kill`)
 revive       starts the guards of restarted hosts again
 newcomer     adds a host to a run

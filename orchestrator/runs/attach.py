@@ -25,7 +25,7 @@ from ..output.lines import Line, Mask
 from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import one_line
 from ..plan.plan import Plan
-from . import ending
+from . import ending, holding
 from .follow import LogFilter, View
 from .revive import Reviver
 
@@ -99,6 +99,7 @@ def attend(
     settings = resolved.inventory.run
     targets = ending.KillTargets(runs=(resolved.run_id,), run_grace=settings.grace, lease=settings.lease)
     with (
+        holding.hold(resolved, fleet),
         _stop_on_interrupt(targets, hosts, fleet, console),
         _finish_on_signal(resolved.run_id, hosts, fleet, console),
     ):

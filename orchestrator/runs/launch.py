@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TypeVar
@@ -28,7 +29,7 @@ from ..inventory.advice import complete_commands
 from ..inventory.model import Host, select
 from ..output.console import all_but, fold, fold_messages, number_of, size
 from ..output.finding import Finding
-from ..plan import description
+from ..plan import description, job_limit
 from ..plan import plan as planning
 from ..plan.entrypoint import TRAINER
 from ..plan.plan import Code, Plan
@@ -67,6 +68,8 @@ class LaunchContext:
     warn: Callable[[str], None]
     command_without: Callable[[Sequence[str]], str]
     """The command line that starts the same run without these hosts; "" if the launch did not come from one."""
+    job_ends_at: float | None = None
+    """When the job that the hosts belong to ends, by the monotonic clock; None: never."""
     timing: Timing = field(default_factory=Timing)
     """How long each phase takes."""
 
@@ -130,6 +133,8 @@ def launch(plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchC
     resolved = planning.resolve(plan, facts, {variable.variable: variable.value for variable in auto})
     planning.check_ranks(resolved)
     _show_start(resolved, auto, context)
+    if context.job_ends_at is not None:
+        resolved = job_limit.end_with_job(resolved, context.job_ends_at - time.monotonic())
     _prepare_and_start(resolved, facts, fleet, context)
     return resolved
 

@@ -202,6 +202,7 @@ class Runs:
         name: str | None = None,
         launcher: str = "direct",
         command: Sequence[str] = ("-c",),
+        tie: float | None = None,
     ) -> tuple[Run, dict[str, Any]]:
         """Prepare a run of `python -u -c CODE ARGUMENTS` everywhere; also returns what its start needs.
 
@@ -231,6 +232,7 @@ class Runs:
         if torchrun:
             agent = launchers.TORCHRUN_STATIC if torch else launchers.Launcher("torchrun", AGENT)
             wanted = replace(wanted, launcher=agent)
+        wanted = replace(wanted, tie=tie)
         facts = dict.fromkeys(
             (node.host.name for node in wanted.nodes), decoded(host_facts.facts(python={**PYTHON, "torch": torch}))
         )

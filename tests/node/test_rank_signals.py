@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from local_runs import Run, Runs
 
 from orchestrator.hosts.session import Refused
 from orchestrator.node.host import processes
+from orchestrator.node.run.tie import STOPPED_BY
 
 COUNTS = """
 import os, signal, sys, time
@@ -152,6 +154,17 @@ def test_whoever_asks_for_it_on_any_host_a_run_saves_a_snapshot_and_stops(runs: 
     for rank in (0, 1):
         assert b"saved step:7\n" in run.journal(rank)[f"1.{rank}.out"]
     assert run.listed()["state"] == "stopped"
+
+
+def test_a_run_of_a_job_continues_while_any_host_is_asked_to_hold_it_and_ends_soon_after(runs: Runs) -> None:
+    run = runs.start("import time; print('ready', flush=True); time.sleep(300)", nproc=(1, 1), grace=1.0, tie=3.0)
+    held_until = time.monotonic() + 6.0
+    while time.monotonic() < held_until:
+        run.hosts[1].session.request("hold", {"run_id": run.run_id})
+        time.sleep(0.2)
+    assert run.listed()["state"] == "running"
+    verdicts = [record["verdict"] for record in run.wait_over()]
+    assert [(verdict["state"], verdict["stopped_by"]) for verdict in verdicts] == [("stopped", STOPPED_BY)] * 2
 
 
 def test_a_recorder_that_is_killed_meanwhile_does_not_keep_a_run_from_stopping(runs: Runs) -> None:

@@ -690,6 +690,21 @@ def test_an_empty_folder_of_that_name_is_not_taken_for_the_snapshot(project: Pat
     assert (tmp_path / snapshot.sha256 / "train.py").is_file()
 
 
+def test_of_a_log_that_grows_while_it_is_sent_the_beginning_is_sent(project: Path, tmp_path: Path) -> None:
+    log = put(project / "up.log", "one\n")
+    snapshot = take(project / "train.py")
+    with log.open("a") as file:
+        file.write("two\n")
+    unpack.unpack(io.BytesIO(packed(snapshot)), snapshot.sha256, str(tmp_path))
+    assert (tmp_path / snapshot.sha256 / "up.log").read_text() == "one\n"
+
+
+def test_the_output_of_slurm_jobs_is_not_sent(project: Path) -> None:
+    for name in ("slurm-17.out", "slurm-17_3.out", "slurm-notes.out"):
+        put(project / name)
+    assert paths(take(project / "train.py")) == ["slurm-notes.out", "train.py"]
+
+
 @pytest.mark.parametrize(
     "change",
     [

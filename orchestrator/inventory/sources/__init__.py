@@ -8,6 +8,7 @@ hostfile     hostfiles of MPI, DeepSpeed, PBS and others
 ssh_line     command lines of ssh
 nodelist     compressed lists of Slurm
 schedulers   jobs of Slurm, PBS, LSF and SGE
+batch_job    the job itself: its name, its time limit, how to requeue it
 clouds       tasks of SkyPilot, dstack and Kubeflow
 ansible      Ansible inventories
 ssh_hosts    hosts in ssh_config

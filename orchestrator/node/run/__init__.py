@@ -48,6 +48,7 @@ contacts         where the nodes can be reached
 detour           connections between nodes that are not the head
 node_watch       when the head last received something from each node
 gang_log         the events of the gang, as a file
+tie              when a run ends because its job has ended
 finisher         carries out `finish`: signals, waits for the snapshot, stops
 team_requests    requests to drain or to add hosts, and the answers
 output_server    the process that sends and fetches files of the output folder, with `run.resume`

@@ -7,6 +7,7 @@ from ..gang.finish import Finish, Step
 from ..gang.gang_state import NodePhase, Phase, State
 from . import saved_line, snapshot_time
 from .peers import RecorderApi
+from .tie import GRACE, STOPPED_BY, Tie
 
 LOOK_EVERY = 10.0  # s between looks for a snapshot that somebody asked for
 
@@ -28,6 +29,7 @@ class Finisher:
         self._folder = recorder.folder
         self._earlier = snapshot_time.of_earlier_run(self._folder, spec["name"]) if spec.get("walltime") else None
         self._look_at = 0.0
+        self._tie = Tie(spec.get("tie"))
 
     def begin(self, at: float) -> None:
         self._finish.begin(at)
@@ -36,8 +38,15 @@ class Finisher:
         """`request`: as `messages.status` gives it."""
         self._finish.ask(request["by"], at, can_save=request["can_save"])
 
+    def hear_holds(self, node: int, count: int, at: float) -> None:
+        """How many requests to hold the run a node has counted."""
+        self._tie.hear(node, count, at)
+
     def on_tick(self, now: float, state: State) -> None:
         if state.phase not in (Phase.RUNNING, Phase.RESTARTING):
+            return
+        if self._tie.has_lapsed(now):
+            self._stop(STOPPED_BY, min(GRACE, self._grace))
             return
         if any(node.phase is NodePhase.JOINED for node in state.members):
             return  # its ranks are being started

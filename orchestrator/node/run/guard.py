@@ -55,6 +55,7 @@ class Guard:
         self._locks = list(held)
         self._waiting = False  # as a spare: the gang has begun without this node
         self._permit = Permit()
+        self._holds = 0  # requests to hold the run, see tie.py
         self._finish: Optional[Dict[str, Any]] = None  # who wants the run to save a snapshot and stop
         # waits until no process of an older attempt is left; an order to run, at most until that time
         self._next_order: Optional[AttemptOrder] = None
@@ -83,9 +84,7 @@ class Guard:
     # the loop
 
     def run(self) -> None:
-        wakeup, wake = os.pipe()
-        os.set_blocking(wakeup, False)
-        os.set_blocking(wake, False)
+        wakeup, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
@@ -196,6 +195,7 @@ class Guard:
                 "fenced": self._attempts.is_fenced,
                 "restarted": self._restarted,
                 "finish": self._finish,
+                "holds": self._holds,
                 "stop": self._shutdown.stop,
                 "drain": self._shutdown.is_draining,
                 "team_requests": self._team_requests.pending,
@@ -215,8 +215,7 @@ class Guard:
         if message["do"] == "run":
             self._carry_out(gang_events.Run(**message["order"]), message["until"])
         elif message["do"] == "stop":
-            order = gang_events.Stop(message["attempt"], message["grace"], message["why"], message["stacks"])
-            self._carry_out(order)
+            self._carry_out(gang_events.Stop(message["attempt"], message["grace"], message["why"], message["stacks"]))
         elif message["do"] == "permit":
             self._permit.grant(message["at"], message["seconds"])
         elif message["do"] == "signal":
@@ -328,6 +327,10 @@ class Guard:
     def _answer_request(self, request: Dict[str, Any]) -> Dict[str, Any]:
         if request.get("do") == "ticket":
             return {"private": self._private}
+        if request.get("do") == "hold":
+            self._holds += 1
+            self._send_status()
+            return {}
         try:
             if request.get("do") == "signal":
                 number, chosen = int(request["signal"]), request["ranks"]

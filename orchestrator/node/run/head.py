@@ -227,6 +227,7 @@ class HeadLink(ClusterLink):
             self._step(gang_events.StopRequested(status["stop"]["by"], status["stop"]["grace"], now))
         if status["finish"] is not None:
             self._finisher.ask(status["finish"], now)
+        self._finisher.hear_holds(number, status["holds"], now)
         if status["restarted"] and status["phase"] is AttemptPhase.PREPARED:
             self._step(gang_events.HostRestarted(number, now))
         if status["phase"] is AttemptPhase.RUNNING:

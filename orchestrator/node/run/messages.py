@@ -65,6 +65,7 @@ def status(message: Any) -> Dict[str, Any]:
         "fenced": message.get("fenced") is True,
         "restarted": message.get("restarted") is True,
         "finish": None if finish is None else _finish(object_of(finish)),
+        "holds": integer(message.get("holds", 0)),
         "stop": None if stop is None else {"by": text(object_of(stop).get("by")), "grace": _number(stop.get("grace"))},
     }
 

@@ -1,4 +1,4 @@
-"""`signal`, `saved` and `finish`: signal ranks of a run here, wait for the line of a snapshot, end a run with one."""
+"""`signal`, `saved`, `finish`, `hold`: signal ranks of a run here, wait for a saved snapshot, end the run, hold it."""
 
 import os
 import time
@@ -33,6 +33,11 @@ def finish(arguments: Dict[str, Any]) -> Dict[str, Any]:
     folder = state.run_folder(arguments["run_id"])
     number = saved_line.signal_number(state.read(os.path.join(folder, "spec.json")) or {})
     return _ask(arguments["run_id"], folder, {"do": "finish", "by": arguments["by"], "signal": number})
+
+
+def hold(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """`arguments`: run_id. Tells the guard that the controller, to which the run is tied, is still there."""
+    return _ask(arguments["run_id"], state.run_folder(arguments["run_id"]), {"do": "hold"})
 
 
 def _ask(run_id: str, folder: str, request: Dict[str, Any]) -> Dict[str, Any]:

@@ -37,6 +37,7 @@ OPERATIONS = {
     "ticket": ("serve.ticket", "ticket"),
     "signal": ("serve.rank_signals", "send"),
     "finish": ("serve.rank_signals", "finish"),
+    "hold": ("serve.rank_signals", "hold"),
     "saved": ("serve.rank_signals", "wait_for_saved_line"),
     "drain": ("serve.membership", "drain"),
     "add": ("serve.membership", "add"),

@@ -1,0 +1,58 @@
+"""What `up` does differently in a job of a batch system: the time limit, the end of the run with the job, requeue."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..errors import RunStopped, UsageError
+from ..inventory.model import Inventory
+from ..inventory.sources.batch_job import REQUEUE_EXIT_CODES, BatchJob, job_of
+from ..output.console import Console
+from ..runs import batch_system
+
+
+def find_job(inventory: Inventory, *, detach: bool, requeue: bool) -> BatchJob | None:
+    """The job that the hosts come from. Raises UsageError if `requeue` is impossible."""
+    job = job_of(inventory.source, os.environ)
+    if requeue and job is None:
+        raise UsageError("--requeue needs the hosts of a job: ddp-orch up @slurm, @pbs, @lsf or @sge, in a job script")
+    if requeue and detach:
+        raise UsageError("--requeue and --detach cannot be combined: ddp-orch must wait until the run has stopped")
+    return job
+
+
+def find_end(job: BatchJob, inventory: Inventory, *, tied: bool, console: Console) -> float | None:
+    """When the batch system ends the job, by the monotonic clock; None: unknown, or never. Shows it to the user."""
+    what = f"{job.scheduler} job {job.number}"
+    left = None
+    if inventory.run.walltime is not None:
+        try:
+            left = batch_system.time_left(job)
+        except batch_system.BatchSystemError as error:
+            console.warning(f"{what}: its time limit is unknown; set run.walltime. {error}")
+    if tied:
+        end = "" if left is None else f", in {_show_time(left)} at the latest"
+        console.step(f"{what}: the run ends with it{end}")
+    else:
+        console.warning(f"{what}: with -d, the run continues if the job ends early. Without -d, it ends with the job")
+    return None if left is None else time.monotonic() + left
+
+
+def _show_time(seconds: float) -> str:
+    hours, minutes = divmod(int(seconds) // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def requeue(job: BatchJob, code: int, console: Console) -> int:
+    """Queue the job again if the run was stopped to be resumed. `code`: its exit code. Returns that of `up`."""
+    if code != RunStopped.exit_code:
+        return code
+    if job.scheduler in REQUEUE_EXIT_CODES:
+        return REQUEUE_EXIT_CODES[job.scheduler]
+    try:
+        batch_system.requeue(job)
+        console.note(f"{job.scheduler} job {job.number} is queued again")
+    except batch_system.BatchSystemError as error:
+        console.warning(f"the job was not queued again: {error}")
+    return code

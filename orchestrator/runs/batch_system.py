@@ -1,0 +1,46 @@
+"""Ask a batch system how long its job may still run, and have it queue the job again."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from datetime import datetime
+
+from ..errors import OrchError
+from ..inventory.sources.batch_job import BatchJob, parse_time_left
+
+ANSWER_WINDOW = 30.0  # s; a busy slurmctld takes seconds
+MAX_MESSAGE = 300  # characters of what a command wrote
+
+
+class BatchSystemError(OrchError):
+    """A command of the batch system has failed."""
+
+
+def time_left(job: BatchJob) -> float | None:
+    """Seconds until the batch system ends the job; None: it does not. Raises BatchSystemError."""
+    if not job.time_command:
+        return None
+    output = _call(job.time_command)
+    try:
+        return parse_time_left(job.scheduler, output, datetime.now())
+    except ValueError as error:
+        raise BatchSystemError(f"{' '.join(job.time_command)}: {error}") from error
+
+
+def requeue(job: BatchJob) -> None:
+    """Have the job queued again. The batch system then ends it, and with it this process. Raises BatchSystemError."""
+    if job.state_command and (state := _call(job.state_command).strip()) != "RUNNING":
+        raise BatchSystemError(f"it is {state}")  # Slurm would revive a job that was canceled
+    _call(job.requeue_command)
+
+
+def _call(argv: Sequence[str]) -> str:
+    command = " ".join(argv)
+    try:
+        result = subprocess.run(argv, capture_output=True, text=True, timeout=ANSWER_WINDOW, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BatchSystemError(f"{command}: {error}") from error
+    if result.returncode != 0:
+        raise BatchSystemError(f"{command}: {' '.join(result.stderr.split())[:MAX_MESSAGE]}")
+    return result.stdout
