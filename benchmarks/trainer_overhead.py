@@ -124,7 +124,7 @@ def our_block(training, steps: int) -> list[float]:  # type: ignore[no-untyped-d
     training = replace(training, data=replace(training.data, train=Stamped(training.data.train, steps, times)))
     log = Log(training.config, training.world, training.data, training.wrapped, None)
     with contextlib.suppress(Enough), contextlib.redirect_stdout(io.StringIO()):
-        train(training, log, None)
+        train(training, log, None, None)
     return [after - before for before, after in itertools.pairwise(times)]
 
 

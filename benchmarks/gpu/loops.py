@@ -75,7 +75,7 @@ class Trainer:
         training = replace(training, data=replace(training.data, train=stamped))
         log = Log(training.config, world, training.data, training.wrapped, None)
         with contextlib.suppress(Enough), contextlib.redirect_stdout(io.StringIO()):
-            train(training, log, None)
+            train(training, log, None, None)
         return times[1] - times[0]
 
     def first_batch(self) -> Batch:
