@@ -427,6 +427,19 @@ def places(state: State) -> dict[str, tuple[int, int, int]]:
     }
 
 
+def test_a_host_that_was_lost_after_its_part_was_done_is_no_spare_of_a_later_attempt() -> None:
+    state = at_work(SPARED, 1, max_restarts=1)
+    state, _ = gang.step(state, gang_events.Exited(1, 1, True, 1002.0))
+    state, _ = gang.step(state, gang_events.Lost(1, 1003.0))
+    failure = {"host": "host-2", "node": 2, "what": "failed", "rank": None}
+    state, _ = gang.step(state, gang_events.Failed(2, 1, failure, 1004.0))
+    state, _ = gang.step(ended(state, 1004.0), gang_events.PortFound(29501, 1005.0))
+    assert state.team == (0, 3, 2)
+    state, _ = gang.step(state, gang_events.Lost(2, 1006.0))
+    state, _ = gang.step(ended(state, 1006.0), gang_events.PortFound(29502, 1050.0))
+    assert state.team == (0, 3, 4)
+
+
 def test_spares_wait_from_the_start_on_and_are_told_the_end() -> None:
     state = at_work(SPARED)
     assert places(state) == {"host-0": (0, 0, 6), "host-1": (1, 1, 6), "host-2": (2, 3, 6)}

@@ -116,7 +116,11 @@ def next_team(state: State) -> Optional[Tuple[int, ...]]:
     unused = [
         number
         for number, node in enumerate(state.nodes)
-        if node.node_rank is None and node.phase is NodePhase.JOINED and node.leaves is None and not node.witness
+        if node.node_rank is None
+        and node.phase is NodePhase.JOINED
+        and not node.away
+        and not node.witness
+        and node.leaves is None
     ]
     spares = [number for number in unused if number not in excluded]
     last_resort = [number for number in unused if number in unreliable - doubtful]  # rather than to wait or to end
