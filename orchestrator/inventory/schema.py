@@ -269,7 +269,12 @@ _RUN = _section(
         "auto",
         "modules to import once per host: auto (torch if used) | none | [NAME, ...]",
     ),
-    Key("warm", maybe(duration(1, 86_400)), None, "time to keep them for the next run, such as 15m; null: 0"),
+    Key(
+        "warm",
+        maybe(duration(1, 86_400)),
+        None,
+        "time to keep these modules in memory for the next run, such as 15m; null: none",
+    ),
     Key("container", container.KIND, container.NONE, "an image to run in (docs/guides/containers.md) | none"),
     Key("nnodes", word_or("auto", least_most), "auto", "number of hosts; auto: all but spares | N | MIN:MAX"),
     Key("env", env, {}, "variables of every rank; {output} {run} {host} are replaced"),
@@ -324,7 +329,7 @@ _RUN = _section(
         "walltime",
         maybe(word_or("auto", duration(1, 31_536_000))),
         "auto",
-        "time limit such as 4h: stop with a snapshot before it; auto: that of the job",
+        "save a snapshot and stop in time: 4h | auto: before the job ends | null: never",
     ),
     Key("snapshot_signal", choice("USR1", "USR2", "HUP"), "USR1", "signal that makes the script save a snapshot"),
     Key(
