@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from lab.waiting import wait_until
@@ -122,3 +124,52 @@ def test_a_name_that_another_run_has_taken_is_not_taken_back(runs: Runs) -> None
     other = runs.start(WAIT, name="mine")
     assert refusal(run) == "held" and not state.guarded(str(run.folder()))
     other.stop()
+
+
+SAVES = """
+import os, signal, time
+def save(*_):
+    open("saved", "w").close()
+    os._exit(1)
+signal.signal(signal.SIGTERM, save)
+print('here', flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.fixture
+def shutting_down(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that exists while the system manager says that the host shuts down. It is a stand-in for systemd, which
+    is process 1 of no host here; what it answers is that of systemd 252 (systemctl(1), is-system-running).
+    """
+    folder = tmp_path_factory.mktemp("bin")
+    program, marker = folder / "systemctl", folder / "shutting-down"
+    program.write_text(f"#!/bin/sh\n[ -e {marker} ] && {{ echo stopping; exit 1; }}\necho running\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return marker
+
+
+def test_a_host_that_shuts_down_does_not_stop_the_run_of_the_others(
+    shutting_down: Path, runs: Runs, tmp_path: Path
+) -> None:
+    run = runs.start(SAVES, nproc=(1, 1), options="max_restarts: 1, lease: 2")
+    run.wait_for("here", "1.1.out", 1)
+    below = processes.descendants(run.guard(1).pid)
+    shutting_down.touch()
+    processes.send_all([run.guard(1), *below], signal.SIGTERM)  # as systemd does to all processes of a login
+    wait_until(lambda: not state.guarded(str(run.folder(1))), 20.0, "the guard has ended")
+    assert not any(map(processes.alive, below))
+    wait_until(lambda: run.listed(0)["state"] == "waiting", 20.0, "the other host waits for it")
+    shutting_down.unlink()
+    rejoin(run, 1)
+    run.wait_for("here", "2.1.out", 1)
+    run.stop(0)
+    run.stop(1)
+
+
+def test_sigterm_from_a_person_stops_the_run(shutting_down: Path, runs: Runs) -> None:
+    run = runs.start(WAIT, nproc=(1, 1), options="max_restarts: 1")
+    run.wait_for("here", "1.1.out", 1)
+    processes.send(run.guard(1), signal.SIGTERM)
+    run.wait_over()

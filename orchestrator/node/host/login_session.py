@@ -55,6 +55,11 @@ def is_in_session(root: str = "") -> bool:
     return re.search(r"/session-[^/]+\.scope(/|$)", text_of(root + "/proc/self/cgroup"), re.M) is not None
 
 
+def host_shuts_down() -> bool:
+    """Whether systemd shuts this host down or reboots it."""
+    return output_of(["systemctl", "is-system-running"], WINDOW).strip() == "stopping"
+
+
 def outlive(argv: List[str], description: str) -> List[str]:
     """The command that runs `argv` so that it outlives the login, where that is needed and works; else `argv`."""
     if not kills_processes() or not _scope_works():

@@ -384,3 +384,8 @@ def _first_place(spec: Dict[str, Any]) -> Dict[str, Optional[int]]:
     if spec["nodes"][spec["node"]]["spare"] or state.is_witness(spec):
         return {"node_rank": None, "first_rank": None}
     return {"node_rank": len(before), "first_rank": sum(node["nproc"] for node in before)}
+
+
+def takes_precedence(order: AttemptOrder, pending: AttemptOrder) -> bool:
+    """Whether an order replaces one that waits: one of a later attempt does, and a stop of the same attempt."""
+    return order.attempt > pending.attempt or (order.attempt == pending.attempt and isinstance(order, gang_events.Stop))

@@ -49,8 +49,8 @@ def main_guard() -> int:
         with socket.socket(fileno=warm["answer"]) as answer:
             answer.send(b"guard")
     guard.run()
-    guard.close()
-    if autostart.is_installed(given["folder"]):
+    is_over = guard.close()
+    if is_over and autostart.is_installed(given["folder"]):
         autostart.remove(given["folder"])
     preloader = guard.preloader_to_keep()
     if preloader is not None:

@@ -19,13 +19,13 @@ from ..gang import gang_events, gang_state
 from ..host import guard_locks, network, processes, state
 from . import messages, team_requests
 from .attempt_phase import AttemptPhase
-from .attempts import AttemptOrder, Attempts
+from .attempts import AttemptOrder, Attempts, takes_precedence
 from .child import RecorderChild
 from .control import Control
 from .past import Past
 from .permit import Permit, clock
 from .requests import Requests
-from .shutdown import Shutdown
+from .shutdown import LEAVE_GRACE, Shutdown
 
 LONGEST_TURN = 5.0  # s, the longest wait for an event
 
@@ -156,18 +156,17 @@ class Guard:
         if self._next_order is not None and not self._attempts.is_running:
             order, self._next_order = self._next_order, None
             self._carry_out(order, self._next_until)
-        if self._recorder.due is not None and now >= self._recorder.due:
+        if self._recorder.due is not None and now >= self._recorder.due and not self._shutdown.leaves:
             self._start_recorder()
         if not self._is_committed() and now > self._control.patience_ends_at():
             self._shutdown.abort()
-        if self._shutdown.verdict is not None and not self._attempts.is_running:
+        if self._shutdown.is_due and not self._attempts.is_running:
             self._attempts.end_preloader()
             self._shutdown.advance(now)
 
     def _is_committed(self) -> bool:
         """Whether the head has started the run, as far as this node knows."""
-        begun = self._control.start is not None or self._attempts.tree is not None or self._waiting
-        return begun or self._has_past
+        return self._has_past or self._waiting or self._control.start is not None or self._attempts.tree is not None
 
     # the recorder
 
@@ -182,6 +181,8 @@ class Guard:
         Of failures those of this attempt, and not all where many ranks fail: a message that is too long for the channel
         would be lost.
         """
+        if self._shutdown.leaves:  # how its ranks end is no news: the host is about to be lost
+            return
         attempt, tree = self._attempts.number, self._attempts.tree
         failures = [failure for failure in self._attempts.failures if failure["attempt"] == attempt]
         self._recorder.send_status(
@@ -240,7 +241,7 @@ class Guard:
     def _carry_out(self, order: AttemptOrder, until: Optional[float] = None) -> None:
         """While an older attempt runs here, it is stopped first: no host has processes of two attempts."""
         if self._attempts.is_running and order.attempt > self._attempts.number:
-            if self._next_order is None or _takes_precedence(order, self._next_order):
+            if self._next_order is None or takes_precedence(order, self._next_order):
                 self._next_order, self._next_until = order, until
             self._attempts.stop_now(gang_state.FAILURE_GRACE, "attempt %d follows" % order.attempt)
         elif isinstance(order, gang_events.Run):
@@ -280,8 +281,11 @@ class Guard:
             return
         if signal.SIGTERM in numbers:
             request = state.read(self._path("stop.json")) or {}
-            by = messages.one_line(str(request.get("by", "SIGTERM from outside")))
-            self.request_stop(by, float(request.get("grace", self._spec["grace"])))
+            if not request and self._shutdown.leave_with_host(self._spec):
+                self._attempts.stop_now(min(float(self._spec["grace"]), LEAVE_GRACE), "the host shuts down")
+            else:
+                by = messages.one_line(str(request.get("by", "SIGTERM from outside")))
+                self.request_stop(by, float(request.get("grace", self._spec["grace"])))
 
     def request_stop(self, by: str, grace: float) -> None:
         self._shutdown.request_stop(by, grace)
@@ -364,9 +368,10 @@ class Guard:
 
     # records
 
-    def close(self) -> None:
+    def close(self) -> bool:
         tree = self._attempts.tree
         self._shutdown.write_record(self._spec, tree.outcome if tree else None, self._attempts.failures)
+        return not self._shutdown.leaves
 
     def _write_state(self) -> None:
         record = {
@@ -393,8 +398,3 @@ class Guard:
         lock = os.open(self._path(guard_locks.RUN_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)  # a reader may be trying it for an instant; there is no other guard
         self._locks.append(lock)
-
-
-def _takes_precedence(order: AttemptOrder, pending: AttemptOrder) -> bool:
-    """Whether an order replaces one that waits: one of a later attempt does, and a stop of the same attempt."""
-    return order.attempt > pending.attempt or (order.attempt == pending.attempt and isinstance(order, gang_events.Stop))

@@ -8,10 +8,11 @@ import shutil
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from ..host import memory_folder, state
+from ..host import login_session, memory_folder, state
 from . import exit_record
 from .child import RecorderChild
 
+LEAVE_GRACE = 10.0  # s at most for the ranks of a host that shuts down
 DRAIN_WINDOW = 15.0  # s for the recorder to write what the FIFOs still hold
 
 
@@ -21,6 +22,7 @@ class Shutdown:
     def __init__(self, folder: str, recorder: RecorderChild, send_status: Callable[[], None]) -> None:
         self.stop: Optional[Dict[str, Any]] = None
         self.verdict: Optional[Dict[str, Any]] = None
+        self.leaves = False  # the host shuts down: this guard ends without a verdict, and another may follow at boot
         self.finished = False
         self._folder = folder
         self._recorder = recorder
@@ -31,6 +33,11 @@ class Shutdown:
     def is_draining(self) -> bool:
         return self._drain_by is not None
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the guard ends as soon as no process is left."""
+        return self.leaves or self.verdict is not None
+
     def due_at(self) -> float:
         waiting = self._drain_by is not None and self._recorder.pid > 0
         return self._drain_by if self._drain_by is not None and waiting else float("inf")
@@ -40,9 +47,19 @@ class Shutdown:
         if self.stop is None or grace < self.stop["grace"]:
             self.stop = {"by": by, "grace": grace, "at": time.time()}
 
+    def leave_with_host(self, spec: Dict[str, Any]) -> bool:
+        """Whether SIGTERM came because the host shuts down, so that it may come back to the run. systemd sends it to
+        all processes of a login then. It must not stop the run on the other hosts.
+        """
+        self.leaves = bool(spec.get("max_restarts") and spec.get("rejoin_timeout") and login_session.host_shuts_down())
+        return self.leaves
+
     def advance(self, now: float) -> None:
         """There is a verdict, and no process is left: have the recorder write the rest, then end."""
-        if self._drain_by is None:
+        if self.verdict is None:
+            self._recorder.kill()  # or it would start another guard
+            self.finished = True
+        elif self._drain_by is None:
             self._drain_by = now + DRAIN_WINDOW
             self._send_status()
         elif now > self._drain_by and self._recorder.pid > 0:
