@@ -40,7 +40,9 @@ from .options import (
 @click.option("--wait", is_flag=True, help="Wait while another run uses the GPUs or the name.")
 @click.option("--debug", is_flag=True, help="Enable verbose NCCL and torch logging.")
 @click.option("--timing", is_flag=True, help="Print how long each phase of the launch took.")
-@click.option("--requeue", is_flag=True, help="Name the run after its job, and queue the job again at its time limit.")
+@click.option(
+    "--requeue", is_flag=True, help="Name the run after its job, and queue the job again if the run exits with 75."
+)
 @click.option(
     "-e",
     "--env",
