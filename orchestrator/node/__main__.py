@@ -5,16 +5,36 @@ from typing import List
 
 
 def main(arguments: List[str]) -> int:
-    verb = arguments[0] if arguments else ""
+    verb, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     # each verb imports what it needs: rank-exec runs once a rank and must be quick
     if verb == "serve":
         from .serve.relay import serve
 
-        return serve(arguments[1])
+        return serve(rest[0])
     if verb == "grep":
         from .serve.grep import main as grep
 
-        return grep(int(arguments[1]))
+        return grep(int(rest[0]))
+    if verb == "autostart":
+        from .serve.at_boot import main as rejoin_at_boot
+
+        return rejoin_at_boot(rest[0])
+    if verb == "dumps":
+        from .serve.flight import main as dumps
+
+        return dumps(rest)
+    if verb == "health":
+        from .host.health import main as health
+
+        return health()
+    if verb == "remove-containers":
+        from .host.containers import main as remove_containers
+
+        return remove_containers(rest)
+    return _start_part_of_run(verb, rest)
+
+
+def _start_part_of_run(verb: str, rest: List[str]) -> int:
     if verb == "guard":
         from .run.daemon import main_guard as guard
 
@@ -27,18 +47,10 @@ def main(arguments: List[str]) -> int:
         from .run.daemon import main_recorder as recorder
 
         recorder()
-    if verb == "autostart":
-        from .serve.at_boot import main as rejoin_at_boot
-
-        return rejoin_at_boot(arguments[1])
     if verb == "notify":
         from .run.notify import main as notify
 
         return notify()
-    if verb == "health":
-        from .host.health import main as health
-
-        return health()
     if verb == "resume-serve":
         from .resume.server import main as resume_serve
 
@@ -50,27 +62,19 @@ def main(arguments: List[str]) -> int:
     if verb == "rank-exec":
         from .run.job import rank_exec
 
-        rank_exec(arguments[1:])
+        rank_exec(rest)
     if verb == "job-exec":
         from .run.job import job_exec
 
-        job_exec(arguments[1:])
+        job_exec(rest)
     if verb == "contained":
         from .run.contained import main as contained
 
-        return contained(arguments[1:])
-    if verb == "remove-containers":
-        from .host.containers import main as remove_containers
-
-        return remove_containers(arguments[1:])
+        return contained(rest)
     if verb == "stacks":
         from .run.stacks import main as stacks
 
-        return stacks(arguments[1:])
-    if verb == "dumps":
-        from .serve.flight import main as dumps
-
-        return dumps(arguments[1:])
+        return stacks(rest)
     sys.stderr.write("ddp-orch's node program: it is started by ddp-orch, not by hand\n")
     return 2
 

@@ -313,16 +313,7 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "inventory": plan.inventory.path,
         "node": number,
         "host": node.host.name,
-        "nodes": [
-            {
-                "host": each.host.name,
-                "nproc": processes(plan, each),
-                "ranks": each.nproc,
-                "spare": each.host.spare,
-                "witness": each.host.witness,
-            }
-            for each in plan.nodes
-        ],
+        "nodes": [_node_of_spec(plan, each) for each in plan.nodes],
         "python": node.host.python,
         "setup": list(node.host.setup),
         "workdir": node.host.workdir,
@@ -361,6 +352,11 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "stall_timeout": run.stall_timeout,
         "keep": {**run.keep.on_hosts(), "journal": run.keep.log_size},
     }
+
+
+def _node_of_spec(plan: Plan, node: Node) -> Arguments:
+    ranks = {"nproc": processes(plan, node), "ranks": node.nproc}
+    return {"host": node.host.name, **ranks, "spare": node.host.spare, "witness": node.host.witness}
 
 
 def _preload(plan: Plan, torch: str | None) -> tuple[str, ...]:
