@@ -211,10 +211,14 @@ def test_no_ssh_is_left_of_a_controller_that_was_killed(start: Start, client: Cl
     client.trust(server.known_line())
     argv = [sys.executable, "-c", HOLD, str(TESTS), str(client.config), str(server.port)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=TESTS.parent) as controller:
-        assert controller.stdout and controller.stdout.readline() == b"open\n"
-        [ssh] = processes.descendants(controller.pid)
-        assert os.getsid(ssh.pid) == ssh.pid  # so Ctrl-C in a terminal does not reach it
-        assert ssh.pid in {each.pid for each in processes.descendants(os.getpid())}
+        try:
+            assert controller.stdout and controller.stdout.readline() == b"open\n"
+            [ssh] = processes.descendants(controller.pid)
+            assert os.getsid(ssh.pid) == ssh.pid  # so Ctrl-C in a terminal does not reach it
+            assert ssh.pid in {each.pid for each in processes.descendants(os.getpid())}
+        except BaseException:
+            controller.kill()
+            raise
         controller.send_signal(number)
     wait_until(lambda: is_gone(ssh.pid), 10, "its ssh has ended")
 
