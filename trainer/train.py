@@ -80,7 +80,6 @@ def run(config: Config, world: World) -> None:
     log = metrics.Log(config, world, training.data, training.wrapped, tracker)
     writer = snapshots_of(config).make_writer(out, config.keep, world)
     memory_writer = snapshots_of(config).make_writer(memory, checkpoint.KEEP_IN_MEMORY, world) if memory else None
-
     step = train(training, log, writer, memory_writer)
     if memory_writer:
         memory_writer.close()
@@ -91,9 +90,8 @@ def run(config: Config, world: World) -> None:
         loss, accuracy = test(training, step)
         log.summary()
         log.record(step, {"test_loss": loss, "test_acc": accuracy})
-        seconds = time.monotonic() - started
-        result = f"test_loss:{loss:.4f} test_acc:{accuracy:.4f}"
-        world.print(f"done {training.position(step)} {result} seconds:{seconds:.1f}")
+        result = f"test_loss:{loss:.4f} test_acc:{accuracy:.4f} seconds:{time.monotonic() - started:.1f}"
+        world.print(f"done {training.position(step)} {result}")
     log.close()
 
 
@@ -324,11 +322,7 @@ def evaluate(model: nn.Module, split: Split, config: Config, world: World) -> tu
 
 
 def save(
-    training: Training,
-    writer: Writer | None,
-    step: int,
-    unchecked: list[Tensor],
-    announcement: str | None = None,
+    training: Training, writer: Writer | None, step: int, unchecked: list[Tensor], announcement: str | None = None
 ) -> None:
     """Save a snapshot; all ranks must call. Rank 0 prints `announcement` once its file is on disk.
 
