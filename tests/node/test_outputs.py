@@ -62,7 +62,14 @@ def test_hosts_that_share_a_disk_have_one_folder_which_one_run_uses_at_a_time(ru
 
 def test_a_disk_that_is_not_the_one_of_the_head_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "SHARED_WINDOW", 0.0)
-    spec = {"node": 1, "shared_output": str(tmp_path / "mine"), "run_id": "run-1", "name": "mine", "created_at": "now"}
+    spec = {
+        "node": 1,
+        "nodes": [{}, {}],
+        "shared_output": str(tmp_path / "mine"),
+        "run_id": "run-1",
+        "name": "mine",
+        "created_at": "now",
+    }
     with pytest.raises(wire.Refused, match=rf"{tmp_path}/mine\b.*\bhead\b"):
         locks.share_output(spec, [])
     missing = {**spec, "node": 0, "shared_output": str(tmp_path / "no" / "mine")}

@@ -122,7 +122,7 @@ def test_the_last_record_gives_up_the_space_that_was_kept_for_it(tmp_path: Path)
     state.keep_space(str(tmp_path))
     assert (tmp_path / "reserve").stat().st_blocks * 512 >= state.RESERVE
     for _ in range(2):  # the second time: a recorder was killed as it wrote
-        state.write_last(str(tmp_path), {"node": 0})
+        state.write_last(str(tmp_path), {"node": 0, "outcome": None, "failures": []})
         assert [one.name for one in tmp_path.iterdir()] == ["exit.json"]
 
 
