@@ -59,6 +59,11 @@ class KillProof:
             (host, holder.pid, holder.owner, f"not started by ddp-orch; holds {holder.what}")
             for host, holder in self.holders
         ]
+        containers = [
+            {"host": host, "engine": container.engine, "id": container.id}
+            for host, ending in self.endings
+            for container in ending.containers
+        ]
         return {
             "run_id": self.run_id,
             "killed": [{"host": host, "pid": process.pid, "cmd": process.cmd} for host, process in self.killed],
@@ -66,13 +71,9 @@ class KillProof:
                 {"host": host, "port": port} for host, ending in self.endings for port in ending.ports_freed
             ],
             "gpus_freed": [{"host": host, "gpu": gpu} for host, ending in self.endings for gpu in ending.gpus_freed],
-            "containers_removed": [
-                {"host": host, "engine": container.engine, "id": container.id}
-                for host, ending in self.endings
-                for container in ending.containers
-            ],
             "remaining": [dict(zip(("host", "pid", "owner", "why"), row, strict=True)) for row in remaining],
             "unreachable": sorted(self.failed),
+            **({"containers_removed": containers} if containers else {}),
         }
 
 

@@ -186,7 +186,6 @@ def test_kill_without_a_run_finds_nothing_and_succeeds(lab2: Lab) -> None:
         "killed": [],
         "ports_freed": [],
         "gpus_freed": [],
-        "containers_removed": [],
         "remaining": [],
         "unreachable": [],
     }
