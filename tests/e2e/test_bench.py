@@ -36,4 +36,6 @@ def test_interrupted_it_ends_its_run_and_says_no_more(lab2: Lab) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and out == "" and err.endswith("error: interrupted\n"), err
     assert "Traceback" not in err and "last lines" not in err
+    # the second host cannot know at once that the head was not told to start
+    wait_until(lambda: not lab2.marked() and not guards(lab2), 60, "both hosts have given the run up")
     assert_clean(lab2)

@@ -96,11 +96,11 @@ class Guard:
         self._start_recorder()
         if self._has_past:
             self._control.answer({"rejoined": {"pid": os.getpid(), "boot_id": state.boot_id()}})
-        for sock in [self._control.channel, *self._attempts.rendezvous]:
-            if sock is not None:
-                sock.setblocking(False)
+        for sock in filter(None, [self._control.channel, *self._attempts.rendezvous]):
+            sock.setblocking(False)
         while not self._shutdown.finished:
             self._turn(wakeup)
+        self._attempts.end_preloader()  # of an aborted run; it may not watch for our end yet
 
     def _turn(self, wakeup: int) -> None:
         watched: Dict[int, Callable[[], None]] = {
