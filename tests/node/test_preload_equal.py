@@ -145,7 +145,7 @@ if __name__ == "__main__":
 ENDINGS = {
     "os exit": "import atexit, heavy, os; atexit.register(print, 'bye'); print('hello', flush=True); os._exit(9)",
     "thread": "import heavy, threading as t; t.Thread(target=lambda: (t.main_thread().join(), print('late'))).start()",
-    "daemon": "import heavy, threading; threading.Thread(target=input, daemon=True).start(); print('bye')",
+    "daemon": "import heavy, threading as t; t.Thread(target=t.Event().wait, daemon=True).start(); print('bye')",
     "thread error": "import heavy, threading; t = threading.Thread(target=int, args='x'); t.start(); t.join()",
     "at exit error": "import atexit, heavy; atexit.register(int, 'x')",
     "import error": "import heavy, no_such_module",
