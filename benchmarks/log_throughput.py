@@ -27,7 +27,7 @@ from orchestrator.hosts.fleet import Fleet
 from orchestrator.hosts.node_program import node_program
 from orchestrator.inventory.model import Host, parse
 from orchestrator.node.host import state
-from orchestrator.node.run import journal
+from orchestrator.node.recorder import journal
 from orchestrator.node.serve import follow
 from orchestrator.output.intake import Intake
 from orchestrator.output.lines import Line, Mask

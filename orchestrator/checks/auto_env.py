@@ -1,6 +1,6 @@
 """Choose environment variables for the ranks from the facts of all hosts, and say why. Pure.
 
-A value of the user wins. Each host chooses its interface (node/run/launch.py). The controller chooses the address of
+A value of the user wins. Each host chooses its interface (node/ranks/launch.py). The controller chooses the address of
 the head (runs/rendezvous.py).
 """
 

@@ -1,6 +1,6 @@
 """The stacks of all ranks of a run that printed nothing for too long -> which rank keeps the others waiting. Pure.
 
-The hosts show them before they stop the ranks (node/run/stacks.py): by py-spy, or by SIGABRT and Python's own handler.
+The hosts print them before they stop the ranks (node/ranks/stacks.py), with py-spy or by SIGABRT and faulthandler.
 """
 
 from __future__ import annotations

@@ -36,19 +36,19 @@ def main(arguments: List[str]) -> int:
 
 def _start_part_of_run(verb: str, rest: List[str]) -> int:
     if verb == "guard":
-        from .run.daemon import main_guard as guard
+        from .daemon import main_guard as guard
 
         return guard()
     if verb == "warm":
-        from .run.keeper import main as keep_warm
+        from .guard.keeper import main as keep_warm
 
         keep_warm()
     if verb == "recorder":
-        from .run.daemon import main_recorder as recorder
+        from .daemon import main_recorder as recorder
 
         recorder()
     if verb == "notify":
-        from .run.notify import main as notify
+        from .recorder.notify import main as notify
 
         return notify()
     if verb == "resume-serve":
@@ -60,19 +60,19 @@ def _start_part_of_run(verb: str, rest: List[str]) -> int:
 
         return resume_lead()
     if verb == "rank-exec":
-        from .run.job import rank_exec
+        from .ranks.job import rank_exec
 
         rank_exec(rest)
     if verb == "job-exec":
-        from .run.job import job_exec
+        from .ranks.job import job_exec
 
         job_exec(rest)
     if verb == "contained":
-        from .run.contained import main as contained
+        from .ranks.contained import main as contained
 
         return contained(rest)
     if verb == "stacks":
-        from .run.stacks import main as stacks
+        from .ranks.stacks import main as stacks
 
         return stacks(rest)
     sys.stderr.write("ddp-orch's node program: it is started by ddp-orch, not by hand\n")

@@ -19,7 +19,7 @@ HOLD = 3.0  # s to wait for the line of the head that ddp-orch stops the run; ot
 _PREFIX = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ \S+:\d+\] ")  # of Python's logging, as torch sets it up
 _PYTHON = "Traceback (most recent call last):"
 _CPP = re.compile(r"Exception raised from |frame #\d+: |<omitting python frames>")
-_STOPS = "; stopping all nodes", "stopping all nodes: "  # lines of ddp-orch (node/run/narration.py, drain.py)
+_STOPS = "; stopping all nodes", "stopping all nodes: "  # lines of ddp-orch (node/roles/narration.py, drain.py)
 _OBEYS = re.compile(
     r"Received \S+ death signal, shutting down workers$|Sending process \d+ closing signal SIG[A-Z]+$"
     r"|torch\.distributed\.elastic\.multiprocessing\.api\.SignalException: Process \d+ got signal: \d+\b"

@@ -1,7 +1,7 @@
 """What a launcher starts on each node, as data: templates whose placeholders the node fills in for each attempt. Pure.
 
 The placeholders: master_addr master_port rdzv_endpoint node_rank nnodes nproc local_addr interface nccl_interface
-attempt rdzv_id is_host log_dir threads (orchestrator/node/run/launch.py). User arguments are never part of a template.
+attempt rdzv_id is_host log_dir threads (node/ranks/launch.py). User arguments are never part of a template.
 `argv`, `worker`, `rank_argument` and `env` have those of inventory/launcher_rows.py.
 """
 

@@ -25,7 +25,7 @@ MAX_WORDS = 1024 * 1024
 own variables count too."""
 _PLACEHOLDER = re.compile(r"(?<!\$)(?<!\$\{)(?:\{\{(run|host)\}\}|\{(run|host)\})")
 """Placeholders in the user's arguments and variables. `{{run}}` stands for a literal `{run}`; `${run}` is left to
-OmegaConf. Each host fills in `{output}` by itself (node/run/launch.py).
+OmegaConf. Each host fills in `{output}` by itself (node/ranks/launch.py).
 """
 _FILE_ADVICE = "Put the value in a file and pass its path"
 _SHELL_NAMES = {"DDP_ORCH_OUTPUT_DIR": "{output}", "DDP_ORCH_RUN_NAME": "{run}"}
@@ -300,7 +300,7 @@ def without(plan: Plan, names: Collection[str]) -> Plan | None:
 
 
 def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str, by: str) -> Arguments:
-    """What a node's guard needs (orchestrator/node/run/guard.py). Of secrets it has only the names."""
+    """What a node's guard needs (orchestrator/node/guard/guard.py). Of secrets it has only the names."""
     node, run = plan.nodes[number], plan.inventory.run
     fact = facts[node.host.name]
     torch = fact.python.torch if isinstance(fact.python, Python) else None
@@ -374,7 +374,7 @@ def _preload(plan: Plan, torch: str | None) -> tuple[str, ...]:
 def private(plan: Plan, number: int, *, run_key: bytes, secrets: Mapping[str, str]) -> Arguments:
     """What a node's guard needs and keeps only in memory.
 
-    `key`: the run's, for the links between the nodes (orchestrator/node/run/link.py). `notify`: the URL of a webhook
+    `key`: the run's, for the links between the nodes (orchestrator/node/link/link.py). `notify`: the URL of a webhook
     may be a secret, so only the nodes that may have to notify get it. `elects`: all may, as any may become the head.
     A witness never does, and has no ranks that need the secrets.
     """

@@ -34,7 +34,7 @@ from lab.lab import Lab
 from lab.waiting import wait_until
 
 HOSTS, SPARE = 5, 4  # node-4 waits
-LEASE = 8.0  # s, as in orchestrator/node/run/link.py
+LEASE = 8.0  # s, as in orchestrator/node/link/link.py
 STALL = 6  # s of run.stall_timeout
 REJOIN = 45  # s of run.rejoin_timeout
 PATIENCE = 120.0  # s for a run to come back or to end; torch is slow where five hosts share two cores

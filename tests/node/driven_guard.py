@@ -18,7 +18,7 @@ from typing import Any
 
 from orchestrator.hosts.node_program import SOURCES, NodeProgram, node_program
 from orchestrator.node.gang import gang_events
-from orchestrator.node.run.permit import clock
+from orchestrator.node.guard.permit import clock
 
 RECORDER = """
 import hashlib, os, select, socket
@@ -43,7 +43,7 @@ class Recorder:
 def driven_program(folder: Path) -> NodeProgram:
     """Made in `folder`, which must not exist."""
     shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "run" / "recorder.py").write_text(RECORDER)
+    (folder / "recorder" / "recorder.py").write_text(RECORDER)
     return node_program(folder)
 
 

@@ -30,7 +30,7 @@ from orchestrator.hosts.session import Session
 from orchestrator.inventory import model
 from orchestrator.inventory.run_ids import new_run_id
 from orchestrator.node.host import processes, state, sweep
-from orchestrator.node.run import journal
+from orchestrator.node.recorder import journal
 from orchestrator.node.serve import journal_reader
 from orchestrator.plan import launchers, plan
 from orchestrator.ssh.pipe import LocalConnection

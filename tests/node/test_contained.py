@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.host import processes
-from orchestrator.node.run import contained
-from orchestrator.node.run.tree import _of_container
+from orchestrator.node.ranks import contained
+from orchestrator.node.ranks.tree import _of_container
 
 ROOT = Path(__file__).parents[2]
 SLEEPS = ["sh", "-c", "echo begun; exec sleep 60"]

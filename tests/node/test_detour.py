@@ -14,13 +14,13 @@ from test_peers import RUN_KEY, STATUS, Recorder
 
 from orchestrator.node.gang.gang_events import Order, StartRequested
 from orchestrator.node.gang.gang_state import NodePhase
-from orchestrator.node.run.contacts import Contact, Contacts
-from orchestrator.node.run.detour import Detours
-from orchestrator.node.run.follower import WorkerLink
-from orchestrator.node.run.head import HeadLink
-from orchestrator.node.run.messages import Envelope, Malformed, envelope
-from orchestrator.node.run.peers import ClusterLink
-from orchestrator.node.run.transport import Transport
+from orchestrator.node.link.contacts import Contact, Contacts
+from orchestrator.node.link.messages import Envelope, Malformed, envelope
+from orchestrator.node.link.peers import ClusterLink
+from orchestrator.node.roles.detour import Detours
+from orchestrator.node.roles.follower import WorkerLink
+from orchestrator.node.roles.head import HeadLink
+from orchestrator.node.roles.transport import Transport
 
 LEASE = 2.0  # s
 

@@ -11,8 +11,8 @@ from lab.waiting import wait_until
 from local_runs import Run, Runs
 
 from orchestrator.hosts.session import Refused
+from orchestrator.node.guard import requests
 from orchestrator.node.host import processes, state
-from orchestrator.node.run import requests
 
 SAVE = """
 import os, signal, sys, time

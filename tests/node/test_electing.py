@@ -14,13 +14,13 @@ from test_peers import RUN_KEY, STATUS, Recorder
 
 from orchestrator.node.gang.gang_events import Order, Run, Stop
 from orchestrator.node.gang.gang_state import NodePhase
-from orchestrator.node.run import messages
-from orchestrator.node.run.contacts import Contacts
-from orchestrator.node.run.elected_follower import ElectedFollower
-from orchestrator.node.run.elected_head import ElectedHead
-from orchestrator.node.run.electing import ElectingLink
-from orchestrator.node.run.permit import clock
-from orchestrator.node.run.transport import Transport
+from orchestrator.node.guard.permit import clock
+from orchestrator.node.link import messages
+from orchestrator.node.link.contacts import Contacts
+from orchestrator.node.roles.elected_follower import ElectedFollower
+from orchestrator.node.roles.elected_head import ElectedHead
+from orchestrator.node.roles.electing import ElectingLink
+from orchestrator.node.roles.transport import Transport
 
 LEASE = 2.0  # s
 

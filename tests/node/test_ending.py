@@ -19,7 +19,7 @@ from lab.waiting import wait_until
 from local_runs import Run, Runs
 
 from orchestrator.node.host import processes, state
-from orchestrator.node.run.link import dial
+from orchestrator.node.link.link import dial
 from orchestrator.node.serve import leftovers, stop
 
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from lab.waiting import wait_until
 
-from orchestrator.node.run.link import MAX_MESSAGE, Link, LinkClosed, dial
+from orchestrator.node.link.link import MAX_MESSAGE, Link, LinkClosed, dial
 
 RUN_KEY = bytes(range(32))
 GOLDEN = Path(__file__).parents[1] / "golden" / "wire" / "link.json"

@@ -12,11 +12,11 @@ import pytest
 from lab.waiting import wait_until
 from local_runs import Run, Runs
 
-from orchestrator.node.run import acceptor as acceptor_module
-from orchestrator.node.run import messages
-from orchestrator.node.run.acceptor import Acceptor
-from orchestrator.node.run.contacts import Contact, Contacts
-from orchestrator.node.run.link import Link, LinkClosed, dial
+from orchestrator.node.link import acceptor as acceptor_module
+from orchestrator.node.link import messages
+from orchestrator.node.link.acceptor import Acceptor
+from orchestrator.node.link.contacts import Contact, Contacts
+from orchestrator.node.link.link import Link, LinkClosed, dial
 from orchestrator.node.serve import link_port
 
 WAIT = "import time\nprint('ready', flush=True)\ntime.sleep(600)"

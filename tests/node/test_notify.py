@@ -20,7 +20,7 @@ from local_runs import Run, Runs, changed_program, local_runs
 
 from orchestrator.hosts.node_program import node_program
 from orchestrator.node.host import processes
-from orchestrator.node.run import notify
+from orchestrator.node.recorder import notify
 
 
 class Webhook:

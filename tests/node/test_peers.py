@@ -13,13 +13,13 @@ import pytest
 
 from orchestrator.node.gang.gang_events import Order, StartRequested
 from orchestrator.node.gang.gang_state import NodePhase
-from orchestrator.node.run import head as head_module
-from orchestrator.node.run.contacts import Contact
-from orchestrator.node.run.follower import WorkerLink
-from orchestrator.node.run.head import HeadLink
-from orchestrator.node.run.link import Link
-from orchestrator.node.run.permit import clock
-from orchestrator.node.run.transport import Transport
+from orchestrator.node.guard.permit import clock
+from orchestrator.node.link.contacts import Contact
+from orchestrator.node.link.link import Link
+from orchestrator.node.roles import head as head_module
+from orchestrator.node.roles.follower import WorkerLink
+from orchestrator.node.roles.head import HeadLink
+from orchestrator.node.roles.transport import Transport
 
 RUN_KEY = bytes(32)
 LEASE = 0.05  # s

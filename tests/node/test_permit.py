@@ -13,8 +13,8 @@ from lab.waiting import wait_until
 from local_runs import Run, Runs, local_runs
 from test_rejoin import lose, rejoin
 
+from orchestrator.node.guard.permit import RENEWED_BELOW, Permit, Renewal, clock
 from orchestrator.node.host import processes, state
-from orchestrator.node.run.permit import RENEWED_BELOW, Permit, Renewal, clock
 
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT

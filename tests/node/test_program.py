@@ -23,8 +23,8 @@ from orchestrator.answers.attach import ATTACH, Live, Pieces
 from orchestrator.hosts.node_program import node_program
 from orchestrator.hosts.session import Refused, SessionLost
 from orchestrator.node.host import processes, state
-from orchestrator.node.run import job
-from orchestrator.node.run.journal import RECORD
+from orchestrator.node.ranks import job
+from orchestrator.node.recorder.journal import RECORD
 
 # what `attach` is asked for
 ALL: dict[str, Any] = {"offsets": {}, "follow": False}

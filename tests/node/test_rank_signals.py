@@ -13,7 +13,7 @@ from local_runs import Run, Runs
 
 from orchestrator.hosts.session import Refused
 from orchestrator.node.host import processes
-from orchestrator.node.run.tie import STOPPED_BY
+from orchestrator.node.roles.tie import STOPPED_BY
 
 COUNTS = """
 import os, signal, sys, time

@@ -23,14 +23,15 @@ from local_runs import Run, Runs, local_runs
 
 from orchestrator.hosts.session import Refused
 from orchestrator.node.gang import gang_events
+from orchestrator.node.guard.attempts import Attempts
+from orchestrator.node.guard.guard import Guard
 from orchestrator.node.host import processes, state
-from orchestrator.node.run import journal, messages
-from orchestrator.node.run.attempts import Attempts
-from orchestrator.node.run.follower import WorkerLink
-from orchestrator.node.run.guard import Guard
-from orchestrator.node.run.recorder import Recorder
-from orchestrator.node.run.transport import Transport
-from orchestrator.node.run.tree import COMMAND_MOST
+from orchestrator.node.link import messages
+from orchestrator.node.ranks.tree import COMMAND_MOST
+from orchestrator.node.recorder import journal
+from orchestrator.node.recorder.recorder import Recorder
+from orchestrator.node.roles.follower import WorkerLink
+from orchestrator.node.roles.transport import Transport
 from orchestrator.node.serve import journal_reader
 
 WAIT = "print('ready', flush=True); import time; time.sleep(300)"

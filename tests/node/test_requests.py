@@ -13,8 +13,8 @@ from lab.waiting import wait_until
 from local_runs import Runs
 
 from orchestrator.hosts.session import Refused
+from orchestrator.node.guard import requests
 from orchestrator.node.host import processes
-from orchestrator.node.run import requests
 
 WAIT = "import time; print('here', flush=True); time.sleep(300)"
 AS_A_STRANGER = """

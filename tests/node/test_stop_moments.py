@@ -24,8 +24,8 @@ from typing import Any
 from local_runs import Run, Runs, local_runs
 
 from orchestrator.node.gang import gang, gang_events, gang_state
+from orchestrator.node.guard.guard import Guard
 from orchestrator.node.host import processes
-from orchestrator.node.run.guard import Guard
 from orchestrator.runs.attach import OUTCOMES
 
 MOMENTS = int(os.environ.get("DDP_ORCH_STOP_MOMENTS", "8"))

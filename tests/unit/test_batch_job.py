@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from orchestrator.inventory.sources.batch_job import BatchJob, job_of, parse_time_left
-from orchestrator.node.run.tie import Tie
+from orchestrator.node.roles.tie import Tie
 
 NOW = datetime(2013, 4, 9, 15, 31, 47)
 OPENPBS = """\

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from orchestrator.node.link.link import Link, LinkClosed
 from orchestrator.node.resume.channel import Channel, Refused
-from orchestrator.node.run.link import Link, LinkClosed
 
 KEY = bytes(32)
 

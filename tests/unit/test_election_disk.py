@@ -11,8 +11,8 @@ from pathlib import Path
 
 from orchestrator.node.gang.election_state import Ballot, Entry
 from orchestrator.node.gang.gang_events import Tick
-from orchestrator.node.run.election_disk import ElectionDisk
-from orchestrator.node.run.gang_log import entry_of
+from orchestrator.node.roles.election_disk import ElectionDisk
+from orchestrator.node.roles.gang_log import entry_of
 
 
 def entry(epoch: int, at: float) -> Entry:

@@ -11,9 +11,9 @@ import pytest
 from orchestrator.node import PROTOCOL
 from orchestrator.node.gang.election_state import MESSAGES, Ack, Answer, Ask, Beat, Copy, Entry, Message, Stamp
 from orchestrator.node.gang.gang_events import StartRequested, Tick
-from orchestrator.node.run.election_messages import decode, encode
-from orchestrator.node.run.gang_log import entry_of
-from orchestrator.node.run.messages import Malformed
+from orchestrator.node.link.messages import Malformed
+from orchestrator.node.roles.election_messages import decode, encode
+from orchestrator.node.roles.gang_log import entry_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "wire" / "election.json"
 STARTED = Entry(1, json.dumps(entry_of(StartRequested("10.0.0.1", 29500, 1000.5))))

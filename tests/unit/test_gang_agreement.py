@@ -26,7 +26,7 @@ from orchestrator.node.gang.gang_events import (
     Tick,
 )
 from orchestrator.node.gang.gang_state import Phase, State
-from orchestrator.node.run import narration
+from orchestrator.node.roles import narration
 
 
 class Gang:

@@ -20,17 +20,17 @@ import pytest
 from orchestrator.node.gang import gang, gang_events, gang_state, team
 from orchestrator.node.gang.gang_events import End, Run, Stop, Wait
 from orchestrator.node.gang.gang_state import Phase
-from orchestrator.node.run.link import LEASE
+from orchestrator.node.link.link import LEASE
 
 WORLDS = 3000
 WITHIN = 5.0  # s beyond its grace that a stop may take
-TICK = 0.5  # s, as in orchestrator/node/run/peers.py
+TICK = 0.5  # s, as in orchestrator/node/link/peers.py
 END_OF_TIME = 400.0  # s of a world without a stop
 
 
 @dataclass
 class Guard:
-    """What orchestrator/node/run/guard.py does, without processes."""
+    """What orchestrator/node/guard/guard.py does, without processes."""
 
     number: int
     world: World
@@ -178,7 +178,7 @@ class World:
         if self.is_alive(number):
             self._carry(number, "up", act)
 
-    # the head, as in orchestrator/node/run/head.py
+    # the head, as in orchestrator/node/roles/head.py
 
     def happens(self, event: gang_events.Event) -> None:
         before = self.state

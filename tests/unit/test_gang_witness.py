@@ -8,7 +8,7 @@ from golden_files import assert_message
 from orchestrator.node.gang import gang, gang_events, gang_orders
 from orchestrator.node.gang.gang_events import Check, End, Wait
 from orchestrator.node.gang.gang_state import NodePhase, Phase, State
-from orchestrator.node.run import narration
+from orchestrator.node.roles import narration
 
 NODES = [
     {"host": "host-0", "nproc": 1},

@@ -28,7 +28,18 @@ LAYERS = (
 )
 """The controller's rooms. A room imports only rooms of lower layers, never one beside it."""
 
+NODE_LAYERS = (
+    {"serve"},
+    {"roles", "resume"},
+    {"recorder"},
+    {"guard"},
+    {"ranks", "link"},
+    {"gang", "host", "preload"},
+)
+"""The same for the node program. Its `__main__` and `daemon` put the processes together."""
+
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+NODE_LEVEL = {room: level for level, rooms in enumerate(NODE_LAYERS) for room in rooms}
 
 SHARED = {"node", "node.serve.figures", "node.serve.unpack", "node.serve.wire"}
 """What the controller imports of the node program: the protocol version, figures in lines, archives, frames."""
@@ -69,18 +80,18 @@ TWICE = {
     "facts": {"answers.facts", "node.serve.facts"},
     "follow": {"node.serve.follow", "runs.follow"},
     "gpus": {"checks.gpus", "node.serve.gpus"},
-    "launch": {"node.run.launch", "runs.launch"},
+    "launch": {"node.ranks.launch", "runs.launch"},
     "ledger": {"answers.ledger", "node.host.ledger"},
     "mesh": {"node.serve.mesh", "runs.mesh"},
     "network": {"answers.network", "checks.network", "node.host.network"},
     "newcomer": {"plan.newcomer", "runs.newcomer"},
-    "notify": {"commands.notify", "node.run.notify"},
+    "notify": {"commands.notify", "node.recorder.notify"},
     "prepare": {"answers.prepare", "node.serve.prepare"},
     "probe": {"node.serve.probe", "runs.probe"},
     "rejoin": {"answers.rejoin", "node.serve.rejoin"},
     "revive": {"commands.revive", "runs.revive"},
     "runs": {"answers.runs", "node.serve.runs"},
-    "stacks": {"diagnosis.stacks", "node.run.stacks"},
+    "stacks": {"diagnosis.stacks", "node.ranks.stacks"},
     # what a host answers, and who asks it
     "attach": {"answers.attach", "runs.attach"},
     # a command, and what it does
@@ -141,6 +152,11 @@ def edges(sources: Sources) -> Iterator[tuple[str, str]]:
 
 def room(name: str) -> str:
     return name.split(".")[0]
+
+
+def inner_room(name: str) -> str:
+    """The package below `node`."""
+    return name.split(".")[1] if name.startswith("node.") else ""
 
 
 def is_controller(name: str) -> bool:
@@ -213,13 +229,20 @@ def the_controller_shares_little_with_the_node_program(sources: Sources) -> list
     ]
 
 
-def what_lives_with_the_run_needs_no_session(sources: Sources) -> list[str]:
-    forbidden = {"run": {"serve", "resume"}, "resume": {"serve"}, "host": {"run", "serve", "resume"}}
+def arrows_of_the_node_program_point_down(sources: Sources) -> list[str]:
+    """What lives with the run needs nothing of `serve`, which lives with an SSH session."""
     return [
         f"{name} imports {imported}"
         for name, imported in edges(sources)
-        if name.startswith("node.") and imported.startswith("node.")
-        if (imported.split(".")[1] in forbidden.get(name.split(".")[1], set()))
+        if (package := inner_room(name)) in NODE_LEVEL and (below := inner_room(imported)) in NODE_LEVEL
+        if package != below and NODE_LEVEL[package] >= NODE_LEVEL[below]
+    ]
+
+
+def every_package_of_the_node_program_has_a_layer(sources: Sources) -> list[str]:
+    free = {"node", "node.__main__", "node.daemon"}
+    return [
+        name for name in sources if room(name) == "node" and name not in free and inner_room(name) not in NODE_LEVEL
     ]
 
 
@@ -336,14 +359,17 @@ RULES: list[tuple[Callable[[Sources], list[str]], str, str]] = [
     (decisions_do_not_reach_outside, "diagnosis.engine", "from os import environ"),
     (the_controller_shares_little_with_the_node_program, "runs.launch", "from ..node.gang import gang"),
     (the_controller_shares_little_with_the_node_program, "commands.report", "from ..node.host.state import Record"),
-    (what_lives_with_the_run_needs_no_session, "node.run.guard", "from ..serve import probe"),
-    (what_lives_with_the_run_needs_no_session, "node.host.state", "from ..run import journal"),
+    (arrows_of_the_node_program_point_down, "node.guard.guard", "from ..serve import probe"),
+    (arrows_of_the_node_program_point_down, "node.guard.guard", "from ..roles import head"),
+    (arrows_of_the_node_program_point_down, "node.link.link", "from ..recorder import journal"),
+    (arrows_of_the_node_program_point_down, "node.host.state", "from ..recorder import journal"),
+    (every_package_of_the_node_program_has_a_layer, "node.helpers.text", ""),
     (the_gang_is_pure, "node.gang.gang", "import time"),
-    (the_gang_is_pure, "node.gang.team", "from ..run import notify"),
+    (the_gang_is_pure, "node.gang.team", "from ..recorder import notify"),
     (the_gang_is_pure, "node.gang.team", "from ..host import network"),
     (the_node_program_imports_the_standard_library_and_itself, "node.gang.gang", "import yaml"),
     (the_node_program_imports_the_standard_library_and_itself, "node.gang.gang", "from ...output import lines"),
-    (the_node_program_imports_itself_relatively, "node.gang.gang", "from orchestrator.node.run import guard"),
+    (the_node_program_imports_itself_relatively, "node.gang.gang", "from orchestrator.node.guard import guard"),
     (the_node_program_is_written_in_python_3_8, "node.gang.gang", "def f(x: list[int]) -> None: ..."),
     (the_node_program_is_written_in_python_3_8, "node.gang.gang", "match 1:\n    case 1: ..."),
     (trainer_and_orchestrator_do_not_know_each_other, "trainer.train", "from orchestrator.output import lines"),

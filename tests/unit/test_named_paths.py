@@ -59,7 +59,7 @@ def sources() -> list[Path]:
     [
         ("see node/gang/gang.py, ui/svg.py and orchestrator/cli.py", []),
         ("see e2e/test_*.py, not https://example.org/a/b.py or /opt/x/y.py", []),
-        ("see node/run/gone.py", ["node/run/gone.py"]),
+        ("see node/guard/gone.py", ["node/guard/gone.py"]),
         ("`ui/gone.py`: gone", ["ui/gone.py"]),
         ("`gang.py`, `test_ssh_*.py` and `gone.py`", ["gone.py"]),
     ],

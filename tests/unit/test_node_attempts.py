@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.node.run.attempts import Attempts, PendingStop
+from orchestrator.node.guard.attempts import Attempts, PendingStop
 
 SPEC: dict[str, Any] = {
     "node": 0,

@@ -23,7 +23,7 @@ from orchestrator.node.gang.gang_events import (
     Tick,
 )
 from orchestrator.node.gang.gang_state import Phase, State
-from orchestrator.node.run import narration
+from orchestrator.node.roles import narration
 
 LOST_GPU = {"code": "gpu-lost", "text": "GPU 3 does not respond"}
 ECC = {"code": "gpu-ecc-error", "text": "GPU 3 has 2 new uncorrectable memory errors"}

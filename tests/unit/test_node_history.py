@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.run import history
-from orchestrator.node.run.history import NAME, History
+from orchestrator.node.recorder import history
+from orchestrator.node.recorder.history import NAME, History
 
 
 def test_samples_are_kept_with_their_times(tmp_path: Path) -> None:

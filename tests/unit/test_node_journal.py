@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node.run import journal
-from orchestrator.node.run.journal import Stream, Writer
+from orchestrator.node.recorder import journal
+from orchestrator.node.recorder.journal import Stream, Writer
 from orchestrator.node.serve import journal_reader
 from orchestrator.node.serve.journal_reader import Piece, Reader
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node.run import journal
+from orchestrator.node.recorder import journal
 from orchestrator.node.serve import journal_reader, search
 from orchestrator.node.serve.search import Query, Searcher
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from orchestrator.node.host.processes import MARK
-from orchestrator.node.run.launch import Job
-from orchestrator.node.run.spawner import Spawner
-from orchestrator.node.run.tree import Helpers, Tree
+from orchestrator.node.ranks.launch import Job
+from orchestrator.node.ranks.spawner import Spawner
+from orchestrator.node.ranks.tree import Helpers, Tree
 
 
 @pytest.fixture

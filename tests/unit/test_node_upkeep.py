@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lab.waiting import wait_until
 
-from orchestrator.node.run import upkeep
+from orchestrator.node.recorder import upkeep
 
 OLD = time.time() - 40 * 86400
 

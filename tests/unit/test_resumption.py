@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.node.gang import gang
 from orchestrator.node.gang.gang_events import Agreed, Joined, NotAgreed, StartRequested
-from orchestrator.node.run import resumption
+from orchestrator.node.roles import resumption
 
 TIMEOUT = 60.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.node.host import state
-from orchestrator.node.run import snapshot_time
+from orchestrator.node.recorder import snapshot_time
 
 
 def run(runs: Path, run_id: str, name: str, seconds: float | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.node.run.team_requests import MOST, TeamRequests
+from orchestrator.node.guard.team_requests import MOST, TeamRequests
 
 REQUEST = {"do": "drain", "id": "a", "node": 1, "by": "ann"}
 

@@ -22,7 +22,7 @@ from orchestrator.hosts.fleet import Fleet
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.inventory.model import parse
 from orchestrator.node.host import state
-from orchestrator.node.run import journal
+from orchestrator.node.recorder import journal
 from orchestrator.node.serve import follow, wire
 from orchestrator.output.lines import Line
 from orchestrator.output.pipeline import Sink

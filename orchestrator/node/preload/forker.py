@@ -31,7 +31,7 @@ READY_FOR_ONE_RUN = b'{"do": "ready", "can_stay": false}'
 GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 LARGEST_REQUEST = 4096  # bytes; the jobs are in a file, whose descriptor comes with the request
 LONGEST_REASON = 1000  # characters
-NOT_STARTED = 98  # exit status, as in run/job.py
+NOT_STARTED = 98  # exit status, as in ranks/job.py
 PR_SET_PDEATHSIG, SIGKILL = 1, 9
 
 
@@ -263,7 +263,7 @@ def fork(channel: socket.socket, job: Mapping[str, Any]) -> bool:
 
 
 def become(job: Mapping[str, Any], guard: int, changes: Mapping[str, Optional[str]]) -> None:
-    """Do what run/job.py does before exec."""
+    """Do what ranks/job.py does before exec."""
     import ctypes
 
     try:

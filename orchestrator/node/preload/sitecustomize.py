@@ -1,6 +1,6 @@
 """The hook by which the user's python becomes a preloader. For the guard.
 
-The guard starts the user's own command with this folder at the head of PYTHONPATH (run/preloader.py). Python imports
+The guard starts the user's own command with this folder at the head of PYTHONPATH (ranks/preloader.py). Python imports
 `sitecustomize` before it looks at its command line. In that process the import does not return: it serves the guard. It
 returns in the forked ranks, where python continues with the command. So argv, __main__, sys.path and tracebacks are
 made by python itself, and no frame of this module is on the stack.

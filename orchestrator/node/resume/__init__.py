@@ -1,6 +1,6 @@
 """Brings folders to agreement before an attempt (`run.resume`, `run.memory_limit`). Processes of their own.
 
-The recorder of each host starts a server, and that of the head a leader, when the gang asks for it (run/resumption.py).
+The recorder of each host starts a server, that of the head also a leader, when the gang asks (roles/resumption.py).
 
 copies         which host needs which files from which one. Pure
 output_tree    an output folder: lists it, puts files into it, moves files aside

@@ -9,7 +9,7 @@ import socket
 import struct
 from typing import Any, Dict, Sequence, Tuple, Union
 
-from ..run.link import HANDSHAKE_WINDOW, Link, LinkClosed, message_of
+from ..link.link import HANDSHAKE_WINDOW, Link, LinkClosed, message_of
 
 QUIET = 60.0  # s without a byte after which a connection is given up
 READ = 1 << 20  # bytes

@@ -13,7 +13,7 @@ import time
 from typing import Any, Callable, Dict, List, TypeVar
 
 from ..host import processes
-from ..run.link import LinkClosed
+from ..link.link import LinkClosed
 from . import copies
 from .channel import Channel, Refused, connect
 from .memory_leader import MemoryLeader

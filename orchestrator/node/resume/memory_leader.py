@@ -2,7 +2,7 @@
 
 from typing import Any, Callable, Dict, List, Optional
 
-from ..run.link import LinkClosed
+from ..link.link import LinkClosed
 from . import parts
 from .channel import Channel
 from .parts import Choice

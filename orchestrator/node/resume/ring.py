@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from ..run.link import LinkClosed
+from ..link.link import LinkClosed
 from . import output_tree, parts
 from .channel import Channel, Refused, connect
 from .copies import size_of

@@ -14,7 +14,7 @@ import time
 from typing import Any, Dict, List, Tuple
 
 from ..host import network, processes
-from ..run.link import Link, LinkClosed
+from ..link.link import Link, LinkClosed
 from . import output_tree
 from .channel import Channel, Piece, Refused, connect
 from .copies import Entry

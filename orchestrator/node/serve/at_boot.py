@@ -4,8 +4,8 @@ import os
 import sys
 import time
 
+from ..guard import autostart
 from ..host import state
-from ..run import autostart
 from . import rejoin
 from .wire import Refused
 
@@ -14,7 +14,7 @@ LEAST_WINDOW = 120.0  # s for the host to become ready
 
 
 def main(run_id: str) -> int:
-    """Verb `autostart RUN`: see run/autostart.py. What it prints goes where cron or systemd sends it."""
+    """Verb `autostart RUN`: see guard/autostart.py. What it prints goes where cron or systemd sends it."""
     folder = state.run_folder(run_id)
     record = state.read(os.path.join(folder, autostart.RECORD))
     spec = state.read(os.path.join(folder, "spec.json"))

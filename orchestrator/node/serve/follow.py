@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ..host import state
-from ..run import journal
+from ..recorder import journal
 from . import journal_reader, outputs, runs, search, wire
 
 # s between looks at files: after news, at most while nothing is new, and the factor from one look to the next

@@ -1,4 +1,4 @@
-"""Read a journal (run/journal.py) while it is being written, or later: pieces, lines and times. Writes nothing."""
+"""Read a journal (recorder/journal.py) while it is being written, or later: pieces, lines and times. Writes nothing."""
 
 import itertools
 import os
@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_right
 from typing import Iterator, List, NamedTuple, Tuple
 
-from ..run.journal import RECORD, Segment
+from ..recorder.journal import RECORD, Segment
 
 BACKWARDS = 256 * 1024  # bytes a step, where lines are looked for from the end
 

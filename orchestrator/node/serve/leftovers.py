@@ -6,9 +6,9 @@ import signal
 import time
 from typing import Any, Dict, List, Set, Tuple
 
+from ..guard import warm
 from ..host import containers, memory_folder, network, processes, state
 from ..host.sweep import belonging, sweep
-from ..run import warm
 from . import at_boot, gpus
 
 SHARED_MEMORY = "/dev/shm"

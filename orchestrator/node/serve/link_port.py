@@ -5,7 +5,7 @@ import socket
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..host import network
-from ..run.link import elects
+from ..link.link import elects
 
 
 def listen(spec: Dict[str, Any], head_address: str) -> List[socket.socket]:
@@ -39,7 +39,7 @@ def _addresses(spec: Dict[str, Any], head_address: str) -> List[str]:
 
 
 def contact(listeners: List[socket.socket]) -> Dict[str, Any]:
-    """As in run/contacts.py."""
+    """As in link/contacts.py."""
     names = [listener.getsockname() for listener in listeners]
     return {
         "addresses": [name[0] for name in names],

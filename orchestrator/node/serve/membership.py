@@ -4,8 +4,8 @@ import os
 import time
 from typing import Any, Dict
 
+from ..guard import requests
 from ..host import state
-from ..run import requests
 from .wire import Refused
 
 WINDOW, PAUSE = 10.0, 0.1  # s for the gang's answer, s between looks

@@ -9,9 +9,9 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from ..guard import autostart, guard_process, warm
 from ..host import memory_folder, network, processes, state
-from ..run import autostart, guard_process, warm
-from ..run.follower import JOIN_WINDOW
+from ..roles.follower import JOIN_WINDOW
 from . import link_port, retire, runs
 from . import locks as run_locks
 from .wire import Refused

@@ -10,9 +10,11 @@ import threading
 import time
 from typing import Any, Callable, Dict, List
 
+from ..guard import autostart
 from ..host import init_process, ledger, login_session
 from ..host.run_command import answers_of
-from ..run import autostart, job, notify
+from ..ranks import job
+from ..recorder import notify
 from . import container_probe, dns, facts, gpus
 from .runs import LEDGER_MOST
 

@@ -4,8 +4,9 @@ import os
 import time
 from typing import Any, Dict
 
+from ..guard import requests
 from ..host import state
-from ..run import requests, saved_line, snapshot_time
+from ..recorder import saved_line, snapshot_time
 from .wire import Refused
 
 LOOK_EVERY = 0.1  # s

@@ -8,9 +8,9 @@ import os
 import time
 from typing import Any, Dict, List
 
+from ..guard import guard_process, past
 from ..host import guard_locks, network, state
 from ..host.sweep import sweep
-from ..run import guard_process, past
 from . import locks as run_locks
 from . import prepare
 from .wire import Refused

@@ -4,10 +4,10 @@ import json
 import os
 from typing import Any, Dict, List, Optional
 
+from ..guard import warm
 from ..host import ledger, processes, state
 from ..host.sweep import belonging
-from ..run import warm
-from ..run.attempt_phase import AttemptPhase
+from ..link.attempt_phase import AttemptPhase
 
 SCRIPT_MOST = 200  # characters
 LEDGER_MOST = 20  # ended runs
@@ -101,7 +101,7 @@ def not_empty(folder: str) -> bool:
 
 def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """All that is kept of a run but its output; no secret is in it. `arguments`: run_id."""
-    from ..run import history  # `ps` does not need it
+    from ..recorder import history  # `ps` does not need it
 
     folder = state.run_folder(arguments["run_id"])
     events = []
@@ -152,7 +152,7 @@ def _warm() -> List[Dict[str, Any]]:
 
 
 def guard_of(folder: str) -> Optional[processes.Process]:
-    """The guard's identity when it lives in this boot. Once it has no lock, it may keep a preloader (run/warm.py)."""
+    """The guard's identity when it lives in this boot. Once it has no lock, it may keep a preloader (guard/warm.py)."""
     now = state.read(os.path.join(folder, "state.json"))
     try:
         if now is None or now["boot_id"] != state.boot_id() or now["guard"] is None or not state.guarded(folder):

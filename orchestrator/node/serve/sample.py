@@ -6,7 +6,7 @@ import time
 from typing import Any, Dict, List, Tuple
 
 from ..host import machine, state
-from ..run import journal
+from ..recorder import journal
 from . import runs
 from .figures import figures
 

@@ -8,7 +8,7 @@ import re
 import time
 from typing import Iterator, List, Tuple
 
-from ..run.journal import Segment
+from ..recorder.journal import Segment
 from .journal_reader import Piece, Reader, Times
 
 # bytes; a line that is longer is searched in parts. From 128 KiB on malloc has the kernel map new pages each time, and

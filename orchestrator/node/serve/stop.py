@@ -6,10 +6,10 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ..gang import gang
+from ..guard import autostart
 from ..host import containers, memory_folder, network, processes, state
 from ..host.sweep import belonging, sweep
-from ..run import autostart
-from ..run.link import lease
+from ..link.link import lease
 from . import runs
 from .leftovers import describe_left, ports_of, removed_containers
 

@@ -2,8 +2,8 @@
 
 from typing import Any, Dict
 
+from ..guard import requests
 from ..host import state
-from ..run import requests
 from .wire import Refused
 
 

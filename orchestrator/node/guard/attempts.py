@@ -1,0 +1,392 @@
+"""The attempts of a run on this host: processes and FIFOs of each, from the order to its outcome. For the guard."""
+
+import functools
+import os
+import socket
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+
+from ..gang import gang_events
+from ..guard.past import Past
+from ..host import network, processes, state
+from ..link import messages
+from ..ranks import contained, launch
+from ..ranks.container_remover import ContainerRemover
+from ..ranks.preloader import Preloader
+from ..ranks.spawner import Spawner
+from ..ranks.tree import Helpers, Tree, make_fifos
+
+TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is expensive
+TREE_RECORD_SHARE = 2000  # looking at the processes may take 0.05 % of a core
+STACKS_WINDOW = 15.0  # s for the stacks of hanging ranks
+MOST_FAILURES = 128  # of all attempts: they are in every record of the run
+
+AttemptOrder = Union[gang_events.Run, gang_events.Stop]
+
+
+class PendingStop(NamedTuple):
+    """A stop that waits until the stacks of the ranks are in the journal."""
+
+    pid: int  # of the process that shows them
+    at: float  # when it is done with or without them, by the monotonic clock
+    grace: float
+    why: str
+
+
+class Attempts:
+    """`tree`: the processes of the newest attempt, None before the first.
+
+    `failures`: the first of the run on this host and the newest, of each attempt its first.
+
+    `place`: node_rank and first_rank in the newest attempt, both None for a spare.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        spec: Dict[str, Any],
+        private: Dict[str, Any],
+        rendezvous: List[socket.socket],
+        recorder_pid: Callable[[], int],
+        send_status: Callable[[], None],
+        write_state: Callable[[], None],
+    ) -> None:
+        """`rendezvous`: listeners that keep the rendezvous port until the first attempt needs it; on the head."""
+        self.tree: Optional[Tree] = None
+        self.failures: List[Dict[str, Any]] = []
+        self.place = _first_place(spec)
+        self.rendezvous = rendezvous
+        self.register = -1
+        self._folder = folder
+        self._spec = spec
+        self._private = private
+        self._recorder_pid = recorder_pid
+        self._spawner = Spawner(spec["setup"], self._program(), spec["umask"], spec["descriptors"])
+        self._preloader = Preloader(spec.get("preload", []), folder, "warm_key" in spec, self._spawner.spawn)
+        self._remover = ContainerRemover([*self._program(), "remove-containers", folder])
+        self._send_status = send_status
+        self._write_state = write_state
+        self._rdzv_port = 0  # of the attempt; 0 on other nodes than the head
+        self._keepers: Dict[int, Dict[str, int]] = {}  # attempt -> path of a FIFO -> the descriptor that keeps it
+        self._register_buffer = b""
+        self._outcome_is_sent = False
+        self._fenced_attempt = 0
+        self._tree_due = 0.0
+        self._pending: Optional[PendingStop] = None
+        self._recorded: Any = None
+        self._record_at = 0.0
+
+    @property
+    def number(self) -> int:
+        """The number of the newest attempt, 0 before the first."""
+        return self.tree.attempt if self.tree else 0
+
+    @property
+    def is_running(self) -> bool:
+        return self.tree is not None and self.tree.outcome is None
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether the newest attempt was stopped, or not started, because the permit of the head had lapsed."""
+        return 0 < self.number == self._fenced_attempt
+
+    # starting
+
+    def start(self, order: gang_events.Run) -> None:
+        for listener in self.rendezvous:
+            listener.close()
+        self.rendezvous = []
+        self._rdzv_port = order.master_port if order.node_rank == 0 else 0
+        self.place = {"node_rank": order.node_rank, "first_rank": order.first_rank}
+        tree = self._new_tree(order.attempt)
+        try:
+            self._start_processes(tree, order)
+        except OSError as error:
+            self._follow(tree)
+            self._add_start_failure(error)
+            self._write_state()
+        self._record_at = time.monotonic() + 0.2
+
+    def _start_processes(self, tree: Tree, order: gang_events.Run) -> None:
+        spec = self._spec
+        output = state.output_folder(self._folder, spec)
+        if not spec.get("shared_output"):  # a shared one was made by `prepare`, and its disk may hang by now
+            os.makedirs(output, 0o700, exist_ok=True)
+        paths = launch.Paths(self._folder, self._path("fifo"), self._path("log"), spec["cwd"], output)
+        is_contained = bool(spec.get("container"))
+        program = contained.program(spec) if is_contained else self._program()
+        jobs, rank_job = launch.jobs(spec, self._private["secrets"], order, paths, program)
+        if is_contained:
+            jobs = [contained.wrap(spec, each, paths) for each in jobs]
+            rank_job["pid_namespace"] = processes.pid_namespace()
+        state.replace(self._path("rank.json"), rank_job)
+        ranks = range(order.first_rank, order.first_rank + spec["nproc"])
+        sources = [str(rank) for rank in ranks] + (["agent"] if spec["agent_argv"] else [])
+        self._keepers[order.attempt] = make_fifos(paths.fifo, order.attempt, sources)
+        if not spec["agent_argv"]:
+            tree.direct(order.first_rank)
+        self._follow(tree)
+        self._send_status()  # the recorder opens the FIFOs now
+        self._write_state()  # before there are ranks: after a reboot, this attempt must not start again
+        if spec["agent_argv"]:
+            tree.start(jobs)
+        else:
+            tree.start_later(jobs)
+            self._start_ranks(tree)
+
+    def preload(self) -> None:
+        """Start the preloader, if the run has one and it is not running."""
+        self._preloader.start(self._preload_job())
+
+    def take_over_preloader(self, channel: socket.socket, pid: int) -> None:
+        """Use the preloader of an earlier run."""
+        self._preloader.take_over(channel, pid, self._preload_job())
+
+    def _preload_job(self) -> Dict[str, Any]:
+        output = state.output_folder(self._folder, self._spec)
+        return launch.preload_job(self._spec, self._private["secrets"], self._spec["cwd"], output)
+
+    def _start_ranks(self, tree: Tree) -> None:
+        """Have the preloader fork the ranks that are starting. Without one, start them by exec."""
+        self.preload()
+        if self._preloader.why_not is None:
+            self._preloader.fork(tree.starting)
+        else:
+            why_not = self._preloader.why_not
+            tree.spawn_starting("started without run.preload: %s" % why_not if why_not else "")
+
+    def _new_tree(self, attempt: int) -> Tree:
+        return Tree(
+            attempt,
+            self._spawner.spawn,
+            lambda: Helpers(self._recorder_pid(), self._preloader.pid, self._remover.pid),
+            self.add_failure,
+            self._remover.remove if self._spec.get("container") else None,
+            functools.partial(contained.find_elsewhere, self._spec),
+        )
+
+    def _follow(self, tree: Tree) -> None:
+        self.tree, self._outcome_is_sent = tree, False
+        self._remover.begin()
+        self._pending = None  # it was to stop the attempt before
+
+    def skip(self, attempt: int) -> None:
+        """Start no process of an attempt: the permit of the head lapsed before its order was read."""
+        self._follow(self._new_tree(attempt))
+        self.fence(0.0)
+
+    def wait(self) -> None:
+        """The gang made a spare of this node."""
+        self.place = {"node_rank": None, "first_rank": None}
+
+    # watching
+
+    def resume(self, past: Past) -> None:
+        """Begin after an attempt of another guard, of which nothing is left."""
+        self.failures, self.place = list(past.failures), dict(past.place)
+        if past.attempt:
+            self._follow(self._new_tree(past.attempt))
+            assert self.tree is not None
+            self.tree.outcome = past.outcome
+
+    def open_register(self) -> None:
+        """Make the FIFO in which ranks report themselves; `register` is its descriptor."""
+        for name in os.listdir(self._path("fifo")):  # of a guard before
+            os.unlink(self._path("fifo", name))
+        os.mkfifo(self._path("fifo", "register"), 0o600)
+        self.register = os.open(self._path("fifo", "register"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def read_registrations(self) -> None:
+        try:
+            self._register_buffer += os.read(self.register, 65536)
+        except BlockingIOError:
+            return
+        *lines, self._register_buffer = self._register_buffer.split(b"\n")
+        for line in lines:
+            if self.tree is not None:
+                self.tree.register(line)
+
+    def ranks(self) -> List[int]:
+        """Descriptors that become readable when a rank ends."""
+        return self.tree.descriptors() if self.tree else []
+
+    def on_rank_exit(self, handle: int) -> None:
+        if self.tree is not None and handle in self.tree.descriptors():
+            self.tree.rank_ended(handle)
+
+    def on_child_exit(self, pid: int, status: int) -> None:
+        """Handle the exit of any child of the guard but the recorder."""
+        self.read_preloader()  # it tells of a rank before the rank can end
+        if pid == self._preloader.pid:
+            self._on_preloader_exit(status)
+        elif self._pending is not None and pid == self._pending.pid:
+            self._pending = self._pending._replace(at=0.0)
+        elif pid == self._remover.pid:
+            self._remover.on_exit()
+        elif self.tree is not None:
+            self.tree.root_ended(pid, status)
+
+    @property
+    def preloader(self) -> Optional[socket.socket]:
+        """What is readable when the preloader has sent something."""
+        return self._preloader.channel
+
+    def read_preloader(self) -> None:
+        for forked in self._preloader.receive():
+            if self.tree is not None:
+                self.tree.forked(forked.label, forked.pid)
+
+    def _on_preloader_exit(self, status: int) -> None:
+        tree = self.tree
+        is_starting = tree is not None and bool(tree.starting)
+        is_stopped = is_starting and tree is not None and tree.stopping is not None
+        self._preloader.ended(status, was_stopped=is_stopped)
+        if tree is None or not is_starting:
+            if self._preloader.why_not is None and self.number == 0:
+                self.preload()  # that of an earlier run could not be used
+            return
+        if is_stopped:
+            tree.cancel_starting()
+            return
+        try:
+            self._start_ranks(tree)
+        except OSError as error:
+            self._add_start_failure(error)
+
+    def end_preloader(self) -> None:
+        """Kill the preloader, unless it can serve another run."""
+        if not self._preloader.can_stay:
+            self._preloader.kill()
+
+    def idle_preloader(self) -> Optional[Tuple[socket.socket, int]]:
+        """The channel and the pid of a preloader that can serve another run."""
+        left = self.is_running or (self.tree is not None and self.tree.unkillable)
+        if left or not self._preloader.can_stay or self._preloader.channel is None:
+            return None
+        return self._preloader.channel, self._preloader.pid
+
+    def due_at(self) -> float:
+        due = [float("inf")]
+        if self.tree is not None:
+            due.append(self._tree_due)
+            if self.tree.outcome is None:
+                due.append(self._record_at)
+        if self._pending is not None:
+            due.append(self._pending.at)
+        return min(due)
+
+    def advance(self, now: float) -> None:
+        if self._pending is not None and now >= self._pending.at:
+            pending, self._pending = self._pending, None
+            self.stop_now(pending.grace, pending.why)
+        tree = self.tree
+        if tree is not None:
+            self._tree_due = now + tree.tick()
+            if tree.outcome is not None and tree.starting:
+                tree.cancel_starting()
+                self._preloader.abandon()
+            if tree.outcome is not None and not self._outcome_is_sent:
+                self._outcome_is_sent = True
+                self._write_state()
+                self._send_status()
+            elif tree.outcome is None and now >= self._record_at:
+                self._record_processes()
+
+    def _add_start_failure(self, error: OSError) -> None:
+        failure = {"rank": None, "exit_code": None, "signal": None, "pid": None}
+        self.add_failure(dict(failure, what="cannot start: %s" % error, at=time.time()))
+
+    def add_failure(self, failure: Dict[str, Any]) -> None:
+        of_attempt = sum(known["attempt"] == self.number for known in self.failures)
+        if of_attempt == 0:
+            failure = dict(failure, what=failure["what"] + self._stolen_port())
+        if of_attempt < messages.FAILURES:
+            self.failures.append(dict(failure, attempt=self.number))
+            del self.failures[1 : 1 + max(0, len(self.failures) - MOST_FAILURES)]
+        self._send_status()
+
+    def _stolen_port(self) -> str:
+        """On the head: whether another user listens on the rendezvous port, which we must free before it is used."""
+        user = network.listening_user(self._rdzv_port) if self._rdzv_port else None
+        if user in (None, os.geteuid()):
+            return ""
+        return "; port %d is held by another user (uid %d)" % (self._rdzv_port, user or 0)
+
+    def _record_processes(self) -> None:
+        """Write down which processes are ours: a sweep after a killed guard finds them without their mark too."""
+        begun = time.thread_time()  # what it costs us, not what others take meanwhile
+        members = sorted(self.tree.members()) if self.tree else []
+        if members != self._recorded:
+            try:  # it is of no use after a power loss, so nobody waits for the disk
+                ranks = [(process.pid, rank) for rank, process in self.tree.ranks()] if self.tree else []
+                record = {"boot_id": state.boot_id(), "processes": members, "ranks": ranks}
+                state.replace(self._path("procs.json"), record)
+                self._recorded = members
+            except OSError:
+                pass  # a full disk; the mark still finds them, and the next try may succeed
+        cost = time.thread_time() - begun
+        self._record_at = time.monotonic() + max(TREE_RECORD_EVERY, cost * TREE_RECORD_SHARE)
+
+    # stopping
+
+    def stop(self, order: gang_events.Stop) -> None:
+        """The gang's order. With stacks, which only ranks that still run can show, the stop waits for them."""
+        attempt, grace, why = order.attempt, order.grace, order.why
+        if self.tree is None or self.tree.attempt < attempt:  # it was never started here: it has exited at once
+            self._follow(self._new_tree(attempt))
+        if self.tree is None or self.tree.attempt != attempt or self.tree.outcome is not None:
+            return
+        if order.stacks and self._pending is not None:
+            return
+        if not order.stacks or self.tree.stopping is not None:
+            self.tree.stop(grace, why)
+            return
+        try:
+            argv = self._program() + ["stacks", self._path("fifo"), str(attempt)]
+            argv += ["%d:%d:%d" % (rank, process.pid, process.started) for rank, process in self.tree.ranks()]
+            pid = os.posix_spawn(argv[0], argv, os.environ)
+            self._pending = PendingStop(pid, time.monotonic() + STACKS_WINDOW, grace, why)
+        except OSError:  # no process or memory to be had
+            self.tree.stop(grace, why)
+
+    def stop_now(self, grace: float, why: str) -> None:
+        """Stop the attempt that is running, if one is."""
+        if self.tree is not None and self.tree.outcome is None:
+            self.tree.stop(grace, why)
+
+    def fence(self, grace: float) -> None:
+        """Stop the attempt that is running: without a permit, other hosts may be about to go on without this one."""
+        self._fenced_attempt = self.number
+        self.stop_now(grace, "no message from the head")
+
+    def signal_ranks(self, number: int, chosen: Optional[List[int]], only_if_caught: bool, dry: bool) -> Dict[str, Any]:
+        """As Tree.signal_ranks, for the attempt that is running."""
+        if self.tree is None or self.tree.outcome is not None:
+            return {"attempt": self.number, "signaled": [], "uncaught": [], "ranks": []}
+        return self.tree.signal_ranks(number, chosen, only_if_caught, dry)
+
+    def close_fifos(self, attempt: int) -> None:
+        """Close the FIFOs of earlier attempts: their processes have ended, and the recorder has all their output."""
+        for old in [old for old in self._keepers if old < attempt]:
+            for path, keeper in self._keepers.pop(old).items():
+                os.unlink(path)
+                os.close(keeper)
+
+    def _program(self) -> List[str]:
+        return processes.own_program(self._spec["program"])
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self._folder, *names)
+
+
+def _first_place(spec: Dict[str, Any]) -> Dict[str, Optional[int]]:
+    """This node's place in the first attempt. A spare and a witness have none."""
+    before = spec["nodes"][: spec["node"]]
+    if spec["nodes"][spec["node"]]["spare"] or state.is_witness(spec):
+        return {"node_rank": None, "first_rank": None}
+    return {"node_rank": len(before), "first_rank": sum(node["nproc"] for node in before)}
+
+
+def takes_precedence(order: AttemptOrder, pending: AttemptOrder) -> bool:
+    """Whether an order replaces one that waits: one of a later attempt does, and a stop of the same attempt."""
+    return order.attempt > pending.attempt or (order.attempt == pending.attempt and isinstance(order, gang_events.Stop))

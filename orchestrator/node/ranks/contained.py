@@ -1,0 +1,133 @@
+"""Start the command of a rank or agent in a container, and be its first process there.
+
+    guard ──> engine's client            (a child of the guard: its exit status is that of the container)
+    engine ──> contained FILE ──> the command
+
+The first process passes signals on, and ends the container when the run has no guard any more: if the guard is killed,
+nothing else may be left to do so.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+from ..host import containers, engines, processes, state
+from ..ranks import job
+from ..ranks.launch import Job, Paths
+
+VARIABLE = "DDP_ORCH_CONTAINED_"  # + NAME: the variable NAME of the command, on its way into the container
+CACHE = "container-home"  # HOME in containers: its caches are kept for later runs
+LOOK_EVERY = 1.0  # s between looks whether there is a guard
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def wrap(spec: Dict[str, Any], root_job: Job, paths: Paths) -> Job:
+    """The job that runs another one in a container. Its file in the run's folder holds no secret."""
+    description = root_job.description
+    variables = dict(description["env"])
+    if spec["gpu_ids"] and "CUDA_VISIBLE_DEVICES" not in spec["env"]:
+        variables.pop("CUDA_VISIBLE_DEVICES", None)  # the container has only these GPUs, with other numbers
+    inner = dict(description, env={}, label=root_job.label, folder=paths.run)
+    inner.update(register=os.path.join(paths.fifo, "register"), pid_namespace=processes.pid_namespace())
+    file = os.path.join(paths.run, "contained.%s.json" % root_job.label)
+    state.replace(file, inner)
+    home = os.path.join(state.home_of(paths.run), CACHE)
+    os.makedirs(home, 0o700, exist_ok=True)
+    shared = {"HOME": home, "USER": processes.user_name(os.geteuid()), processes.MARK: spec["run_id"]}
+    passed = {VARIABLE + name: value for name, value in {**shared, **variables}.items()}
+    folders = [paths.run, paths.output, home, spec["program"] + ":ro", *filter(None, [spec["workdir"]])]
+    inside = engines.Inside(
+        folder=paths.run,
+        cwd=paths.cwd,
+        mounts=folders,
+        variables=[processes.MARK, *sorted(passed)],
+        gpus=spec["gpu_ids"],
+    )
+    argv = engines.run_argv(spec["container"], containers.here(), inside, [*program(spec), "contained", file])
+    outer = {"argv": argv, "cwd": paths.run, "env": {processes.MARK: spec["run_id"], **passed}}
+    return Job(root_job.label, {**outer, "stdout": description["stdout"], "stderr": description["stderr"]})
+
+
+def find_elsewhere(spec: Dict[str, Any]) -> List[processes.Stat]:
+    """The processes of the run that a daemon has started: they are no descendants of the guard."""
+    if (spec.get("container") or {}).get("engine") != engines.DOCKER:
+        return []
+    members = [process for process, mark in processes.marks().items() if mark == spec["run_id"]]
+    found = [processes.stat(process.pid) for process in members]
+    return [status for status in found if status is not None and status.state not in "ZX"]
+
+
+def program(spec: Dict[str, Any]) -> List[str]:
+    """The argv of one of our processes in a container, with the python of the image."""
+    return [spec["python"], "-I", "-S", spec["program"]]
+
+
+def main(arguments: List[str]) -> int:
+    """Verb `contained FILE`. Returns the exit status of the command, as a shell does."""
+    with open(arguments[0], "rb") as file:
+        inner = json.loads(file.read())
+    for name in [name for name in os.environ if name.startswith(VARIABLE)]:
+        os.environ[name[len(VARIABLE) :]] = os.environ.pop(name)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [*PASSED_ON, signal.SIGCHLD])
+    # in another namespace, the pids that we see mean other processes to the guard
+    is_known = inner["pid_namespace"] == processes.pid_namespace()
+    if is_known:
+        job.write_register(inner["register"], contained=inner["label"])
+    own = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        if is_known and inner["label"] != "agent":
+            local_rank = int(inner["label"])
+            job.write_register(inner["register"], local_rank=local_rank, rank=inner["first_rank"] + local_rank)
+        job.become(inner, own)
+    return _watch(pid, inner["folder"], to_group=inner["label"] != "agent")
+
+
+def _watch(pid: int, folder: str, to_group: bool) -> int:
+    """Until the command ends. As process 1 of a PID namespace, this also reaps its orphans."""
+    look_at = time.monotonic() + LOOK_EVERY
+    while True:
+        info = signal.sigtimedwait([*PASSED_ON, signal.SIGCHLD], max(0.0, look_at - time.monotonic()))
+        if info is not None and info.si_signo != signal.SIGCHLD:
+            _pass_on(pid, info.si_signo, to_group)
+        status = _reap(pid)
+        if status is not None:
+            return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        if time.monotonic() >= look_at:
+            look_at = time.monotonic() + LOOK_EVERY
+            if not state.guarded(folder):
+                sys.stderr.write("ddp-orch: the run has no guard any more\n")
+                _kill_run()
+                return 128 + signal.SIGKILL
+
+
+def _kill_run() -> None:
+    own = os.getpid()
+    run_id = os.environ[processes.MARK]
+    members = [process for process, mark in processes.marks().items() if mark == run_id and process.pid != own]
+    processes.send_all(members, signal.SIGKILL)
+
+
+def _pass_on(pid: int, number: int, to_group: bool) -> None:
+    try:
+        (os.killpg if to_group else os.kill)(pid, number)
+    except ProcessLookupError:
+        pass  # it has just ended
+
+
+def _reap(pid: int) -> Optional[int]:
+    """The wait status of the command once it has ended."""
+    while True:
+        try:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return 0
+        if ended == pid:
+            return status
+        if ended == 0:
+            return None

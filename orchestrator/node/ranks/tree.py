@@ -1,0 +1,394 @@
+"""Start, watch and end all processes of one attempt on this node. For the guard, their subreaper.
+
+torchrun reports no exit of a rank until it has stopped all of them, so the ranks are watched here: each
+registers itself before it becomes the user's command, a pidfd tells the moment of its end, and /proc still shows a
+zombie's exit status.
+"""
+
+import fcntl
+import json
+import os
+import select
+import signal
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+
+from ..host import processes
+from ..ranks import job
+from ..ranks.launch import Job
+
+F_SETPIPE_SZ = 1031
+PIPE_SIZE = 1024 * 1024  # what ranks can write while the recorder is being restarted
+BARRIER_PATIENCE = 3.0  # s that torchrun may outlive its ranks when we stop it: in its exit barrier it ignores SIGTERM
+UNKILLABLE_AFTER = 10.0  # s after KILL until a process counts as unkillable (stuck in the kernel)
+LEFTOVER_GRACE = 5.0  # s for what a rank left behind when it ended well
+ENGINE_FAILED = 125  # exit status of podman and docker
+ENGINE_NAMES = ("conmon", "podman")  # its processes that end by themselves after the container
+KEEPER_NAMES = ("podman pause", "catatonit")  # the process that keeps podman's user namespace for later commands
+COMMAND_MOST = 200  # characters of a command in the records
+
+
+def describe(status: int) -> Tuple[Optional[int], Optional[str]]:
+    """(exit code, signal name) of a wait status; one of the two is None."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return None, signal.Signals(number).name
+        except ValueError:
+            return None, "SIG%d" % number
+    return os.WEXITSTATUS(status), None
+
+
+def _of_container(status: int) -> int:
+    """The wait status of the command, from that of the engine's client, which exits with 128 + the signal."""
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
+    return code - 128 if 128 < code < 128 + signal.NSIG else status
+
+
+def make_fifos(folder: str, attempt: int, sources: List[str]) -> Dict[str, int]:
+    """The FIFOs of an attempt, by path. The returned descriptors keep their bytes alive when other processes die."""
+    keepers = {}
+    for source in sources:
+        for channel in ("out", "err"):
+            path = os.path.join(folder, "%d.%s.%s" % (attempt, source, channel))
+            os.mkfifo(path, 0o600)
+            keeper = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.fcntl(keeper, F_SETPIPE_SZ, PIPE_SIZE)
+            except OSError:
+                pass  # the user's share of pipe memory is used up: 64 KiB will do
+            keepers[path] = keeper
+    return keepers
+
+
+class Helpers(NamedTuple):
+    """Pids of other children of the guard, -1 for none."""
+
+    recorder: int
+    preloader: int
+    remover: int = -1  # of containers
+
+
+class Tree:
+    def __init__(
+        self,
+        attempt: int,
+        spawn: Callable[[Dict[str, Any]], int],
+        helpers: Callable[[], Helpers],
+        report: Callable[[Dict[str, Any]], None],
+        remove_containers: Optional[Callable[[], bool]] = None,
+        find_elsewhere: Callable[[], List[processes.Stat]] = list,
+    ) -> None:
+        """`remove_containers`, if the roots run in containers: does that, and returns whether it is done.
+
+        `find_elsewhere`: the processes in containers that are not below the guard.
+        """
+        self.attempt = attempt
+        self.outcome: Optional[Dict[str, Any]] = None
+        self.unkillable: List[Dict[str, Any]] = []
+        self.stopping: Optional[str] = None
+        self._spawn = spawn
+        self._helpers = helpers
+        self._report = report
+        self._remove_containers = remove_containers
+        self._find_elsewhere = find_elsewhere
+        self._contained: Dict[str, processes.Process] = {}  # label -> the first process in the container
+        self._starting: Dict[str, Dict[str, Any]] = {}  # label -> description
+        self._roots: Dict[int, str] = {}
+        self._statuses: Dict[str, int] = {}
+        self._ranks: Dict[int, Tuple[processes.Process, int]] = {}  # pidfd -> (process, rank)
+        self._ended: Dict[processes.Process, str] = {}
+        self._ended_ranks: Set[int] = set()
+        self._finished: List[Dict[str, Any]] = []  # ranks that ended with 0 by themselves
+        self._asked: Set[processes.Process] = set()  # those that had their SIGTERM
+        self._asked_groups: Set[int] = set()
+        self._kill_at: Optional[float] = None
+        self._killed_at: Optional[float] = None
+        self._alone_since: Optional[float] = None
+        self._seen_ranks = False
+        self._first_rank = 0
+
+    # starting
+
+    def start(self, jobs: List[Job]) -> None:
+        for root_job in jobs:
+            self._roots[self._spawn(root_job.description)] = root_job.label
+
+    def start_later(self, jobs: List[Job]) -> None:
+        """The preloader will fork these."""
+        self._starting = {root_job.label: root_job.description for root_job in jobs}
+
+    def forked(self, label: str, pid: int) -> None:
+        """The preloader has forked one of the processes that are starting."""
+        del self._starting[label]
+        self._roots[pid] = label
+
+    def spawn_starting(self, note: str) -> None:
+        """Start by exec what the preloader has not forked. `note`: printed by the first one. Raises OSError."""
+        while self._starting:
+            label = min(self._starting, key=int)
+            description = dict(self._starting.pop(label), note=note)
+            note = ""
+            try:
+                self._roots[self._spawn(description)] = label
+            except OSError:
+                self._starting.clear()
+                raise
+
+    def cancel_starting(self) -> None:
+        """The preloader has ended, and the tree is being stopped."""
+        self._starting.clear()
+
+    @property
+    def starting(self) -> List[Job]:
+        """The jobs for which there is no process yet."""
+        return [Job(label, description) for label, description in self._starting.items()]
+
+    def register(self, line: bytes) -> None:
+        """A rank's own report, written just before it becomes the user's command."""
+        try:
+            report = json.loads(line)
+            process = processes.Process(int(report["pid"]), int(report["started"]))
+            if "contained" in report:
+                self._contained[str(report["contained"])] = process
+                return
+            rank = int(report["rank"])
+        except (ValueError, KeyError, TypeError):
+            return  # all of the user's processes can write into the FIFO, and nothing that they write may end the guard
+        try:
+            handle = processes.pidfd(process)
+        except OSError:
+            return  # no pidfd on this host: torchrun's own exit will tell, later
+        if handle is not None:
+            self._ranks[handle] = (process, rank)
+            self._seen_ranks = True
+
+    # watching
+
+    def ranks(self) -> List[Tuple[int, processes.Process]]:
+        """The ranks that are running, of those that have registered."""
+        known = [(rank, process) for process, rank in self._ranks.values()]
+        for pid, label in self._roots.items():
+            is_rank = label != "agent" and self._remove_containers is None
+            process = processes.identify(pid) if is_rank else None
+            if process is not None:
+                known.append((self._first_rank + int(label), process))
+        return sorted(known)
+
+    def signal_ranks(self, number: int, chosen: Optional[List[int]], only_if_caught: bool, dry: bool) -> Dict[str, Any]:
+        """Send a signal to ranks themselves: torchrun passes on only some. `chosen`: None for all.
+
+        `only_if_caught`: to none of them, if one has no handler for it. `dry`: only look.
+        """
+        ranks = [(rank, process) for rank, process in self.ranks() if chosen is None or rank in chosen]
+        uncaught = [rank for rank, process in ranks if only_if_caught and not processes.catches(process, number)]
+        send = not uncaught and not dry
+        signaled = [rank for rank, process in ranks if send and processes.send(process, number)]
+        numbers = [rank for rank, _ in ranks]
+        return {"attempt": self.attempt, "signaled": signaled, "uncaught": uncaught, "ranks": numbers}
+
+    def descriptors(self) -> List[int]:
+        return list(self._ranks)
+
+    def rank_ended(self, handle: int) -> None:
+        process, rank = self._ranks.pop(handle)
+        os.close(handle)
+        status = processes.stat(process.pid)
+        if status is None or status.process != process or status.state not in "ZX":
+            return  # reaped before we looked: torchrun's own status will tell
+        self._rank_done(rank, status.exit_status, process.pid)
+
+    def _rank_done(self, rank: int, status: int, pid: int) -> None:
+        if rank in self._ended_ranks:
+            return  # in a container, both the rank and its root tell
+        self._ended_ranks.add(rank)
+        if status:
+            self._failed(rank, status, pid)
+        elif self.stopping is None:
+            self._finished.append({"rank": rank, "attempt": self.attempt, "at": time.time()})
+
+    def root_ended(self, pid: int, status: int) -> bool:
+        """True when the pid was one of ours."""
+        label = self._roots.pop(pid, None)
+        if label is None:
+            return False
+        if self._remove_containers is not None:
+            status = _of_container(status)
+        ended = select.poll()  # not select(): a descriptor may be above its 1024
+        for handle in self._ranks:
+            ended.register(handle, select.POLLIN)
+        for handle, _ in ended.poll(0):
+            self.rank_ended(handle)
+        self._statuses[label] = status
+        if label != "agent":
+            self._rank_done(self._first_rank + int(label), status, pid)
+        elif status:
+            self._failed(None, status, pid)
+        return True
+
+    def direct(self, first_rank: int) -> None:
+        """Launcher `direct`: the roots are the ranks themselves."""
+        self._first_rank = first_rank
+
+    def _failed(self, rank: Optional[int], status: int, pid: int) -> None:
+        if self.stopping is not None:
+            return  # a consequence of our own signals
+        code, name = describe(status)
+        what = "killed by %s" % name if name else "exit code %d" % (code or 0)
+        if rank is None and code == job.SETUP_FAILED:
+            what = "a line of `setup` failed"
+        elif code == job.NOT_STARTED:
+            what = "the command could not be started"
+        elif code == ENGINE_FAILED and self._remove_containers is not None:
+            what = "the container could not be started"
+        who = "torchrun" if rank is None else "rank %d" % rank
+        self._report(
+            {
+                "rank": rank,
+                "exit_code": code,
+                "signal": name,
+                "pid": pid,
+                "what": "%s: %s" % (who, what),
+                "at": time.time(),
+            }
+        )
+
+    # ending
+
+    def members(self) -> Set[processes.Process]:
+        return {child.process for child in self._look()}
+
+    def _look(self) -> List[processes.Stat]:
+        helpers = self._helpers()
+        # while ranks are starting, its children may become ours: to stop them all, the preloader is stopped too
+        without = [helpers.recorder] if self._starting else helpers
+        family = processes.below(os.getpid(), without)
+        if self._remove_containers is None:
+            return family
+        known = {child.process for child in family}
+        family += [child for child in self._find_elsewhere() if child.process not in known]
+        return [child for child in family if not self._is_of_engine(child)]
+
+    def _is_of_engine(self, child: processes.Stat) -> bool:
+        """Whether it is a process of the engine that outlives containers, and so is not one of the attempt."""
+        is_root = child.process.pid in self._roots or child.parent != os.getpid()
+        return not is_root and processes.name(child.process.pid) in ("podman", *KEEPER_NAMES)
+
+    def stop(self, grace: float, why: str) -> None:
+        """TERM now, KILL after `grace` seconds. A later call may shorten the grace, never lengthen it."""
+        kill_at = time.monotonic() + grace
+        if self.stopping is not None:
+            self._kill_at = min(kill_at, self._kill_at or kill_at)
+            return
+        self.stopping = why
+        self._kill_at = kill_at
+        look = self._look()
+        members = {child.process for child in look}
+        self._note(members)
+        processes.send_all(members, signal.SIGCONT)
+        self._ask_roots()
+        self._asked = {child.process for child in look if child.group in self._asked_groups}
+        self._ask_orphans(look)
+
+    def _ask_roots(self) -> None:
+        """Send SIGTERM to the group of each rank: a rank may be a wrapper that does not pass signals on.
+
+        torchrun does this itself. A second SIGTERM from the guard would run the ranks' handlers twice.
+        """
+        if self._remove_containers is not None:
+            self._asked_groups.update(process.pid for process, _ in self._ranks.values())
+        for process in self._contained.values():  # it passes the signal on
+            processes.send(process, signal.SIGTERM)
+        for pid, label in self._roots.items():  # none is reaped: the pids are still theirs
+            if label in self._contained:
+                continue
+            if label == "agent":
+                self._asked_groups.update(process.pid for process, _ in self._ranks.values())
+                os.kill(pid, signal.SIGTERM)
+                continue
+            self._asked_groups.add(pid)
+            try:
+                os.killpg(pid, signal.SIGTERM)
+            except ProcessLookupError:  # it was forked a moment ago and leads no group yet
+                os.kill(pid, signal.SIGTERM)
+
+    def _ask_orphans(self, look: List[processes.Stat]) -> None:
+        """Send SIGTERM, once, to processes that have outlived their root: no other process passes it on to them."""
+        parents = {child.process.pid: child.parent for child in look}
+        asked = {process.pid for process in self._asked}
+        roots = {*self._roots, *(process.pid for process in self._contained.values())}
+        for child in look:
+            above = child.process.pid
+            while above in parents and above not in roots:
+                above = parents[above]
+            if above in roots or child.process in self._asked:
+                continue
+            if self._remove_containers is not None and processes.name(child.process.pid) in ENGINE_NAMES:
+                continue
+            # they may start processes in order to end: those get no signal
+            if child.group not in self._asked_groups and child.parent not in asked:
+                processes.send(child.process, signal.SIGTERM)
+            self._asked.add(child.process)
+
+    def tick(self) -> float:
+        """Do what is due. Returns the seconds until it has to be asked again."""
+        if self.outcome is not None:
+            return 60.0
+        if (self._roots or self._starting) and self.stopping is None:
+            return 60.0  # the descriptors and SIGCHLD wake us
+        now = time.monotonic()
+        family = self._look()
+        members = {child.process for child in family}
+        # twice: reading /proc is no snapshot, and may miss a process whose parent forks and dies meanwhile
+        if not self._roots and not self._starting and not members and not self.members():
+            if self._remove_containers is not None and not self._remove_containers():
+                return 0.05
+            self._finish()
+            return 60.0
+        look = time.monotonic() - now
+        if not self._roots and self.stopping is None:  # all ended by themselves and left something behind
+            bad = any(self._statuses.values())
+            self.stop(1.0 if bad else LEFTOVER_GRACE, "its ranks have ended")
+            return 0.02
+        if self._barrier(members, now) or now >= (self._kill_at or 0):
+            return self._kill(members, now)
+        self._ask_orphans(family)
+        # where there are thousands of processes to look at, less often: this may take minutes
+        return min(max(0.05, look * processes.LOOK_SHARE), max(0.005, (self._kill_at or now) - now))
+
+    def _barrier(self, members: Set[processes.Process], now: float) -> bool:
+        """Whether torchrun is the only process left, for longer than BARRIER_PATIENCE."""
+        if not self._seen_ranks or self._ranks or {process.pid for process in members} != set(self._roots):
+            self._alone_since = None
+            return False
+        self._alone_since = self._alone_since or now
+        return now - self._alone_since >= BARRIER_PATIENCE
+
+    def _kill(self, members: Set[processes.Process], now: float) -> float:
+        self._killed_at = self._killed_at or now
+        if now - self._killed_at > UNKILLABLE_AFTER:
+            self.unkillable = [{"pid": process.pid, "cmd": processes.command(process.pid)} for process in members]
+            self._finish()
+            return 60.0
+        processes.send_all(members, signal.SIGSTOP)  # so that none forks between our look and our signal
+        members = self.members()
+        self._note(members)
+        processes.send_all(members, signal.SIGKILL)
+        return 0.01
+
+    def _note(self, members: Set[processes.Process]) -> None:
+        """Note the processes that we end: `kill` shows them as its proof."""
+        for process in members - set(self._ended):
+            self._ended[process] = processes.command(process.pid)[:COMMAND_MOST]
+
+    def _finish(self) -> None:
+        for handle in self._ranks:
+            os.close(handle)
+        self._ranks.clear()
+        by_itself = self.stopping in (None, "its ranks have ended")
+        ok = by_itself and bool(self._statuses) and not any(self._statuses.values()) and not self._roots
+        self.outcome = {"ok": ok, "statuses": self._statuses, "stopped": self.stopping, "unkillable": self.unkillable}
+        self.outcome["finished"] = self._finished
+        self.outcome["ended"] = [
+            {"pid": process.pid, "cmd": command} for process, command in sorted(self._ended.items())
+        ]

@@ -1,0 +1,11 @@
+"""The recorder: writes the log of a run on this host. It may be killed at any moment; the guard starts another one.
+
+recorder         its loop
+journal          the log: pieces of output with their times
+history          samples of this host, for `report`
+upkeep           protects the files of the run from cleaners of old files
+health_check     measures the health of this host in a process of its own
+saved_line       finds the line of a saved snapshot
+snapshot_time    how long the script takes to save one
+notify           sends the user's notifications
+"""

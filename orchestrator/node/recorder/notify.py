@@ -1,0 +1,205 @@
+"""Notify users that a run has ended or restarts: post to a webhook, run a command. On the head only.
+
+A child of the recorder does it, so that a webhook that does not answer delays neither the run nor its end. The message
+names hosts, ranks and exit codes, and nothing that a rank has printed: that may contain a secret.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Dict, Optional
+
+from ..host import processes, state
+from ..ranks.job import in_memory
+from ..recorder import journal
+
+TRIES = 3
+PAUSE = 5.0  # s between tries
+ANSWER_WINDOW = 10.0  # s for the webhook to answer
+COMMAND_WINDOW = 60.0  # s for the command
+CONNECT_WINDOW = 5.0  # s to connect to the webhook's host, when it is only tried
+RECORD = "notify.json"  # what went wrong the last time; none: nothing
+LAST = "notified"  # the state that the last message has told of; a process that sends one holds its lock
+
+WORDS = {
+    "succeeded": "has succeeded",
+    "failed": "failed",
+    "stopped": "was stopped, to be resumed",
+    "killed": "was stopped",
+    "lost": "was lost",
+    "waiting": "waits for lost hosts to come back",
+}
+
+
+def message(spec: Dict[str, Any], state: str, attempt: int, first_failure: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """The message. `state`: `restarting`, `waiting`, or of a verdict. A webhook gets only `text`, in Slack's format."""
+    name = spec["run_id"] if spec["name"] == spec["run_id"] else "%s (%s)" % (spec["name"], spec["run_id"])
+    text = "ddp-orch: run %s %s" % (name, WORDS.get(state, "restarts: attempt %d failed" % attempt))
+    if first_failure:
+        text += ": %s: %s" % (first_failure["host"], first_failure["what"])
+    return {
+        "text": text,
+        "run_id": spec["run_id"],
+        "name": spec["name"],
+        "state": state,
+        "attempt": attempt,
+        "hosts": [node["host"] for node in spec["nodes"]],
+        "first_failure": {key: first_failure.get(key) for key in ("host", "rank", "what")} if first_failure else None,
+    }
+
+
+def is_last(message: Dict[str, Any]) -> bool:
+    """Whether it tells of the end of a run."""
+    return message["state"] not in ("restarting", "waiting")
+
+
+def tell(program: str, targets: Dict[str, Any], message: Dict[str, Any], folder: str) -> None:
+    """Start a process that sends the message, and return at once. `targets`: webhook and command, each text or null.
+
+    Problems go into the log of the run, whose folder this is, and into its RECORD. Not a fork: the recorder has
+    threads, and its links and FIFOs must not stay open through it.
+    """
+    if not targets.get("webhook") and not targets.get("command"):
+        return
+    try:
+        given = in_memory(json.dumps({"wanted": targets, "said": message, "folder": folder}).encode("ascii"))
+        try:
+            child = subprocess.Popen(processes.own_program(program, "notify"), stdin=given, start_new_session=True)
+        finally:
+            os.close(given)
+        threading.Thread(target=child.wait, name="notify", daemon=True).start()  # or it would stay as a zombie
+    except (OSError, RuntimeError):
+        pass  # the ranks have used up the user's processes
+
+
+def main() -> int:
+    """Verb `notify`: the message and its targets are on stdin. It may outlive the recorder."""
+    processes.set_name("ddp-notify")
+    given = json.load(sys.stdin)
+    targets, message, folder = given["wanted"], given["said"], given["folder"]
+    if is_last(message):
+        _send_last(targets, message, folder)
+    else:
+        _record(folder, message["attempt"], send(targets, message))
+    return 0
+
+
+def _send_last(targets: Dict[str, Any], message: Dict[str, Any], folder: str) -> None:
+    """Send the message about the end of a run, unless it has been sent: each new recorder of the head asks for it."""
+    file = os.open(os.path.join(folder, LAST), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    if not os.fstat(file).st_size:
+        _record(folder, message["attempt"], send(targets, message))
+        os.write(file, message["state"].encode("ascii"))
+
+
+def send(targets: Dict[str, Any], message: Dict[str, Any], tries: int = TRIES) -> Dict[str, str]:
+    """Notify both targets. Returns the problems, by `webhook` and `command`."""
+    problems = {
+        "webhook": post(targets["webhook"], {"text": message["text"]}, tries) if targets.get("webhook") else None,
+        "command": run(targets["command"], message) if targets.get("command") else None,
+    }
+    return {what: why for what, why in problems.items() if why is not None}
+
+
+def _record(folder: str, attempt: int, problems: Dict[str, str]) -> None:
+    record = os.path.join(folder, RECORD)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # the child of an earlier attempt may still be trying
+    if not problems:
+        if os.path.exists(record):
+            os.unlink(record)
+        return
+    # not the recorder's own stream, which has one writer
+    log = journal.Writer(os.path.join(folder, "log"), journal.Stream(max(1, attempt), "run", "err"))
+    for what, why in sorted(problems.items()):
+        sys.stderr.write("notify.%s: %s\n" % (what, why))
+        log.append(("ddp-orch: notify.%s failed: %s\n" % (what, why)).encode("utf-8", "backslashreplace"))
+    log.close()
+    state.replace(record, {"problems": problems})
+
+
+def test(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Send a message now, once. `arguments`: wanted (targets, as in `tell`), said (the message). Returns `problems`."""
+    return {"problems": send(arguments["wanted"], arguments["said"], tries=1)}
+
+
+def look(targets: Dict[str, Any]) -> Dict[str, str]:
+    """Check both targets without sending anything. `targets`: webhook (scheme host port), program, each may be null."""
+    problems = {
+        "webhook": _connect(**targets["webhook"]) if targets["webhook"] else None,
+        "command": _find(targets["program"]) if targets["program"] else None,
+    }
+    return {what: why for what, why in problems.items() if why is not None}
+
+
+def _connect(scheme: str, host: str, port: int) -> Optional[str]:
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies, proxy_bypass
+
+    proxy = None if proxy_bypass(host) else getproxies().get(scheme)
+    if proxy:
+        place = urlsplit(proxy if "//" in proxy else "//" + proxy)
+        host, port = place.hostname or host, place.port or 80
+    try:
+        socket.create_connection((host, port), CONNECT_WINDOW).close()
+    except (OSError, ValueError) as error:
+        through = " (the proxy of this host)" if proxy else ""
+        return "no connection to %s:%d%s: %s" % (host, port, through, getattr(error, "strerror", None) or error)
+    return None
+
+
+def _find(program: str) -> Optional[str]:
+    """As the shell looks for it, in the home directory."""
+    argv = ["/bin/sh", "-c", 'command -v "$1" < /dev/null > /dev/null 2>&1', "sh", os.path.expanduser(program)]
+    status = subprocess.call(argv, cwd=os.path.expanduser("~"), timeout=COMMAND_WINDOW)
+    return None if status == 0 else "%s: not found" % program
+
+
+def post(webhook: str, body: Dict[str, Any], tries: int = TRIES) -> Optional[str]:
+    """Post JSON, with retries. Returns the problem or None. The address may be a secret, and is in no text."""
+    data = json.dumps(body).encode("ascii")
+    head = {"Content-Type": "application/json", "User-Agent": "ddp-orch"}
+    import urllib.error
+    import urllib.request  # with ssl and http: not in every recorder's memory
+
+    why = ""
+    for number in range(tries):
+        if number:
+            time.sleep(PAUSE)
+        try:
+            request = urllib.request.Request(webhook, data, head)  # noqa: S310  the inventory takes http and https only
+            urllib.request.urlopen(request, timeout=ANSWER_WINDOW).close()  # noqa: S310
+            return None
+        except urllib.error.HTTPError as error:
+            why = "the server answered %d" % error.code
+            error.close()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            why = str(getattr(reason, "strerror", None) or type(reason).__name__)
+    return why
+
+
+def run(command: str, message: Dict[str, Any]) -> Optional[str]:
+    """By `sh -c`, in the home directory, with the message as JSON on stdin. Returns the problem, if any."""
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command],
+        stdin=subprocess.PIPE,
+        stdout=2,
+        stderr=2,
+        cwd=os.path.expanduser("~"),
+        start_new_session=True,
+    )
+    try:
+        process.communicate(json.dumps(message).encode("ascii") + b"\n", timeout=COMMAND_WINDOW)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return "stopped after %d s" % COMMAND_WINDOW
+    return "exit status %d" % process.returncode if process.returncode else None

@@ -1,0 +1,150 @@
+"""A node that is not the head, in a run that can elect another one: it follows whoever is elected."""
+
+import time
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+from ..gang import gang_events
+from ..gang.election_state import SHORTER, SILENT_BEATS, Beat, Message
+from ..gang.gang_state import State
+from ..guard.permit import clock
+from ..link.link import beat
+from ..link.messages import Malformed, OfHead
+from ..link.peers import RecorderApi
+from ..roles.detour import Received
+from ..roles.election_messages import decode
+from ..roles.follower import WorkerLink
+from ..roles.transport import Transport
+from ..roles.voter import Voter
+
+
+class ElectedFollower(WorkerLink):
+    """Its permits come from the election. It keeps no clock with the head, as beats and their answers do that."""
+
+    def __init__(
+        self,
+        recorder: RecorderApi,
+        transport: Transport,
+        voter: Voter,
+        receive: Callable[[int, Dict[str, Any]], Optional[Message]],
+        committed: Callable[[], State],
+        head: int,
+    ) -> None:
+        """`committed`: the gang, as far as this node knows that a majority has it."""
+        self._leader = {"epoch": voter.epoch, "head": head}
+        super().__init__(recorder, transport)
+        self._voter = voter
+        self._receive = receive
+        self._committed = committed
+        self._head = head
+
+    def follow(self, head: int) -> None:
+        leader = {"epoch": self._voter.epoch, "head": head}
+        if leader != self._leader:
+            self._leader = leader
+            self._show(None)
+        if head != self._head:
+            self.close()
+            self._head = head
+            self._order = None
+            self._redial_at = 0.0
+
+    def _leadership(self) -> Dict[str, int]:
+        return self._leader
+
+    def close(self) -> None:
+        for link in self._to_head():
+            link.close()
+        self._link = self._next = None
+
+    def _endpoint(self) -> Tuple[Sequence[str], int]:
+        contact = self._contacts.get(self._head)
+        if contact is None or contact.port is None:
+            return super()._endpoint()
+        return contact.addresses, contact.port
+
+    def _take(self, message: OfHead) -> None:
+        super()._take(message)
+        if message.election is not None:
+            self._receive(self._head, {"election": message.election})
+
+    def _obey(self, message: OfHead, order: gang_events.Order) -> None:
+        """Only with a beat of the newest head, and an order to run only as long as the permit of that beat."""
+        try:
+            beat = decode(message.election)
+        except Malformed:
+            return
+        if not isinstance(beat, Beat) or beat.epoch < self._voter.epoch:
+            return
+        until = self._voter.permit_of(beat)
+        if not isinstance(order, gang_events.Run) or until > clock():
+            self._note_order(order)
+            self._recorder.obey(order, until)
+
+    def on_detour_message(self, received: Received) -> None:
+        sender, target, message = received.envelope
+        is_of_head = sender == self._head and "order" in message
+        if target == self._spec["node"] and "election" in message and not is_of_head:
+            self._receive(sender, message)
+            return
+        super().on_detour_message(received)
+
+    def deliver(self, number: int, message: Dict[str, Any]) -> bool:
+        """Send a message to the head on the link. False if this is not the head, or seems not to hear us there."""
+        if number != self._head or not (self._link is not None and self._link.ready):
+            return False
+        now = time.monotonic()
+        self._beat_at = now + beat(self._lease)
+        self._send(dict(message, **self._report(now - self._link.heard_at)))  # one message wakes the head less than two
+        return self._is_heard()
+
+    def _is_heard(self) -> bool:
+        """Whether the newest permit follows from a stamp that is not older than some beats."""
+        config, until = self._voter.state.config, self._voter.state.permit_until
+        is_first = until == float("-inf")
+        return is_first or clock() - (until - SHORTER * config.lease) < SILENT_BEATS * config.beat
+
+    def due(self) -> float:
+        """While beats come, they wake it often enough."""
+        link = self._link
+        if link is None or not link.ready or time.monotonic() - link.heard_at > 2 * self._voter.state.config.beat:
+            return super().due()
+        return beat(self._lease)
+
+    def on_permit(self, until: float) -> None:
+        """The head has heard us, and a majority has heard it."""
+        self._heard_at = time.monotonic()
+        self._recorder.permit(until - clock())
+        if self._fenced and not self._ended:
+            self._fenced = False
+            self._show(None)
+            self._recorder.say("%s is the head" % self._head_host)
+
+    def _on_heard(self, sent_at: float) -> None:
+        """An echo or a handshake renews nothing here."""
+
+    def _beat(self, unheard: float) -> None:
+        self._send_directly(self._report(unheard))
+
+    def _report(self, unheard: float) -> Dict[str, Any]:
+        return {"silence": self._recorder.silence(), "unheard": unheard}
+
+    @property
+    def _head_host(self) -> str:
+        """It may have been added after this node began."""
+        nodes = self._committed().nodes
+        return nodes[self._head].host if self._head < len(nodes) else "node %d" % self._head
+
+    def _what_follows(self) -> str:
+        return "; the hosts that are left elect another head"
+
+    def _fence(self, now: float) -> None:
+        verdict = None if self._ended else self._committed().verdict
+        if verdict is not None:
+            self._ended = True
+            self._recorder.command({"do": "end", "verdict": verdict})
+            return
+        super()._fence(now)
+
+    def _tell_for_the_head(self, label: str) -> None:
+        if label != "waiting":  # the next head tells what follows
+            super()._tell_for_the_head(label)

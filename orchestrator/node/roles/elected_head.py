@@ -1,0 +1,247 @@
+"""The head of a run that can elect another one: it decides with the authority of a majority, or not at all."""
+
+import time
+from collections import Counter
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ..gang import gang_events, gang_orders, newcomers
+from ..gang.election_state import SILENT_BEATS, Ack, Message
+from ..gang.gang_state import GONE, NodePhase, Phase
+from ..guard import team_requests
+from ..link import messages
+from ..link.link import BEAT, Link
+from ..link.peers import RecorderApi
+from ..roles.detour import Received
+from ..roles.election_messages import encode
+from ..roles.gang_log import EventLog, first_state
+from ..roles.head import HeadLink, order_message
+from ..roles.replicated_log import ReplicatedLog
+from ..roles.transport import Transport
+from ..roles.voter import Voter
+
+
+class ElectedHead(HeadLink):
+    """Orders travel with a beat, and follow from entries of the log that a majority has.
+
+    An event that comes while the head has no authority is dropped. Afterwards, everybody's last status is looked at
+    once more.
+    """
+
+    def __init__(
+        self,
+        recorder: RecorderApi,
+        transport: Transport,
+        voter: Voter,
+        receive: Callable[[int, Dict[str, Any]], Optional[Message]],
+        propose: Callable[[str], None],
+        admit: Callable[[int], None],
+    ) -> None:
+        """`receive`: gives a message of a node to the election, and returns it. `propose`: an entry of the log.
+
+        `admit`: a node that has a link.
+        """
+        self._voter = voter
+        self._receive = receive
+        self._propose = propose
+        self._admit = admit
+        self._statuses: Dict[int, Any] = {}  # the last of each node
+        self._has_dropped = True  # an event: those of this node at least, from before it was the head
+        self._has_announced = False  # the orders that follow from what earlier heads have decided
+        self._had_authority = False
+        self._undecided: List[Tuple[Dict[str, Any], int]] = []  # requests, and how long the log was with each
+        super().__init__(recorder, transport)
+
+    def _open_log(self) -> EventLog:
+        self._entries = ReplicatedLog(self._voter, first_state(self._spec), self._apply, self._propose)
+        return self._entries
+
+    def close(self) -> None:
+        """Another node is the head now."""
+        self._resumption.close()
+        for link in self._nodes.values():
+            link.close()
+        self._nodes.clear()
+
+    def due(self) -> float:
+        """While nothing happens, it wakes for the beats of the election only."""
+        config = self._voter.state.config
+        now = time.monotonic()
+        is_settled = self._state.phase is Phase.RUNNING and not any(
+            node.phase is NodePhase.JOINED for node in self._state.members
+        )
+        if is_settled and all(self._watch.silent(node, now) < 2 * config.beat for node in self._expected()):
+            return min(BEAT, config.beat)
+        return super().due()
+
+    # messages
+
+    def join(self, link: Link, received: List[Dict[str, Any]]) -> None:
+        if link.peer is not None and link.peer < len(self._state.nodes):
+            self._admit(link.peer)
+        super().join(link, received)
+        if link.peer in self._nodes and self._has_announced:
+            self._send_current_order(link.peer)
+
+    def _on_message(self, number: int, message: Dict[str, Any]) -> None:
+        if "election" in message:
+            self._on_election(number, message)
+        if "status" in message:
+            self._statuses[number] = message["status"]
+        super()._on_message(number, message)
+
+    def _on_election(self, number: int, message: Dict[str, Any]) -> None:
+        if isinstance(self._receive(number, message), Ack):
+            # only this: the permit of a node that is lost must not have been renewed by anything it sent later
+            self._watch.hear(number, time.monotonic())
+
+    def _on_direct_message(self, link: Link, number: int, message: Dict[str, Any]) -> None:
+        if "unheard" in message:
+            self._watch.hear_unheard(number, link.heard_at, messages.seconds(message["unheard"]))
+            news = self._news(number)
+            if news:
+                self._send(link, news)
+
+    def on_detour_message(self, received: Received) -> None:
+        sender, target, message = received.envelope
+        if target != self._here:
+            return
+        has_joined = sender in self._watch.known() and self._state.nodes[sender].phase not in GONE
+        if has_joined and "clock" in message:
+            super().on_detour_message(received)
+        elif "election" in message:
+            self._on_election(sender, message)  # it may have to join, but it votes
+
+    def _hear_by_detour(self, number: int, helper: int, message: Dict[str, Any]) -> None:
+        if "election" in message:
+            super()._hear_by_detour(number, helper, message)
+
+    def deliver(self, number: int, message: Dict[str, Any]) -> bool:
+        """Send a message on the link of a node. False if it has none, or does not hear us there."""
+        if number not in self._nodes:
+            return False
+        self._send(self._nodes[number], message)
+        return self._watch.unheard(number, time.monotonic()) < SILENT_BEATS * self._voter.state.config.beat
+
+    # decisions
+
+    def _step(self, event: gang_events.Event) -> None:
+        if self._entries.may_add(event):
+            self._entries.add(event)
+        else:
+            self._has_dropped = True
+
+    def on_election_step(self) -> None:
+        """A majority may have more entries now."""
+        self._entries.apply_committed()
+        self._answer_requests()
+        if self._voter.is_current and not self._has_announced:
+            self._has_announced = True
+            self._notify_of_end(self._entries.committed)  # an earlier head may have been lost before it did
+            for number in [self._here, *self._nodes]:
+                self._send_current_order(number)
+
+    def _decide(self) -> None:
+        now = self._now()
+        if self._voter.is_new and self._voter.has_authority:
+            self._entries.add_elected(gang_events.Elected(self._here, self._meeting_address(), now))
+        may_add = self._entries.may_add(gang_events.Tick(now))
+        self._say_authority(may_add)
+        if not may_add:
+            return
+        if self._has_dropped:
+            self._has_dropped = False
+            self._repeat_statuses()
+        super()._decide()
+        self._update_voters(now)
+
+    def _update_voters(self, now: float) -> None:
+        """One host at a time: one that was added votes as soon as it has the log, one that was drained does not."""
+        committed, voters = self._entries.committed, self._voter.state.voters
+        if committed.phase is Phase.OVER:
+            return
+        for number in sorted(newcomers.voters(committed) ^ voters):
+            if self._voter.may_change_to(voters ^ {number}):
+                self._entries.add_voters(gang_events.Voters(sorted(voters ^ {number}), now))
+                return
+
+    def _take_request(self, request: Dict[str, Any]) -> None:
+        """The answer waits until a majority has the request: nothing may follow from one that a new head forgets."""
+        event = team_requests.event_of(request, self._spec["grace"], self._now())
+        if request["id"] in self._team_requests:
+            return
+        if not self._entries.may_add(event):
+            self._has_dropped = True
+            return
+        self._team_requests.add(request["id"])
+        self._step(event)
+        self._undecided.append((request, self._voter.state.length))
+
+    def _answer_requests(self) -> None:
+        committed = self._voter.state.committed if self._voter.is_current else 0
+        for request, length in [undecided for undecided in self._undecided if undecided[1] <= committed]:
+            self._undecided.remove((request, length))
+            answer = team_requests.answer_of(request, self._entries.committed)
+            self._recorder.command({"do": "team answer", "id": request["id"], "answer": answer})
+
+    def _say_authority(self, has_authority: bool) -> None:
+        if self._had_authority and not has_authority:
+            self._recorder.say("no majority of the hosts answers: stopping; the others may elect another head")
+        self._had_authority = has_authority
+
+    def _repeat_statuses(self) -> None:
+        for number in list(self._nodes):
+            self._step(gang_events.Joined(number, self._now()))
+        self.on_status(self._recorder.reported)
+        for number, status in list(self._statuses.items()):
+            self._on_node_status(number, messages.status(status))
+
+    def _find_port(self) -> None:
+        if self._voter.may_start_attempts:
+            super()._find_port()
+
+    def _new_master_addr(self) -> str:
+        return self._meeting_address()
+
+    def _meeting_address(self) -> str:
+        """An address of this host at which the others reach it: for the first head, the one that was chosen for it."""
+        start = self._recorder.reported["start"]
+        if start is not None:
+            return str(start["master_addr"])
+        reached = Counter(link.local_address() for link in self._nodes.values()).most_common(1)
+        return reached[0][0] if reached else str(self._spec["contact"]["addresses"][0])
+
+    def own_address(self) -> Optional[str]:
+        return self._meeting_address()
+
+    # orders
+
+    def _send_order(self, number: int, order: gang_events.Order) -> None:
+        if number == self._here:
+            self._recorder.obey(order, self._voter.state.permit_until)
+        elif number in self._nodes:
+            self._send(self._nodes[number], self._with_beat(number, order))
+
+    def _with_beat(self, number: int, order: Optional[gang_events.Order]) -> Dict[str, Any]:
+        message: Dict[str, Any] = {"election": encode(self._voter.beat_for(number))}
+        return message if order is None else dict(message, order=order_message(order))
+
+    def _current_order(self, number: int) -> Optional[gang_events.Order]:
+        return gang_orders.order_of(self._entries.committed, number) if self._has_announced else None
+
+    def _send_current_order(self, number: int) -> None:
+        order = self._current_order(number)
+        if order is not None:
+            self._send_order(number, order)
+
+    def _beat(self, nodes: List[int], now: float) -> None:
+        super()._beat(nodes, now)
+        committed = self._entries.committed
+        for number, node in enumerate(committed.nodes):
+            if committed.phase is Phase.RUNNING and node.phase is NodePhase.JOINED:
+                self._send_current_order(number)  # the one before may have come too late to be obeyed
+
+    def _detour_message(self, number: int) -> Dict[str, Any]:
+        return self._with_beat(number, self._current_order(number))
+
+    def _leadership(self) -> Dict[str, int]:
+        return {"epoch": self._voter.epoch, "head": self._here}

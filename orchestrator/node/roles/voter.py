@@ -1,0 +1,110 @@
+"""The election on one node: election.step with the clock and the disk of this node."""
+
+from typing import Any, Dict, FrozenSet, List, Union
+
+from ..gang import election, election_log
+from ..gang.election_state import (
+    Action,
+    Admitted,
+    Beat,
+    Config,
+    Event,
+    Message,
+    Permit,
+    Proposed,
+    Received,
+    Role,
+    Save,
+    Send,
+    Tick,
+    Write,
+    first_ballot,
+)
+from ..gang.gang_state import KILL_WINDOW
+from ..guard.permit import clock
+from ..host import state as host_state
+from ..link.link import lease
+from ..roles.election_disk import ElectionDisk
+
+Outgoing = Union[Send, Permit]
+
+
+def config_of(spec: Dict[str, Any]) -> Config:
+    nodes = spec["nodes"]
+    candidates = tuple(number for number, node in enumerate(nodes) if not node.get("witness"))
+    first = sum(not node.get("added") for node in nodes)
+    return Config(spec["node"], first, candidates, lease(spec), KILL_WINDOW, elects=True)
+
+
+class Voter:
+    """Each method returns what is to be carried out. What has to be on disk before that is on disk."""
+
+    def __init__(self, folder: str, spec: Dict[str, Any]) -> None:
+        self._disk = ElectionDisk(folder)
+        config = config_of(spec)
+        ballot = self._disk.ballot() or first_ballot(config)
+        self.state = election.begin(config, ballot, self._disk.log(), host_state.boot_id(), clock())
+
+    def due(self) -> float:
+        """Seconds until `tick` has to be called."""
+        return max(0.0, self.state.due_at - clock())
+
+    def tick(self) -> List[Outgoing]:
+        return self._step(Tick(clock()))
+
+    def receive(self, sender: int, message: Message) -> List[Outgoing]:
+        return self._step(Received(sender, message, clock()))
+
+    def propose(self, text: str) -> List[Outgoing]:
+        return self._step(Proposed(text, clock()))
+
+    def admit(self, node: int) -> List[Outgoing]:
+        return self._step(Admitted(node, clock()))
+
+    def _step(self, event: Event) -> List[Outgoing]:
+        self.state, actions = election.step(self.state, event)
+        return [action for action in actions if self._is_outgoing(action)]  # type: ignore[misc]
+
+    def _is_outgoing(self, action: Action) -> bool:
+        if isinstance(action, Save):
+            self._disk.save(action.ballot)
+        elif isinstance(action, Write):
+            self._disk.write(action.length, action.entries)
+        return isinstance(action, (Send, Permit))
+
+    @property
+    def epoch(self) -> int:
+        return self.state.ballot.epoch
+
+    @property
+    def leads(self) -> bool:
+        return self.state.role is Role.HEAD
+
+    @property
+    def has_authority(self) -> bool:
+        return election.has_authority(self.state, clock())
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this head knows all that earlier heads have committed."""
+        return election.is_current(self.state)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this head has not written anything to the log of the run yet."""
+        return bool(self.state.log) and self.state.last_epoch < self.epoch
+
+    @property
+    def may_start_attempts(self) -> bool:
+        return election.may_start_attempts(self.state, clock())
+
+    def may_change_to(self, voters: FrozenSet[int]) -> bool:
+        return election_log.may_change_voters(self.state, voters)
+
+    def beat_for(self, node: int) -> Beat:
+        return election.beat_for(self.state, node, clock())
+
+    def permit_of(self, beat: Beat) -> float:
+        """Until when an order to run that came with this beat may be obeyed."""
+        until = election.permit_until(self.state, beat, clock())
+        return float("-inf") if until is None else until
