@@ -133,10 +133,13 @@ def test_what_is_in_the_folder_of_a_run_is_not_kept(tmp_path: Path, monkeypatch:
     in_no_folder = types.ModuleType("ops")
     in_no_folder.__file__ = "_ops.py"  # as that of torch.ops
     monkeypatch.setitem(sys.modules, "ops", in_no_folder)
+    path = [*sys.path, "__editable__.package.finder.__path_hook__"]  # as setuptools adds it
+    monkeypatch.setattr(sys, "path", path)
     assert not later_runs.depends_on(str(folder))
-    monkeypatch.setattr(sys, "path", [*sys.path, str(folder / "code")])
-    assert later_runs.depends_on(str(folder))
-    monkeypatch.setattr(sys, "path", sys.path[:-1])
+    for inside in (str(folder / "code"), ""):
+        monkeypatch.setattr(sys, "path", [*path, inside])
+        assert later_runs.depends_on(str(folder))
+    monkeypatch.setattr(sys, "path", path)
     in_no_folder.__file__ = str(folder / "code" / "ops.py")
     assert later_runs.depends_on(str(folder))
 

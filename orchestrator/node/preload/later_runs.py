@@ -37,7 +37,8 @@ def depends_on(folder: str) -> bool:
     """Whether a module, or a folder for modules, is in the folder of the run, which a later run does not have."""
     files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
     files = [path for path in files if os.path.isabs(path)]  # that of torch.ops is `_ops.py`, in no folder
-    paths = [os.path.realpath(path) for path in [*files, *sys.path]]
+    folders = [path or "." for path in sys.path]  # setuptools adds names of its own, which are no files
+    paths = [os.path.realpath(path) for path in [*files, *filter(os.path.exists, folders)]]
     return any(path.startswith(os.path.realpath(folder) + os.sep) for path in paths)
 
 
