@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.hosts.node_program import SOURCES, node_program
+from orchestrator.node.serve import relay
 
 
 def names(data: bytes) -> list[str]:
@@ -88,3 +90,8 @@ def test_the_node_program_runs_by_itself(tmp_path: Path, nested: Path, subpackag
     done = subprocess.run((sys.executable, "-I", "-S", str(archive), "no-such-verb"), capture_output=True, timeout=30)
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
+
+
+def test_every_operation_of_the_relay_names_a_function() -> None:
+    for module, function in relay.OPERATIONS.values():
+        assert callable(getattr(importlib.import_module(f"orchestrator.node.{module}"), function))

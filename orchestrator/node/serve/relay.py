@@ -46,7 +46,7 @@ OPERATIONS = {
     "force": ("serve.leftovers", "force"),
     "outputs": ("serve.outputs", "listing"),
     "fetched": ("serve.outputs", "fetched"),
-    "notify": ("run.notify", "test"),
+    "notify": ("recorder.notify", "test"),
     "output_folders": ("serve.output_folders", "listing"),
     "remove_outputs": ("serve.output_folders", "remove"),
 }
