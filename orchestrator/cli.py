@@ -1,6 +1,6 @@
 """The program `ddp-orch`: declares its commands, and ends with their exit codes. Decides nothing else.
 
-commands/run_commands.py declares the commands that start a run or look at runs. Imports are inside the commands:
+commands/run_commands.py and change_commands.py declare most of the commands. Imports are inside the commands:
 `ddp-orch --help` must not wait for SSH.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from . import __version__
-from .commands import deprecated, hints, run_commands
+from .commands import change_commands, deprecated, hints, run_commands
 from .commands.exit_codes import guarded, hush_stdout
 from .commands.options import HOSTS, INVENTORY_OF_RUN, JSON, RUN, Command, CommandWithArgs, Program, inventory
 from .errors import UsageError
@@ -270,7 +270,7 @@ def version() -> None:
     click.echo(f"ddp-orch, version {__version__}")
 
 
-for _command in run_commands.COMMANDS:
+for _command in (*run_commands.COMMANDS, *change_commands.COMMANDS):
     cli.add_command(_command)
 
 

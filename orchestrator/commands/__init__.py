@@ -1,6 +1,7 @@
 """One module per command: parse the request, call, print.
 
-run_commands  declares the commands that start a run or look at runs; orchestrator/cli.py declares the others
+run_commands  declares the commands that start a run or look at runs
+change_commands  declares the commands that stop or change a run; orchestrator/cli.py declares the others
 options       options that several commands share
 context       the inventory, the hosts and the run of a command
 exit_codes    turns errors into messages and exit codes
