@@ -69,5 +69,7 @@ def check(hosts: Iterable[Any], preload: object, reading: Reading) -> None:
     """Note that ranks in containers cannot be preloaded. `hosts`: of model.Host."""
     inside = [host.name for host in hosts if host.container != NONE]
     if isinstance(preload, tuple) and inside:
-        message = f"ranks in containers cannot be preloaded, as those of {inside[0]}; remove the key"
+        message = (
+            f"{inside[0]} has a container, and ranks in containers cannot be preloaded; remove one of the two keys"
+        )
         reading.wrong(reading.marks["run.preload"], "run.preload", message)
