@@ -176,11 +176,13 @@ SCRIPTS = {
 }
 
 
-def output_of(runs: Runs, tmp_path: Path, code: str, preload: str, **options: Any) -> dict[str, str]:
+def output_of(
+    runs: Runs, tmp_path: Path, code: str, preload: str, timeout: float = 30, **options: Any
+) -> dict[str, str]:
     """What the rank printed, and its end. Without pids, and what differs from run to run."""
     env = {"PYTHONPATH": str(tmp_path / "modules"), "HOME": str(tmp_path), **options.pop("env", {})}
     run = runs.start(code, "--lr", "0.1", env=env, options=f"preload: {preload}", grace=0.0, **options)
-    (record,) = run.wait_over()
+    (record,) = run.wait_over(timeout=timeout)
     failure = record["verdict"]["first_failure"] or {}
     texts = {stream: text.decode() for stream, text in run.journal().items() if stream.startswith("1.0.")}
     texts["end"] = f"{failure.get('exit_code')} {failure.get('signal')}"
@@ -296,7 +298,8 @@ if __name__ == "__main__":
 
 def test_a_training_with_torch_behaves_as_under_python(runs: Runs, folder: Path) -> None:
     (folder / "train.py").write_text(TORCH)
-    options = {"command": (), "nproc": [2], "torch": "2.13.0"}
+    # each rank starts two workers that import torch again
+    options = {"command": (), "nproc": [2], "torch": "2.13.0", "timeout": 120}
     forked = output_of(runs, folder, "train.py", "[torch, torch.distributed]", **options)
     assert (folder / "seed0").read_text() != (folder / "seed1").read_text()
     assert forked == output_of(runs, folder, "train.py", "none", **options)
