@@ -258,11 +258,11 @@ def peak_of(name: str) -> float | None:
 def flops_of(model: nn.Module, inputs: Tensor) -> float | None:
     """FLOPs of one sample, forward and backward, counted on the meta device without computing anything.
 
-    None for a model with a layer that torch cannot run there.
+    None for a model with a layer that torch cannot run there, and for one that FSDP has sharded, which forbids copies.
     """
-    shadow = copy.deepcopy(model).to("meta").train()
     sample = inputs[:2]
     try:
+        shadow = copy.deepcopy(model).to("meta").train()
         with FlopCounterMode(display=False) as counter:
             shadow(sample.to("meta")).float().sum().backward()
     except Exception:  # noqa: BLE001  whatever a layer raises: a missing figure must not end a training

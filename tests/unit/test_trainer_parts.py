@@ -26,6 +26,7 @@ from trainer.extras.mixing import make_mix  # noqa: E402
 from trainer.metrics import flops_of, peak_of, wandb_id  # noqa: E402
 from trainer.model import build, checkpoint_blocks  # noqa: E402
 from trainer.optim import learning_rate, make_optimizer, peak_learning_rate, with_momentum  # noqa: E402
+from trainer.parallel import shard  # noqa: E402
 from trainer.place import Place  # noqa: E402
 from trainer.train import evaluate  # noqa: E402
 
@@ -534,3 +535,10 @@ def test_a_rank_that_slurm_gave_a_gpu_of_its_own_takes_it(monkeypatch: pytest.Mo
         choose_device("auto", second)
     monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
     assert choose_device("auto", second) == torch.device("cuda", 0)
+
+
+def test_a_sharded_model_which_cannot_be_copied_ends_no_training(world: World) -> None:
+    if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("FSDP2 is public since torch 2.6")
+    sharded = shard(torch.nn.Sequential(torch.nn.Linear(100, 10)), Config(parallel="fsdp"), world)
+    assert flops_of(sharded, torch.zeros(4, 100)) is None
