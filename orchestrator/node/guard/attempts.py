@@ -7,7 +7,6 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from ..gang import gang_events
-from ..guard.past import Past
 from ..host import network, processes, state
 from ..link import messages
 from ..ranks import contained, launch
@@ -15,6 +14,7 @@ from ..ranks.container_remover import ContainerRemover
 from ..ranks.preloader import Preloader
 from ..ranks.spawner import Spawner
 from ..ranks.tree import Helpers, Tree, make_fifos
+from .past import Past
 
 TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is expensive
 TREE_RECORD_SHARE = 2000  # looking at the processes may take 0.05 % of a core

@@ -1,9 +1,8 @@
 """The guard: one process a run and host that owns the run's process tree and ends it exactly. Never blocks.
 
-A relay starts it at `prepare`. It outlives the SSH session, starts the recorder and restarts it when it dies, keeps the
-FIFOs, obeys the orders that the recorder brings from the gang, and writes the exit record. SIGTERM stops the run on
-this host (who asked for it, and with what grace, is in stop.json). It holds an exclusive lock on run.lock for as long
-as it lives: that lock, not a pid in a file, is the proof that a run has its guard.
+A relay starts it at `prepare`. It outlives the SSH session, starts and restarts the recorder, keeps the FIFOs, obeys
+the orders that the recorder brings from the gang, and writes the exit record. SIGTERM stops the run on this host
+(stop.json says who asked). Its lock on run.lock, not a pid in a file, proves that a run has a guard.
 """
 
 import fcntl
@@ -16,17 +15,17 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..gang import gang_events, gang_state
-from ..guard import team_requests
-from ..guard.attempts import AttemptOrder, Attempts, takes_precedence
-from ..guard.child import RecorderChild
-from ..guard.control import Control
-from ..guard.past import Past
-from ..guard.permit import Permit, clock
-from ..guard.requests import Requests
-from ..guard.shutdown import LEAVE_GRACE, Shutdown
 from ..host import guard_locks, network, processes, state
 from ..link import messages
 from ..link.attempt_phase import AttemptPhase
+from . import team_requests
+from .attempts import AttemptOrder, Attempts, takes_precedence
+from .child import RecorderChild
+from .control import Control
+from .past import Past
+from .permit import Permit, clock
+from .requests import Requests
+from .shutdown import LEAVE_GRACE, Shutdown
 
 LONGEST_TURN = 5.0  # s, the longest wait for an event
 

@@ -9,9 +9,9 @@ import socket
 import subprocess
 from typing import Any, BinaryIO, Dict, List, Optional
 
-from ..guard import warm
 from ..host import login_session, processes
 from ..host.small_files import open_private
+from . import warm
 
 
 class NotStarted(Exception):

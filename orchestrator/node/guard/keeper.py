@@ -15,10 +15,10 @@ import sys
 import time
 from typing import Any, Dict, List, NoReturn, Tuple
 
-from ..guard import warm
-from ..guard.requests import is_own, socket_name
 from ..host import processes, state
 from ..ranks.job import in_memory
+from . import warm
+from .requests import is_own, socket_name
 
 REQUEST_WINDOW = 5.0  # s for a relay to send its request once it has connected
 

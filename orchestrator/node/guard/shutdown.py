@@ -8,9 +8,9 @@ import shutil
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from ..guard import exit_record
-from ..guard.child import RecorderChild
 from ..host import login_session, memory_folder, state
+from . import exit_record
+from .child import RecorderChild
 
 LEAVE_GRACE = 10.0  # s at most for the ranks of a host that shuts down
 DRAIN_WINDOW = 15.0  # s for the recorder to write what the FIFOs still hold

@@ -9,9 +9,9 @@ import select
 import socket
 from typing import Any, Dict, Iterator, List
 
-from ..guard import guard_process
-from ..guard.past import Past
 from ..host import guard_locks, memory_folder, state
+from . import guard_process
+from .past import Past
 
 ANSWER_WINDOW = 20.0  # s for the new guard to start its recorder
 

@@ -17,12 +17,12 @@ import struct
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from ..guard.requests import is_own, socket_name
 from ..host import processes, state
 from ..host.guard_locks import RUN_LOCK
 from ..host.small_files import text_of
 from ..ranks import launch
 from ..ranks.job import in_memory
+from .requests import is_own, socket_name
 
 NAME = "ddp-warm"  # of keepers, as `ps` of the host shows them
 RECORD = "warm.json"

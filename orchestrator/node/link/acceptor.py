@@ -5,7 +5,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from ..host import network
-from ..link.link import HANDSHAKE_WINDOW, Link, LinkClosed
+from .link import HANDSHAKE_WINDOW, Link, LinkClosed
 
 MOST_STRANGERS = 256  # connections that are not authenticated yet: they must not use up our descriptors
 

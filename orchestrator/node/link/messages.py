@@ -7,8 +7,8 @@ Malformed.
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..gang import gang_events
-from ..link.attempt_phase import AttemptPhase
-from ..link.contacts import Contact
+from .attempt_phase import AttemptPhase
+from .contacts import Contact
 
 TEXT = 300  # characters: such texts end up in our lines of the log, in records and notifications
 FAILURES = 64  # of one attempt; the first is what counts

@@ -7,7 +7,7 @@ import socket
 from typing import Any, Dict, List, Optional, Protocol
 
 from ..gang import gang_events
-from ..link.link import Link
+from .link import Link
 
 TICK = 0.5  # s
 

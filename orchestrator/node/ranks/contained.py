@@ -15,8 +15,8 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ..host import containers, engines, processes, state
-from ..ranks import job
-from ..ranks.launch import Job, Paths
+from . import job
+from .launch import Job, Paths
 
 VARIABLE = "DDP_ORCH_CONTAINED_"  # + NAME: the variable NAME of the command, on its way into the container
 CACHE = "container-home"  # HOME in containers: its caches are kept for later runs

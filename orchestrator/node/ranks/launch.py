@@ -12,7 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ..gang import gang_events
 from ..host import memory_folder, network, processes
-from ..ranks import placeholders
+from . import placeholders
 
 # Ask no name server; /etc/hosts is read. torchrun is given addresses only, but it looks up its own name and the names
 # of all peers, one after the other: with a server that does not answer, each takes a second.

@@ -12,9 +12,9 @@ import signal
 import socket
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
-from ..ranks import job, launch
-from ..ranks.launch import Job
-from ..ranks.tree import describe
+from . import job, launch
+from .launch import Job
+from .tree import describe
 
 LONGEST = 4096  # bytes of a message
 

@@ -7,7 +7,7 @@ import signal
 from typing import Any, Dict, List, Sequence
 
 from ..host import processes
-from ..ranks import job
+from . import job
 
 
 class Spawner:

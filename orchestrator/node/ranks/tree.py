@@ -14,8 +14,8 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ..host import processes
-from ..ranks import job
-from ..ranks.launch import Job
+from . import job
+from .launch import Job
 
 F_SETPIPE_SZ = 1031
 PIPE_SIZE = 1024 * 1024  # what ranks can write while the recorder is being restarted

@@ -17,7 +17,7 @@ from typing import Any, Dict, Optional
 
 from ..host import processes, state
 from ..ranks.job import in_memory
-from ..recorder import journal
+from . import journal
 
 TRIES = 3
 PAUSE = 5.0  # s between tries

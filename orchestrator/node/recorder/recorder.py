@@ -22,8 +22,8 @@ from ..link import messages
 from ..link.attempt_phase import AttemptPhase
 from ..link.link import LEASE, lease
 from ..link.peers import ClusterLink, RecorderApi
-from ..recorder import journal
-from ..recorder.health_check import HealthCheck
+from . import journal
+from .health_check import HealthCheck
 
 PUMPS_A_TURN = 4  # MiB from one FIFO before the others get their turn
 # A turn that brought less than LITTLE bytes of output is followed by a pause: line by line, 10,000 lines a second would

@@ -4,7 +4,7 @@ import os
 import signal
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from ..recorder import journal
+from . import journal
 
 LONGEST = 1 << 20  # bytes that are looked at in one turn
 PREFIX = b"saved"

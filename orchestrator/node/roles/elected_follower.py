@@ -10,11 +10,11 @@ from ..guard.permit import clock
 from ..link.link import beat
 from ..link.messages import Malformed, OfHead
 from ..link.peers import RecorderApi
-from ..roles.detour import Received
-from ..roles.election_messages import decode
-from ..roles.follower import WorkerLink
-from ..roles.transport import Transport
-from ..roles.voter import Voter
+from .detour import Received
+from .election_messages import decode
+from .follower import WorkerLink
+from .transport import Transport
+from .voter import Voter
 
 
 class ElectedFollower(WorkerLink):

@@ -11,13 +11,13 @@ from ..guard import team_requests
 from ..link import messages
 from ..link.link import BEAT, Link
 from ..link.peers import RecorderApi
-from ..roles.detour import Received
-from ..roles.election_messages import encode
-from ..roles.gang_log import EventLog, first_state
-from ..roles.head import HeadLink, order_message
-from ..roles.replicated_log import ReplicatedLog
-from ..roles.transport import Transport
-from ..roles.voter import Voter
+from .detour import Received
+from .election_messages import encode
+from .gang_log import EventLog, first_state
+from .head import HeadLink, order_message
+from .replicated_log import ReplicatedLog
+from .transport import Transport
+from .voter import Voter
 
 
 class ElectedHead(HeadLink):

@@ -14,16 +14,16 @@ from ..link.acceptor import Accepted
 from ..link.link import HANDSHAKE_WINDOW, Link, LinkClosed, elects
 from ..link.messages import Envelope
 from ..link.peers import ClusterLink, RecorderApi
-from ..roles import shown_state
-from ..roles.elected_follower import ElectedFollower
-from ..roles.elected_head import ElectedHead
-from ..roles.election_messages import decode, encode
-from ..roles.follower import WorkerLink
-from ..roles.gang_log import first_state
-from ..roles.head import HeadLink
-from ..roles.replicated_log import replay
-from ..roles.transport import Transport
-from ..roles.voter import Outgoing, Voter
+from . import shown_state
+from .elected_follower import ElectedFollower
+from .elected_head import ElectedHead
+from .election_messages import decode, encode
+from .follower import WorkerLink
+from .gang_log import first_state
+from .head import HeadLink
+from .replicated_log import replay
+from .transport import Transport
+from .voter import Outgoing, Voter
 
 CONTACTS = "contacts.json"  # where the other nodes are, for a host that is restarted
 

@@ -7,7 +7,7 @@ from typing import List, Optional, Sequence, Tuple
 from ..gang.election_state import Ballot, Entry
 from ..host import state
 from ..recorder import journal
-from ..roles.gang_log import NAME, event_of
+from .gang_log import NAME, event_of
 
 BALLOT = "ballot.json"
 

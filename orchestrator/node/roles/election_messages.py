@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 from ..gang.election_state import Ack, Answer, Ask, Beat, Copy, Entry, Message, Stamp, voters_of
 from ..link.messages import Malformed, clock, integer, list_of, object_of, seconds, text
-from ..roles.gang_log import event_of
+from .gang_log import event_of
 
 TEXT = 64 * 1024  # characters of an entry
 

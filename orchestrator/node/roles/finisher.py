@@ -7,7 +7,7 @@ from ..gang.finish import Finish, Step
 from ..gang.gang_state import NodePhase, Phase, State
 from ..link.peers import RecorderApi
 from ..recorder import saved_line, snapshot_time
-from ..roles.tie import GRACE, STOPPED_BY, Tie
+from .tie import GRACE, STOPPED_BY, Tie
 
 LOOK_EVERY = 10.0  # s between looks for a snapshot that somebody asked for
 

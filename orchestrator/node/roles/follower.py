@@ -12,9 +12,9 @@ from ..link.link import HANDSHAKE_WINDOW, Link, LinkClosed, beat, dial, lease
 from ..link.messages import Envelope, OfHead
 from ..link.peers import TICK, ClusterLink, RecorderApi
 from ..recorder import notify
-from ..roles import narration, shown_state
-from ..roles.detour import Received
-from ..roles.transport import Transport
+from . import narration, shown_state
+from .detour import Received
+from .transport import Transport
 
 JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
 REDIAL = 0.3  # s between tries to reach the head

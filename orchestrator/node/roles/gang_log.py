@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Optional, Protocol, Tuple
 
 from ..gang import gang, gang_events
 from ..gang.gang_state import State
-from ..roles.resumption import is_wanted
+from .resumption import is_wanted
 
 NAME = "gang.jsonl"
 Apply = Callable[[State, State, Tuple[gang_events.Action, ...]], None]  # the states before and after an event

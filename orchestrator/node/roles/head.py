@@ -11,17 +11,16 @@ from ..host import network
 from ..link import messages
 from ..link.attempt_phase import AttemptPhase
 from ..link.link import Link, LinkClosed, beat, lease
-from ..link.messages import Envelope
 from ..link.peers import TICK, ClusterLink, RecorderApi
 from ..recorder import notify
-from ..roles import narration, shown_state
-from ..roles.detour import Received
-from ..roles.finisher import Finisher
-from ..roles.gang_log import EventLog, GangLog, first_state
-from ..roles.node_watch import NodeWatch
-from ..roles.rank_silence import RankSilence, ranks_of
-from ..roles.resumption import Resumption
-from ..roles.transport import Transport
+from . import narration, shown_state
+from .detour import Received
+from .finisher import Finisher
+from .gang_log import EventLog, GangLog, first_state
+from .node_watch import NodeWatch
+from .rank_silence import RankSilence, ranks_of
+from .resumption import Resumption
+from .transport import Transport
 
 EARLY = 0.9  # of the time until the next tick: what wakes the recorder anyway may bring the tick with it
 CHECKS = 4  # new nodes dialled per second, each once: a refusal proves something only after an accepted connection
@@ -33,10 +32,8 @@ class HeadLink(ClusterLink):
     leads = True
 
     def __init__(self, recorder: RecorderApi, transport: Transport) -> None:
-        self._recorder = recorder
-        self._spec = recorder.spec
-        self._here = int(self._spec["node"])
-        self._lease = lease(self._spec)
+        self._recorder, self._spec = recorder, recorder.spec
+        self._here, self._lease = int(self._spec["node"]), lease(self._spec)
         self._transport = transport
         self._acceptor, self._contacts, self._detours = transport.acceptor, transport.contacts, transport.detours
         self._contacts.learn(self._here, messages.contact(self._spec["contact"]))
@@ -295,7 +292,7 @@ class HeadLink(ClusterLink):
     def _reach(self, nodes: List[int], now: float) -> None:
         """Send what a silent node needs by detours. Try each new node once, a few at a time."""
         for number in self._watch.without_link(nodes, now):
-            envelope = Envelope(self._here, number, self._detour_message(number))
+            envelope = messages.Envelope(self._here, number, self._detour_message(number))
             self._detours.send(number, envelope)
             for helper in self._watch.helpers(nodes, number, now):
                 if helper in self._nodes:

@@ -6,8 +6,8 @@ from typing import Callable, List, Optional
 
 from ..gang import gang, gang_events
 from ..gang.gang_state import NodePhase, Phase, State
-from ..roles.gang_log import Apply, entry_of, event_of
-from ..roles.voter import Voter
+from .gang_log import Apply, entry_of, event_of
+from .voter import Voter
 
 
 def replay(begun: State, voter: Voter) -> State:

@@ -13,7 +13,7 @@ from ..gang.gang_events import Agreed, NotAgreed
 from ..gang.gang_state import Node, NodePhase, Phase, State
 from ..link import messages
 from ..link.peers import RecorderApi
-from ..roles.output_server import Contact, LineProcess, OutputServer
+from .output_server import Contact, LineProcess, OutputServer
 
 OPEN_WINDOW = 15.0  # s for the servers of the team to open their ports
 SPARE_WINDOW = 3.0  # s, as part of these, for the servers of other nodes

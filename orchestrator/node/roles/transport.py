@@ -11,8 +11,8 @@ from ..link.acceptor import Acceptor
 from ..link.contacts import Contacts
 from ..link.link import Link
 from ..link.peers import RecorderApi
-from ..roles.detour import Detours
-from ..roles.output_server import OutputServer
+from .detour import Detours
+from .output_server import OutputServer
 
 
 class Transport:

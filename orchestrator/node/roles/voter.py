@@ -24,7 +24,7 @@ from ..gang.gang_state import KILL_WINDOW
 from ..guard.permit import clock
 from ..host import state as host_state
 from ..link.link import lease
-from ..roles.election_disk import ElectionDisk
+from .election_disk import ElectionDisk
 
 Outgoing = Union[Send, Permit]
 
