@@ -1,16 +1,17 @@
 """Launch time: from the command to the first line of all ranks, against `ssh HOST torchrun ...` typed by hand.
 
-Hosts of the lab, one rank each, the script joins the process group and prints. Ours does its checks; its code was sent
-once before, and with `run.warm` its modules were imported once before. The hand-written baseline gives torchrun the
-same options and variables, one ssh a host, all at once, with nothing checked. Each round runs every contestant once;
-ratios are within a round.
+Hosts of the lab, the script joins the process group and prints. Ours does its checks; its code was sent once before,
+and with `run.warm` its modules were imported once before. The hand-written baseline gives torchrun the same options and
+variables, one ssh a host, all at once, with nothing checked. Each round runs every contestant once; ratios are within a
+round.
 
-    python benchmarks/launch_time.py [--hosts 8] [--rounds 5]
+    python benchmarks/launch_time.py [--hosts 8] [--ranks 1] [--rounds 5] [--only "ddp-orch, direct, warm"]...
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import subprocess
 import sys
@@ -31,6 +32,8 @@ print("first line of rank", os.environ["RANK"], flush=True)
 dist.barrier()
 dist.destroy_process_group()
 """
+FIRST_LINE = re.compile(r"first line of rank (\d+)")
+BY_HAND = "ssh torchrun by hand"
 
 
 def until_all_have_spoken(processes: list[subprocess.Popen[str]], wanted: int) -> float:
@@ -41,8 +44,8 @@ def until_all_have_spoken(processes: list[subprocess.Popen[str]], wanted: int) -
     def read(process: subprocess.Popen[str]) -> None:
         assert process.stdout
         for line in process.stdout:
-            if "first line of rank" in line:
-                spoke_at[line.rsplit(" ", 1)[1].strip()] = time.monotonic() - began
+            for rank in FIRST_LINE.findall(line):  # torchrun may put the lines of several ranks on one line
+                spoke_at[rank] = time.monotonic() - began
 
     readers = [threading.Thread(target=read, args=(process,)) for process in processes]
     for reader in readers:
@@ -55,7 +58,7 @@ def until_all_have_spoken(processes: list[subprocess.Popen[str]], wanted: int) -
     return max(spoke_at.values())
 
 
-def by_hand(lab: Lab, port: int) -> float:
+def by_hand(lab: Lab, ranks: int, port: int) -> float:
     head = lab.hosts[0]
     processes = []
     for rank, host in enumerate(lab.hosts):
@@ -64,17 +67,18 @@ def by_hand(lab: Lab, port: int) -> float:
             f"cd bench && GLOO_SOCKET_IFNAME={nic} NCCL_SOCKET_IFNAME={nic} OMP_NUM_THREADS=2 "
             f"RES_OPTIONS='timeout:1 attempts:1' {shlex.quote(lab.python)} -m torch.distributed.run "
             f"--rdzv-backend=static "
-            f"--master-addr={head.address} --master-port={port} --nnodes={len(lab.hosts)} --nproc-per-node=1 "
+            f"--master-addr={head.address} --master-port={port} --nnodes={len(lab.hosts)} --nproc-per-node={ranks} "
             f"--node-rank={rank} --local-addr={host.address} --max-restarts=0 train.py"
         )
         argv = ["ssh", "-o", "BatchMode=yes", f"ann@{host.address}", line]
         processes.append(lab.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL))
-    return until_all_have_spoken(processes, len(lab.hosts))
+    return until_all_have_spoken(processes, ranks * len(lab.hosts))
 
 
-def ours(lab: Lab, launcher: str, **options: str) -> float:
+def ours(lab: Lab, ranks: int, launcher: str, **options: str) -> float:
     name = "-".join([launcher, *options])
-    inventory = lab.inventory(name=f"{name}.yaml", run={"launcher": launcher, **options})
+    defaults = {"user": "ann", "python": lab.python, "nproc_per_node": ranks}
+    inventory = lab.inventory(name=f"{name}.yaml", run={"launcher": launcher, **options}, defaults=defaults)
     argv = ["ddp-orch", "up", str(inventory), "--", "train.py"]
     process = lab.popen(
         argv,
@@ -83,13 +87,15 @@ def ours(lab: Lab, launcher: str, **options: str) -> float:
         stderr=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
     )
-    return until_all_have_spoken([process], len(lab.hosts))
+    return until_all_have_spoken([process], ranks * len(lab.hosts))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=8)
+    parser.add_argument("--ranks", type=int, default=1, help="of each host")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", action="append", help="a contestant beside the baseline; default: all")
     asked = parser.parse_args()
     with Lab(asked.hosts) as lab:
         folder = lab.controller_home / "bench"
@@ -98,19 +104,22 @@ def main() -> None:
         for host in lab.hosts:
             host.sh("mkdir bench && cat > bench/train.py", input=SCRIPT, check=True)
         contestants: dict[str, Callable[[int], float]] = {
-            "ssh torchrun by hand": lambda turn: by_hand(lab, 29500 + turn),
-            "ddp-orch, torchrun": lambda turn: ours(lab, "torchrun"),
-            "ddp-orch, direct": lambda turn: ours(lab, "direct"),
-            "ddp-orch, direct, warm": lambda turn: ours(lab, "direct", warm="15m"),
+            BY_HAND: lambda turn: by_hand(lab, asked.ranks, 29500 + turn),
+            "ddp-orch, torchrun": lambda turn: ours(lab, asked.ranks, "torchrun"),
+            "ddp-orch, direct": lambda turn: ours(lab, asked.ranks, "direct"),
+            "ddp-orch, direct, warm": lambda turn: ours(lab, asked.ranks, "direct", warm="15m"),
         }
+        if asked.only:
+            contestants = {name: contestants[name] for name in (BY_HAND, *asked.only)}
         seconds: dict[str, list[float]] = {name: [] for name in contestants}
         for turn in range(asked.rounds + 1):
             for name, contestant in contestants.items():
                 took = contestant(turn)
                 if turn:  # the first round warms caches, and sends the code
                     seconds[name].append(took)
-    print(results.table(seconds, "ssh torchrun by hand"))
-    results.write("launch_time", {"hosts": asked.hosts, "seconds": seconds})
+    print(results.table(seconds, BY_HAND))
+    name = "launch_time" if asked.ranks == 1 else f"launch_time_{asked.ranks}_ranks"
+    results.write(name, {"hosts": asked.hosts, "ranks": asked.ranks, "seconds": seconds})
 
 
 if __name__ == "__main__":

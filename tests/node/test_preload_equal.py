@@ -254,6 +254,15 @@ def test_a_file_beside_the_script_hides_a_module_as_under_python(runs: Runs, fol
     assert forked["1.0.out"] == f"imported {folder}/heavy.py\n"
 
 
+@pytest.mark.parametrize("setting", ["gc.set_threshold(5, 6, 7)", "gc.disable()", "gc.disable(); gc.enable()"])
+def test_a_module_may_set_when_garbage_is_collected(runs: Runs, folder: Path, setting: str) -> None:
+    (folder / "modules" / "heavy.py").write_text(f"import gc; {setting}")
+    code = "import gc, heavy; print(gc.isenabled(), gc.get_threshold())"
+    forked = output_of(runs, folder, code, "[heavy]")
+    assert forked == output_of(runs, folder, code, "none")
+    assert forked["1.0.out"]
+
+
 def test_random_numbers_differ_between_ranks_and_seeds_hold(runs: Runs, folder: Path) -> None:
     code = "import random, numpy; print(random.random(), numpy.random.random())"
     run = runs.start(code, nproc=[3], options="preload: [random, numpy]")

@@ -109,6 +109,8 @@ def preload(modules: List[str]) -> Set[str]:
 
     plain = type(os.environ)
     os.environ.__class__ = WatchedEnvironment
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)  # for torch, collections are a quarter of the time of the import
     for name in modules:
         try:
             import_module(name)
@@ -117,8 +119,9 @@ def preload(modules: List[str]) -> Set[str]:
         if reason := why_not_to_fork():
             raise Refused("%s %s when it is imported" % (name, reason))
     os.environ.__class__ = plain
-    gc.collect()
     gc.freeze()  # a collection in a rank would write to all objects, and so copy their pages
+    if gc.get_threshold()[0] == 0:  # no module has set another one
+        gc.set_threshold(*thresholds)
     return WatchedEnvironment.names
 
 
