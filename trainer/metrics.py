@@ -53,9 +53,9 @@ class Log:
         self.peak = peak_flops(self.world.device)  # of a rank's GPU
         self._wait = GradientWait(self.wrapped, self.world.device, self.config.log_every)
 
-    def count_flops(self, model: nn.Module, inputs: Tensor) -> None:
+    def count_flops(self, on_meta: nn.Module | None, inputs: Tensor) -> None:
         if self.peak:
-            self.flops = flops_of(model, inputs)
+            self.flops = flops_of(on_meta, inputs)
 
     def step(self, epoch: int, step: int, loss: float, correct: float, norm: float, lr: float) -> float:
         """For all ranks to call: `loss` and `correct` are sums over this rank's samples of the step.
@@ -255,17 +255,34 @@ def peak_of(name: str) -> float | None:
     return next((peak * 1e12 for known, peak in PEAKS.items() if re.search(rf"\b{known}\b", name)), None)
 
 
-def flops_of(model: nn.Module, inputs: Tensor) -> float | None:
+def meta_copy(model: nn.Module) -> nn.Module | None:
+    """A copy on the meta device: without memory for weights. None for a model that cannot be copied.
+
+    Copy before activation checkpointing or FSDP change the model: recomputing is no work of the model, and torch
+    cannot copy a sharded one.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    on_meta = {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
+    for parameter in model.parameters():
+        on_meta[id(parameter)] = nn.Parameter(on_meta[id(parameter)], parameter.requires_grad)
+    try:
+        return copy.deepcopy(model, on_meta).train()  # takes what is in `on_meta` as copied already
+    except Exception:  # noqa: BLE001  whatever a module raises: a missing figure must not end a training
+        return None
+
+
+def flops_of(on_meta: nn.Module | None, inputs: Tensor) -> float | None:
     """FLOPs of one sample, forward and backward, counted on the meta device without computing anything.
 
-    None for a model with a layer that torch cannot run there, and for one that FSDP has sharded, which forbids copies.
+    None without a copy there, and for a model with a layer that torch cannot run there.
     """
+    if on_meta is None:
+        return None
     sample = inputs[:2]
     try:
-        shadow = copy.deepcopy(model).to("meta").train()
         with FlopCounterMode(display=False) as counter:
-            shadow(sample.to("meta")).float().sum().backward()
-    except Exception:  # noqa: BLE001  whatever a layer raises: a missing figure must not end a training
+            on_meta(sample.to("meta")).float().sum().backward()
+    except Exception:  # noqa: BLE001  as above
         return None
     return float(counter.get_total_flops()) / len(sample)
 

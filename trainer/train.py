@@ -47,6 +47,7 @@ class Training:
     sampling: Sampling
     model: nn.Module
     wrapped: nn.Module
+    on_meta: nn.Module | None  # a copy without weights, to count operations
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     first_step: int  # 0, or the step of the snapshot from which the run resumed
@@ -105,7 +106,9 @@ def setup(config: Config, world: World, out: Path | None, memory: Path | None = 
         data = load(config, world.device)
         check_batch_size(config, data.train.size, world.world_size)
         torch.manual_seed(config.seed)  # the same first weights on all ranks
-        model = prepare_model(build(config.model, data, config.context), config, world.device)
+        model = build(config.model, data, config.context)
+        on_meta = metrics.meta_copy(model)
+        model = prepare_model(model, config, world.device)
         mix = make_mix(config, data)
         if config.sample_tokens:
             find_decoder(config, data)
@@ -130,8 +133,9 @@ def setup(config: Config, world: World, out: Path | None, memory: Path | None = 
         ema = EMA(model, config.ema) if config.ema else None
         if state:
             snapshots_of(config).restore(state, model, optimizer, scaler, ema)
+    loss_of = make_loss(config)
     training = Training(
-        config, world, data, sampling, model, wrapped, optimizer, scaler, first_step, make_loss(config), ema, mix
+        config, world, data, sampling, model, wrapped, on_meta, optimizer, scaler, first_step, loss_of, ema, mix
     )
     if state:
         before = f"from:{state['folder']} (another --out starts from scratch) ranks_before:{state['world_size']}"
@@ -145,8 +149,7 @@ def train(training: Training, log: metrics.Log, writer: Writer | None, in_memory
     step, last_step = training.first_step, training.last_step
     if step >= last_step:
         return step
-    save_every = config.save_every or steps_per_epoch
-    eval_every = config.eval_every or steps_per_epoch
+    save_every, eval_every = config.save_every or steps_per_epoch, config.eval_every or steps_per_epoch
     unchecked: list[Tensor] = []  # losses of this rank that nobody has looked at yet: looking waits for the GPU
     batches = warm_up(training, log)
     requests = Requests(world)
@@ -205,7 +208,7 @@ def warm_up(training: Training, log: metrics.Log) -> Iterator[Batch]:
     seed_step(training, training.first_step)
     batches = training.data.train.batches(training.sampling.steps(training.first_step, training.last_step))
     first = next(batches)
-    log.count_flops(model, first.inputs)
+    log.count_flops(training.on_meta, first.inputs)
     buffers = [buffer.clone() for buffer in model.buffers()]  # batch norm would learn from this pass
     forward(training, training.wrapped, first)[1].backward()
     for buffer, before in zip(model.buffers(), buffers, strict=True):
@@ -267,14 +270,12 @@ def train_step(
 
 def seed_step(training: Training, step: int) -> None:
     """Seed dropout and augmentation: the same numbers whenever this rank does this step."""
-    world = training.world
-    world.seed(seed_of(training.config.seed, step * world.world_size + world.rank))
+    training.world.seed(seed_of(training.config.seed, step * training.world.world_size + training.world.rank))
 
 
 def forward(training: Training, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the logits, and the sum of the loss over all targets."""
-    config = training.config
-    inputs = batch.inputs
+    config, inputs = training.config, batch.inputs
     if config.channels_last and inputs.ndim == 4:
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     with autocast(config.precision, training.world.device):
@@ -304,8 +305,7 @@ def evaluate(model: nn.Module, split: Split, config: Config, world: World) -> tu
     model.eval()
     samples_at_once = max(1, config.batch_size // world.world_size // config.grad_accum_steps)
     loss, correct = torch.zeros((), dtype=torch.float64, device=world.device), torch.zeros((), device=world.device)
-    targets_seen = 0
-    equally_often = config.parallel == "fsdp"  # to gather the layers of a sharded model takes all ranks
+    targets_seen, equally_often = 0, config.parallel == "fsdp"  # gathering sharded layers takes all ranks
     micro_batches = list(every_sample(split.size, world.rank, world.world_size, samples_at_once, equally_often))
     for (kind, _), batch in zip(micro_batches, split.batches(micro_batches), strict=True):
         with autocast(config.precision, world.device):

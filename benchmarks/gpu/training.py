@@ -98,7 +98,7 @@ def measure(config: Config, world: World, timm_name: str | None) -> dict[str, An
             before = allocated(world, reset=True)
             seconds[name].append(contestants[name].block(STEPS) / STEPS)
             peaks[name] = max(peaks[name], peak(world) - before + static[name])
-    flops = flops_of(trainer.training.model, batch.inputs)
+    flops = flops_of(trainer.training.on_meta, batch.inputs)
     return {
         "config": {name: value for name, value in config.as_dict().items() if value != getattr(Config(), name)},
         "contestants": {

@@ -23,12 +23,11 @@ from trainer.datasets import load  # noqa: E402
 from trainer.dist import World, choose_device, joined  # noqa: E402
 from trainer.extras.ema import EMA  # noqa: E402
 from trainer.extras.mixing import make_mix  # noqa: E402
-from trainer.metrics import flops_of, peak_of, wandb_id  # noqa: E402
+from trainer.metrics import flops_of, meta_copy, peak_of, wandb_id  # noqa: E402
 from trainer.model import build, checkpoint_blocks  # noqa: E402
 from trainer.optim import learning_rate, make_optimizer, peak_learning_rate, with_momentum  # noqa: E402
-from trainer.parallel import shard  # noqa: E402
 from trainer.place import Place  # noqa: E402
-from trainer.train import evaluate  # noqa: E402
+from trainer.train import evaluate, setup  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -482,7 +481,20 @@ def test_a_model_that_cannot_be_is_refused_in_one_line() -> None:
 def test_operations_are_counted_as_in_the_formula() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(100, 50, bias=False), torch.nn.ReLU(), torch.nn.Linear(50, 10))
     # a product and a sum for each weight, forward, and twice backward; the first layer owes its input no gradient
-    assert flops_of(model, torch.zeros(4, 100)) == 2 * (2 * 100 * 50 + 3 * 50 * 10)
+    assert flops_of(meta_copy(model), torch.zeros(4, 100)) == 2 * (2 * 100 * 50 + 3 * 50 * 10)
+
+
+@pytest.mark.parametrize("flags", [["--activation-checkpointing"], ["--parallel=fsdp"], ["--compile"]])
+def test_how_a_model_computes_does_not_change_its_operations(world: World, flags: list[str]) -> None:
+    """Or MFU would count what activation checkpointing computes again."""
+    if "--parallel=fsdp" in flags and not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("FSDP2 is public since torch 2.6")
+    of_a_gpt = ["--model=gpt-tiny", "--data=synthetic-tokens", "--context=8", "--samples=64", "--batch-size=4"]
+    counted = []
+    for ways in ([], flags):
+        training = setup(parse([*of_a_gpt, *ways]), world, None)
+        counted.append(flops_of(training.on_meta, next(training.data.train.batches([(0, torch.arange(2))])).inputs))
+    assert counted[0] and counted[1] == counted[0]
 
 
 def test_what_cannot_be_counted_ends_no_training() -> None:
@@ -492,7 +504,14 @@ def test_what_cannot_be_counted_ends_no_training() -> None:
                 raise ValueError("expected input tensor to be on GPU")
             return inputs
 
-    assert flops_of(torch.nn.Sequential(torch.nn.Linear(100, 10), OnlyOnGpus()), torch.zeros(4, 100)) is None
+    class Uncopyable(torch.nn.Module):
+        def __deepcopy__(self, memo: dict[int, object]) -> object:
+            raise TypeError("cannot pickle a lock")
+
+    model = torch.nn.Sequential(torch.nn.Linear(100, 10), OnlyOnGpus())
+    assert flops_of(meta_copy(model), torch.zeros(4, 100)) is None
+    model.append(Uncopyable())
+    assert meta_copy(model) is None and flops_of(None, torch.zeros(4, 100)) is None
 
 
 @pytest.mark.parametrize(
@@ -535,10 +554,3 @@ def test_a_rank_that_slurm_gave_a_gpu_of_its_own_takes_it(monkeypatch: pytest.Mo
         choose_device("auto", second)
     monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
     assert choose_device("auto", second) == torch.device("cuda", 0)
-
-
-def test_a_sharded_model_which_cannot_be_copied_ends_no_training(world: World) -> None:
-    if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
-        pytest.skip("FSDP2 is public since torch 2.6")
-    sharded = shard(torch.nn.Sequential(torch.nn.Linear(100, 10)), Config(parallel="fsdp"), world)
-    assert flops_of(sharded, torch.zeros(4, 100)) is None
