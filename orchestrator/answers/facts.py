@@ -212,6 +212,8 @@ class ContainerFacts:
     """Its id, and its digests in registries; empty: the host does not have it."""
     gpus: bool
     """Whether the engine can give GPUs to a container."""
+    cdi: bool = False
+    """It gives them as devices of the Container Device Interface."""
     needs_linger: bool = False
     """The end of the last login would remove the engine's files."""
     code: str | None = None

@@ -3,6 +3,7 @@
 hosts        where the checks start: one host by itself, then hosts compared with each other
 python       the python of a host, torch and the versions of both
 containers   the engine and the image of a container
+engines      the command lines that help with each container engine
 gpus         GPUs, drivers, and who uses them
 network      interfaces, names, ports
 reliability  hosts that have failed in more runs than the others

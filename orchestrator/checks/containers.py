@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..answers.facts import ContainerFacts, Facts
-from ..inventory.container import Container
+from ..inventory.container import Container, candidates
 from ..plan.plan import Node
+from .engines import advice_for, command
 from .findings import Findings, shell_word
 
 SHOWN_ID = 12  # characters
@@ -26,7 +27,7 @@ def check_containers(nodes: list[Node], facts: Mapping[str, Facts], head: str, f
             seen = "loginctl show-user --property=Linger: Linger=no"
             findings.add("warning", "container-needs-linger", node.host.name, message, fix, seen)
         if facts[node.host.name].gpus and node.host.gpus != "none" and not found.gpus:
-            _no_toolkit(node, found.engine, findings)
+            _no_toolkit(node, found.engine, container.image, findings)
     for image, hosts in images.items():
         values: dict[str, str] = {}
         groups: dict[str, set[str]] = {}  # by the first id in it
@@ -37,38 +38,31 @@ def check_containers(nodes: list[Node], facts: Mapping[str, Facts], head: str, f
             groups.setdefault(first, set()).update(found.image)
             values[host] = first.removeprefix("sha256:")[:SHOWN_ID]
         fix = "pull it again on these hosts, or name it by its digest; to copy it: "
-        fix += _copy(str(next(iter(hosts.values())).engine), image, next(iter(hosts)))
+        advice = advice_for(str(next(iter(hosts.values())).engine), image)
+        fix += command(advice.copy, image, next(iter(hosts)))
         name = f"image {image} with id"
-        seen = f"{next(iter(hosts.values())).engine} image inspect {image}"
-        findings.differ("warning", "container-image-differs", name, values, head, fix, seen)
+        findings.differ("warning", "container-image-differs", name, values, head, fix, command(advice.look, image))
 
 
-def _no_toolkit(node: Node, engine: str, findings: Findings) -> None:
-    fix = "install NVIDIA's Container Toolkit, then: "
-    fix += {
-        "podman": "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
-        "docker": "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker",
-    }.get(engine, "")
-    message = f"{engine} cannot give GPUs to a container: NVIDIA's Container Toolkit is not set up"
-    findings.add("error", "no-gpu-visible", node.host.name, message, fix, "ls /etc/cdi /var/run/cdi")
+def _no_toolkit(node: Node, engine: str, image: str, findings: Findings) -> None:
+    advice = advice_for(engine, image)
+    message = f"{engine} cannot give GPUs to a container: {advice.toolkit_name} is not set up"
+    seen = command(advice.toolkit_look, image)
+    findings.add("error", "no-gpu-visible", node.host.name, message, command(advice.toolkit, image), seen)
 
 
 def fix_of(code: str, container: Container, host: str) -> str:
     """What helps where a container cannot be started; "" for codes of other findings."""
-    image = shell_word(container.image)
-    engine = "podman" if container.engine == "auto" else container.engine
-    unusable = f"try it there: {engine} run --rm --pull=never {image} true"
-    if engine == "docker":
-        unusable += "; if the daemon denies you: sudo usermod -aG docker $USER (this group is as powerful as root)"
+    engine = candidates(container)[0]
+    advice = advice_for(engine, container.image)
+    pull, copy = (command(text, container.image, host) for text in (advice.pull, advice.copy))
     return {
         "container-engine-missing": f"install {engine} there, or remove `container`",
-        "container-engine-unusable": unusable,
-        "container-image-missing": f"ddp-orch exec -- {engine} pull {image}; from another host: "
-        f"{_copy(engine, container.image, host)}",
-        "container-ids-missing": "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER; "
-        "podman system migrate",
+        "container-engine-unusable": f"try it there: {command(advice.attempt, container.image)}{advice.denied}",
+        "container-image-missing": f"{_on_all_hosts(pull)}; from another host: {copy}",
+        "container-ids-missing": advice.ids,
     }.get(code, "")
 
 
-def _copy(engine: str, image: str, host: str) -> str:
-    return f"{engine} save {shell_word(image)} | ssh {shell_word(host)} {engine} load"
+def _on_all_hosts(command_line: str) -> str:
+    return "ddp-orch exec -- " + (f"bash -c {shell_word(command_line)}" if "&&" in command_line else command_line)

@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .hostnames import nearest
-from .values import Kind, Reading, choice, items, like, word_or
+from .values import Kind, Reading, choice, items, like, text, word_or
 from .yaml_source import Map, Node
 
 NONE = "none"
-ENGINES = ("podman", "docker")
+
+# what each engine takes as an image, in the order in which `auto` tries them: a test holds it to those that hosts know
+ENGINES = {
+    "podman": ("name",),
+    "docker": ("name",),
+    "enroot": ("name", "squashfs"),
+    "apptainer": ("squashfs", "path"),
+    "singularity": ("squashfs", "path"),
+}
+_SQUASHFS = (".sqsh", ".squashfs")
+_TAKES = {"name": "the name of an image", "squashfs": "the absolute path of a .sqsh file", "path": "an absolute path"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
     image: str
-    engine: Literal["auto", "podman", "docker"]
+    engine: str  # auto, or a key of ENGINES
     mounts: tuple[str, ...]  # PATH[:PATH][:ro]
     options: tuple[str, ...]  # words for the engine, after those of ddp-orch
 
 
-_IMAGE = like("the name of an image", r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,254}")
+def _image(value: str) -> str:
+    if re.match(r"(docker|dockerd|podman|library|oras|shub)://", value):
+        raise ValueError(
+            f"ddp-orch does not download images; bring it to the hosts once, with podman pull, apptainer pull or "
+            f"enroot import {value}, and set the name or the absolute path of what you get"
+        )
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,254}|/[^\x00-\x1f]{1,4000}", value):
+        raise ValueError
+    return value
+
+
+_IMAGE = text("the name of an image, or the absolute path of one", _image)
 _MOUNT = like("PATH, PATH:PATH or PATH:PATH:ro with absolute paths", r"(?s)/[^:,\x00]*(:/[^:,\x00]*)?(:ro)?")
 _KEYS: dict[str, tuple[Kind, Any]] = {
     "image": (_IMAGE, ""),
@@ -44,7 +66,19 @@ def _read(node: Node, key: str, reading: Reading) -> Container:
             reading.wrong(mark, inner, f"unknown key; {nearest(name, list(_KEYS))}")
     if f"{key}.image" not in reading.marks:
         reading.wrong(node.mark, key, "the image is missing")
-    return Container(**values)
+    container = Container(**values)
+    if container.image and not candidates(container):
+        forms = " or ".join(_TAKES[form] for form in ENGINES[container.engine])
+        reading.wrong(reading.marks[f"{key}.image"], f"{key}.image", f"{container.engine} takes {forms}")
+    return container
+
+
+def candidates(container: Container) -> list[str]:
+    """The engines that may start it, the preferred one first."""
+    form = "name"
+    if container.image.startswith("/"):
+        form = "squashfs" if container.image.endswith(_SQUASHFS) else "path"
+    return [name for name, forms in ENGINES.items() if form in forms and container.engine in ("auto", name)]
 
 
 def _write(container: Container) -> Any:
@@ -54,15 +88,24 @@ def _write(container: Container) -> Any:
 KIND = word_or(NONE, Kind("an image or a mapping", _read, _write, single=False))
 
 
+def as_question(container: Container | Literal["none"]) -> dict[str, Any] | None:
+    """What a host needs to look for an engine and the image."""
+    if container == "none":
+        return None
+    return {"engines": candidates(container), **_words(container)}
+
+
 def as_spec(container: Container | Literal["none"], found: Any = None) -> dict[str, Any] | None:
     """What a host needs to start it. `found`: its answers.facts.ContainerFacts, which name the engine that it has."""
     if container == "none":
         return None
-    engine = found.engine if found is not None else None
-    if engine is None:
-        engine = ENGINES[0] if container.engine == "auto" else container.engine
-    words = {"mounts": list(container.mounts), "options": list(container.options)}
-    return {"engine": engine, "image": container.image, **words}
+    if found is None or found.engine is None:  # the start fails, and names what is missing
+        return {"engine": candidates(container)[0], "cdi": False, **_words(container)}
+    return {"engine": found.engine, "cdi": found.cdi, **_words(container)}
+
+
+def _words(container: Container) -> dict[str, Any]:
+    return {"image": container.image, "mounts": list(container.mounts), "options": list(container.options)}
 
 
 def check(hosts: Iterable[Any], preload: object, reading: Reading) -> None:

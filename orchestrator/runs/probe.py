@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
 from ..answers.facts import PROBE, Facts
@@ -17,7 +16,7 @@ from ..answers.hello import Hello
 from ..answers.operation import Arguments
 from ..checks import hosts
 from ..hosts.session import Session
-from ..inventory.container import Container, as_spec
+from ..inventory.container import as_question
 from ..inventory.model import Notify
 from ..output.finding import Finding
 from ..plan.plan import Node, Plan
@@ -61,7 +60,7 @@ def question(plan: Plan, node: Node, script: Arguments | None) -> Arguments:
         "env": {name: node.env[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH") if name in node.env},
         "workdir": host.workdir,
         "script": script,
-        "container": _container(host.container),
+        "container": as_question(host.container),
         "gpus": "none" if host.gpus == "none" else "auto",
         "ports": [] if port == "auto" else [port],
         "paths": []
@@ -73,10 +72,6 @@ def question(plan: Plan, node: Node, script: Arguments | None) -> Arguments:
         # torch looks up every peer; whether the name server answers at all shows with one of them
         "addresses": [address for address in _addresses(plan.nodes[0]) if node is not plan.nodes[0]],
     }
-
-
-def _container(container: Container | Literal["none"]) -> Arguments | None:
-    return None if container == "none" else {**(as_spec(container) or {}), "engine": container.engine}
 
 
 def _notify(notify: Notify) -> Arguments | None:

@@ -1,4 +1,4 @@
-"""Hosts that are containers, as rented ones are: no init, 64 MiB of /dev/shm, sshd on another port."""
+"""Hosts that are containers, as rented ones are: no init, 64 MiB of /dev/shm, another port of sshd, only root."""
 
 from __future__ import annotations
 
@@ -56,3 +56,53 @@ def test_runs_in_containers_without_an_init_end_as_elsewhere(containers: Lab) ->
     ok(orch(lab, "kill", endless, "-i", inventory))
     wait_until(lambda: not lab.marked(), 5, "no process of a run is left")
     assert zombies(lab)  # or this was no container
+
+
+# a rank fails once, after it has saved something
+FAILS_ONCE = """
+import os, sys, time
+mark = os.path.join(os.environ["DDP_ORCH_OUTPUT_DIR"], "failed" + os.environ["RANK"])
+again = os.path.exists(mark)
+open(mark, "w").close()
+print("again" if again else "first", flush=True)
+if os.environ["RANK"] == "1" and not again:
+    os._exit(3)
+time.sleep(0 if again else 60)
+"""
+
+
+@pytest.fixture
+def rented(containers: Lab) -> Lab:
+    """Only root can log in, and its shell has nothing but PATH; there is no cron and no systemd."""
+    for host in containers.hosts:
+        host.sh("mount -t tmpfs -o mode=0700 tmpfs /root && mkdir -m 0700 /root/.ssh", "root", check=True)
+        keys = (host.home / ".ssh/authorized_keys").read_text()
+        host.sh("cat > /root/.ssh/authorized_keys", "root", input=keys, check=True)
+        host.sh("cat /dev/null > /home/ann/.ssh/authorized_keys", "root", check=True)
+        host.sh("if [ -e /usr/bin/crontab ]; then mount --bind /dev/null /usr/bin/crontab; fi", "root", check=True)
+    return containers
+
+
+@pytest.mark.lab
+def test_rented_hosts_train_restart_and_end_as_elsewhere(rented: Lab) -> None:
+    lab = rented
+    hosts = [{"name": host.name, "address": host.address, "user": "root", "port": PORT} for host in lab.hosts]
+    inventory = lab.inventory(hosts=hosts, run={"max_restarts": 1, "launcher": "direct"})
+    found = json.loads(ok(orch(lab, "check", inventory, "--quick", "--json")).stdout)["findings"]
+    assert {"zombies-not-reaped", "nccl-shm-exhausted"} <= {finding["code"] for finding in found}
+    assert not [finding for finding in found if finding["severity"] == "error"], found
+
+    restarted = start(lab, inventory, "--", script(lab, FAILS_ONCE, "once.py"))
+    run = wait_for_state(lab, inventory, restarted, "succeeded")
+    assert run["attempt"] == 2
+
+    endless = start(lab, inventory, "--", script(lab, COUNTER), "100000", "0.1")
+    wait_for_state(lab, inventory, endless, "running")
+    lab.hosts[1].sshd_kill_sessions()
+    wait_until(lambda: len(counts(lines_of(lab, inventory, endless))) == 2, 30, "the run goes on without its session")
+    ok(orch(lab, "kill", endless, "-i", inventory))
+    wait_until(lambda: not lab.marked(), 5, "no process of a run is left")
+
+    with_cron = lab.inventory(name="cron.yaml", hosts=hosts, run={"autostart": "cron"})
+    found = json.loads(orch(lab, "check", with_cron, "--quick", "--json").stdout)["findings"]
+    assert "autostart-unusable" in {finding["code"] for finding in found if finding["severity"] == "error"}, found

@@ -1,4 +1,4 @@
-"""Ranks in containers of podman and docker. The image is empty: the programs come from mounts of the hosts."""
+"""Ranks in containers of all engines. The image is empty: the programs come from mounts of the hosts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,25 @@ from .driver import COUNTER, counts, lines_of, ok, orch, script, start, wait_for
 
 IMAGE = "localhost/empty:1"
 IMPORT = f"tar --owner 0 --group 0 -C image -c . | podman import - {IMAGE}"
-MAKE_IMAGE = f"""
-mkdir -p image/usr image/etc image/proc image/dev image/sys image/run image/home image/opt image/var
+MAKE_FOLDER = """
+mkdir -p image/usr image/etc image/proc image/dev image/sys image/run image/home image/opt image/var image/inside
 mkdir -m 1777 image/tmp
 for folder in bin sbin lib lib64; do ln -s usr/$folder image/$folder; done
-{IMPORT}
+echo saved > image/inside/word
 """
+MAKE_IMAGE = MAKE_FOLDER + IMPORT
+# of the engines whose images are files; apptainer's package makes the folder in which it mounts them
+MAKE_FILE = {
+    "apptainer": "apptainer --silent build image.sif image",
+    "enroot": "mksquashfs image image.sqsh -all-root -no-progress > mksquashfs.log",
+}
+PREPARE = {
+    "apptainer": "mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/apptainer/mnt/session",
+    "enroot": "true",
+}
 WHERE = """
 import os, getpass
-assert os.path.exists("/run/.containerenv") or os.path.exists("/.dockerenv")
+assert os.path.exists("/inside")
 assert os.environ["WORD"] == "it's $HOME"
 assert os.getuid() == 2001 and getpass.getuser() == "ann" and os.access(os.environ["HOME"], os.W_OK)
 open(os.path.join(os.environ["DDP_ORCH_OUTPUT_DIR"], "rank" + os.environ["RANK"]), "w").close()
@@ -37,8 +47,20 @@ dist.all_reduce(total)
 print("sum", int(total), flush=True)
 dist.destroy_process_group()
 """
+# it needs the image after SIGTERM
+SAVES_LATE = """
+import signal, sys, time
+def save(*_):
+    time.sleep(0.5)
+    print(open("/inside/word").read(), end="", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("begun", flush=True)
+while True:
+    time.sleep(0.1)
+"""
 
-pytestmark = pytest.mark.skipif(shutil.which("podman") is None, reason="no podman here")
+needs_podman = pytest.mark.skipif(shutil.which("podman") is None, reason="no podman here")
 
 
 @pytest.fixture
@@ -55,18 +77,25 @@ def lab(make_lab: Callable[..., Lab]) -> Lab:
     return lab
 
 
-def inventory_of(lab: Lab, engine: str = "podman", **run: object) -> Path:
+def inventory_of(lab: Lab, engine: str = "podman", image: str = IMAGE, **run: object) -> Path:
     mounts = [f"{path}:ro" for path in ("/usr", "/opt", *lab.shared_paths.split()) if Path(path).exists()]
-    container = {"image": IMAGE, "engine": engine, "mounts": mounts}
+    container = {"image": image, "engine": engine, "mounts": mounts}
     return lab.inventory(run={"container": container, "env": {"WORD": "it's $HOME"}, **run})
 
 
+def printed(lab: Lab, inventory: Path, run_id: str) -> list[str]:
+    return [line["text"] for line in lines_of(lab, inventory, run_id) if line["stream"] == "stdout"]
+
+
 def nothing_left(lab: Lab, engine: str = "podman") -> bool:
-    return not lab.marked() and not any(
-        host.sh(f"{engine} ps --all --quiet", check=True).stdout.split() for host in lab.hosts
-    )
+    if lab.marked():
+        return False
+    if engine in MAKE_FILE:
+        return True  # it has no containers but their processes
+    return not any(host.sh(f"{engine} ps --all --quiet", check=True).stdout.split() for host in lab.hosts)
 
 
+@needs_podman
 @pytest.mark.lab
 @pytest.mark.parametrize("launcher", ["torchrun", "direct"])
 def test_ranks_in_containers_train_together(lab: Lab, launcher: str) -> None:
@@ -84,9 +113,8 @@ def kill_processes(host: Host, pattern: str) -> None:
     host.sh(f"kill -9 $(grep -lExs '{pattern}' /proc/[0-9]*/comm | cut -d/ -f3)", "root", check=True)
 
 
-def kill_runs_and_guards(lab: Lab, engine: str) -> str:
+def kill_runs_and_guards(lab: Lab, inventory: Path, engine: str) -> str:
     """Kill a run, a guard, a guard with its recorder, and cut a host off. Returns the id of a run that is over."""
-    inventory = inventory_of(lab, engine, lease=2, grace=5)
     endless = [script(lab, COUNTER), "100000", "0.1"]
 
     def begin() -> str:
@@ -96,7 +124,8 @@ def kill_runs_and_guards(lab: Lab, engine: str) -> str:
 
     killed = begin()
     proof = json.loads(ok(orch(lab, "kill", killed, "-i", inventory, "--json")).stdout)
-    assert {each["host"] for each in proof["containers_removed"]} == {"node-0", "node-1"}
+    if engine not in MAKE_FILE:
+        assert {each["host"] for each in proof["containers_removed"]} == {"node-0", "node-1"}
     assert proof["remaining"] == [] and nothing_left(lab, engine)
 
     begin()
@@ -114,15 +143,17 @@ def kill_runs_and_guards(lab: Lab, engine: str) -> str:
     return killed
 
 
+@needs_podman
 @pytest.mark.lab
 def test_no_process_and_no_container_outlives_its_run(lab: Lab) -> None:
-    killed = kill_runs_and_guards(lab, "podman")
+    killed = kill_runs_and_guards(lab, inventory_of(lab, lease=2, grace=5), "podman")
     label = f"--label=ddp-orch.run=$(echo ~/.local/state/ddp-orch/*/runs/{killed})"
     left = lab.hosts[1].sh(f"podman create {label} {IMAGE} true", check=True).stdout.strip()
     proof = json.loads(ok(orch(lab, "kill", "--leftovers", "-i", inventory_of(lab), "--json")).stdout)
     assert proof["containers_removed"] == [{"host": "node-1", "engine": "podman", "id": left}]
 
 
+@needs_podman
 @pytest.mark.lab
 def test_a_failed_rank_in_a_container_is_reported_as_elsewhere(lab: Lab) -> None:
     inventory = inventory_of(lab, launcher="direct")
@@ -133,6 +164,7 @@ def test_a_failed_rank_in_a_container_is_reported_as_elsewhere(lab: Lab) -> None
     wait_until(lambda: nothing_left(lab), 5, "nothing is left")
 
 
+@needs_podman
 @pytest.mark.lab
 def test_check_says_why_a_container_cannot_start(lab: Lab) -> None:
     inventory = inventory_of(lab)
@@ -177,4 +209,72 @@ def test_docker_leaves_nothing_either(docker_lab: Lab) -> None:
     inventory = inventory_of(docker_lab, "docker")
     run_id = start(docker_lab, inventory, "--", script(docker_lab, WHERE))
     wait_for_state(docker_lab, inventory, run_id, "succeeded")
-    kill_runs_and_guards(docker_lab, "docker")
+    kill_runs_and_guards(docker_lab, inventory_of(docker_lab, "docker", lease=2, grace=5), "docker")
+
+
+@pytest.fixture(params=["apptainer", "enroot"])
+def file_lab(request: pytest.FixtureRequest, make_lab: Callable[..., Lab]) -> tuple[Lab, str, str]:
+    """The lab, an engine whose images are files, and the path of the image on all hosts."""
+    engine = str(request.param)
+    if shutil.which(engine) is None:
+        pytest.skip(f"no {engine} here")
+    lab = make_lab(2)
+    for host in lab.hosts:
+        host.sh(PREPARE[engine], "root", check=True)
+    first, second = lab.hosts
+    first.sh(MAKE_FOLDER + MAKE_FILE[engine], check=True)
+    (image,) = first.sh("echo ~/image.s*", check=True).stdout.split()
+    second.sh(f"touch {image}", check=True)
+    shutil.copyfile(first.home / Path(image).name, second.home / Path(image).name)
+    return lab, engine, image
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("launcher", ["torchrun", "direct"])
+def test_ranks_train_in_images_that_are_files(file_lab: tuple[Lab, str, str], launcher: str) -> None:
+    lab, engine, image = file_lab
+    inventory = inventory_of(lab, "auto", image, launcher=launcher)
+    found = json.loads(ok(orch(lab, "check", inventory, "--quick", "--json")).stdout)
+    assert not [each for each in found["findings"] if each["code"].startswith("container-")]
+    run_id = start(lab, inventory, "--", script(lab, WHERE))
+    wait_for_state(lab, inventory, run_id, "succeeded")
+    assert [line["text"] for line in lines_of(lab, inventory, run_id) if line["stream"] == "stdout"] == ["sum 2"] * 2
+    wait_until(lambda: nothing_left(lab, engine), 5, "no process is left")
+
+
+@pytest.mark.lab
+def test_no_process_outlives_its_run_in_an_image_that_is_a_file(file_lab: tuple[Lab, str, str]) -> None:
+    lab, engine, image = file_lab
+    kill_runs_and_guards(lab, inventory_of(lab, engine, image, lease=2, grace=5), engine)
+
+
+@pytest.mark.lab
+def test_a_rank_may_save_before_the_image_that_is_a_file_goes(file_lab: tuple[Lab, str, str]) -> None:
+    lab, engine, image = file_lab
+    inventory = inventory_of(lab, engine, image, launcher="direct")
+    run_id = start(lab, inventory, "--", script(lab, SAVES_LATE))
+    wait_until(lambda: len(printed(lab, inventory, run_id)) == 2, 30, "both ranks print")
+    ok(orch(lab, "kill", run_id, "-i", inventory))
+    assert sorted(printed(lab, inventory, run_id)) == ["begun", "begun", "saved", "saved"]
+
+
+@pytest.mark.lab
+def test_a_failure_in_an_image_that_is_a_file_is_reported_as_elsewhere(file_lab: tuple[Lab, str, str]) -> None:
+    lab, engine, image = file_lab
+    inventory = inventory_of(lab, engine, image, launcher="direct")
+    run_id = start(
+        lab, inventory, "--", script(lab, "import os, time\nif os.environ['RANK'] == '1': os._exit(1)\ntime.sleep(60)")
+    )
+    run = wait_for_state(lab, inventory, run_id, "failed")
+    assert run["nodes"][1]["exit_code"] == 1, run
+    assert "rank 1: exit code 1" in json.dumps(run), run
+
+    for host in lab.hosts:
+        host.sh(f"echo damaged > {image}", check=True)
+    found = json.loads(orch(lab, "check", inventory, "--quick", "--json").stdout)["findings"]
+    (finding,) = [each for each in found if each["code"] == "container-engine-unusable"]
+    assert f"{engine} " in finding["fix"], finding
+    lab.hosts[0].sh(f"rm {image}", check=True)
+    found = json.loads(orch(lab, "check", inventory, "--quick", "--json").stdout)["findings"]
+    (finding,) = [each for each in found if each["code"] == "container-image-missing"]
+    assert finding["hosts"] == ["node-0"] and f"scp {image} node-0:{image}" in finding["fix"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 
 from orchestrator.node.host import processes
 from orchestrator.node.ranks import contained
-from orchestrator.node.ranks.tree import _of_container
+from orchestrator.node.ranks.container_engine import ContainerEngine, status_of_command
 
 ROOT = Path(__file__).parents[2]
 SLEEPS = ["sh", "-c", "echo begun; exec sleep 60"]
@@ -34,7 +35,7 @@ class Contained:
         job = {"argv": argv, "cwd": "/", "env": {}, "stdout": "/dev/stdout", "stderr": "/dev/stderr", "first_rank": 4}
         job.update(label="1", folder=str(folder), register=register, pid_namespace=processes.pid_namespace())
         (folder / "job.json").write_text(json.dumps(job))
-        variables = {processes.MARK: run_id, f"{contained.VARIABLE}WORD": "it's"}
+        variables = {processes.MARK: run_id, f"{contained.VARIABLE}WORD": base64.b64encode(b"it's").decode()}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "orchestrator.node", "contained", str(folder / "job.json")],
             cwd=ROOT,
@@ -78,4 +79,26 @@ def test_without_a_guard_the_command_is_killed(tmp_path: Path) -> None:
     ("status", "expected"), [(0, 0), (7 << 8, 7 << 8), (137 << 8, 9), (9, 9), (255 << 8, 255 << 8)]
 )
 def test_an_engine_tells_signals_as_a_shell_does(status: int, expected: int) -> None:
-    assert _of_container(status) == expected
+    assert status_of_command(status) == expected
+
+
+@pytest.mark.parametrize(("engine", "status"), [("podman", 125), ("docker", 125), ("apptainer", 255), ("enroot", 1)])
+def test_a_status_of_the_engine_counts_only_before_the_container_has_begun(engine: str, status: int) -> None:
+    container = ContainerEngine(engine, "20260101-000000-aaa4", lambda: True)
+    assert container.could_not_start(status, has_begun=False)
+    assert not container.could_not_start(status, has_begun=True)
+    assert not container.could_not_start(7, has_begun=False)
+
+
+def test_only_engines_with_records_have_containers_to_remove() -> None:
+    asked = []
+
+    def remove() -> bool:
+        asked.append(True)
+        return False
+
+    assert [ContainerEngine(each, "20260101-000000-aaa5", remove).remove() for each in ("enroot", "apptainer")] == [
+        True,
+        True,
+    ]
+    assert not ContainerEngine("podman", "20260101-000000-aaa5", remove).remove() and len(asked) == 1

@@ -1,6 +1,5 @@
 """The attempts of a run on this host: processes and FIFOs of each, from the order to its outcome. For the guard."""
 
-import functools
 import os
 import socket
 import time
@@ -161,8 +160,7 @@ class Attempts:
             self._spawner.spawn,
             lambda: Helpers(self._recorder_pid(), self._preloader.pid, self._remover.pid),
             self.add_failure,
-            self._remover.remove if self._spec.get("container") else None,
-            functools.partial(contained.find_elsewhere, self._spec),
+            contained.engine_of(self._spec, self._remover.remove),
         )
 
     def _follow(self, tree: Tree) -> None:
@@ -224,6 +222,7 @@ class Attempts:
         elif pid == self._remover.pid:
             self._remover.on_exit()
         elif self.tree is not None:
+            self.read_registrations()  # the first process in a container has registered before it ended
             self.tree.root_ended(pid, status)
 
     @property

@@ -25,12 +25,13 @@ def here() -> engines.Here:
 
 
 def engine_of(folder: str) -> Optional[str]:
-    """The engine that starts the containers of a run; None: it has none."""
+    """The engine that starts the containers of a run; None: it has none, or its engine has no records of them."""
     container = (state.read(os.path.join(folder, "spec.json")) or {}).get("container")
     try:
-        return container["engine"] if container and container["engine"] in engines.ENGINES else None
+        engine = engines.ENGINES.get(container["engine"]) if container else None
     except state.DAMAGED:
         return None
+    return engine.name if engine is not None and engine.records else None
 
 
 def find(folder: str) -> List[str]:

@@ -6,6 +6,7 @@ spawner            starts one process
 job                turns into a process of the run: environment, folder, output, then exec
 preloader          the process that has imported the modules of `run.preload` and forks ranks
 contained          starts a command in a container, and is the first process there
+container_engine   what the tree must know of the engine that starts containers
 container_remover  removes what is left of containers, in a process of its own
 tree               starts, watches and stops all of them
 stacks             prints the stacks of ranks that hang

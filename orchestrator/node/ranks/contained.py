@@ -7,19 +7,22 @@ The first process passes signals on, and ends the container when the run has no 
 nothing else may be left to do so.
 """
 
+import base64
 import json
 import os
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from ..host import containers, engines, processes, state
 from . import job
+from .container_engine import ContainerEngine
 from .launch import Job, Paths
 
 VARIABLE = "DDP_ORCH_CONTAINED_"  # + NAME: the variable NAME of the command, on its way into the container
 CACHE = "container-home"  # HOME in containers: its caches are kept for later runs
+RUNTIME = "container-engine"  # a folder for engines that need one of the user
 LOOK_EVERY = 1.0  # s between looks whether there is a guard
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -28,7 +31,8 @@ def wrap(spec: Dict[str, Any], root_job: Job, paths: Paths) -> Job:
     """The job that runs another one in a container. Its file in the run's folder holds no secret."""
     description = root_job.description
     variables = dict(description["env"])
-    if spec["gpu_ids"] and "CUDA_VISIBLE_DEVICES" not in spec["env"]:
+    engine = spec["container"]["engine"]
+    if spec["gpu_ids"] and "CUDA_VISIBLE_DEVICES" not in spec["env"] and not engines.ENGINES[engine].all_gpus:
         variables.pop("CUDA_VISIBLE_DEVICES", None)  # the container has only these GPUs, with other numbers
     inner = dict(description, env={}, label=root_job.label, folder=paths.run)
     inner.update(register=os.path.join(paths.fifo, "register"), pid_namespace=processes.pid_namespace())
@@ -36,28 +40,32 @@ def wrap(spec: Dict[str, Any], root_job: Job, paths: Paths) -> Job:
     state.replace(file, inner)
     home = os.path.join(state.home_of(paths.run), CACHE)
     os.makedirs(home, 0o700, exist_ok=True)
-    shared = {"HOME": home, "USER": processes.user_name(os.geteuid()), processes.MARK: spec["run_id"]}
-    passed = {VARIABLE + name: value for name, value in {**shared, **variables}.items()}
+    variables = {"HOME": home, "USER": processes.user_name(os.geteuid()), **variables}
+    passed = {VARIABLE + name: _encode(value) for name, value in variables.items()}
+    passed[processes.MARK] = spec["run_id"]
     folders = [paths.run, paths.output, home, spec["program"] + ":ro", *filter(None, [spec["workdir"]])]
     inside = engines.Inside(
         folder=paths.run,
         cwd=paths.cwd,
         mounts=folders,
-        variables=[processes.MARK, *sorted(passed)],
+        variables=sorted(passed),
         gpus=spec["gpu_ids"],
     )
     argv = engines.run_argv(spec["container"], containers.here(), inside, [*program(spec), "contained", file])
-    outer = {"argv": argv, "cwd": paths.run, "env": {processes.MARK: spec["run_id"], **passed}}
+    environment = engines.client_environment(engine, passed, os.path.join(state.home_of(paths.run), RUNTIME))
+    outer = {"argv": argv, "cwd": paths.run, "env": {processes.MARK: spec["run_id"], **environment}}
     return Job(root_job.label, {**outer, "stdout": description["stdout"], "stderr": description["stderr"]})
 
 
-def find_elsewhere(spec: Dict[str, Any]) -> List[processes.Stat]:
-    """The processes of the run that a daemon has started: they are no descendants of the guard."""
-    if (spec.get("container") or {}).get("engine") != engines.DOCKER:
-        return []
-    members = [process for process, mark in processes.marks().items() if mark == spec["run_id"]]
-    found = [processes.stat(process.pid) for process in members]
-    return [status for status in found if status is not None and status.state not in "ZX"]
+def engine_of(spec: Dict[str, Any], remove: Callable[[], bool]) -> Optional[ContainerEngine]:
+    """`remove`: removes what is left of the containers of an attempt."""
+    container = spec.get("container")
+    return ContainerEngine(container["engine"], spec["run_id"], remove) if container else None
+
+
+def _encode(value: str) -> str:
+    """Without line ends, quotes and `$`, which some engines split or expand."""
+    return base64.b64encode(os.fsencode(value)).decode("ascii")
 
 
 def program(spec: Dict[str, Any]) -> List[str]:
@@ -70,7 +78,7 @@ def main(arguments: List[str]) -> int:
     with open(arguments[0], "rb") as file:
         inner = json.loads(file.read())
     for name in [name for name in os.environ if name.startswith(VARIABLE)]:
-        os.environ[name[len(VARIABLE) :]] = os.environ.pop(name)
+        os.environb[os.fsencode(name[len(VARIABLE) :])] = base64.b64decode(os.environ.pop(name))
     signal.pthread_sigmask(signal.SIG_BLOCK, [*PASSED_ON, signal.SIGCHLD])
     # in another namespace, the pids that we see mean other processes to the guard
     is_known = inner["pid_namespace"] == processes.pid_namespace()

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ..host import processes
 from . import job
+from .container_engine import ContainerEngine, status_of_command
 from .launch import Job
 
 F_SETPIPE_SZ = 1031
@@ -22,9 +23,6 @@ PIPE_SIZE = 1024 * 1024  # what ranks can write while the recorder is being rest
 BARRIER_PATIENCE = 3.0  # s that torchrun may outlive its ranks when we stop it: in its exit barrier it ignores SIGTERM
 UNKILLABLE_AFTER = 10.0  # s after KILL until a process counts as unkillable (stuck in the kernel)
 LEFTOVER_GRACE = 5.0  # s for what a rank left behind when it ended well
-ENGINE_FAILED = 125  # exit status of podman and docker
-ENGINE_NAMES = ("conmon", "podman")  # its processes that end by themselves after the container
-KEEPER_NAMES = ("podman pause", "catatonit")  # the process that keeps podman's user namespace for later commands
 COMMAND_MOST = 200  # characters of a command in the records
 
 
@@ -37,12 +35,6 @@ def describe(status: int) -> Tuple[Optional[int], Optional[str]]:
         except ValueError:
             return None, "SIG%d" % number
     return os.WEXITSTATUS(status), None
-
-
-def _of_container(status: int) -> int:
-    """The wait status of the command, from that of the engine's client, which exits with 128 + the signal."""
-    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
-    return code - 128 if 128 < code < 128 + signal.NSIG else status
 
 
 def make_fifos(folder: str, attempt: int, sources: List[str]) -> Dict[str, int]:
@@ -76,13 +68,9 @@ class Tree:
         spawn: Callable[[Dict[str, Any]], int],
         helpers: Callable[[], Helpers],
         report: Callable[[Dict[str, Any]], None],
-        remove_containers: Optional[Callable[[], bool]] = None,
-        find_elsewhere: Callable[[], List[processes.Stat]] = list,
+        engine: Optional[ContainerEngine] = None,
     ) -> None:
-        """`remove_containers`, if the roots run in containers: does that, and returns whether it is done.
-
-        `find_elsewhere`: the processes in containers that are not below the guard.
-        """
+        """`engine`: it starts the roots in containers."""
         self.attempt = attempt
         self.outcome: Optional[Dict[str, Any]] = None
         self.unkillable: List[Dict[str, Any]] = []
@@ -90,8 +78,7 @@ class Tree:
         self._spawn = spawn
         self._helpers = helpers
         self._report = report
-        self._remove_containers = remove_containers
-        self._find_elsewhere = find_elsewhere
+        self._engine = engine
         self._contained: Dict[str, processes.Process] = {}  # label -> the first process in the container
         self._starting: Dict[str, Dict[str, Any]] = {}  # label -> description
         self._roots: Dict[int, str] = {}
@@ -169,7 +156,7 @@ class Tree:
         """The ranks that are running, of those that have registered."""
         known = [(rank, process) for process, rank in self._ranks.values()]
         for pid, label in self._roots.items():
-            is_rank = label != "agent" and self._remove_containers is None
+            is_rank = label != "agent" and self._engine is None
             process = processes.identify(pid) if is_rank else None
             if process is not None:
                 known.append((self._first_rank + int(label), process))
@@ -212,8 +199,8 @@ class Tree:
         label = self._roots.pop(pid, None)
         if label is None:
             return False
-        if self._remove_containers is not None:
-            status = _of_container(status)
+        if self._engine is not None:
+            status = status_of_command(status)
         ended = select.poll()  # not select(): a descriptor may be above its 1024
         for handle in self._ranks:
             ended.register(handle, select.POLLIN)
@@ -230,6 +217,10 @@ class Tree:
         """Launcher `direct`: the roots are the ranks themselves."""
         self._first_rank = first_rank
 
+    def _has_begun(self, rank: Optional[int]) -> bool:
+        """Whether the container of a rank, or of torchrun, has begun to run."""
+        return "agent" in self._contained or (rank is not None and str(rank - self._first_rank) in self._contained)
+
     def _failed(self, rank: Optional[int], status: int, pid: int) -> None:
         if self.stopping is not None:
             return  # a consequence of our own signals
@@ -239,7 +230,7 @@ class Tree:
             what = "a line of `setup` failed"
         elif code == job.NOT_STARTED:
             what = "the command could not be started"
-        elif code == ENGINE_FAILED and self._remove_containers is not None:
+        elif self._engine is not None and self._engine.could_not_start(code or 0, has_begun=self._has_begun(rank)):
             what = "the container could not be started"
         who = "torchrun" if rank is None else "rank %d" % rank
         self._report(
@@ -263,16 +254,16 @@ class Tree:
         # while ranks are starting, its children may become ours: to stop them all, the preloader is stopped too
         without = [helpers.recorder] if self._starting else helpers
         family = processes.below(os.getpid(), without)
-        if self._remove_containers is None:
+        if self._engine is None:
             return family
         known = {child.process for child in family}
-        family += [child for child in self._find_elsewhere() if child.process not in known]
-        return [child for child in family if not self._is_of_engine(child)]
+        family += [child for child in self._engine.find_elsewhere() if child.process not in known]
+        return [child for child in family if not self._is_keeper(child, self._engine)]
 
-    def _is_of_engine(self, child: processes.Stat) -> bool:
+    def _is_keeper(self, child: processes.Stat, engine: ContainerEngine) -> bool:
         """Whether it is a process of the engine that outlives containers, and so is not one of the attempt."""
         is_root = child.process.pid in self._roots or child.parent != os.getpid()
-        return not is_root and processes.name(child.process.pid) in ("podman", *KEEPER_NAMES)
+        return not is_root and engine.is_keeper(child.process.pid)
 
     def stop(self, grace: float, why: str) -> None:
         """TERM now, KILL after `grace` seconds. A later call may shorten the grace, never lengthen it."""
@@ -285,7 +276,8 @@ class Tree:
         look = self._look()
         members = {child.process for child in look}
         self._note(members)
-        processes.send_all(members, signal.SIGCONT)
+        stopped = look if self._engine is None else self._engine.without_shims(look)
+        processes.send_all({child.process for child in stopped}, signal.SIGCONT)
         self._ask_roots()
         self._asked = {child.process for child in look if child.group in self._asked_groups}
         self._ask_orphans(look)
@@ -295,7 +287,7 @@ class Tree:
 
         torchrun does this itself. A second SIGTERM from the guard would run the ranks' handlers twice.
         """
-        if self._remove_containers is not None:
+        if self._engine is not None:
             self._asked_groups.update(process.pid for process, _ in self._ranks.values())
         for process in self._contained.values():  # it passes the signal on
             processes.send(process, signal.SIGTERM)
@@ -323,7 +315,7 @@ class Tree:
                 above = parents[above]
             if above in roots or child.process in self._asked:
                 continue
-            if self._remove_containers is not None and processes.name(child.process.pid) in ENGINE_NAMES:
+            if self._engine is not None and self._engine.is_helper(child.process.pid):
                 continue
             # they may start processes in order to end: those get no signal
             if child.group not in self._asked_groups and child.parent not in asked:
@@ -341,7 +333,7 @@ class Tree:
         members = {child.process for child in family}
         # twice: reading /proc is no snapshot, and may miss a process whose parent forks and dies meanwhile
         if not self._roots and not self._starting and not members and not self.members():
-            if self._remove_containers is not None and not self._remove_containers():
+            if self._engine is not None and not self._engine.remove():
                 return 0.05
             self._finish()
             return 60.0

@@ -85,16 +85,17 @@ def _python(arguments: Dict[str, Any], answers: Dict[str, Any]) -> Dict[str, Any
         program = file.read()
     request = {"script": arguments["script"], "workdir": arguments["workdir"], "marker": MARKER}
     # a file: argv has a limit, and setup may read stdin
-    with tempfile.NamedTemporaryFile() as question:
-        question.write(json.dumps(request).encode("ascii"))
-        question.flush()
-        argv, environment = [arguments["python"], "-c", program, question.name], arguments["env"]
+    with tempfile.TemporaryDirectory() as folder:
+        question = os.path.join(folder, "question.json")
+        with open(question, "w", encoding="ascii") as file:
+            json.dump(request, file)
+        argv, environment = [arguments["python"], "-c", program, question], arguments["env"]
         if arguments.get("container"):
-            answers["container"] = container_probe.look(arguments["container"])
+            answers["container"] = container_probe.look(arguments["container"], question)
             if answers["container"]["error"]:
                 return _unanswered(answers["container"]["error"], answers["container"]["code"])
             arguments = dict(arguments, container=dict(arguments["container"], engine=answers["container"]["engine"]))
-            argv, environment = container_probe.python_argv(arguments, question.name, argv), {}
+            argv, environment = container_probe.python_argv(arguments, question, argv)
         if arguments["setup"]:
             argv = job.through_setup(arguments["setup"], argv)
         return _answer(argv, environment, arguments)
