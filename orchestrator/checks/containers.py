@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..answers.facts import ContainerFacts, Facts
 from ..inventory.container import Container, candidates
 from ..plan.plan import Node
-from .engines import advice_for, command
+from .engine_advice import advice_for, command
 from .findings import Findings, shell_word
 
 SHOWN_ID = 12  # characters

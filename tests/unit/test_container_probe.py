@@ -89,7 +89,8 @@ def found_by(folder: Path, image: str, *engines: str) -> dict[str, Any]:
 
 def test_the_first_engine_that_has_the_image_is_used(program: Program, tmp_path: Path) -> None:
     found = found_by(tmp_path, "x:1", "podman", "docker", "enroot")
-    assert (found["code"], found["error"]) == ("container-engine-missing", "podman and docker and enroot not found")
+    assert found["code"] == "container-engine-missing"
+    assert all(engine in found["error"] for engine in ("podman", "docker", "enroot"))
     program("podman", "[ $1 = info ]")
     # its default is a folder that only a login session has
     program("enroot", '[ -n "$ENROOT_RUNTIME_PATH" ] || exit 1; [ $1 = list ] && echo x:1; exit 0')

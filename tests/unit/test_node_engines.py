@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from orchestrator.checks.engines import ADVICE
+from orchestrator.checks.engine_advice import ADVICE
 from orchestrator.inventory import container
 from orchestrator.node.host.engines import ENGINES, Here, Inside, client_environment, run_argv
 from orchestrator.node.serve.container_probe import GPU_CHECKS
