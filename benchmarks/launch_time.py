@@ -5,7 +5,7 @@ and with `run.warm` its modules were imported once before. The hand-written base
 variables, one ssh a host, all at once, with nothing checked. Each round runs every contestant once; ratios are within a
 round.
 
-    python benchmarks/launch_time.py [--hosts 8] [--ranks 1] [--rounds 5] [--only "ddp-orch, direct, warm"]...
+    python benchmarks/launch_time.py [--hosts 8] [--ranks 1] [--rounds 5] [--only NAME]... [--result NAME]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lab.lab import Lab
 SCRIPT = """
 import os, torch.distributed as dist
 dist.init_process_group("gloo")
-print("first line of rank", os.environ["RANK"], flush=True)
+print(f"first line of rank {os.environ['RANK']}\\n", end="", flush=True)  # in one write: ranks share a pipe
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1, help="of each host")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", action="append", help="a contestant beside the baseline; default: all")
+    parser.add_argument("--result", default="launch_time", help="name of the file in results/")
     asked = parser.parse_args()
     with Lab(asked.hosts) as lab:
         folder = lab.controller_home / "bench"
@@ -118,8 +119,7 @@ def main() -> None:
                 if turn:  # the first round warms caches, and sends the code
                     seconds[name].append(took)
     print(results.table(seconds, BY_HAND))
-    name = "launch_time" if asked.ranks == 1 else f"launch_time_{asked.ranks}_ranks"
-    results.write(name, {"hosts": asked.hosts, "ranks": asked.ranks, "seconds": seconds})
+    results.write(asked.result, {"hosts": asked.hosts, "ranks": asked.ranks, "seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import signal
 import sys
 import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lab.waiting import wait_until
 from local_runs import HEAVY, Run, Runs
 from test_preload_equal import SCRIPTS, output_of
 
+from orchestrator.node.guard import requests, warm
 from orchestrator.node.host import processes, state
 from orchestrator.node.preload import later_runs
 
@@ -101,8 +103,17 @@ def hide_module(modules: Path) -> dict[str, Any]:
     return {"command": (), "code": "train.py"}
 
 
+def link_python(modules: Path) -> dict[str, Any]:
+    """Another path of the same interpreter."""
+    folder = modules.parent / "other" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "python3").symlink_to(sys.executable)
+    return {"python": str(folder / "python3")}
+
+
 CHANGES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "module": change_module,
+    "python": link_python,
     "hidden": hide_module,
     "variable": lambda _: {"env": {"OMP_NUM_THREADS": "7"}},
     "modules": lambda _: {"options": "preload: [heavy, json], warm: 15m"},
@@ -163,6 +174,34 @@ def test_ps_shows_what_is_kept_and_kill_leftovers_ends_it(runs: Runs, modules: P
     (killed,) = session.request("stale", {"ports": [], "warm": True})["killed"]
     assert killed["pid"] == preloader.pid and not processes.alive(preloader)
     assert session.request("list", {})["warm"] == []
+
+
+def count_connections(folder: Path) -> int:
+    """To the socket of a keeper."""
+    name = requests.socket_name(str(folder))[1:].decode()
+    return sum(name in line for line in Path("/proc/net/unix").read_text().splitlines()) - 1  # one of them listens
+
+
+@pytest.mark.parametrize("first", ["run", "end"])
+def test_an_end_reaches_no_run_that_has_the_process(runs: Runs, modules: Path, first: str) -> None:
+    run_to_its_end(runs, modules)
+    keeper, preloader = wait_kept(runs)
+    (path,) = runs.hosts(1)[0].state.glob("*/warm/*")
+    kept = warm.Keeper(str(path), state.read(str(path / "warm.json")) or {})
+    actions = {"run": lambda: start(runs, modules, WAITS), "end": lambda: warm.end(kept)}
+    os.kill(keeper.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor() as pool:
+        started = {}
+        for number, name in enumerate(sorted(actions, key=lambda name: name != first), 1):
+            started[name] = pool.submit(actions[name])
+            wait_until(lambda number=number: count_connections(path) == number, 5.0, f"{name} waits for the keeper")
+        os.kill(keeper.pid, signal.SIGCONT)
+    run = started["run"].result()
+    run.wait_for("\n", "1.0.out")
+    took_over = int(run.journal()["1.0.out"]) == preloader.pid
+    assert took_over == (first == "run") == (run.guard() == keeper)
+    assert started["end"].result() == (None if took_over else preloader)
+    run.stop(grace=0.0)
 
 
 def test_it_is_a_process_of_no_run(runs: Runs, modules: Path) -> None:

@@ -1,7 +1,7 @@
 """The process between two runs that keeps a preloader, with `run.warm`. It waits, and uses no CPU.
 
 It is the guard of the last run, and becomes the guard of the next one (warm.py). It ends after `run.warm`, when its
-preloader ends, and on SIGTERM. Its preloader ends with it.
+preloader ends, and on request. Its preloader ends with it.
 """
 
 import json
@@ -65,7 +65,7 @@ def main() -> NoReturn:
         }
         state.replace(os.path.join(folder, warm.RECORD), record)
         for oldest in sorted(warm.keepers(), key=lambda keeper: keeper.record["since"])[: -warm.MOST]:
-            warm.end(oldest)
+            warm.end_later(oldest)  # this one too, if it is the oldest
         _wait(given, folder, listener, channel, deadline)
     shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)
@@ -89,6 +89,8 @@ def _wait(given: Dict[str, Any], folder: str, listener: socket.socket, channel: 
             connection.settimeout(REQUEST_WINDOW)
             try:
                 received = warm.receive(connection) if is_own(connection) else None
+            except warm.Ended:
+                return
             except (OSError, ValueError):
                 received = None
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a guard has to see the end of its preloader

@@ -5,6 +5,7 @@ run becomes the keeper of its preloader (keeper.py), and the keeper becomes the 
 """
 
 import array
+import contextlib
 import hashlib
 import json
 import os
@@ -29,12 +30,17 @@ RECORD = "warm.json"
 MOST = 2  # keepers on a host; when there is another one, the oldest ends
 ANSWER_WINDOW = 10.0  # s for a keeper to become a guard
 LONGEST = 4096  # bytes of a request; the rest is in a file, whose descriptor comes with it
+TAKE_OVER, END, ENDED = b"take over", b"end", b"ended"  # requests, and the answer to the second
 
 # they differ between logins
 OF_LOGIN = re.compile(r"SSH_(CLIENT|CONNECTION|TTY|AUTH_SOCK)|XDG_SESSION_ID|_|SHLVL|OLDPWD|PWD")
 SCOPE = re.compile(r"/(session-[^/]*|run-[^/]*)\.scope")
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class Ended(Exception):
+    """The keeper has been asked to end."""
 
 
 class Keeper(NamedTuple):
@@ -86,13 +92,44 @@ def keepers() -> Iterator[Keeper]:
 
 
 def end(keeper: Keeper) -> Optional[processes.Process]:
-    """End a keeper, and with it its preloader. Returns the preloader; None if there is none any more."""
+    """End a keeper, and with it its preloader. Returns the preloader; None if there is none any more.
+
+    By a request, not by a signal: the keeper may become a guard at any time, and has the same pid then.
+    """
     try:
         identity, preloader = [processes.Process(*map(int, keeper.record[name])) for name in ("keeper", "preloader")]
     except state.DAMAGED:
         return None
-    # a keeper that becomes a guard gives up its lock first
-    return preloader if state.guarded(keeper.folder) and processes.send(identity, signal.SIGTERM) else None
+    try:
+        with _connect(keeper) as connection:
+            connection.send(END)
+            return preloader if connection.recv(LONGEST) == ENDED else None
+    except socket.timeout:  # it hangs, and so becomes no guard; since Python 3.10 the name of TimeoutError
+        return preloader if state.guarded(keeper.folder) and processes.send(identity, signal.SIGKILL) else None
+    except OSError:
+        return None  # it has become a guard, or has ended
+
+
+def end_later(keeper: Keeper) -> None:
+    """As `end`, without waiting: two keepers may end each other."""
+    try:
+        with _connect(keeper) as connection:
+            connection.send(END)
+    except OSError:
+        pass  # it has become a guard, or has ended
+
+
+def _connect(keeper: Keeper) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        connection.settimeout(ANSWER_WINDOW)
+        connection.connect(socket_name(keeper.folder))
+        if not is_own(connection):
+            raise PermissionError
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def describe(keeper: Keeper) -> Dict[str, Any]:
@@ -143,7 +180,7 @@ def _ask(keeper: Keeper, run_folder: str, spec: Dict[str, Any], given: Dict[str,
                 return False
             pid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
             handles = array.array("i", [data, log, *given["inherited"]]).tobytes()
-            connection.sendmsg([b"take over"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handles)])
+            connection.sendmsg([TAKE_OVER], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handles)])
             return connection.recv(LONGEST) == b"guard"
         except OSError:
             if pid > 0:  # it may still become a guard, so it must end before another one is started
@@ -156,12 +193,16 @@ def _ask(keeper: Keeper, run_folder: str, spec: Dict[str, Any], given: Dict[str,
 
 
 def receive(connection: socket.socket) -> Optional[Tuple[Dict[str, Any], List[int]]]:
-    """The request of a relay, for the keeper, and the descriptors that came with it."""
+    """The request of a relay, for the keeper, and the descriptors that came with it. Raises Ended."""
     message, ancillary, _, _ = connection.recvmsg(LONGEST, socket.CMSG_SPACE(253 * 4))
+    if message == END:
+        with contextlib.suppress(OSError):  # see `end_later`
+            connection.send(ENDED)
+        raise Ended
     handles = array.array("i")
     for _, _, raw in ancillary:
         handles.frombytes(raw[: len(raw) - len(raw) % handles.itemsize])
-    if message != b"take over" or len(handles) < 2:
+    if message != TAKE_OVER or len(handles) < 2:
         for handle in handles:
             os.close(handle)
         return None
