@@ -57,5 +57,4 @@ def _why_no_election(inventory: Any) -> str:
 def elects(inventory: Any, voters: int) -> bool:
     """Whether so many machines elect another head when theirs is lost."""
     run = inventory.run
-    wanted = run.head_lost == "elect" or (run.head_lost == "auto" and run.witness is not None)
-    return wanted and voters >= MIN_VOTERS and bool(run.max_restarts and run.rejoin_timeout)
+    return run.head_lost != "stop" and voters >= MIN_VOTERS and bool(run.max_restarts and run.rejoin_timeout)

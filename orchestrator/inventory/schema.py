@@ -316,7 +316,7 @@ _RUN = _section(
         "head_lost",
         choice("auto", "elect", "stop"),
         "auto",
-        "elect: others elect a new head; stop: they do not; auto: elect with a witness",
+        "elect: others elect a new head; stop: they do not; auto: elect if three can vote",
     ),
     Key("witness", maybe(witness_kind(WITNESS)), None, "a machine that only votes for a new head; null: none"),
     Key(
