@@ -362,6 +362,27 @@ def test_hosts_with_setup_keep_no_modules() -> None:
         made("hosts: [{name: a, setup: [module load cuda]}]\nrun: {launcher: direct, warm: 15m}")
 
 
+# --- a lost head
+
+
+@pytest.mark.parametrize(
+    ("text", "head_lost"),
+    [
+        ("hosts: [a, b, c]\nrun: {max_restarts: 3}", "elect"),
+        ("hosts: [a, b, {name: c, spare: true}]\nrun: {max_restarts: 3}", "elect"),
+        ("hosts: [a, b]\nrun: {max_restarts: 3, witness: c}", "elect"),
+        ("hosts: [a, b]\nrun: {max_restarts: 3}", "stop"),
+        ("hosts: [a, b, c]\nrun: {max_restarts: 3, head_lost: stop}", "stop"),
+        ("hosts: [a, b, c]", "stop"),
+        ("hosts: [a, b, c]\nrun: {max_restarts: 3, rejoin_timeout: 0}", "stop"),
+    ],
+)
+def test_three_machines_of_a_run_with_restarts_elect_their_head(text: str, head_lost: str) -> None:
+    resolved = plan.resolve(made(text), {name: facts() for name in ("a", "b", "c")})
+    spec = plan.spec(resolved, 0, {name: facts() for name in names(resolved)}, created_at="", by="")
+    assert spec["head_lost"] == head_lost
+
+
 # --- a witness
 
 WITNESSED = "hosts: [a, b]\nrun: {max_restarts: 3, secrets: [TOKEN], witness: nas}\nnotify: {command: mail}"
