@@ -43,14 +43,16 @@ def test_a_rank_that_fails_behind_a_broken_path_ends_the_run_at_once(lab3: Lab) 
         run.assert_ended(1, "failed", "node-2: rank 2")
 
 
+@pytest.mark.parametrize("elects", [False, True])
 @pytest.mark.parametrize("lease", [8, 30])
-def test_a_cut_of_the_management_network_does_not_end_a_run(lab3: Lab, lease: int) -> None:
+def test_a_cut_of_the_management_network_does_not_end_a_run(lab3: Lab, lease: int, elects: bool) -> None:
     """For 20 s, on all hosts. The link moves to the data network; the rendezvous and gloo were there before."""
     hosts = [
         {"name": host.name, "address": host.address, "env": {"GLOO_SOCKET_IFNAME": host.links["cluster"].interface}}
         for host in lab3.hosts
     ]
-    with trial(lab3, lab3.inventory(hosts=hosts, run={"lease": lease}), GLOO, "600", "0.05") as run:
+    options = {"lease": lease, "max_restarts": 3 if elects else 0}
+    with trial(lab3, lab3.inventory(hosts=hosts, run=options), GLOO, "600", "0.05") as run:
         run.wait_for("rank 2 step 20 ")
         for host in lab3.hosts:
             host.cut("ssh")
