@@ -17,6 +17,7 @@ drain      `drain`
 add        `add`, `blueprint` and `code`
 rejoin     `rejoin`
 signaled   `signal`, `saved` and `finish`
+shell      `shell`
 files      files of runs, and what was removed
 ledger     the runs that ended on a host
 printed    lines of JSON that scripts of ddp-orch print on hosts

@@ -18,6 +18,7 @@ top           `top`
 board         the table of `top`
 report        `report`
 events        `events`
+shell         `shell`
 doctor        `doctor`
 diagnose      `diagnose`
 signals       `signal` and `snapshot`

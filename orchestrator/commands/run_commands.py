@@ -14,6 +14,7 @@ from ..errors import UsageError
 from . import completion, deprecated
 from .options import (
     HOSTS,
+    INVENTORY_OF_GIVEN_RUN,
     INVENTORY_OF_RUN,
     JSON,
     RUN,
@@ -186,6 +187,25 @@ def events(run: str | None, inventory: str | None, as_json: bool) -> None:
     sys.exit(events_command.events(run, inventory, as_json=as_json))
 
 
+@click.command(cls=CommandWithArgs, short_help="open a shell in the environment of a run")
+@click.argument("run", shell_complete=completion.run)
+@click.argument("host", required=False, shell_complete=completion.host)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
+@INVENTORY_OF_GIVEN_RUN
+def shell(run: str, host: str | None, command: tuple[str, ...], inventory: str | None) -> None:
+    """Open a shell on HOST (default: the head) with the folder, variables and python of RUN, or run CMD there.
+
+    It runs after `setup`, in the folder of the code, with the variables of the ranks (not those of one rank, such as
+    RANK), and in a new container of the run's image if there is one. Secrets are set while the run is running.
+
+    The shell is not part of the run: `kill` leaves it alone. Exits with the exit code of the shell or CMD. If the shell
+    does not answer, press Enter, then type ~. to leave it.
+    """
+    from . import shell as shell_command
+
+    sys.exit(shell_command.shell(run, host, command, inventory))
+
+
 @click.command(cls=Command, short_help="write an HTML report of a run")
 @RUN
 @INVENTORY_OF_RUN
@@ -267,6 +287,7 @@ COMMANDS = (
     ps,
     top,
     events,
+    shell,
     report,
     diagnose,
     fetch,

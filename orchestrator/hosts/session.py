@@ -17,6 +17,7 @@ from ..node.serve import wire
 from ..output.terminal import one_line
 from ..ssh.pipe import Connection
 from .bootstrap import bootstrap_command, interpreter_of
+from .limits import ANSWER_LIMIT, LIMITS, WAITS_FOR, WAITS_FOR_FILES
 from .node_program import NodeProgram
 
 A = TypeVar("A")
@@ -26,42 +27,6 @@ PING_EVERY = 5.0  # s
 DEAD_AFTER = 14.0  # s without a frame after which the host counts as lost; the relay answers every PING at once
 UPLOAD_DEAD_AFTER = 60.0  # s, the same during an upload: a PING waits behind some MiB on a slow line
 BOOTSTRAP_WINDOW = 30.0  # s for the login shell and python to start
-
-ANSWER_LIMIT = 30.0
-"""Seconds for an answer to any operation that is not in LIMITS, even if the host answers every PING."""
-
-LIMITS: Mapping[str, float] = {
-    # until the answer; each exceeds the sum of the limits of its parts in the node program
-    "probe": 180.0,  # 60 s for `setup` and the python
-    "dial": 300.0,  # bandwidth and latency to every target
-    "prepare": 300.0,  # copies the code, removes old runs
-    "start": 120.0,
-    "rejoin": 60.0,  # ends processes, waits for a shared disk and for the guard
-    "abort": 60.0,
-    "force": 60.0,
-    "stale": 120.0,
-    "stop": 60.0,  # after grace and lease: the guard's record, the sweep
-    "prune": 120.0,
-    "outputs": 120.0,  # looks at every file
-    "output_folders": 120.0,
-    "notify": 90.0,  # 10 s of the webhook, 60 s of the command
-    "remove_outputs": 600.0,  # millions of files on a slow disk
-    "unpack": 300.0,  # after the upload, which `Pipe.send` limits
-    # until the next DATA; the node program sends some every 15 s, even if the run prints nothing
-    "attach": 60.0,
-    "send": 60.0,
-}
-"""Seconds. A `stop` gets its grace and lease in addition."""
-
-WAITS_FOR_FILES = "a file server or a disk (try `df` there)"
-WAITS_FOR: Mapping[str, str] = {
-    "probe": f"`setup`, python, {WAITS_FOR_FILES}",
-    "dial": "the network between the hosts",
-    "start": "its guard",
-    "stop": f"processes that hang in the kernel, {WAITS_FOR_FILES}",
-    "notify": "the webhook or the command",
-}
-"""By operation, what a host that answers every PING may be waiting for. Others use files only."""
 
 
 class SessionLost(UnreachableError):
@@ -84,6 +49,8 @@ class InvalidAnswer(Refused):
 
 
 Data = Callable[[Mapping[str, Any], bytes], None]
+Send = Callable[[Mapping[str, Any], bytes], None]
+"""Sends a DATA frame with this header, and a payload of at most wire.MAX_PAYLOAD bytes. Raises OSError."""
 
 
 @dataclass(frozen=True)
@@ -315,6 +282,20 @@ class Session:
 
         return self._ask(operation, arguments, take)
 
+    def converse(
+        self,
+        operation: Streaming[A, D],
+        arguments: Arguments,
+        on_data: Callable[[D, bytes], None],
+        begin: Callable[[Send], None],
+    ) -> A:
+        """As `follow`, for an operation that also takes data. `begin` gets the function that sends it."""
+
+        def take(header: Mapping[str, Any], payload: bytes) -> None:
+            on_data(operation.decode_data(header, payload), payload)
+
+        return self._ask(operation, arguments, take, begin=begin)
+
     def _ask(
         self,
         operation: Operation[A],
@@ -322,6 +303,7 @@ class Session:
         take: Data | None,
         upload: Iterable[bytes] = (),
         extra_time: float = 0.0,
+        begin: Callable[[Send], None] = lambda _: None,
     ) -> A:
         request = _Request(operation, take, time.monotonic())
         with self._sending:
@@ -334,6 +316,7 @@ class Session:
             if operation.name == "unpack":
                 self._upload(number, upload)
                 request.active_at = time.monotonic()
+            begin(lambda header, payload: self._send(wire.Frame(wire.DATA, {**header, "id": number}, payload)))
             if self._lost is not None:
                 request.results.put(None)  # it may have been lost before this request was registered
             result = self._answer(request, LIMITS.get(operation.name, ANSWER_LIMIT) + extra_time)

@@ -23,6 +23,10 @@ def main(arguments: List[str]) -> int:
         from .serve.flight import main as dumps
 
         return dumps(rest)
+    if verb == "shell-exec":
+        from .serve.shell_exec import main as shell_exec
+
+        return shell_exec(rest)
     if verb == "health":
         from .host.health import main as health
 

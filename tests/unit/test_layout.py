@@ -91,6 +91,7 @@ TWICE = {
     "rejoin": {"answers.rejoin", "node.serve.rejoin"},
     "revive": {"commands.revive", "runs.revive"},
     "runs": {"answers.runs", "node.serve.runs"},
+    "shell": {"answers.shell", "commands.shell", "node.serve.shell", "runs.shell"},
     "stacks": {"diagnosis.stacks", "node.ranks.stacks"},
     # what a host answers, and who asks it
     "attach": {"answers.attach", "runs.attach"},

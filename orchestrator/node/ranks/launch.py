@@ -8,7 +8,7 @@ and in variables only `{output}` is filled in.
 import os
 import re
 import string
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Set, Tuple
 
 from ..gang import gang_events
 from ..host import memory_folder, network, processes
@@ -141,9 +141,32 @@ def preload_job(spec: Dict[str, Any], secrets: Dict[str, str], cwd: str, output:
     return {"argv": _command(spec["command"], output), "cwd": cwd, "env": environment, "oom_score_adj": OOM_SCORE}
 
 
+def shell_environment(spec: Dict[str, Any], secrets: Dict[str, str], output: str) -> Dict[str, str]:
+    """The variables of the ranks, without what belongs to one rank or attempt, and without the mark of the run.
+
+    So a process that the user starts with it does not count as one of the run.
+    """
+    known = _node_places(spec)
+    interface = spec["interface"]
+    own = spec.get("cluster_address")
+    addresses: List[str] = [own] if own else spec.get("link_addresses", [])
+    if interface == "auto" and addresses:
+        interface = network.interface_of(network.source_address(addresses[0]))
+    if interface != "auto":
+        known.update(interface=interface, nccl_interface=network.nccl_name(interface))
+    auto = {name: value for name, value in spec["auto_env"].items() if _places_in(value) <= known.keys()}
+    environment = _environment(spec, secrets, {name: value.format_map(known) for name, value in auto.items()}, output)
+    del environment[processes.MARK]
+    return environment
+
+
 def _is_early(template: str) -> bool:
     """Whether the value is known before an attempt."""
-    return all(place in (None, "nproc", "threads") for _, place, _, _ in string.Formatter().parse(template))
+    return _places_in(template) <= {"nproc", "threads"}
+
+
+def _places_in(template: str) -> Set[str]:
+    return {place for _, place, _, _ in string.Formatter().parse(template) if place is not None}
 
 
 def _node_places(spec: Dict[str, Any]) -> Dict[str, str]:

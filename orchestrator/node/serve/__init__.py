@@ -36,6 +36,9 @@ rejoin          starts a guard for a run after a restart of this host, or after 
 at_boot         the same, started by cron
 ticket          asks the guard here for what a guard on another host needs
 
+shell           runs a command for the user in the environment of a run
+shell_exec      turns into that command
+
 outputs         lists and sends files that a run wrote
 output_folders  lists and removes output folders
 """

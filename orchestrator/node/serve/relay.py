@@ -14,10 +14,13 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, BinaryIO, Callable, Dict, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Dict, cast
 
 from ..host import processes, state
 from . import wire
+
+if TYPE_CHECKING:
+    from . import shell
 
 SILENCE = 30.0  # s without a frame from the controller (it sends a PING every 5)
 
@@ -64,6 +67,7 @@ class Relay:
         os.close(null)
         self._writing = threading.Lock()
         self._uploads: Dict[int, "queue.Queue[bytes]"] = {}
+        self._shells: Dict[int, "shell.Shell"] = {}
         self._controls: Dict[str, socket.socket] = {}
         self._operations: Dict[str, Callable[[Dict[str, Any], int], Dict[str, Any]]] = {
             "listen": self._listen,
@@ -75,10 +79,18 @@ class Relay:
             "attach": self._attach,
             "send": self._send_outputs,
             "code": self._send_code,
+            "shell": self._shell,
             "prune": self._prune,
         }
 
     def serve(self) -> int:
+        try:
+            return self._serve()
+        finally:
+            for each in list(self._shells.values()):
+                each.hang_up()
+
+    def _serve(self) -> int:
         try:
             self.send(wire.Frame(wire.HELLO, _hello()))
         except (state.StateError, OSError) as error:
@@ -97,9 +109,13 @@ class Relay:
                 elif frame.kind == wire.REQUEST:
                     if frame.header["op"] == "unpack":
                         self._uploads[frame.header["id"]] = queue.Queue(16)  # the window of an upload: 4 MiB
+                    elif frame.header["op"] == "shell":
+                        self._add_shell(frame.header["id"])
                     threading.Thread(target=self._answer, args=(frame.header,), daemon=True).start()
                 elif frame.kind == wire.DATA and frame.header["id"] in self._uploads:
                     self._uploads[frame.header["id"]].put(frame.payload)
+                elif frame.kind == wire.DATA and frame.header["id"] in self._shells:
+                    self._shells[frame.header["id"]].put(frame.header, frame.payload)
                 elif frame.kind == wire.BYE:
                     self.send(wire.Frame(wire.BYE, {}))
                     return 0
@@ -201,6 +217,20 @@ class Relay:
             self.send(wire.Frame(wire.DATA, dict(header, id=number), payload))
 
         return code.send(arguments, emit)
+
+    def _add_shell(self, number: int) -> None:
+        from . import shell
+
+        self._shells[number] = shell.Shell(self._program)
+
+    def _shell(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        def emit(header: Dict[str, Any], payload: bytes) -> None:
+            self.send(wire.Frame(wire.DATA, dict(header, id=number), payload))
+
+        try:
+            return self._shells[number].run(arguments, emit)
+        finally:
+            del self._shells[number]
 
     def _prune(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import at_boot, retire
