@@ -64,6 +64,7 @@ from .options import (
     metavar="KEY=VALUE",
     help="Change a key of run or notify for this run, such as run.max_restarts=3. Can be repeated.",
 )
+@click.option("--call", metavar="MODULE:FUNCTION", hidden=True)  # of orchestrator.run: docs/python.md
 def up(**options: Any) -> None:
     """Start SCRIPT on all hosts and follow its output.
 

@@ -53,6 +53,7 @@ class UpOptions:
     env_file: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()  # KEY=VALUE, of the inventory
     show_outputs: bool = True  # how to fetch what the run has written
+    call: str | None = None  # MODULE:FUNCTION, called in place of the script
     trainer_args: tuple[str, ...] = ()  # for the bundled trainer, after run.args; run.script is ignored
 
     def command(self, inventory: str, *, without: Sequence[str] = (), name: str | None = None) -> str:
@@ -75,7 +76,7 @@ class UpOptions:
         words = [flag for flag, is_set in flags.items() if is_set]
         repeated = {"--env-file": self.env_file, "-e": self.env, "--set": self.settings}
         values = [(option, value) for option, values in repeated.items() for value in values]
-        for option, value in (("--name", name or self.name), ("--hosts", hosts), *values):
+        for option, value in (("--name", name or self.name), ("--hosts", hosts), ("--call", self.call), *values):
             words += [option, value] if value else []
         return advice.command("up", *words, *(("--", *self.script) if self.script else ()), inventory=inventory)
 
@@ -221,7 +222,10 @@ def _plan_run(
     if invoked.ignored:
         stderr_console().note(f"ignored: {', '.join(dict.fromkeys(invoked.ignored))}. The inventory has the hosts")
     inventory = invocation.apply(inventory, invoked)
-    command, snapshot = entrypoint.find(inventory, invoked.words)
+    if options.call is None:
+        command, snapshot = entrypoint.find(inventory, invoked.words)
+    else:
+        command, snapshot = entrypoint.find_function(inventory, invoked.words, options.call)
     code = None
     if snapshot is not None:
         code = Code(

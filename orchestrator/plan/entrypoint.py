@@ -16,17 +16,20 @@ from ..errors import UsageError
 from ..inventory import advice, paths
 from ..inventory.model import Inventory
 from ..output.console import fold
-from . import launchers, plan
+from . import function_call, launchers, plan
 from . import snapshot as ship
 
 TRAINER = Path(__file__).parents[2] / "trainer"
 
 
-def find(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[str, ...], ship.Snapshot | None]:
+def find(
+    inventory: Inventory, words: tuple[str, ...], package_depth: int = 0
+) -> tuple[tuple[str, ...], ship.Snapshot | None]:
     """The arguments of python on the hosts, and the code to send for them.
 
     `words`: what follows `--` on the command line. A script or -m there replaces run.script and run.args. Flags alone,
     such as `--lr 0.1`, are added to run.args, or to the flags of the bundled trainer. (Python has no flags with `--`.)
+    `package_depth`: of a script; see `snapshot.snapshot`.
     """
     if launchers.choose(inventory).scope == "host":
         return _find_command(inventory, words)
@@ -59,7 +62,8 @@ def find(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[str, ...],
             f"{advice.command('up', '--set', 'run.launcher=node', '--', *words, inventory=inventory.path)}"
         )
     path = _module_file(args[0], base) if module else Path(script)
-    snapshot = ship.snapshot(path, inventory.run.sync, base, inventory_folder)
+    depth = len(path.parts) - 1 if module else package_depth
+    snapshot = ship.snapshot(path, inventory.run.sync, base, inventory_folder, package_depth=depth)
     if snapshot is None:
         others = fold(host.name for host in hosts if not host.workdir)
         raise UsageError(
@@ -73,6 +77,15 @@ def find(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[str, ...],
     if module or in_place:
         return ("-u", script, *args), snapshot
     return ("-u", os.path.relpath(snapshot.script, snapshot.workdir), *args), snapshot
+
+
+def find_function(
+    inventory: Inventory, words: tuple[str, ...], function: str
+) -> tuple[tuple[str, ...], ship.Snapshot | None]:
+    """As `find`, for `--call`. `words`: a script and its JSON; see `function_call.make`."""
+    script = words[0] if words else ""
+    command, snapshot = find(inventory, words, function_call.package_depth(script, function))
+    return function_call.make(command, function), snapshot
 
 
 RUN_PROGRAM = """

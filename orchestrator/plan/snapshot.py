@@ -107,12 +107,15 @@ class Snapshot:
         archive.addfile(info, io.BytesIO(data))
 
 
-def snapshot(script: Path, sync: Sync, base: Path, sync_base: Path | None = None) -> Snapshot | None:
+def snapshot(
+    script: Path, sync: Sync, base: Path, sync_base: Path | None = None, *, package_depth: int = 0
+) -> Snapshot | None:
     """The code that `script` needs on the hosts; None if `sync` is `none`.
 
     The run starts in `base`, and `script` is relative to it. Paths in `sync` are relative to `sync_base` (default:
     `base`). `auto` takes the files that git tracks or would track in the script's repository; without a repository, in
-    the script's folder. Other paths are taken with everything in them. The script is always part of the snapshot.
+    the folder above the packages of the script, of which there are `package_depth`. Other paths are taken with
+    everything in them. The script is always part of the snapshot.
     Never part of it: .git, byte code, virtual environments, results of runs, sockets, devices, empty folders.
     Credentials, and links to outside of the snapshot, are left out unless a path in `sync` names them.
     Raises UsageError, also for more than 200 MB or 20,000 files.
@@ -130,7 +133,7 @@ def snapshot(script: Path, sync: Sync, base: Path, sync_base: Path | None = None
     paths = (
         tuple(_absolute(Path(path).expanduser(), sync_base) for path in sync if path != AUTO) if sync != AUTO else ()
     )
-    top = _top(script, base, sync_base) if AUTO in sync else None
+    top = _top(script, package_depth, base, sync_base) if AUTO in sync else None
     root = _root(script, base, paths, top)
     files = _Collection(root, [Path(os.path.realpath(script)), *paths, *([top] if top else [])], warnings)
     for path in (script, *paths):
@@ -176,15 +179,15 @@ def why_not_sent(folder: Path, path: str, sync_base: Path) -> str | None:
     return f"{shown(path)} exists on this machine but is not sent: {why}. Add it to run.sync: [auto, {entry}]"
 
 
-def _top(script: Path, base: Path, sync_base: Path) -> Path:
-    """The folder whose files are the script's code: the top of its repository, else its own folder.
+def _top(script: Path, package_depth: int, base: Path, sync_base: Path) -> Path:
+    """The folder whose files are the script's code: the top of its repository, else that above its packages.
 
     Raises UsageError for a folder without a repository that has much else, such as a home folder.
     """
     for folder in script.parents:
         if git.has_repository(folder):
             return folder
-    folder = script.parent
+    folder = script.parents[package_depth]
     advice = (
         "move the script into a folder of its own, run `git init` there, or list what it needs in run.sync: [paths]"
     )

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 LAYERS = (
-    {"cli"},
+    {"cli", "api"},
     {"demo"},
     {"commands"},
     {"runs"},
