@@ -1,8 +1,9 @@
 """ddp-orch's controller: reads an inventory, reaches every host over SSH, starts, looks and commands.
 
-api     the Python interface: `from orchestrator import run`
 cli     declares the commands, together with commands/run_commands.py and change_commands.py
 errors  the errors that users see, each with its exit code
+
+The package api is the Python interface: `from orchestrator import run`.
 """
 
 from __future__ import annotations

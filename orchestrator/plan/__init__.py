@@ -6,6 +6,7 @@ newcomer     a host that is added to a run
 launchers    what each launcher starts, as templates
 description  a plan as text or JSON
 entrypoint   what `up` runs: a script, a module or the bundled trainer
+function_call  the command that calls a function in a rank
 invocation   recognises the command lines of other launchers after `--`
 snapshot     the archive of the code
 code_files   the files of the code
