@@ -77,7 +77,7 @@ def test_a_script_runs_with_its_words_and_variables_and_its_output_is_read_as_it
     settings(lab2)
     script(
         lab2,
-        "import os, pathlib, sys\nprint('got', sys.argv[1:], os.environ['WHAT'], flush=True)\n"
+        "import os, pathlib, sys\nprint(sys.argv[1:], os.environ['WHAT'], flush=True)\n"
         "pathlib.Path(os.environ['DDP_ORCH_OUTPUT_DIR'], 'model.pt').write_text('weights')\n",
     )
     result = python(
@@ -85,7 +85,7 @@ def test_a_script_runs_with_its_words_and_variables_and_its_output_is_read_as_it
         "options = {'env': {'WHAT': 'works'}, 'settings': {'run.max_restarts': 1}}\n"
         "run = orchestrator.run('train.py', ['--lr', 0.1], **options)\n"
         "print(sorted((line.host, line.rank, line.text) for line in run.logs() if line.stream == 'stdout'))\n"
-        "print([line.rank for line in run.logs(rank=1, follow=False, grep='got')])\n"
+        "print([line.rank for line in run.logs(rank=1, follow=False, grep='lr')])\n"
         "print(run.wait(), run.status().state, [node.exit_code for node in run.status().nodes])\n"
         "print(sorted(map(str, run.fetch('*.pt', to='here').rglob('*.pt'))))\n"
         "((same, status),) = orchestrator.list_runs(finished=True).items()\n"
@@ -94,7 +94,7 @@ def test_a_script_runs_with_its_words_and_variables_and_its_output_is_read_as_it
     )
     ok(result)
     assert result.stdout.splitlines() == [
-        "[('node-0', 0, \"got ['--lr', '0.1'] works\"), ('node-1', 1, \"got ['--lr', '0.1'] works\")]",
+        "[('node-0', 0, \"['--lr', '0.1'] works\"), ('node-1', 1, \"['--lr', '0.1'] works\")]",
         "[1]",
         "None succeeded [0, 0]",
         "['here/node-0/model.pt', 'here/node-1/model.pt']",
