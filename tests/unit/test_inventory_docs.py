@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,9 +68,13 @@ def test_every_default_is_what_its_own_key_would_read() -> None:
 
 
 def yaml_blocks() -> Iterator[tuple[str, str]]:
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs" / "guides").glob("*.md")),
+    ):
         for part in page.read_text().split("```yaml\n")[1:]:
-            yield page.name, part.partition("```")[0]
+            yield page.name, textwrap.dedent(part.partition("```")[0])
 
 
 @pytest.mark.parametrize(("page", "block"), yaml_blocks())
