@@ -41,15 +41,23 @@ def cli() -> None:
     help="Write the hosts of @slurm, @pbs, @lsf, @sge, @env, @hostfile:FILE, @ansible:FILE[#GROUP] or "
     "@ssh-config:PATTERN.",
 )
-def init(hosts: tuple[str, ...], output: str, source: str | None) -> None:
+@click.option(
+    "--probe/--no-probe",
+    default=None,
+    help="Connect to the hosts, and look for Python with torch and for GPUs. Default: ask, if there is a terminal.",
+)
+def init(hosts: tuple[str, ...], output: str, source: str | None, probe: bool | None) -> None:
     """Write an inventory of the given HOSTs, or of hosts that you choose from ~/.ssh/config.
 
     A HOST is a name, user@name, a range such as gpu[01-16], or the command line of ssh that a provider shows:
     `ddp-orch init 'ssh root@1.2.3.4 -p 40022'`. `--from @hostfile:-` reads such lines from stdin.
+
+    With --probe, `python` in the inventory is an interpreter that has torch on all hosts, and each host's GPUs are
+    shown. Virtual and conda environments in the home folder and in /opt are searched.
     """
     from .commands import init as init_command
 
-    sys.exit(init_command.init(hosts, source, output))
+    sys.exit(init_command.init(hosts, source, output, probe))
 
 
 @cli.command(short_help="accept the SSH keys of all hosts")

@@ -1,4 +1,7 @@
-"""`init`: write an inventory of hosts given as arguments, by a source, or chosen from ssh_config. Does not connect."""
+"""`init`: write an inventory of hosts given as arguments, by a source, or chosen from ssh_config.
+
+With --probe, or if the user agrees, it asks the hosts for Python with torch and for GPUs, and writes what they have.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,25 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from ..errors import InventoryError, UsageError
+from ..hosts.fleet import combine, fold_failures
 from ..inventory import model
 from ..inventory.advice import command
+from ..inventory.model import Inventory
 from ..inventory.sources import fill_in, reference
 from ..inventory.sources.read_source import read_source
 from ..inventory.sources.source_host import SourceHost, name_by_port
 from ..inventory.sources.ssh_hosts import configured_hosts
 from ..inventory.sources.ssh_line import is_ssh_line, parse_ssh_line
-from .context import stderr_console
+from ..output.console import Console, fold_messages
+from ..runs import find_pythons
+from ..runs.find_pythons import FoundPython
+from .context import open_fleet, stderr_console
 
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(\[[0-9,-]+\][A-Za-z0-9._-]*)*")
 WORDS = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}  # YAML would read these as other types
@@ -33,7 +41,7 @@ hosts:                  # rank 0 runs on the first host
 {hosts}
 
 defaults:               # for all hosts
-  python: python3       # an interpreter with torch, such as /opt/venv/bin/python
+  python: {python}
   # setup: [module load cuda]     # shell lines to run before python
 
 # run:
@@ -47,18 +55,23 @@ defaults:               # for all hosts
 """
 
 
-def init(hosts: Sequence[str], source: str | None, output: str) -> int:
-    """`source`: such as `@slurm` or `slurm`; its hosts are written instead of `hosts`."""
+def init(hosts: Sequence[str], source: str | None, output: str, probe: bool | None = None) -> int:
+    """`source`: such as `@slurm` or `slurm`; its hosts are written instead of `hosts`.
+
+    `probe`: connect to the hosts; None: ask the user, if there is a terminal.
+    """
     path = Path(output)
+    console = stderr_console()
     if source is not None and hosts:
         raise UsageError(f"--from {source}: give either hosts or a source of hosts")
     if source is not None:
         name = source if source.startswith(reference.MARK) else f"{reference.MARK}{source}"
-        text = render_entries(map(_source_entry, read_source(name, Path(), os.environ)), output)
+        entries = list(map(_source_entry, read_source(name, Path(), os.environ)))
     else:
-        text = render(hosts or _choose(), output)
+        entries = list(_entries(hosts or _choose()))
+    text = render_entries(entries, output)
     try:
-        model.parse(text, output)
+        inventory = model.parse(text, output)
     except InventoryError as error:
         raise UsageError(f"nothing was written, because the inventory would be invalid: {error}") from error
     if path.exists():
@@ -66,15 +79,69 @@ def init(hosts: Sequence[str], source: str | None, output: str) -> int:
             raise UsageError(f"{output} already exists; give another -o FILE, or delete it")
         if not click.confirm(f"{output} already exists. Overwrite it?", default=False, err=True):
             raise UsageError(f"{output} was not changed")
+    _write(path, text)
+    on_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    question = "Connect to the hosts now, to look for Python with torch?"
+    if probe is None and on_terminal:
+        probe = click.confirm(question, default=True, err=True)
+    if probe:
+        if on_terminal:
+            from .trust import trust
+
+            trust(output, None, yes=False)
+        return _probe(inventory, entries, path, output, console)
+    next_command = command("trust", inventory=output)
+    console.note(f"wrote {output}. Set `python` in it to an interpreter with torch, then run: {next_command}")
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
     try:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        raise UsageError(f"{output} cannot be written: {error.strerror}") from error
-    next_command = command("trust", inventory=output)
-    stderr_console().note(f"wrote {output}. Set `python` in it to an interpreter with torch, then run: {next_command}")
-    return 0
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _probe(inventory: Inventory, entries: Sequence[str], path: Path, output: str, console: Console) -> int:
+    """Write the inventory again with an interpreter that has torch, and say what the hosts have."""
+    with open_fleet(inventory, short_timeout=True) as fleet:
+        results = find_pythons.find_pythons(fleet, inventory.machines)
+    chosen = find_pythons.choose(results.done)
+    _write(path, render_entries(_with_pythons(entries, chosen), output, find_pythons.usual_path(chosen)))
+    lines = {}
+    for name, host in results.done.items():
+        python = chosen.get(name)
+        torch = f"{python.path} has torch {python.torch}" if python else "no Python with torch"
+        lines[name] = f"{host.gpus or 'no GPU'}; {torch}"
+    for line in fold_messages(lines):
+        console.step(line)
+    for line in fold_failures(results.failed):
+        console.warning(line)
+    if results.failed:
+        next_step = f"for the other hosts, set `python` in it, then run: {command('check', inventory=output)}"
+    elif len(chosen) < len(results.done):
+        next_step = f"Install torch on the hosts that lack it: {command('setup', inventory=output)}"
+    else:
+        next_step = f"Next: {command('check', inventory=output)}"
+    console.note(f"wrote {output}. {next_step}")
+    return combine(results.failed.values(), "").exit_code if results.failed else 0
+
+
+def _with_pythons(entries: Sequence[str], chosen: Mapping[str, FoundPython]) -> Iterator[str]:
+    """The entries, with `python` where it differs from the usual one. A range of such hosts becomes one entry each."""
+    usual = find_pythons.usual_path(chosen)
+    for entry in entries:
+        hosts = model.parse(f"hosts:\n{entry}", "").hosts
+        paths = {host.name: chosen[host.name].path for host in hosts if host.name in chosen}
+        if not set(paths.values()) - {usual}:
+            yield entry
+            continue
+        for host in hosts:
+            start = entry.removesuffix("}") if entry.endswith("}") else f"  - {{name: {json.dumps(host.name)}"
+            own = paths.get(host.name, usual)
+            yield start + ("}" if own == usual else f", python: {json.dumps(own)}}}")
 
 
 def render(hosts: Sequence[str], path: str) -> str:
@@ -82,9 +149,12 @@ def render(hosts: Sequence[str], path: str) -> str:
     return render_entries(_entries(hosts), path)
 
 
-def render_entries(entries: Iterable[str], path: str) -> str:
+def render_entries(entries: Iterable[str], path: str, python: str | None = None) -> str:
+    """`python`: an interpreter that the hosts have."""
     argument = "" if path == model.DEFAULT else f" {shlex.quote(path)}"
-    return TEXT.format(path=argument, hosts="\n".join(entries))
+    comment = "       # an interpreter with torch, such as /opt/venv/bin/python"
+    python = f"python3{comment}" if python is None else json.dumps(python)
+    return TEXT.format(path=argument, hosts="\n".join(entries), python=python)
 
 
 def _source_entry(host: SourceHost) -> str:
