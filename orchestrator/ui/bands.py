@@ -62,7 +62,8 @@ def heat_map(title: str, ranks: Mapping[int, Points], x_name: str) -> str:
     parts.append(f'<text x="{WIDTH}" y="{height + 12}" text-anchor="end">{short(max(xs))}</text></svg>')
     keys = "".join(f'<span class="key" style="background:{colour}"></span>' for colour in COLD_TO_HOT)
     caption = f"{escape(title)} <small>by {escape(x_name)}; faster {keys} slower than the median rank</small>"
-    return f'<figure class="wide"><figcaption>{caption}</figcaption>{"".join(parts)}</figure>'
+    picture = f'<div class="scroll">{"".join(parts)}</div>'
+    return f'<figure class="wide heat"><figcaption>{caption}</figcaption>{picture}</figure>'
 
 
 def attempts(starts: Sequence[float], marks: Mapping[float, str], end: float) -> str:

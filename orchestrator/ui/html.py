@@ -12,14 +12,16 @@ from typing import Any
 
 from ..output.console import fold
 from . import bands
-from .svg import chart, short
+from .svg import chart
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c1c1c; --soft: #555; --page: #fff; --card: #f5f6f7; --line: #ddd;
-  --bad: #b3261e; --bad-card: #fdf0ef; --good: #00734f; --busy: #0060a0; --odd: #8a5a00; --bar: #b9c6d2; }
+  --bad: #b3261e; --bad-text: #b3261e; --bad-card: #fdf0ef; --good: #00734f; --busy: #0060a0; --odd: #8a5a00;
+  --bar: #b9c6d2; }
 @media (prefers-color-scheme: dark) { :root { --text: #e6e6e6; --soft: #a5a9ad; --page: #15181b; --card: #20252a;
-  --line: #3a4147; --bad-card: #351d1b; --bar: #47535e; }
-  polyline, circle, figcaption small span { filter: brightness(1.5); } }
+  --line: #3a4147; --bad-text: #ff8a80; --bad-card: #351d1b; --bar: #47535e; }
+  polyline, circle, figcaption small span:not(.key) { filter: brightness(1.5); }
+  .heat rect, .key { filter: brightness(.6) saturate(1.4); } }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1180px; margin: 1.5rem auto; padding: 0 1rem;
   color: var(--text); background: var(--page); }
 h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
@@ -35,7 +37,8 @@ h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 1.
 .cause pre, .card pre { margin: .6rem 0 0; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; }
 td, th { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top; }
-th { border-bottom: 1px solid var(--line); } td.failure { color: var(--bad); }
+th { border-bottom: 1px solid var(--line); } td.failure { color: var(--bad-text); }
+.rows td:not(:last-child), th { white-space: nowrap; }
 pre { background: var(--card); padding: .7rem; font-size: 13px; white-space: pre-wrap; overflow-wrap: anywhere; }
 summary { cursor: pointer; font-weight: 600; margin: .6rem 0; }
 .charts { display: flex; flex-wrap: wrap; gap: 1rem; } figure { margin: 0; flex: 1 1 340px; max-width: 580px; }
@@ -43,7 +46,7 @@ figure.wide { max-width: none; margin-top: 1rem; } figcaption { font-weight: 600
 small { font-weight: normal; color: var(--soft); } .none { color: var(--soft); }
 svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
 polyline { fill: none; stroke-width: 1.5; } .grid { stroke: var(--line); }
-.attempts { min-width: 560px; } .attempt { fill: var(--bar); } .event { fill: var(--bad); }
+.attempts, .heat svg { min-width: 560px; } .attempt { fill: var(--bar); } .event { fill: var(--bad-text); }
 svg text.on-bar { fill: var(--text); font-size: 12px; }
 .key { display: inline-block; width: .9rem; height: .7rem; }
 @media print { body { max-width: none; margin: 0; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
@@ -102,7 +105,7 @@ def render(report: Mapping[str, Any]) -> str:
 
 
 def _host_row(host: Mapping[str, Any]) -> Sequence[Any]:
-    memory = None if host["memory"] is None else short(host["memory"])
+    memory = None if host["memory"] is None else f"{host['memory'] / 2**30:.1f} GiB"
     values = (host[key] for key in ("host", "state", "exit_code", "signal", "nproc", "gpus", "cores"))
     return (*values, memory, host["python"])
 
@@ -179,7 +182,7 @@ def _diagnosis(diagnosis: Mapping[str, Any], state: str) -> str:
         return ""
     if diagnosis["consequences"]:
         rows = _consequences(diagnosis["consequences"])
-        table = _table(("hosts", "ranks", "what"), rows)
+        table = _table(("hosts", "ranks", "what"), rows, narrow=False)
         parts.append(f"<details><summary>Consequences</summary>{table}</details>")
     return "".join(parts)
 
@@ -253,14 +256,16 @@ def _timeline(timeline: Sequence[Mapping[str, Any]]) -> str:
     return _framed(("time (UTC)", "after, s", "what"), rows)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, narrow: bool = True) -> str:
     body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in rows)
-    return _framed(head, body)
+    return _framed(head, body, narrow=narrow)
 
 
-def _framed(head: Sequence[str], body: str) -> str:
+def _framed(head: Sequence[str], body: str, *, narrow: bool = True) -> str:
+    """`narrow`: only the last column has long texts, so the others are not broken into lines."""
+    kind = ' class="rows"' if narrow else ""
     titles = "".join(f"<th>{escape(title)}</th>" for title in head)
-    return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="scroll"><table{kind}><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _cell(value: Any) -> str:

@@ -40,9 +40,10 @@ def browser() -> str:
     return found
 
 
-def open_page(page: Path, folder: Path, width: int = 1280, height: int = 1600) -> Opened:
+def open_page(page: Path, folder: Path, width: int = 1280, height: int = 1600, *, is_dark: bool = False) -> Opened:
     network, picture = folder / "network.json", folder / f"{page.stem}.png"
     command = [browser(), *FLAGS, f"--user-data-dir={folder / 'profile'}", f"--window-size={width},{height}"]
+    command += ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if is_dark else []
     shoot = [*command, "--enable-logging=stderr", f"--log-net-log={network}", f"--screenshot={picture}", page.as_uri()]
     said = subprocess.run(shoot, capture_output=True, text=True, timeout=WINDOW, check=True).stderr
     dumped = subprocess.run([*command, "--dump-dom", page.as_uri()], capture_output=True, timeout=WINDOW, check=True)

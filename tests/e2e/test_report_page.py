@@ -16,6 +16,7 @@ from orchestrator.commands import report
 from orchestrator.output.lines import Line, Mask
 from orchestrator.runs.registry import Run
 from orchestrator.ui import html
+from orchestrator.ui.bands import COLD_TO_HOT
 
 from .driver import assert_clean, code, ok, orch, runs, script
 from .pages import browser, open_page
@@ -44,6 +45,8 @@ FINDING = {
     "message": "The job's own allocations exceed the memory of the GPU.", "fix": "Smaller micro-batch.",
     "evidence": ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."],
 }  # fmt: skip
+NEUTRAL = tuple(bytes.fromhex(COLD_TO_HOT[3][1:]))  # of ranks that are as fast as the others
+DARK_PAGE = (0x15, 0x18, 0x1B)
 RED, GREEN = (0xB3, 0x26, 0x1E), (0x00, 0x73, 0x4F)  # of `failed` and `succeeded`
 
 
@@ -111,6 +114,14 @@ def test_the_report_of_a_failed_run_opens_without_an_error_and_asks_nobody_for_a
     assert "gpu-03: rank 27: exit code 1" in seen.text
     assert "<td>gpu-[00-15]</td><td>0-26,28-127</td><td>closed by peer" in seen.text
     assert seen.text.count("<polyline") > 6 and seen.text.count("<rect") > RANKS / 2
+
+
+def test_in_the_dark_no_large_area_is_bright(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(html.render(failed_run()), encoding="utf-8")
+    light, dark = (open_page(page, tmp_path, 900, 1600, is_dark=is_dark).colours for is_dark in (False, True))
+    assert NEUTRAL in light and NEUTRAL not in dark
+    assert DARK_PAGE in dark and DARK_PAGE not in light
 
 
 @pytest.mark.parametrize(
