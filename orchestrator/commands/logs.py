@@ -225,6 +225,7 @@ def _to_screen(
         quiet=quiet,
         full_output_command=about.command("logs", "--stream", "agent"),
         fold_ranks=ranks if options.fold else None,
+        fold_start=ranks if hides and options.tail is None and options.since is None else None,
         describe_hidden=printing.describe_hidden(console, about) if hides else None,
         status_line=_make_status_line(run, ranks, console) if options.follow and run.unfinished else None,
     )

@@ -25,7 +25,7 @@ from ..plan.launchers import for_own_scripts
 from ..plan.plan import Code, Plan, advise_shell_variables, check_size, world_size
 from ..plan.plan import make as make_plan
 from ..runs import attach, holding, launch, printing, recent
-from ..runs.timing import FirstLines
+from ..runs.timing import FirstLine, FirstLines
 from . import in_job, variables
 from .context import describe_unmasked, load_inventory, open_fleet, stderr_console, warn_once, whoami
 
@@ -121,7 +121,8 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
                 print(json.dumps({"run_id": run_id, "name": plan.name}) if options.as_json else run_id, flush=True)
                 console.note(f"the run has started; follow it with: {about.command('logs', '-f')}")
                 return 0
-            console.step(f"run {run_id} has started")
+            took = f"{context.timing.until_start:.1f} s ({context.timing.summarize('prepare', 'start')})"
+            console.step(f"run {run_id} has started after {took}")
             if sys.stdout.isatty():
                 follow = about.command("logs", "-f")
                 console.note(f"closing this terminal does not stop the run; Ctrl-C does. To follow it again: {follow}")
@@ -149,12 +150,14 @@ def _follow(
         [host.name for host in inventory.machines],
         mask,
         as_json=options.as_json,
+        fold_start=world_size(resolved),
         full_output_command=about.command("logs", "--stream", "agent"),
         describe_hidden=printing.describe_hidden(console, about) if options.show_outputs else lambda _: None,
         status_line=printing.make_status_line(console, world_size(resolved), time.monotonic()),
     )
     if options.timing:
         stage = Pipeline((FirstLines(context.timing, world_size(resolved), console.note), stage))
+    stage = Pipeline((FirstLine(context.timing, console.step), stage))
     return attach.attend(
         resolved,
         fleet,

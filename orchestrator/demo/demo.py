@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -69,9 +70,21 @@ def main() -> int:
         raise RunFailed(f"the test accuracy is {accuracy:.4f}; expected at least {MIN_ACCURACY}")
     seconds = time.monotonic() - began
     print(f"\ntest accuracy {accuracy:.4f} on handwritten digits, on 2 hosts, {ranks} ranks, in {seconds:.0f} seconds")
-    installed = os.path.relpath(Path(sys.executable).with_name("ddp-orch"))
-    print(NEXT.format(me="ddp-orch" if shutil.which("ddp-orch") else installed), flush=True)
+    print(NEXT.format(me=typed_name()), flush=True)
     return 0
+
+
+def typed_name() -> str:
+    """What starts ddp-orch when it is typed in the current folder."""
+    if shutil.which("ddp-orch"):
+        return "ddp-orch"
+    installed = Path(sys.executable).with_name("ddp-orch")
+    if not installed.exists():
+        return shlex.join([sys.executable, "-m", "orchestrator.cli"])
+    folder = Path.cwd()
+    if not installed.is_relative_to(folder) or installed.parent == folder:  # a bare name is searched on the PATH
+        return shlex.quote(str(installed))
+    return shlex.quote(str(installed.relative_to(folder)))
 
 
 def _check_this_machine() -> None:

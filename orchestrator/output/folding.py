@@ -1,15 +1,16 @@
 """Show equal lines of many ranks once: `[0-63] step:120 loss:3.21..3.25`. Pure.
 
 Lines that differ only in numbers count as equal, and their numbers are shown as a range. A line joins the earliest
-equal line that its rank has not joined yet, so repeated lines stay apart. If some ranks have not printed a line within
-the window, it is shown with the ranks that have.
+equal line that follows all lines of its rank, so repeated lines stay apart and each rank's lines stay in order. If some
+ranks have not printed a line within the window, it is shown with the ranks that have. `FirstLinesFolder` does so only
+until the ranks print lines of their own.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ from .lines import Line
 from .pipeline import Stage
 
 WINDOW = 1.0  # s that a line waits for those of other ranks
+START_WINDOW = 0.5  # s, the same for the first lines of a rank
+START_LINES = 20  # of each rank and attempt
 
 # An address (10.1.2.3) is a name, not a number.
 _NUMBER = re.compile(
@@ -36,6 +39,8 @@ class _Group:
     lowest: list[str]
     highest: list[str]
     members: set[int | str] = field(default_factory=set)  # ranks, or hosts of agents
+    number: int = 0  # counts the groups
+    is_single: bool = False  # waits for no other ranks
 
     def add(self, member: int | str, numbers: Sequence[str]) -> None:
         self.members.add(member)
@@ -57,11 +62,14 @@ class _Group:
 class Folder(Stage):
     """Takes lines in the order of time, and gives folded lines, each with a `tag` that names its ranks."""
 
-    def __init__(self, ranks: int) -> None:
-        """`ranks`: the number of ranks. A line that all of them have printed does not wait."""
+    def __init__(self, ranks: int, window: float = WINDOW) -> None:
+        """`ranks`: the number of ranks. A line that all of them have printed does not wait for `window` seconds."""
         self._ranks = ranks
+        self._window = window
         self._groups: deque[_Group] = deque()
         self._open: dict[tuple[str, int, bool, str], list[_Group]] = {}
+        self._count = 0
+        self._newest: dict[int | str, int] = {}  # of each member, the number of its newest group
 
     def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
         for line in lines:
@@ -73,7 +81,7 @@ class Folder(Stage):
 
     @property
     def wake_at(self) -> float:
-        return self._groups[0].since + WINDOW if self._groups else math.inf
+        return self._groups[0].since + self._window if self._groups else math.inf
 
     def flush(self, now: float) -> Sequence[Line]:
         lines_out = [self._close(group) for group in self._groups]
@@ -85,15 +93,18 @@ class Folder(Stage):
         key = line.stream, line.attempt, line.rank is None, "\0".join(pieces)
         member = line.host if line.rank is None else line.rank
         groups = self._open.setdefault(key, [])
-        group = next((group for group in groups if member not in group.members), None)
+        newest = self._newest.get(member, 0)
+        group = next((group for group in groups if group.number > newest), None)
         if group is None:
-            group = _Group(line, now, pieces, list(numbers), list(numbers))
+            self._count += 1
+            group = _Group(line, now, pieces, list(numbers), list(numbers), number=self._count)
             groups.append(group)
             self._groups.append(group)
         group.add(member, numbers)
+        self._newest[member] = group.number
 
     def _is_complete(self, group: _Group) -> bool:
-        return group.first.rank is not None and len(group.members) >= self._ranks
+        return group.is_single or (group.first.rank is not None and len(group.members) >= self._ranks)
 
     def _close(self, group: _Group) -> Line:
         line = group.first
@@ -102,6 +113,56 @@ class Folder(Stage):
         if not self._open[key]:
             del self._open[key]
         return group.as_line()
+
+
+class FirstLinesFolder(Folder):
+    """Folds only the first lines of each rank in an attempt, and gives all later lines as they are.
+
+    It stops for a rank at the first line that no other rank has printed in time, and at a traceback.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(ranks, START_WINDOW)
+        self._attempt = 0
+        self._counts: Counter[int] = Counter()  # folded lines of each rank
+        self._settled: set[int] = set()  # ranks whose lines are not folded any more
+
+    def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
+        if not self._groups and all(self._is_settled(line) for line in lines):
+            return lines
+        return super().push(lines, now)
+
+    def _is_complete(self, group: _Group) -> bool:
+        return super()._is_complete(group) or all(member in self._settled for member in group.members)
+
+    def _is_settled(self, line: Line) -> bool:
+        return line.rank is None or line.attempt < self._attempt or line.rank in self._settled
+
+    def _join(self, line: Line, now: float) -> None:
+        if line.attempt > self._attempt:
+            self._attempt = line.attempt
+            self._counts.clear()
+            self._settled.clear()
+        if self._is_settled(line) or line.partial or line.text.startswith("Traceback (most recent call last)"):
+            if line.rank is not None:
+                self._settled.add(line.rank)
+            self._groups.append(_Group(line, now, [], [], [], is_single=True))
+            return
+        assert line.rank is not None  # an agent's lines are never folded
+        self._counts[line.rank] += 1
+        if self._counts[line.rank] >= START_LINES:
+            self._settled.add(line.rank)
+        super()._join(line, now)
+
+    def _close(self, group: _Group) -> Line:
+        if group.is_single:
+            return group.first
+        line = super()._close(group)
+        if len(group.members) > 1:
+            return line
+        if line.attempt == self._attempt and line.rank is not None:
+            self._settled.add(line.rank)
+        return group.first
 
 
 def _split(text: str) -> tuple[list[str], list[str]]:

@@ -150,6 +150,7 @@ def _show_start(resolved: Plan, auto: Sequence[AutoEnv], context: LaunchContext)
         f"{number_of(len(names), 'host')} ready: {fold(names)}; {ranks}"
         + (f"; spare: {spares}" if spares else "")
         + (f"; witness: {resolved.witness}" if resolved.witness else "")
+        + f" ({context.timing.summarize('connect', 'check', 'send')})"
     )
     if auto:
         context.step("chosen: " + ", ".join(f"{choice.variable}={choice.value} ({choice.why})" for choice in auto))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from ..inventory.advice import AboutRun
 from ..output import lines
 from ..output.console import Console, number_of, wants_colour
-from ..output.folding import Folder
+from ..output.folding import FirstLinesFolder, Folder
 from ..output.harmless import HarmlessFilter
 from ..output.lines import Line, Mask, Painter
 from ..output.pipeline import Pipeline, Stage
@@ -26,22 +26,30 @@ def make_printer(
     quiet: bool = True,
     full_output_command: str,
     fold_ranks: int | None = None,
+    fold_start: int | None = None,
     describe_hidden: Callable[[int], object] | None = None,
     status_line: StatusLine | None = None,
 ) -> Stage:
     """A stage that prints lines on stdout: with tags for people, or one JSON object per line.
 
     `quiet`: shorten torchrun's own tracebacks to their last line, and name `full_output_command`, which shows them
-    whole. `fold_ranks`: the number of ranks; equal lines of several ranks are printed once. `describe_hidden`: hide
-    harmless warnings of torch, and call this with their number at the end. `status_line`: draw it below the lines.
+    whole. `fold_ranks`: the number of ranks; equal lines of several ranks are printed once. `fold_start`: the same, on
+    a terminal, only for the first lines of each rank. `describe_hidden`: hide harmless warnings of torch, and call this
+    with their number at the end. `status_line`: draw it below the lines.
     """
     if as_json:
         return _Print(lambda line: lines.to_json(line, mask))
     painter = Painter(hosts, wants_colour(sys.stdout, os.environ), timestamps, mask)
     stages: list[Stage] = [HarmlessFilter(describe_hidden)] if describe_hidden else []
     stages += [Quieter(full_output_command)] if quiet else []
-    stages += [] if fold_ranks is None else [Folder(fold_ranks)]
-    paint = painter.paint if fold_ranks is None else painter.paint_folded
+    if fold_ranks is not None:
+        stages.append(Folder(fold_ranks))
+    elif fold_start is not None and fold_start > 1 and sys.stdout.isatty():
+        stages.append(FirstLinesFolder(fold_start))
+
+    def paint(line: Line) -> str:
+        return painter.paint_folded(line) if line.tag else painter.paint(line)
+
     if status_line is None:
         return Pipeline([*stages, _Print(paint)])
     status_line.printer = Pipeline([*stages, _Print(paint, status_line.clear)])

@@ -45,12 +45,41 @@ class Timing:
         """Of each phase, the host or rank that took longest, and its seconds."""
         return {phase: max(taken.items(), key=lambda item: item[1]) for phase, taken in self._phases.items()}
 
+    def summarize(self, *phases: str) -> str:
+        """How long the slowest host took for each of these phases, if any did: `connect 0.4 s, check 0.2 s`."""
+        slowest = self.slowest()
+        return ", ".join(f"{phase} {slowest[phase][1]:.1f} s" for phase in phases if phase in slowest)
+
+    @property
+    def until_start(self) -> float:
+        """Seconds from the beginning of the launch until the run was committed."""
+        return self._started - self._began
+
+    def since_start(self) -> float:
+        """Seconds since the run was committed."""
+        return self._clock() - self._started
+
     def describe(self) -> str:
         parts = [
             f"{phase} {seconds:.1f} s" + (f" ({name})" if len(self._phases[phase]) > 1 else "")
             for phase, (name, seconds) in self.slowest().items()
         ]
         return f"timing: {', '.join(parts)}; {self._clock() - self._began:.1f} s in total"
+
+
+class FirstLine(Stage):
+    """Report how long the first rank took to print a line."""
+
+    def __init__(self, timing: Timing, report: Callable[[str], None]) -> None:
+        self._timing = timing
+        self._report = report
+        self._is_reported = False
+
+    def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
+        if not self._is_reported and any(line.rank is not None for line in lines):
+            self._is_reported = True
+            self._report(f"first line of a rank after {self._timing.since_start():.1f} s")
+        return lines
 
 
 class FirstLines(Stage):

@@ -1,7 +1,7 @@
-"""Show the progress of work on many hosts: a live table on a terminal, occasional lines without one.
+"""Show the progress of work on many hosts: a status line, then a table on a terminal; occasional lines without one.
 
-Worker threads only set their phase. The thread that waits for them draws. Quick work shows nothing, and does not import
-rich.
+Worker threads only set their phase. The thread that waits for them draws. Quick work shows nothing. Only the table
+imports rich.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from ..output.console import Console, fold, fold_messages
 if TYPE_CHECKING:
     from rich.live import Live
 
-TABLE_AFTER, TABLE_EVERY = 1.0, 0.25
-"""Seconds until a table appears, and between its drawings."""
+STATUS_AFTER, STATUS_EVERY = 0.2, 0.1
+"""Seconds until a status line appears on a terminal, and between its drawings."""
+
+TABLE_AFTER, TABLE_EVERY = 1.5, 0.25
+"""Seconds until a table replaces the status line, and between its drawings."""
 
 LINE_AFTER = 10.0
 """Seconds until a line names the hosts still working, without a terminal; the interval doubles each time."""
@@ -121,13 +124,14 @@ class Progress(NoProgress):
         self._since = dict.fromkeys(hosts, self._began)
         self._failures = {}
         self._phases = dict.fromkeys(hosts, WAITING)
-        self._pause = TABLE_AFTER if self._is_live else LINE_AFTER
+        self._pause = STATUS_AFTER if self._is_live else LINE_AFTER
         self._due = self._began + self._pause
         self._reported = 0
         try:
             yield
         finally:
             self._phases, self._connection_phases = {}, {}
+            self._console.status("")
             if self._live is not None:
                 with contextlib.suppress(OSError):
                     self._live.stop()
@@ -141,8 +145,7 @@ class Progress(NoProgress):
         if now >= self._due:
             if self._is_live:
                 with contextlib.suppress(OSError):  # the work continues without its terminal
-                    self._draw(now)
-                self._due = now + TABLE_EVERY
+                    self._due = now + self._draw(now)
             else:
                 self._console.step(line(self.rows(now), now - self._began))
                 self._pause *= 2
@@ -165,7 +168,16 @@ class Progress(NoProgress):
             for host, phase in self._phases.items()
         ]
 
-    def _draw(self, now: float) -> None:
+    def _draw(self, now: float) -> float:
+        """Draw the status line or the table. Returns the seconds until it is time again."""
+        if now - self._began < TABLE_AFTER:
+            self._console.status(status(self.rows(now), now - self._began))
+            return STATUS_EVERY
+        self._console.status("")
+        self._draw_table(now)
+        return TABLE_EVERY
+
+    def _draw_table(self, now: float) -> None:
         from rich.console import Console as Rich
         from rich.live import Live
 
@@ -187,6 +199,12 @@ def line(rows: Sequence[Row], seconds: float) -> str:
     if failures := fold_messages({row.host: row.failure for row in rows if row.failure}):
         parts.append(f"failed: {'; '.join(failures)}")
     return "; ".join(parts)
+
+
+def status(rows: Sequence[Row], seconds: float) -> str:
+    """`connecting: gpu-17, gpu-18; checking: gpu-01 (61 of 64 hosts done, 0.8 s)`."""
+    phases = "; ".join(f"{phase}: {_names(some)}" for phase, some in _by_phase(rows).items())
+    return f"{phases or 'waiting'} ({_count(rows)}, {seconds:.1f} s)"
 
 
 def table(rows: Sequence[Row], seconds: float, height: int) -> Any:

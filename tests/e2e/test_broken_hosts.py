@@ -126,6 +126,7 @@ def plain(lab: Lab, text: str) -> str:
         (r"[0-9]+ attempts?", "N attempts"),
         (r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}", "RUN"),
         (r"started [0-9-]+ [0-9:]+ [+-][0-9]+", "started TIME"),
+        (r" \((connect|check|send) [0-9.]+ s.*?\)", " (TIMES)"),
         (r"\b2[0-9]{4}\b", "PORT"),
         (r"/[0-9a-f]{12}/", "/HOST/"),
         (r"[0-9a-f]{64}\.tmp-[0-9]+-\w+", "SHA256.tmp"),

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from lab.waiting import wait_until
 
+from orchestrator.demo import demo as demo_module
+
 CHECKOUT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(
@@ -124,3 +126,22 @@ def test_demo_without_torch_says_how_to_install_it(tmp_path: Path) -> None:
     )
     assert done.returncode == 3, done.stderr
     assert f"{sys.executable} -m pip install torch" in done.stderr
+
+
+def test_the_next_commands_work_where_they_are_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bin_folder = tmp_path / "my env" / "bin"
+    bin_folder.mkdir(parents=True)
+    program = bin_folder / "ddp-orch"
+    program.write_text("#!/bin/sh\necho it works\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(bin_folder / "python3"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for folder in (elsewhere, tmp_path, bin_folder):
+        monkeypatch.chdir(folder)
+        command = demo_module.typed_name()
+        assert ".." not in command
+        assert subprocess.run(command, shell=True, capture_output=True, text=True).stdout == "it works\n", command
+    monkeypatch.setenv("PATH", f"{bin_folder}:/usr/bin")
+    assert demo_module.typed_name() == "ddp-orch"

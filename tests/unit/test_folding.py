@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.output.folding import WINDOW, Folder, ranges
+from orchestrator.output.folding import START_LINES, START_WINDOW, WINDOW, FirstLinesFolder, Folder, ranges
 from orchestrator.output.lines import Line
 
 
@@ -86,7 +86,56 @@ def test_no_line_is_lost(said: list[tuple[int, str]]) -> None:
     assert counted == len(said)
     for rank in range(4):
         kinds = [each.text[:1] for each in folded if rank in expand(each.tag)]
-        assert sorted(kinds) == sorted(text[:1] for who, text in said if who == rank)
+        assert kinds == [text[:1] for who, text in said if who == rank]
+
+
+def test_equal_first_lines_are_folded_and_later_ones_are_not() -> None:
+    folder = FirstLinesFolder(2)
+    assert shown(folder.push([line("start rank:0", 0), line("start rank:1", 1)], 0.0)) == ["[0-1] start rank:0..1"]
+    assert folder.push([line("config", 0)], 0.1) == []
+    assert shown(folder.push([line("step 1", 0)], 0.1 + START_WINDOW)) == [" config", " step 1"]
+    later = [line("step 2", 0), line("ddp-orch: waiting", None)]
+    assert folder.push(later, 0.7) == later
+
+
+def test_a_rank_that_prints_much_is_folded_only_at_its_start() -> None:
+    folder = FirstLinesFolder(2)
+    for number in range(START_LINES):
+        assert [each.tag for each in folder.push([line(f"a {number}", 0), line(f"a {number}", 1)], 0.0)] == ["[0-1]"]
+    lines = [line("b", 0), line("b", 1)]
+    assert folder.push(lines, 0.0) == lines
+
+
+def test_the_lines_of_a_traceback_are_not_folded() -> None:
+    folder = FirstLinesFolder(2)
+    texts = ["Traceback (most recent call last):", "ValueError: 1"]
+    lines = [line(text, rank, stream="stderr") for rank in (0, 1) for text in texts]
+    assert folder.push(lines, 0.0) == lines
+
+
+def test_the_first_lines_of_the_next_attempt_are_folded_again() -> None:
+    folder = FirstLinesFolder(2)
+    folder.push([line("a", 0), line("only rank 0", 0)], 0.0)
+    folder.push([], START_WINDOW)
+    again = [line("a", rank)._replace(attempt=2) for rank in (0, 1)]
+    assert shown(folder.push(again, 1.0)) == ["[0-1] a"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, 1, 2, None]), st.sampled_from(["a", "b 1", "b 2", "Traceback (most recent"])),
+        max_size=60,
+    )
+)
+def test_the_order_of_each_ranks_first_lines_is_kept(printed: list[tuple[int | None, str]]) -> None:
+    folder = FirstLinesFolder(3)
+    lines_out = [
+        each for number, (rank, text) in enumerate(printed) for each in folder.push([line(text, rank)], number / 9)
+    ]
+    lines_out += folder.flush(0.0)
+    for rank in (0, 1, 2, None):
+        kinds = [each.text[0] for each in lines_out if (rank in expand(each.tag) if each.tag else each.rank == rank)]
+        assert kinds == [text[0] for who, text in printed if who == rank]
 
 
 def expand(name: str) -> list[int]:

@@ -108,14 +108,35 @@ def made(live: bool) -> tuple[Progress, Clock, io.StringIO]:
 def test_what_is_over_soon_shows_nothing(live: bool) -> None:
     shown, clock, out = made(live)
     with shown.track(["a", "b"]):
-        assert shown.tick() == 1.0
-        clock.now += 0.9
+        shown.tick()
+        clock.now += 0.15
         shown.set_phase("a", "running")
         shown.tick()
         shown.finish("a", "login: permission denied for user ann")
         shown.tick()
         shown.finish("b")
     assert out.getvalue() == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_a_status_line_comes_before_the_table_and_disappears(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    clock, out, screen = Clock(), Terminal(), pyte.Screen(120, 24)
+    shown = Progress(Console(out, colour=False), out, True, clock)
+    with shown.track(["a", "b"]):
+        shown.set_phase("a", "checking")
+        shown.set_connection_phase("b", "connecting")
+        shown.set_phase("b", "checking")
+        clock.now += 0.3
+        assert shown.tick() <= 0.1
+        pyte.Stream(screen).feed(out.getvalue())
+        assert all(fact in screen.display[0] for fact in ("checking: a", "connecting: b", "0 of 2", "0.3 s"))
+    pyte.Stream(screen).feed(out.getvalue())
+    assert not any(text.strip() for text in screen.display)
 
 
 def test_in_a_pipe_a_line_comes_after_ten_seconds_and_then_ever_more_seldom() -> None:

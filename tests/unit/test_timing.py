@@ -5,7 +5,7 @@ from __future__ import annotations
 from golden_files import assert_message
 
 from orchestrator.output.lines import Line
-from orchestrator.runs.timing import FirstLines, Timing
+from orchestrator.runs.timing import FirstLine, FirstLines, Timing
 
 
 class Clock:
@@ -42,6 +42,30 @@ def test_another_try_starts_from_the_beginning() -> None:
     clock.now += 1.0
     timing.connected("b")
     assert timing.slowest() == {"connect": ("b", 1.0)}
+
+
+def test_phases_are_summarized_in_the_given_order_if_they_happened() -> None:
+    clock = Clock()
+    timing = Timing(clock)
+    with timing.measure("check", "a"):
+        clock.now += 0.5
+    timing.connected("a")
+    timing.started()
+    assert timing.summarize("connect", "check", "send") == "connect 0.5 s, check 0.5 s"
+    assert timing.until_start == 0.5
+
+
+def test_the_first_line_of_any_rank_is_reported_once() -> None:
+    clock, reports = Clock(), list[str]()
+    timing = Timing(clock)
+    timing.started()
+    first = FirstLine(timing, reports.append)
+    clock.now += 3.0
+    first.push([line(None)], 0.0)
+    assert not reports
+    first.push([line(1, "b")], 0.0)
+    first.push([line(0)], 0.0)
+    assert len(reports) == 1 and "3.0 s" in reports[0]
 
 
 def test_the_report_follows_the_first_line_of_the_last_rank() -> None:
