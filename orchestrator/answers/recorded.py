@@ -262,6 +262,10 @@ class Record:
     events: tuple[Event, ...]
     """Only on the head, unless the hosts can elect another one."""
     samples: tuple[UsageAt, ...]
+    folder: str | None = None
+    """The folder of the run on the host; its output is in `log`."""
+    output: str | None = None
+    """$DDP_ORCH_OUTPUT_DIR on the host."""
 
 
 SAMPLE = Operation("sample", Sample)

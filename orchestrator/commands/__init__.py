@@ -18,11 +18,13 @@ top           `top`
 board         the table of `top`
 report        `report`
 events        `events`
+describe      `describe`
 shell         `shell`
 doctor        `doctor`
 diagnose      `diagnose`
 signals       `signal` and `snapshot`
 kill          `kill`
+restart       `restart`
 revive        `revive`
 drain         `drain`
 add           `add`

@@ -58,6 +58,22 @@ def kill(run: str | None, inventory: str | None, hosts: str | None, **options: A
     sys.exit(kill_command.kill(run, inventory, hosts, **options))
 
 
+@click.command(cls=Command, short_help="stop a run and start it again")
+@click.argument("run", shell_complete=completion.run)
+@click.option("-d", "--detach", is_flag=True, help="Return when the run has started again, and print its id.")
+@INVENTORY_OF_GIVEN_RUN
+def restart(run: str, inventory: str | None, detach: bool) -> None:
+    """Stop RUN, and start it again with the same inventory, arguments and name. If RUN has ended, only start it.
+
+    If its script handles run.snapshot_signal, it saves a snapshot before it stops. The new run has the same output
+    folder, so a script that resumes continues. The code is sent again as it is now. Works on the machine that started
+    RUN.
+    """
+    from . import restart as restart_command
+
+    sys.exit(restart_command.restart(run, inventory, detach=detach))
+
+
 @click.command(cls=Command, short_help="send a signal to the ranks of a run")
 @click.argument("run", shell_complete=completion.run)
 @click.argument("signal_name", metavar="SIG")
@@ -145,6 +161,7 @@ def add(run: str, host: str, inventory: str | None, as_json: bool) -> None:
 
 COMMANDS = (
     kill,
+    restart,
     signal,
     snapshot,
     revive,

@@ -20,22 +20,19 @@ ARGV = "ddp_orch.argv"  # the key in a context's `meta` of all words of the comm
 
 # commands of similar programs, and what to use here; {} stands for the words that follow
 ELSEWHERE = {
-    "attach": "ddp-orch logs -f{}",
     "cancel": "ddp-orch kill{}",
     "cp": "ddp-orch fetch RUN (brings outputs here); ddp-orch up sends the code by itself",
     "dashboard": "ddp-orch top{}",
-    "describe": "ddp-orch report{}",
     "down": "ddp-orch kill{}",
     "download": "ddp-orch fetch{}",
     "gpus": "ddp-orch exec -- nvidia-smi",
     "hosts": "ddp-orch config (the hosts of the inventory); ddp-orch check (their state)",
-    "inspect": "ddp-orch report{}",
+    "inspect": "ddp-orch describe{}",
     "jobs": "ddp-orch ps{}",
     "launch": "ddp-orch up{}",
     "list": "ddp-orch ps{}",
     "ls": "ddp-orch ps{}",
     "queue": "ddp-orch ps{}; ddp-orch up --wait starts as soon as the hosts are free",
-    "restart": "ddp-orch up --name NAME -- SCRIPT ARGS... (a new run resumes in the output folder of that name)",
     "rm": "ddp-orch prune (removes old runs); ddp-orch kill RUN (stops one)",
     "run": "ddp-orch up{}",
     "ssh": "ddp-orch shell RUN HOST (in the environment of a run); for a command on every host: ddp-orch exec -- CMD",

@@ -148,6 +148,20 @@ def wait(run: str | None, inventory: str | None) -> None:
     sys.exit(logs_command.wait(run, inventory))
 
 
+@click.command(cls=Command, short_help="follow a run, as `logs -f` does")
+@RUN
+@INVENTORY_OF_RUN
+@click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="Start with the last N lines of each stream.")
+def attach(run: str | None, inventory: str | None, tail: int | None) -> None:
+    """Follow the output of RUN (default: the newest run) until it ends. Exit with the exit code of the run.
+
+    The same as `ddp-orch logs -f`, which has more options. Ctrl-C detaches: unlike in `up`, it does not stop the run.
+    """
+    from . import logs as logs_command
+
+    sys.exit(logs_command.logs(logs_command.LogsOptions(run=run, inventory=inventory, tail=tail, follow=True)))
+
+
 @click.command(cls=Command, short_help="list runs")
 @inventory_of_any_run
 @HOSTS
@@ -186,6 +200,19 @@ def events(run: str | None, inventory: str | None, as_json: bool) -> None:
     from . import events as events_command
 
     sys.exit(events_command.events(run, inventory, as_json=as_json))
+
+
+@click.command(cls=Command, short_help="show what is known of a run on one page")
+@RUN
+@INVENTORY_OF_RUN
+@JSON
+def describe(run: str | None, inventory: str | None, as_json: bool) -> None:
+    """Show RUN (default: the newest run) on one page: state, hosts and ranks, command, code, events, and where its
+    files are.
+    """
+    from . import describe as describe_command
+
+    sys.exit(describe_command.describe(run, inventory, as_json=as_json))
 
 
 @click.command(cls=CommandWithArgs, short_help="open a shell in the environment of a run")
@@ -284,10 +311,12 @@ def fetch(run: str | None, pattern: str | None, output: str | None, inventory: s
 COMMANDS = (
     up,
     logs,
+    attach,
     wait,
     ps,
     top,
     events,
+    describe,
     shell,
     report,
     diagnose,

@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from ..errors import HeldError, UsageError
 from ..hosts.fleet import Fleet
@@ -115,6 +115,7 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
             copy = writing.render(paths.with_absolute_paths(inventory)) if inventory.source else None
             folder = str(paths.folder(inventory))
             recent.remember(inventory.path, run_id, plan.name, _code_folder(snapshot), folder, copy)
+            recent.remember_command(run_id, asdict(options))
             if options.detach:
                 if options.timing:
                     console.note(context.timing.describe())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 from ..inventory.run_ids import SUFFIX
 
@@ -27,6 +29,20 @@ class StartedRun:
     """The folder here in which the sent code would start; "" if no code was sent."""
     folder: str = ""
     """The folder at which relative paths in the inventory start; "": that of `inventory`."""
+
+
+@dataclass(frozen=True)
+class StartCommand:
+    """How `up` was called for a run."""
+
+    options: Mapping[str, Any]
+    """The fields of UpOptions."""
+    folder: str
+    """The current folder of that call."""
+    inventory: str
+    """See StartedRun."""
+    inventory_changed: bool
+    """Whether that file is another one than then."""
 
 
 def _file() -> Path:
@@ -52,6 +68,47 @@ def remember(inventory: str, run_id: str, name: str, code: str = "", folder: str
             for run in known[MAX_RUNS:]:
                 if Path(run.inventory).parent == file.parent / "inventories":
                     Path(run.inventory).unlink(missing_ok=True)
+
+
+def remember_command(run_id: str, options: Mapping[str, Any]) -> None:
+    """Keep the options of `up` for a run that `remember` has added, until its entry is dropped. Never fails."""
+    known = started(run_id)
+    if known is None:
+        return
+    with contextlib.suppress(OSError):
+        file = _command_file(run_id)
+        file.parent.mkdir(exist_ok=True, mode=0o700)
+        kept = {"options": options, "folder": str(Path.cwd()), "inventory_sha256": _digest(known.inventory)}
+        _write(file, json.dumps(kept))
+        runs = {run.run_id for run in newest()}
+        for other in file.parent.glob("*.json"):
+            if other.stem not in runs:
+                other.unlink(missing_ok=True)
+
+
+def command_of(run_id: str) -> StartCommand | None:
+    """How a run was started from this machine; None: unknown."""
+    known = started(run_id)
+    try:
+        kept = json.loads(_command_file(run_id).read_text(encoding="utf-8"))
+        options = {name: tuple(value) if isinstance(value, list) else value for name, value in kept["options"].items()}
+        folder, digest = str(kept["folder"]), kept["inventory_sha256"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if known is None:
+        return None
+    return StartCommand(options, folder, known.inventory, _digest(known.inventory) != digest)
+
+
+def _command_file(run_id: str) -> Path:
+    return _file().parent / "commands" / f"{run_id}.json"
+
+
+def _digest(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _write(file: Path, text: str) -> None:

@@ -186,8 +186,8 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
     ("argv", "hint"),
     [
         (["stop"], "ddp-orch kill"),
-        (["attach", "my run"], "ddp-orch logs -f 'my run'"),
-        (["restart"], "ddp-orch up --name NAME -- SCRIPT ARGS..."),
+        (["inspect", "my run"], "ddp-orch describe 'my run'"),
+        (["restart"], "Missing argument 'RUN'"),
         (["-i", "x.yaml", "kill", "nightly"], "ddp-orch kill -i x.yaml nightly"),
         (["kill", "nightly", "x.yaml"], "ddp-orch kill nightly -i x.yaml"),
         (["logs", "inventory.yaml"], "ddp-orch logs -i inventory.yaml"),

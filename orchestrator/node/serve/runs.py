@@ -104,6 +104,7 @@ def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
     from ..recorder import history  # `ps` does not need it
 
     folder = state.run_folder(arguments["run_id"])
+    spec = state.read(os.path.join(folder, "spec.json"))
     events = []
     try:
         with open(os.path.join(folder, "gang.jsonl"), encoding="ascii", errors="replace") as file:
@@ -116,7 +117,9 @@ def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
         pass  # only the head has them, unless the hosts can elect another one
     return {
         "run": describe(arguments["run_id"], folder),
-        "spec": state.read(os.path.join(folder, "spec.json")),
+        "spec": spec,
+        "folder": folder,
+        "output": None if spec is None or state.is_witness(spec) else state.output_folder(folder, spec),
         "exit": state.read(os.path.join(folder, "exit.json")),
         "events": events,
         "samples": history.read(folder),

@@ -1,0 +1,124 @@
+"""`describe`: one page about a run, from the records on its hosts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..answers.recorded import RECORD, Record
+from ..inventory import advice
+from ..inventory.model import Inventory
+from ..output.console import number_of
+from ..output.lines import Mask, presentable, rfc3339
+from ..runs import recent, registry, timeline
+from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_failures
+
+NEWEST_EVENTS = 8  # shown; `events` shows all
+
+
+def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool) -> int:
+    console = stderr_console()
+    inventory = load_inventory_of_run(inventory_path, None, run_name)
+    with open_fleet(inventory, short_timeout=True) as fleet:
+        lookup = find_run(fleet, inventory, run_name, console)
+        run = lookup.run
+        mask = make_mask(inventory, run, console)
+        hosts = [host for host in inventory.machines if host.name in run.parts]
+        answers = fleet.each(hosts, lambda _, session: session.request(RECORD, {"run_id": run.run_id}))
+    warn_of_failures(answers.failed, console)
+    page = make_page(run, answers.done, inventory, mask)
+    if as_json:
+        print(json.dumps(page, indent=2))
+        return 0
+    about = advice.about(run, lookup.listing.runs, inventory.path)
+    for line in _lines(page):
+        print(line)
+    print(f"More: {about.command('logs')}; {about.command('diagnose')}; {about.command('report')}")
+    return 0
+
+
+def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inventory, mask: Mask) -> dict[str, Any]:
+    """The document of `describe --json`."""
+
+    def shown(text: object) -> str:
+        return presentable(str(text), False, mask)
+
+    record = next((records[host] for host in run.nodes if host in records), None)
+    spec = record.spec if record else None
+    started = recent.started(run.run_id)
+    events = timeline.entries(record.events, [node.host for node in spec.nodes]) if record and spec else []
+    code = spec.code if spec and isinstance(spec.code, dict) else {}
+    return {
+        **run.as_dict(),
+        "by": shown(run.by),
+        "ended_at": None if run.unfinished or run.ended_at is None else rfc3339(run.ended_at),
+        "inventory": started.inventory if started else inventory.path,
+        "command": shown(shlex.join(spec.command)) if spec else shown(run.script),
+        "python": shown(spec.python) if spec else None,
+        "launcher": _launcher(spec.launcher) if spec else None,
+        "setup": [shown(line) for line in spec.setup or ()] if spec else [],
+        "workdir": spec.workdir if spec else None,
+        "code": {"folder_here": started.code if started else "", "sha256": code.get("sha256")} if code else None,
+        "max_restarts": spec.max_restarts if spec else None,
+        "ranks": {host: [part.first_rank, part.nproc] for host, part in run.parts.items()},
+        "first_failure": shown(failure) if (failure := _first_failure(run)) else None,
+        "events": [{"at": rfc3339(entry.at), "what": shown(entry.what)} for entry in events],
+        "files": {
+            host: {"record": shown(record.folder), "outputs": shown(record.output) if record.output else None}
+            for host, record in records.items()
+            if record.folder
+        },
+    }
+
+
+def _launcher(launcher: Any) -> str | None:
+    name = launcher.get("name") if isinstance(launcher, dict) else launcher
+    return name if isinstance(name, str) else None
+
+
+def _first_failure(run: registry.Run) -> str | None:
+    for part in run.parts.values():
+        failure = part.verdict.first_failure if part.verdict else None
+        if failure is not None:
+            return f"{failure.host}: {failure}"
+    return None
+
+
+def _lines(page: Mapping[str, Any]) -> Sequence[str]:
+    attempts = f", {number_of(page['attempt'], 'attempt')}"
+    rows = {
+        "Run": page["run_id"] if page["name"] == page["run_id"] else f"{page['name']} ({page['run_id']})",
+        "State": page["state"] + attempts + (f" of at most {page['max_restarts'] + 1}" if page["max_restarts"] else ""),
+        "Started": f"{page['started_at']} by {page['by']}",
+        "Ended": page["ended_at"],
+        "First failure": page["first_failure"],
+        "Command": page["command"],
+        "Launcher": page["launcher"],
+        "Setup": "; ".join(page["setup"]),
+        "Inventory": page["inventory"],
+        "Code": page["workdir"] or (page["code"] and page["code"]["folder_here"]),
+    }
+    lines = [f"{name + ':':<15}{value}" for name, value in rows.items() if value]
+    lines += ["", f"{'HOST':<20} {'NODE':>4} {'RANKS':>9}  {'STATE':<10} EXIT"]
+    for node in page["nodes"]:
+        first, count = page["ranks"].get(node["host"], (None, 0))
+        ranks = "-" if first is None or node["witness"] else f"{first}-{first + count - 1}" if count > 1 else str(first)
+        exits = node["signal"] or ("" if node["exit_code"] is None else node["exit_code"])
+        number = "-" if node["node_rank"] is None else node["node_rank"]
+        lines.append(f"{node['host']:<20} {number:>4} {ranks:>9}  {node['state']:<10} {exits}".rstrip())
+    if page["events"]:
+        left_out = len(page["events"]) - NEWEST_EVENTS
+        lines += [
+            "",
+            "Events" + (f" (the last {NEWEST_EVENTS}; `ddp-orch events` shows all):" if left_out > 0 else ":"),
+        ]
+        lines += [f"  {event['at'][:19]}Z  {event['what']}" for event in page["events"][-NEWEST_EVENTS:]]
+    if page["files"]:
+        lines += ["", "Files on the hosts (record and log; outputs):"]
+        lines += [
+            f"  {host}: {files['record']}" + (f"; {files['outputs']}" if files["outputs"] else "")
+            for host, files in page["files"].items()
+        ]
+    return [*lines, ""]

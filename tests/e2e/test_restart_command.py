@@ -1,0 +1,77 @@
+"""`restart`, `describe` and `attach`, over SSH."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+
+import pytest
+from lab.lab import Lab
+from lab.waiting import wait_until
+
+from .driver import assert_clean, code, lines_of, ok, orch, runs, script, start, wait_for_state
+
+RESUMES = """
+import os, signal, time
+path = os.path.join(os.environ["DDP_ORCH_OUTPUT_DIR"], "saves")
+saves = int(open(path).read()) if os.path.exists(path) else 0
+def save(*_):
+    open(path, "w").write(str(saves + 1))
+    print("saved", saves + 1, flush=True)
+signal.signal(signal.SIGUSR1, save)
+print("begins:%d:%s" % (saves, os.environ["COLOUR"]), flush=True)
+time.sleep(1e6)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_restarted_run_continues_with_its_options_and_describe_shows_it(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "grace": 2})
+    first = start(lab2, inventory, "--name", "job", "-e", "COLOUR=blue", "--", script(lab2, RESUMES))
+    wait_until(lambda: len(lines_of(lab2, inventory, first, "--grep", "begins")) == 2, 60, "both ranks have begun")
+    inventory.write_text(inventory.read_text() + "\n# a comment\n")
+    again = ok(orch(lab2, "restart", "job", "-d", "-i", inventory))
+    assert "has changed since" in again.stderr
+    second = again.stdout.split()[0]
+    assert runs(lab2, inventory)[first]["state"] == "stopped"
+    wait_until(
+        lambda: (
+            [line["text"] for line in lines_of(lab2, inventory, second, "--grep", "begins")] == ["begins:1:blue"] * 2
+        ),
+        60,
+        "both ranks continue",
+    )
+    page = json.loads(ok(orch(lab2, "describe", "job", "-i", inventory, "--json")).stdout)
+    assert (page["run_id"], page["state"], page["attempt"]) == (second, "running", 1)
+    assert [page["ranks"][f"node-{number}"] for number in (0, 1)] == [[0, 1], [1, 1]]
+    for host in lab2.hosts:
+        host.sh(
+            f"test -d {page['files'][host.name]['record']}/log && test -f {page['files'][host.name]['outputs']}/saves"
+        )
+    shown = ok(orch(lab2, "describe", "job", "-i", inventory)).stdout
+    assert "train.py" in shown and "node-1" in shown
+
+    follower = lab2.popen(
+        ["ddp-orch", "attach", "job", "-i", str(inventory)],
+        cwd=code(lab2),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert follower.stdout is not None
+    assert any("begins" in line for line in follower.stdout)
+    follower.send_signal(signal.SIGINT)
+    assert "the run continues" in follower.communicate(timeout=20)[1]
+    ok(orch(lab2, "kill", second, "-i", inventory))
+    wait_for_state(lab2, inventory, second, "killed")
+    assert_clean(lab2)
+
+
+@pytest.mark.timeout(120)
+def test_a_run_of_another_machine_cannot_be_restarted_and_keeps_running(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "grace": 1})
+    run_id = start(lab2, inventory, "-e", "COLOUR=blue", "--", script(lab2, RESUMES))
+    refused = ok(orch(lab2, "restart", run_id, "-i", inventory, env={"XDG_STATE_HOME": "/nonexistent"}), 2)
+    assert "not known here" in refused.stderr
+    assert runs(lab2, inventory)[run_id]["state"] == "running"
+    ok(orch(lab2, "kill", run_id, "-i", inventory))
