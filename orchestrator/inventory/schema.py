@@ -348,7 +348,7 @@ _NOTIFY = _section(
         "webhook",
         maybe(like("an http or https URL", r"https?://[^\s\x00]+")),
         None,
-        "URL that receives a Slack-compatible JSON payload",
+        "URL of Slack, Discord, Teams, ntfy or a compatible service",
     ),
     Key("command", maybe(_some_text), None, "command run by sh on the head, with JSON on stdin"),
     Key("bell", truth, False, "ring the bell of the terminal that follows the run"),

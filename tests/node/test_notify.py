@@ -188,7 +188,7 @@ def test_a_message_can_be_sent_at_once(runs: Runs, webhook: Webhook, tmp_path: P
 def test_a_webhook_that_refuses_is_asked_again(webhook: Webhook, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     monkeypatch.setattr(notify, "PAUSE", 0.0)
     webhook.status = 500
-    assert notify.post(webhook.address, {"text": "hello"}) == "the server answered 500"
+    assert notify.post(webhook.address, "hello") == "the server answered 500"
     assert len(webhook.posted) == notify.TRIES
     assert "secret" not in capfd.readouterr().err
 

@@ -38,7 +38,7 @@ WORDS = {
 
 
 def message(spec: Dict[str, Any], state: str, attempt: int, first_failure: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """The message. `state`: `restarting`, `waiting`, or of a verdict. A webhook gets only `text`, in Slack's format."""
+    """The message. `state`: `restarting`, `waiting`, or of a verdict. A webhook gets only `text`, see webhooks.py."""
     name = spec["run_id"] if spec["name"] == spec["run_id"] else "%s (%s)" % (spec["name"], spec["run_id"])
     text = "ddp-orch: run %s %s" % (name, WORDS.get(state, "restarts: attempt %d failed" % attempt))
     if first_failure:
@@ -102,7 +102,7 @@ def _send_last(targets: Dict[str, Any], message: Dict[str, Any], folder: str) ->
 def send(targets: Dict[str, Any], message: Dict[str, Any], tries: int = TRIES) -> Dict[str, str]:
     """Notify both targets. Returns the problems, by `webhook` and `command`."""
     problems = {
-        "webhook": post(targets["webhook"], {"text": message["text"]}, tries) if targets.get("webhook") else None,
+        "webhook": post(targets["webhook"], message["text"], tries) if targets.get("webhook") else None,
         "command": run(targets["command"], message) if targets.get("command") else None,
     }
     return {what: why for what, why in problems.items() if why is not None}
@@ -162,12 +162,15 @@ def _find(program: str) -> Optional[str]:
     return None if status == 0 else "%s: not found" % program
 
 
-def post(webhook: str, body: Dict[str, Any], tries: int = TRIES) -> Optional[str]:
-    """Post JSON, with retries. Returns the problem or None. The address may be a secret, and is in no text."""
-    data = json.dumps(body).encode("ascii")
-    head = {"Content-Type": "application/json", "User-Agent": "ddp-orch"}
+def post(webhook: str, text: str, tries: int = TRIES) -> Optional[str]:
+    """Post a message, with retries. Returns the problem or None. The address may be a secret, and is in no text."""
     import urllib.error
     import urllib.request  # with ssl and http: not in every recorder's memory
+
+    from . import webhooks
+
+    data, head = webhooks.encode(webhook, text)
+    head = {**head, "User-Agent": "ddp-orch"}
 
     why = ""
     for number in range(tries):
