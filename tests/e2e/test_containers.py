@@ -70,7 +70,7 @@ def lab(make_lab: Callable[..., Lab]) -> Lab:
         # crun refuses machines that have both versions of control groups
         host.sh("mountpoint -q /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup", "root")
     first, second = lab.hosts
-    first.sh(f"{MAKE_IMAGE} podman save --output image.tar {IMAGE}", check=True)
+    first.sh(f"{MAKE_IMAGE}; podman save --output image.tar {IMAGE}", check=True)
     second.sh("cat > image.tar", input="", check=True)  # so that it is ann's
     shutil.copyfile(first.home / "image.tar", second.home / "image.tar")
     second.sh("podman load --input image.tar", check=True)
@@ -105,7 +105,14 @@ def test_ranks_in_containers_train_together(lab: Lab, launcher: str) -> None:
     run_id = start(lab, inventory, "--", script(lab, WHERE))
     wait_for_state(lab, inventory, run_id, "succeeded")
     assert [line["text"] for line in lines_of(lab, inventory, run_id) if line["stream"] == "stdout"] == ["sum 2"] * 2
+    check_shell(lab, inventory, run_id)
     wait_until(lambda: nothing_left(lab), 5, "no process and no container is left")
+
+
+def check_shell(lab: Lab, inventory: Path, run_id: str) -> None:
+    line = "cat /inside/word - && echo $WORD && id -u && python3 -c 'import torch' && exit 7"
+    done = orch(lab, "shell", run_id, "node-1", "-i", inventory, "--", line, input="given\n")
+    assert (done.returncode, done.stdout.splitlines()) == (7, ["saved", "given", "it's $HOME", "2001"]), done.stderr
 
 
 def kill_processes(host: Host, pattern: str) -> None:
@@ -239,6 +246,7 @@ def test_ranks_train_in_images_that_are_files(file_lab: tuple[Lab, str, str], la
     run_id = start(lab, inventory, "--", script(lab, WHERE))
     wait_for_state(lab, inventory, run_id, "succeeded")
     assert [line["text"] for line in lines_of(lab, inventory, run_id) if line["stream"] == "stdout"] == ["sum 2"] * 2
+    check_shell(lab, inventory, run_id)
     wait_until(lambda: nothing_left(lab, engine), 5, "no process is left")
 
 

@@ -41,7 +41,7 @@ def wrap(spec: Dict[str, Any], root_job: Job, paths: Paths) -> Job:
     home = os.path.join(state.home_of(paths.run), CACHE)
     os.makedirs(home, 0o700, exist_ok=True)
     variables = {"HOME": home, "USER": processes.user_name(os.geteuid()), **variables}
-    passed = {VARIABLE + name: _encode(value) for name, value in variables.items()}
+    passed = encode(variables)
     passed[processes.MARK] = spec["run_id"]
     folders = [paths.run, paths.output, home, spec["program"] + ":ro", *filter(None, [spec["workdir"]])]
     inside = engines.Inside(
@@ -63,9 +63,15 @@ def engine_of(spec: Dict[str, Any], remove: Callable[[], bool]) -> Optional[Cont
     return ContainerEngine(container["engine"], spec["run_id"], remove) if container else None
 
 
-def _encode(value: str) -> str:
-    """Without line ends, quotes and `$`, which some engines split or expand."""
-    return base64.b64encode(os.fsencode(value)).decode("ascii")
+def encode(variables: Dict[str, str]) -> Dict[str, str]:
+    """Variables on their way into a container: without line ends, quotes and `$`, which engines split or expand."""
+    return {VARIABLE + name: base64.b64encode(os.fsencode(value)).decode("ascii") for name, value in variables.items()}
+
+
+def decode_environment() -> None:
+    """In the container: set the variables of `encode`."""
+    for name in [name for name in os.environ if name.startswith(VARIABLE)]:
+        os.environb[os.fsencode(name[len(VARIABLE) :])] = base64.b64decode(os.environ.pop(name))
 
 
 def program(spec: Dict[str, Any]) -> List[str]:
@@ -77,8 +83,7 @@ def main(arguments: List[str]) -> int:
     """Verb `contained FILE`. Returns the exit status of the command, as a shell does."""
     with open(arguments[0], "rb") as file:
         inner = json.loads(file.read())
-    for name in [name for name in os.environ if name.startswith(VARIABLE)]:
-        os.environb[os.fsencode(name[len(VARIABLE) :])] = base64.b64decode(os.environ.pop(name))
+    decode_environment()
     signal.pthread_sigmask(signal.SIG_BLOCK, [*PASSED_ON, signal.SIGCHLD])
     # in another namespace, the pids that we see mean other processes to the guard
     is_known = inner["pid_namespace"] == processes.pid_namespace()

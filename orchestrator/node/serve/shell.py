@@ -244,12 +244,13 @@ def _describe_contained(
     spec: Dict[str, Any], folder: str, environment: Dict[str, str], argv: List[str], terminal: bool
 ) -> Dict[str, Any]:
     """In a new container of the same image: that of a rank ends with the attempt."""
+    engine = spec["container"]["engine"]
+    row = engines.ENGINES[engine]
     home = os.path.join(state.home_of(folder), contained.CACHE)
     os.makedirs(home, 0o700, exist_ok=True)
-    if spec["gpu_ids"] and "CUDA_VISIBLE_DEVICES" not in spec["env"]:
+    if spec["gpu_ids"] and "CUDA_VISIBLE_DEVICES" not in spec["env"] and not row.all_gpus:
         environment.pop("CUDA_VISIBLE_DEVICES", None)  # the container has only these GPUs, with other numbers
-    environment.update(HOME=home, USER=processes.user_name(os.geteuid()))
-    passed = {contained.VARIABLE + name: value for name, value in environment.items()}
+    passed = contained.encode({"HOME": home, "USER": processes.user_name(os.geteuid()), **environment})
     mounts = [folder, environment["DDP_ORCH_OUTPUT_DIR"], home, spec["program"] + ":ro"]
     inside = engines.Inside(
         folder="",  # without the run's label: its containers are removed after an attempt
@@ -260,8 +261,10 @@ def _describe_contained(
     )
     command = [*contained.program(spec), "shell-exec", "inside", spec["python"], *argv]
     client = engines.run_argv(spec["container"], containers.here(), inside, command)
-    client[2:2] = ["--interactive", *(["--tty"] if terminal else [])]
-    return {"argv": client, "env": passed, "cwd": folder, "python": "", "terminal": terminal}
+    if row.records:  # the others keep the streams of their program
+        client[2:2] = ["--interactive", *(["--tty"] if terminal else [])]
+    variables = engines.client_environment(engine, passed, os.path.join(state.home_of(folder), contained.RUNTIME))
+    return {"argv": client, "env": variables, "cwd": folder, "python": "", "terminal": terminal}
 
 
 def _resize(terminal: int, size: Dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import sys
 import termios
 from typing import Dict, List
 
-from ..ranks.contained import VARIABLE
+from ..ranks.contained import decode_environment
 
 NOT_STARTED = 127  # exit status, as of a shell that does not find a command
 INTERACTIVE = ["sh", "-c", "if command -v bash >/dev/null; then exec bash --norc -i; else exec sh -i; fi"]
@@ -22,8 +22,7 @@ INTERACTIVE = ["sh", "-c", "if command -v bash >/dev/null; then exec bash --norc
 def main(arguments: List[str]) -> int:
     """Verb `shell-exec FD`, or `shell-exec inside PYTHON COMMAND...` in a container. Returns only if that fails."""
     if arguments[0] == "inside":
-        for name in [name for name in os.environ if name.startswith(VARIABLE)]:
-            os.environ[name[len(VARIABLE) :]] = os.environ.pop(name)
+        decode_environment()
         return _execute(arguments[2:], dict(os.environ), arguments[1])
     with os.fdopen(int(arguments[0]), "rb") as file:
         job = json.loads(file.read())
