@@ -16,6 +16,8 @@ ps            `ps`
 logs          `logs` and `wait`
 top           `top`
 board         the table of `top`
+board_rows    its rows and figures
+curves        its curves
 report        `report`
 events        `events`
 describe      `describe`

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..answers.recorded import GpuUsage, RankSample, Sample
-from ..answers.runs import FirstFailure, Part
+from ..answers.runs import FirstFailure
 from ..hosts import claims
 from ..output.console import fold, number_of
 from ..output.folding import ranges
 from ..output.lines import Mask, presentable
 from ..output.terminal import one_line
+from .board_rows import BoardRow, duration, extremes, figures_of, fullest, losses_of, number, or_dash, size_of, span
 
 HEALTHY = ("running", "succeeded")
 BROKEN = ("failed", "lost", "no answer", "no such run")
@@ -32,76 +31,7 @@ STYLES = {
 }
 LAST_LINE_MIN = 16  # characters; with less room, the board has no column of last lines
 
-QUIET = 15.0  # s without a line from a rank until the board shows its silence
 SLOW = 1.05  # times the median step time; the slowest rank is named if it takes longer
-
-
-@dataclass(frozen=True)
-class BoardRow:
-    """One host: its newest sample and the one before, or why there is none."""
-
-    host: str
-    now: Sample | None = None
-    previous: Sample | None = None
-    trouble: str = ""
-    """Why the host did not answer last time."""
-    node: int | None = None
-    """Its node in the run; None if hosts contradict each other about it."""
-
-    @property
-    def part(self) -> Part | None:
-        """The host's part of the run."""
-        return self.now.run if self.now else None
-
-    @property
-    def state(self) -> str:
-        if self.trouble:
-            return "no answer"
-        if self.now is None:
-            return "asking"
-        return claims.state_of_host(self.part) if self.part else "no such run"
-
-    @property
-    def ranks(self) -> Sequence[RankSample]:
-        return () if self.now is None else self.now.ranks
-
-    def figure(self, name: str) -> float | None:
-        """A figure of the slowest rank: the lowest step and rate, the longest step time. Of the loss, the highest."""
-        values = _losses(self.ranks) if name == "loss" else _figures(self.ranks, name)
-        return None if not values else _extremes(values)[name not in ("step", "rate")]
-
-    def quiet(self) -> float | None:
-        """Seconds since any rank of the host printed a line, if that is long. Often only one rank prints."""
-        if self.now is None or self.state != "running":
-            return None
-        silent = min((self.now.clock - rank.at for rank in self.ranks if rank.at), default=0.0)
-        return silent if silent >= QUIET else None
-
-    def rate(self, of: Literal["cpu", "received", "sent"]) -> float | None:
-        """`cpu` in cores; `received` and `sent` in bytes per second over all interfaces."""
-        if self.now is None or self.previous is None:
-            return None
-        seconds = self.now.clock - self.previous.clock
-        if seconds <= 0:
-            return None
-        if of == "cpu":
-            busy, whole = (new - old for new, old in zip(self.now.cpu, self.previous.cpu, strict=True))
-            return float(busy / whole * self.now.cores) if whole > 0 and self.now.cores else None
-        old = {nic.name: nic.counted(of) for nic in self.previous.nics}
-        return sum(max(0, nic.counted(of) - old.get(nic.name, nic.counted(of))) for nic in self.now.nics) / seconds
-
-    def line_share(self) -> float | None:
-        """How much of its speed the busiest interface uses, 0 to 1; None if no interface reports its speed."""
-        if self.now is None or self.previous is None:
-            return None
-        seconds = self.now.clock - self.previous.clock
-        old = {nic.name: nic for nic in self.previous.nics}
-        shares = [
-            max(nic.received - old[nic.name].received, nic.sent - old[nic.name].sent) / seconds / (nic.mbit * 125_000)
-            for nic in self.now.nics
-            if nic.mbit and nic.name in old and seconds > 0
-        ]
-        return max(shares, default=None)
 
 
 @dataclass(frozen=True)
@@ -132,10 +62,17 @@ COLUMNS = (
 )
 
 
-def render(run_id: str, rows: Sequence[BoardRow], width: int, height: int, mask: Mask, keys: str) -> RenderableType:
-    """Draw the whole screen. If not all hosts fit, failed and silent ones come first, and one line names the rest."""
+def render(
+    run_id: str, rows: Sequence[BoardRow], width: int, height: int, mask: Mask, keys: str, curves: str = ""
+) -> RenderableType:
+    """Draw the whole screen. If not all hosts fit, failed and silent ones come first, and one line names the rest.
+
+    `curves`: a line above the table.
+    """
     with_run = [row for row in rows if row.part]
     lines: list[RenderableType] = [_title(run_id, rows), _training(with_run)]
+    if curves:
+        lines.append(Text(curves, style="cyan"))
     room = max(2, height - len(lines) - 2 - bool(keys))
     first_failure = _first_failure(rows)
     culprit = first_failure.host if first_failure else None
@@ -189,15 +126,15 @@ def _training(rows: Sequence[BoardRow]) -> Text:
     samples = [rank for _, rank in pairs]
     words = {}
     for name, form in (("step", "step {}"), ("loss", "loss {}"), ("step_time", "{} s/step"), ("rate", "{}/s")):
-        values = _losses(samples) if name == "loss" else _figures(samples, name)
+        values = losses_of(samples) if name == "loss" else figures_of(samples, name)
         if values:
-            low, high = map(_number, _extremes(values))
+            low, high = map(number, extremes(values))
             words[name] = form.format(low if low == high else f"{low}..{high}")
-    rates = _figures(samples, "rate")
+    rates = figures_of(samples, "rate")
     if len(rates) > 1:
         # equal rates may be one rate of all ranks together, which each rank prints
         same = min(rates) == max(rates)
-        words["rate"] += f" on each of {len(rates)} ranks" if same else f", {_number(sum(rates))}/s in total"
+        words["rate"] += f" on each of {len(rates)} ranks" if same else f", {number(sum(rates))}/s in total"
     timed = sorted(
         (rank.figures["step_time"], rank.rank, row.host) for row, rank in pairs if "step_time" in rank.figures
     )
@@ -259,18 +196,18 @@ def _cells(row: BoardRow) -> dict[str, str]:
     return {
         **cells,
         "RANKS": ranges(ranks) or "-",
-        "QUIET": "-" if (quiet := row.quiet()) is None else _duration(quiet),
-        "STEP": _or_dash(row.figure("step")),
-        "LOSS": _or_dash(row.figure("loss")),
-        "RATE/S": _or_dash(row.figure("rate")),
-        "STEP s": _or_dash(row.figure("step_time")),
-        "GPU %": _span([gpu.busy for gpu in gpus]),
-        "GPU MEM": _gib(gpus),
-        "W": _or_dash(sum(watts) if (watts := [gpu.watts for gpu in gpus if gpu.watts is not None]) else None),
-        "°C": _or_dash(max((gpu.celsius for gpu in gpus if gpu.celsius is not None), default=None)),
+        "QUIET": "-" if (quiet := row.quiet()) is None else duration(quiet),
+        "STEP": or_dash(row.figure("step")),
+        "LOSS": or_dash(row.figure("loss")),
+        "RATE/S": or_dash(row.figure("rate")),
+        "STEP s": or_dash(row.figure("step_time")),
+        "GPU %": span([gpu.busy for gpu in gpus]),
+        "GPU MEM": fullest(gpus),
+        "W": or_dash(sum(watts) if (watts := [gpu.watts for gpu in gpus if gpu.watts is not None]) else None),
+        "°C": or_dash(max((gpu.celsius for gpu in gpus if gpu.celsius is not None), default=None)),
         "CPU": "-" if cpu is None else f"{cpu:.1f}/{row.now.cores}",
         "MEM": f"{memory_used / memory_total:.0%}",
-        "NET RX/TX": "-" if None in traffic else "/".join(_bytes(value or 0.0) for value in traffic),
+        "NET RX/TX": "-" if None in traffic else "/".join(size_of(value or 0.0) for value in traffic),
         "NIC %": "-" if share is None else f"{share:.0%}",
     }
 
@@ -295,62 +232,5 @@ def _footer(rows: Sequence[BoardRow], mask: Mask) -> Text:
     return Text(_show(f"{host}:{rank.rank} | {rank.last}", mask), style="dim")
 
 
-def _figures(ranks: Sequence[RankSample], name: str) -> list[float]:
-    return [rank.figures[name] for rank in ranks if name in rank.figures]
-
-
-def _losses(ranks: Sequence[RankSample]) -> list[float]:
-    """Losses of the ranks at the highest step, because losses of different steps differ. Also losses that are nan."""
-    farthest = max(_figures(ranks, "step"), default=None)
-    losses = [(rank.figures["loss"], rank.figures.get("step")) for rank in ranks if "loss" in rank.figures]
-    return [loss for loss, step in losses if step == farthest or loss != loss]
-
-
 def _show(text: str, mask: Mask) -> str:
     return one_line(presentable(text, False, mask))
-
-
-def _extremes(values: Sequence[float]) -> tuple[float, float]:
-    """The lowest and the highest value; nan if any value is nan."""
-    nan = next((value for value in values if value != value), None)
-    return (min(values), max(values)) if nan is None else (nan, nan)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f}s" if seconds < 600 else f"{seconds / 60:.0f}m"
-
-
-def _or_dash(value: float | None) -> str:
-    return "-" if value is None else _number(value)
-
-
-def _number(value: float) -> str:
-    if value != value or value in (float("inf"), float("-inf")):
-        return str(value)
-    if value == int(value) and abs(value) < 1e7:
-        return str(int(value))
-    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
-
-
-def _span(values: Sequence[float | None]) -> str:
-    known = sorted(value for value in values if value is not None)
-    if not known:
-        return "-"
-    return _number(known[0]) if known[0] == known[-1] else f"{_number(known[0])}-{_number(known[-1])}"
-
-
-def _gib(gpus: Sequence[GpuUsage]) -> str:
-    """Memory of the fullest GPU, which is the first to run out of it."""
-    usages = [(gpu.used / gpu.total, gpu.used, gpu.total) for gpu in gpus if gpu.used is not None and gpu.total]
-    if not usages:
-        return "-"
-    _, used, total = max(usages, key=lambda usage: usage[0])
-    return f"{used / 2**30:.0f}/{total / 2**30:.0f}G"
-
-
-def _bytes(value: float) -> str:
-    for unit in ("", "K", "M"):
-        if value < 1000:
-            return f"{value:.0f}{unit}"
-        value /= 1000
-    return f"{value:.1f}G"

@@ -23,13 +23,17 @@ from ..output.console import Console, wants_colour
 from ..output.lines import Mask
 from ..runs import ending, registry
 from ..runs.revive import Reviver
-from .board import BoardRow, render
+from .board import render
+from .board_rows import BoardRow
 from .context import load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_doubts, warn_of_failures
+from .curves import History
 
 if TYPE_CHECKING:
     from rich.console import Console as Rich
+    from rich.live import Live
 
 SAMPLE_INTERVAL = 2.0  # s between samples of a host
+RESIZE_INTERVAL = 0.25  # s between looks at the size of the terminal
 FIRST_SAMPLE_TIMEOUT = 5.0  # s, if only one table is printed
 KEYS = "q quit   l log of a rank   f filter hosts   k kill"
 
@@ -124,6 +128,10 @@ def _columns_of(stream: TextIO) -> int:
     return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
 
 
+def _shows_blocks(stream: TextIO) -> bool:
+    return (stream.encoding or "").lower().startswith("utf")
+
+
 class _Live:
     """The board on a terminal, and its keys."""
 
@@ -145,6 +153,7 @@ class _Live:
         self._mask = mask
         self._console = console
         self._pattern = ""
+        self._history = History()
 
     def show(self) -> None:
         key = ""
@@ -165,13 +174,26 @@ class _Live:
         from rich.live import Live
 
         with _keys() as pressed, Live(console=self._rich(), screen=True, auto_refresh=False) as live:
+            sampled_at = -SAMPLE_INTERVAL
             while True:
-                width, height = shutil.get_terminal_size()
-                rows = [row for row in self._watcher.rows() if row.host in self._selected_hosts()]
-                live.update(render(self._run.run_id, rows, width, height, self._mask, self._footer()), refresh=True)
-                key = pressed(SAMPLE_INTERVAL)
+                if time.monotonic() >= sampled_at + SAMPLE_INTERVAL:
+                    sampled_at = time.monotonic()
+                    self._history.add(self._watcher.rows())
+                self._draw(live, size := shutil.get_terminal_size())
+                key = ""
+                while not key and size == shutil.get_terminal_size():
+                    if time.monotonic() >= sampled_at + SAMPLE_INTERVAL:
+                        break
+                    key = pressed(RESIZE_INTERVAL)
                 if key and key in "qlfk":
                     return key
+
+    def _draw(self, live: Live, size: os.terminal_size) -> None:
+        width, height = size
+        rows = [row for row in self._watcher.rows() if row.host in self._selected_hosts()]
+        curves = self._history.curves(width) if _shows_blocks(sys.stdout) else ""
+        board = render(self._run.run_id, rows, width, height, self._mask, self._footer(), curves)
+        live.update(board, refresh=True)
 
     def _footer(self) -> str:
         keys = f"{self._watcher.news}   {KEYS}" if self._watcher.news else KEYS

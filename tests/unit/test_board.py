@@ -13,7 +13,9 @@ from rich.console import Console
 
 from orchestrator.answers.decode import decode
 from orchestrator.answers.recorded import Sample
-from orchestrator.commands.board import BoardRow, render
+from orchestrator.commands.board import render
+from orchestrator.commands.board_rows import BoardRow
+from orchestrator.commands.curves import History, sparkline
 from orchestrator.node.serve.figures import figures
 from orchestrator.output.lines import Mask
 
@@ -263,3 +265,34 @@ def test_a_host_that_is_not_the_head_does_not_tell_the_state_of_the_run() -> Non
     assert "running" in shown(seen)[0] and "nightly" in shown(seen)[0]
     seen[1] = replace(seen[1], node=None)
     assert "nightly" in shown(seen[::-1])[0]
+
+
+def test_curves_fit_the_width_and_show_how_the_figures_change() -> None:
+    history = History()
+    seen = hosts(2)
+    for step in range(60):
+        for one in seen:
+            assert one.now is not None
+            for rank in one.now["ranks"]:
+                rank["figures"].update(step=step, loss=2.0 - step / 30)
+        history.add([one.seen() for one in seen])
+        assert all(len(history.curves(width)) <= width for width in (20, 40, 80, 120, 200))
+    curve = history.curves(80).split()[1]
+    assert curve[0] == "█" and curve[-1] == "▁" and list(curve) == sorted(curve, reverse=True)
+    assert history.curves(80).split()[-1] == "55"  # the mean load of the GPUs
+
+
+def test_a_loss_that_is_not_finite_is_not_in_the_curve() -> None:
+    history = History()
+    one = hosts(1)[0]
+    assert one.now is not None
+    for loss in (1.0, float("nan"), float("inf"), 0.5):
+        for rank in one.now["ranks"]:
+            rank["figures"]["loss"] = loss
+        history.add([one.seen()])
+    assert history.curves(120).startswith("loss █▁ 0.5")
+
+
+def test_a_curve_that_does_not_change_is_flat() -> None:
+    assert set(sparkline([3.0, 3.0, 3.0])) == {"▁"}
+    assert sparkline([0.0, 50.0, 100.0], 100.0) == "▁▅█"

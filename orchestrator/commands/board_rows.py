@@ -1,0 +1,138 @@
+"""The rows of the board of `top`, and how it writes figures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..answers.recorded import GpuUsage, RankSample, Sample
+from ..answers.runs import Part
+from ..hosts import claims
+
+QUIET = 15.0  # s without a line from a rank until the board shows its silence
+
+
+@dataclass(frozen=True)
+class BoardRow:
+    """One host: its newest sample and the one before, or why there is none."""
+
+    host: str
+    now: Sample | None = None
+    previous: Sample | None = None
+    trouble: str = ""
+    """Why the host did not answer last time."""
+    node: int | None = None
+    """Its node in the run; None if hosts contradict each other about it."""
+
+    @property
+    def part(self) -> Part | None:
+        """The host's part of the run."""
+        return self.now.run if self.now else None
+
+    @property
+    def state(self) -> str:
+        if self.trouble:
+            return "no answer"
+        if self.now is None:
+            return "asking"
+        return claims.state_of_host(self.part) if self.part else "no such run"
+
+    @property
+    def ranks(self) -> Sequence[RankSample]:
+        return () if self.now is None else self.now.ranks
+
+    def figure(self, name: str) -> float | None:
+        """A figure of the slowest rank: the lowest step and rate, the longest step time. Of the loss, the highest."""
+        values = losses_of(self.ranks) if name == "loss" else figures_of(self.ranks, name)
+        return None if not values else extremes(values)[name not in ("step", "rate")]
+
+    def quiet(self) -> float | None:
+        """Seconds since any rank of the host printed a line, if that is long. Often only one rank prints."""
+        if self.now is None or self.state != "running":
+            return None
+        silent = min((self.now.clock - rank.at for rank in self.ranks if rank.at), default=0.0)
+        return silent if silent >= QUIET else None
+
+    def rate(self, of: Literal["cpu", "received", "sent"]) -> float | None:
+        """`cpu` in cores; `received` and `sent` in bytes per second over all interfaces."""
+        if self.now is None or self.previous is None:
+            return None
+        seconds = self.now.clock - self.previous.clock
+        if seconds <= 0:
+            return None
+        if of == "cpu":
+            busy, whole = (new - old for new, old in zip(self.now.cpu, self.previous.cpu, strict=True))
+            return float(busy / whole * self.now.cores) if whole > 0 and self.now.cores else None
+        old = {nic.name: nic.counted(of) for nic in self.previous.nics}
+        return sum(max(0, nic.counted(of) - old.get(nic.name, nic.counted(of))) for nic in self.now.nics) / seconds
+
+    def line_share(self) -> float | None:
+        """How much of its speed the busiest interface uses, 0 to 1; None if no interface reports its speed."""
+        if self.now is None or self.previous is None:
+            return None
+        seconds = self.now.clock - self.previous.clock
+        old = {nic.name: nic for nic in self.previous.nics}
+        shares = [
+            max(nic.received - old[nic.name].received, nic.sent - old[nic.name].sent) / seconds / (nic.mbit * 125_000)
+            for nic in self.now.nics
+            if nic.mbit and nic.name in old and seconds > 0
+        ]
+        return max(shares, default=None)
+
+
+def figures_of(ranks: Sequence[RankSample], name: str) -> list[float]:
+    return [rank.figures[name] for rank in ranks if name in rank.figures]
+
+
+def losses_of(ranks: Sequence[RankSample]) -> list[float]:
+    """Losses of the ranks at the highest step, because losses of different steps differ. Also losses that are nan."""
+    farthest = max(figures_of(ranks, "step"), default=None)
+    losses = [(rank.figures["loss"], rank.figures.get("step")) for rank in ranks if "loss" in rank.figures]
+    return [loss for loss, step in losses if step == farthest or loss != loss]
+
+
+def extremes(values: Sequence[float]) -> tuple[float, float]:
+    """The lowest and the highest value; nan if any value is nan."""
+    nan = next((value for value in values if value != value), None)
+    return (min(values), max(values)) if nan is None else (nan, nan)
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.0f}s" if seconds < 600 else f"{seconds / 60:.0f}m"
+
+
+def or_dash(value: float | None) -> str:
+    return "-" if value is None else number(value)
+
+
+def number(value: float) -> str:
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
+    if value == int(value) and abs(value) < 1e7:
+        return str(int(value))
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def span(values: Sequence[float | None]) -> str:
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return "-"
+    return number(known[0]) if known[0] == known[-1] else f"{number(known[0])}-{number(known[-1])}"
+
+
+def fullest(gpus: Sequence[GpuUsage]) -> str:
+    """Memory of the fullest GPU, which is the first to run out of it."""
+    usages = [(gpu.used / gpu.total, gpu.used, gpu.total) for gpu in gpus if gpu.used is not None and gpu.total]
+    if not usages:
+        return "-"
+    _, used, total = max(usages, key=lambda usage: usage[0])
+    return f"{used / 2**30:.0f}/{total / 2**30:.0f}G"
+
+
+def size_of(value: float) -> str:
+    for unit in ("", "K", "M"):
+        if value < 1000:
+            return f"{value:.0f}{unit}"
+        value /= 1000
+    return f"{value:.1f}G"
