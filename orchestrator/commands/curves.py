@@ -34,7 +34,7 @@ class History:
         points = {name: values for name, values in self._points.items() if len(values) > 1}
         if not points:
             return ""
-        ends = {name: number(values[-1]) for name, values in points.items()}
+        ends = {name: number(round(values[-1]) if name == "GPU %" else values[-1]) for name, values in points.items()}
         texts = sum(len(name) + len(ends[name]) + 5 for name in points) - 3
         room = (width - texts) // len(points)
         if room < MIN_WIDTH:
