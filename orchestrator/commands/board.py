@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..answers.recorded import RankSample
 from ..answers.runs import FirstFailure
 from ..hosts import claims
 from ..output.console import fold, number_of
 from ..output.folding import ranges
 from ..output.lines import Mask, presentable
 from ..output.terminal import one_line
-from .board_rows import BoardRow, duration, extremes, figures_of, fullest, losses_of, number, or_dash, size_of, span
+from .board_rows import (
+    QUIET,
+    BoardRow,
+    duration,
+    extremes,
+    figures_of,
+    fullest,
+    losses_of,
+    number,
+    or_dash,
+    size_of,
+    span,
+)
 
 HEALTHY = ("running", "succeeded")
 BROKEN = ("failed", "lost", "no answer", "no such run")
@@ -62,6 +75,18 @@ COLUMNS = (
 )
 
 
+RANK_COLUMNS = (
+    _Column("RANK", 5, 0),
+    _Column("HOST", 0, 0),
+    _Column("STATE", 11, 1),
+    _Column("QUIET", 6, 0),
+    _Column("STEP", 7, 1),
+    _Column("LOSS", 8, 2),
+    _Column("RATE/S", 7, 4),
+    _Column("STEP s", 7, 3),
+)
+
+
 def render(
     run_id: str, rows: Sequence[BoardRow], width: int, height: int, mask: Mask, keys: str, curves: str = ""
 ) -> RenderableType:
@@ -69,26 +94,69 @@ def render(
 
     `curves`: a line above the table.
     """
-    with_run = [row for row in rows if row.part]
-    lines: list[RenderableType] = [_title(run_id, rows), _training(with_run)]
-    if curves:
-        lines.append(Text(curves, style="cyan"))
-    room = max(2, height - len(lines) - 2 - bool(keys))
+    head = _head(run_id, rows, curves)
+    room = max(2, height - len(head) - 2 - bool(keys))
     first_failure = _first_failure(rows)
     culprit = first_failure.host if first_failure else None
     ordered = sorted(rows, key=lambda row: _sort_key(row, culprit)) if len(rows) > room else list(rows)
     shown, rest = (ordered, []) if len(rows) <= room else (ordered[: room - 1], ordered[room - 1 :])
-    lines.append(_table(shown, width, mask))
+    body: list[RenderableType] = [_table(COLUMNS, [(_cells(row), _last_line(row)) for row in shown], width, mask)]
     if rest:
         states = sorted({row.state for row in rest})
-        lines.append(Text(f"{len(rest)} more: {fold(row.host for row in rest)} ({', '.join(states)})", style="dim"))
-    lines.append(_footer(rows, mask))
-    if keys:
-        lines.append(Text(keys, style="dim"))
-    for line in lines:
+        body.append(Text(f"{len(rest)} more: {fold(row.host for row in rest)} ({', '.join(states)})", style="dim"))
+    return _screen([*head, *body, _footer(rows, mask)], width, keys)
+
+
+def render_ranks(
+    run_id: str, rows: Sequence[BoardRow], width: int, height: int, mask: Mask, keys: str, curves: str = ""
+) -> RenderableType:
+    """Draw the whole screen with a row per rank. If not all ranks fit, the slowest ones come first."""
+    head = _head(run_id, rows, curves)
+    room = max(2, height - len(head) - 2 - bool(keys))
+    ranks = sorted(((row, rank) for row in rows for rank in row.ranks), key=lambda pair: pair[1].rank)
+    rest: list[int] = []
+    if len(ranks) > room:
+        ranks.sort(key=lambda pair: _rank_sort_key(*pair))
+        rest = sorted(rank.rank for _, rank in ranks[room - 1 :])
+        ranks = ranks[: room - 1]
+    entries = [(_rank_cells(row, rank), row.trouble or rank.last) for row, rank in ranks]
+    body: list[RenderableType] = [_table(RANK_COLUMNS, entries, width, mask)]
+    if rest:
+        body.append(Text(f"{len(rest)} more: {ranges(rest)}", style="dim"))
+    return _screen([*head, *body, _footer(rows, mask)], width, keys)
+
+
+def _head(run_id: str, rows: Sequence[BoardRow], curves: str) -> list[RenderableType]:
+    lines: list[RenderableType] = [_title(run_id, rows), _training([row for row in rows if row.part])]
+    return [*lines, Text(curves, style="cyan")] if curves else lines
+
+
+def _screen(lines: Sequence[RenderableType], width: int, keys: str) -> RenderableType:
+    whole = [*lines, Text(keys, style="dim")] if keys else list(lines)
+    for line in whole:
         if isinstance(line, Text):
             line.truncate(width, overflow="ellipsis")
-    return Group(*lines)
+    return Group(*whole)
+
+
+def _rank_sort_key(row: BoardRow, rank: RankSample) -> tuple[bool, float, float, int]:
+    """Ranks of hosts in trouble first, then the lowest step, then the longest step time."""
+    figures = rank.figures
+    return row.state not in BROKEN, figures.get("step", float("inf")), -figures.get("step_time", 0.0), rank.rank
+
+
+def _rank_cells(row: BoardRow, rank: RankSample) -> dict[str, str]:
+    silent = row.now.clock - rank.at if row.now and rank.at and row.state == "running" else 0.0
+    return {
+        "RANK": str(rank.rank),
+        "HOST": row.host,
+        "STATE": row.state,
+        "QUIET": duration(silent) if silent >= QUIET else "-",
+        "STEP": or_dash(rank.figures.get("step")),
+        "LOSS": or_dash(rank.figures.get("loss")),
+        "RATE/S": or_dash(rank.figures.get("rate")),
+        "STEP s": or_dash(rank.figures.get("step_time")),
+    }
 
 
 def _sort_key(row: BoardRow, culprit: str | None) -> tuple[int, float]:
@@ -143,10 +211,13 @@ def _training(rows: Sequence[BoardRow]) -> Text:
     return Text("  ".join(words.values()) or "no step or loss in the ranks' last lines")
 
 
-def _table(rows: Sequence[BoardRow], width: int, mask: Mask) -> Table:
-    host_width = max([4, *(len(row.host) for row in rows)])
-    texts = [_cells(row) for row in rows]
-    used = [column for column in COLUMNS if any(text.get(column.title, "") not in ("", "-") for text in texts)]
+def _table(
+    all_columns: Sequence[_Column], entries: Sequence[tuple[Mapping[str, str], str]], width: int, mask: Mask
+) -> Table:
+    """`entries`: the cells of a row by the title of their column, and its last line."""
+    texts = [cells for cells, _ in entries]
+    host_width = max([4, *(len(text["HOST"]) for text in texts)])
+    used = [column for column in all_columns if any(text.get(column.title, "") not in ("", "-") for text in texts)]
     columns = _fit(used, host_width, width)
     free_width = width - _width(columns, host_width)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
@@ -161,11 +232,13 @@ def _table(rows: Sequence[BoardRow], width: int, mask: Mask) -> Table:
         )
     if free_width >= LAST_LINE_MIN:
         table.add_column("LAST LINE", width=free_width - 1, no_wrap=True, overflow="ellipsis")
-    for row, text in zip(rows, texts, strict=True):
-        cells = [Text(text.get(column.title, "-")) for column in columns]
-        cells[[column.title for column in columns].index("STATE")].stylize(STYLES.get(text["STATE"], ""))
+    for text, last_line in entries:
+        cells = [
+            Text(text.get(column.title, "-"), style=STYLES.get(text["STATE"], "") if column.title == "STATE" else "")
+            for column in columns
+        ]
         if free_width >= LAST_LINE_MIN:
-            cells.append(Text(_show(_last_line(row), mask)))
+            cells.append(Text(_show(last_line, mask)))
         table.add_row(*cells)
     return table
 

@@ -23,7 +23,7 @@ from ..output.console import Console, wants_colour
 from ..output.lines import Mask
 from ..runs import ending, registry
 from ..runs.revive import Reviver
-from .board import render
+from .board import render, render_ranks
 from .board_rows import BoardRow
 from .context import load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_doubts, warn_of_failures
 from .curves import History
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SAMPLE_INTERVAL = 2.0  # s between samples of a host
 RESIZE_INTERVAL = 0.25  # s between looks at the size of the terminal
 FIRST_SAMPLE_TIMEOUT = 5.0  # s, if only one table is printed
-KEYS = "q quit   l log of a rank   f filter hosts   k kill"
+KEYS = "q quit   v hosts or ranks   l log of a rank   f filter hosts   k kill"
 
 
 class Watcher:
@@ -128,10 +128,6 @@ def _columns_of(stream: TextIO) -> int:
     return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
 
 
-def _shows_blocks(stream: TextIO) -> bool:
-    return (stream.encoding or "").lower().startswith("utf")
-
-
 class _Live:
     """The board on a terminal, and its keys."""
 
@@ -154,6 +150,9 @@ class _Live:
         self._console = console
         self._pattern = ""
         self._history = History()
+        self._shows_ranks = False
+        # asked now, because rich replaces stdout by an object without an encoding while it draws
+        self._shows_blocks = (sys.stdout.encoding or "").lower().startswith("utf")
 
     def show(self) -> None:
         key = ""
@@ -178,21 +177,25 @@ class _Live:
             while True:
                 if time.monotonic() >= sampled_at + SAMPLE_INTERVAL:
                     sampled_at = time.monotonic()
-                    self._history.add(self._watcher.rows())
+                    self._history.add([row for row in self._watcher.rows() if not row.trouble])
                 self._draw(live, size := shutil.get_terminal_size())
                 key = ""
                 while not key and size == shutil.get_terminal_size():
                     if time.monotonic() >= sampled_at + SAMPLE_INTERVAL:
                         break
                     key = pressed(RESIZE_INTERVAL)
-                if key and key in "qlfk":
+                if key == "v":
+                    self._shows_ranks = not self._shows_ranks
+                elif key and key in "qlfk":
                     return key
 
     def _draw(self, live: Live, size: os.terminal_size) -> None:
         width, height = size
         rows = [row for row in self._watcher.rows() if row.host in self._selected_hosts()]
-        curves = self._history.curves(width) if _shows_blocks(sys.stdout) else ""
-        board = render(self._run.run_id, rows, width, height, self._mask, self._footer(), curves)
+        curves = self._history.curves(width) if self._shows_blocks else ""
+        board = (render_ranks if self._shows_ranks else render)(
+            self._run.run_id, rows, width, height, self._mask, self._footer(), curves
+        )
         live.update(board, refresh=True)
 
     def _footer(self) -> str:

@@ -85,6 +85,11 @@ def _on_a_terminal(lab: Lab, inventory: object, run_id: str) -> None:
     try:
         wait_until(lambda: drawn("node-1 1"), 60, "the board shows rank 1")
         assert any(run_id in line for line in screen.display)
+        wait_until(lambda: drawn("loss █"), 30, "the curve of the loss is shown")
+        os.write(ours, b"v")
+        wait_until(lambda: drawn(" RANK HOST") and drawn("1 node-1"), 30, "a row per rank")
+        os.write(ours, b"v")
+        wait_until(lambda: drawn("node-1 1"), 30, "a row per host")
         os.write(ours, b"f")
         wait_until(lambda: drawn("only these hosts"), 30, "it asks for a pattern")
         os.write(ours, b"node-0\n")

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from orchestrator.answers.decode import decode
 from orchestrator.answers.recorded import Sample
-from orchestrator.commands.board import render
+from orchestrator.commands.board import render, render_ranks
 from orchestrator.commands.board_rows import BoardRow
 from orchestrator.commands.curves import History, sparkline
 from orchestrator.node.serve.figures import figures
@@ -296,3 +296,30 @@ def test_a_loss_that_is_not_finite_is_not_in_the_curve() -> None:
 def test_a_curve_that_does_not_change_is_flat() -> None:
     assert set(sparkline([3.0, 3.0, 3.0])) == {"▁"}
     assert sparkline([0.0, 50.0, 100.0], 100.0) == "▁▅█"
+
+
+def shown_ranks(seen: list[Told], width: int, height: int) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, color_system=None)
+    rows = [one.seen() for one in seen]
+    console.print(render_ranks("20260131-120000-ab12", rows, width, height, Mask(), KEYS))
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("count", [1, 2, 64, 250])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (40, 10)])
+def test_the_ranks_fit_the_screen_and_none_is_missing(count: int, width: int, height: int) -> None:
+    lines = shown_ranks(hosts(count), width, height)
+    assert len(lines) <= height and all(len(line) <= width for line in lines)
+    named = sum(bool(re.match(r" *\d+ gpu-", line)) for line in lines)
+    more = sum(int(line.split()[0]) for line in lines if " more: " in line)
+    assert named + more == 2 * count
+
+
+def test_the_ranks_that_are_behind_come_first_where_not_all_have_room() -> None:
+    seen = hosts(64)
+    assert seen[33].now is not None
+    seen[33].now["ranks"][1]["figures"]["step"] = 3
+    seen[40] = replace(seen[40], trouble="connect: no answer in time")
+    first = [line.split()[0] for line in shown_ranks(seen, 120, 24) if "gpu-" in line][:3]
+    assert first == ["80", "81", "67"]
