@@ -177,7 +177,7 @@ def load_newest(folder: Path, world: World, memory: Path | None = None) -> dict[
     """The newest undamaged snapshot of any node, the same on all ranks; None if there is none.
 
     `memory`: a second folder with snapshots. Tensors are mapped from the file: the ranks of a node share the memory
-    that they take. `folder` of the state is where it was found.
+    that they take. `folder` of the state is where it was found, `path` is the file.
     """
     folders = [folder] if memory is None else [folder, memory]
     step, number, name = -1, 0, ""
@@ -194,8 +194,13 @@ def load_newest(folder: Path, world: World, memory: Path | None = None) -> dict[
     found_in = folders[world.gather(number)[source]]
     path = found_in / bytes(world.broadcast(name.encode(), source)).decode()
     copy_to_all_nodes(path, world)
+    return {**map_file(path), "path": path, "folder": found_in}
+
+
+def map_file(path: Path) -> dict[str, Any]:
+    """The state in a snapshot. Tensors take memory as soon as they are read, until the last of the state is deleted."""
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return {**state, "folder": found_in}
+    return state
 
 
 def _newest(folders: Sequence[Path]) -> tuple[int, int, str]:
@@ -330,20 +335,30 @@ def restore(
     scaler: torch.amp.GradScaler,
     ema: EMA | None,
 ) -> None:
-    """Load a snapshot, maybe from another kind of device. Raises ConfigError if it does not fit."""
+    """Load a snapshot, maybe from another kind of device. Raises ConfigError if it does not fit.
+
+    Maps the file once more for each part, so that the memory with one part is free before the next is read.
+    """
     device = next(model.parameters()).device
+    try:
+        model.load_state_dict(map_file(state["path"])["model"])
+    except RuntimeError as error:
+        raise does_not_fit(state, error) from error
+    optimizer_state = map_file(state["path"])["optimizer"]
     if device.type == "cpu":  # else the optimizer would work in the memory that is mapped from the file
-        state["optimizer"] = on_host(state["optimizer"])
+        optimizer_state = on_host(optimizer_state)
     fused = is_fused(device)
-    for saved, group in zip(state["optimizer"]["param_groups"], optimizer.param_groups, strict=False):
+    for saved, group in zip(optimizer_state["param_groups"], optimizer.param_groups, strict=False):
         saved |= {"fused": fused, "weight_decay": group["weight_decay"]}  # the flags of this run count
         saved |= {key: group[key] for key in ("momentum", "betas") if key in group}
     try:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        optimizer.load_state_dict(optimizer_state)
     except (RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"the snapshot of step {state['step']} does not fit this model: {reason}") from error
+        raise does_not_fit(state, error) from error
     scaler.load_state_dict(state.get("scaler") or scaler.state_dict())
     if ema:
         ema.load_state_dict(state["ema"] if "ema" in state else ema.state_of(model))
+
+
+def does_not_fit(state: dict[str, Any], error: Exception) -> ConfigError:
+    return ConfigError(f"the snapshot of step {state['step']} does not fit this model: {one_line(error)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -25,9 +26,17 @@ def wrap(model: nn.Module, config: Config, world: World, first_step: int) -> nn.
         return shard(model, config, world)
     if config.compile:
         model.compile()  # inside DDP, torch cuts the graph at DDP's buckets, so that it can send them early
+    # All ranks read the same snapshot. To send its weights as well, each rank would copy them: more memory at once.
+    unsent: dict[str, Any] = (
+        {"init_sync": False} if first_step and "init_sync" in signature(DistributedDataParallel).parameters else {}
+    )
     # Every rank averages gradients with the others while backward still computes the rest (arXiv:2006.15704).
     ddp = DistributedDataParallel(
-        model, gradient_as_bucket_view=True, bucket_cap_mb=config.bucket_mb, static_graph=config.static_graph
+        model,
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=config.bucket_mb,
+        static_graph=config.static_graph,
+        **unsent,
     )
     compress(ddp, config, world, first_step)
     return ddp
