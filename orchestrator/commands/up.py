@@ -225,6 +225,8 @@ def _plan_run(
     invoked = invocation.read(options.script, inventory, os.environ)
     if invoked.ignored:
         stderr_console().note(f"ignored: {', '.join(dict.fromkeys(invoked.ignored))}. The inventory has the hosts")
+    if invoked.launcher == "mpi" and entrypoint.needs_mpi(invoked.words):
+        invoked = invocation.with_real_mpi(invoked)
     inventory = invocation.apply(inventory, invoked)
     if options.call is None:
         command, snapshot = entrypoint.find(inventory, invoked.words)

@@ -20,6 +20,7 @@ NAMES = (
     "deepspeed",
     "torch.distributed.launch",
     "mpi",
+    "mpirun",
     "srun",
     "jax",
     "ray",

@@ -71,6 +71,18 @@ def _start_part_of_run(verb: str, rest: List[str]) -> int:
         from .ranks.job import job_exec
 
         job_exec(rest)
+    if verb == "mpirun":
+        from .mpi.agent import main as mpirun
+
+        return mpirun(rest[0])
+    if verb == "mpi-rank":
+        from .mpi.mpi_rank import main as mpi_rank
+
+        return mpi_rank(rest)
+    if verb == "remote-command":
+        from .mpi.remote_command import main as remote_command
+
+        return remote_command(rest)
     if verb == "contained":
         from .ranks.contained import main as contained
 

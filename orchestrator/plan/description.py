@@ -111,13 +111,19 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
         "gpus": node.gpu_ids,
         "setup": list(node.host.setup),
         # torchrun starts the rank-exec shim, which becomes the command: torchrun never parses the command's own argv
-        "agent": [node.host.python, *agent] if agent else None,
+        "agent": _agent(node.host.python, agent),
         "command": command,
         "env": {**auto_env, **node.env, **dict.fromkeys(plan.secrets, MASK)},
         "container": None if node.host.container == "none" else node.host.container.image,
         "workdir": node.host.workdir,
         "sends": f"code {plan.code.sha256[:12]}" if plan.code and gets_code(plan, node) else None,
     }
+
+
+def _agent(python: str, agent: list[str]) -> list[str] | None:
+    if tuple(agent) == launchers.OWN_AGENT:
+        return agent
+    return [python, *agent] if agent else None
 
 
 def credentials_left_out(code: Code) -> str:

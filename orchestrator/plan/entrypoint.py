@@ -70,7 +70,8 @@ def find(
             f"{inventory.path}: run.sync is none, but {others} has no workdir with {script} in it; "
             "set workdir, or run.sync: auto"
         )
-    warnings = (*_warn_of_unsent(args, snapshot, inventory_folder), *_warn_of_mpi(snapshot))
+    _check_mpi(inventory, snapshot, args)
+    warnings = _warn_of_unsent(args, snapshot, inventory_folder)
     snapshot = replace(snapshot, warnings=(*snapshot.warnings, *warnings))
     if in_place and not module and Path(script).is_absolute():
         raise UsageError(f"{script}: some hosts have a workdir and some do not; pass the script's path relative to it")
@@ -168,16 +169,27 @@ def expand_trainer_config(args: Sequence[str], folder: Path, where: str) -> tupl
         raise UsageError(f"{where}: {error}") from error
 
 
-def _warn_of_mpi(snapshot: ship.Snapshot) -> Iterator[str]:
-    """A warning if the script imports mpi4py: without mpirun, MPI takes every rank for the only one."""
+def needs_mpi(words: Sequence[str]) -> bool:
+    """Whether `words`, a script here and its arguments, import mpi4py, so that a real mpirun has to start the ranks."""
+    return bool(words) and _imports_mpi(Path(words[0]))
+
+
+def _imports_mpi(script: Path) -> bool:
     try:
-        text = (snapshot.root / snapshot.script).read_text(encoding="utf-8", errors="replace")
+        text = script.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return  # sending the code reports it
-    if re.search(r"^(from|import) mpi4py\b", text, re.MULTILINE):
-        yield (
-            f"{snapshot.script} imports mpi4py, but ddp-orch starts the ranks without MPI: each would be rank 0 of 1 "
-            "for MPI. Use the variables RANK and WORLD_SIZE"
+        return False  # sending the code reports it
+    return re.search(r"^(from|import) mpi4py\b", text, re.MULTILINE) is not None
+
+
+def _check_mpi(inventory: Inventory, snapshot: ship.Snapshot, args: Sequence[str]) -> None:
+    """Raises UsageError if the script imports mpi4py, but no mpirun starts it: to MPI, each rank is the only one."""
+    if inventory.run.launcher != "mpirun" and _imports_mpi(snapshot.root / snapshot.script):
+        script = Path(snapshot.script).name
+        correct = advice.command("up", "--", "mpirun", "python", script, *args, inventory=inventory.path)
+        raise UsageError(
+            f"{script} imports mpi4py, but the launcher {inventory.run.launcher} starts the ranks without MPI: each "
+            f"would be rank 0 of 1 for MPI. Install Open MPI or MPICH on the hosts, and start it with: {correct}"
         )
 
 

@@ -29,6 +29,8 @@ class Invocation:
     nnodes: tuple[int, int] | None = None
     max_restarts: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    mpi_env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that tell a real mpirun what its flags did."""
     ignored: tuple[str, ...] = ()
     """Flags that are not used, because ddp-orch decides what they are for."""
 
@@ -128,6 +130,11 @@ _PROGRAMS = {
     "deepspeed": "deepspeed",
     "mpirun": "mpi",
     "mpiexec": "mpi",
+    "mpirun.openmpi": "mpi",
+    "mpirun.mpich": "mpi",
+    "mpiexec.openmpi": "mpi",
+    "mpiexec.mpich": "mpi",
+    "mpiexec.hydra": "mpi",
     "orterun": "mpi",
 }
 
@@ -135,7 +142,9 @@ _PROGRAMS = {
 def read(words: Sequence[str], inventory: Inventory, environ: Mapping[str, str]) -> Invocation:
     """As `recognise`. If the inventory starts a command once per host, the words are that command, whatever it is."""
     if launchers.choose(inventory).scope == "rank":
-        return recognise(words, environ)
+        invocation = recognise(words, environ)
+        real = invocation.launcher == "mpi" and inventory.run.launcher == "mpirun"
+        return with_real_mpi(invocation) if real else invocation
     if inventory.run.launcher in _RECOGNISED_ONCE_PER_HOST:
         invocation = recognise(words, environ)
         if invocation.launcher == inventory.run.launcher:
@@ -161,6 +170,14 @@ def recognise(words: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     return _launched(_PROGRAMS.get(program, ""), words, environ)
 
 
+def with_real_mpi(invocation: Invocation) -> Invocation:
+    """The same command line of mpirun, started by an mpirun of the hosts."""
+    used = ("-mca", "--mca", "-bind-to", "--bind-to", "-genv")
+    ignored = tuple(flag for flag in invocation.ignored if flag not in used)
+    env = {**invocation.env, **invocation.mpi_env}
+    return replace(invocation, launcher="mpirun", env=env, ignored=ignored)
+
+
 def _python(words: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     rest = tuple(words[1:])
     if rest[:1] == ("-u",):
@@ -183,6 +200,8 @@ def _launched(launcher: str, words: Sequence[str], environ: Mapping[str, str]) -
         return Invocation(tuple(words))
     invocation, rest = _parse(flags[launcher], words[1:], environ)
     if launcher == "mpi":
+        if words[0].rpartition("/")[2] not in ("mpirun", "mpiexec") or "/" in words[0]:
+            invocation = replace(invocation, mpi_env={**invocation.mpi_env, "DDP_ORCH_MPIRUN": words[0]})
         program = rest[0].rpartition("/")[2] if rest else ""
         if not _PYTHON.fullmatch(program):
             raise UsageError(f"mpirun: expected `python SCRIPT`, got {shlex.join(rest[:3]) or 'nothing'}")
@@ -260,7 +279,14 @@ def _apply(
         if name in flags.restarts:
             return replace(found, max_restarts=number)
         return replace(found, nproc_per_node=number) if name in flags.nproc else replace(found, total_ranks=number)
-    return replace(found, ignored=(*found.ignored, word.partition("=")[0]))
+    mpi_env = dict(found.mpi_env)
+    if name == "mca" and len(values) > 1:
+        mpi_env[f"OMPI_MCA_{values[0]}"] = values[1]
+    elif name == "genv" and len(values) > 1:
+        mpi_env[values[0]] = values[1]
+    elif name == "bind-to":
+        mpi_env["OMPI_MCA_hwloc_base_binding_policy"] = values[0]
+    return replace(found, mpi_env=mpi_env, ignored=(*found.ignored, word.partition("=")[0]))
 
 
 def apply(inventory: Inventory, invocation: Invocation) -> Inventory:

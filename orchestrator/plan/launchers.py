@@ -88,6 +88,8 @@ TORCHRUN_C10D = Launcher(
 )
 
 DIRECT = Launcher("direct")
+OWN_AGENT = ("mpirun",)
+"""In place of arguments of python: a verb of the node program, which starts the ranks of a node."""
 
 _NODES = ("--nnodes={nnodes}", "--node-rank={node_rank}")
 PRESETS = (
@@ -130,6 +132,8 @@ PRESETS = (
             "MPI_LOCALNRANKS": "{nproc_per_node}",
         },
     ),
+    # A real mpirun, started by the node program (node/mpi). Its ranks have the variables of torchrun too.
+    Launcher("mpirun", OWN_AGENT),
     # what scripts read that were written for srun
     Launcher(
         "srun",

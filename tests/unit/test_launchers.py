@@ -103,7 +103,7 @@ def test_every_launcher_has_a_row() -> None:
 )
 def test_command_lines_of_other_launchers(line: str, expected: dict[str, Any]) -> None:
     found = invocation.recognise(line.split(), {"PATH": "/bin"})
-    asked = {name: value for name, value in vars(found).items() if value and name != "ignored"}
+    asked = {name: value for name, value in vars(found).items() if value and name not in ("ignored", "mpi_env")}
     assert {**asked, "words": " ".join(found.words)} == expected
 
 
@@ -212,14 +212,30 @@ def test_a_dry_run_shows_what_each_host_starts(tmp_path: Path) -> None:
     assert commands == [["wrap", "x.py", "0", "--of=2"], ["wrap", "x.py", "1", "--of=2", "--quiet"]]
 
 
-def test_a_script_that_imports_mpi4py_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_imports_mpi4py_needs_a_real_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "with_mpi.py").write_text("import os\nfrom mpi4py import MPI\n")
     (tmp_path / "without.py").write_text("# import mpi4py\n")
-    for name, count in (("with_mpi.py", 1), ("without.py", 0)):
-        snapshot = entrypoint.find(model.parse(TWO, "i"), (name,))[1]
-        assert snapshot is not None
-        assert len([warning for warning in snapshot.warnings if "mpi4py" in warning]) == count
+    assert entrypoint.needs_mpi(("with_mpi.py", "x")) and not entrypoint.needs_mpi(("without.py",))
+    with pytest.raises(UsageError, match=r"with_mpi\.py imports mpi4py.*-- mpirun python with_mpi\.py --lr 1"):
+        entrypoint.find(model.parse(TWO, "i"), ("with_mpi.py", "--lr", "1"))
+    real = model.parse(TWO + "run: {launcher: mpirun}", "i")
+    for inventory, script in ((real, "with_mpi.py"), (model.parse(TWO, "i"), "without.py")):
+        snapshot = entrypoint.find(inventory, (script,))[1]
+        assert snapshot is not None and not snapshot.warnings
+
+
+def test_flags_of_a_real_mpirun_become_its_variables() -> None:
+    line = "mpiexec.hydra -np 4 -H a:2 --bind-to core -mca btl ^openib -genv FI_PROVIDER tcp -x A=1 python main.py"
+    found = invocation.with_real_mpi(invocation.recognise(line.split(), {}))
+    assert (found.launcher, found.words, found.total_ranks, found.ignored) == ("mpirun", ("main.py",), 4, ("-H",))
+    assert found.env == {
+        "A": "1",
+        "OMPI_MCA_hwloc_base_binding_policy": "core",
+        "OMPI_MCA_btl": "^openib",
+        "FI_PROVIDER": "tcp",
+        "DDP_ORCH_MPIRUN": "mpiexec.hydra",
+    }
 
 
 def test_what_ddp_orch_itself_starts_needs_ranks() -> None:

@@ -33,6 +33,7 @@ NODE_LAYERS = (
     {"roles", "resume"},
     {"recorder"},
     {"guard"},
+    {"mpi"},
     {"ranks", "link"},
     {"gang", "host", "preload"},
 )

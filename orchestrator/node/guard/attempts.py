@@ -114,7 +114,7 @@ class Attempts:
         paths = launch.Paths(self._folder, self._path("fifo"), self._path("log"), spec["cwd"], output)
         is_contained = bool(spec.get("container"))
         program = contained.program(spec) if is_contained else self._program()
-        jobs, rank_job = launch.jobs(spec, self._private["secrets"], order, paths, program)
+        jobs, rank_job = launch.jobs(spec, self._private, order, paths, program)
         if is_contained:
             jobs = [contained.wrap(spec, each, paths) for each in jobs]
             rank_job["pid_namespace"] = processes.pid_namespace()
@@ -161,6 +161,7 @@ class Attempts:
             lambda: Helpers(self._recorder_pid(), self._preloader.pid, self._remover.pid),
             self.add_failure,
             contained.engine_of(self._spec, self._remover.remove),
+            self._spec["launcher"]["name"],
         )
 
     def _follow(self, tree: Tree) -> None:

@@ -4,6 +4,7 @@ import array
 import errno
 import fcntl
 import glob
+import ipaddress
 import os
 import random
 import socket
@@ -12,7 +13,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from .small_files import text_of
 
-SIOCGIFCONF, SIOCGIFFLAGS = 0x8912, 0x8913
+SIOCGIFCONF, SIOCGIFFLAGS, SIOCGIFNETMASK = 0x8912, 0x8913, 0x891B
 ENTRY = 40  # sizeof(struct ifreq) where pointers have 64 bits
 MAX_TRIES = 64
 IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40
@@ -69,6 +70,19 @@ def address_of(interface: str) -> Optional[str]:
         if candidate.name == interface:
             return candidate.address
     return None
+
+
+def subnet_of(address: str) -> Optional[ipaddress.IPv4Network]:
+    """The IPv4 subnet of an address of this host, None if it is of no interface."""
+    if ":" in address:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            request = struct.pack("256s", interface_of(address).encode()[:15])
+            mask = fcntl.ioctl(probe, SIOCGIFNETMASK, request)[20:24]
+        except OSError:
+            return None
+    return ipaddress.IPv4Network("%s/%s" % (address, socket.inet_ntoa(mask)), strict=False)
 
 
 def nccl_name(interface: str) -> str:

@@ -4,6 +4,7 @@ The command reaches the process byte for byte: argv and environment come from a 
 shell.
 
     torchrun:  guard ──> [bash -lc SETUP; exec job-exec FD] ──> torchrun ──> rank-exec FILE ──> the user's command
+    mpirun:    as torchrun, with the programs of node/mpi in its place
     direct:    guard ──> [bash -lc SETUP; exec job-exec FD] ──> the user's command
     preload:   guard ──> [bash -lc SETUP; exec job-exec FD] ──> preload/sitecustomize.py ──> the user's command
 """
@@ -128,7 +129,7 @@ def job_exec(arguments: List[str]) -> None:
 
 
 def rank_exec(arguments: List[str]) -> None:
-    """Verb `rank-exec FILE`: started by torchrun in place of the user's command, to become it."""
+    """Verb `rank-exec FILE`: started by torchrun or mpirun in place of the user's command, to become it."""
     with open(arguments[0], "rb") as file:
         job = json.loads(file.read())
     local_rank = os.environ["LOCAL_RANK"]

@@ -5,6 +5,8 @@ what is known only when an attempt begins. The user's own values are never part 
 and in variables only `{output}` is filled in.
 """
 
+import hashlib
+import hmac
 import os
 import re
 import string
@@ -21,6 +23,9 @@ AGENT_RESOLVER = "attempts:0"
 NO_MARK = "DDP_ORCH_NO_RUN"  # see preload/later_runs.py
 
 OOM_SCORE = 300  # of ranks: when memory runs out, the kernel should kill one of them first
+
+MPIRUN = "mpirun"  # the launcher, and the verb of its agent
+MPI_KEY = "DDP_ORCH_MPI_KEY"  # the variable with the key of the connections between its agents
 
 SCRIPT = 2  # index of the script, -m or -c in a command: python, -u, SCRIPT
 SHIM_WORDS = 4  # python -u -c PROGRAM, before the words of a command that is started once per host
@@ -69,9 +74,10 @@ def places(spec: Dict[str, Any], order: gang_events.Run, paths: Paths) -> Dict[s
 
 
 def jobs(
-    spec: Dict[str, Any], secrets: Dict[str, str], order: gang_events.Run, paths: Paths, program: List[str]
+    spec: Dict[str, Any], private: Dict[str, Any], order: gang_events.Run, paths: Paths, program: List[str]
 ) -> Tuple[List[Job], Dict[str, Any]]:
     """The jobs of an attempt, and what rank-exec reads from its file (which holds no secret: those are inherited)."""
+    secrets: Dict[str, str] = private["secrets"]
     fill = places(spec, order, paths)
     auto = {name: value.format_map(fill) for name, value in spec["auto_env"].items()}
     environment = _environment(spec, secrets, auto, paths.output)
@@ -91,23 +97,58 @@ def jobs(
         },
     }
     if spec["agent_argv"]:
+        rank_file = os.path.join(paths.run, "rank.json")
+        if spec["launcher"]["name"] == MPIRUN:
+            rank["mpi"] = {"program": program, "local_addr": fill["local_addr"]}
+            return [_mpirun(spec, private["key"], order, paths, environment, rank)], rank
         argv = [spec["python"]] + [word.format_map(fill) for word in spec["agent_argv"]]
-        argv += program + ["rank-exec", os.path.join(paths.run, "rank.json")]
+        argv += program + ["rank-exec", rank_file]
         own_resolver = "RES_OPTIONS" not in spec["env"] and "RES_OPTIONS" not in secrets
         if own_resolver:
             rank["env"]["RES_OPTIONS"] = environment["RES_OPTIONS"]
-        agent = {
-            "argv": argv,
-            "cwd": paths.cwd,
-            "env": dict(environment, RES_OPTIONS=AGENT_RESOLVER) if own_resolver else environment,
-            "stdout": os.path.join(paths.fifo, "%d.agent.out" % order.attempt),
-            "stderr": os.path.join(paths.fifo, "%d.agent.err" % order.attempt),
-        }
-        return [Job("agent", agent)], rank
+        agent = dict(environment, RES_OPTIONS=AGENT_RESOLVER) if own_resolver else environment
+        return [_agent(argv, agent, order, paths)], rank
     values = {**fill, **placeholders.of_host(spec, order, paths.output)}
     if spec["launcher"]["scope"] == "host":
         return [_once_per_host(spec, order, rank, environment, values)], rank
     return [_direct(spec, order, rank, environment, values, local_rank) for local_rank in range(spec["nproc"])], rank
+
+
+def _agent(argv: List[str], environment: Dict[str, str], order: gang_events.Run, paths: Paths) -> Job:
+    job = {"argv": argv, "cwd": paths.cwd, "env": environment}
+    for name, channel in (("stdout", "out"), ("stderr", "err")):
+        job[name] = os.path.join(paths.fifo, "%d.agent.%s" % (order.attempt, channel))
+    return Job("agent", job)
+
+
+def _mpirun(
+    spec: Dict[str, Any],
+    key: str,
+    order: gang_events.Run,
+    paths: Paths,
+    environment: Dict[str, str],
+    rank: Dict[str, Any],
+) -> Job:
+    """The agent is a program of ours, which starts mpirun. `rank` gets what the agent has to know (mpi/place.py)."""
+    rank["mpi"].update(
+        python=spec["python"],
+        ranks=spec["nproc"],
+        world_size=order.world_size,
+        node_rank=order.node_rank,
+        nnodes=order.nnodes,
+        master_addr=order.master_addr,
+        master_port=order.master_port,
+    )
+    rank["env"].update(
+        LOCAL_WORLD_SIZE=str(spec["nproc"]),
+        WORLD_SIZE=str(order.world_size),
+        MASTER_ADDR=order.master_addr,
+        MASTER_PORT=str(order.master_port),
+    )
+    message = b"mpirun %d" % order.attempt  # each attempt has a key of its own, as each has other processes
+    attempt_key = hmac.new(bytes.fromhex(key), message, hashlib.sha256).hexdigest()
+    argv = rank["mpi"]["program"] + [MPIRUN, os.path.join(paths.run, "rank.json")]
+    return _agent(argv, dict(environment, **{MPI_KEY: attempt_key}), order, paths)
 
 
 def _once_per_host(

@@ -5,6 +5,7 @@ registers itself before it becomes the user's command, a pidfd tells the moment 
 zombie's exit status.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -69,8 +70,9 @@ class Tree:
         helpers: Callable[[], Helpers],
         report: Callable[[Dict[str, Any]], None],
         engine: Optional[ContainerEngine] = None,
+        agent: str = "torchrun",
     ) -> None:
-        """`engine`: it starts the roots in containers."""
+        """`engine`: starts the roots in containers. `agent`: the launcher whose agent starts the ranks."""
         self.attempt = attempt
         self.outcome: Optional[Dict[str, Any]] = None
         self.unkillable: List[Dict[str, Any]] = []
@@ -79,6 +81,7 @@ class Tree:
         self._helpers = helpers
         self._report = report
         self._engine = engine
+        self._agent = agent
         self._contained: Dict[str, processes.Process] = {}  # label -> the first process in the container
         self._starting: Dict[str, Dict[str, Any]] = {}  # label -> description
         self._roots: Dict[int, str] = {}
@@ -232,7 +235,7 @@ class Tree:
             what = "the command could not be started"
         elif self._engine is not None and self._engine.could_not_start(code or 0, has_begun=self._has_begun(rank)):
             what = "the container could not be started"
-        who = "torchrun" if rank is None else "rank %d" % rank
+        who = self._agent if rank is None else "rank %d" % rank
         self._report(
             {
                 "rank": rank,
@@ -296,13 +299,25 @@ class Tree:
                 continue
             if label == "agent":
                 self._asked_groups.update(process.pid for process, _ in self._ranks.values())
-                os.kill(pid, signal.SIGTERM)
+                if self._agent == "torchrun" or not self._ranks:
+                    os.kill(pid, signal.SIGTERM)
+                else:  # mpirun would kill the ranks of all hosts soon after the signal
+                    self._ask_groups_of_ranks()
                 continue
             self._asked_groups.add(pid)
             try:
                 os.killpg(pid, signal.SIGTERM)
             except ProcessLookupError:  # it was forked a moment ago and leads no group yet
                 os.kill(pid, signal.SIGTERM)
+
+    def _ask_groups_of_ranks(self) -> None:
+        """Send SIGTERM to each rank and to the process between it and mpirun, which leads its group (node/mpi)."""
+        looks = [(process, processes.stat(process.pid)) for process, _ in self._ranks.values()]
+        groups = {status.group for process, status in looks if status is not None and status.process == process}
+        self._asked_groups |= groups
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(group, signal.SIGTERM)
 
     def _ask_orphans(self, look: List[processes.Stat]) -> None:
         """Send SIGTERM, once, to processes that have outlived their root: no other process passes it on to them."""
