@@ -153,7 +153,8 @@ time.sleep(300)
 
 def copies(run: Run, node: int) -> set[str]:
     root = folder(run, node)
-    return {path.relative_to(root).as_posix() for path in root.glob("copies/*/step-*/*")}
+    files = (Path(folder, name) for folder, _, names in os.walk(root / "copies") for name in names)
+    return {path.relative_to(root).as_posix() for path in files if path.parent.name.startswith("step-")}
 
 
 def wait_for_copies(run: Run, node: int, *names: str) -> None:
