@@ -66,6 +66,10 @@ class Target:
         return lookup_names(self.hostname, self.port, self.host_key_alias)
 
 
+class NeedsSshProgram(ConnectFailure):
+    """ssh_config has what only the `ssh` program can do, for the host or for one of its jump hosts."""
+
+
 def by_hand(text: str, hosts: Iterable[Host]) -> str:
     """Replace `ssh NAME` in a text by the command of the inventory for this host, so that it can be pasted."""
     if "ssh " not in text:
@@ -112,7 +116,7 @@ class Resolver:
         settings = self._ask(question, deadline)
         if problem := _unsupported(settings):
             reason, fix = problem
-            raise _failure(name, reason, f"{fix}, or {USE_OPENSSH}")
+            raise NeedsSshProgram(name, "ssh config", reason, "unknown", f"{fix}, or {USE_OPENSSH}")
         hostname, user = _host_and_user(settings, name)
         port = int(settings["port"][0])
         tokens = {
@@ -303,11 +307,9 @@ def _expand(text: str, tokens: dict[str, str], name: str) -> str:
 
     def token(match: re.Match[str]) -> str:
         if match[1] not in tokens:
-            raise _failure(
-                name,
-                f"the token %{match[1]} in {text!r} is not supported",
-                f"write its value in its place, or {USE_OPENSSH}",
-            )
+            reason = f"the token %{match[1]} in {text!r} is not supported"
+            fix = f"write its value in its place, or {USE_OPENSSH}"
+            raise NeedsSshProgram(name, "ssh config", reason, "unknown", fix)
         return tokens[match[1]]
 
     expanded = re.sub(r"%(.)", token, text)

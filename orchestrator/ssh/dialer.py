@@ -3,7 +3,8 @@
 `Dialer.connect` returns a `pipe.Connection`. The user's ssh_config is read in `config.py`, TCP connections are made in
 `tcp.py`, host keys are checked in `host_keys.py`, `keys.py` has the user's keys, and `jump_hosts.py` shares connections
 to jump hosts. `login.py` logs in. It is imported at the first login, because importing fabric and paramiko takes long.
-Hosts that are reached by a program (`via`) are left to `program_dialer.py`.
+Hosts that are reached by a program (`via`) are left to `program_dialer.py`, and so are those whose ssh_config has what
+only the `ssh` program can do.
 Never asks a question during a login, never retries a rejected key, never forwards the agent.
 """
 
@@ -13,16 +14,18 @@ import contextlib
 import math
 import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..inventory.model import Host, SshOptions
-from ..inventory.via import PARAMIKO
-from .config import IMPORTING, Resolver, Target, resolve
+from ..inventory.via import OPENSSH, PARAMIKO
+from .config import IMPORTING, NeedsSshProgram, Resolver, Target, resolve
 from .host_keys import HostKeys, KeySeen, Look
 from .jump_hosts import JumpHosts
 from .keys import KeyRing, Offer
@@ -101,7 +104,13 @@ class Dialer:
         try:
             if host.via != PARAMIKO:
                 return self._programs.connect(host, deadline)
-            return self._connect(self._resolver.resolve(host, deadline), deadline)
+            try:
+                target = self._resolver.resolve(host, deadline)
+            except NeedsSshProgram:
+                if not shutil.which("ssh"):
+                    raise
+                return self._programs.connect(replace(host, via=OPENSSH), deadline)
+            return self._connect(target, deadline)
         finally:
             self._reaching(host.name, "")
 

@@ -70,15 +70,20 @@ if os.environ["RANK"] == "1" and not again:
 time.sleep(0 if again else 60)
 """
 
+MOVE_KEYS_TO_ROOT = r"""
+users=$(sed 's#^\(root:.*\):/root:#\1:/home/root:#' /etc/passwd)
+echo "$users" > /etc/passwd
+mkdir -m 0700 /home/root && mkdir -m 0700 /home/root/.ssh
+cp /home/ann/.ssh/authorized_keys /home/root/.ssh
+cat /dev/null > /home/ann/.ssh/authorized_keys
+"""
+
 
 @pytest.fixture
 def rented(containers: Lab) -> Lab:
     """Only root can log in, and its shell has nothing but PATH; there is no cron and no systemd."""
     for host in containers.hosts:
-        host.sh("mount -t tmpfs -o mode=0700 tmpfs /root && mkdir -m 0700 /root/.ssh", "root", check=True)
-        keys = (host.home / ".ssh/authorized_keys").read_text()
-        host.sh("cat > /root/.ssh/authorized_keys", "root", input=keys, check=True)
-        host.sh("cat /dev/null > /home/ann/.ssh/authorized_keys", "root", check=True)
+        host.sh(MOVE_KEYS_TO_ROOT, "root", check=True)
         host.sh("if [ -e /usr/bin/crontab ]; then mount --bind /dev/null /usr/bin/crontab; fi", "root", check=True)
     return containers
 
@@ -103,6 +108,6 @@ def test_rented_hosts_train_restart_and_end_as_elsewhere(rented: Lab) -> None:
     ok(orch(lab, "kill", endless, "-i", inventory))
     wait_until(lambda: not lab.marked(), 5, "no process of a run is left")
 
-    with_cron = lab.inventory(name="cron.yaml", hosts=hosts, run={"autostart": "cron"})
+    with_cron = lab.inventory(name="cron.yaml", hosts=hosts, run={"max_restarts": 1, "autostart": "cron"})
     found = json.loads(orch(lab, "check", with_cron, "--quick", "--json").stdout)["findings"]
     assert "autostart-unusable" in {finding["code"] for finding in found if finding["severity"] == "error"}, found

@@ -96,7 +96,29 @@ def test_certificates_of_an_authority_are_enough_on_both_sides(start: Start, cli
     client.trust(f"@cert-authority * {public(authority)}\n")
     assert say_hi(client.dialer(), by_ssh(server)) == "hi"
     assert "ED25519-CERT" in server.log()
-    assert "ssh.via: openssh" in failure(client.dialer(), host(server)).fix
+    assert say_hi(client.dialer(), host(server)) == "hi"  # ssh is used by itself
+
+
+def test_ssh_is_used_by_itself_for_keys_that_a_command_prints(start: Start, client: Client, tmp_path: Path) -> None:
+    server = start()
+    (tmp_path / "keys").write_text(server.known_line() + "\n")
+    client.configure(f"IdentityFile {client.key}", f"KnownHostsCommand /bin/cat {tmp_path}/keys")
+    assert say_hi(client.dialer(), host(server)) == "hi"
+
+    (tmp_path / "keys").write_text("")
+    assert failure(client.dialer(), host(server)).code == "ssh-host-key-unknown"
+
+
+def test_a_revoked_key_is_refused_by_ssh_that_is_used_by_itself(start: Start, client: Client, tmp_path: Path) -> None:
+    server = start()
+    client.trust(server.known_line())
+    client.configure(f"IdentityFile {client.key}", f"RevokedHostKeys {tmp_path}/revoked")
+    (tmp_path / "revoked").write_text("")
+    assert say_hi(client.dialer(), host(server)) == "hi"
+    accepted = server.log().count("Accepted")
+    (tmp_path / "revoked").write_text(Path(f"{server.host_key}.pub").read_text())
+    assert failure(client.dialer(), host(server)).code.startswith("ssh-host-key-")
+    assert server.log().count("Accepted") == accepted > 0
 
 
 def test_a_denied_login_is_not_tried_again(start: Start, client: Client, tmp_path: Path) -> None:
