@@ -60,8 +60,8 @@ def as_a_rank(rounds: int, steps: int) -> None:
 
 def blocks(config, world, rounds: int, steps: int):  # type: ignore[no-untyped-def]
     """Seconds of every step, of the bare loop and of ours; a block of one, then a block of the other."""
+    from trainer.loop import setup, warm_up
     from trainer.metrics import Log
-    from trainer.train import setup, warm_up
 
     # the same for both: two of them lie elsewhere in memory, and one may be some percent faster for the whole run
     training = setup(config, world, None)
@@ -115,8 +115,8 @@ class Stamped:
 
 
 def our_block(training, steps: int) -> list[float]:  # type: ignore[no-untyped-def]
+    from trainer.loop import train
     from trainer.metrics import Log
-    from trainer.train import train
 
     times: list[float] = []
     # what is done at an epoch's end is not of a step
@@ -131,8 +131,8 @@ def our_block(training, steps: int) -> list[float]:  # type: ignore[no-untyped-d
 def snapshots(config, world):  # type: ignore[no-untyped-def]
     """Seconds that `save` holds up a step, and that copying the same state takes, in turn."""
     from trainer.checkpoint import FileWriter, on_host
+    from trainer.loop import setup, train_step, warm_up
     from trainer.metrics import Log
-    from trainer.train import setup, train_step, warm_up
 
     training = setup(config, world, None)
     log = Log(config, world, training.data, training.wrapped, None)

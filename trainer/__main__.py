@@ -39,7 +39,7 @@ def start(config: Config, place: Place) -> None:
     if config.bench:
         from trainer.extras.bench import bench as work
     else:
-        from trainer.train import run as work
+        from trainer.loop import run as work
     from trainer.dist import joined
 
     with joined(config.device, place) as world:

@@ -2,31 +2,64 @@
 
 Two groups connect the ranks. The default group (NCCL on GPUs) carries gradients. The control group (gloo, host memory)
 carries everything else, such as losses and signals, so that these never wait for a GPU.
+
+This file and train.py work without the other modules, if torchrun or a launcher with the same variables starts them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import ipaddress
 import os
 import platform
 import signal
 import socket
+import struct
 import sys
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from trainer import interfaces
-from trainer.config import ConfigError, refuse
-from trainer.place import Place
+if TYPE_CHECKING or __package__:
+    from trainer.config import ConfigError as ConfigError
+    from trainer.config import refuse
+    from trainer.place import Place
+    from trainer.place import find as find
+else:  # copied without the other modules
+
+    class ConfigError(Exception):
+        """What was asked for cannot be done here. Its text is one line, for people; the trainer then exits with 2."""
+
+    @dataclass(frozen=True)
+    class Place:
+        rank: int
+        local_rank: int
+        world_size: int
+        local_world_size: int
+        launcher: str
+        master_addr: str = ""
+
+    def find(environ: Mapping[str, str]) -> Place:
+        """From the variables of torchrun; without them, a world of one."""
+        names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+        place = (int(environ.get(name, default)) for name, default in names.items())
+        return Place(*place, "torchrun" if "RANK" in environ else "none")
+
+    def refuse(error: ConfigError, speaks: bool) -> NoReturn:
+        if speaks:
+            print(f"trainer: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+
 
 # Until its first step a rank may be reading from a slow disk or compiling. Later, a peer silent for so long is gone.
 FIRST_STEP_TIMEOUT = timedelta(minutes=30)
@@ -34,6 +67,9 @@ STEP_TIMEOUT = timedelta(minutes=10)
 
 NOTHING, SAVE, STOP = 0, 1, 2  # what a signal asks for; the greatest of all ranks counts
 VOTE_SECONDS, VOTE_STEPS = 0.1, 16  # at most so long, and so many steps, between two votes
+
+SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
+DISCARD = 9  # any port: connecting a UDP socket sends nothing
 
 BROADCAST_CHUNK = 64 << 20  # bytes of a snapshot at once while it is handed round
 
@@ -180,8 +216,70 @@ def meet(place: Place) -> Any:
     ranks = dist.rendezvous("env://", place.rank, place.world_size, timeout=FIRST_STEP_TIMEOUT)  # type: ignore[attr-defined]
     store = next(ranks)[0]
     if place.local_world_size < place.world_size:
-        interfaces.choose_for_gloo(store, place.rank, place.world_size)
+        choose_for_gloo(store, place.rank, place.world_size)
     return dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]
+
+
+class Store(Protocol):
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+
+
+def choose_for_gloo(store: Store, rank: int, world_size: int) -> None:
+    """Set GLOO_SOCKET_IFNAME where the host's own name leads nowhere, and it is unset. All ranks must call.
+
+    Gloo listens on the address of the host's name. On Debian and Ubuntu, /etc/hosts says that this is 127.0.1.1, which
+    other hosts cannot reach. Then the interface toward another host is the right one.
+    """
+    address = address_toward(os.environ.get("MASTER_ADDR", ""))
+    store.set(f"address/{rank}", address)
+    if "GLOO_SOCKET_IFNAME" in os.environ or not is_loopback(address_of(socket.gethostname())):
+        return
+    for other in range(world_size):
+        if not is_loopback(address):
+            break
+        # This is the host of MASTER_ADDR, whose name leads nowhere too: look toward the hosts that came to it.
+        peer = store.get(f"address/{other}").decode()
+        address = address if is_loopback(peer) else address_toward(peer)
+    if name := interface_of(address):
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def is_loopback(address: str) -> bool:
+    return not address or ipaddress.ip_address(address).is_loopback
+
+
+def address_of(host: str) -> str:
+    """Empty if the name is unknown."""
+    with contextlib.suppress(OSError):
+        return str(socket.getaddrinfo(host, DISCARD, type=socket.SOCK_DGRAM)[0][4][0]).partition("%")[0]
+    return ""
+
+
+def address_toward(host: str) -> str:
+    """The address of this host that packets to `host` come from; empty if there is no way."""
+    with contextlib.suppress(OSError):
+        family, kind, _, _, target = socket.getaddrinfo(host, DISCARD, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0]).partition("%")[0]
+    return ""
+
+
+def interface_of(address: str) -> str | None:
+    if is_loopback(address):
+        return None
+    if ":" in address:
+        packed = ipaddress.ip_address(address).packed.hex()
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+        return next((line.split()[-1] for line in lines if line.startswith(packed)), None)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no IPv4 address
+                request = struct.pack("256s", name.encode()[:15])
+                if socket.inet_ntoa(fcntl.ioctl(probe, SIOCGIFADDR, request)[20:24]) == address:
+                    return name
+    return None
 
 
 def choose_device(wanted: str, place: Place) -> torch.device:

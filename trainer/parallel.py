@@ -27,9 +27,8 @@ def wrap(model: nn.Module, config: Config, world: World, first_step: int) -> nn.
     if config.compile:
         model.compile()  # inside DDP, torch cuts the graph at DDP's buckets, so that it can send them early
     # All ranks read the same snapshot. To send its weights as well, each rank would copy them: more memory at once.
-    unsent: dict[str, Any] = (
-        {"init_sync": False} if first_step and "init_sync" in signature(DistributedDataParallel).parameters else {}
-    )
+    can_omit = first_step and "init_sync" in signature(DistributedDataParallel).parameters  # not in torch 2.4
+    unsent: dict[str, Any] = {"init_sync": False} if can_omit else {}
     # Every rank averages gradients with the others while backward still computes the rest (arXiv:2006.15704).
     ddp = DistributedDataParallel(
         model,

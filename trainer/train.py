@@ -1,350 +1,348 @@
-"""Train a model data-parallel. Read this file from top to bottom: setup, data, model, loop, evaluation, saving.
+"""Train a model on many machines. This file and dist.py are a complete trainer: copy both, and change what you like.
 
-Every rank runs this file and holds the same model. A step takes `--batch-size` samples. Each rank computes gradients
-for its share of them, DDP averages the gradients over all ranks, and all ranks make the same update.
+    python train.py
+    torchrun --nproc-per-node=2 train.py --epochs=3
+    torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 train.py     # on both hosts
+
+Read it from top to bottom: configuration, model, data, loop, evaluation, saving. Every rank runs this file and holds
+the same model. A step takes `--batch-size` samples. Each rank computes gradients for its share of them, DDP averages
+the gradients over all ranks, and all ranks make the same update.
 
 Everything random is a function of the seed and the step. So the step is all that a resumed run must know about its
-position, and a resumed run does exactly what an undisturbed run does.
+position, and a resumed run does exactly what an undisturbed run does. `python -m trainer` has more (docs/trainer.md).
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import io
 import itertools
 import math
+import os
+import random
+import socket
+import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
-from trainer import checkpoint, metrics
-from trainer.checkpoint import Writer
-from trainer.config import Config, ConfigError
-from trainer.data import PADDING, Batch, Data, Sampling, Split, check_batch_size, every_sample, seed_of
-from trainer.datasets import load
-from trainer.dist import SAVE, STOP, Requests, World, autocast, set_precision
-from trainer.extras import local_sgd
-from trainer.extras.ema import EMA
-from trainer.extras.mixing import Mix, make_mix
-from trainer.extras.profiler import Profiler
-from trainer.extras.samples import find_decoder, print_sample
-from trainer.model import build, make_loss, prepare_model
-from trainer.optim import learning_rate, make_optimizer
-from trainer.parallel import full, keep_gradients_local, snapshots_of, wrap
+if TYPE_CHECKING or __package__:
+    from trainer.dist import SAVE, STOP, ConfigError, Requests, World, autocast, find, joined, set_precision
+else:  # run as a file, with dist.py next to it
+    from dist import SAVE, STOP, ConfigError, Requests, World, autocast, find, joined, set_precision
+
+
+# --- 1. Configuration: one field is one flag, such as --batch-size
 
 
 @dataclass(frozen=True)
-class Training:
-    """Everything that a step needs. `model` is your module; call `wrapped` in training."""
+class Config:
+    epochs: int = 5
+    max_steps: int = 0  # 0: as many as the epochs have
+    batch_size: int = 64  # samples per step of all ranks together, so that more hosts do not change the result
+    grad_accum_steps: int = 1  # micro-batches of a rank per step, for a batch that does not fit into memory
+    lr: float = 0.003
+    warmup_steps: int = 20
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0  # 0: off
+    precision: str = "fp32"  # or tf32, bf16
+    compile: bool = False
+    workers: int = 0  # processes per rank that load samples ahead
+    log_every: int = 20
+    eval_every: int = 0  # steps; 0: after each epoch
+    save_every: int = 0
+    keep: int = 2  # snapshots
+    seed: int = 0
+    device: str = "auto"  # or cpu, cuda
+    out: str = os.environ.get("DDP_ORCH_OUTPUT_DIR", "out")  # a run resumes from the snapshots here
+
+
+def parse(argv: list[str]) -> Config:
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False)
+    for field in fields(Config):
+        kind: Any = {"action": "store_true"} if field.default is False else {"type": type(field.default)}
+        parser.add_argument("--" + field.name.replace("_", "-"), default=field.default, help=" ", **kind)
+    return Config(**vars(parser.parse_args(argv)))
+
+
+# --- 2. Model: put yours here
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+
+
+def make_optimizer(model: nn.Module, config: Config, device: torch.device) -> torch.optim.Optimizer:
+    """Matrices and convolutions decay; biases and norms do not (arXiv:1812.01187, section 3.1)."""
+    groups = [
+        {"params": [each for each in model.parameters() if each.dim() > 1], "weight_decay": config.weight_decay},
+        {"params": [each for each in model.parameters() if each.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.lr, fused=device.type == "cuda")  # one kernel for all parameters
+
+
+def learning_rate(config: Config, step: int, last_step: int) -> float:
+    """Linear warm-up, then a cosine to zero. A function of the step, so that nothing needs to be saved."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, last_step - config.warmup_steps)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+# --- 3. Data: put yours here, with __len__ and __getitem__
+
+
+class Points(Dataset[Any]):
+    """Is a point inside the circle?"""
+
+    def __init__(self, seed: int, count: int) -> None:
+        self.points = torch.rand(count, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        point = self.points[index]
+        return point + 0.01 * torch.randn(2), int(point.norm() < 0.8)  # random augmentation is exactly resumable
+
+
+def datasets() -> tuple[Dataset[Any], Dataset[Any]]:
+    """To train, to test."""
+    return Points(1, 6400), Points(2, 1000)
+
+
+class Seeded(Dataset[Any]):
+    """Seeds random numbers before each sample: its augmentation does not depend on the worker or rank that loads it."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, seed_and_index: tuple[int, int]) -> Any:
+        seed, index = seed_and_index
+        random.seed(seed)
+        torch.manual_seed(seed)
+        return self.dataset[index]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """This rank's micro-batches from `first` on, as lists of seeds and samples: what DataLoader calls a batch sampler.
+
+    An epoch is a random order of all samples, cut into steps. The samples of a step are dealt to the ranks in turn.
+    So there is no state to save, and the number of ranks may change.
+    """
 
     config: Config
     world: World
-    data: Data
-    sampling: Sampling
-    model: nn.Module
-    wrapped: nn.Module
-    on_meta: nn.Module | None  # a copy without weights, to count operations
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    first_step: int  # 0, or the step of the snapshot from which the run resumed
-    loss_of: Callable[[Tensor, Tensor], Tensor]  # from logits and targets
-    ema: EMA | None  # the moving average of the weights
-    mix: Mix | None  # mixes the images of a micro-batch
+    size: int  # of the dataset
+    first: int
+    last: int
 
-    @property
-    def last_step(self) -> int:
-        return self.config.max_steps or self.config.epochs * self.sampling.steps_per_epoch
-
-    def position(self, step: int) -> str:
-        """Counted from 1, as in all lines of the log."""
-        return f"epoch:{math.ceil(step / self.sampling.steps_per_epoch)} step:{step}"
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        per_epoch = self.size // self.config.batch_size
+        for step in range(self.first, self.last):
+            epoch, place = divmod(step, per_epoch)
+            if place == 0 or step == self.first:
+                generator = torch.Generator().manual_seed(self.config.seed + epoch)
+                order = torch.randperm(self.size, generator=generator).tolist()
+            samples = order[place * self.config.batch_size :][: self.config.batch_size]
+            seeded = [(step * self.config.batch_size + number, sample) for number, sample in enumerate(samples)]
+            mine = seeded[self.world.rank :: self.world.world_size]
+            for micro_batch in range(self.config.grad_accum_steps):
+                yield mine[micro_batch :: self.config.grad_accum_steps]
 
 
-def run(config: Config, world: World) -> None:
-    started = time.monotonic()
-    world.print(" ".join(["config", *(f"{key}:{value}" for key, value in config.as_dict().items())]))
-    with world.fail_together():
-        out = checkpoint.make_folder(config.out)
-        checkpoint.check_same_kind(out, config.parallel)
-        memory = checkpoint.memory_folder(config)
-    training = setup(config, world, out, memory)
-    if config.eval_only:
-        loss, accuracy = test(training, training.first_step)
-        world.print(f"evaluated {training.position(training.first_step)} test_loss:{loss:.4f} test_acc:{accuracy:.4f}")
-        return
-    with world.fail_together():
-        tracker = metrics.Tracker(config, out, training.first_step) if world.rank == 0 else None
-    log = metrics.Log(config, world, training.data, training.wrapped, tracker)
-    writer = snapshots_of(config).make_writer(out, config.keep, world)
-    memory_writer = snapshots_of(config).make_writer(memory, checkpoint.KEEP_IN_MEMORY, world) if memory else None
-    step = train(training, log, writer, memory_writer)
-    if memory_writer:
-        memory_writer.close()
-    checkpoint.exit_if_not_saved(world, writer.close() if writer else None)
-    if step < training.last_step:
-        world.print(f"stopped {training.position(step)} seconds:{time.monotonic() - started:.1f}")
-    else:
-        loss, accuracy = test(training, step)
-        log.summary()
-        log.record(step, {"test_loss": loss, "test_acc": accuracy})
-        result = f"test_loss:{loss:.4f} test_acc:{accuracy:.4f} seconds:{time.monotonic() - started:.1f}"
-        world.print(f"done {training.position(step)} {result}")
-    log.close()
+# --- 4. The loop
 
 
-def setup(config: Config, world: World, out: Path | None, memory: Path | None = None) -> Training:
-    """Load the data, build the model, and resume from the newest snapshot in `out` or `memory`.
-
-    What cannot work raises ConfigError on some rank. `fail_together` then ends all ranks with one message.
-    """
-    with world.fail_together():
+def train(config: Config, world: World) -> None:
+    with world.fail_together():  # a ConfigError on any rank ends all of them with one message
         set_precision(config.precision, world.device)
-        data = load(config, world.device)
-        check_batch_size(config, data.train.size, world.world_size)
-        torch.manual_seed(config.seed)  # the same first weights on all ranks
-        model = build(config.model, data, config.context)
-        on_meta = metrics.meta_copy(model)
-        model = prepare_model(model, config, world.device)
-        mix = make_mix(config, data)
-        if config.sample_tokens:
-            find_decoder(config, data)
-    sampling = Sampling(
-        data.train.size, config.batch_size, config.seed, world.rank, world.world_size, config.grad_accum_steps
-    )
-    metrics.print_plan(config, world, data, sampling, model)
-    state = snapshots_of(config).load_newest(out, world, memory) if out else None
-    first_step = state["step"] if state else 0
-    with world.fail_together():
-        if state:
-            checkpoint.check_same_training(config, state["config"])
-        elif config.init_from:
-            if world.rank == 0 or config.parallel == "fsdp":  # DDP sends the weights of rank 0 to all
-                world.print(checkpoint.load_weights(config.init_from, model))
-        elif config.eval_only:
-            raise ConfigError(f"--eval-only: there is no snapshot in {out}; give --out or --init-from")
-    with world.fail_together():
-        wrapped = wrap(model, config, world, first_step)
-        optimizer = make_optimizer(config, model, world.device)
-        scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
-        ema = EMA(model, config.ema) if config.ema else None
-        if state:
-            snapshots_of(config).restore(state, model, optimizer, scaler, ema)
-    loss_of = make_loss(config)
-    training = Training(
-        config, world, data, sampling, model, wrapped, on_meta, optimizer, scaler, first_step, loss_of, ema, mix
-    )
-    if state:
-        before = f"from:{state['folder']} (another --out starts from scratch) ranks_before:{state['world_size']}"
-        world.print(f"resumed {training.position(first_step)} {before}")
-    return training
+        Path(config.out).mkdir(parents=True, exist_ok=True)
+        training_data, test_data = datasets()
+        size = len(training_data)  # type: ignore[arg-type]  # it has a length
+        if not world.world_size * config.grad_accum_steps <= config.batch_size <= size:
+            raise ConfigError(f"--batch-size {config.batch_size}: expected a sample per rank or more, at most {size}")
+    torch.manual_seed(config.seed)  # the same first weights on all ranks
+    model = make_model().to(world.device)
+    if config.compile:
+        model.compile()  # inside DDP, torch cuts the graph at DDP's buckets, so that it can send them early
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = make_optimizer(model, config, world.device)
+    step = load(config, world, model, optimizer)
+    per_epoch = size // config.batch_size
+    last_step = config.max_steps or config.epochs * per_epoch
+    eval_every, save_every = config.eval_every or per_epoch, config.save_every or per_epoch
 
-
-def train(training: Training, log: metrics.Log, writer: Writer | None, in_memory: Writer | None = None) -> int:
-    """Train from the first step to the last. Return the step that was reached: an earlier one after SIGTERM."""
-    config, world, steps_per_epoch = training.config, training.world, training.sampling.steps_per_epoch
-    step, last_step = training.first_step, training.last_step
-    if step >= last_step:
-        return step
-    save_every, eval_every = config.save_every or steps_per_epoch, config.eval_every or steps_per_epoch
-    unchecked: list[Tensor] = []  # losses of this rank that nobody has looked at yet: looking waits for the GPU
-    batches = warm_up(training, log)
+    # From here on, a signal to any rank counts for all ranks, at the same step: SIGTERM stops, SIGUSR1 saves.
     requests = Requests(world)
-    profiler = Profiler(config, world)
-    log.timer.lap("between")
-
-    while step < last_step:
-        # 1. Has anybody asked to stop, or for a snapshot? All ranks agree on it at the same step.
-        request = requests.agreed()
-        if request == STOP:
-            break
+    steps: Any = Steps(config, world, size, step, last_step)
+    cuda = world.device.type == "cuda"
+    loader = DataLoader(Seeded(training_data), batch_sampler=steps, num_workers=config.workers, pin_memory=cuda)
+    batches = warm_up(config, world, wrapped, iter(loader)) if step < last_step else iter(())
+    unchecked = torch.zeros((), device=world.device)  # losses that nobody has looked at: looking waits for the GPU
+    since, steps_since = time.monotonic(), 0
+    while step < last_step and (request := requests.agreed()) != STOP:
         if request == SAVE:
-            log.timer.lap("other")
-            save(training, writer, step, unchecked, f"saved {training.position(step)}")
-            log.timer.lap("between")
+            save(config, world, model, optimizer, step, unchecked)
+            world.print(f"saved step:{step}")
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, step, last_step)
+        step_loss = torch.zeros((), device=world.device)
+        for micro_batch in range(config.grad_accum_steps):
+            # Gradients add up on each rank; only the last micro-batch sends them, while backward computes the others.
+            send = micro_batch == config.grad_accum_steps - 1
+            with contextlib.nullcontext() if send else wrapped.no_sync():
+                loss = forward(config, world, wrapped, next(batches))[0]
+                # A sum over samples, as ranks may have different numbers of them. DDP divides the sum of all ranks by
+                # their number; the factor makes it the mean over the batch.
+                (loss * (world.world_size / config.batch_size)).backward()
+            step_loss += loss.detach()
+        if config.grad_clip:
+            nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        unchecked += step_loss
+        step, steps_since = step + 1, steps_since + 1
+        where = f"epoch:{math.ceil(step / per_epoch)} step:{step}"
 
-        # 2. The step itself.
-        rate = learning_rate(config, step, last_step)
-        for group in training.optimizer.param_groups:
-            group["lr"] = rate
-        logged = (step + 1) % config.log_every == 0 or step == training.first_step
-        profiler.before(step + 1)
-        loss, correct, grad_norm = train_step(training, log, batches, step, logged)
-        step += 1
-        unchecked.append(loss)
-        profiler.after(step)
-
-        # 3. Log, save, evaluate. Reading a loss waits for the GPU, so it is done only where a line is printed.
-        epoch = math.ceil(step / steps_per_epoch)
-        if logged:
-            metrics.exit_if_not_finite(world, training.sampling, step, unchecked)
-            step_time = log.step(epoch, step, loss.item(), correct.item(), float(grad_norm), rate)
-            requests.set_pace(step_time)
-        log.timer.lap("other")
+        if step % config.log_every == 0 or step == last_step:
+            (total,) = world.sum(step_loss.item())
+            step_time = (time.monotonic() - since) / steps_since
+            world.print(f"{where} loss:{total / config.batch_size:.6f} step_time:{step_time:.4f}")
+            since, steps_since = time.monotonic(), 0
         if step % save_every == 0 or step == last_step:
-            save(training, writer, step, unchecked)
-        if config.save_memory_every and step % config.save_memory_every == 0 and step < last_step:
-            save(training, in_memory, step, unchecked)
+            save(config, world, model, optimizer, step, unchecked)
         if step % eval_every == 0 and step < last_step:
-            log.test(epoch, step, *test(training, step))
-        log.timer.lap("between")  # snapshots and tests are not part of a step
-
+            world.print(f"{where} {test(config, world, model, test_data)}")
     if step < last_step:
-        save(training, writer, step, unchecked)
-    return step
+        save(config, world, model, optimizer, step, unchecked)
+        world.print(f"stopped step:{step}")
+    else:
+        world.print(f"done step:{step} {test(config, world, model, test_data)}")
 
 
-def warm_up(training: Training, log: metrics.Log) -> Iterator[Batch]:
-    """Return all batches from the first step on, after one forward and backward pass that changes nothing.
+def warm_up(config: Config, world: World, wrapped: DistributedDataParallel, batches: Iterator[Any]) -> Iterator[Any]:
+    """Return all batches, after one forward and backward pass that changes nothing.
 
     After its first backward pass, DDP rearranges its gradient buckets. The place of a gradient in a bucket decides in
     which order three or more ranks add it up, and so how it is rounded. If the first pass were a real step, a resumed
     run would round that step differently from the undisturbed run.
     """
-    world, model = training.world, training.model
-    seed_step(training, training.first_step)
-    batches = training.data.train.batches(training.sampling.steps(training.first_step, training.last_step))
     first = next(batches)
-    log.count_flops(training.on_meta, first.inputs)
-    buffers = [buffer.clone() for buffer in model.buffers()]  # batch norm would learn from this pass
-    forward(training, training.wrapped, first)[1].backward()
-    for buffer, before in zip(model.buffers(), buffers, strict=True):
+    buffers = [buffer.clone() for buffer in wrapped.buffers()]  # batch norm would learn from this pass
+    forward(config, world, wrapped, first)[0].backward()
+    for buffer, before in zip(wrapped.buffers(), buffers, strict=True):
         buffer.copy_(before)
-    training.optimizer.zero_grad()
+    wrapped.zero_grad()
     world.gather(0)
     world.expect_quick_steps()  # from here on, a rank that hangs is noticed after minutes, not half an hour
     return itertools.chain([first], batches)
 
 
-def train_step(
-    training: Training, log: metrics.Log, batches: Iterator[Batch], step: int, logged: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums of the loss and of correct answers over this rank's samples, and the norm of the gradient.
-
-    The last two are computed only where they are `logged`.
-    """
-    config, world, optimizer, scaler = training.config, training.world, training.optimizer, training.scaler
-    seed_step(training, step)
-    log.timer.lap("other")
-    alone = config.local_sgd > 0 and step >= config.compress_after
-    # The loss is a sum over samples, as ranks may have different numbers of them. DDP divides the sum of all ranks by
-    # their number; this factor makes it the mean over the batch.
-    scale = world.world_size / (config.batch_size * training.data.targets)
-    loss = correct = grad_norm = torch.zeros((), device=world.device)
-
-    for micro_step in range(config.grad_accum_steps):
-        batch = next(batches)
-        if training.mix:
-            batch = training.mix(batch)
-        log.timer.lap("data")
-        # Gradients add up on each rank; only the last micro-batch sends them.
-        send = micro_step == config.grad_accum_steps - 1 and not alone
-        with contextlib.nullcontext() if send else keep_gradients_local(training.wrapped):
-            logits, micro_loss = forward(training, training.wrapped, batch)
-            if logged:
-                correct = correct + count_correct(logits.detach(), batch.targets)
-            del logits  # with many classes, the largest tensor: freed before backward needs memory
-            log.timer.lap("forward")
-            scaler.scale(micro_loss * scale).backward()
-            log.timer.lap("backward")
-        loss = micro_loss.detach() if micro_step == 0 else loss + micro_loss.detach()
-
-    if config.grad_clip or logged:
-        scaler.unscale_(optimizer)  # fp16 gradients are scaled up; the norm must be that of the real ones
-        grad_norm = full(nn.utils.clip_grad_norm_(training.model.parameters(), config.grad_clip or math.inf))
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-    if training.ema:
-        training.ema.update()
-    log.timer.lap("optimizer")
-    if alone and (step + 1) % config.local_sgd == 0:
-        local_sgd.average_models(training.model, world)
-        log.timer.lap("comm")
-    log.steps += 1
-    return loss, correct, grad_norm
-
-
-def seed_step(training: Training, step: int) -> None:
-    """Seed dropout and augmentation: the same numbers whenever this rank does this step."""
-    training.world.seed(seed_of(training.config.seed, step * training.world.world_size + training.world.rank))
-
-
-def forward(training: Training, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the logits, and the sum of the loss over all targets."""
-    config, inputs = training.config, batch.inputs
-    if config.channels_last and inputs.ndim == 4:
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
-    with autocast(config.precision, training.world.device):
+def forward(config: Config, world: World, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """The sum of the loss over all samples, and how many answers are right."""
+    inputs, targets = (each.to(world.device, non_blocking=True) for each in batch)
+    with autocast(config.precision, world.device):
         logits = model(inputs)
-        return logits, training.loss_of(logits, batch.targets)
+        loss = cross_entropy(logits, targets, reduction="sum")
+    return loss, (logits.argmax(dim=-1) == targets).sum()
 
 
-def count_correct(logits: Tensor, targets: Tensor) -> Tensor:
-    classes = targets.argmax(dim=-1) if targets.is_floating_point() else targets
-    return (logits.argmax(dim=-1) == classes).sum()
-
-
-def test(training: Training, step: int) -> tuple[float, float]:
-    """Return the loss and the accuracy on the test samples, of the moving average of the weights if there is one."""
-    config, world, data = training.config, training.world, training.data
-    with training.ema.swapped_in() if training.ema else contextlib.nullcontext():
-        result = evaluate(training.model, data.test, config, world)
-        if config.sample_tokens:
-            print_sample(training.model, data, config, world, training.position(step))
-    return result
+# --- 5. Evaluation
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Split, config: Config, world: World) -> tuple[float, float]:
-    """Return the mean loss and the accuracy over `split`. Ranks share the samples; each sample counts exactly once."""
-    make_models_equal(model, config, world)
+def test(config: Config, world: World, model: nn.Module, dataset: Any) -> str:
+    """Ranks share the samples; each sample counts exactly once. Without DDP, as ranks may have different numbers."""
+    world.broadcast_tensors(list(model.buffers()))  # between steps, ranks differ in batch norm's running means
     model.eval()
-    samples_at_once = max(1, config.batch_size // world.world_size // config.grad_accum_steps)
-    loss, correct = torch.zeros((), dtype=torch.float64, device=world.device), torch.zeros((), device=world.device)
-    targets_seen, equally_often = 0, config.parallel == "fsdp"  # gathering sharded layers takes all ranks
-    micro_batches = list(every_sample(split.size, world.rank, world.world_size, samples_at_once, equally_often))
-    for (kind, _), batch in zip(micro_batches, split.batches(micro_batches), strict=True):
-        with autocast(config.precision, world.device):
-            logits = model(batch.inputs)
-        if kind == PADDING:
-            continue
-        flat, targets = logits.float().flatten(0, -2), batch.targets.flatten()
-        loss += cross_entropy(flat, targets, reduction="sum")
-        correct += (flat.argmax(dim=-1) == targets).sum()
-        targets_seen += len(targets)
+    mine = [(number, number) for number in range(len(dataset))][world.rank :: world.world_size]
+    loss, correct = 0.0, 0
+    for batch in DataLoader(Seeded(dataset), batch_size=max(1, config.batch_size // world.world_size), sampler=mine):
+        each_loss, each_correct = forward(config, world, model, batch)
+        loss, correct = loss + each_loss.item(), correct + int(each_correct)
     model.train()
-    total_loss, total_correct, total = world.sum(loss.item(), correct.item(), targets_seen)
-    return total_loss / total, total_correct / total
+    total_loss, total_correct = (value / len(dataset) for value in world.sum(loss, correct))
+    return f"test_loss:{total_loss:.4f} test_acc:{total_correct:.4f}"
+
+
+# --- 6. Saving: one process per node writes, so that hosts need no shared disk
 
 
 def save(
-    training: Training, writer: Writer | None, step: int, unchecked: list[Tensor], announcement: str | None = None
+    config: Config, world: World, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, unchecked: Tensor
 ) -> None:
-    """Save a snapshot; all ranks must call. Rank 0 prints `announcement` once its file is on disk.
+    """All ranks must call. Training waits for the disk; trainer/checkpoint.py writes while training continues.
 
     The position in the data, the learning rate and all random numbers follow from the step.
     """
-    metrics.exit_if_not_finite(training.world, training.sampling, step, unchecked)  # never save a broken model
-    make_models_equal(training.model, training.config, training.world)
-    if writer:
-        state = {
-            "step": step,
-            "config": training.config.as_dict(),
-            "world_size": training.world.world_size,
-            "torch": str(torch.__version__),
-            "scaler": training.scaler.state_dict(),
-            **snapshots_of(training.config).tensors_of(training.model, training.optimizer, training.ema),
-        }
-        writer.save(state, announcement if training.world.rank == 0 else None)
+    (total,) = world.sum(unchecked.item())
+    if not math.isfinite(total):  # never save a broken model
+        world.exit_together(1, f"the loss is not finite at step:{step} or shortly before; try a lower --lr", speaker=0)
+    world.broadcast_tensors(list(model.buffers()))
+    if world.local_rank:
+        return
+    folder = Path(config.out)
+    state = {"step": step, "config": asdict(config), "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    # The name is this process's own: on a shared disk, other nodes write here too. A rename publishes the whole file.
+    aside = folder / f".{socket.gethostname()}-{os.getpid()}.tmp"
+    with aside.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(folder / f"step-{step:09d}.pt")
+    for old in sorted(folder.glob("step-*.pt"))[: -config.keep]:
+        old.unlink(missing_ok=True)
 
 
-def make_models_equal(model: nn.Module, config: Config, world: World) -> None:
-    """Before a test or a snapshot. Between steps, ranks differ in batch norm's running means, and under local SGD."""
-    if config.local_sgd:
-        local_sgd.average_models(model, world)
-    else:
-        world.broadcast_tensors(list(model.buffers()))
+def load(config: Config, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Resume from the newest snapshot of any node. Return its step, or 0.
+
+    Each rank receives it in host memory. For a large model, see trainer/checkpoint.py: ranks of a node share a file.
+    """
+    newest = max(Path(config.out).glob("step-*.pt"), default=None)
+    steps = world.gather(int(newest.stem.removeprefix("step-")) if newest else -1)
+    if max(steps) < 0:
+        return 0
+    source = steps.index(max(steps))
+    content = world.broadcast(newest.read_bytes() if newest and world.rank == source else b"", source)
+    state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    with world.fail_together():
+        for name in ("batch_size", "seed"):  # they give the steps their meaning
+            if state["config"][name] != getattr(config, name):
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(
+                    f"the snapshots in {config.out} have {flag} {state['config'][name]}; use another --out"
+                )
+    model.load_state_dict(state["model"])
+    for saved, group in zip(state["optimizer"]["param_groups"], optimizer.param_groups, strict=True):
+        saved |= {key: value for key, value in group.items() if key != "params"}  # the flags of this run count
+    optimizer.load_state_dict(state["optimizer"])
+    world.print(f"resumed step:{state['step']} from:{config.out} (another --out starts from scratch)")
+    return int(state["step"])
+
+
+@record  # under torchrun, a rank that fails leaves its traceback for torchrun's summary
+def main() -> None:
+    config = parse(sys.argv[1:])
+    with joined(config.device, find(os.environ)) as world:
+        world.print(" ".join(["config", *(f"{key}:{value}" for key, value in asdict(config).items())]))
+        train(config, world)
+    # The usual way out lets gloo's threads race with the end of the libraries they use. All is saved and printed here.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,10 +16,10 @@ from torch.nn.functional import cross_entropy
 from trainer.config import Config
 from trainer.data import Batch, Data
 from trainer.dist import World, autocast
+from trainer.loop import Training, setup, train, warm_up
 from trainer.metrics import Log
 from trainer.model import build, prepare_model
 from trainer.optim import make_optimizer
-from trainer.train import Training, setup, train, warm_up
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 GIB = 2**30
@@ -62,7 +62,7 @@ class Stamped:
 
 
 class Trainer:
-    """The loop of trainer/train.py with its log, but without snapshots and tests."""
+    """The loop of trainer/loop.py with its log, but without snapshots and tests."""
 
     def __init__(self, config: Config, world: World) -> None:
         self.training: Training = setup(config, world, None)

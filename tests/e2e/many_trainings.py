@@ -14,8 +14,8 @@ import sys
 from trainer.config import parse
 from trainer.dist import joined
 from trainer.extras.bench import bench
+from trainer.loop import run
 from trainer.place import find
-from trainer.train import run
 
 with joined(os.environ.get("TRAINER_DEVICE", "cpu"), find(os.environ)) as world:
     for number, argv in enumerate(json.loads(sys.argv[1])):

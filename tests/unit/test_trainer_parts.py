@@ -23,11 +23,11 @@ from trainer.datasets import load  # noqa: E402
 from trainer.dist import World, choose_device, joined  # noqa: E402
 from trainer.extras.ema import EMA  # noqa: E402
 from trainer.extras.mixing import make_mix  # noqa: E402
+from trainer.loop import evaluate, setup  # noqa: E402
 from trainer.metrics import flops_of, meta_copy, peak_of, wandb_id  # noqa: E402
 from trainer.model import build, checkpoint_blocks  # noqa: E402
 from trainer.optim import learning_rate, make_optimizer, peak_learning_rate, with_momentum  # noqa: E402
 from trainer.place import Place  # noqa: E402
-from trainer.train import evaluate, setup  # noqa: E402
 
 CPU = torch.device("cpu")
 

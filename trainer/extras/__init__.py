@@ -1,4 +1,4 @@
-"""What train.py can do without: delete what you do not need.
+"""What loop.py can do without: delete what you do not need.
 
 bench        measure computing, data and all-reduce alone and together (--bench)
 compression  send gradients with fewer bytes (--compress)

@@ -17,9 +17,9 @@ from trainer.checkpoint import make_folder
 from trainer.config import Config
 from trainer.datasets.workers import AHEAD
 from trainer.dist import World
+from trainer.loop import Training, forward, setup, train_step, warm_up
 from trainer.metrics import Log, flops_of
 from trainer.parallel import keep_gradients_local
-from trainer.train import Training, forward, setup, train_step, warm_up
 
 ROUNDS = 5
 WARM_UP = 3  # steps
