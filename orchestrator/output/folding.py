@@ -1,9 +1,9 @@
 """Show equal lines of many ranks once: `[0-63] step:120 loss:3.21..3.25`. Pure.
 
 Lines that differ only in numbers count as equal, and their numbers are shown as a range. A line joins the earliest
-equal line that follows all lines of its rank, so repeated lines stay apart and each rank's lines stay in order. If some
-ranks have not printed a line within the window, it is shown with the ranks that have. `FirstLinesFolder` does so only
-until the ranks print lines of their own.
+equal line that follows all lines of its stream, so repeated lines stay apart and each stream's lines stay in order
+(between stdout and stderr of a rank there is no order to keep). If some ranks have not printed a line within the
+window, it is shown with the ranks that have. `FirstLinesFolder` does so only until the ranks print lines of their own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Folder(Stage):
         self._groups: deque[_Group] = deque()
         self._open: dict[tuple[str, int, bool, str], list[_Group]] = {}
         self._count = 0
-        self._newest: dict[int | str, int] = {}  # of each member, the number of its newest group
+        self._newest: dict[tuple[int | str, str], int] = {}  # of each member's stream, the number of its newest group
 
     def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
         for line in lines:
@@ -93,7 +93,7 @@ class Folder(Stage):
         key = line.stream, line.attempt, line.rank is None, "\0".join(pieces)
         member = line.host if line.rank is None else line.rank
         groups = self._open.setdefault(key, [])
-        newest = self._newest.get(member, 0)
+        newest = self._newest.get((member, line.stream), 0)
         group = next((group for group in groups if group.number > newest), None)
         if group is None:
             self._count += 1
@@ -101,7 +101,7 @@ class Folder(Stage):
             groups.append(group)
             self._groups.append(group)
         group.add(member, numbers)
-        self._newest[member] = group.number
+        self._newest[member, line.stream] = group.number
 
     def _is_complete(self, group: _Group) -> bool:
         return group.is_single or (group.first.rank is not None and len(group.members) >= self._ranks)

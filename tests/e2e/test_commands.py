@@ -168,7 +168,7 @@ def test_the_readme_shows_what_up_prints(lab2: Lab) -> None:
         """Lines without what is another time another one."""
         output = re.sub(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}", "RUN", output)
         output = re.sub(r"(?m)^- code: .*", "- code: FILES", output)
-        return {re.sub(r"[0-9.]+( s$|:[0-9]+$| port [0-9]+)", "N", line) for line in output.splitlines()}
+        return {re.sub(r"[0-9.]+( s\b|:[0-9]+$| port [0-9]+)", "N", line) for line in output.splitlines()}
 
     done = ok(orch(lab2, "up", inventory, "--", script(lab2, text), "--lr", "0.1"))
     assert plain(shown) - {"..."} <= plain(done.stdout + done.stderr)

@@ -236,6 +236,7 @@ def file_lab(request: pytest.FixtureRequest, make_lab: Callable[..., Lab]) -> tu
     return lab, engine, image
 
 
+@pytest.mark.unpackaged
 @pytest.mark.lab
 @pytest.mark.parametrize("launcher", ["torchrun", "direct"])
 def test_ranks_train_in_images_that_are_files(file_lab: tuple[Lab, str, str], launcher: str) -> None:
@@ -250,12 +251,14 @@ def test_ranks_train_in_images_that_are_files(file_lab: tuple[Lab, str, str], la
     wait_until(lambda: nothing_left(lab, engine), 5, "no process is left")
 
 
+@pytest.mark.unpackaged
 @pytest.mark.lab
 def test_no_process_outlives_its_run_in_an_image_that_is_a_file(file_lab: tuple[Lab, str, str]) -> None:
     lab, engine, image = file_lab
     kill_runs_and_guards(lab, inventory_of(lab, engine, image, lease=2, grace=5), engine)
 
 
+@pytest.mark.unpackaged
 @pytest.mark.lab
 def test_a_rank_may_save_before_the_image_that_is_a_file_goes(file_lab: tuple[Lab, str, str]) -> None:
     lab, engine, image = file_lab
@@ -266,6 +269,7 @@ def test_a_rank_may_save_before_the_image_that_is_a_file_goes(file_lab: tuple[La
     assert sorted(printed(lab, inventory, run_id)) == ["begun", "begun", "saved", "saved"]
 
 
+@pytest.mark.unpackaged
 @pytest.mark.lab
 def test_a_failure_in_an_image_that_is_a_file_is_reported_as_elsewhere(file_lab: tuple[Lab, str, str]) -> None:
     lab, engine, image = file_lab

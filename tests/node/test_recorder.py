@@ -338,7 +338,7 @@ def test_how_a_run_ended_is_recorded_also_where_the_list_of_its_processes_does_n
 
 def test_the_record_of_a_run_that_failed_very_often_fits_the_space_kept_for_it(tmp_path: Path) -> None:
     spec = {"node": 0, "nodes": [{"host": "a", "nproc": 100, "spare": False}], "setup": [], "program": ""}
-    spec.update(umask=0, descriptors=1024)
+    spec.update(umask=0, descriptors=1024, launcher={"name": "torchrun"})
     attempts = Attempts(str(tmp_path), spec, {}, [], lambda: 0, lambda: None, lambda: None)
     for attempt in range(1, 11):
         attempts.stop(gang_events.Stop(attempt, grace=0.0, why="a test", stacks=False))
@@ -430,7 +430,7 @@ def test_what_a_guard_tells_fits_the_channel_however_often_ranks_have_failed(tmp
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.settimeout(10)
     spec = {"node": 0, "nodes": [{"host": "a", "nproc": 8, "spare": False}], "setup": [], "program": ""}
-    spec.update(umask=0, descriptors=1024)
+    spec.update(umask=0, descriptors=1024, launcher={"name": "torchrun"})
     guard = Guard(str(tmp_path), spec, {}, ours, {}, [])
     guard._recorder._channel = ours
     for attempt in range(1, 31):

@@ -119,11 +119,19 @@ def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "run": describe(arguments["run_id"], folder),
         "spec": spec,
         "folder": folder,
-        "output": None if spec is None or state.is_witness(spec) else state.output_folder(folder, spec),
+        "output": _output(folder, spec),
         "exit": state.read(os.path.join(folder, "exit.json")),
         "events": events,
         "samples": history.read(folder),
     }
+
+
+def _output(folder: str, spec: Optional[Dict[str, Any]]) -> Optional[str]:
+    """Its folder of outputs; None where it has none, or the record is damaged."""
+    try:
+        return None if spec is None or state.is_witness(spec) else state.output_folder(folder, spec)
+    except state.DAMAGED:
+        return None
 
 
 def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
