@@ -17,6 +17,25 @@ GPT = ("--model=gpt-tiny", "--data=text", "--data-path=text", "--context=16", "-
        "--lr=0.003", "--schedule=constant", "--grad-clip=1", "--ema=0.9", "--log-every=1", "--track=none")  # fmt: skip
 FSDP = (*GPT, "--parallel=fsdp")
 
+# prints how many bytes of tensors live after the last step
+HELD = """
+import gc, os, sys
+import torch
+from trainer import loop, metrics
+from trainer.config import parse
+from trainer.dist import joined
+from trainer.place import find
+
+config = parse(sys.argv[1:])
+with joined("cpu", find(os.environ)) as world:
+    training = loop.setup(config, world, None)
+    loop.train(training, metrics.Log(config, world, training.data, training.wrapped, None), None)
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+    storages = [each.untyped_storage() for each in tensors if each.device.type == "cpu"]
+    print(f"held bytes:{sum({each.data_ptr(): each.nbytes() for each in storages}.values())}", flush=True)
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -57,6 +76,18 @@ def test_a_run_resumes_with_two_then_four_then_three_ranks(two: list[str], folde
     )
     parts = [path.stat().st_size for path in (folder / "moving/step-000000006-sharded").glob("__*.distcp")]
     assert len(parts) == 4 and max(parts) <= 0.3 * sum(parts)
+
+
+def test_a_rank_of_four_holds_little_more_than_a_quarter_of_the_model(folder: Path) -> None:
+    """Between steps: weights, gradients, Adam's moments, the moving average, and what torch keeps to send them."""
+    held = {}
+    for way in ("ddp", "fsdp"):
+        flags = (*GPT, f"--parallel={way}", "--max-steps=2", f"--out=held-{way}")
+        with started(4, folder, "-c", HELD, *flags) as ranks:
+            outputs = outputs_of(ranks)
+        assert [rank.returncode for rank in ranks] == [0] * 4, "\n".join(outputs)
+        held[way] = [int(values(output, "held")["bytes"]) for output in outputs]
+    assert max(held["fsdp"]) <= 0.3 * min(held["ddp"]), held
 
 
 def test_hosts_without_a_shared_disk_copy_the_parts_that_they_lack(
