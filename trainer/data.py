@@ -75,10 +75,13 @@ class TensorSplit:
 
 
 def normalize(images: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:
-    by_channel = (1, -1, 1, 1)
-    means = torch.tensor(mean).view(by_channel).to(images.device, non_blocking=True)
-    deviations = torch.tensor(deviation).view(by_channel).to(images.device, non_blocking=True)
-    return (images.float() - means) / deviations
+    return (images.float() - by_channel(mean, images.device)) / by_channel(deviation, images.device)
+
+
+@lru_cache
+def by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Kept, because making it in every step takes longer than using it."""
+    return torch.tensor(values, device=device).view(1, -1, 1, 1)
 
 
 def shift_images(images: Tensor, most: int, flips: bool) -> Tensor:
