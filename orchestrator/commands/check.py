@@ -19,7 +19,7 @@ from ..checks import hosts as checks
 from ..checks.auto_env import AutoEnv
 from ..errors import FindingsError
 from ..hosts.fleet import Fleet, combine
-from ..inventory import model, run_ids
+from ..inventory import run_ids, selection
 from ..inventory.advice import complete_commands
 from ..output import lines as logs
 from ..output.console import fold, number_of, wants_colour
@@ -49,7 +49,7 @@ def check(path: str | None, hosts: str | None, level: Level, as_json: bool) -> i
     console = stderr_console()
     inventory = load_inventory(path)
     if hosts is not None:
-        inventory = model.select(inventory, hosts)
+        inventory = selection.select(inventory, hosts)
     if inventory.run.script is None:
         inventory = for_own_scripts(inventory)
     command, snapshot = entrypoint.find(inventory, ())

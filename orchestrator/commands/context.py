@@ -144,7 +144,7 @@ def _is_own_group(gid: int) -> bool:
 
 
 def select_hosts(inventory: Inventory, pattern: str, option: str = "--hosts") -> Inventory:
-    """The inventory with these hosts only. Unlike with `model.select`, a run need not be able to start on them."""
+    """The inventory with these hosts only. Unlike with `selection.select`, a run need not be able to start on them."""
     names = set(pick([host.name for host in inventory.machines], pattern, option))
     witness = inventory.run.witness if inventory.run.witness and inventory.run.witness.name in names else None
     hosts = tuple(host for host in inventory.hosts if host.name in names)

@@ -37,6 +37,7 @@ from .options import (
 @click.option("--skip-check", is_flag=True, help="Start even if the checks find an error.")
 @HOSTS
 @click.option("--wait", is_flag=True, help="Wait while another run uses the GPUs or the name.")
+@click.option("--queue", is_flag=True, help="Wait for your turn on the hosts: behind runs that were queued earlier.")
 @click.option("--debug", is_flag=True, help="Enable verbose NCCL and torch logging.")
 @click.option("--timing", is_flag=True, help="Print how long each phase of the launch took.")
 @click.option(

@@ -17,7 +17,7 @@ from ..answers.printed import FoundPython
 from ..errors import FindingsError, UsageError
 from ..hosts.bootstrap import login_bash
 from ..hosts.fleet import Fleet, combine, each, fold_failures
-from ..inventory import model
+from ..inventory import selection
 from ..inventory.model import Host
 from ..output.console import Console, fold
 from ..output.terminal import one_line
@@ -105,7 +105,7 @@ def setup(inventory_path: str | None, hosts: str | None, options: SetupOptions) 
     console = stderr_console()
     inventory = load_inventory(inventory_path)
     if hosts is not None:
-        inventory = model.select(inventory, hosts)
+        inventory = selection.select(inventory, hosts)
     with open_fleet(inventory) as fleet:
         fleet.prepare(inventory.hosts)
         _copy_ssh_keys(inventory.hosts, fleet)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 from ..errors import HeldError, UsageError
 from ..hosts.fleet import Fleet
-from ..inventory import advice, model, paths, run_ids, writing
+from ..inventory import advice, paths, run_ids, selection, writing
 from ..inventory.model import Inventory
 from ..inventory.sources.batch_job import BatchJob
 from ..output.console import Console, all_but
@@ -24,7 +24,7 @@ from ..plan import snapshot as ship
 from ..plan.launchers import for_own_scripts
 from ..plan.plan import Code, Plan, advise_shell_variables, check_size, world_size
 from ..plan.plan import make as make_plan
-from ..runs import attach, holding, launch, printing, recent
+from ..runs import attach, holding, launch, printing, queueing, recent
 from ..runs.timing import FirstLine, FirstLines
 from . import in_job, variables
 from .context import describe_unmasked, load_inventory, open_fleet, stderr_console, warn_once, whoami
@@ -46,6 +46,7 @@ class UpOptions:
     skip_check: bool
     hosts: str | None
     wait: bool
+    queue: bool = False
     debug: bool
     timing: bool = False
     requeue: bool = False
@@ -69,6 +70,7 @@ class UpOptions:
             "--json": self.as_json,
             "--skip-check": self.skip_check,
             "--wait": self.wait,
+            "--queue": self.queue,
             "--debug": self.debug,
             "--timing": self.timing,
             "--requeue": self.requeue,
@@ -109,7 +111,7 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
         command_without=lambda hosts: options.command(inventory.path, without=hosts),
     )
     with open_fleet(inventory) as fleet:
-        resolved = _launch(plan, snapshot, fleet, context, options.wait, console)
+        resolved = _launch(plan, snapshot, fleet, context, options, console)
         about = advice.AboutRun(plan.name, inventory.source or inventory.path)
         try:
             copy = writing.render(paths.with_absolute_paths(inventory)) if inventory.source else None
@@ -173,7 +175,7 @@ def _follow(
 def _load_inventory(options: UpOptions) -> Inventory:
     inventory = load_inventory(options.inventory, settings=options.settings)
     if options.hosts is not None:
-        inventory = model.select(inventory, options.hosts)
+        inventory = selection.select(inventory, options.hosts)
     if options.trainer_args:
         inventory = for_own_scripts(inventory)
         args = (*inventory.run.args, *options.trainer_args)
@@ -198,15 +200,18 @@ def _launch(
     snapshot: ship.Snapshot | None,
     fleet: Fleet,
     context: launch.LaunchContext,
-    wait: bool,
+    options: UpOptions,
     console: Console,
 ) -> Plan:
+    if options.queue or plan.inventory.any_of is not None:
+        wait = options.queue or options.wait
+        return queueing.launch_in_turn(plan, snapshot, fleet, context, console.note, wait=wait)
     reported = ""
     while True:
         try:
             return launch.launch(plan, snapshot, fleet, context)
         except HeldError as error:
-            if not wait:
+            if not options.wait:
                 raise
             if str(error) != reported:
                 reported = str(error)

@@ -12,6 +12,8 @@ yaml_source    YAML -> nodes that know their line
 paths          where relative paths start
 text_files     read a file that a user names
 docs           the example and the reference
+any_of         `any 2 of [a, b, c]`
+selection      selects hosts: `--hosts PATTERN`
 hostnames      names of hosts: check, expand ranges, select
 launcher_rows  names of launchers, and their placeholders
 container      the image that the ranks of a host run in

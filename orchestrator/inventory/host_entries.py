@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from . import hostnames
+from . import any_of, hostnames
 from .values import Kind, Reading, like, text
 from .yaml_source import Map, Mark, Node, Scalar, Sequence
 
@@ -19,6 +19,15 @@ class HostEntry:
     key: str  # hosts[2]
     mark: Mark
     values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class HostList:
+    """The value of `hosts`."""
+
+    entries: tuple[HostEntry, ...] = ()
+    any_of: int | None = None
+    """How many of these hosts a run uses; None: all."""
 
 
 class HostKeys(Protocol):
@@ -46,10 +55,10 @@ PYTHON = text("a path or a name", _check_path_or_name)
 
 
 def hosts_kind(keys: HostKeys) -> Kind:
-    """The kind of the key `hosts`. Its value is a tuple of HostEntry."""
+    """The kind of the key `hosts`. Its value is a HostList."""
     return Kind(
-        "a list of hosts such as [lovelace, hopper]",
-        partial(_read_hosts, keys),
+        f"a list of hosts such as [lovelace, hopper], or {any_of.FORM}",
+        partial(_read_host_list, keys),
         lambda hosts: [keys.write(host) for host in hosts],
     )
 
@@ -66,6 +75,24 @@ def _read_witness(keys: HostKeys, node: Node, key: str, reading: Reading) -> Hos
     if len(values["name"]) > 1:
         raise ValueError(f"expected one host, got {len(values['name'])}")
     return HostEntry(key, node.mark, values)
+
+
+def _read_host_list(keys: HostKeys, node: Node, key: str, reading: Reading) -> HostList:
+    """A list, `any N of [...]`, or `{any: N, of: [...]}`, in which hosts may be mappings."""
+    count = None
+    if isinstance(node, Scalar) and (parsed := any_of.parse(node.text)) is not None:
+        count, rest = parsed
+        node = Sequence(node.mark, tuple(Scalar(node.mark, name, plain=True) for name in any_of.names(rest)))
+    elif isinstance(node, Map):
+        items = {name.text: value for name, value in node.items if isinstance(name, Scalar)}
+        number = items.get("any")
+        if set(items) != {"any", "of"} or not isinstance(number, Scalar) or not number.text.isdecimal():
+            raise ValueError("expected a list such as [lovelace, hopper], or the keys `any` (a number) and `of`")
+        count, node = int(number.text[:6]), items["of"]
+    entries = _read_hosts(keys, node, key, reading)
+    if count is not None:
+        any_of.check(count, sum(len(entry.values["name"]) for entry in entries))
+    return HostList(entries, count)
 
 
 def _read_hosts(keys: HostKeys, node: Node, key: str, reading: Reading) -> tuple[HostEntry, ...]:

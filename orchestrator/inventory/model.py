@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ..errors import InventoryError, UsageError
-from ..output.console import number_of
+from ..errors import InventoryError
 from . import container, launcher_rows, recovery, via
 from . import settings as command_line
 from .container import Container
-from .hostnames import jump_hosts, nearest, pick
+from .hostnames import jump_hosts, nearest
 from .launcher_rows import LauncherRow
 from .schema import FILE, HOST, WITNESS
 from .sources import reference
@@ -140,6 +139,7 @@ class Inventory:
     path: str  # as `sources.reference` parses it
     source: str | None = None  # such as `@slurm`, if the hosts come from there
     hosts: tuple[Host, ...]  # in the order of the file, ranges expanded
+    any_of: int | None = None  # how many of the hosts a run uses, chosen when it starts; None: all
     head: str
     ssh: SshOptions
     run: RunOptions
@@ -205,6 +205,7 @@ def parse(
         path=path,
         source=filled.source,
         hosts=tuple(placed.host for placed in hosts),
+        any_of=values["hosts"].any_of,
         head=values["head"] or (hosts[0].host.name if hosts else ""),
         ssh=SshOptions(**values["ssh"]),
         run=RunOptions(
@@ -227,6 +228,7 @@ def parse(
         _check_jumps([*hosts, *witness], reading)
         via.check_hosts([*hosts, *witness], reading)
         recovery.check(inventory, reading)
+        _check_any_of(inventory, reading)
     _check_env(inventory, hosts, reading)
     container.check(inventory.hosts, inventory.run.preload, reading)
     launcher_rows.check(inventory.launchers, inventory.run.launcher, reading)
@@ -273,12 +275,22 @@ class _Placed:
     keys: Mapping[str, str]
 
 
+def _check_any_of(inventory: Inventory, reading: Reading) -> None:
+    if inventory.any_of is None:
+        return
+    for key, is_set in (("run.nnodes", inventory.run.nnodes != "auto"), ("run.witness", inventory.run.witness)):
+        if is_set:
+            reading.wrong(reading.marks[key], key, "cannot be combined with `hosts: any N of`")
+    if any(host.spare for host in inventory.hosts):
+        reading.wrong(reading.marks["hosts"], "hosts", "`any N of` cannot be combined with spares")
+
+
 def _hosts(file: Mapping[str, Any], reading: Reading) -> list[_Placed]:
     defaults = file["defaults"]
     placed: list[_Placed] = []
     first: dict[str, int] = {}
     size = 0
-    for entry in file["hosts"]:
+    for entry in file["hosts"].entries:
         values = dict(entry.values)
         keys = {}
         for name in values:
@@ -381,19 +393,3 @@ def _check_env(inventory: Inventory, hosts: list[_Placed], reading: Reading) -> 
         if devices is not None and isinstance(placed.host.gpus, tuple):
             message = f"{placed.keys['gpus']} is a list and sets this variable; remove one of them"
             reading.wrong(reading.marks[devices], devices, message)
-
-
-def select(inventory: Inventory, pattern: str) -> Inventory:
-    """The inventory with only the hosts of `--hosts PATTERN`; see `hostnames.pick` for patterns.
-
-    If the head is not among them, the first of them that is not a spare becomes the head. Raises UsageError.
-    """
-    names = set(pick([host.name for host in inventory.hosts], pattern))
-    hosts = tuple(host for host in inventory.hosts if host.name in names)
-    working = [host.name for host in hosts if host.in_team]
-    if not working:
-        raise UsageError(f"--hosts {pattern}: selects only spares")
-    if inventory.run.nnodes != "auto" and inventory.run.nnodes[0] > len(working):
-        selected = number_of(len(working), "host")
-        raise UsageError(f"--hosts {pattern}: selects {selected}, but run.nnodes is {inventory.run.nnodes[0]}")
-    return replace(inventory, hosts=hosts, head=inventory.head if inventory.head in working else working[0])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import container, hostnames, launcher_rows, via
-from .host_entries import JUMPS, PYTHON, USER, hosts_kind, witness_kind
+from .host_entries import JUMPS, PYTHON, USER, HostList, hosts_kind, witness_kind
 from .nearest_key import nearest_key
 from .values import (
     Kind,
@@ -360,8 +360,8 @@ FILE = Section(
         Key(
             "hosts",
             hosts_kind(HOST),
-            (),
-            "names, or mappings with the keys below",
+            HostList(),
+            "names, or mappings with the keys below; any 2 of [a, b, c]: two that are free",
             default_doc="required",
             section=HOST,
         ),

@@ -13,7 +13,10 @@ from .schema import FILE
 def as_dict(inventory: Inventory) -> dict[str, Any]:
     """The document of `config --json`: every key with its value, and `defaults` merged into the hosts."""
     keys = tuple(key for key in FILE.keys if key.name not in ("defaults", "from"))
-    return replace(FILE, keys=keys).write(inventory)
+    written = replace(FILE, keys=keys).write(inventory)
+    if inventory.any_of is not None:
+        written["hosts"] = {"any": inventory.any_of, "of": written["hosts"]}
+    return written
 
 
 def render(inventory: Inventory) -> str:

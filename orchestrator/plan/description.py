@@ -28,6 +28,8 @@ def as_text(plan: Plan) -> str:
     description = as_dict(plan)
     hosts = number_of(len(plan.nodes) - (plan.witness is not None), "host")
     lines = [f"run {plan.run_id}  {hosts}  launcher {plan.launcher.name}"]
+    if (number := plan.inventory.any_of) is not None:
+        lines.append(f"any {number} of these hosts; the node ranks follow from the choice")
     if plan.code is not None:
         code = plan.code
         lines.append(f"code {code.sha256[:12]}  {number_of(code.files, 'file')}, {size(code.size)}, from {code.root}")
@@ -69,6 +71,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "launcher": plan.launcher.name,
         "rendezvous": {"backend": plan.inventory.run.rdzv.backend, "port": plan.inventory.run.rdzv.port},
         "code": None if plan.code is None else vars(plan.code),
+        "any_of": plan.inventory.any_of,
         "nodes": [_node_as_dict(plan, number) for number in range(len(plan.nodes))],
     }
 

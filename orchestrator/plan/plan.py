@@ -15,6 +15,7 @@ from ..errors import UsageError
 from ..inventory import container
 from ..inventory.model import Host, Inventory
 from ..inventory.recovery import elects
+from ..inventory.selection import select
 from . import launchers
 from .launchers import Launcher
 
@@ -157,6 +158,13 @@ def make(
     nodes = tuple(make_node(host, template, name) for host in order(inventory))
     launcher = launchers.choose(inventory)
     return Plan(run_id, name, nodes, launcher, code, inventory, inventory.run.secrets, template)
+
+
+def restrict(plan: Plan, names: Collection[str]) -> Plan:
+    """The plan on only these of its hosts."""
+    inventory = select(plan.inventory, ",".join(names))
+    nodes = tuple(make_node(host, plan.template, plan.name) for host in order(inventory))
+    return replace(plan, inventory=inventory, nodes=nodes)
 
 
 def make_node(host: Host, template: Template, run: str) -> Node:

@@ -8,6 +8,8 @@ mesh         has hosts connect to each other (`check`)
 reach        checks the result of mesh
 bandwidths   remembers the fastest network for the next `up`
 deep         the all-reduce of `check --deep`; payload/ runs on the hosts
+examination  asks all hosts for their facts, and sends the code
+queueing     waits for the turn of a run on its hosts, and chooses hosts
 launch       prepares all hosts, then starts the run
 timing       how long each phase of a launch takes
 rendezvous   chooses the address where the nodes meet

@@ -6,18 +6,15 @@ request to the head's guard: from then on the run belongs to its hosts, and ddp-
 
 from __future__ import annotations
 
-import os
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from ..answers.facts import Facts
 from ..answers.files import Unfetched
 from ..answers.operation import Arguments, Operation
-from ..answers.prepare import ABORT, PREPARE_HEAD, PREPARE_NODE, START, UNPACK, Prepared
+from ..answers.prepare import ABORT, PREPARE_HEAD, PREPARE_NODE, START, Prepared
 from ..checks import auto_env
 from ..checks.auto_env import AutoEnv
 from ..checks.findings import render_line
@@ -26,7 +23,8 @@ from ..hosts.fleet import Fleet, Results, combine, each, fold_failures
 from ..hosts.session import Refused, Session
 from ..inventory import advice
 from ..inventory.advice import complete_commands
-from ..inventory.model import Host, select
+from ..inventory.model import Host
+from ..inventory.selection import select
 from ..output.console import all_but, fold, fold_messages, number_of, size
 from ..output.finding import Finding
 from ..plan import description, job_limit
@@ -35,8 +33,7 @@ from ..plan.entrypoint import TRAINER
 from ..plan.plan import Code, Plan
 from ..plan.snapshot import Snapshot
 from ..ssh.config import by_hand
-from ..ui.progress import NoProgress
-from . import bandwidths, ending, rendezvous
+from . import bandwidths, ending, examination, rendezvous
 from . import probe as preflight
 from .probe import Probed
 from .rendezvous import Rendezvous
@@ -44,9 +41,10 @@ from .timing import Timing
 
 P = TypeVar("P", bound=Prepared)
 LARGE = 10_000_000  # bytes of code; from this size on, the largest files are listed
-CHUNK = 256 * 1024  # bytes sent at a time
 MAX_LISTED_RUNS = 3
-HELD_CODES = {"port-in-use", "gpu-memory-held-by-others"}  # somebody else holds what the run needs: exit code 5
+HELD_CODES = frozenset(
+    {"port-in-use", "gpu-memory-held-by-others"}
+)  # somebody else holds what the run needs: exit code 5
 
 
 @dataclass(frozen=True)
@@ -74,61 +72,22 @@ class LaunchContext:
     """How long each phase takes."""
 
 
-class PackedSnapshot:
-    """A snapshot of the code, packed when the first host needs it and then read by all hosts that do."""
-
-    def __init__(self, snapshot: Snapshot | None) -> None:
-        self._snapshot = snapshot
-        self._lock = threading.Lock()
-        self._file: BinaryIO | None = None
-
-    def chunks(self) -> Iterator[bytes]:
-        """The packed snapshot. Raises UsageError when it cannot be packed."""
-        if self._snapshot is None:
-            return
-        with self._lock:
-            if self._file is None:
-                self._file = _pack(self._snapshot)
-        offset = 0
-        while chunk := os.pread(self._file.fileno(), CHUNK, offset):
-            yield chunk
-            offset += len(chunk)
-
-
-def _pack(snapshot: Snapshot) -> BinaryIO:
-    try:
-        file = tempfile.TemporaryFile()  # noqa: SIM115  open for as long as hosts read it
-        snapshot.write_tar(file)
-        file.flush()
-    except OSError as error:
-        raise UsageError(f"the code cannot be packed in {tempfile.gettempdir()}: {error.strerror}") from error
-    return file
-
-
-def launch(plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchContext) -> Plan:
-    """Start the run and return the resolved plan.
+def launch(
+    plan: Plan,
+    snapshot: Snapshot | None,
+    fleet: Fleet,
+    context: LaunchContext,
+    probed: Results[Probed] | None = None,
+) -> Plan:
+    """Start the run and return the resolved plan. `probed`: the answer of `examine`, if it has just been called.
 
     Raises one error that lists the problems of all hosts, with the exit code of the most severe one.
     """
-    context.timing.begin()
-    hosts = [node.host for node in plan.nodes]
-    packed = PackedSnapshot(snapshot)
-    script = preflight.script_of(snapshot)
-    questions = {node.host.name: preflight.question(plan, node, script) for node in plan.nodes}
-    fleet.prepare(hosts)
-
-    def probe(host: Host, session: Session) -> Probed:
-        context.timing.connected(host.name)
-        return _probe(host, session, questions[host.name], plan, packed, fleet.progress, context.timing)
-
-    probed = fleet.each(hosts, probe, "checking")
-    if probed.failed:
-        plan = _drop_unreachable(plan, probed, context)
-        hosts = [node.host for node in plan.nodes]
-    for line in fold_messages({host: str(key) for host, key in fleet.take_other_keys().items()}):
-        context.warn(line)
+    if probed is None:
+        context.timing.begin()
+        probed = examination.examine(plan, snapshot, fleet, context.timing)
+    plan = check(plan, probed, fleet, context)
     facts = {name: host.facts for name, host in probed.done.items()}
-    _raise_or_warn(preflight.check_hosts(plan, probed.done), plan, context)
     auto = auto_env.choose({name: fact for name, fact in facts.items() if name != plan.witness})
     resolved = planning.resolve(plan, facts, {variable.variable: variable.value for variable in auto})
     planning.check_ranks(resolved)
@@ -137,6 +96,22 @@ def launch(plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchC
         resolved = job_limit.end_with_job(resolved, context.job_ends_at - time.monotonic())
     _prepare_and_start(resolved, facts, fleet, context)
     return resolved
+
+
+def check(
+    plan: Plan, probed: Results[Probed], fleet: Fleet, context: LaunchContext, ignore: Collection[str] = ()
+) -> Plan:
+    """The plan without the hosts that are unreachable and not needed. `ignore`: codes of findings.
+
+    Raises one error that lists the problems of all hosts.
+    """
+    if probed.failed:
+        plan = _drop_unreachable(plan, probed, context)
+    for line in fold_messages({host: str(key) for host, key in fleet.take_other_keys().items()}):
+        context.warn(line)
+    findings = preflight.check_hosts(plan, probed.done)
+    _raise_or_warn(tuple(finding for finding in findings if finding.code not in ignore), plan, context)
+    return plan
 
 
 def _show_start(resolved: Plan, auto: Sequence[AutoEnv], context: LaunchContext) -> None:
@@ -176,26 +151,6 @@ def _drop_unreachable(plan: Plan, probed: Results[Any], context: LaunchContext) 
     for line in fold_failures(probed.failed):
         context.warn(f"starting without {line}")
     return smaller
-
-
-def _probe(
-    host: Host,
-    session: Session,
-    question: Arguments,
-    plan: Plan,
-    packed: PackedSnapshot,
-    progress: NoProgress,
-    timing: Timing,
-) -> Probed:
-    """Ask a host for its facts, and send it the code unless it has that already."""
-    with timing.measure("check", host.name):
-        probed = preflight.ask(session, question)
-    if plan.code is not None and not (host.workdir or host.witness) and plan.code.sha256 not in session.codes:
-        progress.set_phase(host.name, f"sending the code, {size(plan.code.size)}")
-        with timing.measure("send", host.name):
-            session.request(UNPACK, {"sha256": plan.code.sha256}, upload=packed.chunks())
-        session.codes.add(plan.code.sha256)  # `up --wait` probes the same sessions again
-    return probed
 
 
 def _advise_start_without(plan: Plan, probed: Results[Any], context: LaunchContext) -> str:
@@ -239,8 +194,12 @@ def _raise_or_warn(findings: tuple[Finding, ...], plan: Plan, context: LaunchCon
         if finding.severity == "warning" or (finding.severity == "error" and context.skip_check):
             context.warn(render(finding))
     if errors and not context.skip_check:
-        kind = HeldError if any(finding.code in HELD_CODES for finding in errors) else FindingsError
-        raise kind("\n  ".join(["the run would fail; nothing was started", *map(render, errors)]))
+        raise error_of(errors, "\n  ".join(["the run would fail; nothing was started", *map(render, errors)]))
+
+
+def error_of(findings: Sequence[Finding], text: str) -> OrchError:
+    """The error for these findings of severity error."""
+    return HeldError(text) if any(finding.code in HELD_CODES for finding in findings) else FindingsError(text)
 
 
 def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet, context: LaunchContext) -> None:

@@ -15,7 +15,7 @@ import pytest
 from golden_files import assert_message, same_as
 
 from orchestrator.errors import InventoryError, UsageError
-from orchestrator.inventory import model, text_files, writing
+from orchestrator.inventory import model, selection, text_files, writing
 from orchestrator.inventory.model import Inventory
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "inventory"
@@ -81,20 +81,69 @@ def of(text: str) -> Inventory:
 
 
 def test_the_head_stays_when_it_is_selected() -> None:
-    assert model.select(of("{hosts: ['gpu[1-4]'], head: gpu3}"), "gpu[2-4]").head == "gpu3"
+    assert selection.select(of("{hosts: ['gpu[1-4]'], head: gpu3}"), "gpu[2-4]").head == "gpu3"
 
 
 def test_the_first_selected_host_is_the_head_when_the_head_is_not() -> None:
-    selected = model.select(of("{hosts: ['gpu[1-4]'], head: gpu3}"), "gpu4,gpu2")
+    selected = selection.select(of("{hosts: ['gpu[1-4]'], head: gpu3}"), "gpu4,gpu2")
     assert (selected.head, [host.name for host in selected.hosts]) == ("gpu2", ["gpu2", "gpu4"])
 
 
 def test_selecting_fewer_hosts_than_nnodes_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--hosts gpu1\b.*run\.nnodes\b.*2"):
-        model.select(of("{hosts: ['gpu[1-4]'], run: {nnodes: 2}}"), "gpu1")
+        selection.select(of("{hosts: ['gpu[1-4]'], run: {nnodes: 2}}"), "gpu1")
 
 
 # Files
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        "any 2 of [gpu1, 'x']",
+        "any 2 of [gpu[1,3], hopper]",
+        "any 2 of gpu[1-2], hopper",
+        "\n  any: 2\n  of: [gpu1, {name: hopper, port: 23}]",
+    ],
+)
+def test_a_number_of_hosts_can_be_left_to_choose(hosts: str) -> None:
+    if "'" in hosts:
+        with pytest.raises(InventoryError, match="host name"):
+            of(f"hosts: {hosts}\n")
+        return
+    parsed = of(f"hosts: {hosts}\n")
+    assert parsed.any_of == 2 and parsed.hosts[-1].name == "hopper"
+    assert of(writing.render(parsed)) == parsed
+    assert selection.select(parsed, "hopper").any_of is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hosts: any 3 of [a, b]", "hosts: any 3 of 2 hosts: expected a number from 1 to 2"),
+        ("hosts: any 0 of [a, b]", "expected a number from 1 to 2"),
+        ("hosts: any 1 of []", "expected any N of"),
+        ("hosts: any two of [a, b]", "or any N of"),
+        ("hosts: {any: 1}", "the keys `any` (a number) and `of`"),
+        ("hosts: {any: x, of: [a]}", "the keys `any` (a number) and `of`"),
+        ("hosts: any 1 of [a, b]\nrun: {nnodes: 1}", "run.nnodes: cannot be combined"),
+        ("hosts: {any: 1, of: [a, {name: b, spare: true}]}", "cannot be combined with spares"),
+    ],
+)
+def test_a_wrong_number_of_hosts_is_explained(text: str, message: str) -> None:
+    with pytest.raises(InventoryError, match=re.escape(message)):
+        of(text + "\n")
+
+
+def test_the_command_line_can_leave_hosts_to_choose() -> None:
+    inventory = of("{hosts: ['gpu[1-4]'], head: gpu3}")
+    assert selection.select(inventory, "any 2").any_of == 2
+    selected = selection.select(inventory, "any 2 of gpu[2-4]")
+    assert (selected.any_of, len(selected.hosts), selected.head) == (2, 3, "gpu3")
+    with pytest.raises(UsageError, match="any 5 of 4 hosts"):
+        selection.select(inventory, "any 5")
+    with pytest.raises(UsageError, match="cannot be combined"):
+        selection.select(of("{hosts: [a, b], run: {nnodes: 2}}"), "any 1")
 
 
 def test_a_file_is_read_with_its_path(tmp_path: Path) -> None:

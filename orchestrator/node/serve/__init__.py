@@ -36,6 +36,7 @@ rejoin          starts a guard for a run after a restart of this host, or after 
 at_boot         the same, started by cron
 ticket          asks the guard here for what a guard on another host needs
 
+run_queue       keeps the tickets of runs that wait for their turn
 shell           runs a command for the user in the environment of a run
 shell_exec      turns into that command
 

@@ -69,6 +69,7 @@ class Relay:
         self._uploads: Dict[int, "queue.Queue[bytes]"] = {}
         self._shells: Dict[int, "shell.Shell"] = {}
         self._controls: Dict[str, socket.socket] = {}
+        self._tickets: Dict[str, int] = {}  # locked until the session ends
         self._operations: Dict[str, Callable[[Dict[str, Any], int], Dict[str, Any]]] = {
             "listen": self._listen,
             "unpack": self._unpack,
@@ -80,6 +81,8 @@ class Relay:
             "send": self._send_outputs,
             "code": self._send_code,
             "shell": self._shell,
+            "queue": self._queue,
+            "leave_queue": self._leave_queue,
             "prune": self._prune,
         }
 
@@ -231,6 +234,16 @@ class Relay:
             return self._shells[number].run(arguments, emit)
         finally:
             del self._shells[number]
+
+    def _queue(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import run_queue
+
+        return run_queue.queue(arguments, self._tickets)
+
+    def _leave_queue(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import run_queue
+
+        return run_queue.leave(arguments, self._tickets)
 
     def _prune(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import at_boot, retire

@@ -1,0 +1,41 @@
+"""What a host answers to a run that waits for its turn there. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from .fields import RunId, RunName
+from .operation import Nothing, Operation
+
+TicketNumber = Annotated[int, range(1 << 53).__contains__]
+
+
+@dataclass(frozen=True)
+class OtherRun:
+    """A run that has to go before, or to end before, this one may start."""
+
+    run_id: RunId
+    name: RunName
+    by: str
+    """Who started it: user@machine."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The answer to `queue`."""
+
+    number: TicketNumber | None
+    """Of our ticket; None: we have none."""
+    ahead: tuple[OtherRun, ...]
+    """Waiting runs with a lower number that use the same GPUs or the same name, the next one first."""
+    running: tuple[OtherRun, ...]
+    """Running runs that do."""
+
+    @property
+    def free(self) -> bool:
+        return not self.ahead and not self.running
+
+
+QUEUE = Operation("queue", Turn)
+LEAVE_QUEUE = Operation("leave_queue", Nothing)

@@ -1,0 +1,42 @@
+"""Select some hosts of an inventory: `--hosts PATTERN`. No IO."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import UsageError
+from ..output.console import number_of
+from . import any_of
+from .hostnames import pick
+from .model import Inventory
+
+
+def select(inventory: Inventory, pattern: str) -> Inventory:
+    """The inventory with only the hosts of `--hosts PATTERN`; see `hostnames.pick` for patterns.
+
+    If the head is not among them, the first of them that is not a spare becomes the head. `any N of PATTERN` leaves the
+    choice among them to `up`. Raises UsageError.
+    """
+    if (parsed := any_of.parse(pattern)) is not None:
+        return _select_any_of(inventory, pattern, *parsed)
+    names = set(pick([host.name for host in inventory.hosts], pattern))
+    hosts = tuple(host for host in inventory.hosts if host.name in names)
+    working = [host.name for host in hosts if host.in_team]
+    if not working:
+        raise UsageError(f"--hosts {pattern}: selects only spares")
+    if inventory.run.nnodes != "auto" and inventory.run.nnodes[0] > len(working):
+        selected = number_of(len(working), "host")
+        raise UsageError(f"--hosts {pattern}: selects {selected}, but run.nnodes is {inventory.run.nnodes[0]}")
+    head = inventory.head if inventory.head in working else working[0]
+    return replace(inventory, hosts=hosts, head=head, any_of=None)
+
+
+def _select_any_of(inventory: Inventory, pattern: str, count: int, hosts: str) -> Inventory:
+    selected = select(inventory, ",".join(any_of.names(hosts))) if hosts else inventory
+    try:
+        any_of.check(count, len(selected.hosts))
+    except ValueError as error:
+        raise UsageError(f"--hosts {pattern}: {error}") from error
+    if selected.run.nnodes != "auto" or selected.run.witness or any(host.spare for host in selected.hosts):
+        raise UsageError(f"--hosts {pattern}: cannot be combined with run.nnodes, run.witness or spares")
+    return replace(selected, any_of=count)

@@ -1,0 +1,181 @@
+"""The queue of `up --queue` on this host: a ticket file for each controller that waits here.
+
+A controller holds the lock of its ticket through its relay, so a ticket is void when its controller has gone, however
+that ended. Tickets are ordered by number, then by run id; no clock is used. Why no two controllers wait for each other:
+docs/adr/0032-queued-runs-agree-on-one-order.md.
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from typing import Any, Dict, Iterator, List
+
+from ..host import state
+from .wire import Refused
+
+MUTEX = "lock"
+LAST = "last.json"  # the highest number so far
+ALONE_WINDOW = 10.0  # s; others have the queue for milliseconds
+
+
+def queue(arguments: Dict[str, Any], held: Dict[str, int]) -> Dict[str, Any]:
+    """Take a ticket or keep it, and tell who is before us.
+
+    `arguments`: run_id; name; by; gpu_ids; number: null for a first proposal, else the one that all hosts agreed on;
+    join: false to look without a ticket. `held`: the locked tickets of this session, by run id.
+    """
+    folder = state.folder("queue")
+    with _alone(folder):
+        tickets = [ticket for ticket in _tickets(folder) if ticket["run_id"] != arguments["run_id"]]
+        number = _join(folder, arguments, held) if arguments["join"] else None
+    key = (number, arguments["run_id"])
+    ahead = [
+        ticket
+        for ticket in sorted(tickets, key=_key)
+        if (number is None or _key(ticket) < key) and _conflict(ticket, arguments)
+    ]
+    return {
+        "number": number,
+        "ahead": [{name: ticket[name] for name in ("run_id", "name", "by")} for ticket in ahead],
+        "running": [
+            {"run_id": spec["run_id"], "name": spec["name"], "by": spec["by"]}
+            for spec in _running()
+            if spec["run_id"] != arguments["run_id"] and _conflict(spec, arguments)
+        ],
+    }
+
+
+def leave(arguments: Dict[str, Any], held: Dict[str, int]) -> Dict[str, Any]:
+    """Give the ticket of a run back."""
+    folder = state.folder("queue")
+    with _alone(folder):
+        handle = held.pop(arguments["run_id"], None)
+        if handle is not None:
+            _remove(_path(folder, arguments["run_id"]))
+            os.close(handle)
+    return {}
+
+
+def _join(folder: str, arguments: Dict[str, Any], held: Dict[str, int]) -> int:
+    """The number of our ticket. A proposal is higher than all numbers so far; an agreed one is at least as high as the
+    proposal, so a run that is behind a proposal is also behind the number that is agreed on later.
+    """
+    path = _path(folder, arguments["run_id"])
+    last = int((state.read(os.path.join(folder, LAST)) or {}).get("number", 0))
+    number = arguments["number"]
+    if number is None:
+        number = last + 1
+    if number > last:
+        state.replace(os.path.join(folder, LAST), {"number": number})
+    ticket = {name: arguments[name] for name in ("run_id", "name", "by", "gpu_ids")}
+    ticket["number"] = number
+    if arguments["run_id"] not in held:
+        # the lock of the old file would stay with a session that is gone but not closed yet
+        _remove(path)
+        state.replace(path, ticket)
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fcntl.flock(handle, fcntl.LOCK_EX)  # a new file: nobody else has opened it
+        held[arguments["run_id"]] = handle
+    else:
+        _rewrite(held[arguments["run_id"]], ticket)
+    return int(number)
+
+
+def _rewrite(handle: int, ticket: Dict[str, Any]) -> None:
+    """In place, because the lock belongs to the file. Readers hold the mutex, so they see no half of it."""
+    import json
+
+    data = json.dumps(ticket).encode("ascii")
+    os.pwrite(handle, data, 0)
+    os.ftruncate(handle, len(data))
+
+
+def _path(folder: str, run_id: str) -> str:
+    if not state.RUN_ID.match(run_id):
+        raise state.StateError("not a run id: %r" % run_id)
+    return os.path.join(folder, "%s.json" % run_id)
+
+
+def _tickets(folder: str) -> List[Dict[str, Any]]:
+    """The tickets whose controllers are still there. Those of others are removed."""
+    tickets = []
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if name in (MUTEX, LAST):
+            continue
+        ticket = state.read(path)
+        if ticket is not None and _is_held(path) and _is_whole(ticket):
+            tickets.append(ticket)
+        elif not _is_held(path):
+            _remove(path)  # also a half-written file of a relay that was killed
+    return tickets
+
+
+def _is_whole(ticket: Dict[str, Any]) -> bool:
+    try:
+        words = all(isinstance(ticket[name], str) for name in ("name", "by"))
+        ids = isinstance(ticket["gpu_ids"], list) and isinstance(ticket["number"], int)
+        return words and ids and bool(state.RUN_ID.match(ticket["run_id"]))
+    except state.DAMAGED:
+        return False
+
+
+def _is_held(path: str) -> bool:
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _running() -> Iterator[Dict[str, Any]]:
+    """The specs of the runs that have a guard here."""
+    for run_id, folder in state.runs():
+        if state.guarded(folder):
+            with contextlib.suppress(*state.DAMAGED):
+                spec = state.read(os.path.join(folder, "spec.json")) or {}
+                if not state.is_witness(spec):
+                    yield {"run_id": run_id, "name": spec["name"], "by": spec["by"], "gpu_ids": spec["gpu_ids"]}
+
+
+def _conflict(one: Dict[str, Any], other: Dict[str, Any]) -> bool:
+    """Whether two runs cannot run here at the same time: they share a GPU or the name, or both use only CPUs."""
+    if one["name"] == other["name"]:
+        return True
+    if not one["gpu_ids"] or not other["gpu_ids"]:
+        return not one["gpu_ids"] and not other["gpu_ids"]
+    return bool(set(one["gpu_ids"]) & set(other["gpu_ids"]))
+
+
+def _key(ticket: Dict[str, Any]) -> Any:
+    return (ticket["number"], ticket["run_id"])
+
+
+@contextlib.contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    handle = os.open(os.path.join(folder, MUTEX), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + ALONE_WINDOW
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise Refused("unknown", "the queue is locked: see %s" % os.path.join(folder, MUTEX)) from None
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,128 @@
+"""`up --queue` and `any N of` in the lab: turns, hosts that overlap, controllers that die."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from lab.lab import Lab
+from lab.waiting import wait_until
+
+from .driver import assert_clean, attached, code, ok, orch, runs, script, start, wait_for_state
+
+UNTIL_FILE = """import pathlib, sys, time
+while not pathlib.Path(f"/tmp/{sys.argv[1]}").exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def inventory(lab3: Lab) -> Path:
+    script(lab3, UNTIL_FILE)
+    return lab3.inventory(run={"launcher": "direct", "grace": 1})
+
+
+def end(lab: Lab, name: str) -> None:
+    for host in lab.hosts:
+        if host.is_up:
+            host.sh(f"touch /tmp/{name}")
+
+
+def begin(lab: Lab, inventory: Path, name: str, hosts: str) -> str:
+    return start(lab, inventory, "--hosts", hosts, "--name", name, "--", "train.py", name)
+
+
+class Queued:
+    """An `up --queue -d`, and what it has printed so far."""
+
+    def __init__(self, lab: Lab, inventory: Path, name: str, hosts: str) -> None:
+        self.errors = code(lab) / f"{name}.err"
+        words = ["ddp-orch", "up", str(inventory), "-d", "--queue", "--hosts", hosts, "--name", name, "--", "train.py"]
+        with self.errors.open("w") as errors:
+            self.process = lab.popen(
+                [*words, name], cwd=code(lab), stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL
+            )
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text in self.errors.read_text(), 30, f"{text!r} in {self.errors.read_text()}")
+
+    def started(self) -> str:
+        stdout, _ = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, self.errors.read_text()
+        return str(stdout.split()[0])
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+
+@pytest.mark.timeout(300)
+def test_runs_with_overlapping_hosts_start_in_the_order_in_which_they_were_queued(lab3: Lab, inventory: Path) -> None:
+    first = begin(lab3, inventory, "first", "node-0,node-1")
+    second = Queued(lab3, inventory, "second", "node-1,node-2")
+    second.wait_for(f"waiting for run {first} (first, of ")
+    third = Queued(lab3, inventory, "third", "node-2,node-0")
+    third.wait_for("1 run is ahead: run ")
+    end(lab3, "third")  # it ends at once when it has begun
+    end(lab3, "first")
+    run = second.started()
+    assert not third.has_ended()
+    wait_for_state(lab3, inventory, run, "running")
+    third.wait_for(f"waiting for run {run} (second, of ")
+    end(lab3, "second")
+    wait_for_state(lab3, inventory, third.started(), "succeeded")
+    ids = list(runs(lab3, inventory))
+    assert len(ids) == 3
+    assert_clean(lab3)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_whose_controller_is_gone_leaves_the_queue(lab3: Lab, inventory: Path, number: signal.Signals) -> None:
+    begin(lab3, inventory, "first", "node-0")
+    second = Queued(lab3, inventory, "second", "node-[0-1]")
+    second.wait_for("queued: waiting for run ")
+    third = Queued(lab3, inventory, "third", "node-[0-1]")
+    third.wait_for("1 run is ahead")
+    second.process.send_signal(number)
+    assert second.process.wait(30) == (130 if number == signal.SIGINT else -number)
+    end(lab3, "first")
+    end(lab3, "third")
+    wait_for_state(lab3, inventory, third.started(), "succeeded")
+    assert_clean(lab3)
+
+
+@pytest.mark.timeout(200)
+def test_a_mistake_is_reported_at_once_and_not_after_the_wait(lab3: Lab, inventory: Path) -> None:
+    begin(lab3, inventory, "first", "node-0")
+    result = orch(lab3, "up", inventory, "--queue", "--hosts", "node-0", "--", "-m", "no_such_module_here")
+    assert result.returncode in (2, 3), result.stderr
+    assert "queued" not in result.stderr
+    end(lab3, "first")
+
+
+@pytest.mark.timeout(300)
+def test_hosts_that_are_free_are_chosen(lab3: Lab, inventory: Path) -> None:
+    any_of = lab3.inventory(run={"launcher": "direct", "grace": 1}, name="any.yaml")
+    text = any_of.read_text()
+    first = begin(lab3, inventory, "first", "node-0")
+    any_two = ("up", any_of, "--hosts", "any 2", "-d", "--", "train.py", "second")
+    chosen = ok(orch(lab3, *any_two)).stdout.split()[0]
+    assert [node["host"] for node in runs(lab3, any_of)[chosen]["nodes"]] == ["node-1", "node-2"]
+    refused = orch(lab3, *any_two)
+    assert refused.returncode == 5 and first in refused.stderr and "--queue" in refused.stderr, (refused.stderr, text)
+    end(lab3, "second")
+    wait_for_state(lab3, any_of, chosen, "succeeded")
+    lab3.hosts[1].crash()
+    unreachable = orch(lab3, *any_two)
+    assert unreachable.returncode == 5 and "not chosen: node-1" in unreachable.stderr, unreachable.stderr
+    end(lab3, "first")
+    hosts = "any 2 of [node-0, node-1, node-2]"
+    with attached(lab3, any_of, "--queue", "--hosts", hosts, "--", "train.py", "second") as process:
+        _, errors = process.communicate(timeout=90)
+    assert process.returncode == 0, errors
+    listed = json.loads(orch(lab3, "ps", "-i", any_of, "--all", "--json").stdout)  # node-1 does not answer
+    newest = max(listed, key=lambda run: str(run["run_id"]))
+    assert [node["host"] for node in newest["nodes"]] == ["node-0", "node-2"]
