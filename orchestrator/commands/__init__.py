@@ -11,6 +11,7 @@ hints         recognises common mistakes on the command line
 deprecated    old names of options
 
 up            `up`
+code_watch    `up --watch`
 in_job        what is different in a job of a batch system
 ps            `ps`
 logs          `logs` and `wait`

@@ -38,6 +38,7 @@ from .options import (
 @HOSTS
 @click.option("--wait", is_flag=True, help="Wait while another run uses the GPUs or the name.")
 @click.option("--queue", is_flag=True, help="Wait for your turn on the hosts: behind runs that were queued earlier.")
+@click.option("--watch", is_flag=True, help="Restart the run when its code changes.")
 @click.option("--debug", is_flag=True, help="Enable verbose NCCL and torch logging.")
 @click.option("--timing", is_flag=True, help="Print how long each phase of the launch took.")
 @click.option(
@@ -91,7 +92,12 @@ def up(**options: Any) -> None:
     """
     from . import up as up_command
 
-    sys.exit(up_command.up(up_command.UpOptions(**options)))
+    request = up_command.UpOptions(**options)
+    if request.watch:
+        from . import code_watch
+
+        sys.exit(code_watch.watch(request))
+    sys.exit(up_command.up(request))
 
 
 @click.command(cls=Command, short_help="show the output of a run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from ..errors import HeldError, UsageError
 from ..hosts.fleet import Fleet
 from ..inventory import advice, paths, run_ids, selection, writing
-from ..inventory.model import Inventory
+from ..inventory.model import Host, Inventory
 from ..inventory.sources.batch_job import BatchJob
 from ..output.console import Console, all_but
 from ..output.lines import Mask, rfc3339
@@ -47,6 +48,7 @@ class UpOptions:
     hosts: str | None
     wait: bool
     queue: bool = False
+    watch: bool = False
     debug: bool
     timing: bool = False
     requeue: bool = False
@@ -71,6 +73,7 @@ class UpOptions:
             "--skip-check": self.skip_check,
             "--wait": self.wait,
             "--queue": self.queue,
+            "--watch": self.watch,
             "--debug": self.debug,
             "--timing": self.timing,
             "--requeue": self.requeue,
@@ -83,13 +86,27 @@ class UpOptions:
         return advice.command("up", *words, *(("--", *self.script) if self.script else ()), inventory=inventory)
 
 
-def up(options: UpOptions, printer: Stage | None = None) -> int:
+class Watch:
+    """What `up --watch` looks at while a run is running. This one looks at nothing."""
+
+    def begin(self, snapshot: ship.Snapshot | None, run_name: str) -> None:
+        """The code was read for a run."""
+
+    def stop_run_on_change(
+        self, run_id: str, hosts: Sequence[Host], fleet: Fleet
+    ) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = None) -> int:
     """`printer`: takes the lines of an attached run. By default, they are printed."""
+    watch = watch or Watch()
     console = stderr_console()
     inventory = _load_inventory(options)
     job = in_job.find_job(inventory, detach=options.detach, requeue=options.requeue)
     run_id = run_ids.new_run_id()
     plan, snapshot = _plan_run(inventory, options, run_id, job)
+    watch.begin(snapshot, plan.name)
     for warning in (*advise_shell_variables(plan), *(snapshot.warnings if snapshot else ())):
         warn_once(warning)
     if options.dry_run:
@@ -129,7 +146,9 @@ def up(options: UpOptions, printer: Stage | None = None) -> int:
             if sys.stdout.isatty():
                 follow = about.command("logs", "-f")
                 console.note(f"closing this terminal does not stop the run; Ctrl-C does. To follow it again: {follow}")
-            code = _follow(resolved, inventory, fleet, context, options, about, printer, console)
+            hosts = [node.host for node in resolved.nodes]
+            with watch.stop_run_on_change(run_id, hosts, fleet):
+                code = _follow(resolved, inventory, fleet, context, options, about, printer, console)
             return in_job.requeue(job, code, console) if job and options.requeue else code
         except (BrokenPipeError, KeyboardInterrupt):
             until = "continues" if resolved.tie is None else f"ends in {resolved.tie:.0f} s, as its job does"

@@ -1,0 +1,172 @@
+"""`up --watch`: restart a run when the code that it was started with changes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ..answers.signaled import FINISH
+from ..errors import Interrupted, OrchError, UsageError
+from ..hosts.fleet import Fleet, fold_failures
+from ..inventory.model import Host
+from ..output.console import Console
+from ..plan.snapshot import FileEntry, Snapshot
+from .context import stderr_console
+from .up import UpOptions, Watch, up
+
+LOOK_INTERVAL = 0.5  # s; a change counts when nothing has changed for one more interval
+MAX_NAMES = 3  # changed files that are named
+
+_Stamp = tuple[int, int, int] | None
+"""Of a file: mtime in ns, size, inode. None: there is no such file."""
+
+
+def watch(options: UpOptions) -> int:
+    """Returns the exit code of the last run, when Ctrl-C ends it or the wait for a change."""
+    if options.detach or options.dry_run or options.requeue:
+        raise UsageError("--watch cannot be combined with --detach, --dry-run or --requeue")
+    console = stderr_console()
+    watching = CodeWatch(console)
+    code = up(options, watch=watching)
+    while True:
+        if not watching.has_changed:
+            if code == Interrupted.exit_code:  # by Ctrl-C, or by a `kill` from somewhere else
+                return code
+            console.note("waiting for a change of the code; Ctrl-C exits")
+            try:
+                watching.wait()
+            except KeyboardInterrupt:
+                return code
+        # the new run gets the outputs of the last one; the GPUs of that one may be free a moment later
+        again = replace(options, name=watching.run_name, wait=True)
+        watching.has_changed = False
+        try:
+            code = up(again, watch=watching)
+        except OrchError as error:
+            if isinstance(error, Interrupted):
+                raise
+            console.error(str(error))
+            code = error.exit_code
+            watching.look_again()
+
+
+class CodeWatch(Watch):
+    """Looks at the files of a snapshot. New files count when a file changes that the run already has."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._snapshot: Snapshot | None = None
+        self._stamps: dict[str, _Stamp] = {}
+        self.run_name = ""
+        self.has_changed = False
+
+    def begin(self, snapshot: Snapshot | None, run_name: str) -> None:
+        if snapshot is None:
+            raise UsageError("--watch needs code that ddp-orch sends: run.sync is none, or every host has a workdir")
+        self.run_name = run_name
+        self._snapshot = snapshot
+        self._stamps = _stamps(snapshot)
+
+    @contextlib.contextmanager
+    def stop_run_on_change(self, run_id: str, hosts: Sequence[Host], fleet: Fleet) -> Iterator[None]:
+        over = threading.Event()
+
+        def look() -> None:
+            if self._wait(over):
+                question = {"run_id": run_id, "by": "up --watch"}
+                results = fleet.each(hosts, lambda _, session: session.request(FINISH, question))
+                if not over.is_set():  # afterwards the requests fail because the run has ended
+                    for line in fold_failures(results.failed):
+                        self._console.warning(f"could not stop the run: {line}")
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def wait(self) -> None:
+        """Wait for a change."""
+        self._wait(threading.Event())
+
+    def look_again(self) -> None:
+        """The code could not be started as it is: wait for a change of that."""
+        if self._snapshot is not None:
+            self._snapshot = replace(self._snapshot, files=tuple(map(self._read_again, self._snapshot.files)))
+            self._stamps = _stamps(self._snapshot)
+
+    def _read_again(self, entry: FileEntry) -> FileEntry:
+        assert self._snapshot is not None
+        data = _read(self._snapshot, entry)
+        if data is None:
+            return replace(entry, sha256="missing", target=None)
+        if entry.target is not None:
+            return replace(entry, target=os.fsdecode(data))
+        return replace(entry, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+
+    def _wait(self, over: threading.Event) -> bool:
+        """Whether the code has changed before `over`."""
+        assert self._snapshot is not None
+        while not over.wait(LOOK_INTERVAL):
+            stamps = _stamps(self._snapshot)
+            if stamps == self._stamps:
+                continue
+            while not over.wait(LOOK_INTERVAL) and (newer := _stamps(self._snapshot)) != stamps:
+                stamps = newer  # an editor or git is still writing
+            if changed := _changed(self._snapshot, self._stamps, stamps):
+                names = ", ".join(changed[:MAX_NAMES]) + (", ..." if len(changed) > MAX_NAMES else "")
+                self._console.note(f"{names} changed at {time.strftime('%H:%M:%S')}; restarting")
+                self.has_changed = True
+                return True
+            self._stamps = stamps
+        return False
+
+
+def _stamps(snapshot: Snapshot) -> dict[str, _Stamp]:
+    return {entry.path: _stamp(snapshot, entry) for entry in snapshot.files}
+
+
+def _stamp(snapshot: Snapshot, entry: FileEntry) -> _Stamp:
+    try:
+        status = os.lstat(snapshot.root / entry.path)
+    except OSError:
+        return None
+    return (status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def _changed(snapshot: Snapshot, before: Mapping[str, _Stamp], after: Mapping[str, _Stamp]) -> list[str]:
+    """The files with other contents. A mere `touch`, or saving the same text again, does not count."""
+    return [
+        entry.path
+        for entry in snapshot.files
+        if before[entry.path] != after[entry.path] and _has_other_contents(snapshot, entry)
+    ]
+
+
+def _has_other_contents(snapshot: Snapshot, entry: FileEntry) -> bool:
+    data = _read(snapshot, entry)
+    if data is None:
+        return True
+    if not entry.path.endswith(".py"):
+        data = data[: entry.size]  # `up --watch | tee train.log` writes to a log that is next to the code
+    return hashlib.sha256(data).hexdigest() != _digest(entry)
+
+
+def _digest(entry: FileEntry) -> str:
+    return entry.sha256 if entry.target is None else hashlib.sha256(os.fsencode(entry.target)).hexdigest()
+
+
+def _read(snapshot: Snapshot, entry: FileEntry) -> bytes | None:
+    """The contents of that file now, or the target of the link. None: it is missing."""
+    path = snapshot.root / entry.path
+    try:
+        return path.read_bytes() if entry.target is None else os.fsencode(path.readlink())
+    except OSError:
+        return None
