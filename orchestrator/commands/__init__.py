@@ -23,6 +23,7 @@ report        `report`
 events        `events`
 describe      `describe`
 shell         `shell`
+port_forward  `port-forward`
 doctor        `doctor`
 diagnose      `diagnose`
 signals       `signal` and `snapshot`

@@ -241,6 +241,27 @@ def shell(run: str, host: str | None, command: tuple[str, ...], inventory: str |
     sys.exit(shell_command.shell(run, host, command, inventory))
 
 
+@click.command("port-forward", cls=Command, short_help="reach a port of a run's host from here")
+@click.argument("run", shell_complete=completion.run)
+@click.argument("place", metavar="[HOST:]PORT")
+@click.option(
+    "--local-port",
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    help="Port of this machine. Default: PORT; 0: a free one.",
+)
+@INVENTORY_OF_GIVEN_RUN
+def port_forward(run: str, place: str, local_port: int | None, inventory: str | None) -> None:
+    """Forward a port of this machine to PORT of HOST (default: the head) of RUN, over SSH, until Ctrl-C.
+
+    Use it for TensorBoard, a debugger or a profiler that listens on the host. Only this machine can connect to the
+    local port. Works with every `via`, and while no program listens on PORT yet.
+    """
+    from . import port_forward as port_forward_command
+
+    sys.exit(port_forward_command.port_forward(run, place, local_port, inventory))
+
+
 @click.command(cls=Command, short_help="write an HTML report of a run")
 @RUN
 @INVENTORY_OF_RUN
@@ -325,6 +346,7 @@ COMMANDS = (
     events,
     describe,
     shell,
+    port_forward,
     report,
     diagnose,
     fetch,

@@ -17,7 +17,7 @@ from ..errors import FindingsError, HeldError, OrchError, UnreachableError
 from ..inventory.model import Host
 from ..output.console import fold_messages
 from ..ssh.dialer import Dialer
-from ..ssh.pipe import ConnectFailure, OtherKey, Pipe, fill_in_members
+from ..ssh.pipe import ConnectFailure, Connection, OtherKey, Pipe, fill_in_members
 from ..ui.progress import NoProgress
 from .node_program import NodeProgram
 from .session import Refused, Session
@@ -330,6 +330,10 @@ class Fleet:
             with started.busy:
                 connection.close()
                 started.pipe = None
+
+    def connect(self, host: Host) -> Connection:
+        """A new connection of its own, which the caller closes. Raises UnreachableError."""
+        return self._dialer.connect(host)
 
     def end_commands(self) -> frozenset[str]:
         """Stop the commands of `run_on` on all hosts in parallel, and let it start no more.

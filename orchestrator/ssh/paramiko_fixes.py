@@ -100,7 +100,8 @@ class Transport(paramiko.Transport):
             return channel
         except (paramiko.SSHException, EOFError, OSError) as error:
             # The exception may belong to another channel: paramiko keeps one for all that are being opened.
-            refusal = self._refusals.pop(self._opening.channel, None)
+            # A thread that opens its first channel on a lost connection has got no number for it.
+            refusal = self._refusals.pop(getattr(self._opening, "channel", -1), None)
             if refusal is None:
                 raise
             raise ChannelRefused(refusal) from error
