@@ -103,7 +103,7 @@ def test_selecting_fewer_hosts_than_nnodes_is_refused() -> None:
         "any 2 of [gpu1, 'x']",
         "any 2 of [gpu[1,3], hopper]",
         "any 2 of gpu[1-2], hopper",
-        "\n  any: 2\n  of: [gpu1, {name: hopper, port: 23}]",
+        "{any: 2, of: [gpu1, {name: hopper, port: 23}]}",
     ],
 )
 def test_a_number_of_hosts_can_be_left_to_choose(hosts: str) -> None:
