@@ -35,6 +35,7 @@ add           `add`
 fetch         `fetch`
 prune         `prune`
 init          `init`
+host_questions  asks which hosts (`init`)
 trust         `trust`
 check         `check`
 setup         `setup`

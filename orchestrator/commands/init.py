@@ -23,11 +23,12 @@ from ..inventory.model import Inventory
 from ..inventory.sources import fill_in, reference
 from ..inventory.sources.read_source import read_source
 from ..inventory.sources.source_host import SourceHost, name_by_port
-from ..inventory.sources.ssh_hosts import configured_hosts
 from ..inventory.sources.ssh_line import is_ssh_line, parse_ssh_line
 from ..output.console import Console, fold_messages
+from ..output.terminal import one_line
 from ..runs import find_pythons
 from ..runs.find_pythons import FoundPython
+from . import host_questions
 from .context import open_fleet, stderr_console
 
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(\[[0-9,-]+\][A-Za-z0-9._-]*)*")
@@ -36,13 +37,15 @@ WORDS = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}  # YAML wo
 TEXT = """\
 # The hosts of a training run. Every other key has a default. To see all keys:
 #   ddp-orch config{path}
-
+{found}
 hosts:                  # rank 0 runs on the first host
 {hosts}
 
 defaults:               # for all hosts
   python: {python}
   # setup: [module load cuda]     # shell lines to run before python
+  # gpus: [0, 1]                  # default: all GPUs, with a rank for each
+  # interface: ens3               # default: the fastest network, which `ddp-orch check` measures
 
 # run:
 #   max_restarts: 3     # restart after a failure
@@ -68,7 +71,7 @@ def init(hosts: Sequence[str], source: str | None, output: str, probe: bool | No
         name = source if source.startswith(reference.MARK) else f"{reference.MARK}{source}"
         entries = list(map(_source_entry, read_source(name, Path(), os.environ)))
     else:
-        entries = list(_entries(hosts or _choose()))
+        entries = list(_entries(hosts)) if hosts else list(map(_source_entry, host_questions.choose_hosts()))
     text = render_entries(entries, output)
     try:
         inventory = model.parse(text, output)
@@ -109,13 +112,15 @@ def _probe(inventory: Inventory, entries: Sequence[str], path: Path, output: str
     with open_fleet(inventory, short_timeout=True) as fleet:
         results = find_pythons.find_pythons(fleet, inventory.machines)
     chosen = find_pythons.choose(results.done)
-    _write(path, render_entries(_with_pythons(entries, chosen), output, find_pythons.usual_path(chosen)))
     lines = {}
     for name, host in results.done.items():
         python = chosen.get(name)
         torch = f"{python.path} has torch {python.torch}" if python else "no Python with torch"
-        lines[name] = f"{host.gpus or 'no GPU'}; {torch}"
-    for line in fold_messages(lines):
+        lines[name] = one_line(f"{host.gpus or 'no GPU'}; {torch}")
+    has_lines = fold_messages(lines)
+    usual = find_pythons.usual_path(chosen)
+    _write(path, render_entries(_with_pythons(entries, chosen), output, usual, has_lines))
+    for line in has_lines:
         console.step(line)
     for line in fold_failures(results.failed):
         console.warning(line)
@@ -149,12 +154,13 @@ def render(hosts: Sequence[str], path: str) -> str:
     return render_entries(_entries(hosts), path)
 
 
-def render_entries(entries: Iterable[str], path: str, python: str | None = None) -> str:
-    """`python`: an interpreter that the hosts have."""
+def render_entries(entries: Iterable[str], path: str, python: str | None = None, found: Sequence[str] = ()) -> str:
+    """`python`: an interpreter that the hosts have. `found`: lines about the hosts, for a comment."""
     argument = "" if path == model.DEFAULT else f" {shlex.quote(path)}"
     comment = "       # an interpreter with torch, such as /opt/venv/bin/python"
     python = f"python3{comment}" if python is None else json.dumps(python)
-    return TEXT.format(path=argument, hosts="\n".join(entries), python=python)
+    comments = "".join(f"# {line}\n" for line in ("What the hosts had when this was written:", *found)) if found else ""
+    return TEXT.format(path=argument, found=comments, hosts="\n".join(entries), python=python)
 
 
 def _source_entry(host: SourceHost) -> str:
@@ -184,37 +190,3 @@ def _entry(host: str) -> str:
 
 def _scalar(name: str) -> str:
     return name if PLAIN.fullmatch(name) and name.lower() not in WORDS else json.dumps(name)
-
-
-def _choose() -> list[str]:
-    """Let the user choose from the hosts in ssh_config."""
-    if not sys.stdin.isatty():
-        raise UsageError("which hosts? Give them: ddp-orch init gpu1 gpu2, or gpu[01-16]")
-    config = Path(os.environ.get("DDP_ORCH_SSH_CONFIG") or "~/.ssh/config").expanduser()
-    configured = configured_hosts(config)
-    if not configured:
-        raise UsageError(f"{config} lists no hosts; give them: ddp-orch init gpu1 gpu2")
-    for number, name in enumerate(configured, 1):
-        click.echo(f"{number:4}  {name}", err=True)
-    while True:
-        answer = click.prompt("Which? Numbers or names, such as 1,3-5; or all", default="all", err=True)
-        try:
-            return parse_choice(answer, configured)
-        except ValueError as error:
-            click.echo(f"{error}; try again, or press Ctrl-C", err=True)
-
-
-def parse_choice(answer: str, known: Sequence[str]) -> list[str]:
-    """The names for an answer: `all`, or numbers from 1, ranges of numbers, and names. Raises ValueError."""
-    if answer.strip() == "all":
-        return list(known)
-    names: list[str] = []
-    for word in re.split(r"[,\s]+", answer.strip()):
-        span = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", word)
-        if word in known:
-            names.append(word)
-        elif span and 1 <= int(span[1]) <= int(span[2] or span[1]) <= len(known):
-            names += known[int(span[1]) - 1 : int(span[2] or span[1])]
-        else:
-            raise ValueError(f"{word!r} is neither a number from 1 to {len(known)} nor a name in the list")
-    return list(dict.fromkeys(names))

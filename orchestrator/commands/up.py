@@ -11,11 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+import click
+
 from ..errors import HeldError, UsageError
 from ..hosts.fleet import Fleet
-from ..inventory import advice, paths, run_ids, selection, writing
+from ..inventory import advice, model, paths, run_ids, selection, writing
 from ..inventory.model import Host, Inventory
 from ..inventory.sources.batch_job import BatchJob
+from ..inventory.sources.schedulers import current_scheduler
 from ..output.console import Console, all_but
 from ..output.lines import Mask, rfc3339
 from ..output.pipeline import Pipeline, Stage
@@ -102,6 +105,8 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
     """`printer`: takes the lines of an attached run. By default, they are printed."""
     watch = watch or Watch()
     console = stderr_console()
+    if options.inventory is None and (code := _offer_inventory()):
+        return code
     inventory = _load_inventory(options)
     job = in_job.find_job(inventory, detach=options.detach, requeue=options.requeue)
     run_id = run_ids.new_run_id()
@@ -189,6 +194,18 @@ def _follow(
         resume=options.command(inventory.path, name=resolved.name),
         show_outputs=options.show_outputs,
     )
+
+
+def _offer_inventory() -> int:
+    """Where there is no inventory, offer to write one. Returns an exit code if that fails."""
+    on_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    if not on_terminal or model.default_path(os.environ) is not None or current_scheduler(os.environ):
+        return 0
+    if not click.confirm("There is no inventory in this folder. Write one now?", default=True, err=True):
+        return 0  # loading it fails with the advice
+    from .init import init
+
+    return init((), None, model.DEFAULT)
 
 
 def _load_inventory(options: UpOptions) -> Inventory:

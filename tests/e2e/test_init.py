@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import pytest
 from lab.lab import Lab
 
 from orchestrator.inventory import model
 
 from .driver import code, ok, orch, script
+from .test_shell import person
 
 
 def environment(lab: Lab, number: int, folder: str, torch: str | None) -> str:
@@ -65,3 +68,28 @@ def test_an_unreachable_host_is_written_too_and_gives_its_exit_code(lab2: Lab, t
     pythons, said = write(lab2, "node-0", "10.77.0.99", code_=4)
     assert pythons == {"node-0": python, "10.77.0.99": python}
     assert "10.77.0.99" in said
+
+
+@pytest.mark.timeout(200)
+def test_a_new_user_gets_from_up_to_a_run_by_answering_questions(lab2: Lab) -> None:
+    python = environment(lab2, 0, "/home/ann/train", "2.9.0")
+    environment(lab2, 1, "/home/ann/train", "2.9.0")
+    (code(lab2) / "inventory.yaml").unlink(missing_ok=True)
+    script(lab2, "import sys\nprint('runs on', sys.executable)\n")
+    words = ("up", "--skip-check", "--set", "run.launcher=direct", "--", "train.py")
+    with person(lab2, *words) as user:
+        user.sees(r"Write one now\? \[Y/n\]: ")
+        user.type("\r")
+        user.sees(r"Which hosts\?")
+        user.type("node-0,\r")  # a slip
+        user.sees(r"try again")
+        user.type("ann@node-[0-1]\r")
+        user.sees(r"More hosts\?.*: ")
+        user.type("\r")
+        user.sees(r"Connect to the hosts now.*: ")
+        user.type("\r")
+        user.sees(r"runs on " + python, 120)
+        assert user.process.wait(60) == 0, user.seen
+    text = (code(lab2) / "inventory.yaml").read_text()
+    (comment,) = re.findall("# node-.*", text)
+    assert python in comment and "2.9.0" in comment

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands import init
+from orchestrator.commands import host_questions, init
 from orchestrator.errors import UsageError
 from orchestrator.inventory import model
 from orchestrator.inventory.sources import ssh_hosts
@@ -72,8 +72,29 @@ def test_hosts_are_found_in_ssh_config_and_what_it_includes(tmp_path: Path) -> N
 
 def test_hosts_are_picked_by_number_range_and_name() -> None:
     known = ["gpu1", "gpu2", "gpu3", "hopper"]
-    assert init.parse_choice("all", known) == known
-    assert init.parse_choice("2-3, hopper 2", known) == ["gpu2", "gpu3", "hopper"]
+    assert host_questions.parse_choice("all", known) == known
+    assert host_questions.parse_choice("2-3, hopper 2", known) == ["gpu2", "gpu3", "hopper"]
     for wrong in ("0", "5", "3-1", "gpu9", ""):
         with pytest.raises(ValueError, match="neither"):
-            init.parse_choice(wrong, known)
+            host_questions.parse_choice(wrong, known)
+
+
+def test_an_answer_may_name_hosts_that_ssh_config_does_not_have(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("gpu8 slots=4\nann@gpu9:2222\n")
+    answers = {
+        "2": ["gpu2"],
+        "ann@gpu7, box.lab": ["gpu7", "box.lab"],
+        "gpu[10,12]": ["gpu10", "gpu12"],
+        "ssh root@1.2.3.4 -p 40022": ["1.2.3.4"],
+        str(hostfile): ["gpu8", "gpu9"],
+    }
+    for answer, names in answers.items():
+        hosts = host_questions.parse_answer(answer, ["gpu1", "gpu2"])
+        assert [host.name for host in hosts] == names
+    assert host_questions.parse_answer("lovelace hopper", [])[1].name == "hopper"
+    for wrong in ("gpu3", "3", "0", "ann@", "-x.y"):
+        with pytest.raises(ValueError, match=re.escape(repr(wrong))):
+            host_questions.parse_answer(wrong, ["gpu1", "gpu2"])
+    with pytest.raises(ValueError, match="range"):
+        host_questions.parse_answer("gpu[3-", [])
