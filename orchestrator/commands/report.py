@@ -18,7 +18,7 @@ from ..hosts import claims
 from ..hosts.fleet import Fleet
 from ..hosts.session import Refused
 from ..inventory.model import Host
-from ..node.serve.figures import NAMES
+from ..node.serve.figures import SIGNS
 from ..node.serve.figures import figures as figures_in
 from ..output.lines import Line, Mask, presentable, rfc3339
 from ..output.pipeline import Sink
@@ -30,7 +30,7 @@ from .context import find_run, load_inventory_of_run, make_mask, open_fleet, std
 WAYS: tuple[Way, ...] = ("received", "sent")
 LAST_LINES = 40  # of the rank that failed first
 PRIVATE = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
-FIGURES = "|".join(re.escape(name) for names in NAMES.values() for name in names)
+FIGURES = "|".join(map(re.escape, SIGNS))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ intake          pieces of streams -> whole lines of all hosts, in order
 lines           a line; LineAssembler, Merger, and Painter, which puts the tag (host, rank) before it
 pipeline        stages and their one clock
 harmless        hides warnings that mean nothing in a run that works
+bars            keeps back states of progress bars
 torchrun_noise  shortens torchrun's stack traces
 folding         folds equal lines of many ranks
 mask            hides secrets

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from typing import TextIO
 
-from .terminal import RESET, one_line, tame
+from .terminal import RESET, cut, one_line, tame
 
 _BOLD_RED, _YELLOW, _DIM = "\x1b[1;31m", "\x1b[33m", "\x1b[2m"
 
@@ -42,7 +42,7 @@ class Console:
         if self._stream.isatty() and os.environ.get("TERM") != "dumb":
             width = shutil.get_terminal_size().columns - 1
             if message or self._has_status:
-                text = one_line(message)[:width]
+                text = cut(one_line(message), width)
                 self._write(f"\r\x1b[K{_DIM}{text}{RESET}\r" if self._colour and text else f"\r\x1b[K{text}\r")
             self._has_status = bool(message)
 

@@ -43,6 +43,7 @@ class Line(NamedTuple):
     text: str  # as written: not masked, not tamed
     partial: bool = False  # continues in the next line of this stream
     tag: str = ""  # of a folded line: the ranks that printed it, such as [0-63]
+    redrawn: str = ""  # of a line that is drawn again and again, as progress bars are: a `state`, or the `last` one
 
 
 class LineAssembler:
@@ -78,7 +79,7 @@ class LineAssembler:
         if long or self._rewriting or self._continues or "\r" in text:
             return [line for ended in texts for line in self._finish(ended)] + self._shorten_rest()
         new, (host, rank, stream, attempt) = tuple.__new__, self._origin  # twice as fast as Line(...)
-        return [new(Line, (at, host, rank, stream, attempt, ended, False, "")) for ended in texts]
+        return [new(Line, (at, host, rank, stream, attempt, ended, False, "", "")) for ended in texts]
 
     def idle(self) -> list[Line]:
         """For a silent stream: its unfinished line, such as a prompt or the newest state of a progress bar."""
@@ -100,12 +101,14 @@ class LineAssembler:
     def _finish(self, text: str) -> list[Line]:
         """Finish a line at its newline. `text` starts at the start of the line, or at its last state given out."""
         continued = self._continues or self._rewriting or "\r" in text
+        redrawn = "last" if self._rewriting else ""
         if self._rewriting or "\r" in text:
             text = _newest(text.split("\r")) or self._hidden
             if text == self._shown:
                 text = ""
         self._continues, self._rewriting, self._hidden, self._shown = False, False, "", ""
-        return self._give(text) if text or not continued else []
+        lines = self._give(text) if text or not continued else []
+        return [line._replace(redrawn=redrawn) for line in lines] if redrawn else lines
 
     def _shorten_rest(self) -> list[Line]:
         """Give out parts of the unfinished line that need not be kept: old states, and parts of a long line."""
@@ -128,7 +131,7 @@ class LineAssembler:
         if not state or state == self._shown:
             return []
         self._shown, self._shown_at = state, self._fed_at
-        return self._give(state)
+        return [line._replace(redrawn="state") for line in self._give(state)]
 
     def _give(self, text: str, partial: bool = False) -> list[Line]:
         *parts, last = self._parts(text)

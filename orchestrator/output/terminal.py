@@ -7,6 +7,7 @@ Neither `print` nor rich prevents that, so everything that comes from a host goe
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import lru_cache
 
 RESET = "\x1b[0m"
@@ -48,6 +49,19 @@ def tame(text: str, colour: bool) -> str:
 def one_line(text: str) -> str:
     """`text` tamed, without colour, on one line: text of a host cannot look like a message of ddp-orch."""
     return tame(text, colour=False).replace("\n", " ").replace("\t", " ")
+
+
+def cut(text: str, columns: int) -> str:
+    """The start of `text` that fits into so many columns of a terminal. East Asian characters and emoji take two."""
+    if text.isascii():
+        return text[:columns]
+    used = 0
+    for place, character in enumerate(text):
+        if not unicodedata.combining(character):
+            used += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if used > columns:
+            return text[:place]
+    return text
 
 
 def _coloured(line: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ..inventory.advice import AboutRun
 from ..output import lines
+from ..output.bars import BarFilter
 from ..output.console import Console, number_of, wants_colour
 from ..output.folding import FirstLinesFolder, Folder
 from ..output.harmless import HarmlessFilter
@@ -15,6 +16,9 @@ from ..output.lines import Line, Mask, Painter
 from ..output.pipeline import Pipeline, Stage
 from ..output.torchrun_noise import Quieter
 from .status_line import RunStatus, StatusLine
+
+
+BAR_INTERVAL = 10.0  # s between two states of a progress bar, without a status line
 
 
 def make_printer(
@@ -32,16 +36,18 @@ def make_printer(
 ) -> Stage:
     """A stage that prints lines on stdout: with tags for people, or one JSON object per line.
 
-    `quiet`: shorten torchrun's own tracebacks to their last line, and name `full_output_command`, which shows them
-    whole. `fold_ranks`: the number of ranks; equal lines of several ranks are printed once. `fold_start`: the same, on
+    `quiet`: show few states of progress bars, shorten torchrun's own tracebacks to their last line, and name
+    `full_output_command`, which shows them whole. `fold_ranks`: the number of ranks; equal lines of several ranks are printed once. `fold_start`: the same, on
     a terminal, only for the first lines of each rank. `describe_hidden`: hide harmless warnings of torch, and call this
-    with their number at the end. `status_line`: draw it below the lines.
+    with their number at the end. `status_line`: draw it below the lines; it shows progress bars, so only their last states
+    are printed.
     """
     if as_json:
         return _Print(lambda line: lines.to_json(line, mask))
     painter = Painter(hosts, wants_colour(sys.stdout, os.environ), timestamps, mask)
     stages: list[Stage] = [HarmlessFilter(describe_hidden)] if describe_hidden else []
-    stages += [Quieter(full_output_command)] if quiet else []
+    if quiet:
+        stages += [BarFilter() if status_line else BarFilter(BAR_INTERVAL), Quieter(full_output_command)]
     if fold_ranks is not None:
         stages.append(Folder(fold_ranks))
     elif fold_start is not None and fold_start > 1 and sys.stdout.isatty():

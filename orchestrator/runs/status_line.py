@@ -32,7 +32,10 @@ class RunStatus:
         self._state = "starting"
         self._heard: set[int] = set()  # ranks that have printed a line in this attempt
         self._heard_at = began
-        self._newest: dict[str, float] = {}  # step, loss and rate, of the newest line that has them
+        self._newest: dict[str, float] = {}  # step, total, loss and rate, of the newest line that has them
+        self._first_step: tuple[float, float] | None = None  # the first step of this attempt, and when it was printed
+        self._step_at = began
+        self._bar = ""  # the newest progress bar, if it has no figures
         self._step_times: dict[int, float] = {}
 
     def see(self, lines: Sequence[Line], now: float) -> None:
@@ -47,10 +50,10 @@ class RunStatus:
                 if self._state == "starting":
                     self._state = "running"
                 if len(lines) - number < READ:
-                    self._read(line.rank, line.text)
+                    self._read(line, now)
 
     def text(self, now: float) -> str:
-        """Such as `running 3:12  attempt 2  step 130  loss 0.0042  20506/s  slowest: rank 3 (1.2 x the median)`."""
+        """Such as `running 3:12  step 130/1000  ETA 21:20  loss 0.0042  20506/s  slowest: rank 3 (1.2 x the median)`."""
         if self._state == "ended":
             return ""
         parts = [f"{self._state} {elapsed(now - self._began)}"]
@@ -58,13 +61,21 @@ class RunStatus:
             parts.append(f"attempt {self._attempt}")
         if self._state == "starting" and self._attempt:
             parts.append(f"first lines of {len(self._heard)} of {self._ranks} ranks")
-        for name, shape in (("step", "step {:.0f}"), ("loss", "loss {:.4g}"), ("rate", "{:.4g}/s")):
-            if name in self._newest:
-                parts.append(shape.format(self._newest[name]))
+        if "step" in self._newest:
+            total = f"/{self._newest['total']:.0f}" if "total" in self._newest else ""
+            parts.append(f"step {self._newest['step']:.0f}{total}")
+        if (left := self._time_left()) is not None:
+            parts.append(f"ETA {elapsed(max(0.0, left - (now - self._step_at)))}")
+        if "loss" in self._newest:
+            parts.append(f"loss {self._newest['loss']:.4g}")
+        if "rate" in self._newest:
+            parts.append(f"{short(self._newest['rate'])}/s")
         if slowest := self._slowest():
             parts.append(slowest)
         if self._state == "running" and now - self._heard_at >= SILENT:
             parts.append(f"no output for {elapsed(now - self._heard_at)}")
+        if self._bar:
+            parts.append(self._bar)
         return "  ".join(parts)
 
     def _see_agent(self, text: str) -> None:
@@ -84,13 +95,30 @@ class RunStatus:
         self._state = "starting"
         self._heard = set()
         self._newest = {}
+        self._first_step = None
+        self._bar = ""
         self._step_times = {}
 
-    def _read(self, rank: int, text: str) -> None:
-        values = figures(text)
-        if "step_time" in values:
-            self._step_times[rank] = values["step_time"]
+    def _read(self, line: Line, now: float) -> None:
+        values = figures(line.text)
+        self._bar = f"{line.rank}: {line.text.strip()}" if line.redrawn == "state" and not values else ""
+        if "step_time" in values and line.rank is not None:
+            self._step_times[line.rank] = values["step_time"]
+        if "step" in values:
+            if self._first_step is None or values["step"] < self._newest.get("step", 0.0):  # an epoch may count anew
+                self._first_step = values["step"], now
+            self._step_at = now
         self._newest |= {name: value for name, value in values.items() if math.isfinite(value) or name == "loss"}
+
+    def _time_left(self) -> float | None:
+        """Seconds at the newest step until the last one, at the pace of this attempt; None: unknown."""
+        if self._first_step is None or "total" not in self._newest:
+            return None
+        first, at = self._first_step
+        steps = self._newest["step"] - first
+        if steps <= 0 or self._step_at <= at:
+            return None
+        return (self._newest["total"] - self._newest["step"]) * (self._step_at - at) / steps
 
     def _slowest(self) -> str:
         """The rank that takes longest for a step, if several ranks print their times."""
@@ -130,6 +158,13 @@ class StatusLine(Stage):
     def clear(self) -> None:
         self._show("")
         self._drawn_at = -math.inf
+
+
+def short(value: float) -> str:
+    """`20506`, `768k`, `1.23M`."""
+    if abs(value) >= 1e5:
+        return f"{value / 1e6:.3g}M" if abs(value) >= 999_500 else f"{value / 1e3:.3g}k"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def elapsed(seconds: float) -> str:

@@ -186,7 +186,17 @@ def test_a_host_that_knows_no_such_run_and_one_not_asked_yet_are_shown() -> None
         ("test_loss:0.5 best.loss:0.4 my/step:3 step:1.2.3", {}),
         ("lossy step by step", {}),
         ("step 1 loss 2.31", {"step": 1, "loss": 2.31}),
-        ("Epoch 2 | Step 20/400: train_loss 1.5e-1, tokens/s 99.", {"step": 20, "loss": 0.15, "rate": 99}),
+        ("Epoch 2 | Step 20/400: train_loss 1.5e-1, tokens/s 99.", {"step": 20, "total": 400, "loss": 0.15, "rate": 99}),
+        (" 35%|###5   | 35/100 [00:12<00:20,  4.00it/s, loss=2.5]", {"step": 35, "total": 100, "loss": 2.5, "step_time": 0.25}),
+        ("train:  3%|  | 3/100 [01:12<00:20,  2.50s/it]", {"step": 3, "total": 100, "step_time": 2.5}),
+        ("model.bin:  35%|###5   | 35M/100M [00:12<00:20, 4.00MB/s]", {}),
+        ("0it [00:00, ?it/s]   0/10 [00:00<?, ?it/s]", {}),
+        ("iter 20: loss 3.25, time 135.20ms, mfu 3.20%", {"step": 20, "loss": 3.25, "step_time": 0.1352}),
+        (
+            " iteration       13/  500000 | consumed samples: 3328 | elapsed time per iteration (ms): 812.5 | lm loss: 1.5E+01 |",
+            {"step": 13, "total": 500000, "loss": 15, "step_time": 0.8125},
+        ),
+        ("step 9 max_steps:0", {"step": 9}),
         ("make it 3 times, step 2nd, loss information, loss -, step", {}),
     ],
 )

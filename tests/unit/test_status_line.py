@@ -6,9 +6,10 @@ import io
 
 import pytest
 
+from orchestrator.output.bars import BarFilter
 from orchestrator.output.console import Console
 from orchestrator.output.lines import Line
-from orchestrator.output.pipeline import Sink
+from orchestrator.output.pipeline import Pipeline, Sink
 from orchestrator.runs.status_line import REDRAW, SILENT, RunStatus, StatusLine, elapsed
 
 
@@ -39,6 +40,33 @@ def test_it_shows_the_newest_figures_of_any_rank(status: RunStatus) -> None:
     status.see([line("step:120 loss:3.25 samples/s:2000"), line("epoch 3", 1)], 110.0)
     status.see([line("step:130 loss:3.125")], 111.0)
     assert words(status, 292.0 - SILENT)[:4] == ["running 2:42", "step 130", "loss 3.125", "2000/s"]
+
+
+def test_it_tells_how_much_is_left_at_the_pace_of_this_attempt(status: RunStatus) -> None:
+    status.see([line("step 100/500 loss 3")], 110.0)
+    assert "ETA" not in status.text(110.0)
+    status.see([line("step 200/500 loss 2")], 210.0)
+    assert words(status, 220.0)[1:3] == ["step 200/500", "ETA 4:50"]
+    status.see([agent("attempt 2 on gpu-1, rendezvous at 10.0.0.1:29400", 2)], 230.0)
+    assert "ETA" not in status.text(230.0)
+
+
+def test_a_bar_without_figures_is_in_the_status_line_and_not_printed(status: RunStatus) -> None:
+    shown: list[Line] = []
+    stage = StatusLine(status, lambda _: None)
+    stage.printer = Pipeline([BarFilter(), Sink(shown.extend)])
+    stage.push([line("model.bin 35M/100M")._replace(redrawn="state")], 110.0)
+    assert not shown and "0: model.bin 35M/100M" in status.text(110.0)
+    stage.push([line("model.bin 100M/100M")._replace(redrawn="last")], 111.0)
+    assert [each.text for each in shown] == ["model.bin 100M/100M"] and "model.bin" not in status.text(111.0)
+
+
+def test_a_status_line_of_wide_characters_stays_on_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "10")
+    terminal = Terminal()
+    Console(terminal, colour=False).status("a" + "\u8fdb" * 10)
+    assert terminal.getvalue().strip("\r\x1b[K") == "a" + "\u8fdb" * 4
 
 
 def test_a_loss_that_is_not_a_number_is_shown(status: RunStatus) -> None:
