@@ -16,9 +16,11 @@ in_job        what is different in a job of a batch system
 ps            `ps`
 logs          `logs` and `wait`
 top           `top`
-board         the table of `top`
-board_rows    its rows and figures
-curves        its curves
+top_live      its board on a terminal, and the keys
+board         the screen of `top`
+board_table   the tables on it
+board_rows    their rows and figures
+curves        its curves and bars
 report        `report`
 events        `events`
 describe      `describe`

@@ -1,169 +1,195 @@
-"""Draw the board of `top`: a row per host, as many columns and rows as fit the screen. Pure."""
+"""Draw the board of `top`: as many rows of hosts, ranks and newest lines as fit the screen. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..answers.recorded import RankSample
-from ..answers.runs import FirstFailure
+from ..answers.runs import FirstFailure, Part
 from ..hosts import claims
-from ..output.console import fold, number_of
+from ..output.console import fold, fold_messages, number_of
 from ..output.folding import ranges
 from ..output.lines import Mask, presentable
-from ..output.terminal import one_line
-from .board_rows import (
-    QUIET,
-    BoardRow,
-    duration,
-    extremes,
-    figures_of,
-    fullest,
-    losses_of,
-    number,
-    or_dash,
-    size_of,
-    span,
+from ..output.terminal import cut, one_line
+from .board_rows import BoardRow, amount, clock, extremes, figures_of, losses_of, number
+from .board_table import (
+    GPU_COLUMNS,
+    HOST_COLUMNS,
+    RANK_COLUMNS,
+    SLOW,
+    STYLES,
+    Scale,
+    gpu_entries,
+    host_entry,
+    lines_of,
+    rank_entry,
+    scale_of,
 )
+from .curves import History, bar
 
 HEALTHY = ("running", "succeeded")
 BROKEN = ("failed", "lost", "no answer", "no such run")
-STYLES = {
-    "no answer": "bold red",
-    "failed": "bold red",
-    "lost": "bold red",
-    "killed": "red",
-    "suspect": "yellow",
-    "waiting": "yellow",
-    "stopping": "yellow",
-    "restarting": "yellow",
-}
-LAST_LINE_MIN = 16  # characters; with less room, the board has no column of last lines
-
-SLOW = 1.05  # times the median step time; the slowest rank is named if it takes longer
+SORTS = ("auto", "host", "step", "step time", "GPU", "quiet")
+"""`auto`: in the order of the inventory; if not all fit, hosts in trouble and slow ones first."""
+PANE_MIN = 3  # lines that must be free below the table before the newest lines are shown there
 
 
 @dataclass(frozen=True)
-class _Column:
-    title: str
+class Look:
+    """What the user has chosen to see."""
+
+    by_rank: bool = False
+    host: str | None = None
+    """Only this host, with its GPUs and ranks."""
+    sort: str = "auto"
+    marked: str | None = None
+    """The host or rank under the cursor."""
+    pane: bool | None = None
+    """Show the newest lines below the table. None: if rows leave room; True: on a third of the screen at least."""
+
+
+@dataclass(frozen=True)
+class Screen:
     width: int
-    priority: int
-    """If the screen is too narrow, columns with the highest number are left out first."""
+    height: int
+    keys: str
+    """The last line."""
+    mask: Mask
+    history: History | None = None
+    """None: the terminal cannot show blocks, so there are no curves and bars."""
+    look: Look = Look()
+
+    def show(self, text: str) -> str:
+        """Text of a host, safe and in one line."""
+        return one_line(presentable(text, False, self.mask))
 
 
-COLUMNS = (
-    _Column("HOST", 0, 0),
-    _Column("RANKS", 7, 1),
-    _Column("STATE", 11, 0),
-    _Column("QUIET", 6, 0),
-    _Column("STEP", 7, 1),
-    _Column("LOSS", 8, 2),
-    _Column("RATE/S", 7, 4),
-    _Column("STEP s", 7, 5),
-    _Column("GPU %", 7, 1),
-    _Column("GPU MEM", 9, 2),
-    _Column("W", 5, 6),
-    _Column("°C", 3, 6),
-    _Column("CPU", 9, 3),
-    _Column("MEM", 5, 5),
-    _Column("NET RX/TX", 13, 3),
-    _Column("NIC %", 5, 5),
-)
+def render(run_id: str, rows: Sequence[BoardRow], screen: Screen) -> Text:
+    """Draw the whole screen. If not all rows fit, one line names the rest."""
+    scale = scale_of(rows)  # of all hosts, also if only one is shown
+    if screen.look.host is not None:
+        rows = [row for row in rows if row.host == screen.look.host]
+    lines = _head(run_id, rows, screen)
+    first = _first_failure(rows)
+    below = [Text(screen.show(f"first failure: {first.host}: {first}"), style="bold red")] if first else []
+    if troubles := fold_messages({row.host: row.trouble for row in rows if row.trouble}):
+        more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
+        below.insert(0, Text(screen.show(troubles[0] + more), style="red"))
+    keys = [Text(screen.keys, style="dim")] if screen.keys else []
+    if screen.look.host is not None and rows:
+        gpus = gpu_entries(rows[0], scale, screen.history)[: max(0, (screen.height - len(lines)) // 2 - 2)]
+        lines += [*lines_of(GPU_COLUMNS, gpus, screen.width, screen.show, None), Text("")] if gpus else []
+    by_rank = screen.look.by_rank or screen.look.host is not None
+    reserved = max(PANE_MIN, screen.height // 3) if screen.look.pane else 0
+    room = max(2, screen.height - len(lines) - 1 - len(below) - len(keys) - reserved)
+    lines += _table(rows, scale, by_rank, room, screen)
+    free = screen.height - len(lines) - len(below) - len(keys)
+    if keys and free > 0:
+        lines += _pane(rows, free, screen)
+    elif not keys and not first:
+        lines += _newest_line(rows, screen)
+    lines += [*below, *keys]
+    for line in lines:
+        line.truncate(screen.width, overflow="ellipsis")
+    return Text("\n").join(lines)
 
 
-RANK_COLUMNS = (
-    _Column("RANK", 5, 0),
-    _Column("HOST", 0, 0),
-    _Column("STATE", 11, 1),
-    _Column("QUIET", 6, 0),
-    _Column("STEP", 7, 1),
-    _Column("LOSS", 8, 2),
-    _Column("RATE/S", 7, 4),
-    _Column("STEP s", 7, 3),
-)
+def order(rows: Sequence[BoardRow], look: Look, room: int) -> list[str]:
+    """The keys of all rows of the table in the order in which it shows them."""
+    by_rank = look.by_rank or look.host is not None
+    if look.host is not None:
+        rows = [row for row in rows if row.host == look.host]
+    return [key for key, _ in (_ordered_ranks(rows, look, room) if by_rank else _ordered_hosts(rows, look, room))]
 
 
-def render(
-    run_id: str, rows: Sequence[BoardRow], width: int, height: int, mask: Mask, keys: str, curves: str = ""
-) -> RenderableType:
-    """Draw the whole screen. If not all hosts fit, failed and silent ones come first, and one line names the rest.
-
-    `curves`: a line above the table.
-    """
-    head = _head(run_id, rows, curves)
-    room = max(2, height - len(head) - 2 - bool(keys))
-    first_failure = _first_failure(rows)
-    culprit = first_failure.host if first_failure else None
-    ordered = sorted(rows, key=lambda row: _sort_key(row, culprit)) if len(rows) > room else list(rows)
-    shown, rest = (ordered, []) if len(rows) <= room else (ordered[: room - 1], ordered[room - 1 :])
-    body: list[RenderableType] = [_table(COLUMNS, [(_cells(row), _last_line(row)) for row in shown], width, mask)]
-    if rest:
-        states = sorted({row.state for row in rest})
-        body.append(Text(f"{len(rest)} more: {fold(row.host for row in rest)} ({', '.join(states)})", style="dim"))
-    return _screen([*head, *body, _footer(rows, mask)], width, keys)
-
-
-def render_ranks(
-    run_id: str, rows: Sequence[BoardRow], width: int, height: int, mask: Mask, keys: str, curves: str = ""
-) -> RenderableType:
-    """Draw the whole screen with a row per rank. If not all ranks fit, the slowest ones come first."""
-    head = _head(run_id, rows, curves)
-    room = max(2, height - len(head) - 2 - bool(keys))
-    ranks = sorted(((row, rank) for row in rows for rank in row.ranks), key=lambda pair: pair[1].rank)
-    rest: list[int] = []
-    if len(ranks) > room:
-        ranks.sort(key=lambda pair: _rank_sort_key(*pair))
-        rest = sorted(rank.rank for _, rank in ranks[room - 1 :])
-        ranks = ranks[: room - 1]
-    entries = [(_rank_cells(row, rank), row.trouble or rank.last) for row, rank in ranks]
-    body: list[RenderableType] = [_table(RANK_COLUMNS, entries, width, mask)]
-    if rest:
-        body.append(Text(f"{len(rest)} more: {ranges(rest)}", style="dim"))
-    return _screen([*head, *body, _footer(rows, mask)], width, keys)
-
-
-def _head(run_id: str, rows: Sequence[BoardRow], curves: str) -> list[RenderableType]:
-    lines: list[RenderableType] = [_title(run_id, rows), _training([row for row in rows if row.part])]
+def _head(run_id: str, rows: Sequence[BoardRow], screen: Screen) -> list[Text]:
+    training = _training([row for row in rows if row.part], screen.width, screen.history is not None)
+    lines = [_title(run_id, rows, screen.width), training]
+    curves = screen.history.curves(screen.width) if screen.history else ""
     return [*lines, Text(curves, style="cyan")] if curves else lines
 
 
-def _screen(lines: Sequence[RenderableType], width: int, keys: str) -> RenderableType:
-    whole = [*lines, Text(keys, style="dim")] if keys else list(lines)
-    for line in whole:
-        if isinstance(line, Text):
-            line.truncate(width, overflow="ellipsis")
-    return Group(*whole)
+def _table(rows: Sequence[BoardRow], scale: Scale, by_rank: bool, room: int, screen: Screen) -> list[Text]:
+    look = screen.look
+    hosts, ranks = {}, {}
+    if by_rank:
+        ranks = dict(_ordered_ranks(rows, look, room))
+    else:
+        hosts = dict(_ordered_hosts(rows, look, room))
+    keys = [*hosts, *ranks]
+    start, count = _window(keys, look.marked, room)
+    shown = keys[start : start + count]
+    if by_rank:
+        entries = [rank_entry(*ranks[key], scale, screen.history) for key in shown]
+    else:
+        entries = [host_entry(hosts[key], scale, screen.history) for key in shown]
+    columns = RANK_COLUMNS if by_rank else HOST_COLUMNS
+    lines = lines_of(columns, entries, screen.width, screen.show, look.marked)
+    if hidden := [*keys[:start], *keys[start + count :]]:
+        names = ranges(sorted(map(int, hidden))) if by_rank else f"{fold(hidden)} ({_states(rows, hidden)})"
+        lines.append(Text(f"{len(hidden)} more: {names}", style="dim"))
+    return lines
 
 
-def _rank_sort_key(row: BoardRow, rank: RankSample) -> tuple[bool, float, float, int]:
-    """Ranks of hosts in trouble first, then the lowest step, then the longest step time."""
-    figures = rank.figures
-    return row.state not in BROKEN, figures.get("step", float("inf")), -figures.get("step_time", 0.0), rank.rank
+def _states(rows: Sequence[BoardRow], hosts: Sequence[str]) -> str:
+    some = set(hosts)
+    return ", ".join(sorted({row.state for row in rows if row.host in some}))
 
 
-def _rank_cells(row: BoardRow, rank: RankSample) -> dict[str, str]:
-    silent = row.now.clock - rank.at if row.now and rank.at and row.state == "running" else 0.0
-    return {
-        "RANK": str(rank.rank),
-        "HOST": row.host,
-        "STATE": row.state,
-        "QUIET": duration(silent) if silent >= QUIET else "-",
-        "STEP": or_dash(rank.figures.get("step")),
-        "LOSS": or_dash(rank.figures.get("loss")),
-        "RATE/S": or_dash(rank.figures.get("rate")),
-        "STEP s": or_dash(rank.figures.get("step_time")),
-    }
+def _window(keys: Sequence[str], marked: str | None, room: int) -> tuple[int, int]:
+    """The first visible row, and how many there are. The marked one is among them."""
+    if len(keys) <= room:
+        return 0, len(keys)
+    count = room - 1  # one line names the rest
+    place = keys.index(marked) if marked in keys else 0
+    return max(0, min(place - count // 2, len(keys) - count)), count
 
 
-def _sort_key(row: BoardRow, culprit: str | None) -> tuple[int, float]:
+def _ordered_hosts(rows: Sequence[BoardRow], look: Look, room: int) -> list[tuple[str, BoardRow]]:
+    ordered = list(rows)
+    first = _first_failure(rows)
+    culprit = first.host if first else None
+    if look.sort == "auto" and len(rows) > room:
+        ordered.sort(key=lambda row: _trouble(row, culprit))
+    elif look.sort == "host":
+        ordered.sort(key=lambda row: row.host)
+    elif look.sort != "auto":
+        ordered.sort(key=lambda row: _sort_key(look.sort, [row], row.ranks))
+    return [(row.host, row) for row in ordered]
+
+
+def _ordered_ranks(rows: Sequence[BoardRow], look: Look, room: int) -> list[tuple[str, tuple[BoardRow, RankSample]]]:
+    pairs = sorted(((row, rank) for row in rows for rank in row.ranks), key=lambda pair: pair[1].rank)
+    if look.sort == "auto" and len(pairs) > room:
+        pairs.sort(key=lambda pair: (pair[0].state not in BROKEN, *_sort_key("step", [pair[0]], [pair[1]])))
+    elif look.sort == "host":
+        pairs.sort(key=lambda pair: pair[0].host)
+    elif look.sort != "auto":
+        pairs.sort(key=lambda pair: _sort_key(look.sort, [pair[0]], [pair[1]]))
+    return [(str(rank.rank), (row, rank)) for row, rank in pairs]
+
+
+def _trouble(row: BoardRow, culprit: str | None) -> tuple[float, ...]:
     """The host of the first failure first, then failed and silent hosts, then hosts that stop; lowest step first."""
-    step = row.figure("step")
     group = 0 if row.host == culprit else 1 if row.state in BROKEN else 3 if row.state in HEALTHY else 2
-    return group, float("inf") if step is None else step
+    return group, *_sort_key("step", [row], row.ranks)
+
+
+def _sort_key(sort: str, rows: Sequence[BoardRow], ranks: Sequence[RankSample]) -> tuple[float, ...]:
+    """What is slow, idle or silent comes first; what is unknown last."""
+    slowest = -max(figures_of(ranks, "step_time"), default=0.0)
+    if sort == "step":
+        return min(figures_of(ranks, "step"), default=float("inf")), slowest
+    if sort == "step time":
+        return (slowest,)
+    if sort == "GPU":
+        busy = [gpu.busy for row in rows if row.now for gpu in row.now.gpus if gpu.busy is not None]
+        return (min(busy, default=float("inf")),)
+    return (min((rank.at for rank in ranks if rank.at), default=float("inf")),)
 
 
 def _first_failure(rows: Sequence[BoardRow]) -> FirstFailure | None:
@@ -172,7 +198,7 @@ def _first_failure(rows: Sequence[BoardRow]) -> FirstFailure | None:
     return verdict.first_failure if verdict else None
 
 
-def _title(run_id: str, rows: Sequence[BoardRow]) -> Text:
+def _title(run_id: str, rows: Sequence[BoardRow], width: int) -> Text:
     in_run = [row for row in rows if row.node is not None and row.part]
     head = claims.head_of(row.part for row in in_run if row.part)
     first = min(in_run, key=lambda row: (row.node != head, row.node, row.host), default=None)
@@ -182,128 +208,93 @@ def _title(run_id: str, rows: Sequence[BoardRow]) -> Text:
     ranks = sum(len(row.ranks) for row in rows)
     name = f" ({part.name})" if part and part.name != run_id else ""
     text = Text.assemble((f"{run_id}{name}", "bold"), "  ", (state, STYLES.get(state, "green")))
+    if first and first.now and part and (age := _age(part, first.now.clock)) is not None:
+        text.append(f" {clock(age)}")
     if unreachable:
         text.append(f"  {unreachable} no answer", style="bold red")
-    counts = f"{number_of(len(rows), 'host')}, {number_of(ranks, 'rank')}"
-    text.append(f"  attempt {part.attempt if part else '?'}  {counts}")
+    counts = f"  {number_of(len(rows), 'host')}, {number_of(ranks, 'rank')}"
+    for words, style in (
+        (counts, ""),
+        (f"  attempt {part.attempt if part else '?'}", ""),
+        (f"  {one_line(part.script)}" if part else "", "dim"),
+    ):
+        if text.cell_len + len(words) <= width:
+            text.append(words, style=style)
     return text
 
 
-def _training(rows: Sequence[BoardRow]) -> Text:
+def _age(part: Part, now: float) -> float | None:
+    """Seconds that the run has taken so far, or took."""
+    try:
+        started = datetime.fromisoformat(part.started_at.replace("Z", "+00:00")).timestamp()
+    except ValueError:  # a host may send an invalid date
+        return None
+    return max(0.0, (now if part.ended_at is None else part.ended_at) - started)
+
+
+def _training(rows: Sequence[BoardRow], width: int, has_blocks: bool) -> Text:
     pairs = [(row, rank) for row in rows for rank in row.ranks]
     samples = [rank for _, rank in pairs]
     words = {}
-    for name, form in (("step", "step {}"), ("loss", "loss {}"), ("step_time", "{} s/step"), ("rate", "{}/s")):
+    for name, form in (("step", "step {}"), ("loss", "loss {}"), ("rate", "{}/s"), ("step_time", "{} s/step")):
         values = losses_of(samples) if name == "loss" else figures_of(samples, name)
         if values:
-            low, high = map(number, extremes(values))
+            low, high = map(amount if name == "rate" else number, extremes(values))
             words[name] = form.format(low if low == high else f"{low}..{high}")
+    if "step" in words:
+        words["step"] += _progress(samples, has_blocks)
     rates = figures_of(samples, "rate")
     if len(rates) > 1:
         # equal rates may be one rate of all ranks together, which each rank prints
         same = min(rates) == max(rates)
-        words["rate"] += f" on each of {len(rates)} ranks" if same else f", {number(sum(rates))}/s in total"
+        each = words["rate"]
+        words["rate"] = f"{each} on each of {len(rates)} ranks" if same else f"{amount(sum(rates))}/s in total ({each})"
     timed = sorted(
         (rank.figures["step_time"], rank.rank, row.host) for row, rank in pairs if "step_time" in rank.figures
     )
     if timed and timed[-1][0] > SLOW * timed[len(timed) // 2][0]:
-        words["step_time"] += f"  slowest rank {timed[-1][1]} ({timed[-1][2]})"
-    return Text("  ".join(words.values()) or "no step or loss in the ranks' last lines")
+        words["slowest"] = f"slowest rank {timed[-1][1]} ({timed[-1][2]})"
+    watts = [gpu.watts for row in rows if row.now for gpu in row.now.gpus if gpu.watts is not None]
+    if watts:
+        words["watts"] = f"{sum(watts) / 1000:.1f} kW" if sum(watts) >= 1000 else f"{sum(watts):.0f} W"
+    if not words:
+        return Text("no step or loss in the ranks' last lines")
+    text = ""
+    for word in words.values():
+        if not text or len(text) + 2 + len(word) <= width:
+            text += f"  {word}" if text else word
+    return Text(text)
 
 
-def _table(
-    all_columns: Sequence[_Column], entries: Sequence[tuple[Mapping[str, str], str]], width: int, mask: Mask
-) -> Table:
-    """`entries`: the cells of a row by the title of their column, and its last line."""
-    texts = [cells for cells, _ in entries]
-    host_width = max([4, *(len(text["HOST"]) for text in texts)])
-    used = [column for column in all_columns if any(text.get(column.title, "") not in ("", "-") for text in texts)]
-    columns = _fit(used, host_width, width)
-    free_width = width - _width(columns, host_width)
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for column in columns:
-        is_text = column.title in ("HOST", "STATE", "RANKS")
-        table.add_column(
-            column.title,
-            width=column.width or host_width,
-            justify="left" if is_text else "right",
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-    if free_width >= LAST_LINE_MIN:
-        table.add_column("LAST LINE", width=free_width - 1, no_wrap=True, overflow="ellipsis")
-    for text, last_line in entries:
-        cells = [
-            Text(text.get(column.title, "-"), style=STYLES.get(text["STATE"], "") if column.title == "STATE" else "")
-            for column in columns
-        ]
-        if free_width >= LAST_LINE_MIN:
-            cells.append(Text(_show(last_line, mask)))
-        table.add_row(*cells)
-    return table
+def _progress(samples: Sequence[RankSample], has_blocks: bool) -> str:
+    """`/5000 ▕███     ▏ 24%  ETA 6:58:00`; "" if the number of steps is unknown."""
+    totals, steps = figures_of(samples, "total"), figures_of(samples, "step")
+    if not totals or max(totals) <= 0:
+        return ""
+    total, step = max(totals), min(steps)
+    share = min(1.0, step / total)
+    drawn = f" ▕{bar(share, 10)}▏" if has_blocks else ""
+    seconds = max(figures_of(samples, "step_time"), default=0.0) * (total - step)
+    return f"/{number(total)}{drawn} {share:.0%}" + (f"  ETA {clock(seconds)}" if seconds > 0 else "")
 
 
-def _fit(columns: Sequence[_Column], host_width: int, width: int) -> list[_Column]:
-    """The columns that have room. (rich would make all columns narrower instead.)"""
-    fitting = list(columns)
-    while _width(fitting, host_width) > width and len(fitting) > 2:
-        lowest = max(column.priority for column in fitting)
-        fitting.remove(next(column for column in reversed(fitting) if column.priority == lowest))
-    return fitting
+def _pane(rows: Sequence[BoardRow], free: int, screen: Screen) -> list[Text]:
+    """The newest lines of these hosts, in so many lines of the screen."""
+    if screen.history is None or screen.look.pane is False or free < PANE_MIN:
+        return [Text("")] * (free - 1) + _newest_line(rows, screen)
+    hosts = {row.host for row in rows}
+    lines = [pair for pair in screen.history.lines if pair[0] in hosts][-(free - 1) :]
+    rule = "─── newest lines "
+    drawn = [Text(rule + "─" * max(0, screen.width - len(rule)), style="dim")]
+    for host, rank in lines:
+        tag = f"{host}:{rank.rank} │ "
+        drawn.append(Text.assemble((tag, "cyan"), cut(screen.show(rank.last), max(0, screen.width - len(tag)))))
+    return drawn + [Text("")] * (free - len(drawn))
 
 
-def _width(columns: Sequence[_Column], host_width: int) -> int:
-    return sum((column.width or host_width) + 1 for column in columns)
-
-
-def _cells(row: BoardRow) -> dict[str, str]:
-    cells = {"HOST": row.host, "STATE": row.state}
-    if row.now is None:
-        return cells
-    gpus = row.now.gpus
-    ranks = sorted(rank.rank for rank in row.ranks)
-    memory_used, memory_total = row.now.memory
-    traffic = [row.rate("received"), row.rate("sent")]
-    share = row.line_share()
-    cpu = row.rate("cpu")
-    return {
-        **cells,
-        "RANKS": ranges(ranks) or "-",
-        "QUIET": "-" if (quiet := row.quiet()) is None else duration(quiet),
-        "STEP": or_dash(row.figure("step")),
-        "LOSS": or_dash(row.figure("loss")),
-        "RATE/S": or_dash(row.figure("rate")),
-        "STEP s": or_dash(row.figure("step_time")),
-        "GPU %": span([gpu.busy for gpu in gpus]),
-        "GPU MEM": fullest(gpus),
-        "W": or_dash(sum(watts) if (watts := [gpu.watts for gpu in gpus if gpu.watts is not None]) else None),
-        "°C": or_dash(max((gpu.celsius for gpu in gpus if gpu.celsius is not None), default=None)),
-        "CPU": "-" if cpu is None else f"{cpu:.1f}/{row.now.cores}",
-        "MEM": f"{memory_used / memory_total:.0%}",
-        "NET RX/TX": "-" if None in traffic else "/".join(size_of(value or 0.0) for value in traffic),
-        "NIC %": "-" if share is None else f"{share:.0%}",
-    }
-
-
-def _last_line(row: BoardRow) -> str:
-    """The newest line of the host's ranks, or why the host does not answer."""
-    if row.trouble:
-        return row.trouble
-    newest = max(row.ranks, key=lambda rank: rank.at, default=None)
-    return f"{newest.rank}: {newest.last}" if newest and newest.last else ""
-
-
-def _footer(rows: Sequence[BoardRow], mask: Mask) -> Text:
-    """The first failure if there is one, else the newest line of all hosts."""
-    first = _first_failure(rows)
-    if first:
-        return Text(_show(f"first failure: {first.host}: {first}", mask), style="bold red")
+def _newest_line(rows: Sequence[BoardRow], screen: Screen) -> list[Text]:
     newest = max(((row.host, rank) for row in rows for rank in row.ranks), key=lambda pair: pair[1].at, default=None)
     if newest is None or not newest[1].last:
-        return Text("")
+        return [Text("")]
     host, rank = newest
-    return Text(_show(f"{host}:{rank.rank} | {rank.last}", mask), style="dim")
-
-
-def _show(text: str, mask: Mask) -> str:
-    return one_line(presentable(text, False, mask))
+    return [Text(cut(screen.show(f"{host}:{rank.rank} | {rank.last}"), screen.width), style="dim")]

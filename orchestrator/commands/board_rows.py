@@ -102,6 +102,14 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f}s" if seconds < 600 else f"{seconds / 60:.0f}m"
 
 
+def clock(seconds: float) -> str:
+    """`3:12`, `2:13:00`, `3d 04:00`."""
+    minutes, hours = int(seconds) // 60 % 60, int(seconds) // 3600
+    if hours >= 48:
+        return f"{hours // 24}d {hours % 24:02}:{minutes:02}"
+    return f"{hours}:{minutes:02}:{int(seconds) % 60:02}" if hours else f"{minutes}:{int(seconds) % 60:02}"
+
+
 def or_dash(value: float | None) -> str:
     return "-" if value is None else number(value)
 
@@ -112,6 +120,13 @@ def number(value: float) -> str:
     if value == int(value) and abs(value) < 1e7:
         return str(int(value))
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def amount(value: float) -> str:
+    """As `number`, but `768k` and `6.064M`: nobody needs all digits of a rate."""
+    if value != value or abs(value) < 1e5 or abs(value) == float("inf"):
+        return number(value)
+    return f"{value / 1e6:.4g}M" if abs(value) >= 1e6 else f"{value / 1e3:.4g}k"
 
 
 def span(values: Sequence[float | None]) -> str:

@@ -1,24 +1,33 @@
-"""The curves of `top`: what its samples have shown so far. Pure."""
+"""The curves and bars of `top`, and what its samples have shown so far. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 
-from .board_rows import BoardRow, figures_of, losses_of, number
+from ..answers.recorded import RankSample
+from .board_rows import BoardRow, amount, figures_of, losses_of, number
 
-POINTS = 400  # of a curve; the oldest are dropped
+POINTS = 400  # of a curve of the run; the oldest are dropped
+ROW_POINTS = 64  # of a host, a GPU or a rank
+LINES = 200  # newest lines
 MIN_WIDTH = 8  # characters of a curve
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_FORMS: dict[str, Callable[[float], str]] = {"loss": number, "rate": amount, "GPU %": lambda load: number(round(load))}
+_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 class History:
-    """The figures of all ranks together, from sample to sample."""
+    """The figures of all ranks together, and of each host and rank, from sample to sample."""
 
     def __init__(self) -> None:
+        self.lines: deque[tuple[str, RankSample]] = deque(maxlen=LINES)
+        """The newest lines of ranks that the samples have shown, with the host."""
         self._points: dict[str, deque[float]] = {name: deque(maxlen=POINTS) for name in ("loss", "rate", "GPU %")}
+        self._rows: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=ROW_POINTS))
+        self._lines_at: dict[int, float] = {}
 
     def add(self, rows: Sequence[BoardRow]) -> None:
         """Add the newest samples of all hosts."""
@@ -28,13 +37,18 @@ class History:
         # equal rates may be one rate of all ranks together, which each rank prints
         self._add("rate", None if not rates else rates[0] if len(set(rates)) == 1 else sum(rates))
         self._add("GPU %", _mean(gpu.busy for row in rows if row.now for gpu in row.now.gpus if gpu.busy is not None))
+        for row in rows:
+            self._add_row(row)
+        new = [(row.host, rank) for row in rows for rank in row.ranks if rank.at > self._lines_at.get(rank.rank, 0.0)]
+        self._lines_at |= {rank.rank: rank.at for _, rank in new}
+        self.lines.extend(sorted((pair for pair in new if pair[1].last), key=lambda pair: pair[1].at))
 
     def curves(self, width: int) -> str:
         """`loss ▇▅▃▂ 0.12   GPU % ▇▇█▇ 97` in at most `width` characters; empty with fewer than two samples."""
         points = {name: values for name, values in self._points.items() if len(values) > 1}
         if not points:
             return ""
-        ends = {name: number(round(values[-1]) if name == "GPU %" else values[-1]) for name, values in points.items()}
+        ends = {name: _FORMS[name](values[-1]) for name, values in points.items()}
         texts = sum(len(name) + len(ends[name]) + 5 for name in points) - 3
         room = (width - texts) // len(points)
         if room < MIN_WIDTH:
@@ -44,6 +58,33 @@ class History:
             for name, values in points.items()
         )
 
+    def of_host(self, host: str) -> list[float]:
+        """The mean load of its GPUs, or of its CPUs if it has none, percent."""
+        return list(self._rows.get(host, ()))
+
+    def of_gpu(self, host: str, place: int) -> list[float]:
+        return list(self._rows.get(f"{host} {place}", ()))
+
+    def of_rank(self, rank: int) -> list[float]:
+        """Its step times, seconds."""
+        return list(self._rows.get(f"rank {rank}", ()))
+
+    def _add_row(self, row: BoardRow) -> None:
+        if row.now is None:
+            return
+        cpu = row.rate("cpu")
+        load = _mean(gpu.busy for gpu in row.now.gpus if gpu.busy is not None)
+        if load is None and cpu is not None and row.now.cores:
+            load = 100 * cpu / row.now.cores
+        if load is not None:
+            self._rows[row.host].append(load)
+        for place, gpu in enumerate(row.now.gpus):
+            if gpu.busy is not None:
+                self._rows[f"{row.host} {place}"].append(gpu.busy)
+        for rank in row.ranks:
+            if math.isfinite(seconds := rank.figures.get("step_time", math.nan)):
+                self._rows[f"rank {rank.rank}"].append(seconds)
+
     def _add(self, name: str, value: float | None) -> None:
         if value is not None and math.isfinite(value):
             self._points[name].append(value)
@@ -51,10 +92,26 @@ class History:
 
 def sparkline(values: Sequence[float], top: float | None = None) -> str:
     """A block per value. `top`: the scale is from 0 to this; None: from the lowest to the highest value."""
-    low, high = (min(values), max(values)) if top is None else (0.0, top)
-    if high <= low:
+    if not values:
+        return ""
+    if top is not None:
+        return blocks_of(values, top)
+    low, high = min(values), max(values)
+    return blocks_of([value - low for value in values], high - low)
+
+
+def blocks_of(values: Sequence[float], top: float) -> str:
+    """A block per value, on a scale from 0 to `top`."""
+    if top <= 0:
         return _BLOCKS[0] * len(values)
-    return "".join(_BLOCKS[max(0, min(7, int((value - low) / (high - low) * 8)))] for value in values)
+    return "".join(_BLOCKS[max(0, min(7, int(value / top * 8)))] for value in values)
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of `width` characters, of which this share is filled."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    rest = _EIGHTHS[eighths % 8] if eighths % 8 else ""
+    return ("█" * (eighths // 8) + rest).ljust(width)
 
 
 def _mean(values: Iterable[float]) -> float | None:

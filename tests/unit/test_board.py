@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import io
+import json
 import re
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
 from fake_relay import A_RUN
+from rich.cells import cell_len
 from rich.console import Console
 
 from orchestrator.answers.decode import decode
-from orchestrator.answers.recorded import Sample
-from orchestrator.commands.board import render, render_ranks
+from orchestrator.answers.recorded import SAMPLE, Sample
+from orchestrator.commands.board import SORTS, Look, Screen, order, render
 from orchestrator.commands.board_rows import BoardRow
 from orchestrator.commands.curves import History, sparkline
+from orchestrator.commands.top_live import LiveBoard, next_key
+from orchestrator.inventory.model import Host
 from orchestrator.node.serve.figures import figures
+from orchestrator.output.console import Console as Output
 from orchestrator.output.lines import Mask
+from orchestrator.runs.registry import Run
 
 KEYS = "q quit"
 FIRST = {"host": "gpu-03", "node": 3, "rank": 5, "at": 1.0, "what": "rank 5: exit code 1", "said": "KeyError: 7"}
@@ -70,7 +77,8 @@ def hosts(count: int) -> list[Told]:
 def shown(seen: list[Told], width: int = 200, height: int = 50, mask: Mask | None = None) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, color_system=None)
-    console.print(render("20260131-120000-ab12", [one.seen() for one in seen], width, height, mask or Mask(), KEYS))
+    rows = [one.seen() for one in seen]
+    console.print(render("20260131-120000-ab12", rows, Screen(width, height, KEYS, mask or Mask())))
     return out.getvalue().splitlines()
 
 
@@ -186,14 +194,20 @@ def test_a_host_that_knows_no_such_run_and_one_not_asked_yet_are_shown() -> None
         ("test_loss:0.5 best.loss:0.4 my/step:3 step:1.2.3", {}),
         ("lossy step by step", {}),
         ("step 1 loss 2.31", {"step": 1, "loss": 2.31}),
-        ("Epoch 2 | Step 20/400: train_loss 1.5e-1, tokens/s 99.", {"step": 20, "total": 400, "loss": 0.15, "rate": 99}),
-        (" 35%|###5   | 35/100 [00:12<00:20,  4.00it/s, loss=2.5]", {"step": 35, "total": 100, "loss": 2.5, "step_time": 0.25}),
+        (
+            "Epoch 2 | Step 20/400: train_loss 1.5e-1, tokens/s 99.",
+            {"step": 20, "total": 400, "loss": 0.15, "rate": 99},
+        ),
+        (
+            " 35%|###5   | 35/100 [00:12<00:20,  4.00it/s, loss=2.5]",
+            {"step": 35, "total": 100, "loss": 2.5, "step_time": 0.25},
+        ),
         ("train:  3%|  | 3/100 [01:12<00:20,  2.50s/it]", {"step": 3, "total": 100, "step_time": 2.5}),
         ("model.bin:  35%|###5   | 35M/100M [00:12<00:20, 4.00MB/s]", {}),
         ("0it [00:00, ?it/s]   0/10 [00:00<?, ?it/s]", {}),
         ("iter 20: loss 3.25, time 135.20ms, mfu 3.20%", {"step": 20, "loss": 3.25, "step_time": 0.1352}),
         (
-            " iteration       13/  500000 | consumed samples: 3328 | elapsed time per iteration (ms): 812.5 | lm loss: 1.5E+01 |",
+            " iteration       13/  500000 | elapsed time per iteration (ms): 812.5 | lm loss: 1.5E+01 |",
             {"step": 13, "total": 500000, "loss": 15, "step_time": 0.8125},
         ),
         ("step 9 max_steps:0", {"step": 9}),
@@ -235,7 +249,7 @@ def test_the_rate_of_a_host_is_that_of_its_slowest_rank_and_all_have_a_total() -
         assert one.now is not None
         for rank in one.now["ranks"]:
             rank["figures"]["rate"] = next(rates)
-    assert "196.9..256/s, 964.9/s in total" in shown(seen)[1]
+    assert "964.9/s in total (196.9..256/s)" in shown(seen)[1]
     header, *rows = [line for line in shown(seen) if line.startswith(("HOST", "gpu-"))]
     column = header.split().index("RATE/S")
     assert [row.split()[column] for row in rows[:2]] == ["196.9", "256"]
@@ -308,11 +322,159 @@ def test_a_curve_that_does_not_change_is_flat() -> None:
     assert sparkline([0.0, 50.0, 100.0], 100.0) == "▁▅█"
 
 
+def host_named(name: str) -> Host:
+    nothing = {field.name: None for field in fields(Host)}
+    return Host(**{**nothing, "name": name})  # type: ignore[arg-type]
+
+
+@dataclass
+class Watched:
+    """What LiveBoard draws from."""
+
+    told: list[Told]
+    news: str = ""
+
+    def rows(self) -> list[BoardRow]:
+        return [one.seen() for one in self.told]
+
+
+class Keys:
+    """A live board without its terminal."""
+
+    def __init__(self, told: list[Told]) -> None:
+        rows = [one.seen() for one in told]
+        parts = {row.host: row.part for row in rows if row.part}
+        run = Run("R", "nightly", "running", 1, "2026-01-01T00:00:00Z", parts)
+        machines = [host_named(one.host) for one in told]
+        console = Output(io.StringIO(), colour=False)
+        fleet: Any = None  # only `k` asks it
+        self.board = LiveBoard(Watched(told), run, fleet, machines, "inventory.yaml", Mask(), console)
+
+    def press(self, *keys: str) -> Look:
+        for key in keys:
+            self.board._look = self.board._after(key, 24)
+        return self.board._look
+
+
+def test_a_host_is_marked_and_opened_with_its_gpus_and_ranks() -> None:
+    seen = hosts(64)
+    keys = Keys(seen)
+    assert keys.press("enter") == Look()
+    assert keys.press("down", "down", "down", "up").marked == "gpu-01"
+    assert keys.press("end").marked == "gpu-63" and keys.press("down", "pgup").marked == "gpu-51"
+    look = keys.press("enter")
+    assert look.host == "gpu-51"
+    rows = [one.seen() for one in seen]
+    lines = render("R", rows, Screen(100, 30, KEYS, Mask(), History(), look)).plain.splitlines()
+    assert "1 host, 2 ranks" in lines[0] and lines[-1] == KEYS and len(lines) == 30
+    assert [line.split()[:2] for line in lines[3:5]] == [["0", "98%"], ["1", "12%"]]
+    assert [line.split()[0] for line in lines if "gpu-51 " in line] == ["102", "103"]
+    assert keys.press("esc") == Look()
+
+
+def test_a_rank_leads_to_its_host() -> None:
+    assert Keys(hosts(2)).press("v", "end", "enter").host == "gpu-01"
+
+
+def test_the_marked_row_is_on_the_screen() -> None:
+    rows = [one.seen() for one in hosts(64)]
+    for marked in ("gpu-00", "gpu-31", "gpu-63"):
+        lines = render("R", rows, Screen(80, 24, KEYS, Mask(), look=Look(marked=marked))).plain.splitlines()
+        assert len(lines) == 24 and sum(line.startswith(marked) for line in lines) == 1
+
+
+def test_rows_are_sorted_by_what_is_slow_idle_or_silent() -> None:
+    seen = hosts(3)
+    for one, step_time, busy, at in zip(seen, (0.5, 0.9, 0.4), (90, 80, 5), (1001.5, 990.0, 1001.0), strict=True):
+        assert one.now is not None
+        one.now["gpus"][1]["busy"] = busy
+        for rank in one.now["ranks"]:
+            rank.update(at=at, figures={"step": 7, "step_time": step_time})
+    rows = [one.seen() for one in seen]
+    first = {sort: order(rows, Look(sort=sort), 20)[0] for sort in SORTS}
+    assert first == {
+        "auto": "gpu-00", "host": "gpu-00", "step": "gpu-01", "step time": "gpu-01", "GPU": "gpu-02", "quiet": "gpu-01"
+    }  # fmt: skip
+
+
+def test_the_newest_lines_fill_the_free_room_or_a_third_of_the_screen() -> None:
+    history = History()
+    for number in range(20):
+        seen = hosts(64)
+        assert seen[3].now is not None
+        seen[3].now["ranks"][0].update(at=1000.0 + number, last=f"line {number} " + "\u8fdb" * 50)
+        history.add([one.seen() for one in seen])
+    rows = [one.seen() for one in seen]
+
+    def lines(pane: bool | None, count: int) -> list[str]:
+        screen = Screen(80, 24, KEYS, Mask(), history, Look(pane=pane))
+        drawn = render("R", rows[:count], screen)
+        assert all(cell_len(line) <= 80 for line in drawn.plain.splitlines())
+        return [line for line in drawn.plain.splitlines() if " │ line " in line]
+
+    assert len(lines(None, 4)) == 14 and lines(None, 4)[-1].startswith("gpu-03:6 │ line 19")
+    assert not lines(False, 4) and not lines(None, 64)
+    assert len(lines(True, 64)) == 7
+
+
+def test_the_steps_that_are_left_give_an_estimate() -> None:
+    seen = hosts(2)
+    for one in seen:
+        assert one.now is not None
+        for rank in one.now["ranks"]:
+            rank["figures"] = {"step": 400, "total": 1000, "step_time": 2.0}
+    rows = [one.seen() for one in seen]
+    line = render("R", rows, Screen(120, 24, KEYS, Mask(), History())).plain.splitlines()[1]
+    assert line.startswith("step 400/1000 ▕████      ▏ 40%  ETA 20:00")
+
+
+def test_why_a_host_does_not_answer_is_shown_where_there_is_no_room_for_last_lines() -> None:
+    seen = hosts(3)
+    seen[1] = Told("gpu-01", trouble="connect: no answer in time")
+    assert "gpu-01: connect: no answer in time" in shown(seen, 60, 24)
+
+
+@pytest.mark.parametrize(
+    ("typed", "keys"),
+    [
+        ("q", ["q"]),
+        ("\x1b[A\x1b[B", ["up", "down"]),
+        ("\x1bOA\x1b", ["up", "esc"]),
+        ("\x1b[6~v\n", ["pgdn", "v", "enter"]),
+    ],
+)
+def test_keys_are_recognised(typed: str, keys: list[str]) -> None:
+    found = []
+    while typed:
+        key, typed = next_key(typed)
+        found.append(key)
+    assert found == keys
+
+
+def test_drawing_512_ranks_every_two_seconds_takes_little_of_a_core() -> None:
+    told = []
+    for number in range(64):
+        host = sample(number, 2.0)
+        host["gpus"] *= 4
+        host["ranks"] = [{**host["ranks"][0], "rank": 8 * number + local} for local in range(8)]
+        told.append(json.dumps(host))
+    history, spent = History(), []
+    for _ in range(3):
+        began = time.thread_time()
+        rows = [BoardRow(f"gpu-{n:02}", SAMPLE.decode(json.loads(text)), None, "", n) for n, text in enumerate(told)]
+        history.add(rows)
+        screen = Screen(200, 50, KEYS, Mask(), history)
+        Console(file=io.StringIO(), width=200, height=50).print(render("R", rows, screen))
+        spent.append(time.thread_time() - began)
+    assert min(spent) < 0.05 * 2.0  # 5 % of a core, every 2 s
+
+
 def shown_ranks(seen: list[Told], width: int, height: int) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, color_system=None)
     rows = [one.seen() for one in seen]
-    console.print(render_ranks("20260131-120000-ab12", rows, width, height, Mask(), KEYS))
+    screen = Screen(width, height, KEYS, Mask(), look=Look(by_rank=True))
+    console.print(render("20260131-120000-ab12", rows, screen))
     return out.getvalue().splitlines()
 
 
