@@ -300,5 +300,19 @@ class Facts:
     ledger: tuple[EndedRun, ...] = ()
     """The runs that ended last, the newest last."""
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """What matters for the results of a run. A version that is not known is left out."""
+        python = self.python if isinstance(self.python, Python) else None
+        versions = {
+            "python": ".".join(map(str, python.python)) if python else None,
+            "torch": python.torch if python else None,
+            "CUDA": python.cuda if python else None,
+            "driver": self.nvidia.driver,
+            "GPU": ", ".join(sorted({gpu.name for gpu in self.gpus if gpu.name})),
+            **(python.packages if python else {}),
+        }
+        return {name: version for name, version in versions.items() if version}
+
 
 PROBE = Operation("probe", Facts)

@@ -59,6 +59,8 @@ class Usage:
     """Bytes: used, and total."""
     nics: tuple[Nic, ...]
     gpus: tuple[GpuUsage, ...]
+    disk: tuple[float, float] | None = None
+    """Bytes that all disks have read and written since the host booted; None: unknown."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ class Spec:
     stall_timeout: Any = None
     interface: Any = None
     ports: Any = None
+    versions: Any = None
+    """Of python, torch, CUDA, the driver and other packages, by name; None: the run was started by an older version."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ board_table   the tables on it
 board_rows    their rows and figures
 curves        its curves and bars
 report        `report`
+report_data   what is in it
 events        `events`
 describe      `describe`
 shell         `shell`

@@ -23,7 +23,7 @@ from ..inventory.text_files import STDIN
 from ..output.console import number_of, size
 from ..output.lines import Mask
 from .context import load_inventory_of_run, stderr_console
-from .report import PRIVATE
+from .report_data import PRIVATE
 
 PACKAGES = ("fabric", "paramiko", "invoke", "cryptography", "click", "rich", "pyyaml", "torch")
 PART_WINDOW = 120.0  # s for one part

@@ -359,6 +359,7 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "memory_limit": run.memory_limit,
         "stall_timeout": run.stall_timeout,
         "keep": {**run.keep.on_hosts(), "journal": run.keep.log_size},
+        "versions": fact.versions,
     }
 
 

@@ -17,7 +17,6 @@ from ..output.pipeline import Pipeline, Stage
 from ..output.torchrun_noise import Quieter
 from .status_line import RunStatus, StatusLine
 
-
 BAR_INTERVAL = 10.0  # s between two states of a progress bar, without a status line
 
 
@@ -37,10 +36,10 @@ def make_printer(
     """A stage that prints lines on stdout: with tags for people, or one JSON object per line.
 
     `quiet`: show few states of progress bars, shorten torchrun's own tracebacks to their last line, and name
-    `full_output_command`, which shows them whole. `fold_ranks`: the number of ranks; equal lines of several ranks are printed once. `fold_start`: the same, on
-    a terminal, only for the first lines of each rank. `describe_hidden`: hide harmless warnings of torch, and call this
-    with their number at the end. `status_line`: draw it below the lines; it shows progress bars, so only their last states
-    are printed.
+    `full_output_command`, which shows them whole. `fold_ranks`: the number of ranks; equal lines of several ranks are
+    printed once. `fold_start`: the same, on a terminal, only for the first lines of each rank. `describe_hidden`: hide
+    harmless warnings of torch, and call this with their number at the end. `status_line`: draw it below the lines; it
+    shows progress bars, so only their last states are printed.
     """
     if as_json:
         return _Print(lambda line: lines.to_json(line, mask))

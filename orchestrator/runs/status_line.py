@@ -53,7 +53,7 @@ class RunStatus:
                     self._read(line, now)
 
     def text(self, now: float) -> str:
-        """Such as `running 3:12  step 130/1000  ETA 21:20  loss 0.0042  20506/s  slowest: rank 3 (1.2 x the median)`."""
+        """Such as `running 3:12  step 130/1000  ETA 21:20  loss 0.0042  20506/s  slowest: rank 3 (1.2 x median)`."""
         if self._state == "ended":
             return ""
         parts = [f"{self._state} {elapsed(now - self._began)}"]

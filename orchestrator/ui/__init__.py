@@ -2,6 +2,7 @@
 
 progress  the progress of work on many hosts
 html      a report as one HTML file
+log_section  its log, with a search field
 svg       line charts
 bands     many ranks in one picture
 """

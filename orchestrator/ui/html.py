@@ -1,4 +1,4 @@
-"""Render a report as a single HTML file without scripts or links to other files. Pure."""
+"""Render a report as a single HTML file that needs no other file and no network. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from html import escape
 from typing import Any
 
 from ..output.console import fold
-from . import bands
-from .svg import chart
+from . import bands, log_section
+from .svg import chart, short
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c1c1c; --soft: #555; --page: #fff; --card: #f5f6f7; --line: #ddd;
   --bad: #b3261e; --bad-text: #b3261e; --bad-card: #fdf0ef; --good: #00734f; --busy: #0060a0; --odd: #8a5a00;
-  --bar: #b9c6d2; }
+  --bar: #b9c6d2;
+  --busy-text: #0060a0; }
 @media (prefers-color-scheme: dark) { :root { --text: #e6e6e6; --soft: #a5a9ad; --page: #15181b; --card: #20252a;
-  --line: #3a4147; --bad-text: #ff8a80; --bad-card: #351d1b; --bar: #47535e; }
+  --line: #3a4147; --bad-text: #ff8a80; --bad-card: #351d1b; --bar: #47535e;
+  --busy-text: #7ab8f0; }
   polyline, circle, figcaption small span:not(.key) { filter: brightness(1.5); }
   .heat rect, .key { filter: brightness(.6) saturate(1.4); } }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1180px; margin: 1.5rem auto; padding: 0 1rem;
@@ -49,15 +51,29 @@ polyline { fill: none; stroke-width: 1.5; } .grid { stroke: var(--line); }
 .attempts, .heat svg { min-width: 560px; } .attempt { fill: var(--bar); } .event { fill: var(--bad-text); }
 svg text.on-bar { fill: var(--text); font-size: 12px; }
 .key { display: inline-block; width: .9rem; height: .7rem; }
-@media print { body { max-width: none; margin: 0; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
+nav { margin: .6rem 0; display: flex; flex-wrap: wrap; gap: .2rem 1rem; } nav a { color: var(--busy-text); }
+footer { margin-top: 2.5rem; }
+@media (max-width: 600px) { .tiles { display: grid; grid-template-columns: 1fr 1fr; } .tile { min-width: 0;
+  overflow-wrap: anywhere; } .tile b { font-size: 1rem; } }
+@media print { body { max-width: none; margin: 0; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; }
+  nav { display: none; } }
 """
 
 HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">"""
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"""
 """The start of every report. `report` recognises its own files by it."""
 
-TRAINING = {"loss": "loss", "rate": "samples per second", "step_time": "step time, s"}
+TRAINING = {
+    "loss": "loss",
+    "throughput": "samples per second of all ranks",
+    "rate": "samples per second",
+    "step_time": "step time, s",
+}
+NAVIGATION = (
+    '<nav><a href="#training">Training</a><a href="#timeline">Timeline</a><a href="#machines">Machines</a>'
+    '<a href="#command">Command</a><a href="#hosts">Hosts</a><a href="#logs">Logs</a></nav>'
+)
 MAX_LINES = 8  # of a chart; with more, it shows the highest, the median and the lowest
 _SERIES = re.compile(r"attempt (\d+), rank (\d+)")  # a name of a line in Report.training
 MACHINES = {
@@ -65,8 +81,11 @@ MACHINES = {
     "gpu_memory": "GPU memory of the fullest GPU, bytes",
     "watts": "power of all GPUs, W",
     "cpu": "CPU, %",
+    "memory": "memory in use, %",
     "received": "network in, bytes/s",
     "sent": "network out, bytes/s",
+    "read": "disk read, bytes/s",
+    "written": "disk written, bytes/s",
 }
 
 
@@ -74,34 +93,90 @@ def render(report: Mapping[str, Any]) -> str:
     """`report`: a commands.report.Report as a dict. All its text is escaped."""
     title = report["name"] if report["name"] == report["run_id"] else f"{report['name']} ({report['run_id']})"
     state = escape(report["state"])
+    training = _with_throughput(report["training"])
     parts = [
-        HEAD,
-        f"<title>{escape(title)}: {state}</title><style>{STYLE}</style></head><body>",
+        f'{HEAD}; {log_section.POLICY}">',
+        f"<title>{escape(title)}: {state}</title><style>{STYLE}{log_section.STYLE}</style></head><body>",
         f'<h1>{escape(title)} <span class="state {state}">{state}</span></h1>',
-        _tiles(report),
-        _attempts(report),
         _diagnosis(report["diagnosis"], report["state"]),
+        _tiles(report, training),
+        _attempts(report),
+        NAVIGATION,
         _first_failure(report),
-        "<h2>Training</h2>",
-        _charts(report, "training", TRAINING, "step"),
+        '<h2 id="training">Training</h2>',
+        _charts(training, TRAINING, "step"),
         _heat_map(report["training"]["step_time"]),
         _slow(report["slow_ranks"]),
-        "<h2>Timeline</h2>",
+        '<h2 id="timeline">Timeline</h2>',
         _timeline(report["timeline"]),
-        "<h2>Hosts</h2>",
-        _table(
-            ("host", "state", "exit code", "signal", "ranks", "GPUs", "cores", "memory", "python"),
-            map(_host_row, report["hosts"]),
-        ),
-        "<h2>Machines</h2>",
-        _charts(report, "machines", MACHINES, "seconds"),
-        "<h2>Command</h2>",
-        f"<pre>{escape(shlex.join(report['config']['command']))}</pre>",
-        "<h2>Configuration</h2>",
-        f"<pre>{escape(json.dumps(report['config'], indent=2))}</pre>",
+        '<h2 id="machines">Machines</h2>',
+        _charts(report["machines"], MACHINES, "seconds"),
+        '<h2 id="command">Command</h2>',
+        _command(report),
+        '<h2 id="hosts">Hosts and versions</h2>',
+        _versions(report["hosts"]),
+        _hosts(report["hosts"]),
+        '<h2 id="logs">Logs</h2>',
+        log_section.render(report["log"]),
+        "<details><summary>Configuration</summary>",
+        f"<pre>{escape(json.dumps(report['config'], indent=2))}</pre></details>",
+        f"<footer><small>{escape(_origin(report))}</small></footer>",
+        f"<script>{log_section.SCRIPT}</script>" if report["log"] else "",
         "</body></html>\n",
     ]
     return "\n".join(parts)
+
+
+def _command(report: Mapping[str, Any]) -> str:
+    command = f"<pre>{escape(shlex.join(report['config']['command']))}</pre>"
+    if not report["reproduce"]:
+        return command
+    return f"{command}<p>To run it again, on {escape(report['by'])}:</p><pre>{escape(report['reproduce'])}</pre>"
+
+
+def _origin(report: Mapping[str, Any]) -> str:
+    if not report["written_at"]:
+        return ""
+    return f"written {report['written_at'][:19].replace('T', ' ')} UTC by ddp-orch {report['version']}"
+
+
+def _versions(hosts: Sequence[Mapping[str, Any]]) -> str:
+    """A row per different environment."""
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for host in hosts:
+        if host["versions"]:
+            groups.setdefault(tuple(host["versions"].items()), []).append(host["host"])
+    names = list(dict.fromkeys(name for versions in groups for name, _ in versions))
+    rows = [(fold(group), *(dict(versions).get(name) for name in names)) for versions, group in groups.items()]
+    return _table(("hosts", *names), rows) if rows else ""
+
+
+def _hosts(hosts: Sequence[Mapping[str, Any]]) -> str:
+    titles = ("host", "state", "exit code", "signal", "ranks", "GPUs", "cores", "memory", "python")
+    table = _table(titles, map(_host_row, hosts))
+    if len(hosts) <= MAX_LINES:
+        return table
+    return f"<details><summary>All {len(hosts)} hosts</summary>{table}</details>"
+
+
+def _with_throughput(training: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same series, and the samples per second of all ranks together."""
+    total = {}
+    for attempt, ranks in _by_attempt(training["rate"]).items():
+        at_step: dict[float, list[float]] = {}
+        for points in ranks.values():
+            for step, rate in points:
+                at_step.setdefault(step, []).append(rate)
+        # a step that only some ranks have printed would look like a drop
+        whole = [(step, rates) for step, rates in sorted(at_step.items()) if len(rates) >= len(ranks)]
+        # equal rates may be one rate of all ranks together, which each rank prints
+        total[f"attempt {attempt}"] = tuple(
+            (step, rates[0] if len(set(rates)) == 1 else sum(rates)) for step, rates in whole
+        )
+    shown = {name: points for name, points in total.items() if points}
+    # of one rank that prints, both would be the same
+    single = all(len(ranks) == 1 for ranks in _by_attempt(training["rate"]).values())
+    return {**training, "throughput": shown, **({"rate": {}} if single else {})}
 
 
 def _host_row(host: Mapping[str, Any]) -> Sequence[Any]:
@@ -110,10 +185,11 @@ def _host_row(host: Mapping[str, Any]) -> Sequence[Any]:
     return (*values, memory, host["python"])
 
 
-def _tiles(report: Mapping[str, Any]) -> str:
+def _tiles(report: Mapping[str, Any], training: Mapping[str, Any]) -> str:
     """The figures that a reader wants first."""
     ended = f"{report['ended_at'][:19].replace('T', ' ')}" if report["ended_at"] else "not finished yet"
-    loss, step = _newest(report["training"]["loss"])
+    loss, step = _newest(training["loss"])
+    rates = list(training["throughput"].values())
     tiles = {
         "started (UTC)": report["started_at"][:19].replace("T", " "),
         "ended (UTC)": ended,
@@ -123,6 +199,8 @@ def _tiles(report: Mapping[str, Any]) -> str:
         "ranks": str(report["ranks"]),
         "last step": step,
         "last loss": loss,
+        "samples/s": short(rates[-1][-1][1]) if rates else "",
+        "GPU hours": _gpu_hours(report),
         "started by": report["by"],
     }
     shown = (
@@ -131,15 +209,26 @@ def _tiles(report: Mapping[str, Any]) -> str:
     return f'<div class="tiles">{"".join(shown)}</div>'
 
 
+def _gpu_hours(report: Mapping[str, Any]) -> str:
+    gpus = sum(host["gpus"] or 0 for host in report["hosts"])
+    seconds = _seconds(report)
+    return f"{gpus * seconds / 3600:.3g}" if gpus and seconds is not None else ""
+
+
 def _duration(report: Mapping[str, Any]) -> str:
+    seconds = _seconds(report)
+    return "" if seconds is None else str(timedelta(seconds=int(seconds)))
+
+
+def _seconds(report: Mapping[str, Any]) -> float | None:
     if not report["ended_at"]:
-        return ""
+        return None
     times = (datetime.fromisoformat(report[key].replace("Z", "+00:00")) for key in ("started_at", "ended_at"))
     try:
         start, end = times
     except ValueError:  # a host may send an invalid date
-        return ""
-    return str(max(timedelta(), end - start)).partition(".")[0]
+        return None
+    return max(0.0, (end - start).total_seconds())
 
 
 def _newest(losses: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[str, str]:
@@ -208,8 +297,7 @@ def _finding(finding: Mapping[str, Any]) -> str:
     return f"{head}{fix}{evidence}"
 
 
-def _charts(report: Mapping[str, Any], group: str, titles: Mapping[str, str], x_name: str) -> str:
-    series = report[group]
+def _charts(series: Mapping[str, Any], titles: Mapping[str, str], x_name: str) -> str:
     shown = [chart(title, _few(series[name]), x_name) for name, title in titles.items() if series[name]]
     if not shown:
         return '<p class="none">no data</p>'

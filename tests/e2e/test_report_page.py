@@ -12,7 +12,7 @@ from fake_relay import A_RUN
 from lab.lab import Lab
 
 from orchestrator.answers.recorded import RECORD
-from orchestrator.commands import report
+from orchestrator.commands import report_data
 from orchestrator.output.lines import Line, Mask
 from orchestrator.runs.registry import Run
 from orchestrator.ui import html
@@ -59,6 +59,7 @@ def machine(at: float, node: int) -> dict[str, Any]:
         "memory": [1 << 30, 64 << 30],
         "nics": [{"name": "eth0", "received": int(at * 1e6), "sent": int(at * 2e6), "mbit": 100_000}],
         "gpus": [{**gpu, "watts": 400.0 + node, "celsius": 60}],
+        "disk": [int(at * 1e7 * (1 + math.sin(at / 5))), int(at * 1e6)],
     }
 
 
@@ -68,6 +69,7 @@ def failed_run() -> dict[str, Any]:
     spec = {
         "by": "ann@laptop", "nodes": [{"host": name} for name in names], "command": ["train.py", "--lr", "3e-4"],
         "env": {"LR": "<script>alert(1)</script>"}, "agent_argv": [], "python": "/home/ann/venv/bin/python",
+        "versions": {"python": "3.11.4", "torch": "2.9.0+cu129", "CUDA": "12.9", "driver": "580.65", "GPU": "H100"},
     }  # fmt: skip
     events = [
         {"event": "StartRequested", "fields": {"master_addr": "a", "master_port": 1, "at": 1000.0}},
@@ -100,8 +102,10 @@ def failed_run() -> dict[str, Any]:
         for rank in range(RANKS) if rank != 27
     ]  # fmt: skip
     diagnosis = {"findings": [FINDING], "consequences": others}
-    made = report.make(run, known, dict.fromkeys(names, 0.0), figures, said, diagnosis, Mask([]))
-    return asdict(made)
+    log = [*figures[-800:], *said]
+    made = report_data.make(run, known, dict.fromkeys(names, 0.0), figures, said, diagnosis, Mask([]), log)
+    again = "cd /home/ann/project\nddp-orch up -i inventory.yaml --name nightly -- train.py --lr 3e-4"
+    return {**asdict(made), "reproduce": again, "written_at": "2026-11-22T05:00:00.000000Z", "version": "0.1.0"}
 
 
 def test_the_report_of_a_failed_run_opens_without_an_error_and_asks_nobody_for_anything(tmp_path: Path) -> None:

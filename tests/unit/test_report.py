@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import random
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from golden_files import assert_message
 
 from orchestrator.answers.decode import decode
 from orchestrator.answers.recorded import Record
-from orchestrator.commands import report
+from orchestrator.commands import report, report_data
 from orchestrator.errors import UsageError
 from orchestrator.output.lines import Line, Mask
 from orchestrator.runs.registry import Run
@@ -48,6 +50,7 @@ def sample(at: float, busy: int | None = 90) -> dict[str, Any]:
         "memory": [1 << 30, 64 << 30],
         "nics": [{"name": "eth0", "received": int(at * 1e6), "sent": int(at * 2e6), "mbit": None}],
         "gpus": [gpu] if busy is not None else [],
+        "disk": [int(at * 3e6), int(at * 4e6)],
     }
 
 
@@ -58,6 +61,7 @@ def records() -> dict[str, dict[str, Any]]:
         "command": ["train.py", "--token", "correct-horse"],
         "env": {"API_TOKEN": "visible?", "LR": "correct-horse"},
         "agent_argv": ["-m"],
+        "versions": {"torch": "2.9.0+cu129", "driver": "<580> correct-horse"},
         "python": "/opt/<python>",
     }
     events = [
@@ -86,16 +90,16 @@ def records() -> dict[str, dict[str, Any]]:
     return found
 
 
-def make(told: dict[str, dict[str, Any]], state: str, *arguments: Any) -> report.Report:
+def make(told: dict[str, dict[str, Any]], state: str, *arguments: Any) -> report_data.Report:
     """The report of what hosts say."""
     known = {host: decode(Record, one, "record") for host, one in told.items()}
     parts = {host: record.run for host, record in known.items() if record.run}
     attempt = max(part.attempt for part in parts.values())
-    return report.make(Run("R", "nightly", state, attempt, "1970-01-01T00:16:39Z", parts), known, *arguments)
+    return report_data.make(Run("R", "nightly", state, attempt, "1970-01-01T00:16:39Z", parts), known, *arguments)
 
 
 @pytest.fixture
-def made() -> report.Report:
+def made() -> report_data.Report:
     figures = [
         Line(1000.0 + step, "gpu-0", rank, "stdout", 1, f"step:{step} loss:{9 - step} step_time:{1 + (rank == 3)}")
         for step in range(5)
@@ -104,47 +108,48 @@ def made() -> report.Report:
     figures.append(Line(1006.0, "gpu-0", 0, "stdout", 2, "step:5 loss:nan"))
     said = [Line(1050.0, "gpu-1", 3, "stderr", 2, "\x1b[2J<script>alert(1)</script> correct-horse")]
     clocks = {"gpu-0": 0.0, "gpu-1": 0.0}
-    return make(records(), "failed", clocks, figures, said, DIAGNOSIS, Mask(["correct-horse"]))
+    log = [*figures, *said, Line(1051.0, "gpu-0", None, "agent", 2, "x" * 1000)]
+    return make(records(), "failed", clocks, figures, said, DIAGNOSIS, Mask(["correct-horse"]), log)
 
 
-def test_it_tells_what_happened_when(made: report.Report) -> None:
+def test_it_tells_what_happened_when(made: report_data.Report) -> None:
     assert_message("report-timeline", "\n".join(f"{one['seconds']:g} s: {one['what']}" for one in made.timeline))
     assert made.first_failure == {**FIRST, "said": "KeyError: ***"}
     assert made.ended_at == "1970-01-01T00:17:40.000000Z"
 
 
-def test_curves_and_slow_ranks_come_from_the_ranks_lines(made: report.Report) -> None:
+def test_curves_and_slow_ranks_come_from_the_ranks_lines(made: report_data.Report) -> None:
     assert made.training["loss"]["attempt 1, rank 0"] == ((0, 9), (1, 8), (2, 7), (3, 6), (4, 5))
     assert "attempt 2, rank 0" not in made.training["loss"]  # what is no number cannot be drawn, nor be in JSON
     assert [(one["rank"], one["times_the_median"]) for one in made.slow_ranks] == [("attempt 1, rank 3", 2.0)]
 
 
-def test_machines_are_measured_between_samples(made: report.Report) -> None:
+def test_machines_are_measured_between_samples(made: report_data.Report) -> None:
     assert made.machines["gpu"] == {"gpu-0": ((0.0, 90.0), (10.0, 90.0), (20.0, 90.0), (30.0, 90.0))}
     assert made.machines["received"]["gpu-1"] == ((10.0, 1e6), (20.0, 1e6), (30.0, 1e6))
     assert made.machines["cpu"]["gpu-0"][0] == (10.0, 10.0)
 
 
-def test_no_secret_is_in_it_and_nothing_a_host_said_is_markup(made: report.Report) -> None:
+def test_no_secret_is_in_it_and_nothing_a_host_said_is_markup(made: report_data.Report) -> None:
     text = html.render(asdict(made))
     both = text + json.dumps(asdict(made), allow_nan=False)
     assert "correct-horse" not in both and "visible?" not in both and "\x1b" not in both
-    assert "<script" not in text and "&lt;script&gt;alert(1)" in text
+    assert text.count("<script") == 1 and "&lt;script&gt;alert(1)" in text
     assert "/opt/&lt;python&gt;" in text
     assert "user-code-error, confidence high" in text and "raise KeyError  # ***" in text
     assert "connection closed" in text
 
 
-def test_it_is_one_file_that_asks_nobody_for_anything(made: report.Report) -> None:
+def test_it_is_one_file_that_asks_nobody_for_anything(made: report_data.Report) -> None:
     text = html.render(asdict(made))
-    assert not re.search(r"\b(src|href|url)\b\s*[=(]", text)
+    assert not re.search(r"\b(src|href|url)\b\s*[=(](?!\"#[a-z]+\")", text)
     assert "default-src 'none'" in text
 
     class Balanced(HTMLParser):
         open_tags: tuple[str, ...] = ()
 
         def handle_starttag(self, tag: str, attrs: object) -> None:
-            if tag not in ("meta", "br", "line"):
+            if tag not in ("meta", "br", "line", "input"):
                 self.open_tags += (tag,)
 
         def handle_startendtag(self, tag: str, attrs: object) -> None:
@@ -158,6 +163,55 @@ def test_it_is_one_file_that_asks_nobody_for_anything(made: report.Report) -> No
     parser.feed(text)
     assert parser.open_tags == ()
     assert text.count("<polyline") >= 3 + 5
+    (policy,) = re.findall(r"script-src '(sha256-[^']+)'", text)
+    (code,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert policy == "sha256-" + base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+
+
+def test_the_newest_lines_of_all_ranks_are_in_it(made: report_data.Report) -> None:
+    assert [line["at"] for line in made.log] == sorted(line["at"] for line in made.log)
+    assert made.log[-1]["rank"] is None and len(made.log[-1]["text"]) < 500
+    text = html.render(asdict(made))
+    assert "00:17:30 gpu-1:3 </b>&lt;script&gt;alert(1)&lt;/script&gt; ***" in text
+
+
+def test_of_a_long_log_the_newest_lines_are_kept() -> None:
+    lines = [Line(float(number), "gpu-0", 0, "stdout", 1, "word " * 40) for number in range(10_000)]
+    kept = make(records(), "failed", {}, [], [], DIAGNOSIS, Mask(), lines).log
+    assert kept[-1]["at"].endswith("02:46:39.000000Z") and 1000 < len(kept) < 10_000
+
+
+def test_versions_and_the_command_to_run_it_again_are_in_it(made: report_data.Report) -> None:
+    assert made.hosts[0]["versions"] == {"torch": "2.9.0+cu129", "driver": "<580> ***"}
+    data = replace(made, reproduce="cd /home/ann && ddp-orch up", version="1.2.3", written_at="2026")
+    text = html.render(asdict(data))
+    assert "gpu-[0-1]" in text and "2.9.0+cu129" in text and "&lt;580&gt;" in text
+    assert "<pre>cd /home/ann &amp;&amp; ddp-orch up</pre>" in text and "by ddp-orch 1.2.3" in text
+
+
+def test_disks_and_memory_have_curves(made: report_data.Report) -> None:
+    assert [round(value) for _, value in made.machines["read"]["gpu-0"]] == [3_000_000] * 3
+    assert [round(value) for _, value in made.machines["written"]["gpu-1"]] == [4_000_000] * 3
+    assert {value for _, value in made.machines["memory"]["gpu-0"]} == {100 / 64}
+
+
+@pytest.mark.parametrize(
+    ("rates", "total"),
+    [
+        ({0: [100, 100], 1: [120, 130]}, [220, 230]),
+        ({0: [100, 110], 1: [100, 110]}, [100, 110]),  # each rank prints the rate of all
+        ({0: [100, 110], 1: [120]}, [220]),  # rank 1 has not printed its second one yet
+    ],
+)
+def test_the_throughput_of_all_ranks_is_drawn(rates: dict[int, list[int]], total: list[int]) -> None:
+    figures = [
+        Line(1000.0 + step, "gpu-0", rank, "stdout", 1, f"step:{step} samples/s:{rate}")
+        for rank, values in rates.items()
+        for step, rate in enumerate(values)
+    ]
+    data = asdict(make(records(), "running", {}, figures, [], DIAGNOSIS, Mask()))
+    shown = html._with_throughput(data["training"])
+    assert [value for _, value in shown["throughput"]["attempt 1"]] == total
 
 
 def test_a_run_of_which_little_is_known_has_a_report_too() -> None:
@@ -191,7 +245,7 @@ def test_of_a_lost_run_only_the_host_that_was_lost_is_called_so() -> None:
     assert [(one["host"], one["state"]) for one in made.hosts] == [("gpu-0", "stopped"), ("gpu-1", "lost")]
 
 
-def test_only_a_report_is_replaced(made: report.Report, tmp_path: Path) -> None:
+def test_only_a_report_is_replaced(made: report_data.Report, tmp_path: Path) -> None:
     page, data = html.render(asdict(made)), json.dumps(asdict(made))
     path, beside = tmp_path / "package.html", tmp_path / "package.json"
     for _ in range(2):  # the second time in place of the first
@@ -223,7 +277,7 @@ def test_a_slow_rank_stands_out_in_the_heat_map() -> None:
     assert bands.heat_map("step time", {0: ranks[0]}, "step") == ""
 
 
-def test_the_report_of_512_ranks_over_a_day_stays_small(made: report.Report) -> None:
+def test_the_report_of_512_ranks_over_a_day_stays_small(made: report_data.Report) -> None:
     data = asdict(made)
     points = [(step, random.Random(step).random()) for step in range(0, 86_400, 60)]
     names = [f"attempt {attempt}, rank {rank}" for attempt in (1, 2) for rank in range(512)]
@@ -233,4 +287,10 @@ def test_the_report_of_512_ranks_over_a_day_stays_small(made: report.Report) -> 
             (x, random.Random(x + rank).random()) for x, _ in points
         ]
     data["machines"] = {name: {f"gpu-{number}": points for number in range(64)} for name in data["machines"]}
-    assert len(html.render(data)) < 2_000_000
+    lines = [
+        Line(86_400.0 + number, f"gpu-{number % 64:02}", number % 512, "stdout", 2, f"step:{number} " + "word " * 60)
+        for number in range(12 * 512)
+    ]
+    data["log"] = make(records(), "failed", {}, [], [], DIAGNOSIS, Mask(), lines).log
+    size = len(html.render(data).encode())
+    assert 500_000 < size < 2_000_000

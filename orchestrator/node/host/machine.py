@@ -4,17 +4,25 @@ Counters are since boot; two samples make a rate.
 """
 
 import os
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import nvml
 from .small_files import text_of
 
 NOT_REAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "tun", "tap", "wg", "dummy", "ifb")
+SECTOR = 512  # bytes, in /proc/diskstats on all disks
 
 
 def usage() -> Dict[str, Any]:
-    """Memory in bytes, `cpu` in ticks (busy, all) over all cores, `nics` in bytes and Mbit/s, and the GPUs."""
-    return {"cores": os.cpu_count(), "cpu": _cpu(), "memory": _memory(), "nics": _nics(), "gpus": nvml.usage()}
+    """Memory and disk in bytes, `cpu` in ticks (busy, all) over all cores, `nics` in bytes and Mbit/s, and the GPUs."""
+    return {
+        "cores": os.cpu_count(),
+        "cpu": _cpu(),
+        "memory": _memory(),
+        "nics": _nics(),
+        "gpus": nvml.usage(),
+        "disk": _disk(),
+    }
 
 
 def _cpu() -> Tuple[int, int]:
@@ -41,6 +49,23 @@ def _nics() -> List[Dict[str, Any]]:
             mbit = int(speed) if speed.isdigit() and int(speed) > 0 else None
             nics.append({"name": name, "received": int(received), "sent": int(sent), "mbit": mbit})
     return nics
+
+
+def _disk() -> Optional[Tuple[int, int]]:
+    """Read and written by all disks; None if none is visible, as in some containers.
+
+    /proc/diskstats also lists partitions and what is built on disks (LVM, RAID); only whole disks have a `device`.
+    """
+    counts = []
+    try:
+        with open("/proc/diskstats") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return None
+    for row in rows:
+        if len(row) > 9 and os.path.exists(os.path.join("/sys/block", row[2], "device")):
+            counts.append((int(row[5]) * SECTOR, int(row[9]) * SECTOR))
+    return (sum(read for read, _ in counts), sum(written for _, written in counts)) if counts else None
 
 
 def _net(name: str, what: str) -> str:
