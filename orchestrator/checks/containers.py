@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..answers.facts import ContainerFacts, Facts
-from ..inventory.container import Container, candidates
+from ..inventory.container import Container, candidates, has_image
 from ..plan.plan import Node
 from .engine_advice import advice_for, command
 from .findings import Findings, shell_word
@@ -17,7 +17,7 @@ def check_containers(nodes: list[Node], facts: Mapping[str, Facts], head: str, f
     images: dict[str, dict[str, ContainerFacts]] = {}
     for node in nodes:
         container, found = node.host.container, facts[node.host.name].container
-        if container == "none" or found is None or found.engine is None:
+        if not has_image(container) or found is None or found.engine is None:
             continue
         if found.image:
             images.setdefault(container.image, {})[node.host.name] = found

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from ..answers.facts import Facts, NoPython, Python
+from ..inventory.container import has_image
 from ..output.finding import Severity
 from ..plan.plan import Node, Plan
 from . import containers
@@ -21,7 +22,7 @@ def check_pythons(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], fin
         if isinstance(python, NoPython):
             line = "fix that line of `setup`, or " if python.error.startswith("setup line") else ""
             fix = f"{line}set `python` or `setup` for the host"
-            if node.host.container != "none":
+            if has_image(node.host.container):
                 fix = containers.fix_of(python.code, node.host.container, name) or fix
             findings.add("error", python.code, name, f"python: {python.error}", fix, f"{node.host.python} --version")
             continue
@@ -51,7 +52,7 @@ def _torch(node: Node, python: Python, findings: Findings) -> None:
     if python.torch is None:
         fix = (
             "use an image that has torch, or set `python` to an interpreter in it that has"
-            if node.host.container != "none"
+            if has_image(node.host.container)
             else "run `ddp-orch setup INVENTORY`, or set `python` in the inventory to an interpreter with torch, "
             f"or run {shell_word(executable)} -m pip install torch"
         )

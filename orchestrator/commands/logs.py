@@ -25,7 +25,7 @@ from ..runs import attach, printing, registry
 from ..runs.follow import LogFilter, View, clock_ahead
 from ..runs.log_files import LogFiles
 from ..runs.revive import Reviver
-from ..runs.status_line import StatusLine
+from ..runs.status_line import READY, StatusLine
 from .context import (
     RunLookup,
     find_run_early,
@@ -114,8 +114,12 @@ def logs(options: LogsOptions) -> int:
     return UnreachableError.exit_code if lookup.listing.failed or failed else 0
 
 
-def wait(run_name: str | None, inventory_path: str | None) -> int:
-    """Wait until a run has ended, and return its exit code."""
+class _Ready(Exception):
+    """The server of a run answers; the text is the line that says so."""
+
+
+def wait(run_name: str | None, inventory_path: str | None, *, ready: bool) -> int:
+    """Wait until a run has ended, and return its exit code. `ready`: until its server answers (0), or it has ended."""
     console = stderr_console()
     inventory = load_inventory_of_run(inventory_path, None, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
@@ -127,15 +131,27 @@ def wait(run_name: str | None, inventory_path: str | None) -> int:
         mask = make_mask(inventory, run, console)
         # the agents print few lines: the hosts send next to nothing
         log_filter = LogFilter(follow=True, tail=0, stream="agent")
+        if ready:
+            log_filter = LogFilter(follow=True, stream="stdout", grep=READY.pattern)
+
+        def look(lines: Sequence[Line]) -> None:
+            for line in lines:
+                if ready and line.attempt >= run.attempt:
+                    raise _Ready(line.text)
+
         view = _make_view(run, hosts, late, log_filter, inventory, fleet, mask, console)
         try:
             if run.unfinished:
-                console.note(f"waiting for the end of run {run.run_id}")
-            view.run(Sink(lambda _: None))
+                console.note(f"waiting for {'the server' if ready else 'the end'} of run {run.run_id}")
+            view.run(Sink(look))
+        except _Ready as found:
+            console.note(str(found).removeprefix("ddp-orch: "))
+            return 0
         except KeyboardInterrupt:
             console.note(f"the run continues; to stop it: {about.command('kill')}")
             raise
-        return attach.conclude(run.run_id, about, run.all_nodes, view, console, resume="", show_outputs=False)
+        code = attach.conclude(run.run_id, about, run.all_nodes, view, console, resume="", show_outputs=False)
+        return code or int(ready)
 
 
 def _require_ranks(run: registry.Run, log_filter: LogFilter) -> None:

@@ -145,14 +145,18 @@ def logs(**options: Any) -> None:
 @click.command(cls=Command, short_help="wait until a run has ended")
 @RUN
 @INVENTORY_OF_RUN
-def wait(run: str | None, inventory: str | None) -> None:
+@click.option("--ready", is_flag=True, help="Wait until the server that RUN starts answers.")
+def wait(run: str | None, inventory: str | None, ready: bool) -> None:
     """Wait until RUN (default: the newest run) has ended. Print how it ended, and exit with its exit code.
+
+    With --ready, exit with 0 as soon as the server answers, for launchers such as vllm that have a `ready` URL. If the
+    run ends before, exit with its exit code, or 1.
 
     Hosts that are rebooted in the meantime are brought back into the run. Ctrl-C stops the waiting, not the run.
     """
     from . import logs as logs_command
 
-    sys.exit(logs_command.wait(run, inventory))
+    sys.exit(logs_command.wait(run, inventory, ready=ready))
 
 
 @click.command(cls=Command, short_help="follow a run, as `logs -f` does")

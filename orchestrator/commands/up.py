@@ -16,6 +16,7 @@ import click
 from ..errors import HeldError, UsageError
 from ..hosts.fleet import Fleet
 from ..inventory import advice, model, paths, run_ids, selection, writing
+from ..inventory.container import is_entered
 from ..inventory.model import Host, Inventory
 from ..inventory.sources.batch_job import BatchJob
 from ..inventory.sources.schedulers import current_scheduler
@@ -210,6 +211,13 @@ def _offer_inventory() -> int:
 
 def _load_inventory(options: UpOptions) -> Inventory:
     inventory = load_inventory(options.inventory, settings=options.settings)
+    if any(setting.startswith("run.container") for setting in options.settings):
+        entered = next((host.name for host in inventory.hosts if is_entered(host.container)), None)
+        if entered is not None:
+            raise UsageError(
+                f"--set run.container: {entered}: other commands could not find a run in a container; set `enter` in "
+                f"the inventory"
+            )
     if options.hosts is not None:
         inventory = selection.select(inventory, options.hosts)
     if options.trainer_args:

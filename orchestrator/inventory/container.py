@@ -1,11 +1,11 @@
-"""`container`: the image in which the ranks of a host run, and how it is started. No IO."""
+"""`container`: the image in which the ranks of a host run, or a running container in which all happens. No IO."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from .hostnames import nearest
 from .values import Kind, Reading, choice, items, like, text, word_or
@@ -21,13 +21,15 @@ ENGINES = {
     "apptainer": ("squashfs", "path"),
     "singularity": ("squashfs", "path"),
 }
+ENTERED = ("podman", "docker")  # engines of `enter`
 _SQUASHFS = (".sqsh", ".squashfs")
 _TAKES = {"name": "the name of an image", "squashfs": "the absolute path of a .sqsh file", "path": "an absolute path"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    image: str
+    image: str  # "" with `enter`
+    enter: str  # the name of a container that is running; "": containers are started from the image
     engine: str  # auto, or a key of ENGINES
     mounts: tuple[str, ...]  # PATH[:PATH][:ro]
     options: tuple[str, ...]  # words for the engine, after those of ddp-orch
@@ -48,6 +50,7 @@ _IMAGE = text("the name of an image, or the absolute path of one", _image)
 _MOUNT = like("PATH, PATH:PATH or PATH:PATH:ro with absolute paths", r"(?s)/[^:,\x00]*(:/[^:,\x00]*)?(:ro)?")
 _KEYS: dict[str, tuple[Kind, Any]] = {
     "image": (_IMAGE, ""),
+    "enter": (like("the name of a container", r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}"), ""),
     "engine": (choice("auto", *ENGINES), "auto"),
     "mounts": (items("a list of paths", _MOUNT, unique=True), ()),
     "options": (items("a list of words", like("a word", r"(?s).+")), ()),
@@ -64,13 +67,36 @@ def _read(node: Node, key: str, reading: Reading) -> Container:
             values[name] = reading.read(_KEYS[name][0], value, inner, values[name])
         else:
             reading.wrong(mark, inner, f"unknown key; {nearest(name, list(_KEYS))}")
+    container = Container(**values)
+    if f"{key}.enter" in reading.marks:
+        _check_enter(container, key, reading)
+        return container
     if f"{key}.image" not in reading.marks:
         reading.wrong(node.mark, key, "the image is missing")
-    container = Container(**values)
     if container.image and not candidates(container):
         forms = " or ".join(_TAKES[form] for form in ENGINES[container.engine])
         reading.wrong(reading.marks[f"{key}.image"], f"{key}.image", f"{container.engine} takes {forms}")
     return container
+
+
+def _check_enter(container: Container, key: str, reading: Reading) -> None:
+    for name in ("image", "mounts", "options"):
+        if f"{key}.{name}" in reading.marks:
+            message = "a container that is already running has it; remove this key or `enter`"
+            reading.wrong(reading.marks[f"{key}.{name}"], f"{key}.{name}", message)
+    if container.engine not in ("auto", *ENTERED):
+        message = f"containers of {' and '.join(ENTERED)} can be entered; use `via` for others (docs/ssh.md)"
+        reading.wrong(reading.marks[f"{key}.engine"], f"{key}.engine", message)
+
+
+def has_image(container: Container | Literal["none"]) -> TypeGuard[Container]:
+    """Whether the ranks of a host run in containers that are started for them."""
+    return container != "none" and not container.enter
+
+
+def is_entered(container: Container | Literal["none"]) -> TypeGuard[Container]:
+    """Whether all of ddp-orch on a host runs in a container that is already there."""
+    return container != "none" and bool(container.enter)
 
 
 def candidates(container: Container) -> list[str]:
@@ -82,7 +108,8 @@ def candidates(container: Container) -> list[str]:
 
 
 def _write(container: Container) -> Any:
-    return {name: kind.write(getattr(container, name)) for name, (kind, _) in _KEYS.items()}
+    empty = ("image", "mounts", "options") if container.enter else ("enter",)
+    return {name: kind.write(getattr(container, name)) for name, (kind, _) in _KEYS.items() if name not in empty}
 
 
 KIND = word_or(NONE, Kind("an image or a mapping", _read, _write, single=False))
@@ -90,14 +117,14 @@ KIND = word_or(NONE, Kind("an image or a mapping", _read, _write, single=False))
 
 def as_question(container: Container | Literal["none"]) -> dict[str, Any] | None:
     """What a host needs to look for an engine and the image."""
-    if container == "none":
+    if not has_image(container):
         return None
     return {"engines": candidates(container), **_words(container)}
 
 
 def as_spec(container: Container | Literal["none"], found: Any = None) -> dict[str, Any] | None:
     """What a host needs to start it. `found`: its answers.facts.ContainerFacts, which name the engine that it has."""
-    if container == "none":
+    if not has_image(container):
         return None
     if found is None or found.engine is None:  # the start fails, and names what is missing
         return {"engine": candidates(container)[0], "cdi": False, **_words(container)}
@@ -110,7 +137,7 @@ def _words(container: Container) -> dict[str, Any]:
 
 def check(hosts: Iterable[Any], preload: object, reading: Reading) -> None:
     """Note that ranks in containers cannot be preloaded. `hosts`: of model.Host."""
-    inside = [host.name for host in hosts if host.container != NONE]
+    inside = [host.name for host in hosts if has_image(host.container)]
     if isinstance(preload, tuple) and inside:
         message = (
             f"{inside[0]} has a container, and ranks in containers cannot be preloaded; remove one of the two keys"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .hostnames import nearest
-from .values import Kind, Reading, choice, env, items, text
+from .values import Kind, Reading, choice, env, items, like, maybe, text
 from .yaml_source import Node
 
 COMMAND = "{command}"
@@ -52,6 +52,7 @@ class LauncherRow:
     argv: tuple[str, ...]
     worker: tuple[str, ...]
     env: Mapping[str, str]
+    ready: str | None
 
 
 def check_name(name: str) -> str:
@@ -67,6 +68,7 @@ _KEYS: dict[str, tuple[Kind, Any]] = {
     "argv": (_WORDS, ()),
     "worker": (_WORDS, ()),
     "env": (env, {}),
+    "ready": (maybe(like("an http URL with a port", r"http://[^\s/]+:[0-9]{1,5}(/\S*)?")), None),
 }
 
 
@@ -109,10 +111,13 @@ def _problems(row: LauncherRow) -> Iterator[tuple[str, str]]:
     """(key, what is wrong)."""
     if row.scope == "rank" and (row.argv or row.worker):
         yield ("argv" if row.argv else "worker"), "only with `scope: host`; with `scope: rank`, set `env`"
+    if row.scope == "rank" and row.ready:
+        yield "ready", "only with `scope: host`"
     if row.scope == "host" and row.argv and row.argv.count(COMMAND) != 1:
         yield "argv", f'expected "{COMMAND}" once, as a word of its own: the words after -- take its place'
     known = (*OF_HOST, *(OF_RANK if row.scope == "rank" else ()))
     words = [("argv", word) for word in row.argv if word != COMMAND] + [("worker", word) for word in row.worker]
+    words += [("ready", row.ready or "")]
     for key, value in (*words, *(("env", value) for value in row.env.values())):
         for place in re.findall(r"(?<![${])\{([a-z_]+)\}(?!\})", value):
             if place not in known:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from ..inventory.container import has_image
 from ..output.console import number_of, size
 from . import launchers
 from .plan import Code, Plan, find_script_arguments, gets_code
@@ -117,7 +118,7 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
         "agent": _agent(node.host.python, agent),
         "command": command,
         "env": {**auto_env, **node.env, **dict.fromkeys(plan.secrets, MASK)},
-        "container": None if node.host.container == "none" else node.host.container.image,
+        "container": node.host.container.image if has_image(node.host.container) else None,
         "workdir": node.host.workdir,
         "sends": f"code {plan.code.sha256[:12]}" if plan.code and gets_code(plan, node) else None,
     }

@@ -7,6 +7,7 @@ attempt rdzv_id is_host log_dir threads (node/ranks/launch.py). User arguments a
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,10 @@ class Launcher:
     """Scope rank: an argument of the script, before the user's."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables of the command, in addition to those of every run with this scope."""
+    ready: str = ""
+    """Scope host: a URL that answers on the first node once the command serves. `{port}` is its flag --port."""
+    port: int = 0
+    """Scope host: the port without that flag."""
 
     @property
     def can_preload(self) -> bool:
@@ -47,6 +52,7 @@ class Launcher:
             "worker": list(self.worker),
             "rank_argument": self.rank_argument,
             "env": dict(self.env),
+            "ready": self.ready,
         }
 
 
@@ -92,6 +98,7 @@ OWN_AGENT = ("mpirun",)
 """In place of arguments of python: a verb of the node program, which starts the ranks of a node."""
 
 _NODES = ("--nnodes={nnodes}", "--node-rank={node_rank}")
+_HEALTH = "http://{address}:{port}/health"
 PRESETS = (
     DIRECT,
     # the user's own command, once per host
@@ -171,8 +178,16 @@ PRESETS = (
         scope="host",
         argv=(COMMAND, *_NODES, "--master-addr={master_addr}", "--master-port={master_port}"),
         worker=("--headless",),
+        ready=_HEALTH,
+        port=8000,
     ),
-    Launcher("sglang", scope="host", argv=(COMMAND, *_NODES, "--dist-init-addr={rdzv_endpoint}")),
+    Launcher(
+        "sglang",
+        scope="host",
+        argv=(COMMAND, *_NODES, "--dist-init-addr={rdzv_endpoint}"),
+        ready=_HEALTH,
+        port=30000,
+    ),
 )
 
 _TORCHRUN_MODULE = ("-m", "torch.distributed.run")
@@ -251,10 +266,33 @@ def _named(inventory: Inventory) -> Launcher:
     name = inventory.run.launcher
     if name in inventory.launchers:
         row = inventory.launchers[name]
-        return Launcher(name, scope=row.scope, argv=row.argv or (COMMAND,), worker=row.worker, env=row.env)
+        argv = row.argv or (COMMAND,)
+        return Launcher(name, scope=row.scope, argv=argv, worker=row.worker, env=row.env, ready=row.ready or "")
     if name == "torchrun":
         return TORCHRUN_C10D if inventory.run.rdzv.backend == "c10d" else TORCHRUN_STATIC
     return next(launcher for launcher in PRESETS if launcher.name == name)
+
+
+def with_server(launcher: Launcher, words: Sequence[str]) -> Launcher:
+    """The launcher with the address and port of `ready` that the words of the command name. "": it serves HTTPS."""
+    if not launcher.port:
+        return launcher
+    if any(word.startswith("--ssl-") for word in words):
+        return replace(launcher, ready="")
+    address = _value_of("--host", words) or "127.0.0.1"
+    if address in ("0.0.0.0", "::"):  # noqa: S104  it only says that the server binds to all
+        address = "127.0.0.1"
+    elif ":" in address:
+        address = f"[{address}]"
+    port = _value_of("--port", words) or str(launcher.port)
+    return replace(launcher, ready=launcher.ready.replace("{address}", address).replace("{port}", port))
+
+
+def _value_of(flag: str, words: Sequence[str]) -> str:
+    """The last value of a flag; "" without it."""
+    values = [after for word, after in itertools.pairwise(words) if word == flag]
+    values += [word.partition("=")[2] for word in words if word.startswith(flag + "=")]
+    return values[-1] if values else ""
 
 
 def for_own_scripts(inventory: Inventory) -> Inventory:

@@ -156,7 +156,7 @@ def make(
     run_env = {**(launchers.DEBUG_ENVIRONMENT if debug else {}), **inventory.run.env}
     template = Template(command, run_env, env)
     nodes = tuple(make_node(host, template, name) for host in order(inventory))
-    launcher = launchers.choose(inventory)
+    launcher = launchers.with_server(launchers.choose(inventory), command)
     return Plan(run_id, name, nodes, launcher, code, inventory, inventory.run.secrets, template)
 
 
@@ -331,7 +331,9 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "container": container.as_spec(node.host.container, fact.container),
         "template": asdict(plan.template),
         "agent_argv": list(launchers.agent_argv(plan.launcher, torch)),
-        "preload": list(_preload(plan, torch)) if node.host.container == "none" and not node.host.witness else [],
+        "preload": list(_preload(plan, torch))
+        if not container.has_image(node.host.container) and not node.host.witness
+        else [],
         "warm": run.warm,
         "auto_env": {} if node.host.witness else node.auto_env,
         "env": dict(node.env),

@@ -18,6 +18,7 @@ READ = 200  # of each batch of lines, only so many of the newest are read for fi
 _ATTEMPT = re.compile(r"ddp-orch: attempt (\d+) on ")
 _STOPS = re.compile(r"ddp-orch: (?:first failure: |stopping all nodes|asking the ranks for a snapshot)")
 _WAITS = re.compile(r"ddp-orch: (waiting for .*)")
+READY = re.compile(r"ddp-orch: ready after \d+ s: ")
 _ENDS = re.compile(r"ddp-orch: the run (?!waits)")
 
 
@@ -47,7 +48,9 @@ class RunStatus:
                     self._begin(line.attempt)
                 self._heard.add(line.rank)
                 self._heard_at = now
-                if self._state == "starting":
+                if READY.match(line.text):
+                    self._state = "ready"
+                elif self._state == "starting":
                     self._state = "running"
                 if len(lines) - number < READ:
                     self._read(line, now)

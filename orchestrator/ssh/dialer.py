@@ -4,7 +4,7 @@
 `tcp.py`, host keys are checked in `host_keys.py`, `keys.py` has the user's keys, and `jump_hosts.py` shares connections
 to jump hosts. `login.py` logs in. It is imported at the first login, because importing fabric and paramiko takes long.
 Hosts that are reached by a program (`via`) are left to `program_dialer.py`, and so are those whose ssh_config has what
-only the `ssh` program can do.
+only the `ssh` program can do, and containers that are entered.
 Never asks a question during a login, never retries a rejected key, never forwards the agent.
 """
 
@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..inventory.container import is_entered
 from ..inventory.model import Host, SshOptions
 from ..inventory.via import OPENSSH, PARAMIKO
 from .config import IMPORTING, NeedsSshProgram, Resolver, Target, resolve
@@ -98,12 +99,14 @@ class Dialer:
 
     def connect(self, host: Host) -> Connection:
         """Log in, within `connect_timeout` in total. Raises ConnectFailure."""
-        if host.local:
+        if host.local and not is_entered(host.container):
             return LocalConnection()
         deadline = time.monotonic() + self._options.connect_timeout
         try:
             if host.via != PARAMIKO:
                 return self._programs.connect(host, deadline)
+            if is_entered(host.container):
+                return self._programs.connect(replace(host, via=OPENSSH), deadline)
             try:
                 target = self._resolver.resolve(host, deadline)
             except NeedsSshProgram:

@@ -51,14 +51,22 @@ class NoShell(Exception):
 class ProgramConnection:
     """A `Connection` that starts `argv`, which runs `sh` on the host, for every command.
 
-    `lost`: the exit status with which the program says that it lost the connection. The first program is started at
+    `enter`: a command that the shell becomes, which runs another `sh`. `lost`: the exit status with which the program
+    says that it lost the connection. The first program is started at
     once, which shows that the host can be reached: raises `NoShell` if not.
     """
 
     def __init__(
-        self, host: str, argv: Sequence[str], env: Mapping[str, str], lost: int | None, deadline: float
+        self,
+        host: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        lost: int | None,
+        deadline: float,
+        enter: str = "",
     ) -> None:
         self._host, self._argv, self._lost = host, tuple(argv), lost
+        self._enter = enter
         self._env = os.environ | env
         self._pipes: list[ProgramPipe] = []
         self._lock = threading.Lock()
@@ -89,6 +97,8 @@ class ProgramConnection:
         with self._lock:
             self._pipes.append(pipe)
         try:
+            if self._enter:
+                pipe.ask(f"; exec {self._enter}", deadline)
             pipe.ask("", deadline)
         except BaseException:
             pipe.close()

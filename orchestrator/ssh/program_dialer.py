@@ -14,17 +14,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..inventory import via
+from ..inventory.container import ENTERED, Container, is_entered
 from ..inventory.model import Host, SshOptions
 from ..output.terminal import one_line
 from .config import login_by_hand
 from .openssh import ENVIRONMENT, LOST, explain, ssh_argv
 from .pipe import ConnectFailure
 from .program import NoShell, ProgramConnection
+from .quoting import quote
 
 FIRST_RETRY, MAX_RETRY = 0.1, 3.0
 """Seconds: the longest wait before the first retry, and before any."""
 
 _REASON_LENGTH = 300
+
+_ENTER = """
+for engine in "$@"; do
+  why=$("$engine" container inspect --format "{{.State.Status}}" "$0" 2>&1)
+  [ "$why" != running ] || exec "$engine" exec -i "$0" sh
+  echo "$engine: container $0: $(echo "$why" | tail -n 1)" >&2
+done
+exit 1
+"""
+"""Shell code: the arguments are engines, and $0 is the name of a container."""
 
 
 class ProgramDialer:
@@ -53,7 +65,7 @@ class ProgramDialer:
             raise denied  # servers may count another try as an attack and lock the account
         with self._slot(host):
             self._reaching(host.name, "logging in")
-            if via.is_command(host.via):
+            if host.local or via.is_command(host.via):
                 return _connect_by_command(host, deadline)
             return self._connect_by_ssh(host, deadline)
 
@@ -98,7 +110,7 @@ class ProgramDialer:
 
 
 def _connect_by_command(host: Host, deadline: float) -> ProgramConnection:
-    argv = (*via.argv_of(host), "sh")
+    argv = ("sh",) if host.local else (*via.argv_of(host), "sh")
     try:
         return _start(host, argv, {}, None, deadline)
     except NoShell as error:
@@ -111,7 +123,14 @@ def _start(
     if not shutil.which(argv[0]):
         fix = "install the OpenSSH client" if host.via == via.OPENSSH else "install it, or correct `via`"
         raise ConnectFailure(host.name, "via", f"this machine has no program {argv[0]}", "unknown", fix)
-    return ProgramConnection(host.name, argv, env, lost, deadline)
+    enter = enter_command(host.container) if is_entered(host.container) else ""
+    return ProgramConnection(host.name, argv, env, lost, deadline, enter)
+
+
+def enter_command(container: Container) -> str:
+    """The shell command that becomes a shell in a container which is running."""
+    engines = ENTERED if container.engine == "auto" else (container.engine,)
+    return quote(("sh", "-c", _ENTER, container.enter, *engines))
 
 
 def _no_shell(host: Host, error: NoShell) -> ConnectFailure:
@@ -121,5 +140,9 @@ def _no_shell(host: Host, error: NoShell) -> ConnectFailure:
             fix = "check that sshd listens there and that the host is not overloaded"
         return ConnectFailure(host.name, "via", "no shell answered in time", "ssh-unreachable", fix)
     text = one_line(error.stderr.decode("utf-8", "replace").strip())[-_REASON_LENGTH:]
-    reason = f"`{login_by_hand(host)} sh` ended with exit status {error.status}" + (f": {text}" if text else "")
-    return ConnectFailure(host.name, "via", reason, "unknown", "check that this command starts a shell on the host")
+    command = "sh" if host.local else f"{login_by_hand(host)} sh"
+    reason = f"`{command}` ended with exit status {error.status}" + (f": {text}" if text else "")
+    fix = "check that this command starts a shell on the host"
+    if is_entered(host.container):
+        fix = "start that container there, or remove `container.enter`"
+    return ConnectFailure(host.name, "via", reason, "unknown", fix)

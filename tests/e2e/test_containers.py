@@ -194,6 +194,33 @@ def test_check_says_why_a_container_cannot_start(lab: Lab) -> None:
     assert hosts == ["node-0"] and "--add-subuids" in fix
 
 
+@needs_podman
+@pytest.mark.lab
+def test_a_run_lives_in_a_container_that_is_already_there(lab: Lab) -> None:
+    volumes = " ".join(f"--volume={path}:{path}:ro" for path in ("/usr", "/opt", *lab.shared_paths.split()))
+    # its own processes: the lab forbids to mount another /proc
+    box = f"podman run --detach --name box --network=host --pid=host {volumes} {IMAGE} sleep infinity"
+    for host in lab.hosts:
+        host.sh(box, check=True)
+    inventory = lab.inventory(run={"container": {"enter": "box"}, "launcher": "direct", "grace": 5})
+    looks = "import os; assert os.path.exists('/inside/word') and not os.path.exists('/home/ann')\n"
+    finished = start(lab, inventory, "--", script(lab, looks + COUNTER), "3", "0")
+    wait_for_state(lab, inventory, finished, "succeeded")
+    assert counts(lines_of(lab, inventory, finished)) == {0: [0, 1, 2], 1: [0, 1, 2]}
+    line = ["exec", inventory, "--", "cat", "/inside/word"]
+    assert ok(orch(lab, *line)).stdout.splitlines()[-1].endswith("saved")
+
+    endless = start(lab, inventory, "--", "train.py", "100000", "0.1")
+    wait_for_state(lab, inventory, endless, "running")
+    ok(orch(lab, "kill", endless, "-i", inventory))
+    assert not lab.marked()
+    lab.hosts[1].sh("podman kill box", check=True)
+    state = "podman container inspect --format '{{.State.Status}}' box"
+    wait_until(lambda: "exited" in lab.hosts[1].sh(state).stdout, 10, "the container has ended")
+    refused = ok(orch(lab, *line), 4)
+    assert "node-1" in refused.stderr and "podman: container box: exited" in refused.stderr, refused.stderr
+
+
 @pytest.fixture
 def docker_lab(make_lab: Callable[..., Lab]) -> Iterator[Lab]:
     lab = make_lab(2)

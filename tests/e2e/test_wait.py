@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,46 @@ def start(folder: Path, name: str) -> str:
     done = orch(folder, "up", "-d", "--skip-check", "--name", name, "--", "train.py", str(folder / name))
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[0]
+
+
+SERVER = """import http.server, pathlib, sys, time
+while not pathlib.Path(sys.argv[2]).exists():
+    time.sleep(0.05)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+
+
+def start_server(folder: Path) -> str:
+    """It serves once the file `go` exists."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    host = f"{{name: me, address: localhost, python: {sys.executable}}}"
+    row = f'{{argv: ["{{command}}"], ready: "http://127.0.0.1:{port}/"}}'
+    text = f"hosts: [{host}]\nlaunchers: {{served: {row}}}\nrun: {{launcher: served, grace: 1}}\n"
+    (folder / "inventory.yaml").write_text(text)
+    (folder / "serve.py").write_text(SERVER)
+    words = ("{python}", "serve.py", str(port), str(folder / "go"))
+    done = orch(folder, "up", "-d", "--skip-check", "--", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[0]
+
+
+def test_a_server_is_waited_for_until_it_answers(folder: Path) -> None:
+    start_server(folder)
+    early = waiting(folder, "--ready")
+    assert early.stderr is not None and "waiting for the server" in early.stderr.readline()
+    (folder / "go").touch()
+    assert early.wait(30) == 0
+    assert "ready after" in early.stderr.read()
+    assert waiting(folder, "--ready").wait(30) == 0  # it still is
+    assert orch(folder, "kill").returncode == 0
+
+
+def test_a_server_that_ends_before_it_is_ready_is_not_waited_for(folder: Path) -> None:
+    run_id = start_server(folder)
+    process = waiting(folder, "--ready", run_id)
+    assert orch(folder, "kill", run_id, "--grace", "0").returncode == 0
+    assert process.wait(30) == 130
 
 
 def waiting(folder: Path, *words: str) -> subprocess.Popen[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from typing import Any
 
 from local_runs import Run, Runs
@@ -90,3 +92,34 @@ def test_a_script_for_deepspeed_gets_its_local_rank_as_an_argument(runs: Runs) -
     run.wait_over()
     for rank in (0, 1):
         assert told(run, 0, f"1.{rank}.out")["argv"] == [f"--local_rank={rank}", "--lr", "{local_rank}"]
+
+
+# as `vllm serve` does: every host gets the flags, and only the first one serves
+SERVER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    answers = 0
+    def do_GET(self):
+        Handler.answers += 1
+        self.send_response(503 if Handler.answers < 2 else 200)
+        self.end_headers()
+flags = sys.argv[1:]
+if "--headless" not in flags:
+    assert "--node-rank=0" in flags and "DDP_ORCH_READY" not in __import__("os").environ
+    http.server.HTTPServer(("127.0.0.1", int(flags[1])), Handler).serve_forever()
+__import__("time").sleep(600)
+"""
+
+
+def test_a_server_is_reported_as_ready_once_it_answers(runs: Runs) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ("{python}", "-u", "-c", SERVER, "--port", str(port))
+    run = runs.start(RUN_PROGRAM, *words, nproc=(1, 1), launcher="vllm")
+    run.wait_for("ready", "1.0.out")
+    line = run.journal()["1.0.out"].decode()
+    assert re.fullmatch(rf"ddp-orch: ready after \d+ s: http://127\.0\.0\.1:{port}/health\n", line)
+    assert not run.journal(1).get("1.1.out")
+    run.stop()
+    run.wait_over()
+    assert run.members() == []

@@ -142,12 +142,25 @@ def hosts(draw: st.DrawFn, name: str) -> Host:
     )
 
 
-CONTAINERS = st.just("none") | st.builds(
+ENTERED = st.builds(
     Container,
-    image=st.sampled_from(["pytorch:2", "nvcr.io/nvidia/pytorch:26.05-py3", "x@sha256:" + "0" * 64]),
-    engine=st.sampled_from(["auto", "podman"]),
-    mounts=st.sampled_from([(), ("/data:ro", "/a b:/b")]),
-    options=st.sampled_from([(), ("--privileged", "--env=A=b c")]),
+    image=st.just(""),
+    enter=words(ALNUM + "_.-", ALNUM, 64),
+    engine=st.sampled_from(["auto", "docker"]),
+    mounts=st.just(()),
+    options=st.just(()),
+)
+CONTAINERS = (
+    st.just("none")
+    | ENTERED
+    | st.builds(
+        Container,
+        enter=st.just(""),
+        image=st.sampled_from(["pytorch:2", "nvcr.io/nvidia/pytorch:26.05-py3", "x@sha256:" + "0" * 64]),
+        engine=st.sampled_from(["auto", "podman"]),
+        mounts=st.sampled_from([(), ("/data:ro", "/a b:/b")]),
+        options=st.sampled_from([(), ("--privileged", "--env=A=b c")]),
+    )
 )
 
 

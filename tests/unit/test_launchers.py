@@ -30,6 +30,7 @@ def test_every_launcher_has_a_row() -> None:
             argv=launcher.argv if launcher.scope == "host" else (),
             worker=launcher.worker,
             env=launcher.env,
+            ready="http://{master_addr}:8000/health" if launcher.ready else None,
         )
         own = "hosts: [a]\nlaunchers: " + json.dumps({"mine": {**vars(row), "env": dict(row.env)}})
         env_of_rdzv = {name for name in row.env if name.startswith(("OMPI", "PMI", "MPI", "SLURM", "JAX"))}
@@ -160,11 +161,31 @@ def test_numbers_of_ranks_are_applied() -> None:
         ("launchers: {m: {comand: x}}", "launchers.m.comand"),
         ("launchers: {m: x}", "launchers"),
         ("launchers: {m: {env: {RANK: x}}}", "launchers.m.env.RANK"),
+        ("launchers: {m: {ready: https://x:1/}}", "launchers.m.ready"),
+        ('launchers: {m: {ready: "http://{nodes}:1/"}}', "launchers.m.ready"),
+        ("launchers: {m: {scope: rank, ready: http://x:1/}}", "launchers.m.ready"),
     ],
 )
 def test_a_wrong_launcher_of_the_user_is_refused_with_its_key(text: str, key: str) -> None:
     with pytest.raises(InventoryError, match=f"i:2: {key}: "):
         model.parse(f"hosts: [a]\n{text}\n", "i")
+
+
+@pytest.mark.parametrize(
+    ("line", "url"),
+    [
+        ("vllm serve M", "http://127.0.0.1:8000/health"),
+        ("vllm serve M --port 9000 --host 0.0.0.0", "http://127.0.0.1:9000/health"),
+        ("vllm serve M --port=9000 --host=10.0.0.1", "http://10.0.0.1:9000/health"),
+        ("vllm serve M --host fd00::1", "http://[fd00::1]:8000/health"),
+        ("vllm serve M --ssl-certfile=c", ""),
+        ("python -m sglang.launch_server --model-path M", "http://127.0.0.1:30000/health"),
+    ],
+)
+def test_a_server_is_ready_at_the_address_and_port_of_its_command(line: str, url: str) -> None:
+    invoked = invocation.recognise(line.split(), {})
+    inventory = invocation.apply(model.parse(TWO, "i"), invoked)
+    assert launchers.with_server(launchers.choose(inventory), invoked.words).ready == url
 
 
 def test_uneven_hosts_are_refused_where_the_launcher_could_not_be_right() -> None:

@@ -27,6 +27,8 @@ OOM_SCORE = 300  # of ranks: when memory runs out, the kernel should kill one of
 MPIRUN = "mpirun"  # the launcher, and the verb of its agent
 MPI_KEY = "DDP_ORCH_MPI_KEY"  # the variable with the key of the connections between its agents
 
+READY = "DDP_ORCH_READY"  # the variable with the URL that answers once a server is ready (plan/entrypoint.py)
+
 SCRIPT = 2  # index of the script, -m or -c in a command: python, -u, SCRIPT
 SHIM_WORDS = 4  # python -u -c PROGRAM, before the words of a command that is started once per host
 
@@ -162,6 +164,9 @@ def _once_per_host(
     launcher = spec["launcher"]
     own = {name: placeholders.fill_in(value, values) for name, value in launcher["env"].items()}
     argv = spec["command"][:SHIM_WORDS] + placeholders.host_argv(launcher, spec["command"][SHIM_WORDS:], values)
+    ready = launcher["ready"] if order.node_rank == 0 else ""
+    if ready:
+        own[READY] = placeholders.fill_in(ready, values)
     job = dict(rank, argv=argv, env={**environment, **placeholders.host_environment(values), **own})
     for channel in ("stdout", "stderr"):
         job[channel] = rank[channel].replace("*", str(order.first_rank))

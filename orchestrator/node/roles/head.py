@@ -50,7 +50,7 @@ class HeadLink(ClusterLink):
         self._tick_at = self._beat_at = 0.0
         self._answered = False
         self._team_requests: Set[str] = set()  # requests that the gang has decided on
-        self._silence = RankSilence(self._spec["stall_timeout"], recorder.say)
+        self._silence = RankSilence(self._spec, recorder.say)
         self._log: EventLog = self._open_log()
         if self._log.started_at is not None:
             self._finisher.begin(self._log.started_at)

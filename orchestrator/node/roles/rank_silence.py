@@ -14,9 +14,9 @@ class Stall(NamedTuple):
 
 
 class RankSilence:
-    def __init__(self, limit: Optional[float], say: Callable[[str], None]) -> None:
-        """`limit`: run.stall_timeout."""
-        self._limit = limit
+    def __init__(self, spec: Dict[str, Any], say: Callable[[str], None]) -> None:
+        self._limit: Optional[float] = spec["stall_timeout"]
+        self._serves = bool(spec["launcher"].get("ready"))  # a server prints nothing while nobody asks
         self._say = say
         self._by_node: Dict[int, Dict[str, Any]] = {}  # the last report of each node
         self._has_warned = False
@@ -43,7 +43,7 @@ class RankSilence:
             return Stall(quiet, frozen) if quiet > self._limit else None
         if quiet < WARNING:
             self._has_warned = False
-        elif not self._has_warned:
+        elif not (self._has_warned or self._serves):
             self._has_warned = True
             stopped = ", ".join("rank %d" % rank for ranks in frozen.values() for rank in ranks)
             self._say(
