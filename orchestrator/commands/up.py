@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import click
 
@@ -24,7 +25,7 @@ from ..output.console import Console, all_but
 from ..output.lines import Mask, rfc3339
 from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import tame
-from ..plan import description, entrypoint, invocation
+from ..plan import accelerate, description, entrypoint, invocation
 from ..plan import snapshot as ship
 from ..plan.launchers import for_own_scripts
 from ..plan.plan import Code, Plan, advise_shell_variables, check_size, world_size
@@ -276,6 +277,13 @@ def _plan_run(
         stderr_console().note(f"ignored: {', '.join(dict.fromkeys(invoked.ignored))}. The inventory has the hosts")
     if invoked.launcher == "mpi" and entrypoint.needs_mpi(invoked.words):
         invoked = invocation.with_real_mpi(invoked)
+    if invoked.launcher == "accelerate" or inventory.run.launcher == "accelerate":
+        invoked = accelerate.complete(replace(invoked, launcher="accelerate"), Path.cwd())
+    if unused := accelerate.find_unused(invoked, os.environ):
+        warn_once(
+            f"{unused} has no effect, as hosts do not read this file; copy it into the folder of the script, and start "
+            "it with: accelerate launch --config_file FILE"
+        )
     inventory = invocation.apply(inventory, invoked)
     if options.call is None:
         command, snapshot = entrypoint.find(inventory, invoked.words)

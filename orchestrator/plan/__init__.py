@@ -7,6 +7,7 @@ launchers    what each launcher starts, as templates
 description  a plan as text or JSON
 entrypoint   what `up` runs: a script, a module or the bundled trainer
 function_call  the command that calls a function in a rank
+accelerate   what a configuration of accelerate asks for
 invocation   recognises the command lines of other launchers after `--`
 snapshot     the archive of the code
 code_files   the files of the code

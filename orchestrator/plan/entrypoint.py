@@ -141,7 +141,9 @@ def _find_command(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[s
     if not words and script is None:
         message = f"run.launcher: {inventory.run.launcher} starts your own command; give it after --"
         raise UsageError(f"{inventory.path}: {message}")
-    words = words or ("{python}", "-u", str(script), *inventory.run.args)
+    # accelerate starts Python itself
+    before = ("--multi_gpu",) if inventory.run.launcher == "accelerate" else ("{python}", "-u")
+    words = words or (*before, str(script), *inventory.run.args)
     command = ("-u", "-c", RUN_PROGRAM, *words)
     without = [host.name for host in plan.order(inventory) if not host.workdir]
     if not without:
@@ -203,20 +205,25 @@ def expand_trainer_config(args: Sequence[str], folder: Path, where: str) -> tupl
 
 def needs_mpi(words: Sequence[str]) -> bool:
     """Whether `words`, a script here and its arguments, import mpi4py, so that a real mpirun has to start the ranks."""
-    return bool(words) and _imports_mpi(Path(words[0]))
+    return imports("mpi4py", words)
 
 
-def _imports_mpi(script: Path) -> bool:
+def imports(module: str, words: Sequence[str]) -> bool:
+    """Whether the first of `words` is a script here that imports the module."""
+    return bool(words) and _imports(module, Path(words[0]))
+
+
+def _imports(module: str, script: Path) -> bool:
     try:
         text = script.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False  # sending the code reports it
-    return re.search(r"^(from|import) mpi4py\b", text, re.MULTILINE) is not None
+    return re.search(rf"^(from|import) {module}\b", text, re.MULTILINE) is not None
 
 
 def _check_mpi(inventory: Inventory, snapshot: ship.Snapshot, args: Sequence[str]) -> None:
     """Raises UsageError if the script imports mpi4py, but no mpirun starts it: to MPI, each rank is the only one."""
-    if inventory.run.launcher != "mpirun" and _imports_mpi(snapshot.root / snapshot.script):
+    if inventory.run.launcher != "mpirun" and _imports("mpi4py", snapshot.root / snapshot.script):
         script = Path(snapshot.script).name
         correct = advice.command("up", "--", "mpirun", "python", script, *args, inventory=inventory.path)
         raise UsageError(

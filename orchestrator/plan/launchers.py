@@ -103,7 +103,7 @@ PRESETS = (
     DIRECT,
     # the user's own command, once per host
     Launcher("node", scope="host"),
-    # It shares the ranks out evenly. On CPUs, it starts one rank per host without --multi_gpu.
+    # It shares the ranks out evenly. Which kind of training it starts: plan/accelerate.py.
     Launcher(
         "accelerate",
         scope="host",
@@ -111,7 +111,6 @@ PRESETS = (
             "{python}",
             "-m",
             "accelerate.commands.launch",
-            "--multi_gpu",
             "--num_machines={nnodes}",
             "--machine_rank={node_rank}",
             "--num_processes={world_size}",

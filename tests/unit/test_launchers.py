@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.errors import InventoryError, UsageError
 from orchestrator.inventory import launcher_rows, model
-from orchestrator.plan import entrypoint, invocation, launchers
+from orchestrator.plan import accelerate, entrypoint, invocation, launchers
 from orchestrator.plan.launchers import check_even
 
 ROOT = Path(__file__).parents[2]
@@ -169,6 +169,60 @@ def test_numbers_of_ranks_are_applied() -> None:
 def test_a_wrong_launcher_of_the_user_is_refused_with_its_key(text: str, key: str) -> None:
     with pytest.raises(InventoryError, match=f"i:2: {key}: "):
         model.parse(f"hosts: [a]\n{text}\n", "i")
+
+
+@pytest.mark.parametrize(
+    ("flags", "config", "words", "ranks"),
+    [
+        ("", "", "--multi_gpu x.py", None),
+        ("--mixed_precision fp8", "", "--multi_gpu --mixed_precision fp8 x.py", None),
+        ("--use_fsdp", "", "--use_fsdp x.py", None),
+        ("--use-deepspeed", "", "--deepspeed_multinode_launcher=standard --use-deepspeed x.py", None),
+        ("--config_file=c.yaml", "", "--config_file=c.yaml x.py", None),  # it is on the hosts, whatever is in it
+        ("--config_file c.yaml", "distributed_type: 'MULTI_GPU'", "--multi_gpu --config_file c.yaml x.py", None),
+        ("--config_file c.yaml", "distributed_type: FSDP\nnum_processes: 8", "--config_file c.yaml x.py", None),
+        (
+            "--config_file c.yaml",
+            "distributed_type: DEEPSPEED\nnum_machines: 2\nnum_processes: 8\ndeepspeed_config: {zero_stage: 2}",
+            "--deepspeed_multinode_launcher=standard --config_file c.yaml x.py",
+            8,
+        ),
+    ],
+)
+def test_the_kind_of_training_of_accelerate_is_its_own(
+    flags: str, config: str, words: str, ranks: int | None, tmp_path: Path
+) -> None:
+    if config:
+        (tmp_path / "c.yaml").write_text(config + "\n")
+    invoked = invocation.recognise(["accelerate", "launch", *flags.split(), "x.py"], {})
+    found = accelerate.complete(invoked, tmp_path)
+    assert (shlex.join(found.words), found.total_ranks) == (words, ranks)
+    assert found.nnodes == ((2, 2) if ranks else None)
+
+
+def test_accelerate_is_not_asked_for_what_it_cannot_do(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("a: [\n")
+    for flags in ("--cpu", "--config_file c.yaml"):
+        with pytest.raises(UsageError, match=flags.split()[-1]):
+            accelerate.complete(invocation.recognise(f"accelerate launch {flags} x.py".split(), {}), tmp_path)
+
+
+def test_a_configuration_of_accelerate_that_no_host_reads_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").write_text("import torch\n")
+    (tmp_path / "y.py").write_text("from accelerate import Accelerator\n")
+    (tmp_path / "hf" / "accelerate").mkdir(parents=True)
+    lines = ("x.py", "y.py", "accelerate launch x.py", "accelerate launch --config_file c x.py", "")
+
+    def unused() -> list[str]:
+        environ = {"HF_HOME": str(tmp_path / "hf")}
+        return [line for line in lines if accelerate.find_unused(invocation.recognise(line.split(), {}), environ)]
+
+    assert unused() == []
+    (tmp_path / "hf" / "accelerate" / "default_config.yaml").write_text("")
+    assert unused() == ["y.py", "accelerate launch x.py"]
 
 
 @pytest.mark.parametrize(
