@@ -13,7 +13,7 @@ from ..errors import UnreachableError, UsageError
 from ..hosts.fleet import Fleet
 from ..inventory.advice import command
 from ..inventory.model import Host
-from ..output.console import Console, fold
+from ..output.console import Console, fold, number_of
 from ..output.lines import parse_time
 from ..output.terminal import tame
 from ..runs import registry
@@ -66,9 +66,12 @@ def _list_runs(
 
     def show() -> None:
         shown = [run for run in listings[-1].runs if everything or run.unfinished] if listings else []
+        late = f"no answer yet from {fold(listings[-1].late)}" if listings else ""
         if shown:
-            console.note(f"no answer yet from {fold(listings[-1].late)}; the others have:")
+            console.note(f"{late}; the others have:")
             _print(listings[-1], shown, time.time())
+        if on_terminal:
+            console.status(late)
 
     def look(listing: registry.Listing) -> bool:
         listings.append(listing)
@@ -76,12 +79,16 @@ def _list_runs(
             show()
         return False
 
+    if on_terminal:  # a table of the progress would mix with the runs
+        console.status(f"asking {number_of(len(hosts), 'host')} for their runs")
     try:
         return registry.find(fleet, hosts, look, "" if on_terminal else "looking for runs")
     except KeyboardInterrupt:
         if not on_terminal and not as_json:
             show()
         raise
+    finally:
+        console.status("")
 
 
 def _print(listing: registry.Listing, shown: Sequence[registry.Run], now: float) -> None:

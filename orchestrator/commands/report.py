@@ -26,7 +26,6 @@ from ..runs.follow import LogFilter, View, clock_ahead
 from ..ui import html
 from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_failures
 from .report_data import PRIVATE, first_failure, make
-from .up import UpOptions
 
 LAST_LINES = 40  # of the rank that failed first
 LOG_LINES = 6000  # of all streams together
@@ -82,6 +81,8 @@ def report(
 
 def _reproduce(run: registry.Run, inventory: Inventory, mask: Mask) -> str:
     """The command that starts the same run again; "" if it was not started by `up` on this machine."""
+    from .up import UpOptions  # imported late: the user waits for the first output
+
     started = recent.command_of(run.run_id)
     try:
         options = UpOptions(**started.options) if started else None

@@ -17,7 +17,7 @@ from ..output.console import Console, fold, fold_messages
 if TYPE_CHECKING:
     from rich.live import Live
 
-STATUS_AFTER, STATUS_EVERY = 0.2, 0.1
+STATUS_AFTER, STATUS_EVERY = 0.05, 0.1
 """Seconds until a status line appears on a terminal, and between its drawings."""
 
 TABLE_AFTER, TABLE_EVERY = 1.5, 0.25
