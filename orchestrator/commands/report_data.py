@@ -118,7 +118,7 @@ def make(
 def _log(lines: Sequence[Line], mask: Mask) -> tuple[Mapping[str, Any], ...]:
     newest: list[Mapping[str, Any]] = []
     size = 0
-    for line in sorted(lines, key=lambda line: line.at, reverse=True):
+    for line in sorted(lines, key=lambda line: line.at)[::-1]:  # lines of the same time stay in their order
         text = presentable(line.text, False, mask)
         text = text if len(text) <= LOG_WIDTH else f"{text[:LOG_WIDTH]} ..."
         size += len(text) + 40

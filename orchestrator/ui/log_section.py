@@ -36,7 +36,7 @@ STYLE = """
   font: 12.5px/1.45 ui-monospace, monospace; }
 .log li { white-space: pre-wrap; overflow-wrap: anywhere; } .log b { font-weight: normal; color: var(--soft); }
 .log .stderr { color: var(--bad-text); }
-#search { margin: .4rem 0; } #find { font: inherit; color: inherit; background: var(--page); width: 22rem;
+#search { margin: .4rem 0; } #find { font: inherit; color: inherit; background: var(--page); width: 25rem;
   max-width: 100%; padding: .25rem .5rem; border: 1px solid var(--line); border-radius: .3rem; }
 @media print { #search { display: none; } .log { max-height: none; }
   .log li:not(:nth-last-child(-n+80)) { display: none; } }

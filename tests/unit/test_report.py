@@ -170,6 +170,7 @@ def test_it_is_one_file_that_asks_nobody_for_anything(made: report_data.Report) 
 
 def test_the_newest_lines_of_all_ranks_are_in_it(made: report_data.Report) -> None:
     assert [line["at"] for line in made.log] == sorted(line["at"] for line in made.log)
+    assert [line["rank"] for line in made.log[:3]] == [0, 1, 3]  # of the same time
     assert made.log[-1]["rank"] is None and len(made.log[-1]["text"]) < 500
     text = html.render(asdict(made))
     assert "00:17:30 gpu-1:3 </b>&lt;script&gt;alert(1)&lt;/script&gt; ***" in text
