@@ -278,6 +278,23 @@ def version() -> None:
     click.echo(f"ddp-orch, version {__version__}")
 
 
+@cli.command("completion", short_help="print the script for tab completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_(shell: str) -> None:
+    """Print the script that completes commands, options, runs and hosts in SHELL.
+
+    \b
+    bash: echo 'eval "$(ddp-orch completion bash)"' >> ~/.bashrc
+    zsh:  echo 'eval "$(ddp-orch completion zsh)"' >> ~/.zshrc
+    fish: ddp-orch completion fish > ~/.config/fish/completions/ddp-orch.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    script = get_completion_class(shell)
+    assert script is not None
+    click.echo(script(cli, {}, "ddp-orch", "_DDP_ORCH_COMPLETE").source())
+
+
 for _command in (*run_commands.COMMANDS, *change_commands.COMMANDS):
     cli.add_command(_command)
 

@@ -5,6 +5,7 @@ change_commands  declares the commands that stop or change a run; orchestrator/c
 options       options that several commands share
 context       the inventory, the hosts and the run of a command
 exit_codes    turns errors into messages and exit codes
+manual        the manual page, and tables of the documentation
 completion    completes runs, scripts and hosts
 variables     the variables of --env-file and -e
 hints         recognises common mistakes on the command line
