@@ -430,8 +430,8 @@ def test_the_steps_that_are_left_give_an_estimate() -> None:
 
 def test_why_a_host_does_not_answer_is_shown_where_there_is_no_room_for_last_lines() -> None:
     seen = hosts(3)
-    seen[1] = Told("gpu-01", trouble="connect: no answer in time")
-    assert "gpu-01: connect: no answer in time" in shown(seen, 60, 24)
+    seen[1] = Told("gpu-01", trouble="connect: refused")
+    assert "gpu-01: connect: refused" in shown(seen, 60, 24)
 
 
 @pytest.mark.parametrize(
