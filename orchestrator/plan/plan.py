@@ -353,6 +353,7 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "walltime": None if run.walltime == "auto" else run.walltime,
         "tie": plan.tie,
         "snapshot_signal": run.snapshot_signal,
+        "rank_0_on_head": run.rdzv.backend == "static",
         "head_lost": "elect" if elects(plan.inventory, len(plan.nodes)) else "stop",
         "autostart": run.autostart,
         "resume": run.resume,

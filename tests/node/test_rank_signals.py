@@ -135,6 +135,30 @@ def test_a_run_saves_a_snapshot_and_stops_before_its_walltime(runs: Runs) -> Non
         assert run.journal(node)[f"1.{node}.out"] == b"ready\nsaved step:7\ntold to stop\n"
 
 
+SAVES_AT_THE_LAST_RANK = SAVES.replace('print("saved', 'os.environ["RANK"] == "1" and print("saved')
+
+
+def test_with_c10d_the_line_of_a_snapshot_may_come_from_any_host(runs: Runs) -> None:
+    """torchrun may place rank 0 on another host than the head."""
+    options = "rdzv: {backend: c10d}, walltime: 120s, max_restarts: 3"
+    run = runs.start(SAVES_AT_THE_LAST_RANK, nproc=(1, 1), grace=1.0, options=options)
+    for node in (0, 1):
+        run.wait_for("ready", f"1.{node}.out", node)
+    run.hosts[0].session.request("finish", {"run_id": run.run_id, "by": "the test"})
+    verdicts = [record["verdict"] for record in run.wait_over(20.0)]  # without that line, it would take a minute
+    assert [(verdict["state"], verdict["stopped_by"]) for verdict in verdicts] == [("stopped", "the test")] * 2
+    assert run.journal(1)["1.1.out"] == b"ready\nsaved step:7\ntold to stop\n"
+    assert run.record("snapshot.json")["seconds"] < 20.0  # type: ignore[index]
+
+
+def test_without_c10d_the_line_of_a_snapshot_comes_from_the_head(runs: Runs) -> None:
+    """The shard of another host may be saved before rank 0 has saved its own."""
+    run = runs.start(SAVES_AT_THE_LAST_RANK, nproc=(1, 1), grace=1.0, options="walltime: 8s")
+    run.wait_for("saved step:7", "1.1.out", 1)
+    run.wait_over()
+    assert b"a snapshot may be missing" in run.journal()["1.run.out"]
+
+
 def test_a_script_without_a_handler_runs_until_its_walltime(runs: Runs) -> None:
     wait = "import time; print('ready', flush=True); time.sleep(300)"
     run = runs.start(wait, grace=1.0, options="walltime: 4s")

@@ -15,6 +15,28 @@ class SavedLine(NamedTuple):
     text: str
 
 
+class Watch:
+    """Looks for that line in the journal of a run, since `begin`. `attempt`: which one was signaled; 0: none yet."""
+
+    def __init__(self, folder: str) -> None:
+        """`folder`: of the run."""
+        self._log = os.path.join(folder, "log")
+        self._offsets: Dict[str, int] = {}
+        self._has_saved = False
+        self.attempt = 0
+
+    def begin(self, attempt: int) -> None:
+        """The ranks are about to be signaled."""
+        self.attempt, self._has_saved = attempt, False
+        self._offsets = ends(self._log)
+
+    def look(self) -> bool:
+        """Whether a rank of this host has said so by now."""
+        if self.attempt and not self._has_saved:
+            self._has_saved = find(self._log, self._offsets) is not None
+        return self._has_saved
+
+
 def signal_number(spec: Dict[str, Any]) -> int:
     """The number of the signal that makes the script save a snapshot."""
     return int(getattr(signal, "SIG" + spec.get("snapshot_signal", "USR1")))

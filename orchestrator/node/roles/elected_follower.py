@@ -126,7 +126,7 @@ class ElectedFollower(WorkerLink):
         self._send_directly(self._report(unheard))
 
     def _report(self, unheard: float) -> Dict[str, Any]:
-        return {"silence": self._recorder.silence(), "unheard": unheard}
+        return dict(self._of_ranks(), unheard=unheard)
 
     @property
     def _head_host(self) -> str:

@@ -1,6 +1,5 @@
 """Carry out Finish on the head: signal the ranks, look for the line of the snapshot, stop the run."""
 
-import os
 from typing import Any, Callable, Dict, Optional
 
 from ..gang.finish import Finish, Step
@@ -24,8 +23,8 @@ class Finisher:
         self._grace = float(spec["grace"])
         self._finish = Finish(spec.get("walltime"), self._grace)
         self._number = saved_line.signal_number(spec)
-        self._log = os.path.join(recorder.folder, "log")
-        self._offsets: Optional[Dict[str, int]] = None  # of the streams, at the signal
+        self._watch = saved_line.Watch(recorder.folder)
+        self._saved_elsewhere = 0  # the attempt of which another node has said that it is saved
         self._folder = recorder.folder
         self._earlier = snapshot_time.of_earlier_run(self._folder, spec["name"]) if spec.get("walltime") else None
         self._look_at = 0.0
@@ -42,6 +41,11 @@ class Finisher:
         """How many requests to hold the run a node has counted."""
         self._tie.hear(node, count, at)
 
+    def hear_saved(self, attempt: int) -> None:
+        """A rank of another node has said that its snapshot is saved. It counts if that may be rank 0."""
+        if not self._recorder.spec["rank_0_on_head"]:
+            self._saved_elsewhere = attempt
+
     def on_tick(self, now: float, state: State) -> None:
         if state.phase not in (Phase.RUNNING, Phase.RESTARTING):
             return
@@ -55,12 +59,12 @@ class Finisher:
             seconds = snapshot_time.last(self._folder)
             self._finish.last_snapshot = self._earlier if seconds is None else seconds
         attempt = state.attempt if state.phase is Phase.RUNNING else None
-        is_saved = self._offsets is not None and saved_line.find(self._log, self._offsets) is not None
+        is_saved = self._watch.look() or 0 < self._watch.attempt == self._saved_elsewhere
         step = self._finish.step(now, attempt, is_saved)
         by = self._finish.request.by if self._finish.request is not None else ""
         if step is Step.SIGNAL:
             self._recorder.say("asking the ranks for a snapshot, to stop the run: requested by %s" % by)
-            self._offsets = saved_line.ends(self._log)
+            self._watch.begin(state.attempt)
             snapshot_time.begin(self._folder)
             self._recorder.command({"do": "signal", "signal": self._number})
             self._signal_others(self._number)

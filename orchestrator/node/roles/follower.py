@@ -11,7 +11,7 @@ from ..link import messages
 from ..link.link import HANDSHAKE_WINDOW, Link, LinkClosed, beat, dial, lease
 from ..link.messages import Envelope, OfHead
 from ..link.peers import TICK, ClusterLink, RecorderApi
-from ..recorder import notify
+from ..recorder import notify, saved_line
 from . import narration, shown_state
 from .detour import Received
 from .transport import Transport
@@ -52,6 +52,7 @@ class WorkerLink(ClusterLink):
         self._fenced = False  # nothing of the head for a lease
         self._ended = False
         self._node_rank: Optional[int] = None  # in the newest attempt
+        self._saved = saved_line.Watch(recorder.folder)
         self._show(None)  # without that of our predecessor
 
     def links(self) -> List[Link]:
@@ -109,6 +110,7 @@ class WorkerLink(ClusterLink):
             if message.resume is not None:
                 self._transport.outputs.serve(message.resume, self._transport.addresses() or self._own_addresses())
             if message.signal is not None:
+                self._saved.begin(self._recorder.reported["attempt"])
                 self._recorder.command({"do": "signal", "signal": message.signal})
             if message.envelope is not None:
                 self._detours.send(message.envelope.target, message.envelope)
@@ -166,7 +168,7 @@ class WorkerLink(ClusterLink):
         self._take(message)
         if message.order is not None and message.order != self._order:
             self._obey(message, message.order)
-        self._send_by_detour({"status": self._recorder.reported, "silence": self._recorder.silence()})
+        self._send_by_detour(dict(self._of_ranks(), status=self._recorder.reported))
 
     def _close(self, link: Optional[Link]) -> None:
         """Close a link. The second one, if there is one, replaces the first."""
@@ -256,7 +258,12 @@ class WorkerLink(ClusterLink):
 
     def _beat(self, unheard: float) -> None:
         """`unheard`: seconds since a message of the head arrived on the link."""
-        self._send_directly({"silence": self._recorder.silence(), "clock": clock(), "unheard": unheard})
+        self._send_directly(dict(self._of_ranks(), clock=clock(), unheard=unheard))
+
+    def _of_ranks(self) -> Dict[str, Any]:
+        """What the head wants to know of the ranks here."""
+        silence = {"silence": self._recorder.silence()}
+        return dict(silence, saved=self._saved.attempt) if self._saved.look() else silence
 
     def _begun(self) -> bool:
         status = self._recorder.reported

@@ -56,10 +56,9 @@ class HeadLink(ClusterLink):
             self._finisher.begin(self._log.started_at)
         self._notify_of_end(self._log.committed)  # our predecessor may have been killed before it did
         self._show()
-        now = time.monotonic()
         for number, node in enumerate(self._state.nodes):
             if number != self._here and node.phase not in UNREACHABLE:
-                self._watch.join(number, now)
+                self._watch.join(number, time.monotonic())
 
     def _open_log(self) -> EventLog:
         return GangLog(self._recorder.folder, first_state(self._spec), self._apply)
@@ -162,6 +161,8 @@ class HeadLink(ClusterLink):
             self._resumption.on_server(number, messages.output_server(message["resume"]))
         if "silence" in message:
             self._silence.hear(number, messages.silence(message["silence"]))
+        if "saved" in message:
+            self._finisher.hear_saved(messages.integer(message["saved"]))
 
     def on_detour_message(self, received: Received) -> None:
         """A node has answered by a detour. One that was lost, or has not joined yet, has to join on a link."""
@@ -237,8 +238,7 @@ class HeadLink(ClusterLink):
                 failure["rank"] = None
             self._step(gang_events.Failed(number, failure["attempt"], dict(failure, host=host, node=number), now))
         if status["phase"] is AttemptPhase.EXITED:
-            ok, fenced = status["outcome"]["ok"], status["fenced"]
-            self._step(gang_events.Exited(number, status["attempt"], ok, now, fenced))
+            self._step(gang_events.Exited(number, status["attempt"], status["outcome"]["ok"], now, status["fenced"]))
 
     def on_tick(self) -> None:
         now = time.monotonic()
