@@ -114,3 +114,28 @@ def test_a_command_that_outlives_the_login_is_run_by_systemd(tmp_path: Path, mon
     assert login_session.outlive(["true"], "x") == ["true"]
     monkeypatch.setattr(login_session, "kills_processes", lambda: False)
     assert login_session.outlive(["true"], "x") == ["true"]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "mode", "down"),
+    [
+        ("run/openrc/softlevel", "default\n", 0o644, False),
+        ("run/openrc/softlevel", "", 0o644, False),  # as Dockerfiles leave it
+        ("run/openrc/softlevel", "shutdown\n", 0o644, True),
+        ("run/openrc/softlevel", "reboot", 0o644, True),
+        ("run/runit/stopit", "", 0o000, False),
+        ("run/runit/stopit", "", 0o100, True),
+        ("run/runit.stopit", "", 0o100, True),  # Debian
+        ("sbin/runlevel", "#!/bin/sh\necho N 5\n", 0o755, False),
+        ("sbin/runlevel", "#!/bin/sh\necho 0 2\n", 0o755, False),
+        ("sbin/runlevel", "#!/bin/sh\necho unknown\n", 0o755, False),
+        ("sbin/runlevel", "#!/bin/sh\necho 2 0\n", 0o755, True),
+        ("sbin/runlevel", "#!/bin/sh\necho 5 6\n", 0o755, True),
+        ("none", "", 0o644, False),
+    ],
+)
+def test_a_shutdown_is_recognised_without_systemd(tmp_path: Path, path: str, text: str, mode: int, down: bool) -> None:
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text(text)
+    (tmp_path / path).chmod(mode)
+    assert login_session.host_shuts_down(str(tmp_path)) is down

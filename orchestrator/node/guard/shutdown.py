@@ -48,8 +48,8 @@ class Shutdown:
             self.stop = {"by": by, "grace": grace, "at": time.time()}
 
     def leave_with_host(self, spec: Dict[str, Any]) -> bool:
-        """Whether SIGTERM came because the host shuts down, so that it may come back to the run. systemd sends it to
-        all processes of a login then. It must not stop the run on the other hosts.
+        """Whether SIGTERM came because the host shuts down, so that it may come back to the run. The
+        init sends it to all processes then. It must not stop the run on the other hosts.
         """
         self.leaves = bool(spec.get("max_restarts") and spec.get("rejoin_timeout") and login_session.host_shuts_down())
         return self.leaves

@@ -1,4 +1,4 @@
-"""Whether the end of a login ends its processes, and how a process can outlive it: what systemd-logind and PAM do here.
+"""Whether the end of a login ends its processes, and how a process can outlive it: what the init and PAM do here.
 
 Everything is read without root. On a host without systemd, logins end nothing.
 """
@@ -7,6 +7,7 @@ import glob
 import os
 import re
 import shutil
+import stat
 from typing import Any, Dict, List
 
 from . import processes
@@ -16,6 +17,8 @@ from .small_files import text_of
 WINDOW = 3.0  # s for a program of systemd
 MANAGER = ["org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager"]
 FOLDERS = ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd")  # the first wins
+OPENRC_LEVEL = "/run/openrc/softlevel"
+RUNIT_STOPS = ("/etc/runit/stopit", "/run/runit/stopit", "/run/runit.stopit")  # executable while it stops
 INCLUDE = re.compile(r"(?:@include|\S+\s+(?:include|substack))\s+(\S+)")
 
 
@@ -55,9 +58,22 @@ def is_in_session(root: str = "") -> bool:
     return re.search(r"/session-[^/]+\.scope(/|$)", text_of(root + "/proc/self/cgroup"), re.M) is not None
 
 
-def host_shuts_down() -> bool:
-    """Whether systemd shuts this host down or reboots it."""
-    return output_of(["systemctl", "is-system-running"], WINDOW).strip() == "stopping"
+def host_shuts_down(root: str = "") -> bool:
+    """Whether this host is being shut down or rebooted: by systemd, OpenRC, runit, or an init with runlevels."""
+    if output_of(["systemctl", "is-system-running"], WINDOW).strip() == "stopping":
+        return True
+    if text_of(root + OPENRC_LEVEL).strip() in ("shutdown", "reboot"):
+        return True
+    if any(_is_executable(root + path) for path in RUNIT_STOPS):
+        return True
+    return output_of([root + "/sbin/runlevel"], WINDOW).split()[1:] in (["0"], ["6"])  # "2 6": before and now
+
+
+def _is_executable(path: str) -> bool:
+    try:
+        return bool(os.stat(path).st_mode & stat.S_IXUSR)
+    except OSError:
+        return False
 
 
 def outlive(argv: List[str], description: str) -> List[str]:

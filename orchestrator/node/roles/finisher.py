@@ -1,6 +1,6 @@
 """Carry out Finish on the head: signal the ranks, look for the line of the snapshot, stop the run."""
 
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict
 
 from ..gang.finish import Finish, Step
 from ..gang.gang_state import NodePhase, Phase, State
