@@ -5,6 +5,7 @@ follower         the other nodes' end of the link
 transport        the connections that a node keeps in either role
 detour           connections between nodes that are not the head
 node_watch       when the head last received something from each node
+server_probes    whether the SSH server of a silent node answers
 rank_silence     for how long the ranks have printed nothing
 gang_log         the events of the gang, as a file
 finisher         carries out `finish`: signals, waits for the snapshot, stops

@@ -20,6 +20,7 @@ from .gang_log import EventLog, GangLog, first_state
 from .node_watch import NodeWatch
 from .rank_silence import RankSilence, ranks_of
 from .resumption import Resumption
+from .server_probes import ServerProbes
 from .transport import Transport
 
 EARLY = 0.9  # of the time until the next tick: what wakes the recorder anyway may bring the tick with it
@@ -43,7 +44,7 @@ class HeadLink(ClusterLink):
         self._unchecked: List[int] = []  # nodes that were never dialled
         self._hosts: List[str] = [node["host"] for node in self._spec["nodes"]]
         nodes_wait = self._spec.get("rejoin_timeout", 0.0) > 0
-        self._watch = NodeWatch(self._hosts, self._lease, nodes_wait, recorder.say)
+        self._watch = NodeWatch(self._hosts, self._lease, nodes_wait, recorder.say, ServerProbes(self._contacts))
         self._resumption = Resumption(recorder, transport.outputs, transport.addresses, self._tell, self._step)
         self._finisher = Finisher(recorder, self._signal_nodes, self._stop_resumably)
         self._shown: Tuple[str, int] = "", 0
@@ -323,9 +324,8 @@ class HeadLink(ClusterLink):
 
     def _find_port(self) -> None:
         """Find a port for the next attempt's rendezvous. If a stranger takes it in between, only that attempt fails."""
-        low, high = self._spec["ports"]
         fixed = self._spec["rdzv_port"]
-        tries = network.random_ports(low, high) if fixed == "auto" else [fixed]
+        tries = network.random_ports(*self._spec["ports"]) if fixed == "auto" else [fixed]
         try:
             port = network.free_for_torch(tries)[0]
         except OSError:

@@ -4,6 +4,7 @@ from typing import Callable, Dict, List, NamedTuple, Sequence, Set
 
 from ..gang import suspicion
 from ..gang.suspicion import Judgement, Silence
+from .server_probes import ServerProbes
 
 MOST_NAMED = 4  # hosts in a line about many
 
@@ -16,11 +17,14 @@ class Loss(NamedTuple):
 class NodeWatch:
     """Times are by the monotonic clock. `say` writes a line of ours. `nodes_wait`: as in suspicion.judge."""
 
-    def __init__(self, hosts: Sequence[str], lease: float, nodes_wait: bool, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, hosts: Sequence[str], lease: float, nodes_wait: bool, say: Callable[[str], None], probes: ServerProbes
+    ) -> None:
         self._hosts = hosts
         self._lease = lease
         self._nodes_wait = nodes_wait
         self._say = say
+        self._probes = probes
         self._heard: Dict[int, float] = {}  # on any path
         self._direct: Dict[int, float] = {}  # on the link of the node, which had heard us there before
         self._watched: Set[int] = set()  # those that a line has called suspect
@@ -72,8 +76,14 @@ class NodeWatch:
         self._describe(nodes, now)
         for silence in lost:
             self._watched.discard(silence.node)
+            is_up, host = self._probes.end(silence.node), self._hosts[silence.node]
             if silence.refused:
-                self._say("%s refuses connections: its guard and recorder have ended" % self._hosts[silence.node])
+                self._say("%s refuses connections: its guard and recorder have ended" % host)
+            elif is_up:
+                self._say(
+                    "%s is up, because its SSH server answers. But its recorder does not: it hangs, or a firewall "
+                    "blocks %s" % (host, self._probes.link_port(silence.node))
+                )
         return [Loss(silence.node, silence.seconds) for silence in lost]
 
     def helpers(self, nodes: Sequence[int], suspect: int, now: float) -> Sequence[int]:
@@ -85,6 +95,8 @@ class NodeWatch:
         new = [node for node in self.without_link(nodes, now) if node not in self._watched]
         if new:
             self._watched.update(new)
+            for node in new:
+                self._probes.begin(node)
             links = [Silence(node, now - self._direct[node]) for node in nodes]
             if self._nodes_wait and suspicion.all_silent(links, self._lease):
                 what = "all other nodes are silent, so the network of this host may be down; waiting up to %d s"
@@ -102,6 +114,8 @@ class NodeWatch:
         if back:
             self._watched.difference_update(back)
             self._by_detour.difference_update(back)
+            for node in back:
+                self._probes.end(node)
             self._say("no longer suspect: %s" % self._named(back))
 
     def _named(self, nodes: Sequence[int]) -> str:
