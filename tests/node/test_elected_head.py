@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from typing import Any
 
@@ -87,6 +88,35 @@ def test_a_killed_recorder_of_the_head_costs_nothing(runs: Runs, tmp_path: Any) 
     assert [record["verdict"]["state"] for record in run.wait_over()] == ["succeeded"] * 3
     assert said(run, 0).startswith(lines) and said(run, 0).count("attempt 1 on") == 1
     assert all(record["verdict"]["attempt"] == 1 for record in run.wait_over())
+
+
+FALLS_WITH_RANK_0 = """
+import os, sys, time
+print("here", flush=True)
+pid = sys.argv[1]
+if os.environ["RANK"] == "0":
+    with open(pid + ".new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(pid + ".new", pid)
+    time.sleep(300)
+while not os.path.exists(pid):
+    time.sleep(0.01)
+while os.path.exists("/proc/" + open(pid).read()):
+    time.sleep(0.001)
+sys.exit(1)
+"""
+
+
+def test_a_killed_guard_of_the_head_comes_before_what_fails_of_it(runs: Runs, tmp_path: Any) -> None:
+    """The new recorder of the head may hear of the other hosts' ranks as soon as of its own guard."""
+    run = runs.start(FALLS_WITH_RANK_0, str(tmp_path / "pid"), nproc=(1,) * 5, options=electing("auto"))
+    for node in range(5):
+        run.wait_for("here", f"1.{node}.out", node)
+    wait_until((tmp_path / "pid").exists, 20, "rank 0 is known")
+    processes.send(run.guard(0), signal.SIGKILL)
+    wait_until(lambda: "first failure: " in said(run, 0), 40, "there is a first failure")
+    assert re.findall(r"first failure: (\S+):", said(run, 0))[0] == "host-0"
+    run.stop(1, grace=0.0)
 
 
 def test_five_hosts_outlast_two_heads(runs: Runs, tmp_path: Any) -> None:

@@ -147,7 +147,6 @@ def test_with_c10d_the_line_of_a_snapshot_may_come_from_any_host(runs: Runs) -> 
     run.hosts[0].session.request("finish", {"run_id": run.run_id, "by": "the test"})
     verdicts = [record["verdict"] for record in run.wait_over(20.0)]  # without that line, it would take a minute
     assert [(verdict["state"], verdict["stopped_by"]) for verdict in verdicts] == [("stopped", "the test")] * 2
-    assert run.journal(1)["1.1.out"] == b"ready\nsaved step:7\ntold to stop\n"
     assert run.record("snapshot.json")["seconds"] < 20.0  # type: ignore[index]
 
 
@@ -156,7 +155,7 @@ def test_without_c10d_the_line_of_a_snapshot_comes_from_the_head(runs: Runs) -> 
     run = runs.start(SAVES_AT_THE_LAST_RANK, nproc=(1, 1), grace=1.0, options="walltime: 8s")
     run.wait_for("saved step:7", "1.1.out", 1)
     run.wait_over()
-    assert b"a snapshot may be missing" in run.journal()["1.run.out"]
+    assert run.record("snapshot.json")["seconds"] is None  # type: ignore[index]
 
 
 def test_a_script_without_a_handler_runs_until_its_walltime(runs: Runs) -> None:

@@ -76,6 +76,7 @@ class ElectedHead(HeadLink):
     # messages
 
     def join(self, link: Link, received: List[Dict[str, Any]]) -> None:
+        self._catch_up()
         if link.peer is not None and link.peer < len(self._state.nodes):
             self._admit(link.peer)
         super().join(link, received)
@@ -85,6 +86,7 @@ class ElectedHead(HeadLink):
     def _on_message(self, number: int, message: Dict[str, Any]) -> None:
         if "election" in message:
             self._on_election(number, message)
+        self._catch_up()
         if "status" in message:
             self._statuses[number] = message["status"]
         super()._on_message(number, message)
@@ -148,9 +150,7 @@ class ElectedHead(HeadLink):
         self._say_authority(may_add)
         if not may_add:
             return
-        if self._has_dropped:
-            self._has_dropped = False
-            self._repeat_statuses()
+        self._repeat_dropped()
         super()._decide()
         self._update_voters(now)
 
@@ -188,7 +188,15 @@ class ElectedHead(HeadLink):
             self._recorder.say("no majority of the hosts answers: stopping; the others may elect another head")
         self._had_authority = has_authority
 
-    def _repeat_statuses(self) -> None:
+    def _catch_up(self) -> None:
+        """Before anything newer: the guard here was killed, perhaps, and the ranks of other hosts fail of that."""
+        if self._answered and self._entries.may_add(gang_events.Tick(self._now())):
+            self._repeat_dropped()
+
+    def _repeat_dropped(self) -> None:
+        if not self._has_dropped:
+            return
+        self._has_dropped = False
         for number in list(self._nodes):
             self._step(gang_events.Joined(number, self._now()))
         self.on_status(self._recorder.reported)
