@@ -69,7 +69,7 @@ def measure(lab: Lab, mode: str, victim: str | None, cut: float | None) -> dict[
     with Trial(lab, inventory) as run:
         found["launch_s"] = round(first_step(run, 1) - began, 1)
         if victim is not None:
-            run.wait_for("step:40 ")
+            run.wait_for("step:40 ", timeout=300)
             strike(run, VICTIMS[victim], cut)
             ended = time.monotonic()
             if cut is None or cut > NOTICED:

@@ -209,7 +209,7 @@ def test_a_cut_of_5_seconds_changes_nothing(lab3: Lab) -> None:
 def test_the_bundled_trainer_goes_on_from_its_snapshot_with_another_head(lab3: Lab) -> None:
     options = {"launcher": "torchrun", "args": ["--save-every", "10", "--epochs", "9"]}
     with Trial(lab3, electing(lab3, "2:3", **options)) as run:
-        run.wait_for("step:40 ")
+        run.wait_for("step:40 ", timeout=300)
         lab3.hosts[0].crash()
         run.assert_ended(0, "succeeded", within=200, attempt=2)
     resumed = re.search(r"resumed .*?step:(\d+)", run.output)

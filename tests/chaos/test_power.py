@@ -55,7 +55,7 @@ def test_a_head_that_loses_its_power_ends_the_run_on_the_others(lab3: Lab, momen
 def test_a_run_whose_head_is_gone_goes_on_with_another_from_its_snapshot(lab3: Lab) -> None:
     options = {"args": ["--save-every", "10", "--epochs", "9"]}
     with Trial(lab3, lab3.inventory(run=options), "--name", "survivor") as run:
-        run.wait_for("step:40 ")
+        run.wait_for("step:40 ", timeout=300)
         lab3.hosts[0].crash()
         run.assert_ended(4, "lost", "node-0: head lost")
     hosts = [{"name": host.name, "address": host.address} for host in lab3.hosts[1:]]

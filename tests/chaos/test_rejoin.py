@@ -15,6 +15,7 @@ from .trial import FULL, GLOO, Trial, chance, kill, ours, trial
 
 pytestmark = pytest.mark.timeout(900)
 TRAINER = ["--epochs", "12", "--save-every", "10", "--log-every", "1", "--track", "none"]
+STARTS = 300  # s for 40 steps: other work may share the machine
 LONG_CUTS = [60, 300] if FULL else [60]  # s
 _losses: list[dict[int, str]] = []
 
@@ -50,7 +51,7 @@ def assert_continued(run: Trial, attempt: int) -> None:
 
 
 def cut_for(run: Trial, victim: int, seconds: float) -> None:
-    run.wait_for("step:40 ")
+    run.wait_for("step:40 ", timeout=STARTS)
     host = run.lab.hosts[victim]
     host.cut()
     run.pass_time(seconds)
@@ -84,7 +85,7 @@ def test_a_run_outlasts_a_long_cut(lab3: Lab, seconds: int) -> None:
 
 def test_a_run_waits_and_says_so(lab3: Lab) -> None:
     with Trial(lab3, rejoining(lab3)) as run:
-        run.wait_for("step:40 ")
+        run.wait_for("step:40 ", timeout=STARTS)
         lab3.hosts[1].cut("cluster")
         run.wait_for("waiting for node-1")
         wait_until(lambda: run.fact()["state"] == "waiting", 20, "ps shows that the run waits")
@@ -95,7 +96,7 @@ def test_a_run_waits_and_says_so(lab3: Lab) -> None:
 
 def test_a_run_whose_host_does_not_come_back_is_lost(lab3: Lab) -> None:
     with Trial(lab3, rejoining(lab3, rejoin_timeout=20)) as run:
-        run.wait_for("step:40 ")
+        run.wait_for("step:40 ", timeout=STARTS)
         lab3.hosts[1].cut("cluster")
         run.assert_ended(4, "lost", "node-1: host lost", within=120)
 
@@ -103,7 +104,7 @@ def test_a_run_whose_host_does_not_come_back_is_lost(lab3: Lab) -> None:
 def test_a_stop_ends_a_run_that_waits(lab3: Lab) -> None:
     """Also on the host that is cut off from the others: the laptop reaches it."""
     with Trial(lab3, rejoining(lab3)) as run:
-        run.wait_for("step:40 ")
+        run.wait_for("step:40 ", timeout=STARTS)
         lab3.hosts[1].cut("cluster")
         run.wait_for("waiting for node-1")
         run.lab.run(["ddp-orch", "kill", "-i", str(run.inventory), run.run_id], timeout=120)
@@ -116,7 +117,7 @@ def test_a_stop_ends_a_run_that_waits(lab3: Lab) -> None:
 @pytest.mark.parametrize("victim", [0, 2], ids=["head", "other"])
 def test_a_killed_recorder_costs_no_restart(lab3: Lab, victim: int) -> None:
     with Trial(lab3, rejoining(lab3)) as run:
-        run.wait_for("step:40 ")
+        run.wait_for("step:40 ", timeout=STARTS)
         pid = ours(lab3.hosts[victim], "ddp-recorder")
         assert pid is not None
         kill(lab3.hosts[victim], pid)
@@ -126,7 +127,7 @@ def test_a_killed_recorder_costs_no_restart(lab3: Lab, victim: int) -> None:
 @pytest.mark.parametrize("victim", [0, 2], ids=["head", "other"])
 def test_a_killed_guard_costs_one_restart(lab3: Lab, victim: int) -> None:
     with Trial(lab3, rejoining(lab3)) as run:
-        run.wait_for("step:40 ")
+        run.wait_for("step:40 ", timeout=STARTS)
         pid = ours(lab3.hosts[victim], "ddp-guard")
         assert pid is not None
         kill(lab3.hosts[victim], pid)

@@ -32,7 +32,7 @@ def test_a_lost_host_is_replaced_by_the_spare(lab4: Lab, moment: str) -> None:
 
 def test_the_bundled_trainer_goes_on_from_its_snapshot_with_the_spare(lab4: Lab) -> None:
     with Trial(lab4, with_spare(lab4, args=["--save-every", "10", "--epochs", "9"])) as run:
-        run.wait_for("step:40 ")
+        run.wait_for("step:40 ", timeout=300)
         lab4.hosts[2].crash()
         run.assert_ended(0, "succeeded", within=200, attempt=2)
     resumed = re.search(r"resumed .*?step:(\d+)", run.output)
