@@ -27,7 +27,7 @@ MAN = ROOT / "docs" / "ddp-orch.1"
 PAGE = ROOT / "docs" / "reference.md"
 BEGIN = "<!-- begin: made from orchestrator/commands/manual.py -->\n"
 END = "<!-- end: made from orchestrator/commands/manual.py -->\n"
-INTERNAL = re.compile(r"DDP_ORCH_(COMPLETE|CONTAINED_|MPI_KEY|MPIRUN|PRELOAD\w*|RANK_SCRIPT)?")
+INTERNAL = re.compile(r"DDP_ORCH_(COMPLETE|CONTAINED_|MPI_KEY|MPIRUN|PRELOAD\w*|RANK_SCRIPT|READY)?")
 """Variables that our own processes pass to each other."""
 
 
