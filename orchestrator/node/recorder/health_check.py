@@ -3,6 +3,7 @@
 The first measurement, at the start of the run, is kept in the run's folder; the later ones are compared with it.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -33,6 +34,7 @@ class HealthCheck:
         self._request: Dict[str, Any] = {}
         self._attempt = 0  # that the running check is for; 0: it is the first measurement
         self._kill_at = 0.0
+        self._ready: Optional["subprocess.Popen[bytes]"] = None  # waits for a request
         self._answer = b""
         self._problems: Optional[List[health.Problem]] = None  # of a check that is done
 
@@ -42,6 +44,12 @@ class HealthCheck:
             disks = {"state": self._folder, "output": state.output_folder(self._folder, self._spec)}
             names = interfaces(self._spec, address)
             self._start({"gpu_ids": self._spec["gpu_ids"], "disks": disks, "interfaces": names}, 0)
+
+    def expect_check(self) -> None:
+        """Start the process of the next check: its python is ready by then."""
+        if self._ready is None:
+            with contextlib.suppress(OSError):  # the check itself reports it
+                self._ready = self._spawn()
 
     def check(self, attempt: int, head_clock: Optional[float]) -> None:
         """`head_clock`: Unix seconds; None on the head."""
@@ -53,10 +61,10 @@ class HealthCheck:
 
     def _start(self, request: Dict[str, Any], attempt: int) -> None:
         self._request, self._attempt, self._problems = request, attempt, None
-        argv = processes.own_program(self._spec["program"], "health")
-        pipe = subprocess.PIPE
+        process, self._ready = self._ready, None
         try:
-            process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd="/")
+            if process is None or process.poll() is not None:
+                process = self._spawn()
         except OSError as error:  # no process to be had: ranks could not be started either
             self._problems = [{"code": "limit-nproc", "text": "cannot start a process: %s" % error}]
             return
@@ -68,6 +76,15 @@ class HealthCheck:
             pass  # it has died; the end of its output follows
         os.set_blocking(process.stdout.fileno(), False)
         self._process, self._answer, self._kill_at = process, b"", time.monotonic() + DEADLINE
+
+    def close(self) -> None:
+        if self._ready is not None:
+            self._ready.kill()
+
+    def _spawn(self) -> "subprocess.Popen[bytes]":
+        argv = processes.own_program(self._spec["program"], "health")
+        pipe = subprocess.PIPE
+        return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd="/")
 
     # while it runs
 

@@ -202,6 +202,7 @@ class Recorder:
         """The run has ended: take what the FIFOs still hold, then end."""
         for handle in list(self._fifos):
             self._finish(handle)
+        self._health.close()
         self._finished = True
 
     # the guard
@@ -286,6 +287,8 @@ class Recorder:
             self.command({"do": "run", "order": order._asdict(), "until": until})
         elif isinstance(order, gang_events.Stop):
             self.command(dict(order._asdict(), do="stop"))
+            if self.spec["max_restarts"] and self._status["stop"] is None:
+                self._health.expect_check()
         elif isinstance(order, gang_events.Wait):
             self.command({"do": "wait", "team": order.team})
         elif isinstance(order, gang_events.Check):

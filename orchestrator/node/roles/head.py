@@ -350,6 +350,7 @@ class HeadLink(ClusterLink):
         if after != before:
             self._narrate(before, after)
             self._show()
+            self._tick_at = 0.0 if after.phase is Phase.RESTARTING else self._tick_at  # the next attempt may be due
         for action in actions:
             self._send_order(action.node, action.order)
 
