@@ -28,8 +28,12 @@ def main() -> None:
         record(start)(config, place)
     except SystemExit as end:  # of all ranks at once, after one has said why
         code = end.code
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        code = 1
     # All is done and saved, or said. The usual way out lets gloo's threads race with the end of the libraries they use:
     # now and then a rank that had come to its end died of "terminate called without an active exception" (SIGABRT).
+    # It also takes a second to free all modules of torch, and after a failure the next attempt waits for that.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else 1)

@@ -82,6 +82,19 @@ def test_flags_are_checked_before_torch_is_imported() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], timeout=30).returncode == 0
 
 
+def test_a_rank_that_fails_ends_without_the_teardown_of_python() -> None:
+    code = (
+        "import atexit, sys, trainer.__main__ as main\n"
+        "atexit.register(print, 'torn down')\n"
+        "main.start = lambda config, place: {}['a bug']\n"
+        "main.main()\n"
+    )
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=Path(__file__).parents[2], timeout=120, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.endswith("KeyError: 'a bug'\n") and done.stderr.startswith("Traceback (most recent call last):")
+
+
 def test_digits_are_all_there_and_never_in_both_parts() -> None:
     data = load(Config(), CPU)
     assert (data.train.size, data.test.size, data.classes, data.channels) == (1438, 359, 10, 1)
