@@ -66,3 +66,18 @@ def test_the_part_of_a_lost_host_comes_from_its_neighbour(lab4: Lab) -> None:
         lab4.hosts[2].crash()
         run.assert_ended(0, "succeeded", within=300, attempt=2)
     assert lost_steps(run, 1) <= EVERY
+
+
+@pytest.mark.timeout(900)
+def test_the_newest_snapshot_survives_the_host_that_saved_it_and_led_the_run(lab4: Lab) -> None:
+    """Rank 0, which saves, runs on the head. Another host is elected, and has the copy."""
+    options = {"args": [*FLAGS, "--epochs=5"], "memory_limit": "64MiB", "launcher": "direct"}
+    with Trial(lab4, with_spare(lab4, **options)) as undisturbed:
+        undisturbed.assert_ended(0, "succeeded", within=400)
+    with Trial(lab4, with_spare(lab4, **options, head_lost="elect", max_restarts=1)) as run:
+        wait_for_step(run, EVERY + 15)
+        lab4.hosts[0].crash()
+        run.assert_ended(0, "succeeded", within=400, attempt=2)
+    assert "node-0: head lost" in run.output
+    assert lost_steps(run, 1) <= EVERY
+    assert end_of(run) == end_of(undisturbed)
