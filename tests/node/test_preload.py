@@ -113,6 +113,7 @@ def test_a_run_that_is_aborted_leaves_no_preloader(runs: Runs, modules: Path) ->
         ("import os; rank = os.environ.get('RANK', '0')", "reads RANK"),
         ("import os; 'LOCAL_RANK' in os.environ", "reads LOCAL_RANK"),
         ("import sys; sys.path.insert(0, '/nowhere')", "sys.path"),
+        ("import sys; sys.setprofile(lambda *_: None)", "traces"),
     ],
 )
 def test_what_does_not_survive_a_fork_is_started_by_exec(runs: Runs, modules: Path, module: str, reason: str) -> None:
@@ -124,6 +125,15 @@ def test_what_does_not_survive_a_fork_is_started_by_exec(runs: Runs, modules: Pa
     said = run.journal()["1.0.err"].decode()
     assert said.startswith("ddp-orch: ") and "run.preload" in said and reason in said and said.count("\n") == 1
     assert run.journal()["1.1.err"] == b""  # one line a host is enough
+
+
+def test_nothing_is_preloaded_while_coverage_measures_the_ranks(runs: Runs, modules: Path) -> None:
+    """It starts from a .pth file, before our hook."""
+    (modules / "sitecustomize.py").write_text("import sys; sys.settrace(lambda *_: None)\n")
+    run = start(runs, modules, f"{IS_FORKED}\nimport sys; print(sys.gettrace() is not None)")
+    run.wait_over()
+    assert run.journal()["1.0.out"] == b"False\nTrue\n"
+    assert b"coverage" in run.journal()["1.0.err"]
 
 
 def test_a_python_that_does_not_import_the_hook_starts_no_second_training(

@@ -4,6 +4,7 @@ A rank must not differ from a process that python has just started. So the prelo
 ranks by exec, when a module
 - cannot be imported, or ends the process,
 - starts a thread or a process, or opens a GPU: they do not survive a fork,
+- traces the code: it would see our own, and the time before the fork,
 - reads a variable that has another value in the ranks, such as RANK.
 When the file of a module changes, the preloader ends too, and the guard starts another one.
 
@@ -107,6 +108,8 @@ def preload(modules: List[str]) -> Set[str]:
     import gc
     from importlib import import_module
 
+    if is_traced():
+        raise Refused("this python is traced, by coverage or a debugger")
     plain = type(os.environ)
     os.environ.__class__ = WatchedEnvironment
     thresholds = gc.get_threshold()
@@ -137,7 +140,15 @@ def why_not_to_fork() -> str:
     os.waitpid(pid, 0)
     if len(os.listdir("/proc/self/task")) > 1:
         return "starts a thread"
+    if is_traced():
+        return "traces the code"
     return "opens a GPU" if any(map(is_gpu, os.listdir("/proc/self/fd"))) else ""
+
+
+def is_traced() -> bool:
+    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
+    tools = [monitoring.get_tool(number) for number in range(6)] if monitoring is not None else []
+    return sys.gettrace() is not None or sys.getprofile() is not None or any(tools)
 
 
 def is_gpu(handle: str) -> bool:
