@@ -28,7 +28,7 @@ def main() -> None:
         record(start)(config, place)
     except SystemExit as end:  # of all ranks at once, after one has said why
         code = end.code
-    except Exception:
+    except Exception:  # noqa: BLE001  shown as Python shows it
         sys.excepthook(*sys.exc_info())
         code = 1
     # All is done and saved, or said. The usual way out lets gloo's threads race with the end of the libraries they use:
