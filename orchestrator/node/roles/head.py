@@ -324,10 +324,9 @@ class HeadLink(ClusterLink):
 
     def _find_port(self) -> None:
         """Find a port for the next attempt's rendezvous. If a stranger takes it in between, only that attempt fails."""
-        fixed = self._spec["rdzv_port"]
-        tries = network.random_ports(*self._spec["ports"]) if fixed == "auto" else [fixed]
+        port = self._spec["rdzv_port"]
         try:
-            port = network.free_for_torch(tries)[0]
+            port = network.free_for_torch(network.random_ports(*self._spec["ports"]) if port == "auto" else [port])[0]
         except OSError:
             return  # all are taken at the moment; the next tick tries again
         self._step(gang_events.PortFound(port, self._now(), self._new_master_addr()))
