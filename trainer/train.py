@@ -4,9 +4,8 @@
     torchrun --nproc-per-node=2 train.py --epochs=3
     torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 train.py     # on both hosts
 
-Read it from top to bottom: configuration, model, data, loop, evaluation, saving. Every rank runs this file and holds
-the same model. A step takes `--batch-size` samples. Each rank computes gradients for its share of them, DDP averages
-the gradients over all ranks, and all ranks make the same update.
+Every rank runs this file and holds the same model. A step takes `--batch-size` samples. Each rank computes gradients
+for its share of them, DDP averages these gradients, and all ranks make the same update.
 
 Everything random is a function of the seed and the step. So the step is all that a resumed run must know about its
 position, and a resumed run does exactly what an undisturbed run does. `python -m trainer` has more (docs/trainer.md).
@@ -21,11 +20,10 @@ import itertools
 import math
 import os
 import random
-import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,33 +43,39 @@ else:  # run as a file, with dist.py next to it
 # --- 1. Configuration: one field is one flag, such as --batch-size
 
 
+def flag(default: Any, text: str, *choices: str) -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices or None})
+
+
 @dataclass(frozen=True)
 class Config:
-    epochs: int = 5
-    max_steps: int = 0  # 0: as many as the epochs have
-    batch_size: int = 64  # samples per step of all ranks together, so that more hosts do not change the result
-    grad_accum_steps: int = 1  # micro-batches of a rank per step, for a batch that does not fit into memory
-    lr: float = 0.003
-    warmup_steps: int = 20
-    weight_decay: float = 0.01
-    grad_clip: float = 1.0  # 0: off
-    precision: str = "fp32"  # or tf32, bf16
-    compile: bool = False
-    workers: int = 0  # processes per rank that load samples ahead
-    log_every: int = 20
-    eval_every: int = 0  # steps; 0: after each epoch
-    save_every: int = 0
-    keep: int = 2  # snapshots
-    seed: int = 0
-    device: str = "auto"  # or cpu, cuda
-    out: str = os.environ.get("DDP_ORCH_OUTPUT_DIR", "out")  # a run resumes from the snapshots here
+    epochs: int = flag(5, "passes over the training samples")
+    max_steps: int = flag(0, "steps; 0: those of --epochs")
+    batch_size: int = flag(64, "samples per step of all ranks together: more hosts do not change the result")
+    grad_accum_steps: int = flag(1, "micro-batches of a rank per step, for a batch that does not fit into memory")
+    lr: float = flag(0.003, "highest learning rate")
+    warmup_steps: int = flag(20, "steps until --lr is reached")
+    weight_decay: float = flag(0.01, "of matrices and convolutions")
+    grad_clip: float = flag(1.0, "maximum norm of the gradient; 0: no limit")
+    precision: str = flag("fp32", "of matrix products", "fp32", "tf32", "bf16")
+    compile: bool = flag(False, "torch.compile the model")
+    workers: int = flag(0, "processes per rank that load samples ahead")
+    log_every: int = flag(20, "steps between lines")
+    eval_every: int = flag(0, "steps between tests; 0: once per epoch")
+    save_every: int = flag(0, "steps between snapshots; 0: once per epoch")
+    keep: int = flag(2, "snapshots to keep")
+    seed: int = flag(0, "of all random numbers")
+    device: str = flag("auto", "auto: cuda if there is a GPU", "auto", "cpu", "cuda")
+    out: str = flag(os.environ.get("DDP_ORCH_OUTPUT_DIR", "out"), "folder of snapshots, from which a run resumes")
 
 
 def parse(argv: list[str]) -> Config:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False)
-    for field in fields(Config):
-        kind: Any = {"action": "store_true"} if field.default is False else {"type": type(field.default)}
-        parser.add_argument("--" + field.name.replace("_", "-"), default=field.default, help=" ", **kind)
+    for each in fields(Config):
+        kind: Any = {"type": type(each.default), **each.metadata}
+        if each.default is False:
+            kind = {"action": "store_true", "help": each.metadata["help"]}
+        parser.add_argument("--" + each.name.replace("_", "-"), default=each.default, **kind)
     return Config(**vars(parser.parse_args(argv)))
 
 
@@ -121,6 +125,10 @@ def datasets() -> tuple[Dataset[Any], Dataset[Any]]:
     return Points(1, 6400), Points(2, 1000)
 
 
+def seed_of(*numbers: int) -> int:
+    return hash(numbers) % 2**32  # the same in every process; NumPy takes no larger ones
+
+
 class Seeded(Dataset[Any]):
     """Seeds random numbers before each sample: its augmentation does not depend on the worker or rank that loads it."""
 
@@ -131,35 +139,26 @@ class Seeded(Dataset[Any]):
         seed, index = seed_and_index
         random.seed(seed)
         torch.manual_seed(seed)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(seed)
         return self.dataset[index]
 
 
-@dataclass(frozen=True)
-class Steps:
-    """This rank's micro-batches from `first` on, as lists of seeds and samples: what DataLoader calls a batch sampler.
+def micro_batches(config: Config, world: World, size: int, steps: range) -> Iterator[list[tuple[int, int]]]:
+    """Those of this rank, each as a list of seeds and samples: what DataLoader calls a batch sampler.
 
     An epoch is a random order of all samples, cut into steps. The samples of a step are dealt to the ranks in turn.
-    So there is no state to save, and the number of ranks may change.
+    So there is no state to save, and the number of ranks may change. `size`: of the dataset.
     """
-
-    config: Config
-    world: World
-    size: int  # of the dataset
-    first: int
-    last: int
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        per_epoch = self.size // self.config.batch_size
-        for step in range(self.first, self.last):
-            epoch, place = divmod(step, per_epoch)
-            if place == 0 or step == self.first:
-                generator = torch.Generator().manual_seed(self.config.seed + epoch)
-                order = torch.randperm(self.size, generator=generator).tolist()
-            samples = order[place * self.config.batch_size :][: self.config.batch_size]
-            seeded = [(step * self.config.batch_size + number, sample) for number, sample in enumerate(samples)]
-            mine = seeded[self.world.rank :: self.world.world_size]
-            for micro_batch in range(self.config.grad_accum_steps):
-                yield mine[micro_batch :: self.config.grad_accum_steps]
+    for step in steps:
+        epoch, place = divmod(step, size // config.batch_size)
+        if place == 0 or step == steps.start:
+            order = torch.randperm(size, generator=torch.Generator().manual_seed(config.seed + epoch)).tolist()
+        samples = order[place * config.batch_size :][: config.batch_size]
+        seeded = [(seed_of(config.seed, step, number), sample) for number, sample in enumerate(samples)]
+        mine = seeded[world.rank :: world.world_size]
+        for number in range(config.grad_accum_steps):
+            yield mine[number :: config.grad_accum_steps]
 
 
 # --- 4. The loop
@@ -171,12 +170,14 @@ def train(config: Config, world: World) -> None:
         Path(config.out).mkdir(parents=True, exist_ok=True)
         training_data, test_data = datasets()
         size = len(training_data)  # type: ignore[arg-type]  # it has a length
-        if not world.world_size * config.grad_accum_steps <= config.batch_size <= size:
-            raise ConfigError(f"--batch-size {config.batch_size}: expected a sample per rank or more, at most {size}")
+        least = world.world_size * config.grad_accum_steps
+        if not least <= config.batch_size <= size:
+            raise ConfigError(f"--batch-size {config.batch_size}: expected {least} to {size}, the number of samples")
     torch.manual_seed(config.seed)  # the same first weights on all ranks
     model = make_model().to(world.device)
     if config.compile:
         model.compile()  # inside DDP, torch cuts the graph at DDP's buckets, so that it can send them early
+    # Add find_unused_parameters=True if a step may leave out parameters of your model.
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = make_optimizer(model, config, world.device)
     step = load(config, world, model, optimizer)
@@ -186,9 +187,9 @@ def train(config: Config, world: World) -> None:
 
     # From here on, a signal to any rank counts for all ranks, at the same step: SIGTERM stops, SIGUSR1 saves.
     requests = Requests(world)
-    steps: Any = Steps(config, world, size, step, last_step)
+    sampler: Any = micro_batches(config, world, size, range(step, last_step))
     cuda = world.device.type == "cuda"
-    loader = DataLoader(Seeded(training_data), batch_sampler=steps, num_workers=config.workers, pin_memory=cuda)
+    loader = DataLoader(Seeded(training_data), batch_sampler=sampler, num_workers=config.workers, pin_memory=cuda)
     batches = warm_up(config, world, wrapped, iter(loader)) if step < last_step else iter(())
     unchecked = torch.zeros((), device=world.device)  # losses that nobody has looked at: looking waits for the GPU
     since, steps_since = time.monotonic(), 0
@@ -203,7 +204,10 @@ def train(config: Config, world: World) -> None:
             # Gradients add up on each rank; only the last micro-batch sends them, while backward computes the others.
             send = micro_batch == config.grad_accum_steps - 1
             with contextlib.nullcontext() if send else wrapped.no_sync():
-                loss = forward(config, world, wrapped, next(batches))[0]
+                batch = next(batches)
+                # Dropout: other numbers in each step and on each rank, and the same ones after a resume.
+                world.seed(seed_of(config.seed, step, micro_batch, world.rank))
+                loss = forward(config, world, wrapped, batch)[0]
                 # A sum over samples, as ranks may have different numbers of them. DDP divides the sum of all ranks by
                 # their number; the factor makes it the mean over the batch.
                 (loss * (world.world_size / config.batch_size)).backward()
@@ -217,6 +221,7 @@ def train(config: Config, world: World) -> None:
         where = f"epoch:{math.ceil(step / per_epoch)} step:{step}"
 
         if step % config.log_every == 0 or step == last_step:
+            check_loss(world, step, unchecked)
             (total,) = world.sum(step_loss.item())
             step_time = (time.monotonic() - since) / steps_since
             world.print(f"{where} loss:{total / config.batch_size:.6f} step_time:{step_time:.4f}")
@@ -227,9 +232,9 @@ def train(config: Config, world: World) -> None:
             world.print(f"{where} {test(config, world, model, test_data)}")
     if step < last_step:
         save(config, world, model, optimizer, step, unchecked)
-        world.print(f"stopped step:{step}")
-    else:
-        world.print(f"done step:{step} {test(config, world, model, test_data)}")
+    world.print(
+        f"stopped step:{step}" if step < last_step else f"done step:{step} {test(config, world, model, test_data)}"
+    )
 
 
 def warm_up(config: Config, world: World, wrapped: DistributedDataParallel, batches: Iterator[Any]) -> Iterator[Any]:
@@ -280,37 +285,38 @@ def test(config: Config, world: World, model: nn.Module, dataset: Any) -> str:
 # --- 6. Saving: one process per node writes, so that hosts need no shared disk
 
 
-def save(
-    config: Config, world: World, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, unchecked: Tensor
-) -> None:
-    """All ranks must call. Training waits for the disk; trainer/checkpoint.py writes while training continues.
+def check_loss(world: World, step: int, unchecked: Tensor) -> None:
+    """All ranks must call."""
+    if not math.isfinite(world.sum(unchecked.item())[0]):
+        reason = f"the loss is not finite at step:{step} or shortly before; look for bad samples, or try a lower --lr"
+        world.exit_together(1, reason, speaker=0)
 
-    The position in the data, the learning rate and all random numbers follow from the step.
-    """
-    (total,) = world.sum(unchecked.item())
-    if not math.isfinite(total):  # never save a broken model
-        world.exit_together(1, f"the loss is not finite at step:{step} or shortly before; try a lower --lr", speaker=0)
+
+def save(config: Config, world: World, model: nn.Module, optimizer: Any, step: int, unchecked: Tensor) -> None:
+    """All ranks must call. Samples, learning rate and random numbers follow from the number of the step."""
+    check_loss(world, step, unchecked)  # never save a broken model
     world.broadcast_tensors(list(model.buffers()))
     if world.local_rank:
         return
     folder = Path(config.out)
     state = {"step": step, "config": asdict(config), "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    # The name is this process's own: on a shared disk, other nodes write here too. A rename publishes the whole file.
-    aside = folder / f".{socket.gethostname()}-{os.getpid()}.tmp"
-    with aside.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(folder / f"step-{step:09d}.pt")
+    content = io.BytesIO()
+    torch.save(state, content)
+    aside = folder / f".rank-{world.rank}.tmp"  # on a shared disk, each node has its own
+    try:
+        with aside.open("wb") as file:
+            file.write(content.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(folder / f"step-{step:09d}.pt")  # publishes the whole file at once
+    finally:
+        aside.unlink(missing_ok=True)  # half a snapshot would keep a full disk full
     for old in sorted(folder.glob("step-*.pt"))[: -config.keep]:
         old.unlink(missing_ok=True)
 
 
-def load(config: Config, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Resume from the newest snapshot of any node. Return its step, or 0.
-
-    Each rank receives it in host memory. For a large model, see trainer/checkpoint.py: ranks of a node share a file.
-    """
+def load(config: Config, world: World, model: nn.Module, optimizer: Any) -> int:
+    """Resume from the newest snapshot of any node, which each rank receives in memory. Return its step, or 0."""
     newest = max(Path(config.out).glob("step-*.pt"), default=None)
     steps = world.gather(int(newest.stem.removeprefix("step-")) if newest else -1)
     if max(steps) < 0:
@@ -320,11 +326,8 @@ def load(config: Config, world: World, model: nn.Module, optimizer: torch.optim.
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     with world.fail_together():
         for name in ("batch_size", "seed"):  # they give the steps their meaning
-            if state["config"][name] != getattr(config, name):
-                flag = "--" + name.replace("_", "-")
-                raise ConfigError(
-                    f"the snapshots in {config.out} have {flag} {state['config'][name]}; use another --out"
-                )
+            if (before := state["config"][name]) != getattr(config, name):
+                raise ConfigError(f"the snapshots in {config.out} have {name} {before}; use another --out")
     model.load_state_dict(state["model"])
     for saved, group in zip(state["optimizer"]["param_groups"], optimizer.param_groups, strict=True):
         saved |= {key: value for key, value in group.items() if key != "params"}  # the flags of this run count
@@ -340,7 +343,6 @@ def main() -> None:
         world.print(" ".join(["config", *(f"{key}:{value}" for key, value in asdict(config).items())]))
         train(config, world)
     # The usual way out lets gloo's threads race with the end of the libraries they use. All is saved and printed here.
-    sys.stdout.flush()
     os._exit(0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,21 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(f"raise AssertionError('imports {package}')")
     return tmp_path
+
+
+@pytest.fixture
+def random_folder(folder: Path) -> Path:
+    """The same, and a step uses random numbers of all kinds."""
+    text = (folder / "train.py").read_text()
+    for before, after in {
+        "import torch\n": "import numpy as np\nimport torch\n",
+        "nn.ReLU(), nn.Linear(64, 2)": "nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 2)",
+        "0.01 * torch.randn(2)": "0.1 * torch.randn(2) + 0.3 * random.random() + 0.3 * np.random.rand()",
+    }.items():
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    (folder / "train.py").write_text(text)
+    return folder
 
 
 def run(folder: Path, ranks: int, *flags: str, out: tuple[str, ...]) -> str:
@@ -54,6 +70,65 @@ def test_the_two_files_train_and_resume_exactly_on_hosts_without_a_shared_disk(f
     shutil.copy(folder / "a/step-000000004.pt", folder / "one")
     alone = run(folder, 1, "--grad-accum-steps=3", out=("one",))
     assert losses(alone) == pytest.approx(losses(undisturbed)[4:], abs=2e-5)
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_random_numbers_are_the_same_after_a_resume(random_folder: Path, workers: str) -> None:
+    """Of augmentation by random, torch and NumPy, and of dropout, which has other ones on each rank."""
+    flags = (f"--workers={workers}", "--grad-accum-steps=2")
+    undisturbed = run(random_folder, 2, *flags, out=("a", "b"))
+    (random_folder / "c").mkdir()
+    shutil.copy(random_folder / "a/step-000000004.pt", random_folder / "c")
+    resumed = run(random_folder, 2, *flags, out=("c", "c"))
+    assert values(resumed, "resumed")["step"] == "4"
+    assert losses(resumed) == losses(undisturbed)[4:]
+    assert losses(run(random_folder, 2, "--seed=1", *flags, out=("d", "d"))) != losses(undisturbed)
+
+
+def test_samples_do_not_depend_on_the_process_that_loads_them(random_folder: Path) -> None:
+    one, other = (run(random_folder, 2, f"--workers={workers}", out=(workers, workers)) for workers in ("0", "2"))
+    assert losses(one) == losses(other)
+
+
+@pytest.mark.lab  # it mounts a file system
+def test_a_full_disk_ends_the_run_and_is_not_kept_full(folder: Path) -> None:
+    disk = folder / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=True)
+    try:
+        with started(1, folder, "train.py", *FLAGS, out=("disk",), PYTHONPATH=str(folder)) as processes:
+            (output,) = outputs_of(processes)
+        assert processes[0].returncode == 1
+        assert re.search(r"(?m)\bOSError: .*No space left on device$", output) and "RuntimeError" not in output, output
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_at_the_next_line(folder: Path) -> None:
+    text = (folder / "train.py").read_text()
+    (folder / "train.py").write_text(text.replace("point + 0.01", "point + (0.01 if index % 7 else math.nan)"))
+    flags = (*FLAGS, "--save-every=9", "--log-every=2")
+    with started(2, folder, "train.py", *flags, out=("a", "b"), PYTHONPATH=str(folder)) as processes:
+        outputs = outputs_of(processes)
+    assert [process.returncode for process in processes] == [1, 1], "\n".join(outputs)
+    assert len(losses(outputs[0])) == 0 and re.search(r"(?m)^trainer: .*not finite at step:2\b", outputs[0])
+
+
+@pytest.mark.parametrize("flags", [("--precision=fp8",), ("--device=gpu",)])
+def test_a_wrong_value_is_refused_with_one_line_that_names_its_flag(folder: Path, flags: tuple[str, ...]) -> None:
+    with started(1, folder, "train.py", *flags, PYTHONPATH=str(folder)) as processes:
+        (output,) = outputs_of(processes)
+    assert processes[0].returncode == 2 and "Traceback" not in output, output
+    assert flags[0].partition("=")[0] in output.splitlines()[-1]
+
+
+def test_help_names_each_flag_with_its_meaning_and_default(folder: Path) -> None:
+    with started(1, folder, "train.py", "--help", PYTHONPATH=str(folder)) as processes:
+        (output,) = outputs_of(processes)
+    text = " ".join(output.split())
+    assert "steps between snapshots; 0: once per epoch (default: 0)" in text
+    assert "(default: fp32)" in text and "{fp32,tf32,bf16}" in text
 
 
 def test_a_wrong_flag_ends_all_ranks_with_one_line(folder: Path) -> None:
