@@ -28,11 +28,13 @@ def test_an_installation_has_every_file(tmp_path: Path) -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=CHECKOUT, capture_output=True, text=True, check=True)
     files = [name for name in listed.stdout.splitlines() if name.startswith(("orchestrator/", "trainer/"))]
     source = tmp_path / "source"
-    for name in [*files, "pyproject.toml", "README.md"]:
+    for name in [*files, "pyproject.toml", "README.md", "docs/ddp-orch.1"]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(CHECKOUT / name, source / name)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, source]
     subprocess.run(build, capture_output=True, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as installed:
-        assert set(files) <= set(installed.namelist())
+        names = set(installed.namelist())
+    assert set(files) <= names
+    assert any(name.endswith("/share/man/man1/ddp-orch.1") for name in names)
