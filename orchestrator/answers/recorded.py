@@ -104,7 +104,7 @@ class NodeOfSpec:
 
 @dataclass(frozen=True)
 class Spec:
-    """The specification with which a run was started on a host (plan.spec). Values of type Any are only shown."""
+    """The specification with which a run was started on a host (node_spec.spec). Values of type Any are only shown."""
 
     nodes: tuple[NodeOfSpec, ...]
     by: str

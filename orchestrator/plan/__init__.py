@@ -1,6 +1,7 @@
 """Inventory -> Plan, and the code that is sent.
 
 plan         what to start where
+node_spec    what the node program of each host gets of it
 job_limit    ends a run before the job of its hosts
 newcomer     a host that is added to a run
 launchers    what each launcher starts, as templates

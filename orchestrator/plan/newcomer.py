@@ -11,7 +11,8 @@ from ..answers.operation import Arguments
 from ..errors import UsageError
 from ..inventory.model import Host, Inventory
 from . import launchers
-from .plan import Code, Plan, make_node, resolve, spec
+from .node_spec import spec
+from .plan import Code, Plan, make_node, resolve
 
 # keys of a spec that each host has for itself
 _OWN = {

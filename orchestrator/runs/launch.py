@@ -27,7 +27,7 @@ from ..inventory.model import Host
 from ..inventory.selection import select
 from ..output.console import all_but, fold, fold_messages, number_of, size
 from ..output.finding import Finding
-from ..plan import description, job_limit
+from ..plan import description, job_limit, node_spec
 from ..plan import plan as planning
 from ..plan.entrypoint import TRAINER
 from ..plan.plan import Code, Plan
@@ -211,8 +211,8 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
     sessions: dict[str, Session] = {}  # a prepared guard obeys only the session that prepared it, and ends with it
 
     def prepare(host: Host, session: Session, operation: Operation[P], head_endpoints: Arguments | None) -> P:
-        spec = planning.spec(resolved, numbers[host.name], facts, created_at=context.created_at, by=context.by)
-        private = planning.private(resolved, numbers[host.name], run_key=context.run_key, secrets=context.secrets)
+        spec = node_spec.spec(resolved, numbers[host.name], facts, created_at=context.created_at, by=context.by)
+        private = node_spec.private(resolved, numbers[host.name], run_key=context.run_key, secrets=context.secrets)
         sessions[host.name] = session
         if host.witness:  # it takes no part in the rendezvous
             head_endpoints = {**(head_endpoints or {}), "rdzv_port": None}

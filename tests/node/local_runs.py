@@ -32,7 +32,7 @@ from orchestrator.inventory.run_ids import new_run_id
 from orchestrator.node.host import processes, state, sweep
 from orchestrator.node.recorder import journal
 from orchestrator.node.serve import journal_reader
-from orchestrator.plan import launchers, plan
+from orchestrator.plan import launchers, node_spec, plan
 from orchestrator.ssh.pipe import LocalConnection
 
 HEAVY = "import os\nimporter = os.getpid()\n"  # a module to preload
@@ -240,8 +240,8 @@ class Runs:
         self._started.append(run)
         at_head: dict[str, Any] | None = None
         for number, host in enumerate(hosts):
-            spec = plan.spec(wanted, number, facts, created_at="2026-01-01T00:00:00Z", by="the test")
-            private = plan.private(wanted, number, run_key=run.key, secrets=dict(secret or {}))
+            spec = node_spec.spec(wanted, number, facts, created_at="2026-01-01T00:00:00Z", by="the test")
+            private = node_spec.private(wanted, number, run_key=run.key, secrets=dict(secret or {}))
             private["notify"] = dict(notify or {})
             answer = host.session.request("prepare", {"spec": spec, "private": private, "head": at_head})
             at_head = at_head or answer

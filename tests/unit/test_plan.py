@@ -15,7 +15,7 @@ from host_facts import GPU, PYTHON, decoded
 from orchestrator.answers.facts import Facts
 from orchestrator.errors import UsageError
 from orchestrator.inventory import model
-from orchestrator.plan import description, launchers, plan
+from orchestrator.plan import description, launchers, node_spec, plan
 from orchestrator.plan.plan import Code, Plan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plan"
@@ -59,7 +59,7 @@ def test_no_more_nodes_than_wanted_take_part() -> None:
 
 def test_every_node_gets_the_run_key() -> None:
     run_key, of = bytes(range(32)), made("hosts: [a, b, c]")
-    keys = [plan.private(of, number, run_key=run_key, secrets={})["key"] for number in range(3)]
+    keys = [node_spec.private(of, number, run_key=run_key, secrets={})["key"] for number in range(3)]
     assert keys == [run_key.hex()] * 3
 
 
@@ -75,7 +75,7 @@ def test_every_node_gets_the_run_key() -> None:
 )
 def test_the_webhook_goes_to_the_head_and_to_those_that_may_report_its_loss(text: str, numbers: list[int]) -> None:
     of = made(text + "\nnotify: {webhook: 'https://hooks.example.org/secret'}")
-    told = [plan.private(of, number, run_key=bytes(32), secrets={})["notify"] for number in range(len(of.nodes))]
+    told = [node_spec.private(of, number, run_key=bytes(32), secrets={})["notify"] for number in range(len(of.nodes))]
     assert [number for number, notify in enumerate(told) if notify.get("webhook")] == numbers
     assert all("secret" not in str(notify) for number, notify in enumerate(told) if number not in numbers)
 
@@ -106,7 +106,7 @@ def test_the_facts_resolve_what_is_auto_and_nothing_else() -> None:
     )
     assert [node.nproc for node in resolved.nodes] == [2, 1, 3]
     assert plan.world_size(resolved) == 6
-    spec = plan.spec(resolved, 0, {"a": facts(4, 7)}, created_at="now", by="ann")
+    spec = node_spec.spec(resolved, 0, {"a": facts(4, 7)}, created_at="now", by="ann")
     assert spec["gpu_ids"] == [4, 7]
     assert [(node["host"], node["nproc"], node["spare"]) for node in spec["nodes"]] == [
         ("a", 2, False),
@@ -121,7 +121,7 @@ def test_the_facts_resolve_what_is_auto_and_nothing_else() -> None:
 def spec_of(text: str) -> Mapping[str, Any]:
     planned = made(text)
     known = {node.host.name: facts() for node in planned.nodes}
-    return plan.spec(plan.resolve(planned, known), 0, known, created_at="", by="")
+    return node_spec.spec(plan.resolve(planned, known), 0, known, created_at="", by="")
 
 
 def test_lost_hosts_are_waited_for_only_where_there_are_restarts() -> None:
@@ -169,7 +169,7 @@ def test_secrets_are_masked_in_text_and_in_json_and_only_their_names_are_in_the_
     planned = made("hosts: [a]\nrun: {secrets: [TOKEN]}")
     assert description.as_dict(planned)["nodes"][0]["env"]["TOKEN"] == "***"
     assert "TOKEN=***" in description.as_text(planned)
-    spec = plan.spec(plan.resolve(planned, {"a": facts()}), 0, {"a": facts()}, created_at="now", by="ann")
+    spec = node_spec.spec(plan.resolve(planned, {"a": facts()}), 0, {"a": facts()}, created_at="now", by="ann")
     assert spec["secrets"] == ["TOKEN"] and "TOKEN" not in json.dumps({**spec, "secrets": []})
 
 
@@ -195,7 +195,7 @@ def test_static_rendezvous_gives_ranks_by_place() -> None:
 )
 def test_torch_that_has_no_shutdown_timeout_is_given_one(torch: str | None, by_module: bool) -> None:
     known = {"a": facts(torch=torch)}
-    spec = plan.spec(plan.resolve(made("hosts: [a]"), known), 0, known, created_at="", by="")
+    spec = node_spec.spec(plan.resolve(made("hosts: [a]"), known), 0, known, created_at="", by="")
     command, text, *arguments = spec["agent_argv"]
     assert spec["auto_env"]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "86400"
     assert arguments == list(launchers.TORCHRUN_STATIC.agent[2:])
@@ -215,7 +215,7 @@ def test_direct_has_no_agent() -> None:
     text = "hosts: [a]\nrun: {launcher: direct}"
     assert described(text)["agent"] is None
     assert "  agent " not in description.as_text(made(text))
-    spec = plan.spec(plan.resolve(made(text), {"a": facts()}), 0, {"a": facts()}, created_at="now", by="ann")
+    spec = node_spec.spec(plan.resolve(made(text), {"a": facts()}), 0, {"a": facts()}, created_at="now", by="ann")
     assert spec["agent_argv"] == []
 
 
@@ -223,7 +223,7 @@ def test_a_host_with_a_workdir_is_sent_nothing() -> None:
     text = "hosts: [a, {name: b, workdir: /shared}]"
     assert [described(text, number)["sends"] for number in (0, 1)] == ["code abababababab", None]
     resolved = plan.resolve(made(text), {"a": facts(), "b": facts()})
-    specs = [plan.spec(resolved, number, {"a": facts(), "b": facts()}, created_at="", by="") for number in (0, 1)]
+    specs = [node_spec.spec(resolved, number, {"a": facts(), "b": facts()}, created_at="", by="") for number in (0, 1)]
     assert [spec["code"] for spec in specs] == [{"sha256": CODE.sha256, "cwd": "sub"}, None]
 
 
@@ -319,17 +319,17 @@ def test_a_variable_that_no_shell_expands_is_said_with_the_right_spelling(word: 
 def test_outputs_on_a_shared_disk_have_a_folder_of_the_run() -> None:
     for text, output in (("hosts: [a]", None), ("hosts: [a]\nrun: {output: /shared/runs/}", "/shared/runs/lab")):
         resolved = plan.resolve(made(text), {"a": facts()})
-        assert plan.spec(resolved, 0, {"a": facts()}, created_at="now", by="ann")["shared_output"] == output
+        assert node_spec.spec(resolved, 0, {"a": facts()}, created_at="now", by="ann")["shared_output"] == output
 
 
 @pytest.mark.parametrize(
     ("options", "code", "torch", "modules"),
     [
-        ("launcher: direct", replace(CODE, names_torch=True), "2.5.1", list(plan.AUTO_PRELOAD)),
+        ("launcher: direct", replace(CODE, names_torch=True), "2.5.1", list(node_spec.AUTO_PRELOAD)),
         ("launcher: direct", CODE, "2.5.1", []),
-        ("launcher: direct", None, "2.5.1", list(plan.AUTO_PRELOAD)),
+        ("launcher: direct", None, "2.5.1", list(node_spec.AUTO_PRELOAD)),
         ("launcher: direct", replace(CODE, names_torch=True), None, []),
-        ("launcher: mpi", replace(CODE, names_torch=True), "2.5.1", list(plan.AUTO_PRELOAD)),
+        ("launcher: mpi", replace(CODE, names_torch=True), "2.5.1", list(node_spec.AUTO_PRELOAD)),
         ("launcher: deepspeed", replace(CODE, names_torch=True), "2.5.1", []),
         ("launcher: node", replace(CODE, names_torch=True), "2.5.1", []),
         ("launcher: torchrun", replace(CODE, names_torch=True), "2.5.1", []),
@@ -342,7 +342,7 @@ def test_torch_is_preloaded_where_ranks_are_forked_and_use_it(
 ) -> None:
     known = {"a": facts(torch=torch)}
     planned = made(f"hosts: [a]\nrun: {{{options}}}", code=code)
-    assert plan.spec(plan.resolve(planned, known), 0, known, created_at="", by="")["preload"] == modules
+    assert node_spec.spec(plan.resolve(planned, known), 0, known, created_at="", by="")["preload"] == modules
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "node"])
@@ -379,7 +379,7 @@ def test_hosts_with_setup_keep_no_modules() -> None:
 )
 def test_three_machines_of_a_run_with_restarts_elect_their_head(text: str, head_lost: str) -> None:
     resolved = plan.resolve(made(text), {name: facts() for name in ("a", "b", "c")})
-    spec = plan.spec(resolved, 0, {name: facts() for name in names(resolved)}, created_at="", by="")
+    spec = node_spec.spec(resolved, 0, {name: facts() for name in names(resolved)}, created_at="", by="")
     assert spec["head_lost"] == head_lost
 
 
@@ -392,7 +392,7 @@ def test_a_witness_comes_last_and_gets_nothing_but_the_run_key() -> None:
     resolved = plan.resolve(made(WITNESSED, {"A": "b"}), {name: facts(torch="2.9.1") for name in ("a", "b", "nas")})
     assert (names(resolved), [node.host.name for node in resolved.team]) == (["a", "b", "nas"], ["a", "b"])
     specs = [
-        plan.spec(resolved, number, {name: facts() for name in names(resolved)}, created_at="", by="")
+        node_spec.spec(resolved, number, {name: facts() for name in names(resolved)}, created_at="", by="")
         for number in (0, 2)
     ]
     for spec in specs:
@@ -403,7 +403,7 @@ def test_a_witness_comes_last_and_gets_nothing_but_the_run_key() -> None:
             ("nas", 0, 0, True),
         ]
     assert (specs[1]["nproc"], specs[1]["gpu_ids"], specs[1]["code"], specs[1]["env"]) == (0, [], None, {})
-    private = [plan.private(resolved, number, run_key=bytes(32), secrets={"TOKEN": "x"}) for number in (1, 2)]
+    private = [node_spec.private(resolved, number, run_key=bytes(32), secrets={"TOKEN": "x"}) for number in (1, 2)]
     assert (private[0]["secrets"], private[0]["notify"]["command"]) == ({"TOKEN": "x"}, "mail")
     assert (private[1]["secrets"], private[1]["notify"], private[1]["key"]) == ({}, {}, "00" * 32)
 

@@ -46,10 +46,8 @@ def make_fifos(folder: str, attempt: int, sources: List[str]) -> Dict[str, int]:
             path = os.path.join(folder, "%d.%s.%s" % (attempt, source, channel))
             os.mkfifo(path, 0o600)
             keeper = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
+            with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: 64 KiB will do
                 fcntl.fcntl(keeper, F_SETPIPE_SZ, PIPE_SIZE)
-            except OSError:
-                pass  # the user's share of pipe memory is used up: 64 KiB will do
             keepers[path] = keeper
     return keepers
 
