@@ -253,7 +253,8 @@ def conclude(
         console.warning(_describe_stray_outputs(stray))
     has_outputs = any(part.outputs for part in parts.values())
     if show_outputs and (stray or has_outputs):
-        resuming = f"; resume with: {resume}" if has_outputs and verdict.state != "succeeded" else ""
+        first = "after a fix, " if verdict.state == "failed" else ""
+        resuming = f"; {first}resume with: {resume}" if has_outputs and verdict.state != "succeeded" else ""
         shared = next((path for part in parts.values() if (path := part.shared_output)), None)
         place = f"in {shared} on its hosts" if shared else "on its hosts"
         console.note(f"outputs are {place}; download them with: {about.command('fetch')}{resuming}")
