@@ -42,5 +42,7 @@ def test_a_guard_and_a_recorder_killed_at_once_are_missed_by_the_others(lab3: La
         both = f"{ours(host, 'ddp-guard')} {ours(host, 'ddp-recorder')}"
         # stopped first, as neither may see the end of the other
         host.sh(f"kill -STOP {both} && kill -KILL {both}", "root", check=True)
-        lost = "host lost" if victim else "head lost"
-        run.assert_ended(4, "lost", f"{host.name}: {lost}")
+        run.assert_ended(4, "lost", f"{host.name}: ")
+        # `up` may start a new guard there before the lease ends
+        causes = ("host lost" if victim else "head lost", "its guard and recorder were killed")
+        assert any(cause in run.conclusion for cause in causes), run.conclusion

@@ -229,7 +229,10 @@ def _on_host_restarted(state: State, event: HostRestarted) -> State:
     node = state.nodes[event.node]
     if state.phase in (Phase.WAITING, Phase.OVER) or node.phase not in (NodePhase.JOINED, NodePhase.RUNNING):
         return state
-    failure = dict(failure_of(state, event.node, "the host was restarted", event.at), lost=True)
+    failure = dict(
+        failure_of(state, event.node, "the host was restarted, or its guard and recorder were killed", event.at),
+        lost=True,
+    )
     lost = _mark_lost(state, event.node, failure, event.at)
     return change_node(lost, event.node, phase=NodePhase.RETURNED) if state.rejoin_timeout else lost
 
