@@ -25,7 +25,9 @@ def wrap(model: nn.Module, config: Config, world: World, first_step: int) -> nn.
     if config.parallel == "fsdp":
         return shard(model, config, world)
     if config.compile:
-        model.compile()  # inside DDP, torch cuts the graph at DDP's buckets, so that it can send them early
+        # Inside DDP, torch cuts the graph at DDP's buckets, so that it can send them early. (model.compile() would skip
+        # an nn.Sequential, as it skips all forward functions of torch's own files.)
+        model.forward = torch.compile(model.forward)
     # All ranks read the same snapshot. To send its weights as well, each rank would copy them: more memory at once.
     can_omit = first_step and "init_sync" in signature(DistributedDataParallel).parameters  # not in torch 2.4
     unsent: dict[str, Any] = {"init_sync": False} if can_omit else {}

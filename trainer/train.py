@@ -176,7 +176,7 @@ def train(config: Config, world: World) -> None:
     torch.manual_seed(config.seed)  # the same first weights on all ranks
     model = make_model().to(world.device)
     if config.compile:
-        model.compile()  # inside DDP, torch cuts the graph at DDP's buckets, so that it can send them early
+        model.forward = torch.compile(model.forward)  # model.compile() skips nn.Sequential
     # Add find_unused_parameters=True if a step may leave out parameters of your model.
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = make_optimizer(model, config, world.device)

@@ -27,6 +27,7 @@ from trainer.loop import evaluate, setup  # noqa: E402
 from trainer.metrics import flops_of, meta_copy, peak_of, wandb_id  # noqa: E402
 from trainer.model import build, checkpoint_blocks  # noqa: E402
 from trainer.optim import learning_rate, make_optimizer, peak_learning_rate, with_momentum  # noqa: E402
+from trainer.parallel import wrap  # noqa: E402
 from trainer.place import Place  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -508,6 +509,23 @@ def test_how_a_model_computes_does_not_change_its_operations(world: World, flags
         training = setup(parse([*of_a_gpt, *ways]), world, None)
         counted.append(flops_of(training.on_meta, next(training.data.train.batches([(0, torch.arange(2))])).inputs))
     assert counted[0] and counted[1] == counted[0]
+
+
+def test_a_compiled_model_is_cut_at_the_buckets_of_ddp(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+    """So the first gradients can be sent early. `nn.Sequential` too, which its own `compile` would not compile."""
+    graphs = []
+
+    def record(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    with_backend = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: with_backend(function, backend=record))
+    layer = torch.nn.Linear(600, 600)  # 1.4 MB
+    model = torch.nn.Sequential(layer, torch.nn.ReLU(), torch.nn.Linear(600, 600))
+    wrapped = wrap(model, Config(compile=True, bucket_mb=1), world, 0)
+    wrapped(torch.ones(2, 600)).sum().backward()
+    assert layer.weight.grad is not None and len(graphs) == 2
 
 
 def test_what_cannot_be_counted_ends_no_training() -> None:
