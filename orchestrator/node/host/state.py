@@ -275,16 +275,21 @@ def run_folder(run_id: str) -> str:
 
 def guarded(folder: str) -> bool:
     """Whether the run's guard lives: it holds the lock. A pid in a file would prove nothing."""
+    return is_locked(os.path.join(folder, "run.lock"))
+
+
+def is_locked(path: str) -> bool:
+    """Whether a process holds the lock of this file."""
     try:
-        lock = os.open(os.path.join(folder, "run.lock"), os.O_RDWR | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
-        os.close(lock)
+        os.close(handle)
     return False
 
 

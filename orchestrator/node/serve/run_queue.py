@@ -105,9 +105,9 @@ def _tickets(folder: str) -> List[Dict[str, Any]]:
         if name in (MUTEX, LAST):
             continue
         ticket = state.read(path)
-        if ticket is not None and _is_held(path) and _is_whole(ticket):
+        if ticket is not None and state.is_locked(path) and _is_whole(ticket):
             tickets.append(ticket)
-        elif not _is_held(path):
+        elif not state.is_locked(path):
             _remove(path)  # also a half-written file of a relay that was killed
     return tickets
 
@@ -119,20 +119,6 @@ def _is_whole(ticket: Dict[str, Any]) -> bool:
         return words and ids and bool(state.RUN_ID.match(ticket["run_id"]))
     except state.DAMAGED:
         return False
-
-
-def _is_held(path: str) -> bool:
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(handle)
-    return False
 
 
 def _remove(path: str) -> None:
