@@ -273,8 +273,8 @@ def _plan_run(
             "a letter or digit"
         )
     invoked = invocation.read(options.script, inventory, os.environ)
-    if invoked.ignored:
-        stderr_console().note(f"ignored: {', '.join(dict.fromkeys(invoked.ignored))}. The inventory has the hosts")
+    for reason, flags in invocation.ignored_by_reason(invoked).items():
+        stderr_console().note(f"ignored {', '.join(flags)}: {reason}")
     if invoked.launcher == "mpi" and entrypoint.needs_mpi(invoked.words):
         invoked = invocation.with_real_mpi(invoked)
     if invoked.launcher == "accelerate" or inventory.run.launcher == "accelerate":
@@ -308,7 +308,7 @@ def _plan_run(
         name=options.name or (job.name if job and options.requeue else run_id),
         command=command,
         code=code,
-        env=variables.read(inventory, options.env_file, options.env),
+        env={**invoked.env, **variables.read(inventory, options.env_file, options.env)},
         debug=options.debug,
     )
     if job and not options.detach:

@@ -14,8 +14,7 @@ def check(inventory: Any, reading: Reading) -> None:
     """`inventory`: a `model.Inventory`."""
     _check_election(inventory, reading)
     run = inventory.run
-    if run.resume == "head" and run.rdzv.backend == "c10d":
-        message = "with rdzv.backend c10d, rank 0 may run on another host than the head; use newest or union, or static"
+    if message := refuse_resume(run):
         reading.wrong(reading.marks["run.resume"], "run.resume", message)
     if run.autostart == "none":
         return
@@ -28,6 +27,13 @@ def check(inventory: Any, reading: Reading) -> None:
             "run.autostart. Without it, `ddp-orch logs -f` and `ddp-orch revive` bring hosts back, with their secrets"
         )
         reading.wrong(reading.marks[key], key, message)
+
+
+def refuse_resume(run: Any) -> str | None:
+    """Why `run.resume` cannot be had with the rendezvous of a `model.Run`."""
+    if run.resume != "head" or run.rdzv.backend != "c10d":
+        return None
+    return "with rdzv.backend c10d, rank 0 may run on another host than the head; use newest or union, or static"
 
 
 def _check_election(inventory: Any, reading: Reading) -> None:

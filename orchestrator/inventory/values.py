@@ -15,6 +15,7 @@ RESERVED_ENV = frozenset(
     | {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"}
 )
 RESERVED_ENV_PREFIXES = ("DDP_ORCH_", "TORCHELASTIC_")
+MPIRUN = "DDP_ORCH_MPIRUN"  # the user's: the mpirun to start (node/mpi)
 
 
 @dataclass
@@ -301,9 +302,14 @@ def env_name(name: str) -> str:
     """The name itself. Raises ValueError if no shell could set it, or if a run sets it itself."""
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
         raise ValueError("a variable name has only letters, digits and _, and does not start with a digit")
-    if name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES):
+    if is_reserved(name):
         raise ValueError("the launcher sets this variable for every rank; remove it")
     return name
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a run sets the variable itself."""
+    return name in RESERVED_ENV or (name.startswith(RESERVED_ENV_PREFIXES) and name != MPIRUN)
 
 
 def _env(node: Node, key: str, reading: Reading) -> dict[str, str]:

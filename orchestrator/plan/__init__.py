@@ -10,6 +10,8 @@ entrypoint   what `up` runs: a script, a module or the bundled trainer
 function_call  the command that calls a function in a rank
 accelerate   what a configuration of accelerate asks for
 invocation   recognises the command lines of other launchers after `--`
+launcher_flags  the flags of other launchers
+leading      takes variables and `uv run` from the front of a command
 snapshot     the archive of the code
 code_files   the files of the code
 git          which files git tracks or ignores

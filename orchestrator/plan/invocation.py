@@ -10,10 +10,13 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ..errors import UsageError
+from ..inventory import recovery
 from ..inventory.model import Inventory
-from . import launchers
+from . import launchers, leading
+from .launcher_flags import ACCELERATE, DEEPSPEED, MPIRUN, RENDEZVOUS, TORCHRUN, Flags
 
 
 @dataclass(frozen=True)
@@ -28,95 +31,15 @@ class Invocation:
     total_ranks: int | None = None
     nnodes: tuple[int, int] | None = None
     max_restarts: int | None = None
+    rdzv_backend: Literal["static", "c10d"] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     mpi_env: Mapping[str, str] = field(default_factory=dict)
     """Variables that tell a real mpirun what its flags did."""
-    ignored: tuple[str, ...] = ()
-    """Flags that are not used, because ddp-orch decides what they are for."""
-
-
-@dataclass(frozen=True)
-class Flags:
-    """The flags of a launcher; names without dashes in front, and with `-` for `_`."""
-
-    name: str
-    ours: Mapping[str, int]
-    """Flags that ddp-orch decides, and how many words follow each."""
-    nproc: tuple[str, ...] = ()
-    total: tuple[str, ...] = ()
-    nnodes: tuple[str, ...] = ()
-    restarts: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Flags that cannot be left out, and what to use instead."""
-    module: tuple[str, ...] = ("m", "module")
-
-    def words_after(self, name: str) -> int | None:
-        if name in (*self.nproc, *self.total, *self.nnodes, *self.restarts, *self.variables):
-            return 1
-        return 0 if name in self.module else self.ours.get(name)
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """Flags and variables that are not used, and why."""
 
 
 _RECOGNISED_ONCE_PER_HOST = ("accelerate", "vllm", "sglang")
-
-
-def _ours(with_value: str, alone: str = "") -> dict[str, int]:
-    return {**dict.fromkeys(with_value.split(), 1), **dict.fromkeys(alone.split(), 0)}
-
-
-TORCHRUN = Flags(
-    "torchrun",
-    _ours(
-        "node-rank master-addr master-port rdzv-backend rdzv-endpoint rdzv-id rdzv-conf local-addr log-dir r redirects "
-        "t tee role monitor-interval start-method logs-specs local-ranks-filter numa-binding signals-to-handle",
-        "standalone use-env",
-    ),
-    nproc=("nproc-per-node",),
-    nnodes=("nnodes",),
-    restarts=("max-restarts",),
-    refused={"no-python": "use run.launcher: node for a program that is not Python"},
-)
-DEEPSPEED = Flags(
-    "deepspeed",
-    _ours("H hostfile master-port master-addr launcher launcher-args node-rank ssh-port", "no-ssh force-multi"),
-    nproc=("num-gpus",),
-    nnodes=("num-nodes",),
-    module=("module",),
-    refused={
-        "i": "set `gpus` of the hosts",
-        "include": "set `gpus` of the hosts",
-        "e": "set `gpus` of the hosts",
-        "exclude": "set `gpus` of the hosts",
-        "autotuning": "run the autotuner without ddp-orch",
-        "no-python": "use run.launcher: node for a program that is not Python",
-    },
-)
-MPIRUN = Flags(
-    "mpirun",
-    {
-        **_ours(
-            "H host hostfile machinefile f bind-to map-by rank-by prefix wdir output-filename iface",
-            "allow-run-as-root oversubscribe tag-output report-bindings display-map bycore bynode byslot v verbose "
-            "nolocal timestamp-output quiet q",
-        ),
-        "mca": 2,
-        "genv": 2,
-    },
-    nproc=("N", "npernode", "ppn"),
-    total=("np", "n", "c"),
-    variables=("x",),
-    module=(),
-)
-ACCELERATE = Flags(
-    "accelerate launch",
-    _ours(
-        "machine-rank main-process-ip main-process-port rdzv-backend rdzv-conf max-restarts",
-        "multi-gpu same-network",
-    ),
-    total=("num-processes",),
-    nnodes=("num-machines",),
-    module=(),
-)
 _PYTHON = re.compile(r"python[0-9.]*")
 _MODULES = {
     "torch.distributed.run": "torchrun",
@@ -149,11 +72,22 @@ def read(words: Sequence[str], inventory: Inventory, environ: Mapping[str, str])
         invocation = recognise(words, environ)
         if invocation.launcher == inventory.run.launcher:
             return invocation
-    return Invocation(tuple(words))
+    command = leading.take_variables(words)
+    return _with_leading(Invocation(command.words), command)
 
 
 def recognise(words: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     """`environ`: for `mpirun -x NAME`. Raises UsageError for flags that ddp-orch can neither honour nor leave out."""
+    command = leading.take(words)
+    return _with_leading(_recognise(command.words, environ), command)
+
+
+def _with_leading(invocation: Invocation, command: leading.Leading) -> Invocation:
+    env = {**command.env, **invocation.env}
+    return replace(invocation, env=env, ignored={**command.ignored, **invocation.ignored})
+
+
+def _recognise(words: tuple[str, ...], environ: Mapping[str, str]) -> Invocation:
     if not words:
         return Invocation(())
     program = words[0].rpartition("/")[2]
@@ -172,8 +106,8 @@ def recognise(words: Sequence[str], environ: Mapping[str, str]) -> Invocation:
 
 def with_real_mpi(invocation: Invocation) -> Invocation:
     """The same command line of mpirun, started by an mpirun of the hosts."""
-    used = ("-mca", "--mca", "-bind-to", "--bind-to", "-genv")
-    ignored = tuple(flag for flag in invocation.ignored if flag not in used)
+    used = ("-mca", "--mca", "-bind-to", "--bind-to")
+    ignored = {flag: reason for flag, reason in invocation.ignored.items() if flag not in used}
     env = {**invocation.env, **invocation.mpi_env}
     return replace(invocation, launcher="mpirun", env=env, ignored=ignored)
 
@@ -202,6 +136,8 @@ def _launched(launcher: str, words: Sequence[str], environ: Mapping[str, str]) -
     if launcher == "mpi":
         if words[0].rpartition("/")[2] not in ("mpirun", "mpiexec") or "/" in words[0]:
             invocation = replace(invocation, mpi_env={**invocation.mpi_env, "DDP_ORCH_MPIRUN": words[0]})
+        inner = leading.take(rest)
+        invocation, rest = _with_leading(invocation, inner), list(inner.words)
         program = rest[0].rpartition("/")[2] if rest else ""
         if not _PYTHON.fullmatch(program):
             raise UsageError(f"mpirun: expected `python SCRIPT`, got {shlex.join(rest[:3]) or 'nothing'}")
@@ -262,35 +198,80 @@ def _parse(flags: Flags, words: Sequence[str], environ: Mapping[str, str]) -> tu
 def _apply(
     flags: Flags, found: Invocation, name: str, word: str, values: list[str], environ: Mapping[str, str]
 ) -> Invocation:
-    if name in flags.variables:
-        variable, equals, value = values[0].partition("=")
-        return replace(found, env={**found.env, variable: value if equals else environ.get(variable, "")})
+    word = word.partition("=")[0]
+    if name in (*flags.variables, *flags.pairs, *flags.lists):
+        return _set_variables(flags, found, name, word, values, environ)
     if name in flags.nnodes:
         match = re.fullmatch(r"([1-9][0-9]{0,4})(?::([1-9][0-9]{0,4}))?", values[0])
         if match is None:
             raise UsageError(f"{flags.name} {word}: {values[0]!r} is not a number of hosts")
         return replace(found, nnodes=(int(match[1]), int(match[2] or match[1])))
+    if name in flags.one_per_host:
+        return replace(found, nproc_per_node=1)
+    if name in flags.backend:
+        if values[0] in ("static", "c10d"):
+            return replace(found, rdzv_backend="c10d" if values[0] == "c10d" else "static")
+        return _ignore(found, f"{word} {values[0]}", RENDEZVOUS)
     if name in (*flags.nproc, *flags.total, *flags.restarts):
-        if name in flags.nproc and values[0] in ("auto", "gpu", "cpu"):
-            return found
-        if not re.fullmatch(r"[0-9]{1,6}", values[0]):
-            raise UsageError(f"{flags.name} {word}: {values[0]!r} is not a number")
-        number = int(values[0])
-        if name in flags.restarts:
-            return replace(found, max_restarts=number)
-        return replace(found, nproc_per_node=number) if name in flags.nproc else replace(found, total_ranks=number)
+        return _set_number(flags, found, name, word, values[0])
     mpi_env = dict(found.mpi_env)
     if name == "mca" and len(values) > 1:
         mpi_env[f"OMPI_MCA_{values[0]}"] = values[1]
-    elif name == "genv" and len(values) > 1:
-        mpi_env[values[0]] = values[1]
     elif name == "bind-to":
         mpi_env["OMPI_MCA_hwloc_base_binding_policy"] = values[0]
-    return replace(found, mpi_env=mpi_env, ignored=(*found.ignored, word.partition("=")[0]))
+    return _ignore(replace(found, mpi_env=mpi_env), word, flags.ignored[name][1])
+
+
+def _ignore(found: Invocation, word: str, reason: str) -> Invocation:
+    return replace(found, ignored={**found.ignored, word: reason})
+
+
+def _set_number(flags: Flags, found: Invocation, name: str, word: str, value: str) -> Invocation:
+    if name in flags.nproc and value in ("auto", "gpu"):
+        return found
+    if name in flags.nproc and value == "cpu":
+        return _ignore(found, f"{word} cpu", "set nproc_per_node of the hosts to start more ranks than GPUs")
+    if not re.fullmatch(r"[0-9]{1,6}", value):
+        raise UsageError(f"{flags.name} {word}: {value!r} is not a number")
+    number = int(value)
+    if name in flags.restarts:
+        return replace(found, max_restarts=number)
+    return replace(found, nproc_per_node=number) if name in flags.nproc else replace(found, total_ranks=number)
+
+
+def _set_variables(
+    flags: Flags, found: Invocation, name: str, word: str, values: list[str], environ: Mapping[str, str]
+) -> Invocation:
+    """Variables of mpirun: `-x NAME=VALUE`, `-x NAME`, `-genv NAME VALUE`, `-genvlist NAME,NAME`."""
+    if name in flags.pairs and len(values) < 2:
+        raise UsageError(f"{flags.name} {word}: the value is missing")
+    env, ignored = dict(found.env), dict(found.ignored)
+    if name in flags.pairs:
+        leading.add_variable(values[0], values[1], env, ignored)
+        return replace(found, env=env, ignored=ignored)
+    for entry in values[0].split(",") if name in flags.lists else values:
+        variable, equals, value = entry.partition("=")
+        if equals:
+            leading.add_variable(variable, value, env, ignored)
+        elif variable in ("PATH", "LD_LIBRARY_PATH"):
+            ignored[f"{word} {variable}"] = "each host has its own; with a value, it is set"
+        elif variable in environ:
+            leading.add_variable(variable, environ[variable], env, ignored)
+        else:
+            ignored[f"{word} {variable}"] = "it is not set here"
+    return replace(found, env=env, ignored=ignored)
+
+
+def ignored_by_reason(invocation: Invocation) -> dict[str, list[str]]:
+    """The flags and variables that are not used, for each reason."""
+    flags: dict[str, list[str]] = {}
+    for flag, reason in invocation.ignored.items():
+        flags.setdefault(reason, []).append(flag)
+    return flags
 
 
 def apply(inventory: Inventory, invocation: Invocation) -> Inventory:
-    """The inventory with what the command line of the other launcher asks for. Raises UsageError."""
+    """The inventory with what the command line of the other launcher asks for, but for `env`. Raises UsageError."""
     run = inventory.run
     if invocation.launcher is not None:
         run = replace(run, launcher=invocation.launcher)
@@ -298,6 +279,13 @@ def apply(inventory: Inventory, invocation: Invocation) -> Inventory:
         run = replace(run, nnodes=invocation.nnodes)
     if invocation.max_restarts is not None:
         run = replace(run, max_restarts=invocation.max_restarts)
+    if invocation.rdzv_backend is not None:
+        run = replace(run, rdzv=replace(run.rdzv, backend=invocation.rdzv_backend))
+        if wrong := recovery.refuse_resume(run):
+            raise UsageError(f"--rdzv-backend {run.rdzv.backend}: run.resume: {wrong}")
+    secret = next((name for name in invocation.env if name in run.secrets), None)
+    if secret is not None:
+        raise UsageError(f"{secret}: the name is in run.secrets, whose values come only from your environment")
     working = [host for host in inventory.hosts if host.in_team]
     count = len(working) if run.nnodes == "auto" else min(run.nnodes[1], len(working))
     if run.nnodes != "auto" and run.nnodes[0] > len(working):
@@ -315,4 +303,4 @@ def apply(inventory: Inventory, invocation: Invocation) -> Inventory:
     hosts = inventory.hosts
     if nproc is not None:
         hosts = tuple(replace(host, nproc_per_node=nproc) for host in hosts)
-    return replace(inventory, hosts=hosts, run=replace(run, env={**run.env, **invocation.env}))
+    return replace(inventory, hosts=hosts, run=run)

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.errors import InventoryError, UsageError
 from orchestrator.inventory import launcher_rows, model
-from orchestrator.plan import accelerate, entrypoint, invocation, launchers
+from orchestrator.plan import accelerate, entrypoint, invocation, launcher_flags, launchers, leading
 from orchestrator.plan.launchers import check_even
 
 ROOT = Path(__file__).parents[2]
@@ -75,9 +75,31 @@ def test_every_launcher_has_a_row() -> None:
                 "words": "main.py --x",
                 "launcher": "mpi",
                 "total_ranks": 4,
-                "env": {"NCCL_DEBUG": "INFO", "PATH": "/bin"},
+                "env": {"NCCL_DEBUG": "INFO"},
             },
         ),
+        (
+            "mpirun -pernode -hosts a,b -genvall -env A 1 --use-hwthread-cpus -genvlist HOME,NO env B=2 python main.py",
+            {
+                "words": "main.py",
+                "launcher": "mpi",
+                "nproc_per_node": 1,
+                "env": {"A": "1", "HOME": "/root", "B": "2"},
+            },
+        ),
+        ("OMP_NUM_THREADS=1 torchrun x.py A=2", {"words": "x.py A=2", "env": {"OMP_NUM_THREADS": "1"}}),
+        (
+            "/usr/bin/env A=1 B=x=y python -m torch.distributed.launch --use_env x.py",
+            {"words": "x.py", "env": {"A": "1", "B": "x=y"}},
+        ),
+        (
+            "A=1 uv run B=2 torchrun --nproc-per-node 2 x.py",
+            {"words": "x.py", "nproc_per_node": 2, "env": {"A": "1", "B": "2"}},
+        ),
+        ("uv run -m pkg --lr 1", {"words": "-m pkg --lr 1"}),
+        ("nohup poetry run -- x.py", {"words": "x.py"}),
+        ("A=1 --lr 1", {"words": "--lr 1", "env": {"A": "1"}}),
+        ("torchrun --rdzv-backend=c10d x.py", {"words": "x.py", "rdzv_backend": "c10d"}),
         (
             "mpiexec -n 8 --ppn 4 python -m pkg",
             {"words": "-m pkg", "launcher": "mpi", "total_ranks": 8, "nproc_per_node": 4},
@@ -103,14 +125,77 @@ def test_every_launcher_has_a_row() -> None:
     ],
 )
 def test_command_lines_of_other_launchers(line: str, expected: dict[str, Any]) -> None:
-    found = invocation.recognise(line.split(), {"PATH": "/bin"})
+    found = invocation.recognise(line.split(), {"PATH": "/bin", "HOME": "/root"})
     asked = {name: value for name, value in vars(found).items() if value and name not in ("ignored", "mpi_env")}
     assert {**asked, "words": " ".join(found.words)} == expected
 
 
 def test_flags_that_are_left_out_are_named() -> None:
     found = invocation.recognise(shlex.split("torchrun --node_rank=1 --rdzv-endpoint h:1 x.py --node_rank 3"), {})
-    assert found.ignored == ("--node_rank", "--rdzv-endpoint")
+    assert list(found.ignored) == ["--node_rank", "--rdzv-endpoint"]
+
+
+@pytest.mark.parametrize(
+    ("line", "flag", "reason"),
+    [
+        ("torchrun --log-dir logs x.py", "--log-dir", launcher_flags.OUTPUT),
+        ("torchrun --tee=3 x.py", "--tee", launcher_flags.OUTPUT),
+        ("torchrun --numa-binding node x.py", "--numa-binding", launcher_flags.CORES),
+        ("torchrun --master-addr h x.py", "--master-addr", launcher_flags.HOSTS),
+        ("torchrun --rdzv-backend=etcd x.py", "--rdzv-backend etcd", launcher_flags.RENDEZVOUS),
+        ("torchrun --nproc_per_node=cpu x.py", "--nproc_per_node cpu", "set nproc_per_node"),
+        ("mpirun -bind-to core python x.py", "-bind-to", launcher_flags.CORES),
+        ("mpirun --map-by slot python x.py", "--map-by", launcher_flags.PLACES),
+        ("mpirun -x LD_LIBRARY_PATH python x.py", "-x LD_LIBRARY_PATH", "each host has its own"),
+        ("mpirun -x UNSET python x.py", "-x UNSET", "not set here"),
+        ("mpirun -x MASTER_ADDR=h python x.py", "MASTER_ADDR", leading.SET_BY_US),
+        ("RANK=0 NODE_RANK=0 python x.py", "NODE_RANK", leading.SET_BY_US),
+        ("uv run x.py", "uv run", "the `python` of each host"),
+    ],
+)
+def test_what_is_left_out_has_its_own_reason(line: str, flag: str, reason: str) -> None:
+    found = invocation.recognise(line.split(), {"LD_LIBRARY_PATH": "/lib"})
+    assert found.words == ("x.py",) and not found.env
+    assert reason in found.ignored[flag]
+
+
+def test_a_rendezvous_that_the_inventory_cannot_have_is_refused() -> None:
+    found = invocation.recognise(["torchrun", "--rdzv-backend=c10d", "x.py"], {})
+    assert invocation.apply(model.parse(TWO, "i"), found).run.rdzv.backend == "c10d"
+    with pytest.raises(UsageError, match=r"run\.resume"):
+        invocation.apply(model.parse(TWO + "run: {resume: head}", "i"), found)
+
+
+@pytest.mark.parametrize(
+    ("line", "gpus"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1 x.py", "[0,1]"),
+        ("env CUDA_VISIBLE_DEVICES= x.py", "none"),
+        ("mpirun -x CUDA_VISIBLE_DEVICES=2 python x.py", "[2]"),
+    ],
+)
+def test_gpus_are_chosen_in_the_inventory(line: str, gpus: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        invocation.recognise(line.split(), {})
+    assert f"gpus: {gpus}" in str(caught.value)
+
+
+def test_the_mpirun_to_start_can_be_set_in_the_environment() -> None:
+    assert model.parse(TWO + "run: {env: {DDP_ORCH_MPIRUN: /opt/mpirun}}", "i").run.env
+    with pytest.raises(InventoryError, match="DDP_ORCH_RUN_NAME"):
+        model.parse(TWO + "run: {env: {DDP_ORCH_RUN_NAME: x}}", "i")
+
+
+def test_a_variable_before_the_command_cannot_be_a_secret() -> None:
+    inventory = model.parse(TWO + "run: {secrets: [TOKEN]}", "i")
+    with pytest.raises(UsageError, match=r"^TOKEN: .*run\.secrets"):
+        invocation.apply(inventory, invocation.recognise(["TOKEN=a", "x.py"], {}))
+
+
+def test_a_command_for_hosts_may_have_variables_before_it() -> None:
+    inventory = model.parse(TWO + "run: {launcher: node}", "i")
+    found = invocation.read(shlex.split("A=1 uv run x.py"), inventory, {})
+    assert (found.words, found.env) == (("uv", "run", "x.py"), {"A": "1"})
 
 
 @pytest.mark.parametrize(
@@ -126,12 +211,17 @@ def test_flags_that_are_left_out_are_named() -> None:
         "deepspeed --autotuning run x.py",
         "mpirun -np 4 ./a.out",
         "srun -N 2 python x.py",
+        "mpirun -env A",
         "python -c pass",
         "python",
+        "CUDA_VISIBLE_DEVICES=0,1 python -m torch.distributed.launch x.py",
+        "env -i x.py",
+        "uv run --with torch x.py",
+        "A=1",
     ],
 )
 def test_flags_that_cannot_be_honoured_are_refused(line: str) -> None:
-    with pytest.raises(UsageError, match=line.split()[0]):
+    with pytest.raises(UsageError, match=line.split()[0].partition("=")[0]):
         invocation.recognise(line.split(), {})
 
 
@@ -139,7 +229,7 @@ def test_numbers_of_ranks_are_applied() -> None:
     inventory = model.parse(TWO, "i")
     found = invocation.apply(inventory, invocation.recognise(shlex.split("mpirun -np 6 -x A=1 python x.py"), {}))
     assert [host.nproc_per_node for host in found.hosts] == [3, 3]
-    assert (found.run.launcher, found.run.env) == ("mpi", {"A": "1"})
+    assert found.run.launcher == "mpi"
     for line in ("mpirun -np 3 python x.py", "torchrun --nnodes 3 x.py"):
         with pytest.raises(UsageError, match="hosts"):
             invocation.apply(inventory, invocation.recognise(line.split(), {}))
@@ -303,7 +393,7 @@ def test_a_script_that_imports_mpi4py_needs_a_real_mpirun(tmp_path: Path, monkey
 def test_flags_of_a_real_mpirun_become_its_variables() -> None:
     line = "mpiexec.hydra -np 4 -H a:2 --bind-to core -mca btl ^openib -genv FI_PROVIDER tcp -x A=1 python main.py"
     found = invocation.with_real_mpi(invocation.recognise(line.split(), {}))
-    assert (found.launcher, found.words, found.total_ranks, found.ignored) == ("mpirun", ("main.py",), 4, ("-H",))
+    assert (found.launcher, found.words, found.total_ranks, list(found.ignored)) == ("mpirun", ("main.py",), 4, ["-H"])
     assert found.env == {
         "A": "1",
         "OMPI_MCA_hwloc_base_binding_policy": "core",
