@@ -42,6 +42,7 @@ init          `init`
 host_questions  asks which hosts (`init`)
 trust         `trust`
 check         `check`
+check_text    what it prints for people
 setup         `setup`
 exec          `exec`
 bench         `bench`

@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -22,26 +21,20 @@ from ..hosts.fleet import Fleet, combine
 from ..inventory import run_ids, selection
 from ..inventory.advice import complete_commands
 from ..output import lines as logs
-from ..output.console import fold, number_of, wants_colour
-from ..output.finding import SEVERITIES, Finding, Severity
+from ..output.console import wants_colour
+from ..output.finding import SEVERITIES, Finding
 from ..output.terminal import tame
 from ..plan import entrypoint
 from ..plan.launchers import for_own_scripts
-from ..plan.plan import Code, Plan, advise_shell_variables, resolve
+from ..plan.plan import Code, Plan, advise_shell_variables
 from ..plan.plan import make as make_plan
 from ..runs import bandwidths, deep, launch, mesh, probe, reach
 from ..runs.mesh import Network
 from ..ssh.config import by_hand
+from . import check_text
 from .context import load_inventory, open_fleet, stderr_console
 
-WRAP: dict[str, Any] = {  # options of textwrap.wrap
-    "initial_indent": "  ",
-    "subsequent_indent": "  ",
-    "break_long_words": False,
-    "break_on_hyphens": False,
-}
 Level = Literal["quick", "usual", "deep"]
-COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[33m", "note": "\x1b[2m"}
 
 
 def check(path: str | None, hosts: str | None, level: Level, as_json: bool) -> int:
@@ -92,8 +85,10 @@ def check(path: str | None, hosts: str | None, level: Level, as_json: bool) -> i
     if as_json:
         print(json.dumps(_as_dict(findings, choices, network, result), indent=2))
     else:
-        text = _render(plan, findings, choices, network, facts, result)
-        sys.stdout.write(tame(text, wants_colour(sys.stdout, os.environ)))
+        colour = wants_colour(sys.stdout, os.environ)
+        width = min(shutil.get_terminal_size((100, 24)).columns, check_text.MAX_WIDTH)
+        report = check_text.Report(plan, findings, choices, network, facts, frozenset(answers.failed), result, hosts)
+        sys.stdout.write(tame(check_text.render(report, width, colour=colour), colour))
     if answers.failed:
         return combine(answers.failed.values(), "").exit_code
     return FindingsError.exit_code if any(finding.severity == "error" for finding in findings) else 0
@@ -134,84 +129,3 @@ def _as_dict(
         "network": mesh.as_dict(network) if network else None,
         "measured": [figure.as_dict() for figure in result.figures] if result else [],
     }
-
-
-def _render(
-    plan: Plan,
-    findings: list[Finding],
-    choices: tuple[AutoEnv, ...],
-    network: Network | None,
-    facts: Mapping[str, Facts],
-    result: deep.Result | None,
-) -> str:
-    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-    colour = wants_colour(sys.stdout, os.environ)
-
-    def style(severity: Severity) -> str:
-        return f"{COLOURS[severity]}{severity}\x1b[0m" if colour else severity
-
-    parts = [_finding(finding, style(finding.severity), width) for finding in findings]
-    if network is not None and network.pairs:
-        parts.append(mesh.render(network))
-    if result is not None and result.figures:
-        parts.append(deep.render(result))
-    if facts:
-        parts.append("\n".join(_choices(plan, choices, network, facts)) + "\n")
-    counts = [(sum(finding.severity == severity for finding in findings), severity) for severity in SEVERITIES]
-    summary = ", ".join(number_of(count, severity) for count, severity in counts if count)
-    hosts = number_of(len(plan.nodes) - (plan.witness is not None), "host")
-    witness = f" and the witness {plan.witness}" if plan.witness else ""
-    parts.append(f"{hosts}{witness}: {summary or 'no problems found'}\n")
-    return "\n".join(parts)
-
-
-def _finding(finding: Finding, severity: str, width: int) -> str:
-    """Fixes and evidence are not wrapped, so that they can be copied."""
-    lines = [f"{severity}  {fold(finding.hosts)}  [{finding.code}]"]
-    lines += textwrap.wrap(finding.message, width, **WRAP)
-    lines += [f"  {seen}" if seen.startswith("try: ") else f"  seen: {seen}" for seen in finding.evidence]
-    fixes = finding.fix.splitlines()
-    lines += [f"  {'fix: ' if not number else '     '} {line}" for number, line in enumerate(fixes)]
-    return "\n".join(lines) + "\n"
-
-
-def _choices(
-    plan: Plan, choices: tuple[AutoEnv, ...], network: Network | None, facts: Mapping[str, Facts]
-) -> list[str]:
-    """What `up` would choose. The inventory can override each choice."""
-    lines = ["chosen:"]
-    if network is not None and network.head in network.addresses:
-        lines.append(f"  address of the head       {network.addresses[network.head]}  ({network.head}, rank 0)")
-        lines.append(f"  network                   {_describe_network(plan, network)}")
-    port = plan.inventory.run.rdzv.port
-    low, high = plan.inventory.run.ports
-    lines.append(f"  rendezvous port           {f'a free port in {low}-{high}' if port == 'auto' else port}")
-    nodes = (*plan.team, *plan.spares)
-    if len(facts) == len(nodes):
-        resolved = resolve(replace(plan, nodes=nodes), facts, {})
-        threads = {
-            node.host.name: max(1, facts[node.host.name].cores // max(1, int(node.nproc))) for node in resolved.nodes
-        }
-        values = ", ".join(str(count) for count in sorted(set(threads.values())))
-        lines.append(f"  OMP_NUM_THREADS           {values}  (cores / ranks of a host)")
-    lines.append("  RES_OPTIONS               timeout:1 attempts:1  (against slow name servers)")
-    lines += [f"  {choice.variable:24}  {choice.value}  ({choice.why})" for choice in choices]
-    return lines
-
-
-def _describe_network(plan: Plan, network: Network) -> str:
-    """The interfaces (configured ones, else those found), and the speed of each network that the hosts share."""
-    by_name: dict[str, list[str]] = {}
-    configured = {node.host.name: node.host.interface for node in plan.nodes if node.host.interface != "auto"}
-    for host, interface in {**network.interfaces, **configured}.items():
-        by_name.setdefault(interface, []).append(host)
-    same_name = len(by_name) == 1
-    interfaces = "; ".join(name if same_name else f"{name} on {fold(hosts)}" for name, hosts in by_name.items())
-    rates = {subnet.address: f"{subnet.bandwidth * 8 / 1e9:.2g} Gbit/s" for subnet in network.subnets}
-    head_address = network.addresses[network.head]
-    if head_address not in rates:
-        return interfaces
-    others = [
-        f"{subnet.interface} {rates[subnet.address]}" for subnet in network.subnets if subnet.address != head_address
-    ]
-    return f"{interfaces}, {rates[head_address]}  (also shared: {', '.join(others)})"

@@ -17,6 +17,8 @@ from .bandwidths import fastest
 
 MAX_ALL_PAIRS = 32  # hosts; up to this number, every pair is tried
 MAX_MEASURING = 8  # hosts that measure shared networks at the same time
+MIN_CELL = 10  # columns of a number in the matrix
+MAX_SLOWEST = 12  # hosts whose slowest path is shown
 ROUNDS = 2  # measurements per network; the best one counts, because other traffic only lowers a result
 
 
@@ -325,26 +327,35 @@ def as_dict(network: Network) -> dict[str, Any]:
     }
 
 
-def render(network: Network) -> str:
-    """The matrix of bandwidths and latencies between hosts; "" for one host."""
+def render(network: Network, width: int = 100) -> str:
+    """The matrix of bandwidths and latencies between hosts; "" for one host. `width`: of the terminal."""
     names = list(network.addresses)
     if not network.pairs:
         return ""
     cells = {(pair.source, pair.target): _cell(pair) for pair in network.pairs}
-    width = max(len(name) for name in names)
-    if len(names) > 12:  # a wider matrix does not fit a terminal: show the slowest path of each host
-        lines = [f"{name:{width}}  slowest {_slowest(network, name)}" for name in names]
-        return "\n".join(["from each host to the others, Gbit/s and ms:", *lines]) + "\n"
-    columns = [max(len(name), 10) for name in names]
-    header = "  ".join([" " * width, *(f"{name:>{width}}" for name, column in zip(names, columns, strict=True))])
+    first = max(len(name) for name in names)
+    columns = [max(len(name), MIN_CELL) for name in names]
+    if first + sum(column + 2 for column in columns) > width:
+        return _render_slowest(network, first)
+    header = "  ".join([" " * first, *(f"{name:>{column}}" for name, column in zip(names, columns, strict=True))])
     lines = [
         "  ".join(
-            [f"{row:{width}}"]
+            [f"{row:{first}}"]
             + [f"{cells.get((row, name), '-'):>{column}}" for name, column in zip(names, columns, strict=True)]
         )
         for row in names
     ]
     return "\n".join(["Gbit/s and ms, from (row) to (column):", header, *lines]) + "\n"
+
+
+def _render_slowest(network: Network, width: int) -> str:
+    """The slowest path of each host, where a matrix does not fit; of many hosts, only the slowest."""
+    paths = {name: path for name in network.addresses if (path := _slowest(network, name))}
+    names = sorted(paths, key=lambda name: _speed(paths[name]))[:MAX_SLOWEST]
+    shown = [name for name in paths if name in names] if len(paths) <= MAX_SLOWEST else names
+    lines = [f"{name:{width}}  {_cell(paths[name]):>{MIN_CELL}}  to {paths[name].target}" for name in shown]
+    of = "from each host" if len(paths) <= MAX_SLOWEST else f"from the {MAX_SLOWEST} slowest of {len(paths)} hosts"
+    return "\n".join([f"Gbit/s and ms of the slowest path, {of}:", *lines]) + "\n"
 
 
 def _cell(pair: Pair) -> str:
@@ -356,7 +367,9 @@ def _cell(pair: Pair) -> str:
     return f"{bandwidth} {pair.latency * 1e3:.2f}"
 
 
-def _slowest(network: Network, name: str) -> str:
-    pairs = [pair for pair in network.pairs if pair.source == name]
-    slowest = min(pairs, key=lambda pair: (pair.latency is not None, pair.bandwidth or 0.0), default=None)
-    return f"{_cell(slowest)} to {slowest.target}" if slowest else "-"
+def _slowest(network: Network, name: str) -> Pair | None:
+    return min((pair for pair in network.pairs if pair.source == name), key=_speed, default=None)
+
+
+def _speed(pair: Pair) -> tuple[bool, float, float]:
+    return pair.latency is not None, pair.bandwidth or 0.0, -(pair.latency or 0.0)
