@@ -27,7 +27,7 @@ from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import tame
 from ..plan import accelerate, description, entrypoint, invocation
 from ..plan import snapshot as ship
-from ..plan.launchers import for_own_scripts
+from ..plan.launchers import OLD_LAUNCH, OLD_LOCAL_RANK, for_own_scripts
 from ..plan.plan import Code, Plan, advise_shell_variables, check_size, world_size
 from ..plan.plan import make as make_plan
 from ..runs import attach, holding, launch, printing, queueing, recent
@@ -275,11 +275,11 @@ def _plan_run(
     invoked = invocation.read(options.script, inventory, os.environ)
     for reason, flags in invocation.ignored_by_reason(invoked).items():
         stderr_console().note(f"ignored {', '.join(flags)}: {reason}")
-    if invoked.launcher == "mpi" and entrypoint.needs_mpi(invoked.words):
+    if invoked.launcher == "mpi" and entrypoint.needs_mpi(invoked.words, Path.cwd()):
         invoked = invocation.with_real_mpi(invoked)
     if invoked.launcher == "accelerate" or inventory.run.launcher == "accelerate":
         invoked = accelerate.complete(replace(invoked, launcher="accelerate"), Path.cwd())
-    if unused := accelerate.find_unused(invoked, os.environ):
+    if unused := accelerate.find_unused(invoked, os.environ, Path.cwd()):
         warn_once(
             f"{unused} has no effect, as hosts do not read this file; copy it into the folder of the script, and start "
             "it with: accelerate launch --config_file FILE"
@@ -311,6 +311,8 @@ def _plan_run(
         env={**invoked.env, **variables.read(inventory, options.env_file, options.env)},
         debug=options.debug,
     )
+    if plan.launcher.name == OLD_LAUNCH and entrypoint.has_old_local_rank(snapshot, module=command[1] == "-m"):
+        plan = replace(plan, launcher=replace(plan.launcher, rank_argument=OLD_LOCAL_RANK))
     if job and not options.detach:
         plan = replace(plan, tie=holding.LIMIT)
     return plan, snapshot

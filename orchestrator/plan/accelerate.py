@@ -9,7 +9,7 @@ from pathlib import Path
 from ..errors import UsageError
 from ..inventory.text_files import read_text
 from ..inventory.yaml_source import Map, Scalar, YamlProblem, compose
-from .entrypoint import imports
+from . import python_files
 from .invocation import Invocation
 
 KINDS = ("cpu", "multi-gpu", "tpu", "use-deepspeed", "use-fsdp", "use-megatron-lm")
@@ -60,14 +60,25 @@ def complete(invocation: Invocation, folder: Path) -> Invocation:
     return replace(invocation, words=(*own, *invocation.words))
 
 
-def find_unused(invocation: Invocation, environ: Mapping[str, str]) -> Path | None:
-    """The default configuration of accelerate on this machine, if the script would use it here: no host reads it."""
+def find_unused(invocation: Invocation, environ: Mapping[str, str], folder: Path) -> Path | None:
+    """The default configuration of accelerate on this machine, if the script would use it here: no host reads it.
+
+    `folder`: the one that the user is in.
+    """
     starts = invocation.launcher == "accelerate" and "config-file" not in _flags(invocation.words)
-    if not starts and not imports("accelerate", invocation.words):
+    if not starts and not _is_imported(invocation.words, folder):
         return None
     cache = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
-    folder = Path(environ.get("HF_HOME") or cache / "huggingface").expanduser() / "accelerate"
-    return next((path for name in ("yaml", "json") if (path := folder / f"default_config.{name}").is_file()), None)
+    home = Path(environ.get("HF_HOME") or cache / "huggingface").expanduser() / "accelerate"
+    return next((path for name in ("yaml", "json") if (path := home / f"default_config.{name}").is_file()), None)
+
+
+def _is_imported(words: Sequence[str], folder: Path) -> bool:
+    script = python_files.file_of(words, folder)
+    if script is None:
+        return False
+    own = folder if words[0] == "-m" else script.parent
+    return python_files.find_import("accelerate", script, own) is not None
 
 
 def _flags(words: Sequence[str]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from ..errors import UsageError
 from ..inventory import advice, paths
 from ..inventory.model import Inventory
 from ..output.console import fold
-from . import function_call, launchers, plan
+from . import function_call, launchers, plan, python_files
 from . import snapshot as ship
 
 TRAINER = Path(__file__).parents[2] / "trainer"
@@ -70,8 +69,10 @@ def find(
             f"{inventory.path}: run.sync is none, but {others} has no workdir with {script} in it; "
             "set workdir, or run.sync: auto"
         )
-    _check_mpi(inventory, snapshot, args)
-    warnings = _warn_of_unsent(args, snapshot, inventory_folder)
+    warnings = (
+        *_check_mpi(inventory, snapshot, (script, *args)),
+        *_warn_of_unsent(args, snapshot, inventory_folder),
+    )
     snapshot = replace(snapshot, warnings=(*snapshot.warnings, *warnings))
     if in_place and not module and Path(script).is_absolute():
         raise UsageError(f"{script}: some hosts have a workdir and some do not; pass the script's path relative to it")
@@ -203,33 +204,49 @@ def expand_trainer_config(args: Sequence[str], folder: Path, where: str) -> tupl
         raise UsageError(f"{where}: {error}") from error
 
 
-def needs_mpi(words: Sequence[str]) -> bool:
+def needs_mpi(words: Sequence[str], folder: Path) -> bool:
     """Whether `words`, a script here and its arguments, import mpi4py, so that a real mpirun has to start the ranks."""
-    return imports("mpi4py", words)
-
-
-def imports(module: str, words: Sequence[str]) -> bool:
-    """Whether the first of `words` is a script here that imports the module."""
-    return bool(words) and _imports(module, Path(words[0]))
-
-
-def _imports(module: str, script: Path) -> bool:
-    try:
-        text = script.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    script = python_files.file_of(words, folder)
+    if script is None:
         return False  # sending the code reports it
-    return re.search(rf"^(from|import) {module}\b", text, re.MULTILINE) is not None
+    found = python_files.find_import("mpi4py", script, folder if words[0] == "-m" else script.parent)
+    return found is not None and found.certain
 
 
-def _check_mpi(inventory: Inventory, snapshot: ship.Snapshot, args: Sequence[str]) -> None:
-    """Raises UsageError if the script imports mpi4py, but no mpirun starts it: to MPI, each rank is the only one."""
-    if inventory.run.launcher != "mpirun" and _imports("mpi4py", snapshot.root / snapshot.script):
-        script = Path(snapshot.script).name
-        correct = advice.command("up", "--", "mpirun", "python", script, *args, inventory=inventory.path)
-        raise UsageError(
-            f"{script} imports mpi4py, but the launcher {inventory.run.launcher} starts the ranks without MPI: each "
-            f"would be rank 0 of 1 for MPI. Install Open MPI or MPICH on the hosts, and start it with: {correct}"
+def _check_mpi(inventory: Inventory, snapshot: ship.Snapshot, words: Sequence[str]) -> tuple[str, ...]:
+    """A warning if the script may import mpi4py without mpirun: to MPI, each rank is the only one.
+
+    Raises UsageError if it certainly does. `words`: the script or -m and a module, and the arguments.
+    """
+    launcher = inventory.run.launcher
+    if launcher == "mpirun":
+        return ()
+    script, folder = _script_of(snapshot, module=words[0] == "-m")
+    found = python_files.find_import("mpi4py", script, folder)
+    if found is None:
+        return ()
+    correct = advice.command("up", "--", "mpirun", "python", *words, inventory=inventory.path)
+    place = f"{os.path.relpath(found.path, folder)}:{found.line}"
+    if not found.certain:
+        return (
+            f"{place} may import mpi4py, but the launcher {launcher} starts the ranks without MPI: each would be rank 0 "
+            f"of 1 for MPI. If it is used, install Open MPI or MPICH on the hosts, and start it with: {correct}",
         )
+    raise UsageError(
+        f"{place} imports mpi4py, but the launcher {launcher} starts the ranks without MPI: each would be rank 0 of 1 "
+        f"for MPI. Install Open MPI or MPICH on the hosts, and start it with: {correct}"
+    )
+
+
+def has_old_local_rank(snapshot: ship.Snapshot | None, *, module: bool) -> bool:
+    """Whether the script knows only `--local_rank`, as it was before torch 2.0."""
+    return snapshot is not None and python_files.has_old_local_rank(*_script_of(snapshot, module=module))
+
+
+def _script_of(snapshot: ship.Snapshot, *, module: bool) -> tuple[Path, Path]:
+    """The script, and the folder in which its own modules are."""
+    script = snapshot.root / snapshot.script
+    return script, snapshot.root / snapshot.workdir if module else script.parent
 
 
 def trainer_flags(args: Sequence[str], where: str, inventory: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

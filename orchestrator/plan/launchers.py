@@ -97,6 +97,10 @@ DIRECT = Launcher("direct")
 OWN_AGENT = ("mpirun",)
 """In place of arguments of python: a verb of the node program, which starts the ranks of a node."""
 
+OLD_LAUNCH = "torch.distributed.launch"
+OLD_LOCAL_RANK = "--local_rank={local_rank}"
+"""As scripts know the flag that were written for torch before 2.0."""
+
 _NODES = ("--nnodes={nnodes}", "--node-rank={node_rank}")
 _HEALTH = "http://{address}:{port}/health"
 PRESETS = (
@@ -121,8 +125,8 @@ PRESETS = (
         ),
     ),
     # DeepSpeed passes the flag; everything else it leaves to the variables of torchrun
-    Launcher("deepspeed", rank_argument="--local_rank={local_rank}"),
-    Launcher("torch.distributed.launch", rank_argument="--local-rank={local_rank}"),
+    Launcher("deepspeed", rank_argument=OLD_LOCAL_RANK),
+    Launcher(OLD_LAUNCH, rank_argument="--local-rank={local_rank}"),
     # what scripts read that were written for mpirun, without MPI
     Launcher(
         "mpi",

@@ -308,7 +308,9 @@ def test_a_configuration_of_accelerate_that_no_host_reads_is_found(
 
     def unused() -> list[str]:
         environ = {"HF_HOME": str(tmp_path / "hf")}
-        return [line for line in lines if accelerate.find_unused(invocation.recognise(line.split(), {}), environ)]
+        return [
+            line for line in lines if accelerate.find_unused(invocation.recognise(line.split(), {}), environ, tmp_path)
+        ]
 
     assert unused() == []
     (tmp_path / "hf" / "accelerate" / "default_config.yaml").write_text("")
@@ -381,8 +383,9 @@ def test_a_script_that_imports_mpi4py_needs_a_real_mpirun(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "with_mpi.py").write_text("import os\nfrom mpi4py import MPI\n")
     (tmp_path / "without.py").write_text("# import mpi4py\n")
-    assert entrypoint.needs_mpi(("with_mpi.py", "x")) and not entrypoint.needs_mpi(("without.py",))
-    with pytest.raises(UsageError, match=r"with_mpi\.py imports mpi4py.*-- mpirun python with_mpi\.py --lr 1"):
+    assert entrypoint.needs_mpi(("with_mpi.py", "x"), tmp_path)
+    assert not entrypoint.needs_mpi(("without.py",), tmp_path)
+    with pytest.raises(UsageError, match=r"with_mpi\.py:2 imports mpi4py.*-- mpirun python with_mpi\.py --lr 1"):
         entrypoint.find(model.parse(TWO, "i"), ("with_mpi.py", "--lr", "1"))
     real = model.parse(TWO + "run: {launcher: mpirun}", "i")
     for inventory, script in ((real, "with_mpi.py"), (model.parse(TWO, "i"), "without.py")):

@@ -1,0 +1,127 @@
+"""What a script and the modules here that it imports contain: imports and flags. Reads files, runs nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_FILES = 500
+MAX_BYTES = 1 << 20  # of one file
+_OLD_FLAG, _NEW_FLAG = re.compile(r"--local_rank\b"), re.compile(r"--local-rank\b")
+
+
+@dataclass(frozen=True)
+class Import:
+    path: Path
+    line: int
+    certain: bool
+    """Whether every start of the script comes to it, as far as the code shows."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    path: Path
+    text: str
+    tree: ast.Module
+
+
+def find_import(module: str, script: Path, folder: Path) -> Import | None:
+    """Where a script imports a module that is installed; a certain one first. `folder`: where its own modules are."""
+    imports = [found for source in _sources(script, folder) for found in _imports_of(module, source, script)]
+    return next((found for found in imports if found.certain), imports[0] if imports else None)
+
+
+def file_of(words: Sequence[str], folder: Path) -> Path | None:
+    """The file here of `SCRIPT ...` or `-m MODULE ...`."""
+    if words[:1] == ("-m",) and len(words) > 1:
+        path = folder.joinpath(*words[1].split("."))
+        return next((file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()), None)
+    return folder / words[0] if words and (folder / words[0]).is_file() else None
+
+
+def has_old_local_rank(script: Path, folder: Path) -> bool:
+    """Whether the script knows only `--local_rank`, as it was before torch 2.0, and not `--local-rank`."""
+    texts = [source.text for source in _sources(script, folder)]
+    return any(map(_OLD_FLAG.search, texts)) and not any(map(_NEW_FLAG.search, texts))
+
+
+def _imports_of(module: str, source: _Source, script: Path) -> Iterator[Import]:
+    def visit(node: ast.AST, certain: bool) -> Iterator[Import]:
+        match node:
+            case ast.Import(names=names) if any(_is_in(name.name, module) for name in names):
+                yield Import(source.path, node.lineno, certain)
+            case ast.ImportFrom(module=str(name), level=0) if _is_in(name, module):
+                yield Import(source.path, node.lineno, certain)
+            case ast.If(test=test) if _is_for_type_checkers(test):
+                return
+            case ast.If(test=test):
+                certain = certain and _is_main(test) and source.path == script
+            case ast.Try():
+                certain = False
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                certain = certain and source.path == script  # a function of another file need not be called
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, certain)
+
+    yield from visit(source.tree, True)
+
+
+def _is_in(name: str, module: str) -> bool:
+    return name == module or name.startswith(module + ".")
+
+
+def _is_main(test: ast.expr) -> bool:
+    return "__name__" in ast.unparse(test)
+
+
+def _is_for_type_checkers(test: ast.expr) -> bool:
+    return ast.unparse(test).endswith("TYPE_CHECKING")
+
+
+def _sources(script: Path, folder: Path) -> Iterator[_Source]:
+    """The script, and what it imports of `folder`, as far as it is in files there."""
+    pending, seen = [script], {script}
+    while pending:
+        source = _read(pending.pop(0))
+        if source is None:
+            continue
+        yield source
+        for path in _modules_of(source, folder):
+            if path not in seen and len(seen) < MAX_FILES:
+                seen.add(path)
+                pending.append(path)
+
+
+def _read(path: Path) -> _Source | None:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return None
+        text = path.read_text(encoding="utf-8", errors="replace")
+        return _Source(path, text, ast.parse(text))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None  # sending or starting the script reports it
+
+
+def _modules_of(source: _Source, folder: Path) -> Iterator[Path]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield from _files_of(name.name.split("."), folder)
+        elif isinstance(node, ast.ImportFrom):
+            parent = folder if node.level == 0 else source.path.parents[min(node.level, len(source.path.parents)) - 1]
+            parts = node.module.split(".") if node.module else []
+            yield from _files_of(parts, parent)
+            for name in node.names:
+                yield from _files_of([*parts, name.name], parent)
+
+
+def _files_of(parts: Sequence[str], folder: Path) -> Iterator[Path]:
+    """The files that are run when `folder` has the module: those of its packages, and its own."""
+    for count in range(1, len(parts) + 1):
+        path = folder.joinpath(*parts[:count])
+        for file in (path / "__init__.py", path.with_suffix(".py")):
+            if file.is_file():
+                yield file

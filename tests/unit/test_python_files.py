@@ -1,0 +1,79 @@
+"""What a script and its own modules import and name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.inventory import model
+from orchestrator.plan import entrypoint, python_files
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder / "x.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "certain"),
+    [
+        ("import os, mpi4py.MPI as M\n", True),
+        ("def main():\n    from mpi4py import MPI\n", True),
+        ("if __name__ == '__main__':\n    import mpi4py\n", True),
+        ("try:\n    import mpi4py\nexcept ImportError:\n    mpi4py = None\n", False),
+        ("import sys\nif 'mpi' in sys.argv:\n    import mpi4py\n", False),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mpi4py\n", None),
+        ("# import mpi4py\ntext = '''\nimport mpi4py\n'''\n", None),
+        ("import mpi4pyx\nfrom .mpi4py import x\n", None),
+        ("print 'Python 2'\nimport mpi4py\n", None),
+    ],
+)
+def test_an_import_is_found_where_it_stands(text: str, certain: bool | None, tmp_path: Path) -> None:
+    script = write(tmp_path, {"x.py": text})
+    found = python_files.find_import("mpi4py", script, tmp_path)
+    assert (found and found.certain) is certain
+
+
+@pytest.mark.parametrize(
+    ("files", "place", "certain"),
+    [
+        (
+            {"x.py": "from lib import comm\n", "lib/__init__.py": "", "lib/comm.py": "import mpi4py\n"},
+            "lib/comm.py",
+            True,
+        ),
+        ({"x.py": "import lib.a\n", "lib/a.py": "from . import b\n", "lib/b.py": "import mpi4py\n"}, "lib/b.py", True),
+        ({"x.py": "import b\n", "b.py": "import x\ndef f():\n    import mpi4py\n"}, "b.py", False),
+        ({"x.py": "import b\n", "b.py": "import torch\n", "other.py": "import mpi4py\n"}, None, None),
+    ],
+)
+def test_own_modules_are_followed(
+    files: dict[str, str], place: str | None, certain: bool | None, tmp_path: Path
+) -> None:
+    found = python_files.find_import("mpi4py", write(tmp_path, files), tmp_path)
+    assert (found and str(found.path.relative_to(tmp_path)), found and found.certain) == (place, certain)
+
+
+def test_a_script_that_may_use_mpi_is_started_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"x.py": "try:\n    import mpi4py\nexcept ImportError:\n    pass\n"})
+    snapshot = entrypoint.find(model.parse("hosts: [a]\n", "i"), ("x.py",))[1]
+    assert snapshot is not None
+    assert any("x.py:2" in warning and "-- mpirun python x.py" in warning for warning in snapshot.warnings)
+
+
+@pytest.mark.parametrize(
+    ("files", "old"),
+    [
+        ({"x.py": "p.add_argument('--local_rank', type=int)\n"}, True),
+        ({"x.py": "p.add_argument('--local_rank', '--local-rank')\n"}, False),
+        ({"x.py": "import options\n", "options.py": "p.add_argument('--local_rank')\n"}, True),
+        ({"x.py": "p.add_argument('--local_rank_x')\n"}, False),
+        ({"x.py": "import torch\n", "other.py": "'--local_rank'\n"}, False),
+    ],
+)
+def test_the_form_of_local_rank_is_that_of_the_script(files: dict[str, str], old: bool, tmp_path: Path) -> None:
+    assert python_files.has_old_local_rank(write(tmp_path, files), tmp_path) is old
