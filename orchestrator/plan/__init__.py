@@ -12,6 +12,7 @@ accelerate   what a configuration of accelerate asks for
 invocation   recognises the command lines of other launchers after `--`
 launcher_flags  the flags of other launchers
 leading      takes variables and `uv run` from the front of a command
+once_per_host  scripts that start the ranks of a host themselves
 python_files  what a script and its own modules import and name
 snapshot     the archive of the code
 code_files   the files of the code

@@ -229,8 +229,8 @@ def _check_mpi(inventory: Inventory, snapshot: ship.Snapshot, words: Sequence[st
     place = f"{os.path.relpath(found.path, folder)}:{found.line}"
     if not found.certain:
         return (
-            f"{place} may import mpi4py, but the launcher {launcher} starts the ranks without MPI: each would be rank 0 "
-            f"of 1 for MPI. If it is used, install Open MPI or MPICH on the hosts, and start it with: {correct}",
+            f"{place} may import mpi4py, but {launcher} starts the ranks without MPI: each would be rank 0 "
+            f"of 1 for MPI. If it is used, install Open MPI or MPICH there, and start it with: {correct}",
         )
     raise UsageError(
         f"{place} imports mpi4py, but the launcher {launcher} starts the ranks without MPI: each would be rank 0 of 1 "

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..errors import UsageError
-from ..inventory import recovery
+from ..inventory import advice, recovery
 from ..inventory.model import Inventory
-from . import launchers, leading
+from . import launchers, leading, once_per_host
 from .launcher_flags import ACCELERATE, DEEPSPEED, MPIRUN, RENDEZVOUS, TORCHRUN, Flags
 
 
@@ -66,6 +66,8 @@ def read(words: Sequence[str], inventory: Inventory, environ: Mapping[str, str])
     """As `recognise`. If the inventory starts a command once per host, the words are that command, whatever it is."""
     if launchers.choose(inventory).scope == "rank":
         invocation = recognise(words, environ)
+        if invocation.launcher not in _RECOGNISED_ONCE_PER_HOST:
+            _refuse_number_of_host(invocation.words, inventory)
         real = invocation.launcher == "mpi" and inventory.run.launcher == "mpirun"
         return with_real_mpi(invocation) if real else invocation
     if inventory.run.launcher in _RECOGNISED_ONCE_PER_HOST:
@@ -102,6 +104,19 @@ def _recognise(words: tuple[str, ...], environ: Mapping[str, str]) -> Invocation
             "srun: ddp-orch starts the ranks itself; leave srun and its flags out, or use run.launcher: srun"
         )
     return _launched(_PROGRAMS.get(program, ""), words, environ)
+
+
+def _refuse_number_of_host(words: tuple[str, ...], inventory: Inventory) -> None:
+    wrong = once_per_host.correct(words)
+    if wrong is None:
+        return
+    number, corrected = wrong
+    words = ("up", "--set", "run.launcher=node", "--", "python", *corrected)
+    command = advice.command(*words, inventory=inventory.path)
+    raise UsageError(
+        f"{number}: each rank would get this number, and wait for the others forever, because the script starts the "
+        f"ranks of its host itself. Start it once per host, with its number in place of {{node_rank}}: {command}"
+    )
 
 
 def with_real_mpi(invocation: Invocation) -> Invocation:

@@ -438,3 +438,35 @@ def test_words_of_a_command_for_hosts_are_left_as_they_are(launcher: str, line: 
     found = invocation.read(shlex.split(line), inventory, {})
     assert " ".join(found.words) == (words or line)
     assert invocation.apply(inventory, found).run.launcher == launcher
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        (
+            "python main.py --dist-url tcp://10.0.0.1:2 --rank 0 --world-size=2 --multiprocessing-distributed d",
+            "python main.py --dist-url 'tcp://{master_addr}:{master_port}' --rank '{node_rank}' "
+            "'--world-size={nnodes}' --multiprocessing-distributed d",
+        ),
+        (
+            "tools/train.py --num-gpus 8 --num-machines 2 --machine-rank 1 --dist_url=tcp://h:1",
+            "python tools/train.py --num-gpus 8 --num-machines '{nnodes}' --machine-rank '{node_rank}' "
+            "'--dist_url=tcp://{master_addr}:{master_port}'",
+        ),
+        ("main.py --dist-url env:// --rank 0", None),
+        ("main.py --dist-url tcp://h:1 --rank {rank}", None),
+        ("main.py --multiprocessing-distributed --rank", None),
+        ("main.py --rank 0", None),
+    ],
+)
+def test_a_script_with_the_number_of_one_host_is_refused_with_the_command_for_all(
+    line: str, command: str | None
+) -> None:
+    words, inventory = shlex.split(line), model.parse(TWO, "i")
+    if command is None:
+        assert invocation.read(words, inventory, {}).words == tuple(words)
+        return
+    with pytest.raises(UsageError) as caught:
+        invocation.read(words, inventory, {})
+    assert str(caught.value).endswith(f"ddp-orch up i --set run.launcher=node -- {command}")
+    invocation.read(shlex.split(command), model.parse(TWO + "run: {launcher: node}", "i"), {})
