@@ -49,11 +49,11 @@ class Person:
 
 
 @contextlib.contextmanager
-def person(lab: Lab, *argv: str) -> Iterator[Person]:
+def person(lab: Lab, *argv: str, program: str = "ddp-orch") -> Iterator[Person]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 31, 101, 0, 0))
     process = lab.popen(
-        ["ddp-orch", *argv],
+        [program, *argv],
         cwd=code(lab),
         stdin=theirs,
         stdout=theirs,
