@@ -102,6 +102,20 @@ def load_knowledge() -> Knowledge:
     )
 
 
+def table() -> str:
+    """The generated part of docs/findings.md."""
+    causes = load_knowledge().causes.values()
+    rows = (f"| `{cause.code}` | {_escape(cause.meaning)} | {_escape(cause.fix)} |\n" for cause in causes)
+    return "| code | meaning | fix |\n|---|---|---|\n" + "".join(rows)
+
+
+def _escape(text: str) -> str:
+    """Text for a cell of a table, with code spans as they are."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"([<*])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts).replace("|", "\\|")
+
+
 def _load_yaml(path: Path) -> object:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return yaml.load(path.read_text(encoding="utf-8"), loader)  # noqa: S506  both are safe ones

