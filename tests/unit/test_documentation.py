@@ -75,3 +75,14 @@ def test_no_mark_stands_elsewhere_than_above_a_block() -> None:
 @pytest.mark.parametrize("block", [block for block in blocks() if block.language == "json"], ids=str)
 def test_json_of_the_documentation_is_json(block: Block) -> None:
     json.loads(block.text)
+
+
+def test_every_tool_of_the_comparison_is_cited() -> None:
+    text = (ROOT / "docs" / "comparison.md").read_text()
+    targets = dict(re.findall(r"(?m)^\[([\w-]+)\]: (https://\S+)$", text))
+    used = re.findall(r"\]\[([\w-]+)\]", text)
+    assert set(used) == set(targets)
+    table = text.partition("|---|")[2].partition("\n\n")[0]
+    rows = [row for row in table.splitlines()[1:] if not row.startswith("| **ddp-orch**")]
+    assert len(rows) >= 10
+    assert [row for row in rows if not re.match(r"\| \[.+?\]\[", row)] == []
