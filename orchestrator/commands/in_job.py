@@ -28,7 +28,7 @@ def find_end(job: BatchJob, inventory: Inventory, *, tied: bool, console: Consol
     left = None
     if inventory.run.walltime is not None:
         try:
-            left = batch_system.time_left(job)
+            left = batch_system.time_left(job, os.environ, time.time())
         except batch_system.BatchSystemError as error:
             console.warning(f"{what}: its time limit is unknown; set run.walltime. {error}")
     if tied:

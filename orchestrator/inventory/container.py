@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 from .hostnames import nearest
-from .values import Kind, Reading, choice, items, like, text, word_or
+from .values import Kind, Reading, choice, env, items, like, text, word_or
 from .yaml_source import Map, Node
 
 NONE = "none"
@@ -33,6 +33,7 @@ class Container:
     engine: str  # auto, or a key of ENGINES
     mounts: tuple[str, ...]  # PATH[:PATH][:ro]
     options: tuple[str, ...]  # words for the engine, after those of ddp-orch
+    env: Mapping[str, str]  # of the ranks in it; those of the host override them
 
 
 def _image(value: str) -> str:
@@ -54,6 +55,7 @@ _KEYS: dict[str, tuple[Kind, Any]] = {
     "engine": (choice("auto", *ENGINES), "auto"),
     "mounts": (items("a list of paths", _MOUNT, unique=True), ()),
     "options": (items("a list of words", like("a word", r"(?s).+")), ()),
+    "env": (env, {}),
 }
 
 
@@ -135,8 +137,17 @@ def _words(container: Container) -> dict[str, Any]:
     return {"image": container.image, "mounts": list(container.mounts), "options": list(container.options)}
 
 
-def check(hosts: Iterable[Any], preload: object, reading: Reading) -> None:
-    """Note that ranks in containers cannot be preloaded. `hosts`: of model.Host."""
+def variables(container: Container | Literal["none"]) -> Mapping[str, str]:
+    """`env` of the container that the ranks of a host are in."""
+    return {} if container == "none" else container.env
+
+
+def check(hosts: Sequence[Any], preload: object, secrets: Sequence[str], reading: Reading) -> None:
+    """Note that ranks in containers cannot be preloaded, and secrets with a value. `hosts`: of model.Host."""
+    for name in secrets:
+        if any(name in variables(host.container) for host in hosts):
+            keys = [key for key in reading.marks if key.endswith(f"container.env.{name}")]
+            reading.wrong(reading.marks[keys[0]], keys[0], "also in run.secrets; remove one of them")
     inside = [host.name for host in hosts if has_image(host.container)]
     if isinstance(preload, tuple) and inside:
         message = (

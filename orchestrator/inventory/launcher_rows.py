@@ -36,6 +36,7 @@ OF_HOST = (
     "master_port",
     "rdzv_endpoint",
     "host",
+    "run",
     "output",
     "output_dir",
     "python",

@@ -230,7 +230,7 @@ def parse(
         recovery.check(inventory, reading)
         _check_any_of(inventory, reading)
     _check_env(inventory, hosts, reading)
-    container.check(inventory.hosts, inventory.run.preload, reading)
+    container.check(inventory.hosts, inventory.run.preload, inventory.run.secrets, reading)
     launcher_rows.check(inventory.launchers, inventory.run.launcher, reading)
     if reading.problems:
         raise InventoryError(_report(place, settings, reading))

@@ -15,6 +15,8 @@ ACCESS = ("user", "port", "identity_file", "proxy_jump")
 """Keys of a host that only say how to reach it. A command in `via` has to use those that are set."""
 
 PLACEHOLDERS = ("host", "address", "target", *ACCESS)
+_ENDING = ("srun", "blaunch", "qrsh")
+"""Programs of batch systems that kill what a session has started when it ends, and with it the guard of the run."""
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -28,9 +30,8 @@ def check(text: str) -> str:
         raise ValueError(f"not a command: {str(error).lower()}") from error
     if len(words) < 2:
         raise ValueError("expected paramiko, openssh or a command with its arguments, such as docker exec -i {host}")
-    if posixpath.basename(words[0]) == "srun":
-        # slurmstepd kills what is left of a step, and with it the guard of the run
-        raise ValueError("srun is not supported: a run would end with the session; use openssh")
+    if (program := posixpath.basename(words[0])) in _ENDING:
+        raise ValueError(f"{program} is not supported: a run would end with the session; use openssh")
     for name in _PLACEHOLDER.findall(text):
         if name not in PLACEHOLDERS:
             raise ValueError(f"unknown {{{name}}}; known: {', '.join(f'{{{known}}}' for known in PLACEHOLDERS)}")

@@ -41,6 +41,20 @@ class Invocation:
 
 _RECOGNISED_ONCE_PER_HOST = ("accelerate", "vllm", "sglang")
 _PYTHON = re.compile(r"python[0-9.]*")
+_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "-u": {},  # ranks have it
+    "-B": {"PYTHONDONTWRITEBYTECODE": "1"},
+    "-O": {"PYTHONOPTIMIZE": "1"},
+    "-OO": {"PYTHONOPTIMIZE": "2"},
+    "-s": {"PYTHONNOUSERSITE": "1"},
+}
+"""Options of Python without a value, and the variables that do the same."""
+_X_OPTIONS = {
+    "dev": "PYTHONDEVMODE",
+    "faulthandler": "PYTHONFAULTHANDLER",
+    "utf8": "PYTHONUTF8",
+    "importtime": "PYTHONPROFILEIMPORTTIME",
+}
 _MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torch.distributed.launch",
@@ -48,6 +62,17 @@ _MODULES = {
     "deepspeed": "deepspeed",
     "sglang.launch_server": "sglang",
 }
+_REFUSED = {
+    "srun": "leave srun and its flags out, or use run.launcher: srun",
+    "jsrun": "leave jsrun and its flags out; with run.launcher: mpi, ranks have the variables of MPI",
+    "aprun": "leave aprun and its flags out; with run.launcher: mpi, ranks have the variables of MPI",
+    "horovodrun": (
+        "leave horovodrun and its flags out. Horovod needs MPI: start it with `mpirun python SCRIPT` and "
+        "run.launcher: mpirun"
+    ),
+    "colossalai": "leave `colossalai run` and its flags out; its scripts take the variables of torchrun",
+}
+"""Launchers whose ranks ddp-orch starts itself, and what to use."""
 _PROGRAMS = {
     "torchrun": "torchrun",
     "deepspeed": "deepspeed",
@@ -99,10 +124,8 @@ def _recognise(words: tuple[str, ...], environ: Mapping[str, str]) -> Invocation
         return Invocation(tuple(words), "vllm")
     if _PYTHON.fullmatch(program):
         return _python(words, environ)
-    if program == "srun":
-        raise UsageError(
-            "srun: ddp-orch starts the ranks itself; leave srun and its flags out, or use run.launcher: srun"
-        )
+    if program in _REFUSED:
+        raise UsageError(f"{program}: ddp-orch starts the ranks itself; {_REFUSED[program]}")
     return _launched(_PROGRAMS.get(program, ""), words, environ)
 
 
@@ -128,9 +151,34 @@ def with_real_mpi(invocation: Invocation) -> Invocation:
 
 
 def _python(words: Sequence[str], environ: Mapping[str, str]) -> Invocation:
-    rest = tuple(words[1:])
-    if rest[:1] == ("-u",):
-        rest = rest[1:]
+    env, rest = _take_options(words[1:])
+    invocation = _python_program(words, rest, environ)
+    return replace(invocation, env={**env, **invocation.env})
+
+
+def _take_options(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Python's own options as the variables that do the same, and what follows them."""
+    env: dict[str, str] = {}
+    rest = list(words)
+    while rest:
+        option, attached = rest[0][:2], rest[0][2:]
+        if rest[0] in _OPTIONS:
+            env.update(_OPTIONS[rest.pop(0)])
+        elif option in ("-W", "-X") and (attached or len(rest) > 1):
+            del rest[0]
+            value = attached or rest.pop(0)
+            if option == "-W":  # the last one wins in both
+                env["PYTHONWARNINGS"] = ",".join(filter(None, (env.get("PYTHONWARNINGS"), value)))
+            elif value in _X_OPTIONS:
+                env[_X_OPTIONS[value]] = "1"
+            else:
+                raise UsageError(f"python -X {value}: not supported; set the variable that does the same with -e")
+        else:
+            break
+    return env, tuple(rest)
+
+
+def _python_program(words: Sequence[str], rest: tuple[str, ...], environ: Mapping[str, str]) -> Invocation:
     launcher = _MODULES.get(rest[1], "") if rest[:1] == ("-m",) and len(rest) > 1 else ""
     if launcher == "accelerate":
         return _accelerate(rest[2:], environ)
@@ -156,7 +204,8 @@ def _launched(launcher: str, words: Sequence[str], environ: Mapping[str, str]) -
         program = rest[0].rpartition("/")[2] if rest else ""
         if not _PYTHON.fullmatch(program):
             raise UsageError(f"mpirun: expected `python SCRIPT`, got {shlex.join(rest[:3]) or 'nothing'}")
-        rest = list(_python(rest, environ).words)
+        inside = _python(rest, environ)
+        invocation, rest = replace(invocation, env={**inside.env, **invocation.env}), list(inside.words)
     if not rest:
         raise UsageError(f"{words[0]}: no script given")
     own = None if launcher == "torchrun" else launcher

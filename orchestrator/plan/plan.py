@@ -11,6 +11,7 @@ from typing import Literal
 from ..answers.add import Template
 from ..answers.facts import Facts
 from ..errors import UsageError
+from ..inventory import container
 from ..inventory.model import Host, Inventory
 from ..inventory.recovery import elects
 from ..inventory.selection import select
@@ -164,7 +165,16 @@ def restrict(plan: Plan, names: Collection[str]) -> Plan:
 
 def make_node(host: Host, template: Template, run: str) -> Node:
     """The node of a host, in the run of that name. Raises as `make`."""
-    env = {} if host.witness else {**template.run_env, **host.env, **template.up_env}
+    env = (
+        {}
+        if host.witness
+        else {
+            **template.run_env,
+            **container.variables(host.container),
+            **host.env,
+            **template.up_env,
+        }
+    )
     node = Node(
         host=host,
         nproc=_nproc(host),

@@ -29,8 +29,8 @@ from . import ending, holding
 from .follow import LogFilter, View
 from .revive import Reviver
 
-FINISH_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-"""By which batch systems announce the end of a job."""
+FINISH_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGURG)
+"""By which batch systems announce the end of a job. SIGURG is that of LSF's documentation (`bsub -wa URG`)."""
 STOP_WINDOW = 10.0  # s for the stop request to reach all hosts when nobody reads the output any more
 OUTCOMES = {
     "succeeded": 0,

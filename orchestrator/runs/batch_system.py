@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from ..errors import OrchError
@@ -17,11 +17,21 @@ class BatchSystemError(OrchError):
     """A command of the batch system has failed."""
 
 
-def time_left(job: BatchJob) -> float | None:
-    """Seconds until the batch system ends the job; None: it does not. Raises BatchSystemError."""
+def time_left(job: BatchJob, environ: Mapping[str, str], now: float) -> float | None:
+    """Seconds until the batch system ends the job; None: it does not. Raises BatchSystemError.
+
+    `now`: seconds since the epoch. If `squeue` cannot be asked, Slurm's variable in `environ` counts. It has
+    the end as it was when the job started, so it misses a limit that was changed later.
+    """
     if not job.time_command:
         return None
-    output = _call(job.time_command)
+    try:
+        output = _call(job.time_command)
+    except BatchSystemError:
+        end = environ.get("SLURM_JOB_END_TIME", "") if job.scheduler == "slurm" else ""
+        if not end.isdecimal():
+            raise
+        return max(0.0, int(end) - now)
     try:
         return parse_time_left(job.scheduler, output, datetime.now())
     except ValueError as error:

@@ -167,15 +167,22 @@ class Tail:
             return b"".join(self._chunks)[-self._limit :]
 
 
+_PLACE_VARIABLES = ("SLURM_", "PMI_", "PMIX_", "OMPI_")
+
+
 class LocalConnection:
-    """`localhost`: commands run by `/bin/sh -c` in the home directory, with the environment of this process."""
+    """`localhost`: commands run by `/bin/sh -c` in the home directory, with the environment of this process.
+
+    But without the variables by which Slurm and MPI tell a process its place: ranks here are as those of other hosts.
+    """
 
     def __init__(self) -> None:
         self._pipes: list[LocalPipe] = []
 
     def open(self, command: str, timeout: float) -> LocalPipe:
         argv = ("/bin/sh", "-c", command)
-        pipe = LocalPipe(start_process(argv, cwd=_home()))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_PLACE_VARIABLES)}
+        pipe = LocalPipe(start_process(argv, cwd=_home(), env=environment))
         self._pipes.append(pipe)
         return pipe
 

@@ -22,4 +22,4 @@ from orchestrator.runs.attach import finish_signals
 )
 def test_sigterm_stops_a_run_only_in_a_batch_job(environment: dict[str, str], is_last_word: bool) -> None:
     assert (signal.SIGTERM in finish_signals(environment)) is is_last_word
-    assert {signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU} <= set(finish_signals(environment))
+    assert {signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGURG} <= set(finish_signals(environment))

@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.inventory.sources.batch_job import BatchJob, job_of, parse_time_left
 from orchestrator.node.roles.tie import Tie
+from orchestrator.runs import batch_system
 
 NOW = datetime(2013, 4, 9, 15, 31, 47)
 OPENPBS = """\
@@ -90,3 +91,11 @@ def test_a_run_without_a_job_never_ends_by_itself() -> None:
     tie = Tie(None)
     tie.hear(0, 1, 0.0)
     assert not tie.has_lapsed(1e9)
+
+
+def test_slurms_variable_has_the_end_where_squeue_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert batch_system.time_left(BatchJob("slurm", "7"), {"SLURM_JOB_END_TIME": "1700000600"}, 1.7e9) == 600
+    for job, environ in ((BatchJob("slurm", "7"), {}), (BatchJob("lsf", "7"), {"SLURM_JOB_END_TIME": "1700000600"})):
+        with pytest.raises(batch_system.BatchSystemError):
+            batch_system.time_left(job, environ, 1.7e9)

@@ -6,9 +6,11 @@ import json
 
 import pytest
 
+from orchestrator.answers.add import Template
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import model, writing
 from orchestrator.inventory.container import has_image, is_entered
+from orchestrator.plan import plan
 from orchestrator.ssh.program_dialer import enter_command
 
 
@@ -22,7 +24,9 @@ def test_a_container_is_started_or_entered_or_there_is_none() -> None:
     ]
 
 
-@pytest.mark.parametrize("container", ["x:1", "{image: /x.sif, mounts: [/data]}", "{enter: box, engine: docker}"])
+@pytest.mark.parametrize(
+    "container", ["x:1", "{image: /x.sif, mounts: [/data]}", "{enter: box, engine: docker}", "{image: x, env: {A: 1}}"]
+)
 def test_an_inventory_that_is_written_means_the_same(container: str) -> None:
     inventory = model.parse(f"hosts: [a]\nrun: {{container: {container}}}\n", "i")
     assert model.parse(writing.render(inventory), "i").run.container == inventory.run.container
@@ -36,6 +40,8 @@ def test_an_inventory_that_is_written_means_the_same(container: str) -> None:
         ("{enter: box, engine: apptainer}", "engine"),
         ("{enter: 'box; reboot'}", "enter"),
         ("{enter: --privileged}", "enter"),
+        ("{image: x, env: {RANK: 1}}", "env.RANK"),
+        ("{image: x, env: [A]}", "env"),
     ],
 )
 def test_keys_that_a_running_container_cannot_have_are_refused(container: str, key: str) -> None:
@@ -49,3 +55,19 @@ def test_one_engine_is_tried_where_the_inventory_names_it() -> None:
         container = model.parse(text, "i").run.container
         assert is_entered(container)
         assert enter_command(container).endswith(f"' {tried}")
+
+
+def test_variables_of_a_container_are_between_those_of_the_run_and_of_the_host() -> None:
+    text = (
+        "hosts: [{name: a, env: {C: host}}, {name: b, container: none}]\n"
+        "run: {env: {A: run, B: run}, container: {image: x, env: {B: box, C: box, D: '{host}'}}}\n"
+    )
+    inventory = model.parse(text, "i")
+    template = Template(("-u", "x.py"), inventory.run.env, {"E": "up"})
+    envs = [dict(plan.make_node(host, template, "run").env) for host in inventory.hosts]
+    assert envs == [{"A": "run", "B": "box", "C": "host", "D": "a", "E": "up"}, {"A": "run", "B": "run", "E": "up"}]
+
+
+def test_a_secret_has_no_value_in_a_container() -> None:
+    with pytest.raises(InventoryError, match=r"i:2: run\.container\.env\.TOKEN: also in run\.secrets"):
+        model.parse("hosts: [a]\nrun: {secrets: [TOKEN], container: {image: x, env: {TOKEN: 1}}}\n", "i")

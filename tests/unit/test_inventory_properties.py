@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import model, writing
+from orchestrator.inventory import container, model, writing
 from orchestrator.inventory.container import Container
 from orchestrator.inventory.model import Host, Inventory, Keep, Notify, RendezvousOptions, RunOptions, SshOptions
 from orchestrator.inventory.schema import SECTIONS
@@ -149,6 +149,7 @@ ENTERED = st.builds(
     engine=st.sampled_from(["auto", "docker"]),
     mounts=st.just(()),
     options=st.just(()),
+    env=ENVS,
 )
 CONTAINERS = (
     st.just("none")
@@ -156,6 +157,7 @@ CONTAINERS = (
     | st.builds(
         Container,
         enter=st.just(""),
+        env=ENVS,
         image=st.sampled_from(["pytorch:2", "nvcr.io/nvidia/pytorch:26.05-py3", "x@sha256:" + "0" * 64]),
         engine=st.sampled_from(["auto", "podman"]),
         mounts=st.sampled_from([(), ("/data:ro", "/a b:/b")]),
@@ -171,7 +173,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
     env = draw(ENVS)
     own = tuple(draw(hosts(name)) for name in names)
     contained = any(host.container != "none" for host in own)
-    taken = set(env).union(*(host.env for host in own))
+    taken = set(env).union(*(host.env for host in own), *(container.variables(host.container) for host in own))
     low, high = sorted(draw(st.tuples(st.integers(1024, 65535), st.integers(1024, 65535))))
     backend = draw(st.sampled_from(["static", "c10d"]))
     return Inventory(

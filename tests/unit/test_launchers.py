@@ -97,6 +97,23 @@ def test_every_launcher_has_a_row() -> None:
             {"words": "x.py", "nproc_per_node": 2, "env": {"A": "1", "B": "2"}},
         ),
         ("uv run -m pkg --lr 1", {"words": "-m pkg --lr 1"}),
+        (
+            "python -W ignore -Werror::UserWarning -X dev -O -B x.py",
+            {
+                "words": "x.py",
+                "env": {
+                    "PYTHONWARNINGS": "ignore,error::UserWarning",
+                    "PYTHONDEVMODE": "1",
+                    "PYTHONOPTIMIZE": "1",
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                },
+            },
+        ),
+        ("python -W ignore -m torch.distributed.run x.py", {"words": "x.py", "env": {"PYTHONWARNINGS": "ignore"}}),
+        (
+            "mpirun -np 2 python -W ignore x.py",
+            {"words": "x.py", "launcher": "mpi", "total_ranks": 2, "env": {"PYTHONWARNINGS": "ignore"}},
+        ),
         ("nohup poetry run -- x.py", {"words": "x.py"}),
         ("A=1 --lr 1", {"words": "--lr 1", "env": {"A": "1"}}),
         ("torchrun --rdzv-backend=c10d x.py", {"words": "x.py", "rdzv_backend": "c10d"}),
@@ -212,6 +229,12 @@ def test_a_command_for_hosts_may_have_variables_before_it() -> None:
         "mpirun -np 4 ./a.out",
         "srun -N 2 python x.py",
         "mpirun -env A",
+        "horovodrun -np 4 python x.py",
+        "jsrun -n 4 python x.py",
+        "aprun -n 4 python x.py",
+        "colossalai run --nproc_per_node 4 x.py",
+        "python -X nosuch x.py",
+        "python -i x.py",
         "python -c pass",
         "python",
         "CUDA_VISIBLE_DEVICES=0,1 python -m torch.distributed.launch x.py",
@@ -360,14 +383,14 @@ def test_a_command_for_hosts_needs_a_file_or_a_workdir(tmp_path: Path, monkeypat
 
 def test_a_dry_run_shows_what_each_host_starts(tmp_path: Path) -> None:
     text = (
-        'hosts: [a, b]\nlaunchers: {mine: {argv: [wrap, "{command}", "--of={nnodes}"], worker: [--quiet]}}\n'
+        'hosts: [a, b]\nlaunchers: {mine: {argv: [wrap, "{command}", "--of={nnodes}", "{run}"], worker: [--quiet]}}\n'
         "defaults: {nproc_per_node: 2}\n"
     )
     (tmp_path / "inventory.yaml").write_text(text)
     (tmp_path / "x.py").write_text("")
-    words = [sys.executable, "-m", "orchestrator.cli", "up", "--dry-run", "--json", "--set", "run.launcher=mine", "--"]
+    words = [sys.executable, "-m", "orchestrator.cli", "up", "--dry-run", "--json", "--set", "run.launcher=mine"]
     result = subprocess.run(
-        [*words, "x.py", "{node_rank}"],
+        [*words, "--name", "r", "--", "x.py", "{node_rank}"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -376,7 +399,7 @@ def test_a_dry_run_shows_what_each_host_starts(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     commands = [node["command"] for node in json.loads(result.stdout)["nodes"]]
-    assert commands == [["wrap", "x.py", "0", "--of=2"], ["wrap", "x.py", "1", "--of=2", "--quiet"]]
+    assert commands == [["wrap", "x.py", "0", "--of=2", "r"], ["wrap", "x.py", "1", "--of=2", "r", "--quiet"]]
 
 
 def test_a_script_that_imports_mpi4py_needs_a_real_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -336,10 +336,11 @@ def test_tasks_of_clouds(variables: dict[str, str], expected: list[tuple[str, in
         {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": "1"},
         {"PET_MASTER_ADDR": "10.0.0.1", "PET_NNODES": "2"},
         {"PET_MASTER_ADDR": "job-node-0-0.job", "PET_NNODES": "1:4"},
+        {"PRIMARY_ADDR": "10.65.0.2", "NUM_NODES": "2", "NODE_RANK": "0"},
     ],
 )
 def test_a_task_whose_nodes_are_unknown_is_refused(variables: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=r"start ddp-orch on one|does not tell|expected a number"):
+    with pytest.raises(ValueError, match=r"start ddp-orch on one|does not tell|expected a number|RunPod"):
         clouds.parse_clouds(variables)
 
 

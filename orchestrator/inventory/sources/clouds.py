@@ -24,6 +24,9 @@ def parse_clouds(variables: Mapping[str, str]) -> tuple[SourceHost, ...]:
             return _make_hosts(variables[addresses].split(), variables.get(gpus), addresses)
     if variables.get("PET_MASTER_ADDR") or variables.get("PET_NNODES"):
         return _parse_kubeflow(variables)
+    if variables.get("PRIMARY_ADDR") and variables.get("NUM_NODES"):
+        message = "a RunPod cluster tells only the address of its first node (PRIMARY_ADDR); "
+        raise ValueError(f"{message}list the addresses of all nodes in an inventory")
     known = ", ".join([*(names[0] for names in _LISTS.values()), "PET_MASTER_ADDR"])
     raise NotInJob(f"none of {known} is set: this is not a task of SkyPilot, dstack or Kubeflow with several nodes")
 

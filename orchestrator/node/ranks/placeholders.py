@@ -37,6 +37,7 @@ def of_host(spec: Dict[str, Any], order: gang_events.Run, output: str) -> Dict[s
         "nproc_per_node": str(nodes[spec["node"]]["ranks"]),
         "world_size": str(world_size),
         "host": spec["host"],
+        "run": spec["name"],
         "python": spec["python"],
         "output": output,
         "output_dir": output,
