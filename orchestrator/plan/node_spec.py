@@ -43,6 +43,7 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "preload": list(_preload(plan, torch))
         if not container.has_image(node.host.container) and not node.host.witness
         else [],
+        "preload_script": run.preload == "auto",
         "warm": run.warm,
         "auto_env": {} if node.host.witness else node.auto_env,
         "env": dict(node.env),

@@ -114,6 +114,7 @@ def test_a_run_that_is_aborted_leaves_no_preloader(runs: Runs, modules: Path) ->
         ("import os; 'LOCAL_RANK' in os.environ", "reads LOCAL_RANK"),
         ("import sys; sys.path.insert(0, '/nowhere')", "sys.path"),
         ("import sys; sys.setprofile(lambda *_: None)", "traces"),
+        ("import random; random.seed(1)", "seed"),
     ],
 )
 def test_what_does_not_survive_a_fork_is_started_by_exec(runs: Runs, modules: Path, module: str, reason: str) -> None:

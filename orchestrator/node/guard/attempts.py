@@ -13,11 +13,12 @@ from ..ranks.container_remover import ContainerRemover
 from ..ranks.preloader import Preloader
 from ..ranks.spawner import Spawner
 from ..ranks.tree import Helpers, Tree, make_fifos
-from .past import Past
+from .past import Past, first_place
 
 TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is expensive
 TREE_RECORD_SHARE = 2000  # looking at the processes may take 0.05 % of a core
 STACKS_WINDOW = 15.0  # s for the stacks of hanging ranks
+EXTEND_AFTER = 20.0  # s of an attempt, whose own imports come first, until the preloader imports what the script does
 MOST_FAILURES = 128  # of all attempts: they are in every record of the run
 
 AttemptOrder = Union[gang_events.Run, gang_events.Stop]
@@ -53,7 +54,7 @@ class Attempts:
         """`rendezvous`: listeners that keep the rendezvous port until the first attempt needs it; on the head."""
         self.tree: Optional[Tree] = None
         self.failures: List[Dict[str, Any]] = []
-        self.place = _first_place(spec)
+        self.place = first_place(spec)
         self.rendezvous = rendezvous
         self.register = -1
         self._folder = folder
@@ -71,6 +72,7 @@ class Attempts:
         self._outcome_is_sent = False
         self._fenced_attempt = 0
         self._tree_due = 0.0
+        self._extend_at = float("inf")
         self._pending: Optional[PendingStop] = None
         self._recorded: Any = None
         self._record_at = 0.0
@@ -136,6 +138,8 @@ class Attempts:
     def preload(self) -> None:
         """Start the preloader, if the run has one and it is not running."""
         self._preloader.start(self._preload_job())
+        if self.place["node_rank"] is None:  # a spare, which has nothing else to do
+            self._prepare_restart()
 
     def take_over_preloader(self, channel: socket.socket, pid: int) -> None:
         """Use the preloader of an earlier run."""
@@ -145,11 +149,20 @@ class Attempts:
         output = state.output_folder(self._folder, self._spec)
         return launch.preload_job(self._spec, self._private["secrets"], self._spec["cwd"], output)
 
+    def _prepare_restart(self) -> None:
+        """Have the preloader import the modules of the script, for the ranks of the next attempt."""
+        self._extend_at = float("inf")
+        if self._spec.get("preload_script") and self._spec["max_restarts"]:
+            job = self._preload_job()
+            late = launch.late_names(self._spec)
+            self._preloader.extend({"argv": job["argv"], "cwd": job["cwd"], "folder": self._folder, "late": late})
+
     def _start_ranks(self, tree: Tree) -> None:
         """Have the preloader fork the ranks that are starting. Without one, start them by exec."""
         self.preload()
         if self._preloader.why_not is None:
             self._preloader.fork(tree.starting)
+            self._extend_at = time.monotonic() + EXTEND_AFTER
         else:
             why_not = self._preloader.why_not
             tree.spawn_starting("started without run.preload: %s" % why_not if why_not else "")
@@ -177,6 +190,7 @@ class Attempts:
     def wait(self) -> None:
         """The gang made a spare of this node."""
         self.place = {"node_rank": None, "first_rank": None}
+        self._prepare_restart()
 
     # watching
 
@@ -266,11 +280,9 @@ class Attempts:
         return self._preloader.channel, self._preloader.pid
 
     def due_at(self) -> float:
-        due = [float("inf")]
+        due = [self._extend_at]
         if self.tree is not None:
-            due.append(self._tree_due)
-            if self.tree.outcome is None:
-                due.append(self._record_at)
+            due += [self._tree_due] if self.tree.outcome is not None else [self._tree_due, self._record_at]
         if self._pending is not None:
             due.append(self._pending.at)
         return min(due)
@@ -279,6 +291,8 @@ class Attempts:
         if self._pending is not None and now >= self._pending.at:
             pending, self._pending = self._pending, None
             self.stop_now(pending.grace, pending.why)
+        if now >= self._extend_at:
+            self._prepare_restart()
         tree = self.tree
         if tree is not None:
             self._tree_due = now + tree.tick()
@@ -297,6 +311,7 @@ class Attempts:
         self.add_failure(dict(failure, what="cannot start: %s" % error, at=time.time()))
 
     def add_failure(self, failure: Dict[str, Any]) -> None:
+        self._prepare_restart()
         of_attempt = sum(known["attempt"] == self.number for known in self.failures)
         if of_attempt == 0:
             failure = dict(failure, what=failure["what"] + self._stolen_port())
@@ -336,6 +351,7 @@ class Attempts:
             self._follow(self._new_tree(attempt))
         if self.tree is None or self.tree.attempt != attempt or self.tree.outcome is not None:
             return
+        self._prepare_restart()
         if order.stacks and self._pending is not None:
             return
         if not order.stacks or self.tree.stopping is not None:
@@ -377,14 +393,6 @@ class Attempts:
 
     def _path(self, *names: str) -> str:
         return os.path.join(self._folder, *names)
-
-
-def _first_place(spec: Dict[str, Any]) -> Dict[str, Optional[int]]:
-    """This node's place in the first attempt. A spare and a witness have none."""
-    before = spec["nodes"][: spec["node"]]
-    if spec["nodes"][spec["node"]]["spare"] or state.is_witness(spec):
-        return {"node_rank": None, "first_rank": None}
-    return {"node_rank": len(before), "first_rank": sum(node["nproc"] for node in before)}
 
 
 def takes_precedence(order: AttemptOrder, pending: AttemptOrder) -> bool:

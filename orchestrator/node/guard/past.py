@@ -19,6 +19,14 @@ class Past(NamedTuple):
     begun: int = 0  # with `restarted`: the newest attempt before that, which is never started again
 
 
+def first_place(spec: Dict[str, Any]) -> Dict[str, Optional[int]]:
+    """This node's place in the first attempt. A spare and a witness have none."""
+    before = spec["nodes"][: spec["node"]]
+    if spec["nodes"][spec["node"]]["spare"] or state.is_witness(spec):
+        return {"node_rank": None, "first_rank": None}
+    return {"node_rank": len(before), "first_rank": sum(node["nproc"] for node in before)}
+
+
 def after_restart(folder: str) -> Past:
     """What is known after a restart of the host, or when guard and recorder were killed."""
     record = state.read(os.path.join(folder, "state.json")) or {}

@@ -5,10 +5,12 @@ ranks by exec, when a module
 - cannot be imported, or ends the process,
 - starts a thread or a process, or opens a GPU: they do not survive a fork,
 - traces the code: it would see our own, and the time before the fork,
+- sets the seed of random numbers: each rank gets a new one,
 - reads a variable that has another value in the ranks, such as RANK.
 When the file of a module changes, the preloader ends too, and the guard starts another one.
 
-With `run.warm` it serves one run after the other (later_runs.py).
+Later it imports what the script imports (extension.py). With `run.warm` it serves one run after the other
+(later_runs.py).
 """
 
 from __future__ import annotations
@@ -16,34 +18,24 @@ from __future__ import annotations
 import os
 import sys
 
-from . import later_runs
-from .later_runs import Changed, Refused, first_path
+from . import extension, later_runs
+from .imports import Changed, Importing, Refused, WatchedEnvironment, check_files, identities, is_traced
+from .later_runs import first_path
 from .memory import Title, set_mark
 
 TYPE_CHECKING = False  # the type checker knows this name; importing it would load `typing`
 if TYPE_CHECKING:
     import socket
-    from typing import Any, Dict, List, Mapping, NoReturn, Optional, Set
+    from typing import Any, Dict, List, Mapping, NoReturn, Optional
 
 MARK = "DDP_ORCH_RUN_ID"
 NO_MARK = later_runs.NO_MARK
 READY = b'{"do": "ready", "can_stay": true}'
 READY_FOR_ONE_RUN = b'{"do": "ready", "can_stay": false}'
-GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 LARGEST_REQUEST = 4096  # bytes; the jobs are in a file, whose descriptor comes with the request
 LONGEST_REASON = 1000  # characters
 NOT_STARTED = 98  # exit status, as in ranks/job.py
 PR_SET_PDEATHSIG, SIGKILL = 1, 9
-
-
-class WatchedEnvironment(type(os.environ)):  # type: ignore[misc]
-    """os.environ, which remembers the names of the variables that are read."""
-
-    names: Set[str] = set()
-
-    def __getitem__(self, name: str) -> str:
-        self.names.add(name)
-        return str(super().__getitem__(name))
 
 
 def serve(given: str, environment: Dict[str, str]) -> None:
@@ -52,8 +44,8 @@ def serve(given: str, environment: Dict[str, str]) -> None:
     `given`: JSON with `channel` (a descriptor), `guard` (its pid), `modules`; `folder`: that of the run if the
     preloader may serve later runs, else null. `environment`: os.environ, as it was before anything was imported.
     """
-    first = first_path(sys.argv[0], os.getcwd())
-    sys.path[:0] = first  # a file of the user may hide one that a module imports, as it does in a new interpreter
+    importing = Importing(first_path(sys.argv[0], os.getcwd()))
+    importing.begin()
     import json
     import socket
 
@@ -61,10 +53,8 @@ def serve(given: str, environment: Dict[str, str]) -> None:
     channel = socket.socket(fileno=options["channel"])
     channel.set_inheritable(False)
     try:
-        names_read = preload(options["modules"])
-        if sys.path[: len(first)] != first:
-            raise Refused("a module changes the head of sys.path when it is imported")
-        del sys.path[: len(first)]
+        preload(options["modules"], importing)
+        importing.finish()
         title = Title()
         title.write([("ddp-orch preload " + " ".join(options["modules"])).encode()], b"ddp-preload")
         can_stay = options["folder"] is not None and not later_runs.depends_on(options["folder"])
@@ -75,7 +65,7 @@ def serve(given: str, environment: Dict[str, str]) -> None:
                 return
             can_stay = works
         channel.send(READY if can_stay else READY_FOR_ONE_RUN)
-        rank = wait_for_rank(channel, names_read, environment)
+        rank = wait_for_rank(channel, can_stay, environment)
     except Changed as error:
         end(channel, {"do": "changed", "why": str(error)})
     except Refused as error:
@@ -103,88 +93,21 @@ def end(channel: socket.socket, message: Dict[str, str]) -> NoReturn:
 # importing
 
 
-def preload(modules: List[str]) -> Set[str]:
-    """Import the modules. Returns the names of the variables that they read."""
-    import gc
+def preload(modules: List[str], importing: Importing) -> None:
     from importlib import import_module
 
     if is_traced():
         raise Refused("this python is traced, by coverage or a debugger")
-    plain = type(os.environ)
-    os.environ.__class__ = WatchedEnvironment
-    thresholds = gc.get_threshold()
-    gc.set_threshold(0)  # for torch, collections are a quarter of the time of the import
     for name in modules:
         try:
             import_module(name)
         except Exception as error:
             raise Refused("cannot import %s: %s: %s" % (name, type(error).__name__, error)) from error
-        if reason := why_not_to_fork():
-            raise Refused("%s %s when it is imported" % (name, reason))
-    os.environ.__class__ = plain
-    gc.freeze()  # a collection in a rank would write to all objects, and so copy their pages
-    if gc.get_threshold()[0] == 0:  # no module has set another one
-        gc.set_threshold(*thresholds)
-    return WatchedEnvironment.names
+        importing.check(name)
 
 
-def why_not_to_fork() -> str:
-    try:
-        os.waitpid(-1, os.WNOHANG)
-        return "starts a process"
-    except ChildProcessError:
-        pass
-    pid = os.fork()  # libraries that handle forks, such as OpenBLAS, end their threads now
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    if len(os.listdir("/proc/self/task")) > 1:
-        return "starts a thread"
-    if is_traced():
-        return "traces the code"
-    return "opens a GPU" if any(map(is_gpu, os.listdir("/proc/self/fd"))) else ""
-
-
-def is_traced() -> bool:
-    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
-    tools = [monitoring.get_tool(number) for number in range(6)] if monitoring is not None else []
-    return sys.gettrace() is not None or sys.getprofile() is not None or any(tools)
-
-
-def is_gpu(handle: str) -> bool:
-    try:
-        return os.readlink("/proc/self/fd/" + handle).startswith(GPU_FILES)
-    except OSError:
-        return False  # closed by now: it was that of the folder itself
-
-
-def identities() -> Dict[str, object]:
-    """The identity of the file of each module, and of the folders of installed packages.
-
-    A package that is added to such a folder may change what an import does.
-    """
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    paths = [path for path in files if path]
-    paths += [entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")]
-    return {path: identity(path) for path in paths}
-
-
-def identity(path: str) -> object:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None  # in an archive
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def check_files(files: Mapping[str, object]) -> None:
-    for path, before in files.items():
-        if identity(path) != before:
-            raise Changed(path)
-
-
-def check_names(names_read: Set[str], changes: Mapping[str, Optional[str]]) -> None:
-    both = names_read.intersection(changes)
+def check_names(changes: Mapping[str, Optional[str]]) -> None:
+    both = WatchedEnvironment.names.intersection(changes)
     if both:
         raise Refused("a module reads %s when it is imported, before its value is known" % min(both))
 
@@ -201,7 +124,7 @@ class Rank:
         self.is_of_later_run = is_of_later_run
 
 
-def wait_for_rank(channel: socket.socket, names_read: Set[str], environment: Dict[str, str]) -> Rank:
+def wait_for_rank(channel: socket.socket, can_stay: bool, environment: Dict[str, str]) -> Rank:
     """Fork ranks, for one run after the other. Returns in a rank."""
     files = identities()
     is_of_later_run = False
@@ -209,13 +132,21 @@ def wait_for_rank(channel: socket.socket, names_read: Set[str], environment: Dic
         request = receive(channel)
         check_files(files)
         if "env" in request:
-            later_runs.move(request, names_read, environment)
+            later_runs.move(request, WatchedEnvironment.names, environment)
             channel.send(READY)
             is_of_later_run = True
             continue
+        if "script" in request:
+            if extension.extend(request["script"], channel):
+                can_stay = can_stay and not later_runs.depends_on(request["script"]["folder"])
+                if can_stay:
+                    os.chdir("/")
+                channel.send(READY if can_stay else READY_FOR_ONE_RUN)
+                files = identities()
+            continue
         for job in request["jobs"]:
             changes = later_runs.differences(environment, {**environment, **job["env"]})
-            check_names(names_read, changes)
+            check_names(changes)
             if NO_MARK in environment:
                 changes[NO_MARK] = None
             if fork(channel, job):
@@ -305,5 +236,5 @@ def reseed() -> None:
     numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
     if numpy_random is not None:
         numpy_random.seed()
-    if torch is not None:
+    if torch is not None and hasattr(torch, "default_generator"):
         torch.default_generator.seed()

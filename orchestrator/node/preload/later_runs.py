@@ -8,20 +8,14 @@ from __future__ import annotations
 import os
 import sys
 
+from .imports import Changed, Refused
+
 TYPE_CHECKING = False  # the type checker knows this name; importing it would load `typing`
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Mapping, Optional, Set
 
 NO_MARK = "DDP_ORCH_NO_RUN"  # in place of the mark, and as long: only the ranks are processes of the run
 WORKS = 42  # exit status of the trial
-
-
-class Refused(Exception):
-    """The ranks have to be started by exec."""
-
-
-class Changed(Exception):
-    """A file of a module is not the one that was imported."""
 
 
 def first_path(script: str, folder: str) -> List[str]:

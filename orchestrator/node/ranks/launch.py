@@ -20,6 +20,13 @@ from . import placeholders
 # of all peers, one after the other: with a server that does not answer, each takes a second.
 AGENT_RESOLVER = "attempts:0"
 
+# the variables of a rank of `direct` whose values an attempt brings
+OF_RANK = (
+    *("LOCAL_RANK", "RANK", "GROUP_RANK", "ROLE_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_WORLD_SIZE"),
+    *("ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    *("TORCHELASTIC_ERROR_FILE", "DDP_ORCH_ATTEMPT"),
+)
+
 NO_MARK = "DDP_ORCH_NO_RUN"  # see preload/later_runs.py
 
 OOM_SCORE = 300  # of ranks: when memory runs out, the kernel should kill one of them first
@@ -185,6 +192,12 @@ def preload_job(spec: Dict[str, Any], secrets: Dict[str, str], cwd: str, output:
     else:
         environment = _environment(spec, secrets, auto, output)
     return {"argv": _command(spec["command"], output), "cwd": cwd, "env": environment, "oom_score_adj": OOM_SCORE}
+
+
+def late_names(spec: Dict[str, Any]) -> List[str]:
+    """The variables of a rank whose values are known only when an attempt begins."""
+    auto = [name for name, value in spec["auto_env"].items() if not _is_early(value)]
+    return [*auto, *spec["launcher"]["env"], *OF_RANK]
 
 
 def shell_environment(spec: Dict[str, Any], secrets: Dict[str, str], output: str) -> Dict[str, str]:

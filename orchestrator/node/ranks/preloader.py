@@ -43,6 +43,8 @@ class Preloader:
         self._outputs = [os.path.join(folder, name) for name in ("preload.out", "preload.err")]
         self._spawn = spawn
         self._is_ready = False
+        self._script: Optional[Dict[str, Any]] = None  # for `extend`, when it is ready
+        self._is_extended = False
         self._has_changed = False  # files of the modules have: another process has to import them
         self._waiting: List[Job] = []
 
@@ -58,7 +60,7 @@ class Preloader:
         """`description`: of a rank, as far as it is known before an attempt."""
         if self.why_not is not None or self.pid > 0:
             return
-        self._is_ready = self._has_changed = self.can_stay = False
+        self._is_ready = self._has_changed = self.can_stay = self._is_extended = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             for path in self._outputs:
@@ -79,6 +81,15 @@ class Preloader:
     def fork(self, jobs: List[Job]) -> None:
         """Have it fork these ranks, as soon as it is ready."""
         self._waiting = jobs
+        if self._is_ready:
+            self._send_waiting()
+
+    def extend(self, script: Dict[str, Any]) -> None:
+        """Have it import what the script imports too (preload/extension.py), once. Ranks that it forks then wait."""
+        if self._is_extended:
+            return
+        self._is_extended = True
+        self._script = script
         if self._is_ready:
             self._send_waiting()
 
@@ -128,6 +139,9 @@ class Preloader:
             os.kill(self.pid, signal.SIGKILL)
 
     def _send_waiting(self) -> None:
+        if self._script is not None:
+            self._send({"script": self._script})
+            self._script = None
         if not self._waiting:
             return
         jobs = [dict(waiting.description, label=waiting.label) for waiting in self._waiting]

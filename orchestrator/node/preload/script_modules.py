@@ -1,0 +1,134 @@
+"""Find the installed modules that a script imports. Runs in the user's python.
+
+The script's own files are read, not executed, and followed to the modules that they import.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .later_runs import first_path
+
+TYPE_CHECKING = False  # the type checker knows this name; importing it would load `typing`
+if TYPE_CHECKING:
+    import ast
+    from typing import Dict, Iterator, List, Tuple
+
+SCRIPT = 2  # index of the script, -m or -c in a command, as in ranks/launch.py
+MOST_FILES = 500  # of the script's own
+
+
+class Import:
+    """`import MODULE`, or `from MODULE import NAMES`."""
+
+    def __init__(self, module: str, names: Tuple[str, ...]) -> None:
+        self.module = module
+        self.names = names
+
+    def is_done(self) -> bool:
+        """Whether this process has done it. `getattr` could import: some packages import their modules when asked."""
+        module = sys.modules.get(self.module)
+        return module is not None and all(name in vars(module) for name in self.names)
+
+    def run(self) -> None:
+        """Raises what the modules raise."""
+        from importlib import import_module
+
+        module = import_module(self.module)
+        for name in self.names:
+            if not hasattr(module, name):
+                import_module(self.module + "." + name)
+
+
+def find(argv: List[str], cwd: str) -> List[Import]:
+    """What a command imports in any case: not in a `try`, an `if` or a function. In the order of the script.
+
+    `argv`: python, a flag, then a script, `-m MODULE` or `-c CODE`. Nothing is found if the script changes sys.path.
+    """
+    kind = argv[SCRIPT]
+    folder = os.path.join(cwd, (first_path(kind, cwd) or [""])[0])
+    if kind == "-c":
+        walk = Walk(folder, [])
+        walk.read(argv[SCRIPT + 1], cwd)
+    elif kind == "-m":
+        name = argv[SCRIPT + 1]
+        walk = Walk(folder, files_of(name + ".__main__", folder))
+    else:
+        walk = Walk(folder, [os.path.join(cwd, kind)])
+    return walk.finish()
+
+
+def files_of(name: str, folder: str) -> List[str]:
+    """The files that an import of a dotted name executes, if the module is in the folder."""
+    files = []
+    path = folder
+    for part in name.split("."):
+        path = os.path.join(path, part)
+        own = [file for file in (os.path.join(path, "__init__.py"), path + ".py") if os.path.isfile(file)]
+        files += own[:1]
+        if not os.path.isdir(path):
+            break
+    return files
+
+
+class Walk:
+    """Follows the imports of a script's own files. `folder`: the one in which python looks for them first."""
+
+    def __init__(self, folder: str, files: List[str]) -> None:
+        self._folder = folder
+        self._files = files
+        self._seen: Dict[str, bool] = {}
+        self._found: Dict[Tuple[str, Tuple[str, ...]], Import] = {}
+        self._changes_path = False
+
+    def finish(self) -> List[Import]:
+        while self._files and len(self._seen) < MOST_FILES:
+            path = os.path.realpath(self._files.pop(0))
+            if path in self._seen:
+                continue
+            self._seen[path] = True
+            try:
+                with open(path, "rb") as file:
+                    self.read(file.read(), os.path.dirname(path))
+            except OSError:
+                pass  # the rank will tell
+        return [] if self._changes_path else list(self._found.values())
+
+    def read(self, source: bytes | str, package: str) -> None:
+        """`package`: the folder to which relative imports refer."""
+        import ast
+
+        self._changes_path |= (b"sys.path" if isinstance(source, bytes) else "sys.path") in source  # type: ignore[operator]
+        try:
+            body = ast.parse(source).body
+        except (SyntaxError, ValueError):
+            return  # the rank will tell
+        own: List[str] = []
+        for node in body:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    own += self._add(alias.name, ())
+            elif isinstance(node, ast.ImportFrom) and node.level:
+                own += relative(node, package)
+            elif isinstance(node, ast.ImportFrom) and node.module not in (None, "__future__"):
+                own += self._add(str(node.module), tuple(alias.name for alias in node.names if alias.name != "*"))
+        self._files[:0] = own
+
+    def _add(self, module: str, names: Tuple[str, ...]) -> List[str]:
+        """Note an import. Returns the script's own files that it executes."""
+        own = files_of(module, self._folder)
+        if not own:
+            self._found.setdefault((module, names), Import(module, names))
+        for name in names:
+            own += files_of(module + "." + name, self._folder) if own else []
+        return own
+
+
+def relative(node: ast.ImportFrom, package: str) -> Iterator[str]:
+    """The files that a relative import executes."""
+    for _ in range(node.level - 1):
+        package = os.path.dirname(package)
+    module = node.module + "." if node.module else ""
+    for alias in node.names:
+        yield from files_of(module + alias.name, package)

@@ -1,0 +1,93 @@
+"""Which installed modules a script imports in any case."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.preload import script_modules
+
+FILES = {
+    "train.py": """
+from __future__ import annotations
+import os, torch.nn as nn
+from transformers import AutoModel, Trainer
+from torch import *
+import models
+from models import heads
+from lib.losses import focal
+from data import tokens
+try:
+    import apex
+except ImportError:
+    apex = None
+if True:
+    import wandb
+def main():
+    import pandas
+""",
+    "models/__init__.py": "from . import blocks\nfrom .deep.inner import thing\n",
+    "models/blocks.py": "import einops",
+    "models/heads.py": "from ..models import blocks\nimport timm",
+    "models/deep/inner.py": "import numpy.random",
+    "models/unused.py": "import unused",
+    "lib/losses.py": "import scipy",
+    "data/notes.txt": "no package: the installed `data` is meant",
+    "package/__init__.py": "import first",
+    "package/__main__.py": "import second\nfrom .part import x",
+    "package/part.py": "import third",
+    "broken.py": "import good\nfrom models import blocks\nimport a b",
+    "hides.py": "import sys\nsys.path.append('..')\nimport torch",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def found(folder: Path, *command: str) -> list[str]:
+    imports = script_modules.find(["python", "-u", *command], str(folder))
+    return [each.module + "".join(f" {name}" for name in each.names) for each in imports]
+
+
+def test_the_script_and_its_own_files_are_followed(folder: Path) -> None:
+    assert sorted(found(folder, "train.py", "--lr", "1")) == [
+        "data tokens",
+        "einops",
+        "numpy.random",
+        "os",
+        "scipy",
+        "timm",
+        "torch",
+        "torch.nn",
+        "transformers AutoModel Trainer",
+    ]
+
+
+def test_a_module_brings_its_package(folder: Path) -> None:
+    assert found(folder, "-m", "package") == ["first", "second", "third"]
+    assert found(folder, "-m", "models.blocks") == ["einops", "numpy.random"]
+
+
+def test_a_program_on_the_command_line_is_read(folder: Path) -> None:
+    assert found(folder, "-c", "import torch\nimport models.heads") == ["torch", "einops", "numpy.random", "timm"]
+
+
+@pytest.mark.parametrize("script", ["broken.py", "hides.py", "absent.py"])
+def test_nothing_is_found_where_the_script_cannot_be_understood(folder: Path, script: str) -> None:
+    assert found(folder, script) == []
+
+
+def test_two_files_that_import_each_other_end(folder: Path) -> None:
+    (folder / "a.py").write_text("import b, one")
+    (folder / "b.py").write_text("import a, two")
+    assert found(folder, "a.py") == ["one", "two"]
+
+
+def test_a_script_in_a_folder_of_its_own_finds_its_neighbours(folder: Path) -> None:
+    assert found(folder, "models/heads.py") == ["timm", "einops", "numpy.random"]
