@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..diagnosis import engine, rendering, transcript
@@ -15,9 +16,10 @@ from ..hosts.fleet import Fleet
 from ..inventory import advice
 from ..inventory.advice import AboutRun
 from ..inventory.model import Inventory
-from ..output.console import Console, fold
+from ..output.console import Console, fold, wants_colour
+from ..output.finding import SourceCode, find_nothing
 from ..output.lines import Mask
-from ..runs import diagnose
+from ..runs import diagnose, local_code, recent
 from .context import (
     RunLookup,
     find_run_early,
@@ -87,7 +89,10 @@ def _show(
 ) -> None:
     run = lookup.run
     about = advice.about(run, lookup.listing.runs, inventory.path)
-    _print(diagnosis, as_json, mask, about)
+    started = recent.started(run.run_id)
+    failed_at = diagnosis.findings[0].at if diagnosis.findings else None
+    find_source = local_code.finder(run.run_id, started.code if started else None, failed_at)
+    _print(diagnosis, as_json, mask, about, find_source)
     if not as_json and (run.unfinished or not diagnosis.findings):
         hang = (
             f". If it hangs: {about.command('top')} shows which ranks are silent. With run.stall_timeout, ddp-orch "
@@ -120,7 +125,13 @@ def _read_log(path: str) -> str:
     return data.decode("utf-8", errors="replace")
 
 
-def _print(diagnosis: Diagnosis, as_json: bool, mask: Mask, about: AboutRun | None) -> None:
+def _print(
+    diagnosis: Diagnosis,
+    as_json: bool,
+    mask: Mask,
+    about: AboutRun | None,
+    find_source: Callable[[str], SourceCode | None] = find_nothing,
+) -> None:
     diagnosis = rendering.hide_secrets(diagnosis, mask)
     if as_json:
         print(json.dumps(diagnosis.as_dict(), indent=2))
@@ -128,4 +139,7 @@ def _print(diagnosis: Diagnosis, as_json: bool, mask: Mask, about: AboutRun | No
         print("no failure found")
     else:
         columns = min(rendering.WIDTH, shutil.get_terminal_size((rendering.WIDTH, 24)).columns)
-        print("\n".join(rendering.render_text(diagnosis, columns, rendering.where_to_read_more(diagnosis, about))))
+        read_more = rendering.where_to_read_more(diagnosis, about)
+        colour = wants_colour(sys.stdout, os.environ)
+        lines = rendering.render_text(diagnosis, columns, read_more, colour=colour, find_source=find_source)
+        print("\n".join(lines))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..inventory.advice import AboutRun
 from ..output.console import fold
-from ..output.finding import MIN_TIME, Finding
+from ..output.finding import MIN_TIME, Finding, SourceCode, find_nothing
 from ..output.lines import Mask, presentable, rfc3339
+from ..output.terminal import RESET
 from .engine import Diagnosis, shorten
 
 WIDTH = 100  # the most columns
@@ -18,10 +19,21 @@ MAX_LINES = 12
 MAX_PARAGRAPH = 2  # lines of the message, and of the fix
 MAX_EARLIER = 2  # attempts before the last
 MAX_WRAPPED = 4  # lines of one text of the evidence
+_BOLD_RED, _BOLD = "\x1b[1;31m", "\x1b[1m"
 
 
-def render_text(diagnosis: Diagnosis, columns: int = WIDTH, read_more: str = "") -> list[str]:
-    """At most 12 lines for people. `read_more`: the line that says where there is more."""
+def render_text(
+    diagnosis: Diagnosis,
+    columns: int = WIDTH,
+    read_more: str = "",
+    *,
+    colour: bool = False,
+    find_source: Callable[[str], SourceCode | None] = find_nothing,
+) -> list[str]:
+    """At most 12 lines for people, and the source code. `read_more`: the line that says where there is more.
+
+    `find_source`: takes `File "/path", line 12, in load` of a host.
+    """
     earlier = [(f"attempt {attempt} failed", finding) for attempt, finding in reversed(diagnosis.earlier)]
     causes = [("first cause", finding) for finding in diagnosis.findings[:1]] + earlier
     if not causes:
@@ -29,12 +41,30 @@ def render_text(diagnosis: Diagnosis, columns: int = WIDTH, read_more: str = "")
     _, first = causes[0]
     message = textwrap.wrap(first.message, columns, initial_indent="  ", subsequent_indent="  ")[:MAX_PARAGRAPH]
     fix = textwrap.wrap(first.fix, columns, initial_indent="  fix: ", subsequent_indent="       ")[:MAX_PARAGRAPH]
-    above = [_headline(*causes[0]), *message]
+    headline = _headline(*causes[0])
+    above = [f"{_BOLD_RED}{headline}{RESET}" if colour else headline, *message]
     below = [*fix, *([read_more] if read_more else [])]
     below += [_headline("perhaps also", finding) for finding in diagnosis.findings[1:2]]
     below += [_headline(*cause) for cause in causes[1 : 1 + MAX_EARLIER]]
     below += _summarise_consequences(diagnosis.consequences)
-    return above + _render_evidence(first.evidence, columns, MAX_LINES - len(above) - len(below)) + below
+    room = MAX_LINES - len(above) - len(below)
+    source = next((found for text in first.evidence if (found := find_source(text))), None)
+    if source is None:
+        return above + _render_evidence(first.evidence, columns, room) + below
+    others = tuple(text for text in first.evidence if find_source(text) is None)
+    return (
+        above + _render_evidence(others, columns, room, bold=colour) + _render_source(source, columns, colour) + below
+    )
+
+
+def _render_source(source: SourceCode, columns: int, colour: bool) -> list[str]:
+    width = len(str(source.lines[-1][0]))
+    lines = [f"  | {source.place}"[:columns]]
+    for number, text in source.lines:
+        failed = number == source.number
+        line = f"  | {'>' if failed else ' '} {number:{width}}  {text}"[:columns]
+        lines.append(f"{_BOLD}{line}{RESET}" if failed and colour else line)
+    return lines
 
 
 def _headline(title: str, finding: Finding) -> str:
@@ -46,7 +76,7 @@ def _headline(title: str, finding: Finding) -> str:
     return f"{title}: {finding.code}{', ' if where else ''}{', '.join(where)} ({finding.confidence} confidence)"
 
 
-def _render_evidence(texts: Sequence[str], columns: int, room: int) -> list[str]:
+def _render_evidence(texts: Sequence[str], columns: int, room: int, *, bold: bool = False) -> list[str]:
     """The place, and as much of the message as fits."""
     lines: list[str] = []
     for text in texts:
@@ -55,7 +85,7 @@ def _render_evidence(texts: Sequence[str], columns: int, room: int) -> list[str]
         else:
             text = shorten(text, min(MAX_WRAPPED, max(1, room - len(lines))) * (columns - 16))
             lines += textwrap.wrap(text, columns, initial_indent="  | ", subsequent_indent="  |   ")
-    return lines[:room]
+    return [f"{_BOLD}{line}{RESET}" if bold else line for line in lines[:room]]
 
 
 def _shorten_frame(text: str, width: int) -> str:

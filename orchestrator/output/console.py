@@ -10,7 +10,7 @@ from typing import TextIO
 
 from .terminal import RESET, cut, one_line, tame
 
-_BOLD_RED, _YELLOW, _DIM = "\x1b[1;31m", "\x1b[33m", "\x1b[2m"
+_BOLD_RED, _YELLOW, _DIM, _GREEN = "\x1b[1;31m", "\x1b[33m", "\x1b[2m", "\x1b[32m"
 
 # Other characters would be operators, ranges or groups in a NodeSet.
 _FOLDABLE = re.compile(r"[A-Za-z0-9._-]+")
@@ -33,6 +33,9 @@ class Console:
     def note(self, message: str) -> None:
         self._say("", message, "")
 
+    def success(self, message: str) -> None:
+        self._say(message, "", _GREEN)
+
     def step(self, message: str) -> None:
         """A phase that has begun or ended: `prepared 8 hosts in 1.2 s`."""
         self._say("- ", message, _DIM)
@@ -52,7 +55,7 @@ class Console:
             self._write("\a")
 
     def _say(self, label: str, message: str, style: str) -> None:
-        message = tame(message, colour=False)
+        label, message = tame(label, colour=False), tame(message, colour=False)
         if self._colour and style:
             label = f"{style}{label}{RESET}"
         before = "\r\x1b[K" if self._has_status else ""

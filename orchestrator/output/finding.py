@@ -1,4 +1,4 @@
-"""A finding of `check` or `diagnose`. Data only."""
+"""A finding of `check` or `diagnose`, and source code that belongs to it. Data only."""
 
 from __future__ import annotations
 
@@ -43,3 +43,19 @@ class Finding:
             "evidence": list(self.evidence),
             "fix": self.fix,
         }
+
+
+@dataclass(frozen=True)
+class SourceCode:
+    """The user's own copy of the line that failed."""
+
+    place: str
+    """Such as `train.py:12 in load`."""
+    number: int
+    """Of the line."""
+    lines: tuple[tuple[int, str], ...]
+    """(number, text) of this line and its neighbours."""
+
+
+def find_nothing(_: str) -> SourceCode | None:
+    return None

@@ -19,6 +19,7 @@ MAX_HIDDEN = 10_000  # lines kept for the case that the run fails
 
 _C10D = r"(?:\[rank\d+\]:)?\[W\d{3,4} [\d:.]+ \w+\.cpp:\d+\] "  # torch's C++
 _PYTHON = r"W\d{3,4} [\d:.]+ \d+ \S+\.py:\d+\] "  # torch's Python
+_AGENT = r"E\d{3,4} [\d:.]+ \d+ \S*torch/distributed/elastic/agent/server/api\.py:\d+\] "  # torchrun's own errors
 ALWAYS = (
     # a reverse look-up of a peer's address failed; only the text of later messages would have used the name
     _C10D + r"\[c10d\] The hostname of the client socket cannot be retrieved\. err=-?\d+",
@@ -36,8 +37,11 @@ AT_THE_END = (
     _C10D + r"\[c10d\] (?:recvValue|recvVector|recvValueWithTimeout|sendBytes) failed on SocketImpl\(.*",
     _C10D + r"\[PG ID .*\] Failed to check the \"should dump\" flag on TCPStore, .*",
     _PYTHON + r"The node '.*' has failed to (?:send a keep-alive heartbeat|shutdown the rendezvous) .*",
+    # the agent of the head has ended before the others: their ranks have all finished
+    _AGENT + r"Error waiting on exit barrier\. Elapsed: .*",
 )
-_STACK = r"Exception raised from .*|frame #\d+: .*|<omitting python frames>|"  # after a warning of AT_THE_END
+# after a warning of AT_THE_END
+_STACK = rf"Exception raised from .*|frame #\d+: .*|<omitting python frames>|{_AGENT}(?:Traceback \(| |\S+Error: ).*|"
 _ALWAYS, _AT_THE_END, _IN_STACK = (re.compile("|".join(table)).fullmatch for table in (ALWAYS, AT_THE_END, [_STACK]))
 _BOX = re.compile(_PYTHON + r"\**").fullmatch
 _FAILS = "ddp-orch: first failure: "
@@ -123,4 +127,4 @@ class HarmlessFilter(Stage):
 
 def _may_matter(text: str) -> bool:
     """Whether a line may be in a table, or tell how the run ends."""
-    return text[:1] in "[Wd" and (text.startswith(("[W", "[rank", "ddp-orch: ")) or text[1:4].isdigit())
+    return text[:1] in "[WEd" and (text.startswith(("[W", "[rank", "ddp-orch: ")) or text[1:4].isdigit())

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ..answers.attach import StrayOutputs
 from ..answers.runs import Part, Verdict
@@ -20,18 +20,20 @@ from ..hosts.fleet import Fleet, fold_failures
 from ..inventory.advice import AboutRun
 from ..inventory.model import Host
 from ..inventory.sources.schedulers import current_scheduler
-from ..output.console import Console, fold, hush
+from ..output.console import Console, fold, hush, wants_colour
+from ..output.finding import SourceCode
 from ..output.lines import Line, Mask
 from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import one_line
 from ..plan.plan import Plan
-from . import ending, holding
+from . import ending, holding, local_code
 from .follow import LogFilter, View
 from .revive import Reviver
 
 FINISH_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGURG)
 """By which batch systems announce the end of a job. SIGURG is that of LSF's documentation (`bsub -wa URG`)."""
 STOP_WINDOW = 10.0  # s for the stop request to reach all hosts when nobody reads the output any more
+MAX_COMMAND = 60  # columns before the purpose of a command
 OUTCOMES = {
     "succeeded": 0,
     "failed": RunFailed.exit_code,
@@ -93,7 +95,7 @@ def attend(
         mask=mask,
         revive=reviver.revive,
     )
-    began = time.monotonic()
+    began, started_at = time.monotonic(), time.time()
     bell = Bell(resolved.inventory.notify.bell, console)
 
     settings = resolved.inventory.run
@@ -106,10 +108,18 @@ def attend(
         view.run(Pipeline((bell, printer)))
     bell.ring()
     took = f" after {time.monotonic() - began:.1f} s"
-    code = conclude(resolved.run_id, about, nodes, view, console, took, resume=resume, show_outputs=show_outputs)
-    if code in (RunFailed.exit_code, OUTCOMES["lost"]):
-        _diagnose(resolved.run_id, about, hosts, nodes, view, fleet, mask, console)
-    return code
+    find_source = local_code.finder(resolved.run_id, resolved.code.root if resolved.code else None, started_at)
+    return conclude(
+        resolved.run_id,
+        about,
+        nodes,
+        view,
+        console,
+        took,
+        resume=resume,
+        show_outputs=show_outputs,
+        explain=lambda: _diagnose(resolved.run_id, about, hosts, nodes, view, fleet, mask, console, find_source),
+    )
 
 
 def _diagnose(
@@ -121,6 +131,7 @@ def _diagnose(
     fleet: Fleet,
     mask: Mask,
     console: Console,
+    find_source: Callable[[str], SourceCode | None],
 ) -> None:
     from ..diagnosis import rendering
     from . import diagnose  # imported late: only a failed run needs them
@@ -133,7 +144,9 @@ def _diagnose(
         return
     columns = min(rendering.WIDTH, shutil.get_terminal_size((rendering.WIDTH, 24)).columns)
     read_more = rendering.where_to_read_more(diagnosis, about)
-    for line in rendering.render_text(rendering.hide_secrets(diagnosis, mask), columns, read_more):
+    colour = wants_colour(sys.stderr, os.environ)
+    diagnosis = rendering.hide_secrets(diagnosis, mask)
+    for line in rendering.render_text(diagnosis, columns, read_more, colour=colour, find_source=find_source):
         sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
@@ -222,9 +235,10 @@ def conclude(
     *,
     resume: str,
     show_outputs: bool = True,
+    explain: Callable[[], None] = lambda: None,
 ) -> int:
-    """Print how the run ended, and return the exit code for that. `nodes`: the node number of each host; `resume` and
-    `show_outputs`: see `attend`.
+    """Print how the run ended and what to do next, and return the exit code for that. `nodes`: the node number of each
+    host; `resume` and `show_outputs`: see `attend`; `explain`: prints why a run failed.
     """
     for line in fold_failures(view.failed):
         console.warning(line)
@@ -238,7 +252,7 @@ def conclude(
         return UnreachableError.exit_code
     match verdict.state:
         case "succeeded":
-            console.note(f"run {run_id} succeeded{took}")
+            console.success(f"run {run_id} succeeded{took}")
         case "stopped":
             by = f" by {one_line(verdict.stopped_by)}" if verdict.stopped_by else ""
             console.note(f"run {run_id} was stopped{by}, to be resumed")
@@ -251,14 +265,29 @@ def conclude(
     stray = {host: files for host, outcome in view.outcomes.items() if (files := outcome.stray_outputs)}
     if stray:
         console.warning(_describe_stray_outputs(stray))
-    has_outputs = any(part.outputs for part in parts.values())
-    if show_outputs and (stray or has_outputs):
-        first = "after a fix, " if verdict.state == "failed" else ""
-        resuming = f"; {first}resume with: {resume}" if has_outputs and verdict.state != "succeeded" else ""
-        shared = next((path for part in parts.values() if (path := part.shared_output)), None)
-        place = f"in {shared} on its hosts" if shared else "on its hosts"
-        console.note(f"outputs are {place}; download them with: {about.command('fetch')}{resuming}")
+    if verdict.state in ("failed", "lost"):
+        explain()
+    if show_outputs:
+        _advise(about, verdict, parts.values(), console, has_stray=bool(stray), resume=resume)
     return OUTCOMES[verdict.state]
+
+
+def _advise(
+    about: AboutRun, verdict: Verdict, parts: Collection[Part], console: Console, *, has_stray: bool, resume: str
+) -> None:
+    """The next commands, each on a line of its own so that it can be copied."""
+    has_outputs = any(part.outputs for part in parts)
+    commands = {about.command("report"): "curves, events and logs on one page"}
+    if has_outputs or has_stray:
+        shared = next((path for part in parts if (path := part.shared_output)), None)
+        commands[about.command("fetch")] = (
+            f"download the outputs, which are {f'in {shared} ' if shared else ''}on its hosts"
+        )
+    if has_outputs and verdict.state != "succeeded":
+        commands[resume] = "resume, after a fix" if verdict.state == "failed" else "resume"
+    width = min(MAX_COMMAND, max(map(len, commands)))
+    lines = [f"  {command:{width}}  # {purpose}" for command, purpose in commands.items()]
+    console.note("\n".join(["next:", *lines]))
 
 
 def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs]) -> str:

@@ -32,7 +32,10 @@ def test_the_first_cause_of_a_failed_run_is_named_with_host_and_rank(lab2: Lab, 
     inventory = lab2.inventory()
     up = ok(orch(lab2, "up", inventory, "--", script(lab2, text)), code=1)
     assert f"first cause: {code}, node-1, rank 1" in up.stderr
-    assert len(up.stderr[up.stderr.index("first cause") :].splitlines()) <= 12
+    assert len(up.stderr[up.stderr.index("first cause") :].splitlines()) <= 18  # with the source, and what to do next
+    if text == RAISES:
+        assert re.search(r"\| train\.py:\d+ in \S+\n.*\n  \| > \d+ .*missing", up.stderr)
+    assert "\x1b" not in up.stderr
     told = json.loads(ok(orch(lab2, "diagnose", "-i", inventory, "--json")).stdout)
     first = told["findings"][0]
     assert (first["code"], first["hosts"], first["rank"]) == (code, ["node-1"], 1)

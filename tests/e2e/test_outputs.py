@@ -71,7 +71,7 @@ def test_outputs_on_a_shared_disk_resume_and_are_fetched_once(tmp_path: Path) ->
         assert done.returncode == 0, done.stderr
     assert re.search(r"\$DDP_ORCH_OUTPUT_DIR/x\b.*'\{output\}/x'", done.stderr)
     assert re.search(r"\bme: .*\bof mine\b", done.stderr)
-    assert re.search(rf" {tmp_path}/disk/mine .*\bddp-orch fetch\b", done.stderr)
+    assert re.search(rf"\bddp-orch fetch\b.* {tmp_path}/disk/mine ", done.stderr)
     assert orch(tmp_path, "fetch").returncode == 0
     files = sorted(
         str(path.relative_to(tmp_path / "mine")) for path in (tmp_path / "mine").rglob("*") if path.is_file()

@@ -42,6 +42,13 @@ def test_only_the_label_is_coloured() -> None:
     assert stream.getvalue() == "\x1b[1;31merror: \x1b[0mno\n"
 
 
+def test_success_is_green_on_a_terminal() -> None:
+    stream, plain = io.StringIO(), io.StringIO()
+    Console(stream, colour=True).success("run R succeeded")
+    Console(plain, colour=False).success("run R succeeded \x1b[31m")
+    assert stream.getvalue() == "\x1b[32mrun R succeeded\x1b[0m\n" and plain.getvalue() == "run R succeeded \n"
+
+
 def test_what_a_host_said_cannot_command_the_terminal() -> None:
     stream = io.StringIO()
     Console(stream, colour=True).note("sshd says \x1b]52;c;Zm9v\x07\x1b[2J[/bold]\nagain")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from orchestrator.output.harmless import HOLD, HarmlessFilter
 from orchestrator.output.lines import Line
 
+EXIT_BARRIER = Path(__file__).parents[1] / "golden" / "logs" / "quiet" / "torchrun-exit-barrier.raw"
 HOSTNAME = (
     "[W1123 15:08:40.595052822 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
 )
@@ -141,3 +144,24 @@ def test_the_box_around_a_warning_is_hidden_with_it_and_not_counted(screen: Scre
     screen.push(*(line(text, rank=None) for text in (start, start + "*" * 41, ALWAYS[3], start + "*" * 41)))
     assert screen.end() == []
     assert screen.hidden == 1
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_the_errors_of_torchruns_exit_barrier_are_hidden_only_if_the_run_succeeds(
+    screen: Screen, succeeds: bool
+) -> None:
+    block = [line(text.partition(" ")[2], rank=None) for text in EXIT_BARRIER.read_text().splitlines()]
+    end = line(SUCCEEDS if succeeds else FAILS, rank=None, at=1.0)
+    for each in block:
+        screen.push(each)
+    assert screen.lines == []
+    screen.push(end, now=1.0)
+    assert screen.end() == ([end] if succeeds else [*block, end])
+    assert screen.hidden == (2 if succeeds else 0)
+
+
+def test_another_error_of_the_agent_is_shown_at_once(screen: Screen) -> None:
+    prefix = "E1122 00:22:08.033000 22975 site-packages/torch/distributed/elastic/agent/server/api.py:1008] "
+    others = [line(prefix + text, rank=None) for text in ("Traceback (most recent call last):", "local_rank 0 failed")]
+    screen.push(*others)
+    assert screen.lines == others
