@@ -117,6 +117,8 @@ def _scripts(pythons: Mapping[str, Python], findings: Findings) -> None:
         if module == "torch":
             continue  # it has a finding of its own
         code = "script-import-error" if len(absent) == len(scripts) else "missing-module-on-host"
-        message = f"the script imports {module}, which is not installed there"
+        program = scripts[absent[0]].path
+        what = f"{program}: {module}" if program.startswith("-m ") else f"the script imports {module}, which"
+        message = f"{what} is not installed there"
         fix = f"pip install {shell_word(module)} in that environment, or set `python` or `setup` to another one"
         findings.add("error", code, absent, message, fix, f'python -c "import {module}"')

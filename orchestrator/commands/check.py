@@ -48,6 +48,8 @@ def check(path: str | None, hosts: str | None, level: Level, as_json: bool) -> i
     command, snapshot = entrypoint.find(inventory, ())
     code = None if snapshot is None else Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), 0, 0)
     plan = make_plan(inventory, run_id="check", name="check", command=command, code=code, env={}, debug=False)
+    for note in snapshot.notes if snapshot else ():
+        console.note(note)
     for warning in (*advise_shell_variables(plan), *(snapshot.warnings if snapshot else ())):
         console.warning(warning)
     with open_fleet(inventory) as fleet:

@@ -66,8 +66,9 @@ class CodeWatch(Watch):
         self.has_changed = False
 
     def begin(self, snapshot: Snapshot | None, run_name: str) -> None:
-        if snapshot is None:
-            raise UsageError("--watch needs code that ddp-orch sends: run.sync is none, or every host has a workdir")
+        if snapshot is None or not snapshot.files:
+            why = "no word of the command is a file" if snapshot else "run.sync is none, or every host has a workdir"
+            raise UsageError(f"--watch needs code that ddp-orch sends: {why}")
         self.run_name = run_name
         self._snapshot = snapshot
         self._stamps = _stamps(snapshot)

@@ -114,6 +114,8 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
     run_id = run_ids.new_run_id()
     plan, snapshot = _plan_run(inventory, options, run_id, job)
     watch.begin(snapshot, plan.name)
+    for note in snapshot.notes if snapshot else ():
+        console.note(note)
     for warning in (*advise_shell_variables(plan), *(snapshot.warnings if snapshot else ())):
         warn_once(warning)
     if options.dry_run:

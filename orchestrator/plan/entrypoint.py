@@ -60,6 +60,8 @@ def find(
             f"{script}: no such file in {base}. To start a program of the hosts once on each of them: "
             f"{advice.command('up', '--set', 'run.launcher=node', '--', *words, inventory=inventory.path)}"
         )
+    if module and not _is_here(args[0], base):
+        return ("-u", script, *args), _send_for_installed(inventory, args, base)
     path = _module_file(args[0], base) if module else Path(script)
     depth = len(path.parts) - 1 if module else package_depth
     snapshot = ship.snapshot(path, inventory.run.sync, base, inventory_folder, package_depth=depth)
@@ -149,16 +151,37 @@ def _find_command(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[s
     without = [host.name for host in plan.order(inventory) if not host.workdir]
     if not without:
         return command, None
-    file = next((word for word in words if (base / word).is_file() and not Path(word).is_absolute()), None)
-    if file is None:
+    missing = next((word for word in words if word.endswith((".py", ".sh")) and not (base / word).exists()), None)
+    if missing is not None and _first_file(words, base) is None and not Path(missing).is_absolute():
         raise UsageError(
-            f"{shlex.join(words)}: no word is a file in {base}, so there is no code to send to {fold(without)}; "
-            "name a script, or set `workdir` to a folder of the hosts"
+            f"{shlex.join(words)}: {missing} does not exist in {base}, so there is no code to send to {fold(without)}; "
+            "correct its path, or set `workdir` to a folder of the hosts"
         )
+    return command, _send_for_words(inventory, words, base)
+
+
+def _first_file(words: Sequence[str], base: Path) -> str | None:
+    return next((word for word in words if (base / word).is_file() and not Path(word).is_absolute()), None)
+
+
+def _send_for_words(inventory: Inventory, words: Sequence[str], base: Path) -> ship.Snapshot:
+    """The code of the first word that is a file here; without one, nothing."""
+    file = _first_file(words, base)
+    if file is None:
+        note = f"no word of the command is a file in {base}, so no code is sent: it starts in an empty folder"
+        return ship.nothing(base, note)
     snapshot = ship.snapshot(Path(file), inventory.run.sync, base, paths.folder(inventory))
     if snapshot is None:
-        raise UsageError(f"{inventory.path}: run.sync is none, but {fold(without)} has no workdir; set workdir")
-    return command, snapshot
+        without = fold(host.name for host in plan.order(inventory) if not host.workdir)
+        raise UsageError(f"{inventory.path}: run.sync is none, but {without} has no workdir; set workdir")
+    return snapshot
+
+
+def _send_for_installed(inventory: Inventory, words: Sequence[str], base: Path) -> ship.Snapshot:
+    """For a module that is only on the hosts, and its arguments."""
+    snapshot = _send_for_words(inventory, words[1:], base)
+    note = f"-m {words[0]}: not in {base}, so it must be installed on the hosts"
+    return replace(snapshot, module=words[0], notes=(note, *snapshot.notes))
 
 
 def _check_suffix(script: str) -> None:
@@ -240,7 +263,11 @@ def _check_mpi(inventory: Inventory, snapshot: ship.Snapshot, words: Sequence[st
 
 def has_old_local_rank(snapshot: ship.Snapshot | None, *, module: bool) -> bool:
     """Whether the script knows only `--local_rank`, as it was before torch 2.0."""
-    return snapshot is not None and python_files.has_old_local_rank(*_script_of(snapshot, module=module))
+    return (
+        snapshot is not None
+        and not snapshot.module
+        and python_files.has_old_local_rank(*_script_of(snapshot, module=module))
+    )
 
 
 def _script_of(snapshot: ship.Snapshot, *, module: bool) -> tuple[Path, Path]:
@@ -276,12 +303,15 @@ def _trainer_config() -> Any:
     return config
 
 
+def _is_here(module: str, base: Path) -> bool:
+    """Whether the package or module is in the folder, so that a part of it that is missing is a mistake."""
+    name = module.partition(".")[0]
+    return (base / name).is_dir() or (base / f"{name}.py").is_file()
+
+
 def _module_file(module: str, base: Path) -> Path:
     path = Path(*module.split("."))
     for candidate in (path.with_suffix(".py"), path / "__main__.py"):
         if (base / candidate).is_file():
             return candidate
-    raise UsageError(
-        f"-m {module}: neither {path.with_suffix('.py')} nor {path / '__main__.py'} exists in {base}; "
-        "for a module that is installed on the hosts, set `workdir` to a folder there"
-    )
+    raise UsageError(f"-m {module}: neither {path.with_suffix('.py')} nor {path / '__main__.py'} exists in {base}")

@@ -60,10 +60,12 @@ class Snapshot:
     warnings: tuple[str, ...]  # about files that are not sent
     excluded: tuple[str, ...] = ()  # by .gitignore, from `workdir` on, without hidden ones; folders with `/`
     credentials: tuple[str, ...] = ()  # left out, from `root` on
+    notes: tuple[str, ...] = ()  # for people, where the rules are not obvious
+    module: str = ""  # what is started, if it is installed on the hosts and not part of the snapshot
 
     @property
     def names_torch(self) -> bool:
-        return any(entry.names_torch for entry in self.files)
+        return bool(self.module) or any(entry.names_torch for entry in self.files)
 
     def largest(self, count: int) -> tuple[tuple[str, int], ...]:
         """The files and folders in `root` with the most bytes: (name, bytes); folders with `/`."""
@@ -157,6 +159,11 @@ def snapshot(
         excluded=tuple(list_excluded(top, workdir, {entry.path for entry in entries}, root)) if top else (),
         credentials=tuple(map(shown, sorted(files.credentials))),
     )
+
+
+def nothing(folder: Path, note: str) -> Snapshot:
+    """A snapshot without files, with which a run starts in an empty folder. `folder`: the one that the user is in."""
+    return Snapshot(manifest_sha256(()), folder.resolve(), "", ".", (), 0, (), notes=(note,))
 
 
 def why_not_sent(folder: Path, path: str, sync_base: Path) -> str | None:

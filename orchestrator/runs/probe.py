@@ -29,6 +29,8 @@ def script_of(snapshot: Snapshot | None) -> Arguments | None:
     """The script of a snapshot as `probe` needs it: its text, and the names of the modules next to it."""
     if snapshot is None:
         return None
+    if snapshot.module:
+        return {"path": f"-m {snapshot.module}", "source": f"import {snapshot.module.partition('.')[0]}\n", "local": []}
     path = snapshot.root / snapshot.script
     folder = Path(snapshot.script).parent
     local = set()

@@ -84,3 +84,16 @@ def test_torchrun_in_a_command_for_hosts_needs_no_flags(lab2: Lab) -> None:
     result = ok(orch(lab2, "up", inventory, "--", "torchrun", script(lab2, WHOLE_LINE), "{nproc_per_node}"))
     assert places(result.stdout) == [f"{rank} 4 2" for rank in range(4)]
     assert_clean(lab2)
+
+
+def test_a_command_without_a_file_here_starts_in_an_empty_folder(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "node"})
+    script(lab2, "raise SystemExit('not sent')\n")
+    count = 'echo "place $NODE_RANK $(ls | wc -l) $A"'
+    result = ok(orch(lab2, "up", inventory, "--", "A=1", "sh", "-c", count))
+    assert places(result.stdout) == ["0 0 1", "1 0 1"] and "no code is sent" in result.stderr
+    direct = lab2.inventory(run={"launcher": "direct", "preload": "none"})
+    assert "Linux-" in ok(orch(lab2, "up", direct, "--", "-m", "platform")).stdout
+    missing = orch(lab2, "up", direct, "--", "-m", "no_such_module.train")
+    assert missing.returncode == 3 and "no_such_module is not installed there" in missing.stderr
+    assert_clean(lab2)

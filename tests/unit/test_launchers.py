@@ -16,6 +16,7 @@ from orchestrator.errors import InventoryError, UsageError
 from orchestrator.inventory import launcher_rows, model
 from orchestrator.plan import accelerate, entrypoint, invocation, launcher_flags, launchers, leading
 from orchestrator.plan.launchers import check_even
+from orchestrator.runs import probe
 
 ROOT = Path(__file__).parents[2]
 TWO = "hosts: [a, b]\n"
@@ -373,12 +374,30 @@ def test_a_command_for_hosts_needs_a_file_or_a_workdir(tmp_path: Path, monkeypat
     inventory = model.parse(TWO + "run: {launcher: node}", "i")
     command, snapshot = entrypoint.find(inventory, ("bash", "run.sh"))
     assert command[3:] == ("bash", "run.sh") and snapshot is not None
-    with pytest.raises(UsageError, match="workdir"):
-        entrypoint.find(inventory, ("vllm", "serve", "M"))
+    with pytest.raises(UsageError, match=r"rnu\.sh does not exist"):
+        entrypoint.find(inventory, ("bash", "rnu.sh"))
+    command, empty = entrypoint.find(inventory, ("vllm", "serve", "M"))
+    assert command[4:] == ("serve", "M") and empty is not None
+    assert (empty.files, empty.workdir) == ((), ".") and "no code is sent" in empty.notes[0]
     with pytest.raises(UsageError, match="launcher"):
         entrypoint.find(inventory, ())
     there = model.parse("hosts: [{name: a, workdir: /w}]\nrun: {launcher: node}", "i")
     assert entrypoint.find(there, ("vllm", "serve", "M"))[1] is None
+
+
+def test_a_module_that_is_not_here_is_looked_for_on_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    inventory = model.parse(TWO, "i")
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "c.yaml").write_text("import: mpi4py\n")
+    with pytest.raises(UsageError, match=r"pkg/trian\.py"):
+        entrypoint.find(inventory, ("-m", "pkg.trian"))
+    command, snapshot = entrypoint.find(inventory, ("-m", "axolotl.cli.train", "c.yaml"))
+    assert command == ("-u", "-m", "axolotl.cli.train", "c.yaml")
+    assert snapshot is not None and [entry.path for entry in snapshot.files] == ["c.yaml"]
+    assert probe.script_of(snapshot) == {"path": "-m axolotl.cli.train", "source": "import axolotl\n", "local": []}
+    without = entrypoint.find(inventory, ("-m", "axolotl"))[1]
+    assert without is not None and without.files == () and without.module == "axolotl" and len(without.notes) == 2
 
 
 def test_a_dry_run_shows_what_each_host_starts(tmp_path: Path) -> None:
