@@ -21,7 +21,7 @@ from ..output import lines
 from ..output.console import Console, fold
 from ..output.lines import Line, Mask
 from ..output.pipeline import Pipeline, Sink, Stage
-from ..runs import attach, printing, registry
+from ..runs import attach, gpu_use, printing, registry
 from ..runs.follow import LogFilter, View, clock_ahead
 from ..runs.log_files import LogFiles
 from ..runs.revive import Reviver
@@ -92,7 +92,9 @@ def logs(options: LogsOptions) -> int:
                 _to_files(view, log_filter, list(run.parts), mask, Path(options.output), console)
             else:
                 ranks = _count_ranks(run, asked_hosts, late, log_filter)
-                line_count = _to_screen(view, run, about, log_filter, ranks, mask, options, bell, console)
+                line_count = _to_screen(
+                    view, run, about, log_filter, ranks, mask, options, bell, console, asked_hosts, fleet
+                )
                 if not line_count and not view.failed:
                     console.note(f"run {run.run_id}: no {'output' if log_filter == UNFILTERED else 'matching line'}")
             if not options.follow:
@@ -227,12 +229,15 @@ def _to_screen(
     options: LogsOptions,
     bell: attach.Bell,
     console: Console,
+    hosts: Sequence[Host],
+    fleet: Fleet,
 ) -> int:
     """Print the lines. Returns their number."""
     # with --stream agent or --grep, torchrun's stack traces are not shortened
     quiet = options.stream is None and options.grep is None and not options.show_all
     # warnings are hidden only if the lines that tell of a failure are in sight too
     hides = quiet and not options.host and log_filter.ranks is None and log_filter.until is None
+    status_line = _make_status_line(run, ranks, console) if options.follow and run.unfinished else None
     printer = printing.make_printer(
         list(run.all_nodes),
         mask,
@@ -243,11 +248,12 @@ def _to_screen(
         fold_ranks=ranks if options.fold else None,
         fold_start=ranks if hides and options.tail is None and options.since is None else None,
         describe_hidden=printing.describe_hidden(console, about) if hides else None,
-        status_line=_make_status_line(run, ranks, console) if options.follow and run.unfinished else None,
+        status_line=status_line,
     )
 
     counter = _Filter(log_filter)
-    view.run(Pipeline((bell, counter, printer)))
+    with gpu_use.watch(run.run_id, hosts, fleet, status_line.show_gpu_use if status_line else None):
+        view.run(Pipeline((bell, counter, printer)))
     return counter.count
 
 

@@ -30,7 +30,7 @@ from ..plan import snapshot as ship
 from ..plan.launchers import OLD_LAUNCH, OLD_LOCAL_RANK, for_own_scripts
 from ..plan.plan import Code, Plan, advise_shell_variables, check_size, world_size
 from ..plan.plan import make as make_plan
-from ..runs import attach, holding, launch, printing, queueing, recent
+from ..runs import attach, gpu_use, holding, launch, printing, queueing, recent
 from ..runs.timing import FirstLine, FirstLines
 from . import in_job, variables
 from .context import describe_unmasked, load_inventory, open_fleet, stderr_console, warn_once, whoami
@@ -177,6 +177,7 @@ def _follow(
 ) -> int:
     """Show the run until it ends, and return its exit code."""
     mask = Mask(context.secrets.values())
+    status_line = printing.make_status_line(console, world_size(resolved), time.monotonic())
     stage = printer or printing.make_printer(
         [host.name for host in inventory.machines],
         mask,
@@ -184,20 +185,22 @@ def _follow(
         fold_start=world_size(resolved),
         full_output_command=about.command("logs", "--stream", "agent"),
         describe_hidden=printing.describe_hidden(console, about) if options.show_outputs else lambda _: None,
-        status_line=printing.make_status_line(console, world_size(resolved), time.monotonic()),
+        status_line=status_line,
     )
     if options.timing:
         stage = Pipeline((FirstLines(context.timing, world_size(resolved), console.note), stage))
     stage = Pipeline((FirstLine(context.timing, console.step), stage))
-    return attach.attend(
-        resolved,
-        fleet,
-        stage,
-        mask,
-        console,
-        resume=options.command(inventory.path, name=resolved.name),
-        show_outputs=options.show_outputs,
-    )
+    hosts = [node.host for node in resolved.nodes if not node.host.witness]
+    with gpu_use.watch(resolved.run_id, hosts, fleet, status_line.show_gpu_use if status_line else None):
+        return attach.attend(
+            resolved,
+            fleet,
+            stage,
+            mask,
+            console,
+            resume=options.command(inventory.path, name=resolved.name),
+            show_outputs=options.show_outputs,
+        )
 
 
 def _offer_inventory() -> int:

@@ -17,6 +17,7 @@ follow       reads the logs of a run from all hosts
 readers      the threads of follow
 printing     prints the lines of a run
 status_line  the line below them that shows how far the run is
+gpu_use      asks how busy the GPUs are, for that line
 log_files    writes the lines of a run to files
 timeline     what happened in a run, in words
 attach       `up` with a terminal: follows the run, stops it on Ctrl-C, prints how it ended

@@ -27,17 +27,20 @@ class RunStatus:
 
     def __init__(self, ranks: int, began: float) -> None:
         """`began`: when the run started, in the same clock as `now`: seconds, monotonic."""
+        self.gpu_use: float | None = None
+        """The average of all GPUs, percent; None: unknown."""
         self._ranks = ranks
         self._began = began
         self._attempt = 0
         self._state = "starting"
         self._heard: set[int] = set()  # ranks that have printed a line in this attempt
         self._heard_at = began
-        self._newest: dict[str, float] = {}  # step, total, loss and rate, of the newest line that has them
+        self._newest: dict[str, float] = {}  # step, total and loss, of the newest line that has them
         self._first_step: tuple[float, float] | None = None  # the first step of this attempt, and when it was printed
         self._step_at = began
         self._bar = ""  # the newest progress bar, if it has no figures
         self._step_times: dict[int, float] = {}
+        self._rates: dict[int, float] = {}
 
     def see(self, lines: Sequence[Line], now: float) -> None:
         for number, line in enumerate(lines, 1):
@@ -71,8 +74,10 @@ class RunStatus:
             parts.append(f"ETA {elapsed(max(0.0, left - (now - self._step_at)))}")
         if "loss" in self._newest:
             parts.append(f"loss {self._newest['loss']:.4g}")
-        if "rate" in self._newest:
-            parts.append(f"{short(self._newest['rate'])}/s")
+        if self._rates:
+            parts.append(self._rate())
+        if self.gpu_use is not None and self._state == "running":
+            parts.append(f"GPU {self.gpu_use:.0f} %")
         if slowest := self._slowest():
             parts.append(slowest)
         if self._state == "running" and now - self._heard_at >= SILENT:
@@ -101,12 +106,15 @@ class RunStatus:
         self._first_step = None
         self._bar = ""
         self._step_times = {}
+        self._rates = {}
 
     def _read(self, line: Line, now: float) -> None:
         values = figures(line.text)
         self._bar = f"{line.rank}: {line.text.strip()}" if line.redrawn == "state" and not values else ""
         if "step_time" in values and line.rank is not None:
             self._step_times[line.rank] = values["step_time"]
+        if "rate" in values and math.isfinite(values["rate"]) and line.rank is not None:
+            self._rates[line.rank] = values["rate"]
         if "step" in values:
             if self._first_step is None or values["step"] < self._newest.get("step", 0.0):  # an epoch may count anew
                 self._first_step = values["step"], now
@@ -123,6 +131,13 @@ class RunStatus:
             return None
         return (self._newest["total"] - self._newest["step"]) * (self._step_at - at) / steps
 
+    def _rate(self) -> str:
+        """The sum of all ranks, as in `top`. Equal rates may be one rate of all ranks, which each rank prints."""
+        rates = self._rates.values()
+        if len(rates) == 1 or min(rates) == max(rates):
+            return f"{short(next(iter(rates)))}/s"
+        return f"{short(sum(rates))}/s in total"
+
     def _slowest(self) -> str:
         """The rank that takes longest for a step, if several ranks print their times."""
         if len(self._step_times) < 2:
@@ -138,19 +153,23 @@ class StatusLine(Stage):
     def __init__(self, status: RunStatus, show: Callable[[str], object]) -> None:
         """`show`: draws the line; "" removes it."""
         self.printer = Stage()  # calls `clear` before it prints
-        self._status = status
+        self.status = status
         self._show = show
         self._drawn_at = -math.inf
+
+    def show_gpu_use(self, percent: float) -> None:
+        """From now on. May be called by another thread."""
+        self.status.gpu_use = percent
 
     @property
     def wake_at(self) -> float:
         return min(self.printer.wake_at, self._drawn_at + REDRAW)
 
     def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
-        self._status.see(lines, now)
+        self.status.see(lines, now)
         shown = self.printer.push(lines, now)
         if now >= self._drawn_at + REDRAW:
-            self._show(self._status.text(now))
+            self._show(self.status.text(now))
             self._drawn_at = now
         return shown
 

@@ -6,10 +6,12 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from ..node.serve.figures import SIGNS, figures
 from ..output.lines import Line
 from ..output.pipeline import Stage
 
-FIRST_LINE = "first line"
+FIRST_LINE, FIRST_STEP = "first line", "first step"
+MAX_LINES = 10_000  # lines of ranks that are searched for a step; many scripts print none
 
 
 class Timing:
@@ -41,6 +43,10 @@ class Timing:
         """A rank has printed its first line."""
         self._phases.setdefault(FIRST_LINE, {})[f"rank {rank} on {host}"] = self._clock() - self._started
 
+    def stepped(self) -> None:
+        """A rank has printed the number of a step for the first time."""
+        self._phases[FIRST_STEP] = {"": self.since_start()}
+
     def slowest(self) -> dict[str, tuple[str, float]]:
         """Of each phase, the host or rank that took longest, and its seconds."""
         return {phase: max(taken.items(), key=lambda item: item[1]) for phase, taken in self._phases.items()}
@@ -68,18 +74,30 @@ class Timing:
 
 
 class FirstLine(Stage):
-    """Report how long the first rank took to print a line."""
+    """Report how long the first rank took to print a line, and a step."""
 
     def __init__(self, timing: Timing, report: Callable[[str], None]) -> None:
         self._timing = timing
         self._report = report
         self._is_reported = False
+        self._left = MAX_LINES  # to search for a step; 0: one was found
 
     def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
-        if not self._is_reported and any(line.rank is not None for line in lines):
-            self._is_reported = True
-            self._report(f"first line of a rank after {self._timing.since_start():.1f} s")
+        if self._left:
+            of_ranks = [line.text for line in lines if line.rank is not None]
+            if of_ranks and not self._is_reported:
+                self._is_reported = True
+                self._report(f"first line of a rank after {self._timing.since_start():.1f} s")
+            if any(_has_step(text) for text in of_ranks[: self._left]):
+                self._timing.stepped()
+                self._report(f"first step after {self._timing.since_start():.1f} s")
+                self._left = 0
+            self._left = max(0, self._left - len(of_ranks))
         return lines
+
+
+def _has_step(text: str) -> bool:
+    return any(sign in text for sign in SIGNS) and "step" in figures(text)
 
 
 class FirstLines(Stage):

@@ -42,6 +42,22 @@ def test_it_shows_the_newest_figures_of_any_rank(status: RunStatus) -> None:
     assert words(status, 292.0 - SILENT)[:4] == ["running 2:42", "step 130", "loss 3.125", "2000/s"]
 
 
+def test_the_rate_is_that_of_all_ranks_as_in_top(status: RunStatus) -> None:
+    status.see([line(f"step:1 samples/s:{rate}", rank) for rank, rate in enumerate([2000, 1000])], 110.0)
+    assert "3000/s in total" in words(status, 110.0)
+    status.see([line(f"step:2 samples/s:{rate}", rank) for rank, rate in enumerate([1500, 1500])], 111.0)
+    assert "1500/s" in words(status, 111.0)  # it may be the rate of all ranks, which each rank prints
+    status.see([agent("attempt 2 on gpu-1, rendezvous at 10.0.0.1:29400", 2), line("step:3", attempt=2)], 112.0)
+    assert "/s" not in status.text(112.0)
+
+
+def test_it_shows_how_busy_the_gpus_are_while_the_run_is_running(status: RunStatus) -> None:
+    StatusLine(status, lambda _: None).show_gpu_use(87.4)
+    assert "GPU" not in status.text(101.0)
+    status.see([line("step:1")], 110.0)
+    assert "GPU 87 %" in words(status, 110.0)
+
+
 def test_it_tells_how_much_is_left_at_the_pace_of_this_attempt(status: RunStatus) -> None:
     status.see([line("step 100/500 loss 3")], 110.0)
     assert "ETA" not in status.text(110.0)

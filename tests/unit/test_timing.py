@@ -68,6 +68,20 @@ def test_the_first_line_of_any_rank_is_reported_once() -> None:
     assert len(reports) == 1 and "3.0 s" in reports[0]
 
 
+def test_the_first_step_is_reported_once() -> None:
+    clock, reports = Clock(), list[str]()
+    timing = Timing(clock)
+    timing.started()
+    first = FirstLine(timing, reports.append)
+    first.push([line(0)], 0.0)
+    clock.now += 4.0
+    step = line(0)._replace(text="step 1/100 loss 2.3")
+    first.push([step], 0.0)
+    first.push([step], 0.0)
+    assert [report.split(" after ")[1] for report in reports] == ["0.0 s", "4.0 s"]
+    assert timing.slowest() == {"first step": ("", 4.0)}
+
+
 def test_the_report_follows_the_first_line_of_the_last_rank() -> None:
     clock, reports = Clock(), list[str]()
     timing = Timing(clock)
