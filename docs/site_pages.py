@@ -1,4 +1,4 @@
-"""Make pages of the web site (mkdocs.yml): the start page from README.md, the reference of all commands, two lists."""
+"""Make pages of the web site (mkdocs.yml): those outside of docs/, the reference of all commands, two lists."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    files.append(File.generated(config, "index.md", content=_start_page()))
+    files.append(File.generated(config, "index.md", content=_page(ROOT / "README.md")))
     files.append(File.generated(config, "cli.md", content=_commands()))
-    files.append(File.generated(config, "inventory.example.yaml", abs_src_path=str(ROOT / "inventory.example.yaml")))
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
+        files.append(File.generated(config, name, content=_page(ROOT / name)))
+    for name in ("inventory.example.yaml", "LICENSE"):
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     return files
 
 
@@ -47,8 +50,10 @@ def _title(page: Path) -> str:
     return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
-def _start_page() -> str:
-    return (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
+def _page(path: Path) -> str:
+    """A page outside of docs/. What it links to must be on the site; links into other folders become their text."""
+    text = path.read_text(encoding="utf-8").replace("](docs/", "](")
+    return re.sub(r"\[([^]]*)\]\(tests/[^)]*\)", r"\1", text)
 
 
 def _commands() -> str:
