@@ -16,7 +16,7 @@ from ..errors import UsageError
 from ..inventory import advice, recovery
 from ..inventory.model import Inventory
 from . import launchers, leading, once_per_host
-from .launcher_flags import ACCELERATE, DEEPSPEED, MPIRUN, RENDEZVOUS, TORCHRUN, Flags
+from .launcher_flags import ACCELERATE, DEEPSPEED, MPIRUN, OWN_VALUE, RENDEZVOUS, TORCHRUN, Flags
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ def _set_variables(
         if equals:
             leading.add_variable(variable, value, env, ignored)
         elif variable in ("PATH", "LD_LIBRARY_PATH"):
-            ignored[f"{word} {variable}"] = "each host has its own; with a value, it is set"
+            ignored[f"{word} {variable}"] = OWN_VALUE
         elif variable in environ:
             leading.add_variable(variable, environ[variable], env, ignored)
         else:

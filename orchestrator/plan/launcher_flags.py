@@ -12,6 +12,7 @@ OUTPUT = "`ddp-orch logs` has the output of every rank"
 CORES = "ddp-orch binds no rank to cores"
 PLACES = "ranks are numbered host by host"
 ONLY_MPI = "no mpirun starts these ranks; run.launcher: mpirun does"
+OWN_VALUE = "each host has its own; with a value, it is set"
 
 
 @dataclass(frozen=True)
