@@ -283,6 +283,9 @@ def version() -> None:
 def completion_(shell: str) -> None:
     """Print the script that completes commands, options, runs and hosts in SHELL.
 
+    The installation has the same scripts in its folder `share`, where shells look by themselves if it is /usr or
+    /usr/local. Otherwise, run one of these once:
+
     \b
     bash: echo 'eval "$(ddp-orch completion bash)"' >> ~/.bashrc
     zsh:  echo 'eval "$(ddp-orch completion zsh)"' >> ~/.zshrc

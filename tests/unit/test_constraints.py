@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -25,10 +26,11 @@ def test_every_direct_dependency_has_one_version() -> None:
 
 def test_an_installation_has_every_file(tmp_path: Path) -> None:
     """`pip install .`, where the packages of a checkout are not at hand."""
-    listed = subprocess.run(["git", "ls-files"], cwd=CHECKOUT, capture_output=True, text=True, check=True)
-    files = [name for name in listed.stdout.splitlines() if name.startswith(("orchestrator/", "trainer/"))]
+    listed = subprocess.run(["git", "ls-files"], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
+    files = [name for name in listed.splitlines() if name.startswith(("orchestrator/", "trainer/"))]
+    completions = [name for name in listed.splitlines() if name.startswith("docs/completion/")]
     source = tmp_path / "source"
-    for name in [*files, "pyproject.toml", "README.md", "docs/ddp-orch.1"]:
+    for name in [*files, *completions, "pyproject.toml", "README.md", "docs/ddp-orch.1"]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(CHECKOUT / name, source / name)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, source]
@@ -37,4 +39,22 @@ def test_an_installation_has_every_file(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as installed:
         names = set(installed.namelist())
     assert set(files) <= names
-    assert any(name.endswith("/share/man/man1/ddp-orch.1") for name in names)
+    installed = tmp_path / "installed"
+    options = ("--no-deps", "--no-index", "--ignore-installed", "--no-compile", "--prefix", installed)
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, wheel], capture_output=True, check=True)
+    assert (installed / "share/man/man1/ddp-orch.1").exists()
+    bash = installed / "share/bash-completion/completions/ddp-orch"
+    zsh = installed / "share/zsh/site-functions"
+    fish = installed / "share/fish/vendor_completions.d/ddp-orch.fish"
+    programs = {
+        "bash": f"source {bash}; COMP_WORDS=(ddp-orch descr) COMP_CWORD=1; _ddp_orch_completion $COMP_WORDS; "
+        "echo $COMPREPLY",
+        "zsh": f"fpath=({zsh} $fpath); autoload -U compinit; compinit -u -D; echo $_comps[ddp-orch]",
+        "fish": f"source {fish}; complete -C 'ddp-orch descr'",
+    }
+    path = f"{installed / 'bin'}:{os.environ['PATH']}"
+    for shell, program in programs.items():
+        if shutil.which(shell):
+            env = {**os.environ, "PATH": path, "HOME": str(tmp_path)}
+            done = subprocess.run([shell, "-c", program], env=env, capture_output=True, text=True, check=True)
+            assert ("_ddp-orch" if shell == "zsh" else "describe") in done.stdout, (shell, done)

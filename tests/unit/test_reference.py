@@ -100,8 +100,9 @@ def test_every_command_of_the_documentation_has_the_options_that_exist(page: str
         assert "--help" in rest or "-h" in rest, page
 
 
-def test_the_completion_of_each_shell_can_be_printed() -> None:
-    for shell in ("bash", "zsh", "fish"):
-        words = [sys.executable, "-m", "orchestrator.cli", "completion", shell]
-        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
-        assert f"_DDP_ORCH_COMPLETE={shell}_complete" in done.stdout
+@pytest.mark.parametrize(("shell", "name"), [("bash", "ddp-orch"), ("zsh", "_ddp-orch"), ("fish", "ddp-orch.fish")])
+def test_the_completion_that_pip_installs_is_the_one_that_the_command_prints(shell: str, name: str) -> None:
+    words = [sys.executable, "-m", "orchestrator.cli", "completion", shell]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert f"_DDP_ORCH_COMPLETE={shell}_complete" in done.stdout
+    same(ROOT / "docs" / "completion" / name, done.stdout)
