@@ -104,7 +104,7 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
     if plan.launcher.scope == "host":
         words = node.command[1 + find_script_arguments(node.command[1:]) :]
         of_host = {"nproc_per_node": str(node.nproc), "host": node.host.name, "python": node.host.python}
-        of_run = {**values, **of_host, "run": plan.name}
+        of_run = {**values, **of_host, "run": plan.name, "job_id": "auto", "threads": "auto"}
         command = launchers.host_words(plan.launcher, words, of_run, first=number == 0)
     auto_env = {name: value.format_map(values) for name, value in node.auto_env.items()}
     return {

@@ -16,7 +16,7 @@ from ..errors import UsageError
 from ..inventory import advice, recovery
 from ..inventory.model import Inventory
 from . import launchers, leading, once_per_host
-from .launcher_flags import ACCELERATE, DEEPSPEED, MPIRUN, OWN_VALUE, RENDEZVOUS, TORCHRUN, Flags
+from .launcher_flags import ACCELERATE, DEEPSPEED, MPIRUN, OWN_VALUE, RAY, RENDEZVOUS, SGLANG, TORCHRUN, VLLM, Flags
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Invocation:
     """Flags and variables that are not used, and why."""
 
 
-_RECOGNISED_ONCE_PER_HOST = ("accelerate", "vllm", "sglang")
+_SERVERS = {"vllm": VLLM, "sglang": SGLANG}
+_RECOGNISED_ONCE_PER_HOST = ("accelerate", "ray", *_SERVERS)
 _PYTHON = re.compile(r"python[0-9.]*")
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
     "-u": {},  # ranks have it
@@ -61,6 +62,7 @@ _MODULES = {
     "accelerate.commands.launch": "accelerate",
     "deepspeed": "deepspeed",
     "sglang.launch_server": "sglang",
+    "vllm.entrypoints.openai.api_server": "vllm",
 }
 _REFUSED = {
     "srun": "leave srun and its flags out, or use run.launcher: srun",
@@ -120,8 +122,12 @@ def _recognise(words: tuple[str, ...], environ: Mapping[str, str]) -> Invocation
     program = words[0].rpartition("/")[2]
     if program == "accelerate" and tuple(words[1:2]) == ("launch",):
         return _accelerate(words[2:], environ)
-    if program == "vllm" and tuple(words[1:2]) == ("serve",):
-        return Invocation(tuple(words), "vllm")
+    if program == "accelerate-launch":
+        return _accelerate(words[1:], environ)
+    if program in _SERVERS and tuple(words[1:2]) == ("serve",):
+        return _serve(program, words, environ)
+    if program == "ray" and tuple(words[1:2]) == ("symmetric-run",):
+        return _ray(words, environ)
     if _PYTHON.fullmatch(program):
         return _python(words, environ)
     if program in _REFUSED:
@@ -182,8 +188,8 @@ def _python_program(words: Sequence[str], rest: tuple[str, ...], environ: Mappin
     launcher = _MODULES.get(rest[1], "") if rest[:1] == ("-m",) and len(rest) > 1 else ""
     if launcher == "accelerate":
         return _accelerate(rest[2:], environ)
-    if launcher == "sglang":
-        return Invocation(("{python}", *rest), "sglang")
+    if launcher in _SERVERS:
+        return _serve(launcher, ("{python}", *rest), environ)
     if launcher:
         return _launched(launcher, rest[1:], environ)
     if not rest or (rest[0].startswith("-") and rest[0] != "-m"):
@@ -217,17 +223,34 @@ def _launched(launcher: str, words: Sequence[str], environ: Mapping[str, str]) -
 def _accelerate(words: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     """Its own flags stay; those that ddp-orch decides are taken out before the script."""
     end = next((number for number, word in enumerate(words) if word.endswith(".py") or word == "-m"), len(words))
+    invocation = _take_ours(ACCELERATE, words[:end], environ)
+    return replace(invocation, words=(*invocation.words, *words[end:]), launcher="accelerate")
+
+
+def _serve(launcher: str, words: Sequence[str], environ: Mapping[str, str]) -> Invocation:
+    return replace(_take_ours(_SERVERS[launcher], words, environ), launcher=launcher)
+
+
+def _ray(words: Sequence[str], environ: Mapping[str, str]) -> Invocation:
+    """`ray symmetric-run FLAGS -- COMMAND`"""
+    if "--" not in words[2:]:
+        raise UsageError("ray symmetric-run: give the command after another --")
+    invocation, command = _parse(RAY, words[2:], environ)
+    return replace(invocation, words=tuple(command), launcher="ray")
+
+
+def _take_ours(flags: Flags, words: Sequence[str], environ: Mapping[str, str]) -> Invocation:
+    """The words without the flags that ddp-orch decides, and what these ask for."""
     kept: list[str] = []
     ours: list[str] = []
-    rest = list(words[:end])
+    rest = list(words)
     while rest:
         name, equals, _ = rest[0].lstrip("-").replace("_", "-").partition("=")
-        after = ACCELERATE.words_after(name) if rest[0].startswith("--") else None
+        after = flags.words_after(name) if rest[0].startswith("--") else None
         count = 1 if after is None or equals else 1 + after
         (kept if after is None else ours).extend(rest[:count])
         del rest[:count]
-    invocation, _ = _parse(ACCELERATE, ours, environ)
-    return replace(invocation, words=(*kept, *words[end:]), launcher="accelerate")
+    return replace(_parse(flags, ours, environ)[0], words=tuple(kept))
 
 
 def _parse(flags: Flags, words: Sequence[str], environ: Mapping[str, str]) -> tuple[Invocation, list[str]]:

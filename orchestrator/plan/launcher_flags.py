@@ -129,3 +129,19 @@ ACCELERATE = Flags(
     nnodes=("num-machines",),
     module=(),
 )
+VLLM = Flags(
+    "vllm",
+    _ignored(
+        ("node-rank master-addr master-port", 1, HOSTS),
+        ("headless", 0, "all hosts but the first have it"),
+    ),
+    nnodes=("nnodes",),
+    module=(),
+)
+SGLANG = Flags(
+    "sglang",
+    _ignored(("node-rank dist-init-addr nccl-init-addr", 1, HOSTS)),
+    nnodes=("nnodes",),
+    module=(),
+)
+RAY = Flags("ray symmetric-run", _ignored(("address", 1, HOSTS)), nnodes=("min-nodes",), module=())

@@ -138,13 +138,22 @@ PRESETS = (
             "OMPI_COMM_WORLD_NODE_RANK": "{local_rank}",
             "PMI_RANK": "{rank}",
             "PMI_SIZE": "{world_size}",
+            "PMI_LOCAL_RANK": "{local_rank}",
+            "PMI_LOCAL_SIZE": "{nproc_per_node}",
             "MPI_LOCALRANKID": "{local_rank}",
             "MPI_LOCALNRANKS": "{nproc_per_node}",
+            "MV2_COMM_WORLD_RANK": "{rank}",
+            "MV2_COMM_WORLD_SIZE": "{world_size}",
+            "MV2_COMM_WORLD_LOCAL_RANK": "{local_rank}",
+            "MV2_COMM_WORLD_LOCAL_SIZE": "{nproc_per_node}",
+            "PALS_RANKID": "{rank}",
+            "PALS_LOCAL_RANKID": "{local_rank}",
+            "PALS_NODEID": "{node_rank}",
         },
     ),
     # A real mpirun, started by the node program (node/mpi). Its ranks have the variables of torchrun too.
     Launcher("mpirun", OWN_AGENT),
-    # what scripts read that were written for srun
+    # What scripts read that were written for srun. Of the nodes they need the first; a node knows no other address.
     Launcher(
         "srun",
         env={
@@ -155,6 +164,16 @@ PRESETS = (
             "SLURM_NODEID": "{node_rank}",
             "SLURM_NNODES": "{nnodes}",
             "SLURM_JOB_NUM_NODES": "{nnodes}",
+            "SLURM_NTASKS_PER_NODE": "{nproc_per_node}",
+            "SLURM_GPUS_ON_NODE": "{nproc_per_node}",
+            "SLURM_CPUS_PER_TASK": "{threads}",
+            "SLURM_JOB_ID": "{job_id}",
+            "SLURM_JOBID": "{job_id}",
+            "SLURM_JOB_NAME": "{run}",
+            "SLURM_JOB_NODELIST": "{master_addr}",
+            "SLURM_NODELIST": "{master_addr}",
+            "SLURM_LAUNCH_NODE_IPADDR": "{master_addr}",
+            "SLURMD_NODENAME": "{host}",
         },
     ),
     # jax.distributed.initialize() without arguments takes the rest from the variables of Slurm (jax 0.10)
@@ -181,6 +200,8 @@ PRESETS = (
         scope="host",
         argv=(COMMAND, *_NODES, "--master-addr={master_addr}", "--master-port={master_port}"),
         worker=("--headless",),
+        # by default, vLLM takes the interface with the default route
+        env={"VLLM_HOST_IP": "{local_addr}"},
         ready=_HEALTH,
         port=8000,
     ),

@@ -75,6 +75,27 @@ def test_a_command_that_does_not_exist_is_named(runs: Runs) -> None:
     assert b"nosuchprogram" in run.journal()["1.0.err"]
 
 
+def test_ranks_find_the_variables_of_slurm(runs: Runs) -> None:
+    run = runs.start(TELL, nproc=(1, 2), launcher="srun")
+    run.wait_over()
+    places = {}
+    for node, rank in ((0, 0), (1, 1), (1, 2)):
+        env = told(run, node, f"1.{rank}.out")["env"]
+        places[rank] = [
+            env[name] for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+        ]
+        assert env["SLURM_JOB_NODELIST"] == env["MASTER_ADDR"] and env["SLURMD_NODENAME"] == f"host-{node}"
+        assert env["SLURM_JOB_ID"].isdecimal() and env["SLURM_CPUS_PER_TASK"].isdecimal()
+    assert places == {0: ["0", "0", "3", "1"], 1: ["1", "0", "3", "2"], 2: ["2", "1", "3", "2"]}
+
+
+def test_each_host_of_vllm_has_its_own_address_unless_the_user_sets_it(runs: Runs) -> None:
+    for own in ({}, {"VLLM_HOST_IP": "192.0.2.9"}):
+        run = runs.start(RUN_PROGRAM, "{python}", "-c", TELL, nproc=(1, 1), launcher="vllm", env=own)
+        run.wait_over()
+        assert told(run, 1, "1.1.out")["env"]["VLLM_HOST_IP"] == own.get("VLLM_HOST_IP", "127.0.0.1")
+
+
 def test_ranks_find_the_variables_of_mpi(runs: Runs) -> None:
     run = runs.start(TELL, nproc=(1, 2), launcher="mpi")
     run.wait_over()

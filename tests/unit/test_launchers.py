@@ -135,6 +135,23 @@ def test_every_launcher_has_a_row() -> None:
             "accelerate launch --config_file c.yaml -m pkg.x",
             {"words": "--config_file c.yaml -m pkg.x", "launcher": "accelerate"},
         ),
+        (
+            "vllm serve M --nnodes 2 --node-rank=0 --master-addr h --headless --tp 8",
+            {"words": "vllm serve M --tp 8", "launcher": "vllm", "nnodes": (2, 2)},
+        ),
+        (
+            "python -m vllm.entrypoints.openai.api_server --model M",
+            {"words": "{python} -m vllm.entrypoints.openai.api_server --model M", "launcher": "vllm"},
+        ),
+        (
+            "sglang serve --model-path M --nnodes=2 --node-rank 1 --dist-init-addr h:1",
+            {"words": "sglang serve --model-path M", "launcher": "sglang", "nnodes": (2, 2)},
+        ),
+        (
+            "ray symmetric-run --address h:6379 --min-nodes 2 -- python main.py --address x",
+            {"words": "python main.py --address x", "launcher": "ray", "nnodes": (2, 2)},
+        ),
+        ("accelerate-launch x.py", {"words": "x.py", "launcher": "accelerate"}),
         ("vllm serve M --tp 8", {"words": "vllm serve M --tp 8", "launcher": "vllm"}),
         (
             "python -m sglang.launch_server --model M",
@@ -230,6 +247,8 @@ def test_a_command_for_hosts_may_have_variables_before_it() -> None:
         "mpirun -np 4 ./a.out",
         "srun -N 2 python x.py",
         "mpirun -env A",
+        "ray symmetric-run --num-gpus 1 -- x.py",
+        "ray symmetric-run --address h:1 x.py",
         "horovodrun -np 4 python x.py",
         "jsrun -n 4 python x.py",
         "aprun -n 4 python x.py",
@@ -472,6 +491,8 @@ def test_a_program_that_is_no_file_is_refused_with_the_launcher_for_it(
         ("accelerate", "accelerate launch --num_machines 2 x.py", "x.py"),
         ("accelerate", "x.py", None),
         ("vllm", "vllm serve M", None),
+        ("vllm", "vllm serve M --headless", "vllm serve M"),
+        ("ray", "ray symmetric-run --address h:1 -- python x.py", "python x.py"),
         ("direct", "python main.py", "main.py"),
     ],
 )

@@ -169,7 +169,8 @@ def _once_per_host(
 ) -> Job:
     """The user's command. Its output has the number of the node, as that of a rank has the number of the rank."""
     launcher = spec["launcher"]
-    own = {name: placeholders.fill_in(value, values) for name, value in launcher["env"].items()}
+    env = {name: value for name, value in launcher["env"].items() if name not in spec["env"]}
+    own = {name: placeholders.fill_in(value, values) for name, value in env.items()}
     argv = spec["command"][:SHIM_WORDS] + placeholders.host_argv(launcher, spec["command"][SHIM_WORDS:], values)
     ready = launcher["ready"] if order.node_rank == 0 else ""
     if ready:

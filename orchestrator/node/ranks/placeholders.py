@@ -38,6 +38,7 @@ def of_host(spec: Dict[str, Any], order: gang_events.Run, output: str) -> Dict[s
         "world_size": str(world_size),
         "host": spec["host"],
         "run": spec["name"],
+        "job_id": "".join(filter(str.isdigit, spec["run_id"]))[8:14].lstrip("0") or "0",  # the time in it, HHMMSS
         "python": spec["python"],
         "output": output,
         "output_dir": output,
