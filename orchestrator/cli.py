@@ -254,11 +254,15 @@ def bench(**options: Any) -> None:
 
 
 @cli.command(short_help="train on two hosts on this machine")
-def demo() -> None:
-    """Train a small model on two hosts on this machine over real SSH. Takes less than a minute."""
+@click.option("--python", metavar="PATH", help="Python with torch. Default: this one, $VIRTUAL_ENV, conda, or PATH.")
+def demo(python: str | None) -> None:
+    """Train a small model on two hosts on this machine over real SSH. Takes less than a minute.
+
+    In the middle, one rank is killed: you see how ddp-orch restarts the run.
+    """
     from .demo.demo import main as run_demo
 
-    sys.exit(run_demo())
+    sys.exit(run_demo(python))
 
 
 @cli.command("help", short_help="show the help of a command")

@@ -152,7 +152,7 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
                 return 0
             took = f"{context.timing.until_start:.1f} s ({context.timing.summarize('prepare', 'start')})"
             console.step(f"run {run_id} has started after {took}")
-            if sys.stdout.isatty():
+            if sys.stdout.isatty() and options.show_outputs:  # else its hosts end with this program
                 follow = about.command("logs", "-f")
                 console.note(f"closing this terminal does not stop the run; Ctrl-C does. To follow it again: {follow}")
             hosts = [node.host for node in resolved.nodes]

@@ -2,5 +2,7 @@
 
 demo          the command
 two_hosts     the hosts
+with_torch    finds a Python with torch for the ranks
+crash         kills a rank in the middle
 embedded_ssh  the SSH server
 """

@@ -6,7 +6,6 @@ The hosts are a separate process (`two_hosts.py`), which cleans up no matter how
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import json
 import os
@@ -21,48 +20,42 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..commands import logs, up
-from ..errors import FindingsError, OrchError, RunFailed, UsageError
+from ..errors import OrchError, RunFailed, UsageError
 from ..output.console import Console, wants_colour
+from . import crash, with_torch
 
 MIN_ACCURACY = 0.95  # on the test set; with the fixed seed it is 0.98
 CLEANUP_TIMEOUT = 20.0  # s for the hosts to kill their processes and exit
 MAX_THREADS = 4  # per rank; the model is too small for more
 
 INVENTORY = """\
-hosts:                            # names that `ssh NAME` understands
-  - {{name: demo-a, cluster_address: 127.0.0.1}}
-  - {{name: demo-b, cluster_address: 127.0.0.1}}
-defaults:
-  python: {python}
-  interface: lo
-  gpus: none
-run:
-  env: {{OMP_NUM_THREADS: "{threads}"}}
-  grace: 10
+hosts: [{{name: demo-a, cluster_address: 127.0.0.1}}, {{name: demo-b, cluster_address: 127.0.0.1}}]
+defaults: {{python: {python}, interface: lo, gpus: none}}
+run: {{launcher: direct, max_restarts: 1, grace: 10, env: {{OMP_NUM_THREADS: "{threads}"}}}}
 """
 
-NEXT = """\
-Next, train on your own hosts. They need only sshd, python3 and torch:
-  {me} init ann@lovelace ann@hopper    # write inventory.yaml; set `python` in it to an interpreter with torch
-  {me} trust    # accept the SSH keys of the hosts
-  {me} check    # find problems before you start
-  {me} up    # train the same model there
-  {me} up -- train.py --lr 0.1    # run your own script"""
+NEXT = (
+    ("init --probe ann@lovelace ann@hopper", "write inventory.yaml; looks for Python with torch on the hosts"),
+    ("trust", "accept the SSH keys of the hosts"),
+    ("check", "find problems before you start"),
+    ("up -- train.py --lr 0.1", "run your own script"),
+)
 
 
-def main() -> int:
-    """Returns the exit code of `up`, or raises an OrchError."""
+def main(python: str | None) -> int:
+    """Returns the exit code of `up`, or raises an OrchError. `python`: of the ranks; None: one that has torch."""
     _check_this_machine()
+    python = with_torch.find(python, os.environ)
     console = Console(sys.stderr, wants_colour(sys.stderr, os.environ))
     began = time.monotonic()
     with _terminated_like_interrupted(), _hosts() as folder:
-        inventory = _write_inventory(folder)
+        inventory = _write_inventory(folder, python)
         # do not use the ssh_config and the state of the user
         os.environ.update(DDP_ORCH_SSH_CONFIG=str(folder / "ssh_config"), XDG_STATE_HOME=str(folder / "controller"))
-        console.step("two hosts run on this machine, demo-a and demo-b, reachable by SSH; their inventory.yaml:")
+        console.step("two hosts run on this machine, demo-a and demo-b. You reach them by SSH. Their inventory.yaml:")
         console.note("".join(f"    {line}\n" for line in inventory.read_text().splitlines()).rstrip())
         console.step("ddp-orch up inventory.yaml")
-        code = up.up(_up(inventory))
+        code = up.up(_up(inventory), watch=crash.Crash(console))
         if code:
             return code
         accuracy, ranks = _result(inventory)
@@ -70,7 +63,10 @@ def main() -> int:
         raise RunFailed(f"the test accuracy is {accuracy:.4f}; expected at least {MIN_ACCURACY}")
     seconds = time.monotonic() - began
     print(f"\ntest accuracy {accuracy:.4f} on handwritten digits, on 2 hosts, {ranks} ranks, in {seconds:.0f} seconds")
-    print(NEXT.format(me=typed_name()), flush=True)
+    print("next, train on your own hosts, which need only sshd, python3 and torch:")
+    commands = [(f"{typed_name()} {words}", purpose) for words, purpose in NEXT]
+    width = max(len(command) for command, _ in commands)
+    print("\n".join(f"  {command:{width}}  # {purpose}" for command, purpose in commands), flush=True)
     return 0
 
 
@@ -90,11 +86,6 @@ def typed_name() -> str:
 def _check_this_machine() -> None:
     if sys.platform != "linux":
         raise UsageError("the demo runs its hosts on this machine, so it needs Linux. `ddp-orch up` works from here.")
-    if importlib.util.find_spec("torch") is None:
-        raise FindingsError(
-            f"{sys.executable} has no torch, which the demo needs. Install it with:\n"
-            f"  {sys.executable} -m pip install torch"
-        )
 
 
 @contextlib.contextmanager
@@ -141,10 +132,10 @@ def _ignoring_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _write_inventory(folder: Path) -> Path:
+def _write_inventory(folder: Path, python: str) -> Path:
     threads = min(MAX_THREADS, max(1, len(os.sched_getaffinity(0)) // 2))
     path = folder / "inventory.yaml"
-    path.write_text(INVENTORY.format(python=json.dumps(sys.executable), threads=threads))
+    path.write_text(INVENTORY.format(python=json.dumps(python), threads=threads))
     return path
 
 

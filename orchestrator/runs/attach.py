@@ -280,9 +280,7 @@ def _advise(
     commands = {about.command("report"): "curves, events and logs on one page"}
     if has_outputs or has_stray:
         shared = next((path for part in parts if (path := part.shared_output)), None)
-        commands[about.command("fetch")] = (
-            f"download the outputs, which are {f'in {shared} ' if shared else ''}on its hosts"
-        )
+        commands[about.command("fetch")] = f"download the outputs{f', in {shared} on its hosts' if shared else ''}"
     if has_outputs and verdict.state != "succeeded":
         commands[resume] = "resume, after a fix" if verdict.state == "failed" else "resume"
     width = min(MAX_COMMAND, max(map(len, commands)))

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,10 @@ import pytest
 from lab.waiting import wait_until
 
 from orchestrator.demo import demo as demo_module
+from orchestrator.demo import with_torch
+from orchestrator.errors import FindingsError
 
+MAX_LINES = 25  # besides the output of the training
 CHECKOUT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(
@@ -83,6 +85,10 @@ def test_demo_trains_on_two_hosts_to_95_percent_and_leaves_nothing(demo: Demo) -
     for line in ("demo-a:0     | start rank:0 world_size:2", "demo-b:1     | start rank:1 world_size:2"):
         assert line in output
     assert "ddp-orch init " in output
+    # a rank was killed, and the run continued
+    assert "killed by SIGKILL" in output and re.search(r"^demo-a:0 .* resumed .*step:[1-9]", output, re.MULTILINE)
+    other = [line for line in output.splitlines() if not re.match(r"demo-[ab]:\d", line)]
+    assert len(other) <= MAX_LINES, "\n".join(other)
 
 
 # the moments: the hosts are there; the launch has begun; the ranks train
@@ -113,19 +119,45 @@ def test_demo_that_is_killed_leaves_nothing(demo: Demo, moment: str) -> None:
     demo.assert_nothing_left()
 
 
-def test_demo_without_torch_says_how_to_install_it(tmp_path: Path) -> None:
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if entry.name != "torch":
-            (tmp_path / entry.name).symlink_to(entry)
+@pytest.mark.parametrize(
+    ("having", "found"),
+    [
+        (["own", "venv", "conda", "path"], "own/python"),
+        (["venv", "conda", "path"], "venv/bin/python"),
+        (["conda", "path"], "conda/bin/python"),
+        (["path"], "path/python3"),
+        ([], None),
+    ],
+)
+def test_the_demo_finds_a_python_with_torch(
+    having: list[str], found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pythons = {"own": "own/python", "venv": "venv/bin/python", "conda": "conda/bin/python", "path": "path/python3"}
+    for name, path in pythons.items():
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(f"#!/bin/sh\nexit {int(name not in having)}\n")
+        (tmp_path / path).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / pythons["own"]))
+    folders = {name: str(tmp_path / folder) for name, folder in (("VIRTUAL_ENV", "venv"), ("CONDA_PREFIX", "conda"))}
+    environment = {**folders, "PATH": str(tmp_path / "path")}
+    if found is not None:
+        assert with_torch.find(None, environment) == str(tmp_path / found)
+        chosen = str(tmp_path / pythons["path"])
+        assert with_torch.find(chosen, environment) == chosen
+        return
+    with pytest.raises(FindingsError, match=r"own/python -m pip install torch(?s:.*)--python") as raised:
+        with_torch.find(None, environment)
+    assert all(path in str(raised.value) for path in pythons.values())
+
+
+def test_a_python_without_torch_that_was_chosen_is_refused() -> None:
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "orchestrator.cli", "demo"],  # -S: our own site-packages has torch
+        [sys.executable, "-m", "orchestrator.cli", "demo", "--python", "/bin/false"],
         cwd=CHECKOUT,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 3, done.stderr
-    assert f"{sys.executable} -m pip install torch" in done.stderr
+    assert done.returncode == 3 and "/bin/false lacks" in done.stderr, done.stderr
 
 
 def test_the_next_commands_work_where_they_are_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
