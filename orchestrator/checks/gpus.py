@@ -26,6 +26,7 @@ def check_gpus(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], findin
             _driver(node, fact.nvidia.error, some_have, findings)
             continue
         _enough(node, fact, some_have, findings)
+        _of_job(plan.inventory.job_gpus, node, fact, findings)
         for gpu in used(node, fact):
             _health(name, gpu, findings)
             _state(node, gpu, fact, findings)
@@ -70,6 +71,16 @@ def _enough(node: Node, fact: Facts, some_have: bool, findings: Findings) -> Non
         message = f"{node.nproc} ranks, but only {available} GPUs"
         fix = f"set nproc_per_node: {available}"
         findings.add("error", "nproc-exceeds-gpus", name, message, fix, f"nvidia-smi -L: {count} GPUs")
+
+
+def _of_job(asked: int | None, node: Node, fact: Facts, findings: Findings) -> None:
+    """A host that shows more GPUs than its job has: its SSH sessions are outside of the job."""
+    count = len(fact.gpus)
+    if asked is None or node.gpu_ids != "auto" or count <= asked:
+        return
+    message = f"shows {count} GPUs, but the job asked for {asked} per host; the others may be in use by other jobs"
+    fix = "set `gpus` of the host to those of the job: scontrol show job --details lists them (IDX)"
+    findings.add("warning", "gpus-of-other-jobs", node.host.name, message, fix, f"nvidia-smi -L: {count} GPUs")
 
 
 def _health(name: str, gpu: Gpu, findings: Findings) -> None:

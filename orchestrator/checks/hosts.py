@@ -55,7 +55,7 @@ def check_hosts(
         _disks(node, fact, findings)
         _leftovers(node, fact, findings)
         _autostart(plan, node, fact, findings)
-        _login(node, fact, findings)
+        _login(plan, node, fact, findings)
         _init(node, fact, findings)
     for node in nodes:
         fact = facts[node.host.name]
@@ -244,7 +244,7 @@ def _autostart(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
         findings.add("error", "autostart-unusable", node.host.name, message, ENABLE_LINGER, seen)
 
 
-def _login(node: Node, fact: Facts, findings: Findings) -> None:
+def _login(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
     """A run has to outlive the login that starts it."""
     name, login = node.host.name, fact.login
     if login is None:
@@ -259,7 +259,8 @@ def _login(node: Node, fact: Facts, findings: Findings) -> None:
             )
         seen = "loginctl show-user --property=Linger: " + ("Linger=yes" if login.linger else "Linger=no")
         findings.add("error", "login-kills-run", name, message, fix, seen)
-    if login.slurm_adopts:
+    takes_limit = plan.inventory.source == "@slurm" and plan.inventory.run.walltime is not None
+    if login.slurm_adopts and not takes_limit:
         message = "PAM puts logins into a job of Slurm: the run ends with the job"
         fix = "set run.walltime below the time limit of the job, so that the run saves a snapshot before it"
         findings.add("note", "login-in-slurm-job", name, message, fix, "grep pam_slurm_adopt /etc/pam.d/sshd: found")

@@ -18,7 +18,7 @@ from .container import Container
 from .hostnames import jump_hosts, nearest
 from .launcher_rows import LauncherRow
 from .schema import FILE, HOST, WITNESS
-from .sources import reference
+from .sources import reference, schedulers
 from .sources.fill_in import fill_in
 from .sources.read_source import read_source
 from .text_files import STDIN, read_text
@@ -138,6 +138,7 @@ class Notify:
 class Inventory:
     path: str  # as `sources.reference` parses it
     source: str | None = None  # such as `@slurm`, if the hosts come from there
+    job_gpus: int | None = None  # that its job asked for on each host; None: unknown
     hosts: tuple[Host, ...]  # in the order of the file, ranges expanded
     any_of: int | None = None  # how many of the hosts a run uses, chosen when it starts; None: all
     head: str
@@ -204,6 +205,7 @@ def parse(
     inventory = Inventory(
         path=path,
         source=filled.source,
+        job_gpus=schedulers.gpus_per_node(variables) if filled.source == "@slurm" else None,
         hosts=tuple(placed.host for placed in hosts),
         any_of=values["hosts"].any_of,
         head=values["head"] or (hosts[0].host.name if hosts else ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,14 @@ from orchestrator.ssh.pipe import ConnectFailure, GroupMessage
 
 
 def found(
-    text: str,
+    text: str | model.Inventory,
     changed: dict[str, dict[str, Any]] | None = None,
     hellos: dict[str, dict[str, Any]] | None = None,
     clocks: dict[str, tuple[float, float]] | None = None,
     arguments: tuple[str, ...] = (),
 ) -> list[Finding]:
     """What is found where every host is fine but for what is given."""
-    read = model.parse(text, "inventory.yaml")
+    read = model.parse(text, "inventory.yaml") if isinstance(text, str) else text
     made = plan.make(read, run_id="R", name="R", command=("-u", "train.py", *arguments), code=None, env={}, debug=False)
     names = [host.name for host in read.machines]
     fine = facts()
@@ -349,6 +350,23 @@ def test_a_full_disk_that_holds_everything_is_said_once() -> None:
 
 
 # --- GPUs
+
+
+def test_gpus_beyond_those_of_the_job_may_be_in_use_by_others() -> None:
+    inventory = replace(model.parse("hosts: [a, {name: b, gpus: [1]}]", "i"), job_gpus=1)
+    assert brief(found(inventory, {"a": with_gpus(2), "b": with_gpus(2)})) == [
+        ("warning", "gpus-of-other-jobs", ("a",)),
+    ]
+    assert not found(replace(inventory, job_gpus=2), {"a": with_gpus(2), "b": with_gpus(2)})
+
+
+def test_a_login_in_a_job_is_expected_with_the_hosts_of_the_job() -> None:
+    adopted = {"a": {"login": {**NO_LINGER, "slurm_adopts": True}}}
+    inventory = model.parse("hosts: [a]", "i")
+    assert brief(found(inventory, adopted)) == [("note", "login-in-slurm-job", ("a",))]
+    assert not found(replace(inventory, source="@slurm"), adopted)
+    without_limit = replace(inventory, source="@slurm", run=replace(inventory.run, walltime=None))
+    assert len(found(without_limit, adopted)) == 1
 
 
 def test_gpus_that_the_run_does_not_use_may_be_busy() -> None:

@@ -491,3 +491,18 @@ def test_init_names_hosts_that_share_an_address_by_their_ports(tmp_path: Path) -
         ("gpu2", "gpu2", None),
         ("1.2.3.4-40023", "1.2.3.4", 40023),
     ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "count"),
+    [
+        ({"SLURM_GPUS_PER_NODE": "a100:2,v100:1", "SLURM_GPUS": "6"}, 3),
+        ({"SLURM_GPUS_ON_NODE": "2"}, 2),
+        ({"SLURM_GPUS_ON_NODE": "2", "SLURM_GPUS": "3"}, None),
+        ({}, None),
+    ],
+)
+def test_the_gpus_that_a_job_has_on_each_host(variables: dict[str, str], count: int | None) -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", **variables}
+    assert model.parse("{}", "@slurm", variables=job).job_gpus == count
+    assert model.parse("hosts: [a]", "i", variables=job).job_gpus is None

@@ -57,11 +57,23 @@ def _node_lists(variables: Variables) -> list[str]:
     return [known]
 
 
-def _slurm_slots(variables: Variables, nodes: int) -> tuple[int | None, ...]:
+def gpus_per_node(variables: Variables) -> int | None:
+    """The GPUs that a job of Slurm asked for on each node; None: none, or another number on each."""
     gpus = variables.get("SLURM_GPUS_PER_NODE")
     if gpus:  # `4`, or `a100:2,v100:2`
-        counts = re.findall(r"(?:^|[:,])([0-9]{1,4})(?=,|$)", gpus)
-        return (sum(map(int, counts)) or None,) * nodes
+        return _count_gpus(gpus)
+    on_this = variables.get("SLURM_GPUS_ON_NODE", "")  # of `--gres=gpu:4`; `--gpus` is a number for the whole job
+    return int(on_this) if re.fullmatch(r"[1-9][0-9]{0,3}", on_this) and not variables.get("SLURM_GPUS") else None
+
+
+def _count_gpus(text: str) -> int | None:
+    return sum(map(int, re.findall(r"(?:^|[:,])([0-9]{1,4})(?=,|$)", text))) or None
+
+
+def _slurm_slots(variables: Variables, nodes: int) -> tuple[int | None, ...]:
+    gpus = variables.get("SLURM_GPUS_PER_NODE")
+    if gpus:
+        return (_count_gpus(gpus),) * nodes
     with_gpus = any(variables.get(name) for name in ("SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_GPUS"))
     # without --ntasks, Slurm sets the number of CPUs as tasks if nodes are exclusive
     has_tasks = any(variables.get(name) for name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"))
