@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 
 from ..answers.recorded import RECORD
 from ..errors import OrchError, UnreachableError
 from ..hosts.fleet import Fleet
-from ..inventory.model import Inventory
+from ..inventory.model import Host, Inventory
+from ..output import lines
 from ..output.lines import presentable, rfc3339
 from ..runs import registry, timeline
+from ..runs.follow import clock_ahead
 from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console
+from .options import parse_option
+
+MICROSECOND = 1e-6
 
 
-def events(run_name: str | None, inventory_path: str | None, *, as_json: bool) -> int:
+def events(
+    run_name: str | None, inventory_path: str | None, since: str | None, until: str | None, *, as_json: bool
+) -> int:
     console = stderr_console()
+    _parse_span(since, until, time.time())  # a slip is reported before any host is asked
     inventory = load_inventory_of_run(inventory_path, None, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
         lookup = find_run(fleet, inventory, run_name, console)
         mask = make_mask(inventory, lookup.run, console)
-        entries = _entries_of_head(fleet, inventory, lookup.run)
+        head = _find_head(inventory, lookup.run)
+        entries = _ask_head(fleet, head, lookup.run)
+        ahead = clock_ahead(fleet.session(head)) if since or until else 0.0
+    first, last = _parse_span(since, until, time.time() + ahead)
     began = entries[0].at if entries else 0.0
     rows = [
         {
@@ -29,6 +42,7 @@ def events(run_name: str | None, inventory_path: str | None, *, as_json: bool) -
             "what": presentable(entry.what, False, mask),
         }
         for entry in entries
+        if first <= entry.at < last + MICROSECOND  # printed times are cut off there
     ]
     if as_json:
         print(json.dumps({"run_id": lookup.run.run_id, "events": rows}, indent=2))
@@ -38,15 +52,26 @@ def events(run_name: str | None, inventory_path: str | None, *, as_json: bool) -
     return 0
 
 
-def _entries_of_head(fleet: Fleet, inventory: Inventory, run: registry.Run) -> list[timeline.Entry]:
-    """Raises UnreachableError if the head does not answer. Only the head has all events."""
+def _parse_span(since: str | None, until: str | None, now: float) -> tuple[float, float]:
+    first = parse_option("--since", since, lambda text: lines.parse_time(text, now))
+    last = parse_option("--until", until, lambda text: lines.parse_time(text, now))
+    return -math.inf if first is None else first, math.inf if last is None else last
+
+
+def _find_head(inventory: Inventory, run: registry.Run) -> Host:
+    """Only the head has all events."""
     head = next((name for name, number in run.all_nodes.items() if number == run.head), None)
     host = next((host for host in inventory.hosts if host.name == head), None)
     if host is None:
         raise UnreachableError(f"the head of run {run.run_id} is not in {inventory.path}; only it knows the events")
+    return host
+
+
+def _ask_head(fleet: Fleet, head: Host, run: registry.Run) -> list[timeline.Entry]:
+    """Raises UnreachableError if the head does not answer."""
     try:
-        record = fleet.session(host).request(RECORD, {"run_id": run.run_id})
+        record = fleet.session(head).request(RECORD, {"run_id": run.run_id})
     except OrchError as error:
-        raise UnreachableError(f"{host.name}, the head of run {run.run_id}, knows the events: {error}") from error
+        raise UnreachableError(f"{head.name}, the head of run {run.run_id}, knows the events: {error}") from error
     names = [node.host for node in record.spec.nodes] if record.spec else []
     return timeline.entries(record.events, names)

@@ -6,10 +6,9 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from ..errors import UnreachableError, UsageError
 from ..hosts import claims
@@ -38,8 +37,8 @@ from .context import (
     warn_of_failures,
     warn_of_unasked_hosts,
 )
+from .options import parse_option
 
-T = TypeVar("T")
 UNFILTERED = LogFilter(follow=False)
 
 
@@ -284,20 +283,13 @@ def _make_filter(options: LogsOptions, now: float) -> LogFilter:
     return LogFilter(
         follow=options.follow,
         tail=options.tail,
-        ranks=_parse("--rank", options.rank, lines.parse_ranks),
+        ranks=parse_option("--rank", options.rank, lines.parse_ranks),
         attempt=options.attempt,
         stream=options.stream,
-        since=_parse("--since", options.since, lambda text: lines.parse_time(text, now)),
-        until=_parse("--until", options.until, lambda text: lines.parse_time(text, now)),
+        since=parse_option("--since", options.since, lambda text: lines.parse_time(text, now)),
+        until=parse_option("--until", options.until, lambda text: lines.parse_time(text, now)),
         grep=options.grep,
     )
-
-
-def _parse(option: str, text: str | None, parse: Callable[[str], T]) -> T | None:
-    try:
-        return None if text is None else parse(text)
-    except UsageError as error:
-        raise UsageError(f"{option}: {error}") from error
 
 
 class _Filter(Stage):

@@ -14,6 +14,7 @@ from . import completion, deprecated, hints
 from .exit_codes import OutputClosed
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 RUN = click.argument("run", required=False, shell_complete=completion.run)
 WITH = click.option(
@@ -23,6 +24,14 @@ WITH = click.option(
     metavar="FILE",
     help="If the hosts come from @SOURCE: take all other keys from this inventory file.",
 )
+
+
+def parse_option(option: str, text: str | None, parse: Callable[[str], T]) -> T | None:
+    """The value of an option, or None if it was not given. Errors name the option."""
+    try:
+        return None if text is None else parse(text)
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from error
 
 
 def _inventory_of_run(default: str) -> Callable[[F], F]:

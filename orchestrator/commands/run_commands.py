@@ -163,14 +163,16 @@ def wait(run: str | None, inventory: str | None, ready: bool) -> None:
 @RUN
 @INVENTORY_OF_RUN
 @click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="Start with the last N lines of each stream.")
-def attach(run: str | None, inventory: str | None, tail: int | None) -> None:
+@click.option("--since", metavar="T", help="Start with the lines of this time: 5m (ago), or 2026-01-31T12:00:00Z.")
+def attach(run: str | None, inventory: str | None, tail: int | None, since: str | None) -> None:
     """Follow the output of RUN (default: the newest run) until it ends. Exit with the exit code of the run.
 
     The same as `ddp-orch logs -f`, which has more options. Ctrl-C detaches: unlike in `up`, it does not stop the run.
     """
     from . import logs as logs_command
 
-    sys.exit(logs_command.logs(logs_command.LogsOptions(run=run, inventory=inventory, tail=tail, follow=True)))
+    options = logs_command.LogsOptions(run=run, inventory=inventory, tail=tail, since=since, follow=True)
+    sys.exit(logs_command.logs(options))
 
 
 @click.command(cls=Command, short_help="list runs")
@@ -202,15 +204,17 @@ def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
 @click.command(cls=Command, short_help="list what happened in a run")
 @RUN
 @INVENTORY_OF_RUN
+@click.option("--since", metavar="T", help="Show only events from this time on: 5m (ago), or 2026-01-31T12:00:00Z.")
+@click.option("--until", metavar="T", help="Show only events up to this time.")
 @JSON
-def events(run: str | None, inventory: str | None, as_json: bool) -> None:
+def events(run: str | None, inventory: str | None, since: str | None, until: str | None, as_json: bool) -> None:
     """List what happened in RUN (default: the newest run): attempts, failures, lost and replaced hosts, requests.
 
     Prints the time (UTC), the seconds since the first event, and the event.
     """
     from . import events as events_command
 
-    sys.exit(events_command.events(run, inventory, as_json=as_json))
+    sys.exit(events_command.events(run, inventory, since, until, as_json=as_json))
 
 
 @click.command(cls=Command, short_help="show what is known of a run on one page")

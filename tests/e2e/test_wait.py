@@ -135,3 +135,16 @@ def test_events_lists_what_happened_in_a_failed_run(folder: Path) -> None:
     assert re.search(r"\n.*me: .*\b7\b", shown.stdout)
     listed = json.loads(orch(folder, "events", "mine", "--json").stdout)["events"]
     assert [event["what"] for event in listed] == [line.split(" s  ", 1)[1] for line in shown.stdout.splitlines()]
+    for span, count in ((("--since", "1h"), len(listed)), (("--until", "1h"), 0), (("--until", listed[0]["at"]), 1)):
+        part = json.loads(orch(folder, "events", "mine", "--json", *span).stdout)["events"]
+        assert part == listed[:count], span
+    assert orch(folder, "events", "mine", "--since", "yesterday").returncode == 2
+
+
+def test_attach_starts_with_the_lines_of_a_time(folder: Path) -> None:
+    start(folder, "mine")
+    (folder / "mine").write_text("0")
+    assert orch(folder, "wait", "mine").returncode == 0
+    whole, part = (orch(folder, "attach", "mine", "--since", time) for time in ("1h", "2035-01-01T00:00:00Z"))
+    assert whole.returncode == part.returncode == 0
+    assert "me:agent" in whole.stdout and not part.stdout
