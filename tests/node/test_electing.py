@@ -147,6 +147,25 @@ def test_a_permit_is_renewed_by_another_connection_when_a_link_is_silent(
     assert head._state.nodes[2].phase is not NodePhase.LOST
 
 
+def test_a_node_behind_a_broken_path_goes_on_by_a_detour(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than a lease, after which its link is closed."""
+    head, node = trio.nodes[0].side._role, trio.nodes[2].side._role
+    assert isinstance(head, ElectedHead) and isinstance(node, ElectedFollower) and node._link is not None
+    monkeypatch.setattr(node, "_dial", lambda: None)
+    for detours, peer in ((head._detours, 2), (node._detours, 0)):
+        reach = detours.try_to_reach
+        allowed = lambda to, reach=reach, peer=peer: reach(to) if to != peer else None  # noqa: E731
+        monkeypatch.setattr(detours, "try_to_reach", allowed)
+    for link in (head._nodes[2], node._link):
+        monkeypatch.setattr(link, "send", lambda message: None)
+    broken_at, lines = clock(), list(trio.nodes[2].lines)
+    trio.until(lambda: node._link is None, "the link is closed")
+    trio.until(lambda: node._voter.state.permit_until > broken_at + 4 * LEASE, "its permit is renewed")
+    assert trio.nodes[2].lines == lines  # it would say that it stops
+    assert head._state.nodes[2].phase is not NodePhase.LOST
+    assert any("answers through host-1" in line for line in trio.nodes[0].lines)
+
+
 def test_the_old_attempt_is_stopped_by_the_new_head(trio: Trio) -> None:
     trio.lose_head()
     for node in trio.nodes:

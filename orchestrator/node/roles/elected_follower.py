@@ -90,9 +90,13 @@ class ElectedFollower(WorkerLink):
 
     def deliver(self, number: int, message: Dict[str, Any]) -> bool:
         """Send a message to the head on the link. False if this is not the head, or seems not to hear us there."""
-        if number != self._head or not (self._link is not None and self._link.ready):
+        if number != self._head:
             return False
         now = time.monotonic()
+        if self._link is None or not self._link.ready:
+            if self._is_on_detour(now):
+                self._send_by_detour(message)
+            return False
         self._beat_at = now + beat(self._lease)
         self._send(dict(message, **self._report(now - self._link.heard_at)))  # one message wakes the head less than two
         return self._is_heard()

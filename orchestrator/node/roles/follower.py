@@ -212,8 +212,11 @@ class WorkerLink(ClusterLink):
 
     def _send(self, message: Dict[str, Any]) -> None:
         self._send_directly(message)
-        if time.monotonic() - self._detour_at < DETOUR_BEATS * beat(self._lease):
+        if self._is_on_detour(time.monotonic()):
             self._send_by_detour(message)
+
+    def _is_on_detour(self, now: float) -> bool:
+        return now - self._detour_at < DETOUR_BEATS * beat(self._lease)
 
     def _send_by_detour(self, message: Dict[str, Any]) -> None:
         if self._detour is not None:
