@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -75,7 +76,7 @@ def bench(options: BenchOptions) -> int:
         raise Interrupted("interrupted") from None
     points = scaling(measured)
     _print(points, options.as_json)
-    _draw(points, Path(options.plot), console)
+    _draw(points, Path(options.plot), _title(options, points[0]), console)
     return 0
 
 
@@ -98,6 +99,13 @@ def host_counts(text: str | None, total: int) -> list[int]:
     return counts
 
 
+def _title(options: BenchOptions, first: Point) -> str:
+    model = shlex.join(options.trainer_args) or "bundled model"
+    batch = first.batch_size if options.strong_scaling else first.batch_size // first.hosts
+    of = "in total" if options.strong_scaling else "per host"
+    return f"ddp-orch bench, {time.strftime('%Y-%m-%d')}: {model}, {batch} samples {of} and step"
+
+
 def scaling(measured: list[tuple[int, BenchResult]]) -> list[Point]:
     base_hosts, base = measured[0]
     base_speed = base.samples_per_second.together / base_hosts
@@ -117,7 +125,7 @@ def scaling(measured: list[tuple[int, BenchResult]]) -> list[Point]:
 
 def table(points: list[Point]) -> str:
     lines = [
-        f"{'ms per step:':>54}",
+        "                                     ----------- ms per step -----------",
         "hosts ranks  batch samples/s scaling together compute   data allreduce limit",
     ]
     for point in points:
@@ -194,7 +202,7 @@ def _measure(path: str, names: list[str], args: tuple[str, ...], console: Consol
         raise RunFailed(f"the result of the benchmark is invalid: {error}") from error
 
 
-def _draw(points: list[Point], path: Path, console: Console) -> None:
+def _draw(points: list[Point], path: Path, title: str, console: Console) -> None:
     try:
         import matplotlib
     except ImportError:
@@ -212,7 +220,12 @@ def _draw(points: list[Point], path: Path, console: Console) -> None:
     speed.set(xlabel="hosts", ylabel="samples/s", xticks=hosts, ylim=(0, None))
     speed.legend()
     share.plot(hosts, [100 * point.efficiency for point in points], "o-")
-    share.set(xlabel="hosts", ylabel="scaling efficiency, %", xticks=hosts, ylim=(0, 110))
+    share.set(xlabel="hosts", ylabel="scaling efficiency, %", xticks=hosts, ylim=(0, 115))
+    for point in points:
+        text = {"textcoords": "offset points", "xytext": (0, 6), "ha": "center"}
+        speed.annotate(f"{point.samples_per_second:.0f}", (point.hosts, point.samples_per_second), **text)
+        share.annotate(f"{100 * point.efficiency:.0f}", (point.hosts, 100 * point.efficiency), **text)
+    figure.suptitle(title)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     console.note(f"plot: {path}")

@@ -33,7 +33,7 @@ def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool)
         print(json.dumps(page, indent=2))
         return 0
     about = advice.about(run, lookup.listing.runs, inventory.path)
-    for line in _lines(page):
+    for line in _lines(page, about.command("events")):
         print(line)
     print(f"More: {about.command('logs')}; {about.command('diagnose')}; {about.command('report')}")
     return 0
@@ -86,7 +86,8 @@ def _first_failure(run: registry.Run) -> str | None:
     return None
 
 
-def _lines(page: Mapping[str, Any]) -> Sequence[str]:
+def _lines(page: Mapping[str, Any], all_events: str) -> Sequence[str]:
+    """`all_events`: the command that shows them."""
     attempts = f", {number_of(page['attempt'], 'attempt')}"
     rows = {
         "Run": page["run_id"] if page["name"] == page["run_id"] else f"{page['name']} ({page['run_id']})",
@@ -112,7 +113,7 @@ def _lines(page: Mapping[str, Any]) -> Sequence[str]:
         left_out = len(page["events"]) - NEWEST_EVENTS
         lines += [
             "",
-            "Events" + (f" (the last {NEWEST_EVENTS}; `ddp-orch events` shows all):" if left_out > 0 else ":"),
+            "Events" + (f" (the last {NEWEST_EVENTS}; all: {all_events}):" if left_out > 0 else ":"),
         ]
         lines += [f"  {event['at'][:19]}Z  {event['what']}" for event in page["events"][-NEWEST_EVENTS:]]
     if page["files"]:

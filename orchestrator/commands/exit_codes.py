@@ -43,7 +43,10 @@ def guarded(work: Callable[[], Any]) -> int:
     except Exception:  # noqa: BLE001  a bug has an exit code of its own
         import traceback
 
-        console.error("this is a bug in ddp-orch. Please report it with the traceback below.")
+        console.error(
+            "this is a bug in ddp-orch. Please report it with the traceback below and the file that this writes: "
+            "ddp-orch doctor"
+        )
         traceback.print_exc()
         return OrchError.exit_code
     return 0

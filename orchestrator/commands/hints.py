@@ -32,7 +32,7 @@ ELSEWHERE = {
     "launch": "ddp-orch up{}",
     "list": "ddp-orch ps{}",
     "ls": "ddp-orch ps{}",
-    "queue": "ddp-orch ps{}; ddp-orch up --wait starts as soon as the hosts are free",
+    "queue": "ddp-orch ps{}; ddp-orch up --queue starts when it is the turn of the run",
     "rm": "ddp-orch prune (removes old runs); ddp-orch kill RUN (stops one)",
     "run": "ddp-orch up{}",
     "ssh": "ddp-orch shell RUN HOST (in the environment of a run); for a command on every host: ddp-orch exec -- CMD",
@@ -53,12 +53,12 @@ FOREIGN = {
     "--master-addr": "the rendezvous is on the `head` of the inventory; its port is run.rdzv.port",
     "--master-port": "set run.rdzv.port in the inventory",
     "--max-restarts": "use --set run.max_restarts=N, or set it in the inventory",
-    "--nnodes": "choose hosts with --hosts PATTERN, or set run.nnodes in the inventory",
+    "--nnodes": "use --set run.nnodes=N, or choose hosts with --hosts PATTERN",
     "--node-rank": "ranks follow the order of `hosts` in the inventory; rank 0 is on its `head`",
     "--nproc-per-node": "set nproc_per_node of the hosts in the inventory",
-    "--rdzv-backend": "set run.rdzv.backend in the inventory",
+    "--rdzv-backend": "use --set run.rdzv.backend=NAME, or set it in the inventory",
     "--rdzv-endpoint": "the rendezvous is on the `head` of the inventory; its port is run.rdzv.port",
-    "-n": "choose hosts with --hosts PATTERN, or set run.nnodes in the inventory",
+    "-n": "use --set run.nnodes=N, or choose hosts with --hosts PATTERN",
 }
 
 

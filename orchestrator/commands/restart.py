@@ -16,6 +16,7 @@ from ..inventory.model import Host, Inventory
 from ..output.console import Console
 from ..runs import ending, recent, registry
 from ..runs.ending import KillTargets
+from . import code_watch
 from .context import find_run, load_inventory_of_run, open_fleet, stderr_console, whoami
 from .up import UpOptions, up
 
@@ -35,9 +36,14 @@ def restart(run_name: str, inventory_path: str | None, *, detach: bool) -> int:
     if started.inventory_changed:
         console.warning(f"{started.inventory} has changed since run {run.run_id} was started; the new one is used")
     os.chdir(started.folder)
-    again = replace(options, inventory=started.inventory, name=run.name, detach=detach)
+    again = repeat(options, started.inventory, run.name, detach=detach)
     console.step(f"starting it again: {again.command(started.inventory)}")
-    return up(again)
+    return code_watch.watch(again) if again.watch else up(again)
+
+
+def repeat(options: UpOptions, inventory: str, name: str, *, detach: bool) -> UpOptions:
+    """What starts the run again. A detached one is not watched."""
+    return replace(options, inventory=inventory, name=name, detach=detach, watch=options.watch and not detach)
 
 
 def _options_of(run: registry.Run) -> tuple[UpOptions, recent.StartCommand]:

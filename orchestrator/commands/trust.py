@@ -126,6 +126,11 @@ def _add_keys(
     """Show the keys, and add the new ones if the user agrees. Returns the known_hosts names of trusted endpoints."""
     for key in keys:
         click.echo(key.line())
+    for endpoints in sharing_a_key((key.endpoint.target.name, key.key) for key in keys):
+        console.warning(
+            f"{fold(endpoints)} have the same key: they are one machine, or copies of one. Each can pose as the "
+            "others. New keys for a copy: rm /etc/ssh/ssh_host_* && ssh-keygen -A, then restart sshd"
+        )
     new = [key for key in keys if key.verdict.status in ("unknown", "authority")]
     accepted = bool(new) and (yes or _ask(len(new)))
     trusted = {key.endpoint.target.known_as[0] for key in keys if key.verdict.status == "known"}
@@ -147,6 +152,14 @@ def _add_keys(
             reason = f"its key is not trusted yet. Verify the fingerprint, then {action}."
             failed[key.endpoint.target.name] = UnreachableError(reason)
     return trusted
+
+
+def sharing_a_key(keys: Iterable[tuple[str, bytes]]) -> list[list[str]]:
+    """The hosts with equal keys, of (host, key)."""
+    names: dict[bytes, set[str]] = {}
+    for name, key in keys:
+        names.setdefault(key, set()).add(name)
+    return [sorted(same) for same in names.values() if len(same) > 1]
 
 
 def _ask(count: int) -> bool:

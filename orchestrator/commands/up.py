@@ -119,6 +119,8 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
     for warning in (*advise_shell_variables(plan), *(snapshot.warnings if snapshot else ())):
         warn_once(warning)
     if options.dry_run:
+        if unset := _unset_secrets(inventory):
+            console.warning(f"run.secrets: not set in this environment: {', '.join(unset)}. `up` would refuse to start")
         text = json.dumps(description.as_dict(plan), indent=2) + "\n" if options.as_json else description.as_text(plan)
         sys.stdout.write(tame(text, colour=False))
         return 0
@@ -327,9 +329,12 @@ def _code_folder(snapshot: ship.Snapshot | None) -> str:
     return "" if snapshot is None else str(snapshot.root / snapshot.workdir)
 
 
+def _unset_secrets(inventory: Inventory) -> list[str]:
+    return [name for name in inventory.run.secrets if name not in os.environ]
+
+
 def _read_secrets(inventory: Inventory) -> dict[str, str]:
-    missing = [name for name in inventory.run.secrets if name not in os.environ]
-    if missing:
+    if missing := _unset_secrets(inventory):
         it = "it" if len(missing) == 1 else "them"
         raise UsageError(
             f"{inventory.path}: run.secrets: not set in this environment: {', '.join(missing)}. "

@@ -202,11 +202,13 @@ class Painter:
         return tag
 
     def _framed(self, name: str, rank: int | None, stream: str) -> str:
-        tag = f"{tame(name, colour=False).ljust(self._width)} {'!' if stream == 'stderr' else '|'} "
-        if self._colour:
-            style = "2" if rank is None else f"38;5;{PALETTE[rank % len(PALETTE)]}"
-            tag = f"\x1b[{style}m{tag}{RESET}"
-        return tag
+        tag, mark = f"{tame(name, colour=False).ljust(self._width)} ", "!" if stream == "stderr" else "|"
+        if not self._colour:
+            return f"{tag}{mark} "
+        style = "2" if rank is None else f"38;5;{PALETTE[rank % len(PALETTE)]}"
+        if mark == "|":
+            return f"\x1b[{style}m{tag}| {RESET}"
+        return f"\x1b[{style}m{tag}\x1b[0;31m! {RESET}"
 
 
 def to_json(line: Line, mask: Mask) -> str:

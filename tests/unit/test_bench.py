@@ -11,7 +11,17 @@ import pytest
 
 from orchestrator.answers.printed import BenchResult, StepSeconds, Together
 from orchestrator.commands import up
-from orchestrator.commands.bench import BenchOptions, Collector, _draw, _measure, bench, host_counts, scaling, table
+from orchestrator.commands.bench import (
+    BenchOptions,
+    Collector,
+    _draw,
+    _measure,
+    _title,
+    bench,
+    host_counts,
+    scaling,
+    table,
+)
 from orchestrator.errors import Interrupted, RunFailed, UsageError
 from orchestrator.output.console import Console
 from orchestrator.output.lines import Line
@@ -110,6 +120,8 @@ def test_on_a_terminal_its_run_is_seen_to_go_on() -> None:
 def test_the_plot_is_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import sys
 
-    _draw(POINTS, tmp_path / "bench.png", Console(sys.stderr, False))
+    title = _title(BenchOptions(None, None, 128, False, "bench.png", False, ()), POINTS[0])
+    assert "128 samples per host" in title
+    _draw(POINTS, tmp_path / "bench.png", title, Console(sys.stderr, False))
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
     assert "bench.png" in capsys.readouterr().err

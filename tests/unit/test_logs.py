@@ -367,6 +367,12 @@ def test_on_a_terminal_each_rank_has_its_colour_and_the_text_keeps_its_own() -> 
     assert painter.paint(line("x", host="a", rank=None)).startswith("\x1b[2m")
 
 
+def test_the_mark_of_stderr_is_red_on_a_terminal() -> None:
+    complaint = Line(0.0, "a", 0, "stderr", 1, "oh")
+    assert Painter(["a"], colour=True).paint(complaint) == "\x1b[38;5;32ma:0     \x1b[0;31m! \x1b[0moh"
+    assert Painter(["a"], colour=False).paint(complaint) == "a:0     ! oh"
+
+
 def test_timestamps_stand_before_the_tag() -> None:
     painter = Painter(["a"], colour=False, timestamps=True)
     assert painter.paint(line("x", at=1_700_000_000.25, host="a", rank=0)) == "2023-11-14T22:13:20.250000Z a:0     | x"
