@@ -120,7 +120,18 @@ def test_on_a_terminal_its_run_is_seen_to_go_on() -> None:
 def test_the_plot_is_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import sys
 
-    title = _title(BenchOptions(None, None, 128, False, "bench.png", False, ()), POINTS[0])
+    title = _title(
+        BenchOptions(
+            inventory=None,
+            counts=None,
+            batch_per_host=128,
+            strong_scaling=False,
+            plot="",
+            as_json=False,
+            trainer_args=(),
+        ),
+        POINTS[0],
+    )
     assert "128 samples per host" in title
     _draw(POINTS, tmp_path / "bench.png", title, Console(sys.stderr, False))
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")

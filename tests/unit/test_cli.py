@@ -242,7 +242,7 @@ def test_a_likely_slip_is_told_how_it_is_meant(tmp_path: Path, argv: list[str], 
 
 def test_an_option_of_other_launchers_gets_one_answer(tmp_path: Path) -> None:
     stderr = orch(tmp_path, "up", "--rdzv-backend", "c10d").stderr
-    assert set(re.findall(r"--[a-z-]+", stderr)) == {"--rdzv-backend"}, stderr
+    assert set(re.findall(r"--[a-z-]+", stderr)) == {"--rdzv-backend", "--set"}, stderr
 
 
 def test_a_run_may_have_a_name_like_that_of_a_file(tmp_path: Path) -> None:
