@@ -25,7 +25,7 @@ from ..output.console import Console, all_but
 from ..output.lines import Mask, rfc3339
 from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import tame
-from ..plan import accelerate, description, entrypoint, invocation
+from ..plan import accelerate, accelerate_ranks, description, entrypoint, invocation
 from ..plan import snapshot as ship
 from ..plan.launchers import OLD_LAUNCH, OLD_LOCAL_RANK, for_own_scripts
 from ..plan.plan import Code, Plan, advise_shell_variables, check_size, world_size
@@ -291,6 +291,10 @@ def _plan_run(
             f"{unused} has no effect, as hosts do not read this file; copy it into the folder of the script, and start "
             "it with: accelerate launch --config_file FILE"
         )
+    own = accelerate_ranks.of_uneven(inventory, invoked, Path.cwd())
+    if own is not None:
+        stderr_console().note("the hosts have different numbers of ranks: torchrun starts those of accelerate launch")
+        invoked = own
     inventory = invocation.apply(inventory, invoked)
     if options.call is None:
         command, snapshot = entrypoint.find(inventory, invoked.words)

@@ -9,6 +9,7 @@ description  a plan as text or JSON
 entrypoint   what `up` runs: a script, a module or the bundled trainer
 function_call  the command that calls a function in a rank
 accelerate   what a configuration of accelerate asks for
+accelerate_ranks  the ranks of accelerate launch on uneven hosts
 invocation   recognises the command lines of other launchers after `--`
 launcher_flags  the flags of other launchers
 leading      takes variables and `uv run` from the front of a command

@@ -42,7 +42,7 @@ def complete(invocation: Invocation, folder: Path) -> Invocation:
             "accelerate launch --cpu starts ranks that do not know each other. Leave `accelerate launch` out, and add "
             "-e ACCELERATE_USE_CPU=true before --: torchrun starts the script then"
         )
-    config = _read(flags["config-file"], folder) if "config-file" in flags else None
+    config = read_config(flags["config-file"], folder) if "config-file" in flags else None
     several = config is not None and (config.number("num_machines") or 1) > 1
     if config is not None and several:  # a file for one machine says nothing about several
         if invocation.total_ranks is None and invocation.nproc_per_node is None:
@@ -82,18 +82,27 @@ def _is_imported(words: Sequence[str], folder: Path) -> bool:
 
 
 def _flags(words: Sequence[str]) -> dict[str, str]:
-    """The flags of accelerate before the script, without dashes in front and with `-` for `_`, and their values."""
+    return split_flags(words)[0]
+
+
+def split_flags(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The flags of accelerate before the script, and the script or -m and a module, with its arguments.
+
+    Flags are without dashes in front and with `-` for `_`. Their value is the next word, also if they take none.
+    """
     flags = {}
-    for word, after in zip(words, (*words[1:], ""), strict=True):
-        if word.endswith(".py") or word in ("-m", "--module"):
-            break
+    for number, (word, after) in enumerate(zip(words, (*words[1:], ""), strict=True)):
+        if word in ("-m", "--module"):
+            return flags, ("-m", *words[number + 1 :])
+        if word.endswith(".py"):
+            return flags, tuple(words[number:])
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             flags[name.replace("_", "-")] = value if equals else after
-    return flags
+    return flags, ()
 
 
-def _read(file: str, folder: Path) -> Config | None:
+def read_config(file: str, folder: Path) -> Config | None:
     """None: the file may exist on the hosts only."""
     try:
         root = compose(read_text(folder / file))
@@ -105,4 +114,10 @@ def _read(file: str, folder: Path) -> Config | None:
     for key, value in root.items if isinstance(root, Map) else ():
         if isinstance(key, Scalar) and isinstance(value, Scalar):
             values[key.text] = value.text
+        elif isinstance(key, Scalar) and key.text == "dynamo_config" and isinstance(value, Map):
+            values.update(
+                (inner.text, node.text)
+                for inner, node in value.items
+                if isinstance(inner, Scalar) and isinstance(node, Scalar)
+            )
     return Config(values)

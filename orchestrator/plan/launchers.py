@@ -337,7 +337,9 @@ def check_even(launcher: Launcher, ranks: Mapping[str, int], nnodes: tuple[int, 
         why = "WORLD_SIZE would depend on which hosts take part"
     else:
         return
+    cure = "Set the same nproc_per_node for all hosts, or use run.launcher: torchrun with your script"
+    if launcher.name == "accelerate":
+        cure = "Set nproc_per_node of each host; torchrun then starts the ranks, unless they use FSDP or DeepSpeed"
     raise UsageError(
-        f"run.launcher: {launcher.name}: the hosts have different numbers of ranks ({listed}), but {why}. "
-        "Set the same nproc_per_node for all hosts, or use run.launcher: torchrun with your script"
+        f"run.launcher: {launcher.name}: the hosts have different numbers of ranks ({listed}), but {why}. {cure}"
     )

@@ -177,7 +177,7 @@ def make_node(host: Host, template: Template, run: str) -> Node:
     )
     node = Node(
         host=host,
-        nproc=_nproc(host),
+        nproc=ranks_of(host),
         gpu_ids=_gpu_ids(host),
         command=(host.python, *_fill_in_arguments(template.command, run, host.name)),
         env={key: _fill_in(value, run, host.name) for key, value in env.items()},
@@ -246,7 +246,8 @@ def _gpu_ids(host: Host) -> Literal["auto"] | tuple[int, ...]:
             return host.gpus
 
 
-def _nproc(host: Host) -> Literal["auto"] | int:
+def ranks_of(host: Host) -> Literal["auto"] | int:
+    """The number of ranks of a host, as far as the inventory says."""
     if host.witness:
         return 0
     if host.nproc_per_node != "auto":

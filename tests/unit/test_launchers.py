@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.errors import InventoryError, UsageError
 from orchestrator.inventory import launcher_rows, model
-from orchestrator.plan import accelerate, entrypoint, invocation, launcher_flags, launchers, leading
+from orchestrator.plan import accelerate, accelerate_ranks, entrypoint, invocation, launcher_flags, launchers, leading
 from orchestrator.plan.launchers import check_even
 from orchestrator.runs import probe
 
@@ -533,3 +533,51 @@ def test_a_script_with_the_number_of_one_host_is_refused_with_the_command_for_al
         invocation.read(words, inventory, {})
     assert str(caught.value).endswith(f"ddp-orch up i --set run.launcher=node -- {command}")
     invocation.read(shlex.split(command), model.parse(TWO + "run: {launcher: node}", "i"), {})
+
+
+UNEVEN = "hosts: [{name: a, nproc_per_node: 1}, {name: b, gpus: 3}]\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "config", "words", "env"),
+    [
+        ("x.py --lr 1", "", "x.py --lr 1", {}),
+        (
+            "--mixed_precision=bf16 --dynamo_backend inductor --dynamo_use_dynamic --enable_cpu_affinity -m pkg.x a.py",
+            "",
+            "-m pkg.x a.py",
+            {
+                "ACCELERATE_MIXED_PRECISION": "bf16",
+                "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
+                "ACCELERATE_DYNAMO_USE_DYNAMIC": "true",
+                "ACCELERATE_CPU_AFFINITY": "1",
+            },
+        ),
+        (
+            "--config_file c.yaml --mixed_precision no x.py",
+            "distributed_type: MULTI_GPU\nmixed_precision: fp16\ndebug: true\nuse_cpu: false\n"
+            "dynamo_config: {dynamo_backend: EAGER}\nmachine_rank: 0\n",
+            "x.py",
+            {
+                "ACCELERATE_MIXED_PRECISION": "no",
+                "ACCELERATE_DEBUG_MODE": "true",
+                "ACCELERATE_DYNAMO_BACKEND": "EAGER",
+            },
+        ),
+        ("--use_fsdp x.py", "", None, None),
+        ("--config_file c.yaml x.py", "distributed_type: DEEPSPEED\n", None, None),
+        ("--config_file elsewhere.yaml x.py", "", None, None),
+        ("--mixed_precision fp8 x.py", "", None, None),
+        ("--gradient_clipping 1 x.py", "", None, None),
+    ],
+)
+def test_ranks_of_accelerate_are_started_by_torchrun_on_uneven_hosts(
+    line: str, config: str, words: str | None, env: dict[str, str] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(config or "{}")
+    invoked = accelerate.complete(invocation.recognise(["accelerate", "launch", *line.split()], {}), tmp_path)
+    inventory = model.parse(UNEVEN, "i")
+    found = accelerate_ranks.of_uneven(inventory, invoked, tmp_path)
+    assert (found and " ".join(found.words)) == words and (found and found.env) == env
+    assert found is None or invocation.apply(inventory, found).run.launcher == "torchrun"
+    assert accelerate_ranks.of_uneven(model.parse(TWO, "i"), invoked, tmp_path) is None
