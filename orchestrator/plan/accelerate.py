@@ -90,7 +90,7 @@ def split_flags(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
 
     Flags are without dashes in front and with `-` for `_`. Their value is the next word, also if they take none.
     """
-    flags = {}
+    flags: dict[str, str] = {}
     for number, (word, after) in enumerate(zip(words, (*words[1:], ""), strict=True)):
         if word in ("-m", "--module"):
             return flags, ("-m", *words[number + 1 :])
