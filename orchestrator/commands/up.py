@@ -296,7 +296,9 @@ def _plan_run(
         stderr_console().note("the hosts have different numbers of ranks: torchrun starts those of accelerate launch")
         invoked = own
     inventory = invocation.apply(inventory, invoked)
-    if options.call is None:
+    if invoked.is_program:
+        command, snapshot = entrypoint.find_program(inventory, invoked.words)
+    elif options.call is None:
         command, snapshot = entrypoint.find(inventory, invoked.words)
     else:
         command, snapshot = entrypoint.find_function(inventory, invoked.words, options.call)

@@ -83,6 +83,27 @@ def find(
     return ("-u", os.path.relpath(snapshot.script, snapshot.workdir), *args), snapshot
 
 
+def find_program(
+    inventory: Inventory, words: tuple[str, ...], base: Path | None = None
+) -> tuple[tuple[str, ...], ship.Snapshot | None]:
+    """As `find`, for a program of the hosts. Its first word that is a file here chooses the code.
+
+    `base`: the folder that paths in `words` are relative to; None: the one that the user is in.
+    """
+    base = base or Path.cwd()
+    command = ("-u", "-c", RUN_PROGRAM, *words)
+    without = [host.name for host in plan.order(inventory) if not host.workdir]
+    if not without:
+        return command, None
+    missing = next((word for word in words if word.endswith((".py", ".sh")) and not (base / word).exists()), None)
+    if missing is not None and _first_file(words, base) is None and not Path(missing).is_absolute():
+        raise UsageError(
+            f"{shlex.join(words)}: {missing} does not exist in {base}, so there is no code to send to {fold(without)}; "
+            "correct its path, or set `workdir` to a folder of the hosts"
+        )
+    return command, _send_for_words(inventory, words, base)
+
+
 def find_function(
     inventory: Inventory, words: tuple[str, ...], function: str
 ) -> tuple[tuple[str, ...], ship.Snapshot | None]:
@@ -138,26 +159,16 @@ prints a line once it answers.
 
 
 def _find_command(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[str, ...], ship.Snapshot | None]:
-    """As `find`, for a command that is started once per host. Its first word that is a file here chooses the code."""
-    base = Path.cwd() if words else paths.folder(inventory)
+    """As `find`, for a command that is started once per host."""
     script = inventory.run.script
-    if not words and script is None:
+    if words:
+        return find_program(inventory, words)
+    if script is None:
         message = f"run.launcher: {inventory.run.launcher} starts your own command; give it after --"
         raise UsageError(f"{inventory.path}: {message}")
     # accelerate starts Python itself
     before = ("--multi_gpu",) if inventory.run.launcher == "accelerate" else ("{python}", "-u")
-    words = words or (*before, str(script), *inventory.run.args)
-    command = ("-u", "-c", RUN_PROGRAM, *words)
-    without = [host.name for host in plan.order(inventory) if not host.workdir]
-    if not without:
-        return command, None
-    missing = next((word for word in words if word.endswith((".py", ".sh")) and not (base / word).exists()), None)
-    if missing is not None and _first_file(words, base) is None and not Path(missing).is_absolute():
-        raise UsageError(
-            f"{shlex.join(words)}: {missing} does not exist in {base}, so there is no code to send to {fold(without)}; "
-            "correct its path, or set `workdir` to a folder of the hosts"
-        )
-    return command, _send_for_words(inventory, words, base)
+    return find_program(inventory, (*before, str(script), *inventory.run.args), paths.folder(inventory))
 
 
 def _first_file(words: Sequence[str], base: Path) -> str | None:

@@ -25,6 +25,8 @@ class Invocation:
 
     words: tuple[str, ...]
     """A script or -m and its arguments; with a launcher of scope host, the user's words for it."""
+    is_program: bool = False
+    """Whether each rank is a program of the host, with its arguments, in place of a script."""
     launcher: str | None = None
     """None: as the inventory says."""
     nproc_per_node: int | None = None
@@ -207,10 +209,9 @@ def _launched(launcher: str, words: Sequence[str], environ: Mapping[str, str]) -
             invocation = replace(invocation, mpi_env={**invocation.mpi_env, "DDP_ORCH_MPIRUN": words[0]})
         inner = leading.take(rest)
         invocation, rest = _with_leading(invocation, inner), list(inner.words)
-        program = rest[0].rpartition("/")[2] if rest else ""
-        if not _PYTHON.fullmatch(program):
-            raise UsageError(f"mpirun: expected `python SCRIPT`, got {shlex.join(rest[:3]) or 'nothing'}")
-        inside = _python(rest, environ)
+        if rest and not _PYTHON.fullmatch(rest[0].rpartition("/")[2]):
+            return with_real_mpi(replace(invocation, words=tuple(rest), is_program=True))
+        inside = _python(rest, environ) if rest else Invocation(())
         invocation, rest = replace(invocation, env={**inside.env, **invocation.env}), list(inside.words)
     if not rest:
         raise UsageError(f"{words[0]}: no script given")

@@ -51,8 +51,8 @@ def question(plan: Plan, node: Node, script: Arguments | None) -> Arguments:
     if host.workdir:
         *_, name = node.command[:3]
         script = None if name in ("-m", "-c") else {"path": name, "source": None, "local": []}
-    if plan.launcher.scope == "host" and script is not None and not str(script["path"]).endswith(".py"):
-        script = None  # the first file of the command need not be Python
+    if node.command[2] == "-c" and script is not None and not str(script["path"]).endswith(".py"):
+        script = None  # the first file of a program's words need not be Python
     port = "auto" if host.witness else plan.inventory.run.rdzv.port
     if host.witness:
         script = None

@@ -244,7 +244,7 @@ def test_a_command_for_hosts_may_have_variables_before_it() -> None:
         "torchrun",
         "deepspeed --include a:0 x.py",
         "deepspeed --autotuning run x.py",
-        "mpirun -np 4 ./a.out",
+        "mpirun -np 4",
         "srun -N 2 python x.py",
         "mpirun -env A",
         "ray symmetric-run --num-gpus 1 -- x.py",
@@ -581,3 +581,14 @@ def test_ranks_of_accelerate_are_started_by_torchrun_on_uneven_hosts(
     assert (found and " ".join(found.words)) == words and (found and found.env) == env
     assert found is None or invocation.apply(inventory, found).run.launcher == "torchrun"
     assert accelerate_ranks.of_uneven(model.parse(TWO, "i"), invoked, tmp_path) is None
+
+
+def test_a_program_after_mpirun_is_started_by_a_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.out").write_bytes(b"\x7fELF")
+    inventory = model.parse(TWO, "i")
+    found = invocation.read(shlex.split("mpirun -np 4 -x A=1 ./a.out --n 3"), inventory, {})
+    assert (found.launcher, found.is_program, found.total_ranks, found.env) == ("mpirun", True, 4, {"A": "1"})
+    command, snapshot = entrypoint.find_program(invocation.apply(inventory, found), found.words)
+    assert command[3:] == ("./a.out", "--n", "3")
+    assert snapshot is not None and [entry.path for entry in snapshot.files] == ["a.out"]
