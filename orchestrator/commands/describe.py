@@ -26,7 +26,8 @@ def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool)
         run = lookup.run
         mask = make_mask(inventory, run, console)
         hosts = [host for host in inventory.machines if host.name in run.parts]
-        answers = fleet.each(hosts, lambda _, session: session.request(RECORD, {"run_id": run.run_id}))
+        question = {"run_id": run.run_id}
+        answers = fleet.each(hosts, lambda _, session: session.request(RECORD, question), "reading its record")
     warn_of_failures(answers.failed, console)
     page = make_page(run, answers.done, inventory, mask)
     if as_json:

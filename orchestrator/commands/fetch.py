@@ -123,7 +123,9 @@ class FileLists:
 def _list_files(fleet: Fleet, hosts: Sequence[Host], outputs: RunOutputs, folder: Path, pattern: str) -> FileLists:
     arguments = outputs.arguments(pattern=pattern)
     answers = fleet.each(
-        hosts, lambda host, session: _list_sources(session, arguments, outputs.sources(host.name, folder))
+        hosts,
+        lambda host, session: _list_sources(session, arguments, outputs.sources(host.name, folder)),
+        "listing files",
     )
     missing = {host: [listing.missing() for listing in listings] for host, listings in answers.done.items()}
     unchanged = totals(answers.done)[0] - totals(missing)[0]
@@ -198,7 +200,9 @@ def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, cons
         if run_name is None or not RUN_NAME.fullmatch(run_name):
             raise
         arguments = {"name": run_name, "pattern": ""}
-        answers = fleet.each(inventory.hosts, lambda _, session: _list_sources(session, arguments, [Source(Path())]))
+        answers = fleet.each(
+            inventory.hosts, lambda _, session: _list_sources(session, arguments, [Source(Path())]), "listing files"
+        )
         hosts_with_files = frozenset(host for host, (listing,) in answers.done.items() if listing.files)
         if not hosts_with_files:
             raise
@@ -222,7 +226,9 @@ def _list_sources(session: Session, arguments: Arguments, sources: list[Source])
 def _matches(fleet: Fleet, hosts: Iterable[Host], outputs: RunOutputs, pattern: str) -> bool:
     arguments = outputs.arguments(pattern=pattern)
     results = fleet.each(
-        hosts, lambda host, session: _list_sources(session, arguments, outputs.sources(host.name, Path()))
+        hosts,
+        lambda host, session: _list_sources(session, arguments, outputs.sources(host.name, Path())),
+        "listing files",
     )
     return totals(results.done)[0] > 0
 

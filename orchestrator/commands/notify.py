@@ -29,7 +29,8 @@ def test(inventory_path: str | None) -> int:
     }
     with open_fleet(inventory) as fleet:
         fleet.prepare([head])
-        results = fleet.each([head], lambda _, session: session.request(NOTIFY, {"wanted": targets, "said": message}))
+        question = {"wanted": targets, "said": message}
+        results = fleet.each([head], lambda _, session: session.request(NOTIFY, question), "notifying")
     for line in fold_failures(results.failed):
         console.error(line)
     if results.failed:

@@ -51,7 +51,7 @@ def report(
         records = {host: answers.done[host] for host in _by_node(run) if host in answers.done}
         if not any(record.run and record.spec for record in records.values()):
             raise UnreachableError(f"no host has a record of run {run.run_id}; nothing was written")
-        clocks = fleet.each(of_run, lambda _, session: clock_ahead(session)).done
+        clocks = fleet.each(of_run, lambda _, session: clock_ahead(session), "reading its clock").done
         figures = _read_lines(fleet, of_run, run, LogFilter(follow=False, grep=FIGURES), mask)
         first = first_failure(run, records)
         last_lines: list[Line] = []

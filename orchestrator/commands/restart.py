@@ -68,7 +68,7 @@ def _stop(run: registry.Run, hosts: Sequence[Host], inventory: Inventory, fleet:
     """Raises RunFailed if the run does not end."""
     console.step(f"stopping run {run.run_id}, with a snapshot if its script saves one")
     question = {"run_id": run.run_id, "by": f"restart by {whoami()}"}
-    results = fleet.each(hosts, lambda _, session: session.request(FINISH, question))
+    results = fleet.each(hosts, lambda _, session: session.request(FINISH, question), "asking it to stop")
     if not results.done:
         for line in fold_failures(results.failed):
             console.warning(line)

@@ -131,7 +131,7 @@ def _copy_ssh_keys(hosts: Sequence[Host], fleet: Fleet) -> None:
     """Run ssh-copy-id for hosts that deny all keys, if there is a terminal to type a password."""
     if not sys.stdin.isatty():
         return
-    results = fleet.run(hosts, lambda _: "true")
+    results = fleet.run(hosts, lambda _: "true", "logging in")
     for host in hosts:
         failure = results.failed.get(host.name)
         if isinstance(failure, ConnectFailure) and failure.code == "ssh-auth-denied":

@@ -112,7 +112,11 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
     inventory = _load_inventory(options)
     job = in_job.find_job(inventory, detach=options.detach, requeue=options.requeue)
     run_id = run_ids.new_run_id()
-    plan, snapshot = _plan_run(inventory, options, run_id, job)
+    console.status("reading the code")
+    try:
+        plan, snapshot = _plan_run(inventory, options, run_id, job)
+    finally:
+        console.status("")
     watch.begin(snapshot, plan.name)
     for note in snapshot.notes if snapshot else ():
         console.note(note)

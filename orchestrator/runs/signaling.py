@@ -94,7 +94,7 @@ def _request(
         "only_if_caught": only_if_caught,
         "dry": dry,
     }
-    return fleet.each(hosts, lambda host, session: session.request(SIGNAL, arguments))
+    return fleet.each(hosts, lambda host, session: session.request(SIGNAL, arguments), "signaling")
 
 
 def _raise_first(failed: Mapping[str, OrchError]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -17,30 +18,68 @@ import pytest
 READ_WITHIN = 8.0  # s; without the status line, nothing is printed for 20 s
 
 
-@pytest.mark.parametrize(
-    "arguments", [["ps", "-i"], ["exec", "-i", "FILE", "--", "true"], ["kill", "-i"], ["top", "-i"]]
-)
+# all that ask hosts, except `init`, which asks the user first, and `restart` of runs that were started here
+COMMANDS = """\
+add R a -i FILE
+attach R -i FILE
+bench FILE
+check FILE
+describe R -i FILE
+diagnose R -i FILE
+doctor R -i FILE
+drain R a -i FILE
+events R -i FILE
+exec -i FILE -- true
+fetch R -i FILE
+kill R -i FILE
+logs -f R -i FILE
+notify --test FILE
+port-forward R 6006 -i FILE
+prune FILE
+ps FILE
+report R -i FILE
+revive R -i FILE
+setup FILE
+shell R a -i FILE
+signal R TERM -i FILE
+snapshot R -i FILE
+top R -i FILE
+trust FILE
+up FILE -- train.py
+wait R -i FILE
+"""
+
+
+@pytest.mark.parametrize("arguments", [line.split() for line in COMMANDS.splitlines()], ids=" ".join)
 def test_a_command_on_a_terminal_says_what_it_waits_for(arguments: list[str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, and never answers
         inventory = tmp_path / "inventory.yaml"
-        inventory.write_text(f"hosts: [{{name: a, address: 127.0.0.1, port: {silent.getsockname()[1]}}}]\n")
+        inventory.write_text(
+            f"hosts: [{{name: a, address: 127.0.0.1, port: {silent.getsockname()[1]}}}]\nnotify: {{command: 'true'}}\n"
+        )
+        (tmp_path / "train.py").write_text("import torch")
         words = [str(inventory) if word == "FILE" else word for word in arguments]
         command = [sys.executable, "-m", "orchestrator.cli", *words]
         ours, theirs = pty.openpty()
         env = {**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(tmp_path)}
         process = subprocess.Popen(
-            command if str(inventory) in command else [*command, str(inventory)],
+            command, cwd=tmp_path,
             stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True,
         )  # fmt: skip
         os.close(theirs)
         try:
             deadline = time.monotonic() + READ_WITHIN
             printed = b""
-            while b"host" not in printed and time.monotonic() < deadline:
+            while not _text(printed) and time.monotonic() < deadline:
                 if select.select([ours], [], [], 0.1)[0]:
                     printed += os.read(ours, 4096)
-            assert b"host" in printed and process.poll() is None
+            assert _text(printed) and process.poll() is None
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
             os.close(ours)
+
+
+def _text(printed: bytes) -> str:
+    """Without what only moves the cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.decode(errors="replace")).strip()
