@@ -113,11 +113,11 @@ def check(rows: Mapping[str, LauncherRow], chosen: str, reading: Reading) -> Non
 
 def _problems(row: LauncherRow) -> Iterator[tuple[str, str]]:
     """(key, what is wrong)."""
-    if row.scope == "rank" and (row.argv or row.worker):
-        yield ("argv" if row.argv else "worker"), "only with `scope: host`; with `scope: rank`, set `env`"
+    if row.scope == "rank" and row.worker:
+        yield "worker", "only with `scope: host`"
     if row.scope == "rank" and row.ready:
         yield "ready", "only with `scope: host`"
-    if row.scope == "host" and row.argv and row.argv.count(COMMAND) != 1:
+    if row.argv and row.argv.count(COMMAND) != 1:
         yield "argv", f'expected "{COMMAND}" once, as a word of its own: the words after -- take its place'
     known = (*OF_HOST, *(OF_RANK if row.scope == "rank" else ()))
     words = [("argv", word) for word in row.argv if word != COMMAND] + [("worker", word) for word in row.worker]

@@ -106,6 +106,9 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
         of_host = {"nproc_per_node": str(node.nproc), "host": node.host.name, "python": node.host.python}
         of_run = {**values, **of_host, "run": plan.name, "job_id": "auto", "threads": "auto"}
         command = launchers.host_words(plan.launcher, words, of_run, first=number == 0)
+    elif not plan.launcher.agent:
+        place = plan.launcher.argv.index(launchers.COMMAND)
+        command = [*plan.launcher.argv[:place], *command, *plan.launcher.argv[place + 1 :]]
     auto_env = {name: value.format_map(values) for name, value in node.auto_env.items()}
     return {
         "host": node.host.name,

@@ -26,7 +26,7 @@ class Launcher:
     scope: Literal["rank", "host"] = "rank"
     """What the user's command is: a rank, or a program that is started once per host and starts the ranks itself."""
     argv: tuple[str, ...] = (COMMAND,)
-    """Scope host: what is started. `{command}` are the user's words."""
+    """What is started. `{command}` are the user's words; with scope rank, python, the script and its arguments."""
     worker: tuple[str, ...] = ()
     """Scope host: added to argv on all nodes but the first."""
     rank_argument: str = ""
@@ -41,7 +41,7 @@ class Launcher:
     @property
     def can_preload(self) -> bool:
         """Whether ranks can be forked: the guard starts them, all with the same command."""
-        return not self.agent and self.scope == "rank" and not self.rank_argument
+        return not self.agent and self.scope == "rank" and not self.rank_argument and self.argv == (COMMAND,)
 
     def as_spec(self) -> dict[str, Any]:
         """What a node needs to start the command."""

@@ -201,6 +201,7 @@ class Runs:
         notify: Mapping[str, str] | None = None,
         name: str | None = None,
         launcher: str = "direct",
+        own_launchers: str = "{}",
         command: Sequence[str] = ("-c",),
         tie: float | None = None,
     ) -> tuple[Run, dict[str, Any]]:
@@ -218,7 +219,7 @@ class Runs:
                 f"nproc_per_node: {count}, python: {python}, setup: {list(setup)}, workdir: {self._folder}, "
                 f"spare: {str(number >= len(nproc) - spares).lower()}}}\n"
             )
-        text += f"run: {{grace: {grace}, launcher: {launcher}, {options}}}\n"
+        text += f"launchers: {own_launchers}\nrun: {{grace: {grace}, launcher: {launcher}, {options}}}\n"
         run_id = new_run_id()
         wanted = plan.make(
             model.parse(text, "inventory.yaml"),

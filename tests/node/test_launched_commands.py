@@ -75,6 +75,15 @@ def test_a_command_that_does_not_exist_is_named(runs: Runs) -> None:
     assert b"nosuchprogram" in run.journal()["1.0.err"]
 
 
+def test_a_program_may_stand_around_each_rank(runs: Runs) -> None:
+    pin = '{scope: rank, argv: [env, "PINNED={local_rank}", "{command}", "--{world_size}"]}'
+    run = runs.start(TELL, "{rank}", nproc=(2,), launcher="pin", own_launchers=f"{{pin: {pin}}}")
+    run.wait_over()
+    for rank in (0, 1):
+        found = told(run, 0, f"1.{rank}.out")
+        assert (found["argv"], found["env"]["PINNED"]) == (["{rank}", "--2"], str(rank))
+
+
 def test_ranks_find_the_variables_of_slurm(runs: Runs) -> None:
     run = runs.start(TELL, nproc=(1, 2), launcher="srun")
     run.wait_over()

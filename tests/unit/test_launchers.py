@@ -291,6 +291,7 @@ def test_numbers_of_ranks_are_applied() -> None:
         ('launchers: {m: {argv: [x, "{command}", "{nodes}"]}}', "launchers.m.argv"),
         ('launchers: {m: {argv: ["{command}", "{rank}"]}}', "launchers.m.argv"),
         ("launchers: {m: {scope: rank, argv: [x]}}", "launchers.m.argv"),
+        ('launchers: {m: {scope: rank, worker: [x], argv: ["{command}"]}}', "launchers.m.worker"),
         ("launchers: {m: {comand: x}}", "launchers.m.comand"),
         ("launchers: {m: x}", "launchers"),
         ("launchers: {m: {env: {RANK: x}}}", "launchers.m.env.RANK"),
@@ -592,3 +593,11 @@ def test_a_program_after_mpirun_is_started_by_a_real_one(tmp_path: Path, monkeyp
     command, snapshot = entrypoint.find_program(invocation.apply(inventory, found), found.words)
     assert command[3:] == ("./a.out", "--n", "3")
     assert snapshot is not None and [entry.path for entry in snapshot.files] == ["a.out"]
+
+
+def test_a_program_around_each_rank_cannot_be_preloaded() -> None:
+    text = TWO + 'launchers: {pin: {scope: rank, argv: [numactl, "--membind={local_rank}", "{command}"]}}\n'
+    pin = launchers.choose(model.parse(text + "run: {launcher: pin}", "i"))
+    assert not pin.can_preload and launchers.choose(model.parse(TWO + "run: {launcher: direct}", "i")).can_preload
+    with pytest.raises(UsageError, match=r"run\.preload"):
+        launchers.choose(model.parse(text + "run: {launcher: pin, preload: [torch]}", "i"))

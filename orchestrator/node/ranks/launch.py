@@ -298,6 +298,7 @@ def _direct(
     argv = list(rank["argv"])
     if launcher["rank_argument"]:
         argv.insert(_first_argument(argv), placeholders.fill_in(launcher["rank_argument"], values))
+    argv = placeholders.around(argv, launcher["argv"], values)
     job = dict(rank, argv=argv, env={**environment, **given, **rank["env"]})
     for channel in ("stdout", "stderr"):
         job[channel] = rank[channel].replace("*", str(number))

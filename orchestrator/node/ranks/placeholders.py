@@ -65,7 +65,12 @@ def host_environment(values: Dict[str, str]) -> Dict[str, str]:
 def host_argv(launcher: Dict[str, Any], words: List[str], values: Dict[str, str]) -> List[str]:
     """The words of the launcher around those of the user."""
     template = launcher["argv"] + (launcher["worker"] if values["node_rank"] != "0" else [])
+    return around([fill_in(word, values) for word in words], template, values)
+
+
+def around(command: List[str], template: List[str], values: Dict[str, str]) -> List[str]:
+    """The words of a template, with a command in its place."""
     argv = []  # type: List[str]
     for word in template:
-        argv += [fill_in(each, values) for each in words] if word == COMMAND else [fill_in(word, values)]
+        argv += command if word == COMMAND else [fill_in(word, values)]
     return argv
