@@ -1,6 +1,6 @@
 """The ranks of `accelerate launch` without accelerate's launcher, which shares them out evenly: flags -> variables.
 
-The variables are those of prepare_multi_gpu_env in accelerate 1.15 (accelerate/utils/launch.py).
+The variables are those of `prepare_multi_gpu_env` in accelerate 1.15 (accelerate.utils.launch).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 from local_runs import Run, Runs
 
-from orchestrator.plan.entrypoint import RUN_PROGRAM
+from orchestrator.plan.run_program import RUN_PROGRAM
 
 TELL = """
 import json, os, sys

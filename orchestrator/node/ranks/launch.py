@@ -34,7 +34,7 @@ OOM_SCORE = 300  # of ranks: when memory runs out, the kernel should kill one of
 MPIRUN = "mpirun"  # the launcher, and the verb of its agent
 MPI_KEY = "DDP_ORCH_MPI_KEY"  # the variable with the key of the connections between its agents
 
-READY = "DDP_ORCH_READY"  # the variable with the URL that answers once a server is ready (plan/entrypoint.py)
+READY = "DDP_ORCH_READY"  # the variable with the URL that answers once a server is ready (plan/run_program.py)
 
 SCRIPT = 2  # index of the script, -m or -c in a command: python, -u, SCRIPT
 SHIM_WORDS = 4  # python -u -c PROGRAM, before the words of a command that is started once per host
