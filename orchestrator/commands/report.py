@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import time
+import webbrowser
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -34,8 +35,17 @@ FIGURES = "|".join(map(re.escape, SIGNS))
 
 
 def report(
-    run_name: str | None, inventory_path: str | None, hosts: str | None, output: str | None, as_json: bool
+    run_name: str | None,
+    inventory_path: str | None,
+    hosts: str | None,
+    output: str | None,
+    as_json: bool,
+    *,
+    opens: bool = False,
 ) -> int:
+    """`opens`: show the page in the browser."""
+    if opens and as_json and not output:
+        raise UsageError("--open needs the page, which --json does not write without -o FILE.html")
     if output and Path(output).suffix.lower() not in ("", ".htm", ".html"):
         raise UsageError(f"-o {output}: expected a name that ends with .html. The data go to a .json file next to it.")
     console = stderr_console()
@@ -75,7 +85,9 @@ def report(
     if output or not as_json:
         path = Path(output or f"{run.run_id}.html")
         write(path, html.render(asdict(data)), text + "\n")
-        console.note(f"wrote {path} and {path.with_suffix('.json')}")
+        console.note(f"wrote {path.absolute()} and {path.with_suffix('.json').name}")
+        if opens and not webbrowser.open(path.absolute().as_uri()):
+            console.warning("no browser was found here; copy the file to a machine that has one")
     return UnreachableError.exit_code if listing.failed or answers.failed else 0
 
 

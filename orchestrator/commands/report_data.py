@@ -45,7 +45,7 @@ class Report:
     diagnosis: Mapping[str, Any]
     """As `diagnose --json`: `{"findings": [...], "consequences": [...]}`."""
     slow_ranks: tuple[Mapping[str, Any], ...]
-    """`{"rank", "step_time", "times_the_median"}`, the slowest first, from 5 % above the median."""
+    """`{"rank", "host", "step_time", "times_the_median"}`, the slowest first, from 5 % above the median."""
     machines: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]]
     """`gpu`, `gpu_memory`, `watts`, `cpu`, `memory`, `received`, `sent`, `read`, `written`: host -> (seconds, value).
 
@@ -108,7 +108,7 @@ def make(
         ),
         training=training,
         diagnosis=_mask_texts(diagnosis, mask),
-        slow_ranks=_slow_ranks(training["step_time"]),
+        slow_ranks=_slow_ranks(training["step_time"], {_series(line): line.host for line in figures}),
         machines=_machines(records, clocks, began),
         config=_config(spec, mask),
         log=_log(log, mask),
@@ -184,17 +184,24 @@ def _training(figures: Sequence[Line], began: float) -> dict[str, dict[str, tupl
         x = values.get("step", line.at - began)
         for name, ranks in series.items():
             if name in values and math.isfinite(values[name]):
-                ranks.setdefault(f"attempt {line.attempt}, rank {line.rank}", []).append((x, values[name]))
+                ranks.setdefault(_series(line), []).append((x, values[name]))
     return {name: {key: tuple(points) for key, points in ranks.items()} for name, ranks in series.items()}
 
 
-def _slow_ranks(step_times: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[Mapping[str, Any], ...]:
+def _series(line: Line) -> str:
+    """The name of a line in a chart."""
+    return f"attempt {line.attempt}, rank {line.rank}"
+
+
+def _slow_ranks(
+    step_times: Mapping[str, Sequence[tuple[float, float]]], hosts: Mapping[str, str]
+) -> tuple[Mapping[str, Any], ...]:
     means = {name: sum(value for _, value in points) / len(points) for name, points in step_times.items()}
     if len(means) < 2:
         return ()
     median = sorted(means.values())[len(means) // 2]
     slow = [
-        {"rank": name, "step_time": mean, "times_the_median": mean / median}
+        {"rank": name, "host": hosts[name], "step_time": mean, "times_the_median": mean / median}
         for name, mean in means.items()
         if median > 0 and mean / median > 1.05
     ]

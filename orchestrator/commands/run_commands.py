@@ -281,8 +281,11 @@ def port_forward(run: str, place: str, local_port: int | None, inventory: str | 
     metavar="FILE.html",
     help="File to write. Default: RUN.html. The data go to RUN.json.",
 )
+@click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 @JSON
-def report(run: str | None, inventory: str | None, hosts: str | None, output: str | None, as_json: bool) -> None:
+def report(
+    run: str | None, inventory: str | None, hosts: str | None, output: str | None, opens: bool, as_json: bool
+) -> None:
     """Write an HTML report of RUN (default: the newest run).
 
     It shows the first failure, the timeline, the hosts, curves of the training and of the machines, and the
@@ -290,7 +293,7 @@ def report(run: str | None, inventory: str | None, hosts: str | None, output: st
     """
     from . import report as report_command
 
-    sys.exit(report_command.report(run, inventory, hosts, output, as_json))
+    sys.exit(report_command.report(run, inventory, hosts, output, as_json, opens=opens))
 
 
 @click.command(cls=Command, short_help="find the first cause of a failure")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from statistics import median
 
@@ -14,6 +14,7 @@ MAX_ROWS = 64  # of the heat map; with more ranks, neighbours share a row, which
 CELL_HEIGHT, LABEL_WIDTH, WIDTH = 10, 58, 1120
 COLD_TO_HOT = ("#0060a0", "#3f86b5", "#86b0c8", "#d9d9d2", "#f0b46a", "#e07b39", "#b3261e")
 """From faster than the median rank of the same time to slower."""
+IDLE_TO_BUSY = ("#b3261e", "#e07b39", "#f0b46a", "#c9d6c0", "#7fb894", "#00734f")
 LIMITS = (0.9, 0.97, 0.99, 1.01, 1.1, 1.3)
 """Times the median, between these colours."""
 
@@ -36,34 +37,73 @@ def summarise(lines: Mapping[str, Points]) -> dict[str, Points]:
 
 def heat_map(title: str, ranks: Mapping[int, Points], x_name: str) -> str:
     """A row per rank, and columns of time. The colour compares a rank with the median rank of its column."""
-    columns = min(COLUMNS, len({x for points in ranks.values() for x, _ in points}))
+    columns = _columns(ranks.values())
     cells = _cells(ranks, columns)
     if len(ranks) < 2 or not cells:
         return ""
-    together = math.ceil(len(ranks) / MAX_ROWS)
-    order = sorted(ranks)
-    rows = [order[start : start + together] for start in range(0, len(order), together)]
     middle = {column: median(values.values()) for column, values in cells.items()}
-    width = (WIDTH - LABEL_WIDTH) / columns
-    height = len(rows) * CELL_HEIGHT
+
+    def colour(column: int, values: Sequence[float]) -> str:
+        share = max(values) / middle[column] if middle[column] > 0 else None
+        return "" if share is None else COLD_TO_HOT[sum(share > limit for limit in LIMITS)]
+
+    keys = "".join(f'<span class="key" style="background:{colour}"></span>' for colour in COLD_TO_HOT)
+    note = f"by {escape(x_name)}; faster {keys} slower than the median rank"
+    return _grid(title, note, {rank: str(rank) for rank in ranks}, ranks, cells, colour, LABEL_WIDTH)
+
+
+def use_map(title: str, hosts: Mapping[str, Points], x_name: str) -> str:
+    """A row per host, and columns of time. The colour is the share that was used, of 0 to 100 percent."""
+    if len(hosts) < 2:
+        return ""
+    lines = dict(enumerate(hosts.values()))
+    cells = _cells(lines, _columns(hosts.values()))
+
+    def colour(_: int, values: Sequence[float]) -> str:
+        return IDLE_TO_BUSY[min(len(IDLE_TO_BUSY) - 1, int(max(0.0, min(values)) / 100 * len(IDLE_TO_BUSY)))]
+
+    keys = "".join(f'<span class="key" style="background:{colour}"></span>' for colour in IDLE_TO_BUSY)
+    names = dict(enumerate(hosts))
+    room = LABEL_WIDTH + 5 * min(20, max(map(len, hosts)))
+    return _grid(title, f"by {escape(x_name)}; idle {keys} busy", names, lines, cells, colour, room) if cells else ""
+
+
+def _grid(
+    title: str,
+    note: str,
+    names: Mapping[int, str],
+    lines: Mapping[int, Points],
+    cells: Mapping[int, Mapping[int, float]],
+    colour: Callable[[int, Sequence[float]], str],
+    room: int,
+) -> str:
+    """`note`: HTML. `names`: of the rows. `cells`: column -> row -> value. `room`: for the names."""
+    together = math.ceil(len(lines) / MAX_ROWS)
+    order = sorted(lines)
+    rows = [order[start : start + together] for start in range(0, len(order), together)]
+    columns = _columns(lines.values())
+    width, height = (WIDTH - room) / columns, len(rows) * CELL_HEIGHT
     parts = [f'<svg viewBox="0 0 {WIDTH} {height + 16}" role="img" aria-label="{escape(title)}">']
     for number, members in enumerate(rows):
         y = number * CELL_HEIGHT
         if number % max(1, len(rows) // 16) == 0:
-            parts.append(f'<text x="{LABEL_WIDTH - 6}" y="{y + 9}" text-anchor="end">{members[0]}</text>')
-        colours = [_colour([cells.get(column, {}).get(rank) for rank in members], middle.get(column, 0.0))
-                   for column in range(columns)]  # fmt: skip
-        for first, count, colour in _stretches(colours):
-            if colour:
-                x = LABEL_WIDTH + first * width
-                parts.append(f'<rect x="{x:.1f}" y="{y}" width="{count * width:.1f}" height="9" fill="{colour}"/>')
-    xs = [x for points in ranks.values() for x, _ in points]
-    parts.append(f'<text x="{LABEL_WIDTH}" y="{height + 12}">{short(min(xs))}</text>')
+            parts.append(f'<text x="{room - 6}" y="{y + 9}" text-anchor="end">{escape(names[members[0]])}</text>')
+        known = [[cells[column][row] for row in members if row in cells.get(column, {})] for column in range(columns)]
+        colours = [colour(column, values) if values else "" for column, values in enumerate(known)]
+        for first, count, fill in _stretches(colours):
+            if fill:
+                x = room + first * width
+                parts.append(f'<rect x="{x:.1f}" y="{y}" width="{count * width:.1f}" height="9" fill="{fill}"/>')
+    xs = [x for points in lines.values() for x, _ in points]
+    parts.append(f'<text x="{room}" y="{height + 12}">{short(min(xs))}</text>')
     parts.append(f'<text x="{WIDTH}" y="{height + 12}" text-anchor="end">{short(max(xs))}</text></svg>')
-    keys = "".join(f'<span class="key" style="background:{colour}"></span>' for colour in COLD_TO_HOT)
-    caption = f"{escape(title)} <small>by {escape(x_name)}; faster {keys} slower than the median rank</small>"
     picture = f'<div class="scroll">{"".join(parts)}</div>'
+    caption = f"{escape(title)} <small>{note}</small>"
     return f'<figure class="wide heat"><figcaption>{caption}</figcaption>{picture}</figure>'
+
+
+def _columns(lines: Iterable[Points]) -> int:
+    return max(1, min(COLUMNS, len({x for points in lines for x, _ in points})))
 
 
 def attempts(starts: Sequence[float], marks: Mapping[float, str], end: float) -> str:
@@ -99,13 +139,6 @@ def _cells(ranks: Mapping[int, Points], columns: int) -> dict[int, dict[int, flo
             if math.isfinite(y):
                 sums.setdefault(_column(x, x0, x1, columns), {}).setdefault(rank, []).append(y)
     return {column: {rank: sum(ys) / len(ys) for rank, ys in row.items()} for column, row in sums.items()}
-
-
-def _colour(values: Sequence[float | None], middle: float) -> str:
-    known = [value for value in values if value is not None]
-    if not known or middle <= 0:
-        return ""
-    return COLD_TO_HOT[sum(max(known) / middle > limit for limit in LIMITS)]
 
 
 def _stretches(colours: Sequence[str]) -> list[tuple[int, int, str]]:

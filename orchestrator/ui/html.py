@@ -111,6 +111,7 @@ def render(report: Mapping[str, Any]) -> str:
         _timeline(report["timeline"]),
         '<h2 id="machines">Machines</h2>',
         _charts(report["machines"], MACHINES, "seconds"),
+        bands.use_map("GPU utilisation of each host", report["machines"]["gpu"], "seconds"),
         '<h2 id="command">Command</h2>',
         _command(report),
         '<h2 id="hosts">Hosts and versions</h2>',
@@ -305,10 +306,15 @@ def _charts(series: Mapping[str, Any], titles: Mapping[str, str], x_name: str) -
 
 
 def _few(lines: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of many lines, the highest, the median and the lowest, for each attempt."""
-    if len(lines) <= MAX_LINES:
-        return lines
+    """Of many lines, the highest, the median and the lowest, for each attempt. The attempt is named if there are
+    several.
+    """
     groups = _by_attempt(lines)
+    if len(lines) <= MAX_LINES:
+        each = {(attempt, rank): points for attempt, ranks in groups.items() for rank, points in sorted(ranks.items())}
+        several = len(groups) > 1
+        named = {f"{f'attempt {key[0]}, ' if several else ''}rank {key[1]}": points for key, points in each.items()}
+        return named or dict(sorted(lines.items()))
     if not groups:  # hosts
         return bands.summarise(lines)
     return {
@@ -331,8 +337,10 @@ def _heat_map(step_times: Mapping[str, Any]) -> str:
 def _slow(ranks: Sequence[Mapping[str, Any]]) -> str:
     if not ranks:
         return ""
-    rows = ((rank["rank"], f"{rank['step_time']:.4g} s", f"{rank['times_the_median']:.2f}") for rank in ranks)
-    return "<h2>Slow ranks</h2>" + _table(("rank", "mean step time", "times the median"), rows)
+    rows = (
+        (rank["rank"], rank["host"], f"{rank['step_time']:.4g} s", f"{rank['times_the_median']:.2f}") for rank in ranks
+    )
+    return "<h2>Slow ranks</h2>" + _table(("rank", "host", "mean step time", "times the median"), rows)
 
 
 def _timeline(timeline: Sequence[Mapping[str, Any]]) -> str:

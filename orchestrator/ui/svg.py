@@ -52,10 +52,11 @@ def chart(title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[
         else:
             parts.append(f'<polyline points="{coordinates}" stroke="{colour}"><title>{escape(name)}</title></polyline>')
     parts.append("</svg>")
-    keys = "".join(
-        f'<span style="color:{COLOURS[number % len(COLOURS)]}">{escape(name)}</span> '
-        for number, name in enumerate(list(series)[:16])
-    )
+    keys, group = "", ""
+    for number, name in enumerate(list(series)[:16]):  # `attempt 1, rank 0 rank 1`: what repeats is left out
+        before, group = group, name.rpartition(", ")[0]
+        text = name.removeprefix(f"{group}, ") if group and group == before else name
+        keys += f'<span style="color:{COLOURS[number % len(COLOURS)]}">{escape(text)}</span> '
     if len(series) > 16:
         keys += f"and {len(series) - 16} more"
     caption = f"{escape(title)} <small>by {escape(x_name)}</small><br><small>{keys}</small>"

@@ -101,7 +101,14 @@ def make(told: dict[str, dict[str, Any]], state: str, *arguments: Any) -> report
 @pytest.fixture
 def made() -> report_data.Report:
     figures = [
-        Line(1000.0 + step, "gpu-0", rank, "stdout", 1, f"step:{step} loss:{9 - step} step_time:{1 + (rank == 3)}")
+        Line(
+            1000.0 + step,
+            f"gpu-{rank // 2}",
+            rank,
+            "stdout",
+            1,
+            f"step:{step} loss:{9 - step} step_time:{1 + (rank == 3)}",
+        )
         for step in range(5)
         for rank in (0, 1, 3)
     ]
@@ -121,7 +128,8 @@ def test_it_tells_what_happened_when(made: report_data.Report) -> None:
 def test_curves_and_slow_ranks_come_from_the_ranks_lines(made: report_data.Report) -> None:
     assert made.training["loss"]["attempt 1, rank 0"] == ((0, 9), (1, 8), (2, 7), (3, 6), (4, 5))
     assert "attempt 2, rank 0" not in made.training["loss"]  # what is no number cannot be drawn, nor be in JSON
-    assert [(one["rank"], one["times_the_median"]) for one in made.slow_ranks] == [("attempt 1, rank 3", 2.0)]
+    slow = [(one["rank"], one["host"], one["times_the_median"]) for one in made.slow_ranks]
+    assert slow == [("attempt 1, rank 3", "gpu-1", 2.0)]
 
 
 def test_machines_are_measured_between_samples(made: report_data.Report) -> None:
@@ -276,6 +284,31 @@ def test_a_slow_rank_stands_out_in_the_heat_map() -> None:
     (slow,) = re.findall(rf'<rect x="([0-9.]+)" y="(\d+)"[^>]*fill="{bands.COLD_TO_HOT[-1]}"', drawn)
     assert float(slow[0]) > bands.WIDTH / 2 and int(slow[1]) == 5 * bands.CELL_HEIGHT
     assert bands.heat_map("step time", {0: ranks[0]}, "step") == ""
+
+
+def test_a_host_whose_gpus_were_idle_stands_out() -> None:
+    hosts = {
+        f"gpu-{host}": [(float(at), 0.0 if (host, at) == (2, 3) else 99.0) for at in range(4)] for host in range(4)
+    }
+    drawn = bands.use_map("GPU", hosts, "seconds")
+    (idle,) = re.findall(rf'<rect x="([0-9.]+)" y="(\d+)"[^>]*fill="{bands.IDLE_TO_BUSY[0]}"', drawn)
+    assert float(idle[0]) > bands.WIDTH / 2 and int(idle[1]) == 2 * bands.CELL_HEIGHT and ">gpu-2</text>" in drawn
+    assert bands.use_map("GPU", {}, "seconds") == bands.use_map("GPU", {"gpu-0": hosts["gpu-0"]}, "seconds") == ""
+
+
+def test_the_legend_is_sorted_and_names_an_attempt_once(made: report_data.Report) -> None:
+    data = asdict(made)
+    points = [(0.0, 1.0), (1.0, 2.0)]
+    data["training"]["loss"] = {
+        f"attempt {attempt}, rank {rank}": points for attempt, rank in ((1, 10), (1, 2), (2, 0), (1, 0), (2, 1))
+    }
+    legend = re.search(r"<figcaption>loss .*?</figcaption>", html.render(data))
+    assert legend is not None
+    shown = re.findall(r"<span[^>]*>(.*?)</span>", legend[0])
+    assert shown == ["attempt 1, rank 0", "rank 2", "rank 10", "attempt 2, rank 0", "rank 1"]
+    data["training"]["loss"] = {f"attempt 1, rank {rank}": points for rank in (1, 0)}
+    legend = re.search(r"<figcaption>loss .*?</figcaption>", html.render(data))
+    assert legend is not None and re.findall(r"<span[^>]*>(.*?)</span>", legend[0]) == ["rank 0", "rank 1"]
 
 
 def test_the_report_of_512_ranks_over_a_day_stays_small(made: report_data.Report) -> None:
