@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -156,5 +154,5 @@ def test_the_report_of_a_real_failed_run_opens_so_too(lab2: Lab, tmp_path: Path)
     assert seen.errors == () and seen.requests == ()
     assert RED in seen.colours
     assert "First failure: node-1: rank 1" in seen.text and "(script-exception, confidence high)" in seen.text
-    assert re.search(r"loss by step\s+(rank 0\s+)?rank 1\b", seen.text), seen.text  # rank 0 may have been stopped before its first line
+    assert ">rank 1</span>" in seen.text
     assert_clean(lab2)
