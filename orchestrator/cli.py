@@ -169,7 +169,7 @@ def prune(
 @inventory
 @click.option("--test", is_flag=True, help="Send the test message. Required.")
 def notify(inventory: str | None, test: bool) -> None:
-    """Test notify.webhook and notify.command: the head sends a test message to both.
+    """Test notify.webhook, notify.mail and notify.command: the head sends a test message to each.
 
     Exits with 3 if one of them fails.
     """

@@ -288,7 +288,7 @@ class Facts:
     names: Mapping[str, Lookup]
     """Look-ups of the host's own name, and of the requested names and addresses."""
     notify: Mapping[str, str] = field(default_factory=dict)
-    """Why notifications would fail, by `webhook` or `command`; only those that would."""
+    """Why notifications would fail, by `webhook`, `mail` or `command`; only those that would."""
     autostart: str | None = None
     """Why the crontab or the systemd of the user cannot be used; None: it can, or was not asked for."""
     login: Login | None = None

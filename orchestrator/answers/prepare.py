@@ -46,7 +46,7 @@ class NotifyProblems:
     """The answer to `notify`."""
 
     problems: Mapping[str, str]
-    """Why a notification failed, by `webhook` or `command`; only those that failed."""
+    """Why a notification failed, by `webhook`, `mail` or `command`; only those that failed."""
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class Part:
     members: tuple[Member, ...] = ()
     """The processes of the run, if they were requested."""
     not_notified: Mapping[str, str] = field(default_factory=dict)
-    """Why notifications failed, by `webhook` or `command`."""
+    """Why notifications failed, by `webhook`, `mail` or `command`."""
     secrets: tuple[VariableName, ...] | None = field(default=None, metadata=NOT_NULL)
     """Names of the run's secrets; None: unknown."""
     shared_output: AbsolutePath | None = None

@@ -223,6 +223,7 @@ def _notify(node: Node, fact: Facts, findings: Findings) -> None:
     for key, why in fact.notify.items():
         fix = {
             "webhook": "make it reachable from this host, or set https_proxy in its environment",
+            "mail": "make the mail server reachable from this host, or install sendmail there",
             "command": "install it there, or set its full path",
         }.get(key, "")
         fix += "\nddp-orch notify INVENTORY --test"

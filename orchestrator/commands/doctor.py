@@ -75,7 +75,7 @@ def without_credentials(inventory: Inventory) -> dict[str, Any]:
     document = writing.as_dict(inventory)
     for variables in (document["run"]["env"], *(host["env"] for host in document["hosts"])):
         variables.update({name: "***" for name in variables if PRIVATE.search(name)})
-    for key in ("webhook", "command"):
+    for key in ("webhook", "mail", "command"):
         if document["notify"][key]:
             document["notify"][key] = "***"
     return document

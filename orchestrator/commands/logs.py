@@ -85,7 +85,9 @@ def logs(options: LogsOptions) -> int:
             log_filter = _make_filter(options, time.time() + next(iter(ahead.values()), 0.0))
         mask = make_mask(inventory, run, console)
         view = _make_view(run, asked_hosts, late, log_filter, inventory, fleet, mask, console)
-        bell = attach.Bell(inventory.notify.bell and options.follow, console)
+        notify = inventory.notify
+        name = run.name if notify.desktop and options.follow else ""
+        bell = attach.Bell(notify.bell and options.follow, console, name)
         try:
             if options.output:
                 _to_files(view, log_filter, list(run.parts), mask, Path(options.output), console)

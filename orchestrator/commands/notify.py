@@ -13,10 +13,11 @@ def test(inventory_path: str | None) -> int:
     """Exit code 3 if the message could not be sent."""
     console = stderr_console()
     inventory = load_inventory(inventory_path)
-    targets = {"webhook": inventory.notify.webhook, "command": inventory.notify.command}
+    notify = inventory.notify
+    targets = {"webhook": notify.webhook, "mail": notify.mail, "command": notify.command}
     configured = [what for what, value in targets.items() if value]
     if not configured:
-        raise UsageError(f"{inventory.path}: notify has neither webhook nor command. Set one of them to test it.")
+        raise UsageError(f"{inventory.path}: notify has no webhook, mail or command. Set one of them to test it.")
     head = plan.order(inventory)[0]
     message = {
         "text": f"ddp-orch: test message from {head.name}: the end of a run is reported here",

@@ -21,7 +21,7 @@ LIMITS: Mapping[str, float] = {
     "prune": 120.0,
     "outputs": 120.0,  # looks at every file
     "output_folders": 120.0,
-    "notify": 90.0,  # 10 s of the webhook, 60 s of the command
+    "notify": 180.0,  # 10 s of the webhook, 60 s of mail, 60 s of the command
     "remove_outputs": 600.0,  # millions of files on a slow disk
     "unpack": 300.0,  # after the upload, which `Pipe.send` limits
     # until the next DATA; the node program sends some every 15 s, even if the run prints nothing
@@ -37,6 +37,6 @@ WAITS_FOR: Mapping[str, str] = {
     "dial": "the network between the hosts",
     "start": "its guard",
     "stop": f"processes that hang in the kernel, {WAITS_FOR_FILES}",
-    "notify": "the webhook or the command",
+    "notify": "the webhook, the mail server or the command",
 }
 """By operation, what a host that answers every PING may be waiting for. Others use files only."""

@@ -7,6 +7,7 @@ writing        an Inventory as YAML and as JSON
 recovery       checks the keys about lost hosts
 settings       `up --set`: values that replace those of the file
 nearest_key    which key was probably meant by an unknown one
+notifications  the values of the keys of `notify`
 values         kinds of values: how to read, check and write each
 yaml_source    YAML -> nodes that know their line
 paths          where relative paths start

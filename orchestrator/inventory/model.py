@@ -130,8 +130,11 @@ class RunOptions:
 @dataclass(frozen=True, kw_only=True)
 class Notify:
     webhook: str | None
+    mail: str | None
     command: str | None
+    events: tuple[str, ...]  # start, restart, wait, stall, walltime, end
     bell: bool
+    desktop: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import container, hostnames, launcher_rows, via
+from . import container, hostnames, launcher_rows, notifications, via
 from .host_entries import JUMPS, PYTHON, USER, HostList, hosts_kind, witness_kind
 from .nearest_key import nearest_key
 from .values import (
@@ -343,15 +343,13 @@ _RUN = _section(
 
 _NOTIFY = _section(
     "notify",
-    "messages when a run ends, restarts or waits for hosts",
-    Key(
-        "webhook",
-        maybe(like("an http or https URL", r"https?://[^\s\x00]+")),
-        None,
-        "URL of Slack, Discord, Teams, ntfy or a compatible service",
-    ),
+    "messages about a run",
+    Key("webhook", maybe(notifications.WEBHOOK), None, "URL of Slack, Discord, Teams, ntfy or a compatible service"),
+    Key("mail", maybe(notifications.MAIL), None, "mailto:ADDRESS, or smtp[s]://[USER:PASSWORD@]SERVER/ADDRESS"),
     Key("command", maybe(_some_text), None, "command run by sh on the head, with JSON on stdin"),
+    Key("events", notifications.EVENTS, notifications.USUAL, "start, restart, wait, stall, walltime, end"),
     Key("bell", truth, False, "ring the bell of the terminal that follows the run"),
+    Key("desktop", truth, False, "show a message on the desktop of the terminal that follows the run"),
 )
 
 FILE = Section(

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from ..answers.facts import Facts, Python
 from ..answers.operation import Arguments
 from ..inventory import container
+from ..inventory.model import Notify
 from ..inventory.recovery import elects
 from . import launchers
 from .plan import Node, Plan, gets_code, processes
@@ -107,9 +108,14 @@ def private(plan: Plan, number: int, *, run_key: bytes, secrets: Mapping[str, st
     return {
         "secrets": {} if is_witness else dict(secrets),
         "key": run_key.hex(),
-        "notify": {"webhook": notify.webhook, "command": notify.command} if notify else {},
+        "notify": _notify(notify) if notify else {},
         "elects": is_electing,
     }
+
+
+def _notify(notify: Notify) -> Arguments:
+    targets = {"webhook": notify.webhook, "mail": notify.mail, "command": notify.command}
+    return {**targets, "events": list(notify.events)}
 
 
 def _may_notify(plan: Plan, number: int) -> bool:

@@ -8,6 +8,7 @@ mesh         has hosts connect to each other (`check`)
 reach        checks the result of mesh
 bandwidths   remembers the fastest network for the next `up`
 deep         the all-reduce of `check --deep`; payload/ runs on the hosts
+desktop      shows a message on the desktop
 examination  asks all hosts for their facts, and sends the code
 queueing     waits for the turn of a run on its hosts, and chooses hosts
 launch       prepares all hosts, then starts the run

@@ -26,7 +26,7 @@ from ..output.lines import Line, Mask
 from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import one_line
 from ..plan.plan import Plan
-from . import ending, holding, local_code
+from . import desktop, ending, holding, local_code
 from .follow import LogFilter, View
 from .revive import Reviver
 
@@ -44,23 +44,35 @@ OUTCOMES = {
 
 
 class Bell(Stage):
-    """Ring the terminal's bell when the run restarts and when it ends. `enabled`: `notify.bell` of the inventory."""
+    """Ring the terminal's bell, or show a message on the desktop, when the run restarts and when it ends.
 
-    def __init__(self, enabled: bool, console: Console) -> None:
-        self._ring = console.ring if enabled else lambda: None
+    `enabled`: `notify.bell` of the inventory. `desktop`: the name of the run for the message; "": none.
+    """
+
+    def __init__(self, enabled: bool, console: Console, desktop: str = "") -> None:
+        self._enabled = enabled
+        self._console = console
+        self._desktop = desktop
         self._attempt: int | None = None
 
     def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
         # the first lines may be of a restart that happened before; only a later change of the attempt rings
         newest = max((line.attempt for line in lines), default=0)
         if self._attempt is not None and newest > self._attempt:
-            self._ring()
+            self._alert(f"restarts: attempt {newest}")
         if lines:
             self._attempt = max(newest, self._attempt or 0)
         return lines
 
     def ring(self) -> None:
-        self._ring()
+        """The run has ended."""
+        self._alert("has ended")
+
+    def _alert(self, what: str) -> None:
+        if self._enabled:
+            self._console.ring()
+        if self._desktop:
+            desktop.show(f"run {self._desktop} {what}")
 
 
 def attend(
@@ -96,7 +108,8 @@ def attend(
         revive=reviver.revive,
     )
     began, started_at = time.monotonic(), time.time()
-    bell = Bell(resolved.inventory.notify.bell, console)
+    notify = resolved.inventory.notify
+    bell = Bell(notify.bell, console, resolved.name if notify.desktop else "")
 
     settings = resolved.inventory.run
     targets = ending.KillTargets(runs=(resolved.run_id,), run_grace=settings.grace, lease=settings.lease)

@@ -83,8 +83,16 @@ def _notify(notify: Notify) -> Arguments | None:
     if url is not None and url.hostname:
         port = url.port or {"http": 80, "https": 443}[url.scheme]
         webhook = {"scheme": url.scheme, "host": url.hostname, "port": port}
+    mail = _mail_server(notify.mail) if notify.mail else None
     program = _program(notify.command) if notify.command else None
-    return {"webhook": webhook, "program": program} if webhook or program else None
+    return {"webhook": webhook, "mail": mail, "program": program} if webhook or mail or program else None
+
+
+def _mail_server(address: str) -> Arguments:
+    """Without the password. No host: mail is sent by a program."""
+    url = urlsplit(address)
+    ports = {"smtp": 587 if url.username else 25, "smtps": 465}
+    return {"host": url.hostname or "", "port": url.port or ports.get(url.scheme, 0)}
 
 
 def _program(command: str) -> str | None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from lab.waiting import wait_until
 from local_runs import Run, Runs, changed_program, local_runs
 
 from orchestrator.hosts.node_program import node_program
+from orchestrator.node.gang import gang_orders
 from orchestrator.node.host import processes
 from orchestrator.node.recorder import notify
+from orchestrator.node.roles.rank_silence import RankSilence
 
 
 class Webhook:
@@ -103,7 +106,7 @@ def is_told(run: Run) -> bool:
 
 # Once, the recorder is killed before it starts the process that sends.
 KILLED_BEFORE = b"    try: open(folder+'/k','x');os.kill(os.getpid(),9)\n    except OSError: 0\n"
-NOTHING_TO_SEND = b"""    if not targets.get("webhook") and not targets.get("command"):\n        return\n"""
+NOTHING_TO_SEND = b"""    if not any(targets.get(what) for what in ("webhook", "mail", "command")):\n        return\n"""
 
 
 def test_a_head_whose_recorder_is_killed_at_the_end_tells_of_it_all_the_same(tmp_path: Path, webhook: Webhook) -> None:
@@ -214,6 +217,44 @@ def test_restarts_and_stops_are_told_in_words() -> None:
     assert_message("notify-restarting", again["text"])
     assert "token" not in json.dumps(again)
     assert_message("notify-stopped", notify.message(spec, "killed", 1, None)["text"])
+
+
+def test_only_the_events_that_were_asked_for_are_told(runs: Runs, tmp_path: Path) -> None:
+    code = "import os, sys; sys.exit(3 if os.environ['DDP_ORCH_ATTEMPT'] == '1' else 0)"
+    command = f"cat > {tmp_path}/$$.new && mv {tmp_path}/$$.new {tmp_path}/told-$$"
+    wanted = {"command": command, "events": ["start", "end"]}
+    run = runs.start(code, notify=wanted, options="max_restarts: 1")
+    assert run.wait_over()[0]["verdict"]["state"] == "succeeded"
+
+    def told() -> set[str]:
+        return {json.loads(path.read_text())["state"] for path in tmp_path.glob("told-*")}
+
+    wait_until(lambda: "succeeded" in told(), 30.0, "the end was told")
+    wait_until(lambda: "starting" in told(), 30.0, "the start was told")
+    assert told() == {"starting", "succeeded"}
+
+
+def test_the_end_of_the_walltime_is_told_before_it_comes(runs: Runs, tmp_path: Path) -> None:
+    code = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: print('saved', flush=True)); time.sleep(60)"
+    told = tmp_path / "told"
+    wanted = {"command": f"cat > {told}.new && mv {told}.new {told}", "events": ["walltime"]}
+    run = runs.start(code, notify=wanted, options="walltime: 4")
+    assert run.wait_over()[0]["verdict"]["state"] == "stopped"
+    wait_until(told.exists, 30.0, "it was told")
+    assert json.loads(told.read_text())["state"] == "ending"
+
+
+def test_a_silence_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    told: list[str] = []
+    silence = RankSilence({"stall_timeout": None, "launcher": {}}, said.append, told.append)
+    node = SimpleNamespace(first_rank=0, nproc=1)
+    state: Any = SimpleNamespace(team=[0], nodes=[node])
+    monkeypatch.setattr(gang_orders, "label", lambda _: "running")
+    for quiet in (1.0, 601.0, 602.0, 1.0, 601.0):
+        silence.hear(0, {"quiet": quiet, "frozen": []})
+        assert silence.look(state) is None
+    assert told == ["stalled", "stalled"] and len(said) == 2
 
 
 def test_a_command_that_takes_its_time_is_not_ended_with_the_next_attempt(runs: Runs, tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from lab.waiting import wait_until
 
 from orchestrator.output.console import Console
 from orchestrator.output.lines import Line
@@ -63,3 +65,25 @@ def test_there_is_no_bell_in_a_file() -> None:
     file = io.StringIO()
     Bell(True, Console(file, colour=False)).ring()
     assert file.getvalue() == ""
+
+
+@pytest.mark.parametrize("program", ["osascript", "notify-send"])
+def test_a_message_is_shown_on_the_desktop(
+    program: str, terminal: tuple[Console, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = tmp_path / "shown"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bell = Bell(False, terminal[0], "nightly")
+    bell.ring()  # without a program, nothing happens
+    (tmp_path / program).write_text(f'#!/bin/sh\nfor word; do echo "$word"; done >> {shown}\n')
+    (tmp_path / program).chmod(0o755)
+
+    def last() -> str:
+        return shown.read_text().rpartition("run nightly ")[2] if shown.exists() else ""
+
+    bell.push([line(1)], 0.0)
+    bell.push([line(2)], 0.0)
+    wait_until(lambda: last() == "restarts: attempt 2\n", 10, "the restart is shown")
+    bell.ring()
+    wait_until(lambda: last() == "has ended\n", 10, "the end is shown")
+    assert heard(terminal) == b""

@@ -125,9 +125,17 @@ def test_a_workdir_must_be_a_folder() -> None:
         ("notify: {bell: true}", None),
         (
             "notify: {webhook: 'https://hooks.example.org/secret'}",
-            {"webhook": {"scheme": "https", "host": "hooks.example.org", "port": 443}, "program": None},
+            {"webhook": {"scheme": "https", "host": "hooks.example.org", "port": 443}, "mail": None, "program": None},
         ),
-        ("notify: {command: 'A=b ~/bin/tell --x | cat'}", {"webhook": None, "program": "~/bin/tell"}),
+        ("notify: {command: 'A=b ~/bin/tell --x | cat'}", {"webhook": None, "mail": None, "program": "~/bin/tell"}),
+        (
+            "notify: {mail: 'smtp://ann:secret@mail.example.org/ann@example.org'}",
+            {"webhook": None, "mail": {"host": "mail.example.org", "port": 587}, "program": None},
+        ),
+        (
+            "notify: {mail: 'mailto:ann@example.org'}",
+            {"webhook": None, "mail": {"host": "", "port": 0}, "program": None},
+        ),
         ("notify: {command: '(cd /x; ./y)'}", None),
         ('notify: {command: "it\'s"}', None),
     ],

@@ -224,7 +224,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
                 log_size=draw(st.integers(1, 999999)) * draw(st.sampled_from([1 << 10, 1 << 20, 1 << 30, 1 << 40])),
             ),
         ),
-        notify=Notify(webhook=None, command=None, bell=False),
+        notify=Notify(webhook=None, mail=None, command=None, events=("end",), bell=False, desktop=True),
         launchers={},
     )
 

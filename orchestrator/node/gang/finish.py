@@ -6,6 +6,7 @@ For the head. Times are in seconds, by the clock of the gang's events.
 import enum
 from typing import NamedTuple, Optional
 
+WALLTIME = "run.walltime"  # asks for the end, if nobody else does
 # s that a script has for its snapshot before it is stopped: LEAST_LEAD and at least LEAD_SHARE of the walltime, or,
 # if it has saved one before, STEP_LEAD for the end of the step and LEAD_FACTOR times what the last one took
 LEAST_LEAD, LEAD_SHARE = 60.0, 0.05
@@ -53,7 +54,7 @@ class Finish:
     def step(self, now: float, attempt: Optional[int], is_saved: bool) -> Optional[Step]:
         """What is due. `attempt`: the one that is running, None if there is none. `is_saved`: since the signal."""
         if self.request is None and now >= self._stops_at - self._lead():
-            self.request = Request("run.walltime", self._stops_at)
+            self.request = Request(WALLTIME, self._stops_at)
         if self.request is None:
             return None
         if attempt is None or now >= self.request.until:

@@ -8,5 +8,6 @@ health_check     measures the health of this host in a process of its own
 saved_line       finds the line of a saved snapshot
 snapshot_time    how long the script takes to save one
 notify           sends the user's notifications
+mail             sends a notification by mail
 webhooks         the forms in which services take a notification
 """

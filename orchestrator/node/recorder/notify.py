@@ -1,4 +1,4 @@
-"""Notify users that a run has ended or restarts: post to a webhook, run a command. On the head only.
+"""Notify users that a run has ended or restarts: post to a webhook, send mail, run a command. On the head only.
 
 A child of the recorder does it, so that a webhook that does not answer delays neither the run nor its end. The message
 names hosts, ranks and exit codes, and nothing that a rank has printed: that may contain a secret.
@@ -34,11 +34,23 @@ WORDS = {
     "killed": "was stopped",
     "lost": "was lost",
     "waiting": "waits for lost hosts to come back",
+    "starting": "has started",
+    "stalled": "prints nothing",
+    "ending": "is asked for a snapshot, to be stopped before its walltime",
 }
+EVENTS = {
+    "starting": "start",
+    "restarting": "restart",
+    "waiting": "wait",
+    "stalled": "stall",
+    "ending": "walltime",
+}
+"""The event of a message by its state. All other states are of the end of a run."""
+USUAL = ("restart", "wait", "end")  # events, if the spec of the run does not name any
 
 
 def message(spec: Dict[str, Any], state: str, attempt: int, first_failure: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """The message. `state`: `restarting`, `waiting`, or of a verdict. A webhook gets only `text`, see webhooks.py."""
+    """The message. `state`: of EVENTS, or of a verdict. A webhook gets only `text`, see webhooks.py."""
     name = spec["run_id"] if spec["name"] == spec["run_id"] else "%s (%s)" % (spec["name"], spec["run_id"])
     text = "ddp-orch: run %s %s" % (name, WORDS.get(state, "restarts: attempt %d failed" % attempt))
     if first_failure:
@@ -56,16 +68,18 @@ def message(spec: Dict[str, Any], state: str, attempt: int, first_failure: Optio
 
 def is_last(message: Dict[str, Any]) -> bool:
     """Whether it tells of the end of a run."""
-    return message["state"] not in ("restarting", "waiting")
+    return message["state"] not in EVENTS
 
 
 def tell(program: str, targets: Dict[str, Any], message: Dict[str, Any], folder: str) -> None:
-    """Start a process that sends the message, and return at once. `targets`: webhook and command, each text or null.
+    """Start a process that sends the message, and return at once. `targets`: webhook, mail, command: each text or null.
 
     Problems go into the log of the run, whose folder this is, and into its RECORD. Not a fork: the recorder has
     threads, and its links and FIFOs must not stay open through it.
     """
-    if not targets.get("webhook") and not targets.get("command"):
+    if not any(targets.get(what) for what in ("webhook", "mail", "command")):
+        return
+    if EVENTS.get(message["state"], "end") not in targets.get("events", USUAL):
         return
     try:
         given = in_memory(json.dumps({"wanted": targets, "said": message, "folder": folder}).encode("ascii"))
@@ -100,9 +114,10 @@ def _send_last(targets: Dict[str, Any], message: Dict[str, Any], folder: str) ->
 
 
 def send(targets: Dict[str, Any], message: Dict[str, Any], tries: int = TRIES) -> Dict[str, str]:
-    """Notify both targets. Returns the problems, by `webhook` and `command`."""
+    """Notify all targets. Returns the problems, by `webhook`, `mail` and `command`."""
     problems = {
         "webhook": post(targets["webhook"], message["text"], tries) if targets.get("webhook") else None,
+        "mail": _send_mail(targets["mail"], message["text"], tries) if targets.get("mail") else None,
         "command": run(targets["command"], message) if targets.get("command") else None,
     }
     return {what: why for what, why in problems.items() if why is not None}
@@ -131,9 +146,13 @@ def test(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def look(targets: Dict[str, Any]) -> Dict[str, str]:
-    """Check both targets without sending anything. `targets`: webhook (scheme host port), program, each may be null."""
+    """Check the targets without sending anything. Each may be null.
+
+    `targets`: webhook (scheme host port), mail (host port; no host: by sendmail), program.
+    """
     problems = {
         "webhook": _connect(**targets["webhook"]) if targets["webhook"] else None,
+        "mail": _look_for_mail(**targets["mail"]) if targets.get("mail") else None,
         "command": _find(targets["program"]) if targets["program"] else None,
     }
     return {what: why for what, why in problems.items() if why is not None}
@@ -147,12 +166,23 @@ def _connect(scheme: str, host: str, port: int) -> Optional[str]:
     if proxy:
         place = urlsplit(proxy if "//" in proxy else "//" + proxy)
         host, port = place.hostname or host, place.port or 80
+    return _reach(host, port, " (the proxy of this host)" if proxy else "")
+
+
+def _reach(host: str, port: int, what: str = "") -> Optional[str]:
     try:
         socket.create_connection((host, port), CONNECT_WINDOW).close()
     except (OSError, ValueError) as error:
-        through = " (the proxy of this host)" if proxy else ""
-        return "no connection to %s:%d%s: %s" % (host, port, through, getattr(error, "strerror", None) or error)
+        return "no connection to %s:%d%s: %s" % (host, port, what, getattr(error, "strerror", None) or error)
     return None
+
+
+def _look_for_mail(host: str, port: int) -> Optional[str]:
+    from . import mail
+
+    if host:
+        return _reach(host, port)
+    return None if mail.find_sendmail() else "sendmail: not found"
 
 
 def _find(program: str) -> Optional[str]:
@@ -186,6 +216,18 @@ def post(webhook: str, text: str, tries: int = TRIES) -> Optional[str]:
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             why = str(getattr(reason, "strerror", None) or type(reason).__name__)
+    return why
+
+
+def _send_mail(address: str, text: str, tries: int) -> Optional[str]:
+    from . import mail
+
+    why = mail.send(address, text)
+    for _ in range(tries - 1):
+        if why is None:
+            break
+        time.sleep(PAUSE)
+        why = mail.send(address, text)
     return why
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Callable, Dict
 
-from ..gang.finish import Finish, Step
+from ..gang.finish import WALLTIME, Finish, Step
 from ..gang.gang_state import NodePhase, Phase, State
 from ..link.peers import RecorderApi
 from ..recorder import saved_line, snapshot_time
@@ -13,13 +13,21 @@ LOOK_EVERY = 10.0  # s between looks for a snapshot that somebody asked for
 
 class Finisher:
     def __init__(
-        self, recorder: RecorderApi, signal_others: Callable[[int], None], stop: Callable[[str, float], None]
+        self,
+        recorder: RecorderApi,
+        signal_others: Callable[[int], None],
+        stop: Callable[[str, float], None],
+        notify: Callable[[str], None],
     ) -> None:
-        """`signal_others`: the ranks of all other nodes. `stop`: by whom it was asked, and the grace in seconds."""
+        """`signal_others`: the ranks of all other nodes. `stop`: by whom it was asked, and the grace in seconds.
+
+        `notify`: of a state, such as `ending`.
+        """
         spec = recorder.spec
         self._recorder = recorder
         self._signal_others = signal_others
         self._stop = stop
+        self._notify = notify
         self._grace = float(spec["grace"])
         self._finish = Finish(spec.get("walltime"), self._grace)
         self._number = saved_line.signal_number(spec)
@@ -68,6 +76,8 @@ class Finisher:
             snapshot_time.begin(self._folder)
             self._recorder.command({"do": "signal", "signal": self._number})
             self._signal_others(self._number)
+            if by == WALLTIME:
+                self._notify("ending")
         elif step is Step.STOP:
             if is_saved:
                 snapshot_time.end(self._folder)

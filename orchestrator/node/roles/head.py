@@ -46,12 +46,12 @@ class HeadLink(ClusterLink):
         nodes_wait = self._spec.get("rejoin_timeout", 0.0) > 0
         self._watch = NodeWatch(self._hosts, self._lease, nodes_wait, recorder.say, ServerProbes(self._contacts))
         self._resumption = Resumption(recorder, transport.outputs, transport.addresses, self._tell, self._step)
-        self._finisher = Finisher(recorder, self._signal_nodes, self._stop_resumably)
+        self._finisher = Finisher(recorder, self._signal_nodes, self._stop_resumably, self._notify)
         self._shown: Tuple[str, int] = "", 0
         self._tick_at = self._beat_at = 0.0
         self._answered = False
         self._team_requests: Set[str] = set()  # requests that the gang has decided on
-        self._silence = RankSilence(self._spec, recorder.say)
+        self._silence = RankSilence(self._spec, recorder.say, self._notify)
         self._log: EventLog = self._open_log()
         if self._log.started_at is not None:
             self._finisher.begin(self._log.started_at)
@@ -380,10 +380,9 @@ class HeadLink(ClusterLink):
             self._silence.clear()
         for line in narration.lines(before, after):
             self._recorder.say(line)
-        if narration.begins_to_wait(before, after):
-            self._notify("waiting", after.first_failure)
-        elif narration.plans_restart(before, after):
-            self._notify("restarting", after.first_failure)
+        label = narration.news(before, after)
+        if label is not None:
+            self._notify(label, after.first_failure)
         if before.verdict is None:
             self._notify_of_end(after)
 
@@ -391,7 +390,7 @@ class HeadLink(ClusterLink):
         if state.verdict is not None:
             self._notify(state.verdict["state"], state.verdict["first_failure"])
 
-    def _notify(self, label: str, failure: Optional[Dict[str, Any]]) -> None:
+    def _notify(self, label: str, failure: Optional[Dict[str, Any]] = None) -> None:
         message = notify.message(self._spec, label, self._log.committed.attempt, failure)
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
 

@@ -1,6 +1,6 @@
 """What the head says of a change in the gang's state: lines for the log. Pure."""
 
-from typing import Iterator
+from typing import Iterator, Optional
 
 from ..gang import drain, gate, newcomers, team
 from ..gang.gang_state import NodePhase, Phase, State
@@ -38,6 +38,15 @@ def lines(before: State, after: State) -> Iterator[str]:
         outcome = notify.WORDS[after.verdict["state"]]
         why = after.verdict["no_restart_reason"] if after.max_restarts or len(after.nodes) > after.min_nodes else None
         yield "the run %s%s" % (outcome, "; not restarted: %s" % why if why else "")
+
+
+def news(before: State, after: State) -> Optional[str]:
+    """What has happened that people want to be told of, as a state of notify.py; the end of the run left out."""
+    if begins_to_wait(before, after):
+        return "waiting"
+    if plans_restart(before, after):
+        return "restarting"
+    return "starting" if before.attempt == 0 < after.attempt else None
 
 
 def begins_to_wait(before: State, after: State) -> bool:

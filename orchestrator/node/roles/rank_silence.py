@@ -14,10 +14,12 @@ class Stall(NamedTuple):
 
 
 class RankSilence:
-    def __init__(self, spec: Dict[str, Any], say: Callable[[str], None]) -> None:
+    def __init__(self, spec: Dict[str, Any], say: Callable[[str], None], notify: Callable[[str], None]) -> None:
+        """`notify`: of a state, such as `stalled`."""
         self._limit: Optional[float] = spec["stall_timeout"]
         self._serves = bool(spec["launcher"].get("ready"))  # a server prints nothing while nobody asks
         self._say = say
+        self._notify = notify
         self._by_node: Dict[int, Dict[str, Any]] = {}  # the last report of each node
         self._has_warned = False
 
@@ -50,6 +52,7 @@ class RankSilence:
                 "no rank has printed a line for %d s%s. Set run.stall_timeout to end this and to show the stacks."
                 % (quiet, " (%s: stopped by a signal)" % stopped if stopped else "")
             )
+            self._notify("stalled")
         return None
 
 
