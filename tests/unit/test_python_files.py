@@ -47,6 +47,16 @@ def test_an_import_is_found_where_it_stands(text: str, certain: bool | None, tmp
         ),
         ({"x.py": "import lib.a\n", "lib/a.py": "from . import b\n", "lib/b.py": "import mpi4py\n"}, "lib/b.py", True),
         ({"x.py": "import b\n", "b.py": "import x\ndef f():\n    import mpi4py\n"}, "b.py", False),
+        (
+            {
+                "x.py": "from lib import (  # all\n    a as c,\n    b,\n)\n",
+                "lib/a.py": "",
+                "lib/b.py": "import mpi4py\n",
+            },
+            "lib/b.py",
+            True,
+        ),
+        ({"x.py": "import os, \\\n    b as d\n", "b.py": "from mpi4py import MPI\n"}, "b.py", True),
         ({"x.py": "import b\n", "b.py": "import torch\n", "other.py": "import mpi4py\n"}, None, None),
     ],
 )
