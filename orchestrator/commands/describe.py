@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,7 +62,7 @@ def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inven
         "launcher": _launcher(spec.launcher) if spec else None,
         "setup": [shown(line) for line in spec.setup or ()] if spec else [],
         "workdir": spec.workdir if spec else None,
-        "code": {"folder_here": started.code if started else "", "sha256": code.get("sha256")} if code else None,
+        "code": _code(code, started.code if started else "") if code else None,
         "max_restarts": spec.max_restarts if spec else None,
         "ranks": {host: [part.first_rank, part.nproc] for host, part in run.parts.items()},
         "first_failure": shown(failure) if (failure := _first_failure(run)) else None,
@@ -72,6 +73,18 @@ def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inven
             if record.folder
         },
     }
+
+
+def _code(code: Mapping[str, Any], folder_here: str) -> dict[str, Any]:
+    return {"folder_here": folder_here, **{name: code.get(name) for name in ("sha256", "commit", "changed")}}
+
+
+def describe_commit(code: Mapping[str, Any]) -> str:
+    """The commit of the code that was sent, for people; "" if it is not known. `code`: of a spec, sent by a host."""
+    commit, changed = code.get("commit"), code.get("changed")
+    if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{40}", commit):
+        return ""
+    return commit[:12] + (f", {number_of(changed, 'file')} changed" if isinstance(changed, int) and changed else "")
 
 
 def _launcher(launcher: Any) -> str | None:
@@ -101,6 +114,7 @@ def _lines(page: Mapping[str, Any], all_events: str) -> Sequence[str]:
         "Setup": "; ".join(page["setup"]),
         "Inventory": page["inventory"],
         "Code": page["workdir"] or (page["code"] and page["code"]["folder_here"]),
+        "Commit": page["code"] and describe_commit(page["code"]),
     }
     lines = [f"{name + ':':<15}{value}" for name, value in rows.items() if value]
     lines += ["", f"{'HOST':<20} {'NODE':>4} {'RANKS':>9}  {'STATE':<10} EXIT"]

@@ -14,6 +14,7 @@ from ..hosts import claims
 from ..node.serve.figures import figures as figures_in
 from ..output.lines import Line, Mask, presentable, rfc3339
 from ..runs import registry, timeline
+from .describe import describe_commit
 
 WAYS: tuple[Way, ...] = ("received", "sent")
 PRIVATE = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
@@ -54,6 +55,8 @@ class Report:
     config: Mapping[str, Any]
     log: tuple[Mapping[str, Any], ...] = ()
     """The last lines of each rank, as `logs --json`."""
+    commit: str = ""
+    """Of the code that was sent, and how many files differed from it; "": unknown."""
     reproduce: str = ""
     """The command that starts the same run again; "": unknown."""
     written_at: str = ""
@@ -112,6 +115,7 @@ def make(
         machines=_machines(records, clocks, began),
         config=_config(spec, mask),
         log=_log(log, mask),
+        commit=describe_commit(spec.code) if isinstance(spec.code, Mapping) else "",
     )
 
 

@@ -318,6 +318,7 @@ def _plan_run(
             excluded=snapshot.excluded,
             credentials=snapshot.credentials,
             names_torch=snapshot.names_torch,
+            commit=snapshot.commit,
         )
     plan = make_plan(
         inventory,

@@ -19,4 +19,5 @@ run_program  by which python becomes a program of the host
 snapshot     the archive of the code
 code_files   the files of the code
 git          which files git tracks or ignores
+commit       the git commit of the code, and whether files differ from it
 """

@@ -1,4 +1,4 @@
-"""Ask git which files of a folder belong to the code, and which rule excludes a file.
+"""Ask git which files of a folder belong to the code, which rule excludes a file, and what is checked out.
 
 A repository may be somebody else's: no command that its configuration names is run.
 """
@@ -87,6 +87,14 @@ def exclusion(top: Path, path: str) -> Exclusion | None:
         case [file, line, pattern, _] if not pattern.startswith("!"):
             return Exclusion(file, int(line), pattern)
     return None
+
+
+def head(top: Path) -> tuple[str, dict[str, str]]:
+    """The commit that is checked out, and the ids of the contents of its files, by path. Raises GitError."""
+    commit = _run(top, "rev-parse", "--verify", "HEAD").stdout.decode().strip()
+    entries = (entry.partition("\t") for entry in _paths(_run(top, "ls-tree", "-r", "-z", commit)))
+    fields = ((described.split(" "), path) for described, _, path in entries)
+    return commit, {path: id_ for (_, kind, id_), path in fields if kind == "blob"}
 
 
 def _paths(process: Process) -> list[str]:

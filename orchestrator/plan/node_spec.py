@@ -11,7 +11,7 @@ from ..inventory import container
 from ..inventory.model import Notify
 from ..inventory.recovery import elects
 from . import launchers
-from .plan import Node, Plan, gets_code, processes
+from .plan import Code, Node, Plan, gets_code, processes
 
 AUTO_PRELOAD = ("torch", "torch.distributed", "torch._dynamo")
 """The optimizers of torch import torch._dynamo when they are made, which takes half as long as torch."""
@@ -35,7 +35,7 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "python": node.host.python,
         "setup": list(node.host.setup),
         "workdir": node.host.workdir,
-        "code": {"sha256": plan.code.sha256, "cwd": plan.code.cwd} if plan.code and gets_code(plan, node) else None,
+        "code": _code_of_spec(plan.code) if plan.code and gets_code(plan, node) else None,
         "command": list(node.command),
         "launcher": plan.launcher.as_spec(),
         "container": container.as_spec(node.host.container, fact.container),
@@ -122,3 +122,9 @@ def _may_notify(plan: Plan, number: int) -> bool:
     """Whether the node may be the first or second of an attempt: the head notifies, or the second if it is lost."""
     spare_nodes = max(0, len(plan.team) - plan.min_nodes)  # that many nodes before this one may be lost
     return plan.nodes[number].host.spare or number <= 1 + spare_nodes
+
+
+def _code_of_spec(code: Code) -> dict[str, object]:
+    """The hosts use `sha256` and `cwd`; people want to know the commit, and how many files differed from it."""
+    found = {"commit": code.commit.id, "changed": code.commit.changed} if code.commit else {}
+    return {"sha256": code.sha256, "cwd": code.cwd, **found}

@@ -16,6 +16,7 @@ from ..inventory.model import Host, Inventory
 from ..inventory.recovery import elects
 from ..inventory.selection import select
 from . import launchers
+from .commit import Commit
 from .launchers import Launcher
 
 MAX_WORD = 128 * 1024 - 1
@@ -54,6 +55,8 @@ class Code:
     """Paths left out because they have names of credentials, relative to `root`."""
     names_torch: bool = False
     """Whether a Python file in it has the word torch."""
+    commit: Commit | None = None
+    """What is checked out in `root`; None: it is not the top of a git repository."""
 
 
 @dataclass(frozen=True)

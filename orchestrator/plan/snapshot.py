@@ -17,8 +17,9 @@ from typing import BinaryIO, Literal
 
 from ..errors import UsageError
 from ..node.serve.unpack import EXECUTABLE, FILE, LINK, MAX_BYTES, MAX_FILES, Entry, manifest_sha256, stays_inside
-from . import git
+from . import commit, git
 from .code_files import INSTEAD, lies_in, list_all, list_code, list_excluded, never_sent, shown
+from .commit import Commit
 
 _CREDENTIAL = re.compile(
     r"""(?: ^ | / ) (?:
@@ -45,6 +46,7 @@ class FileEntry:
     sha256: str  # of a file; "" for a link
     target: str | None = None  # of a symbolic link
     names_torch: bool = False  # a Python file with the word torch
+    blob: str = ""  # by which git names its content
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Snapshot:
     excluded: tuple[str, ...] = ()  # by .gitignore, from `workdir` on, without hidden ones; folders with `/`
     credentials: tuple[str, ...] = ()  # left out, from `root` on
     notes: tuple[str, ...] = ()  # for people, where the rules are not obvious
+    commit: Commit | None = None  # None: `root` is not the top of a git repository
     module: str = ""  # what is started, if it is installed on the hosts and not part of the snapshot
 
     @property
@@ -158,6 +161,7 @@ def snapshot(
         warnings=tuple(warnings),
         excluded=tuple(list_excluded(top, workdir, {entry.path for entry in entries}, root)) if top else (),
         credentials=tuple(map(shown, sorted(files.credentials))),
+        commit=commit.find(root, {entry.path: entry.blob for entry in entries}),
     )
 
 
@@ -316,7 +320,7 @@ class _Collection:
 
 def _hash(root: Path, file: _File) -> FileEntry:
     if file.target is not None:
-        return FileEntry(file.path, False, 0, "", file.target)
+        return FileEntry(file.path, False, 0, "", file.target, blob=commit.blob_id(os.fsencode(file.target)))
     path = root / file.path
     try:
         data = path.read_bytes()
@@ -326,7 +330,8 @@ def _hash(root: Path, file: _File) -> FileEntry:
     if len(data) != file.size:
         raise UsageError(f"{shown(path)}: changed while it was read; run the command again, or {INSTEAD}")
     names_torch = file.path.endswith(".py") and _TORCH.search(data) is not None
-    return FileEntry(file.path, file.executable, len(data), hashlib.sha256(data).hexdigest(), names_torch=names_torch)
+    sha256, blob = hashlib.sha256(data).hexdigest(), commit.blob_id(data)
+    return FileEntry(file.path, file.executable, len(data), sha256, names_torch=names_torch, blob=blob)
 
 
 def _manifest_entry(entry: FileEntry) -> Entry:

@@ -203,6 +203,7 @@ def _tiles(report: Mapping[str, Any], training: Mapping[str, Any]) -> str:
         "samples/s": short(rates[-1][-1][1]) if rates else "",
         "GPU hours": _gpu_hours(report),
         "started by": report["by"],
+        "git commit": report["commit"],
     }
     shown = (
         f'<div class="tile"><b>{escape(text)}</b><span>{name}</span></div>' for name, text in tiles.items() if text

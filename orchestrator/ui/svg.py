@@ -8,6 +8,7 @@ from html import escape
 
 WIDTH, HEIGHT = 560, 180
 LEFT, RIGHT, TOP, BOTTOM = 58, 10, 8, 22
+HEADROOM = 0.05  # above the highest value, as a share of the height
 MAX_POINTS = 600  # per line; more are not visible
 # Colours of Okabe and Ito, which colour-blind people can distinguish.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a7a7a")
@@ -25,6 +26,7 @@ def chart(title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[
     ys = [y for points in series.values() for _, y in points]
     x0, x1 = min(xs), max(xs)
     y0, y1 = min(0.0, min(ys)), max(ys)
+    y1 += (y1 - y0) * HEADROOM
     x1, y1 = x1 + (x1 == x0), y1 + (y1 == y0)
     inner_width, inner_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 

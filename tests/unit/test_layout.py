@@ -53,6 +53,7 @@ READERS = {
     "output.console": {"os"},  # os.environ as a type
     "plan.entrypoint": {"os"},  # paths of the user's code
     "plan.code_files": {"os"},  # lists the user's code
+    "plan.commit": {"os"},  # looks whether files are missing
     "plan.git": {"os", "subprocess"},  # asks git
     "plan.snapshot": {"os"},  # reads the user's code
 }

@@ -13,9 +13,11 @@ import pytest
 from host_facts import GPU, PYTHON, decoded
 
 from orchestrator.answers.facts import Facts
+from orchestrator.commands.describe import describe_commit
 from orchestrator.errors import UsageError
 from orchestrator.inventory import model
 from orchestrator.plan import description, launchers, node_spec, plan
+from orchestrator.plan.commit import Commit
 from orchestrator.plan.plan import Code, Plan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plan"
@@ -225,6 +227,16 @@ def test_a_host_with_a_workdir_is_sent_nothing() -> None:
     resolved = plan.resolve(made(text), {"a": facts(), "b": facts()})
     specs = [node_spec.spec(resolved, number, {"a": facts(), "b": facts()}, created_at="", by="") for number in (0, 1)]
     assert [spec["code"] for spec in specs] == [{"sha256": CODE.sha256, "cwd": "sub"}, None]
+
+
+def test_the_commit_of_the_code_is_recorded() -> None:
+    code = replace(CODE, commit=Commit("ab" * 20, 2))
+    resolved = plan.resolve(made("hosts: [a]", code=code), {"a": facts()})
+    spec = node_spec.spec(resolved, 0, {"a": facts()}, created_at="now", by="ann")
+    assert spec["code"] == {"sha256": CODE.sha256, "cwd": "sub", "commit": "ab" * 20, "changed": 2}
+    assert describe_commit(spec["code"]) == "abababababab, 2 files changed"
+    for other in ({}, {"commit": "<b>", "changed": 1}, {"commit": "ab" * 20, "changed": "x"}):
+        assert describe_commit(other) in ("", "abababababab")
 
 
 def test_words_with_braces_are_the_users_own() -> None:

@@ -940,3 +940,42 @@ def test_why_a_file_that_exists_is_not_sent(project: Path) -> None:
     assert "credential" in why(project, "data/.env")
     for path in ("missing.bin", "../outside.bin", "/etc/passwd", ".", ""):
         assert why(project, path) == ""
+
+
+def test_the_commit_is_known_and_how_many_files_differ_from_it(project: Path) -> None:
+    assert take(project / "train.py").commit is None
+    git(project, "init", "--quiet")
+    assert take(project / "train.py").commit is None  # nothing is committed
+    put(project / "gone.py")
+    put(project / "run.sh", mode=0o755)
+    (project / "link").symlink_to("train.py")
+    git(project, "add", "--all")
+    git(project, "commit", "--quiet", "-m", "first")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=project, capture_output=True, text=True, check=True)
+    clean = take(project / "train.py").commit
+    assert clean is not None and (clean.id, clean.changed) == (head.stdout.strip(), 0)
+    put(project / "train.py", "print('changed')\n")
+    put(project / "new.py")
+    (project / "gone.py").unlink()
+    changed = take(project / "train.py").commit
+    assert changed is not None and (changed.id, changed.changed) == (clean.id, 3)
+
+
+def test_finding_the_commit_runs_no_program_of_the_repository(project: Path, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    git(project, "init", "--quiet")
+    put(project / ".gitattributes", "*.py filter=evil diff=evil\n")
+    git(project, "add", "--all")
+    git(project, "commit", "--quiet", "-m", "first")
+    for key in (
+        "filter.evil.clean",
+        "filter.evil.process",
+        "diff.evil.command",
+        "diff.evil.textconv",
+        "core.fsmonitor",
+    ):
+        git(project, "config", key, f"touch {canary}")
+    put(project / "train.py", "print('changed')\n")
+    found = take(project / "train.py").commit
+    assert found is not None and found.changed == 1
+    assert not canary.exists()
