@@ -16,7 +16,7 @@ from ..ranks.tree import Helpers, Tree, make_fifos
 from .past import Past, first_place
 
 TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is expensive
-TREE_RECORD_SHARE = 2000  # looking at the processes may take 0.05 % of a core
+TREE_RECORD_SHARE = 4000  # looking at the processes may take 0.025 % of a core
 STACKS_WINDOW = 15.0  # s for the stacks of hanging ranks
 EXTEND_AFTER = 20.0  # s of an attempt, whose own imports come first, until the preloader imports what the script does
 MOST_FAILURES = 128  # of all attempts: they are in every record of the run
