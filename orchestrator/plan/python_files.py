@@ -59,8 +59,19 @@ def _imports_of(module: str, source: _Source, script: Path) -> Iterator[Import]:
     except (SyntaxError, ValueError, RecursionError):
         return  # starting the script reports it
 
+    functions = (
+        {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        if source.path == script
+        else {}
+    )  # of another file: which of them are called is not looked for
+    called: set[str] = set()
+
     def visit(node: ast.AST, certain: bool) -> Iterator[Import]:
         match node:
+            case ast.Name(id=name) if certain and name in functions and name not in called:
+                called.add(name)
+                for statement in functions[name].body:
+                    yield from visit(statement, True)
             case ast.Import(names=names) if any(_is_in(name.name, module) for name in names):
                 yield Import(source.path, node.lineno, certain)
             case ast.ImportFrom(module=str(name), level=0) if _is_in(name, module):
@@ -72,7 +83,7 @@ def _imports_of(module: str, source: _Source, script: Path) -> Iterator[Import]:
             case ast.Try():
                 certain = False
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                certain = certain and source.path == script  # a function of another file need not be called
+                certain = False  # it need not be called
         for child in ast.iter_child_nodes(node):
             yield from visit(child, certain)
 

@@ -21,7 +21,10 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     ("text", "certain"),
     [
         ("import os, mpi4py.MPI as M\n", True),
-        ("def main():\n    from mpi4py import MPI\n", True),
+        ("def main():\n    from mpi4py import MPI\nif __name__ == '__main__':\n    main()\n", True),
+        ("def f():\n    import mpi4py\ndef main():\n    f()\nfire.Fire(main)\n", True),
+        ("def f():\n    import mpi4py\nif args.mpi:\n    f()\n", False),
+        ("def f():\n    f()\n    import mpi4py\n", False),
         ("if __name__ == '__main__':\n    import mpi4py\n", True),
         ("try:\n    import mpi4py\nexcept ImportError:\n    mpi4py = None\n", False),
         ("import sys\nif 'mpi' in sys.argv:\n    import mpi4py\n", False),
