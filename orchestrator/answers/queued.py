@@ -22,6 +22,13 @@ class OtherRun:
 
 
 @dataclass(frozen=True)
+class WaitingRun(OtherRun):
+    """A run that waits in the queue of a host."""
+
+    number: TicketNumber
+
+
+@dataclass(frozen=True)
 class Turn:
     """The answer to `queue`."""
 

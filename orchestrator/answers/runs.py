@@ -30,6 +30,7 @@ from .fields import (
 )
 from .ledger import EndedRun
 from .operation import Operation
+from .queued import WaitingRun
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,8 @@ class RunList:
     ledger: tuple[EndedRun, ...] = ()
     """The runs that ended last on this host, the newest last."""
     warm: tuple[WarmPython, ...] = ()
+    queued: tuple[WaitingRun, ...] = ()
+    """Runs that wait for their turn on this host (`up --queue`), the next one first."""
 
 
 LIST = Operation("list", RunList)

@@ -31,8 +31,9 @@ def ps(inventory_path: str | None, hosts: str | None, everything: bool, as_json:
     warn_of_missing(listing, console)
     shown = [run for run in listing.runs if everything or run.unfinished]
     if as_json:
-        print(json.dumps([run.as_dict() for run in shown], indent=2))
-    elif shown:
+        runs = [run.as_dict() for run in shown] + [run.as_dict() for run in listing.queued]
+        print(json.dumps(runs, indent=2))
+    elif shown or listing.queued:
         _print(listing, shown, time.time())
         for run in shown:
             for host, part in run.parts.items():
@@ -67,7 +68,7 @@ def _list_runs(
     def show() -> None:
         shown = [run for run in listings[-1].runs if everything or run.unfinished] if listings else []
         late = f"no answer yet from {fold(listings[-1].late)}" if listings else ""
-        if shown:
+        if listings and (shown or listings[-1].queued):
             console.note(f"{late}; the others have:")
             _print(listings[-1], shown, time.time())
         if on_terminal:
@@ -92,7 +93,8 @@ def _list_runs(
 
 
 def _print(listing: registry.Listing, shown: Sequence[registry.Run], now: float) -> None:
-    _print_table([_row(run, listing.missing_hosts(run), now) for run in shown])
+    rows = [_row(run, listing.missing_hosts(run), now) for run in shown]
+    _print_table(rows + [_queued_row(run) for run in listing.queued])
 
 
 def _print_warm(warm: Mapping[str, Sequence[WarmPython]]) -> None:
@@ -145,6 +147,12 @@ def _row(run: registry.Run, missing_hosts: Sequence[str], now: float) -> dict[st
         + "".join(f", witness {host}" for host, part in run.parts.items() if part.is_witness)
         + (f" (no data: {fold(missing_hosts)})" if missing_hosts else ""),
     }
+
+
+def _queued_row(run: registry.QueuedRun) -> dict[str, str]:
+    name = run.name if run.name != run.run_id else ""
+    known = {"RUN": run.run_id, "NAME": name, "STATE": "queued", "ATTEMPT": "", "TIME": "-", "BY": run.by, "SCRIPT": ""}
+    return {**known, "HOSTS": fold(run.hosts)}
 
 
 def _duration(run: registry.Run, now: float) -> str:

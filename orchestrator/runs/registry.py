@@ -10,6 +10,7 @@ from typing import Any
 
 from ..answers.fields import UNFINISHED
 from ..answers.ledger import EndedRun
+from ..answers.queued import WaitingRun
 from ..answers.runs import LIST, Part, RunList, WarmPython
 from ..errors import OrchError, UnreachableError, UsageError
 from ..hosts import claims
@@ -141,6 +142,31 @@ class Run:
 
 
 @dataclass(frozen=True)
+class QueuedRun:
+    """A run of `up --queue` that has not started."""
+
+    run_id: str
+    name: str
+    by: str
+    hosts: tuple[str, ...]
+    """On which it waits."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same keys as those of a run."""
+        unknown = {
+            "node_rank": None,
+            "witness": False,
+            "state": "queued",
+            "exit_code": None,
+            "signal": None,
+            "pid": None,
+        }
+        nodes = [{"host": host, **unknown} for host in self.hosts]
+        known = {"run_id": self.run_id, "name": self.name, "state": "queued"}
+        return {**known, "attempt": 0, "started_at": None, "nodes": nodes}
+
+
+@dataclass(frozen=True)
 class Listing:
     """The runs that the hosts know."""
 
@@ -159,6 +185,8 @@ class Listing:
     """The ended runs that each host remembers."""
     warm: Mapping[str, Sequence[WarmPython]] = field(default_factory=dict)
     """By host, with `run.warm`: processes that wait for another run."""
+    queued: tuple[QueuedRun, ...] = ()
+    """Runs that wait for their turn, the next one first."""
 
     @property
     def missing(self) -> Mapping[str, OrchError]:
@@ -237,7 +265,22 @@ def _listing(answers: Results[Answer]) -> Listing:
         _doubts(checked),
         {host: answer.ledger for host, (answer, _) in answers.done.items()},
         {host: answer.warm for host, (answer, _) in answers.done.items() if answer.warm},
+        _queued({host: answer.queued for host, (answer, _) in answers.done.items()}, frozenset(parts)),
     )
+
+
+def _queued(by_host: Mapping[str, Sequence[WaitingRun]], started: frozenset[str]) -> tuple[QueuedRun, ...]:
+    """`started`: ids of runs that have a record, and so wait no more."""
+    tickets: dict[tuple[int, str], list[tuple[str, WaitingRun]]] = {}
+    for host, waiting in by_host.items():
+        for ticket in waiting:
+            if ticket.run_id not in started:
+                tickets.setdefault((ticket.number, ticket.run_id), []).append((host, ticket))
+    runs: dict[str, QueuedRun] = {}
+    for (_, run_id), listed in sorted(tickets.items()):  # with two numbers while the hosts agree on one
+        hosts = (*(runs[run_id].hosts if run_id in runs else ()), *(host for host, _ in listed))
+        runs[run_id] = QueuedRun(run_id, listed[0][1].name, listed[0][1].by, hosts)
+    return tuple(runs.values())
 
 
 def _make_run(run_id: str, run_claims: claims.Claims) -> Run:

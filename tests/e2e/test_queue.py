@@ -65,6 +65,15 @@ def test_runs_with_overlapping_hosts_start_in_the_order_in_which_they_were_queue
     second.wait_for(f"waiting for run {first} (first, of ")
     third = Queued(lab3, inventory, "third", "node-2,node-0")
     third.wait_for("1 run is ahead: run ")
+    listed = json.loads(ok(orch(lab3, "ps", "-i", inventory, "--json")).stdout)
+    shown = [(run["name"], run["state"], sorted(node["host"] for node in run["nodes"])) for run in listed]
+    assert shown == [
+        ("first", "running", ["node-0", "node-1"]),
+        ("second", "queued", ["node-1", "node-2"]),
+        ("third", "queued", ["node-0", "node-2"]),
+    ]
+    table = ok(orch(lab3, "ps", "-i", inventory)).stdout.splitlines()
+    assert table[2].split()[1:3] == ["second", "queued"] and table[2].endswith("node-[1-2]")
     end(lab3, "third")  # it ends at once when it has begun
     end(lab3, "first")
     run = second.started()

@@ -46,6 +46,15 @@ def queue(arguments: Dict[str, Any], held: Dict[str, int]) -> Dict[str, Any]:
     }
 
 
+def waiting() -> List[Dict[str, Any]]:
+    """The runs that wait here, the next one first. Without the mutex, so nothing is removed."""
+    folder = state.folder("queue")
+    paths = [os.path.join(folder, name) for name in os.listdir(folder) if name not in (MUTEX, LAST)]
+    tickets = [state.read(path) for path in paths if state.is_locked(path)]
+    whole = [ticket for ticket in tickets if ticket is not None and _is_whole(ticket)]
+    return [{name: ticket[name] for name in ("run_id", "name", "by", "number")} for ticket in sorted(whole, key=_key)]
+
+
 def leave(arguments: Dict[str, Any], held: Dict[str, int]) -> Dict[str, Any]:
     """Give the ticket of a run back."""
     folder = state.folder("queue")

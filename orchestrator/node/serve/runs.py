@@ -8,6 +8,7 @@ from ..guard import warm
 from ..host import ledger, processes, state
 from ..host.sweep import belonging
 from ..link.attempt_phase import AttemptPhase
+from . import run_queue
 
 SCRIPT_MOST = 200  # characters
 LEDGER_MOST = 20  # ended runs
@@ -148,7 +149,8 @@ def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
                     for process in belonging(run_id, folder)
                 ]
             rows.append(run)
-    return {"runs": rows, "ledger": ledger.newest(LEDGER_MOST), "warm": _warm()}
+    newest = ledger.newest(LEDGER_MOST)
+    return {"runs": rows, "ledger": newest, "warm": _warm(), "queued": run_queue.waiting()}
 
 
 def _warm() -> List[Dict[str, Any]]:
