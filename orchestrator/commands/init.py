@@ -1,6 +1,6 @@
 """`init`: write an inventory of hosts given as arguments, by a source, or chosen from ssh_config.
 
-With --probe, or if the user agrees, it asks the hosts for Python with torch and for GPUs, and writes what they have.
+With --probe, or if the user agrees, it asks the hosts for Python with torch, GPUs and networks, and writes them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..inventory.sources import fill_in, reference
 from ..inventory.sources.read_source import read_source
 from ..inventory.sources.source_host import SourceHost, name_by_port
 from ..inventory.sources.ssh_line import is_ssh_line, parse_ssh_line
-from ..output.console import Console, fold_messages
+from ..output.console import Console, fold, fold_messages
 from ..output.terminal import one_line
 from ..runs import find_pythons
-from ..runs.find_pythons import FoundPython
+from ..runs.find_pythons import FoundPython, HostPythons
 from . import host_questions
 from .context import open_fleet, stderr_console
 
@@ -117,7 +117,7 @@ def _probe(inventory: Inventory, entries: Sequence[str], path: Path, output: str
         python = chosen.get(name)
         torch = f"{python.path} has torch {python.torch}" if python else "no Python with torch"
         lines[name] = one_line(f"{host.gpus or 'no GPU'}; {torch}")
-    has_lines = fold_messages(lines)
+    has_lines = [*fold_messages(lines), *_describe_networks(results.done)]
     usual = find_pythons.usual_path(chosen)
     _write(path, render_entries(_with_pythons(entries, chosen), output, usual, has_lines))
     for line in has_lines:
@@ -132,6 +132,18 @@ def _probe(inventory: Inventory, entries: Sequence[str], path: Path, output: str
         next_step = f"Next: {command('check', inventory=output)}"
     console.note(f"wrote {output}. {next_step}")
     return combine(results.failed.values(), "").exit_code if results.failed else 0
+
+
+def _describe_networks(found: Mapping[str, HostPythons]) -> Iterator[str]:
+    """A line for each network that all hosts have, the fastest link first."""
+    for network, links in find_pythons.shared_networks(found).items():
+        by_name: dict[str, list[str]] = {}
+        for host, link in links.items():
+            by_name.setdefault(link.interface, []).append(host)
+        names = [name if len(by_name) == 1 else f"{name} on {fold(hosts)}" for name, hosts in by_name.items()]
+        slowest = min(link.mbit for link in links.values())
+        speed = f", {slowest / 1000:g} Gbit/s" if slowest else ""
+        yield one_line(f"all hosts are in {network} (interface {', '.join(names)}{speed})")
 
 
 def _with_pythons(entries: Sequence[str], chosen: Mapping[str, FoundPython]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 registry     which runs exist on which hosts, and which one is meant
 recent       the runs started from this machine
 probe        asks hosts for their facts, and checks them
-find_pythons  looks on hosts for Python with torch (`init`)
+find_pythons  looks on hosts for Python with torch, GPUs and networks (`init`)
 mesh         has hosts connect to each other (`check`)
 reach        checks the result of mesh
 bandwidths   remembers the fastest network for the next `up`

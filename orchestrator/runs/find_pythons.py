@@ -1,8 +1,10 @@
-"""Find Python interpreters with torch on hosts, and count their GPUs, for `init`. Writes nothing there."""
+"""Find Python interpreters with torch, GPUs and networks on hosts, for `init`. Writes nothing there."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import ipaddress
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,6 +33,9 @@ PLACES = (
 )
 """Where people have their environments. `python3` of the login shell comes first."""
 
+NOT_REAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "tun", "tap", "wg", "dummy", "ifb")
+"""Interfaces that other hosts do not reach."""
+
 MAX_PYTHONS = 40
 """That a host tries: importing nothing, each takes some 20 ms."""
 
@@ -51,6 +56,9 @@ for python in python3 PLACES; do
   [ $count -le MOST ] || break
   answer=$(timeout 10 "$python" -c "$1" 2>/dev/null < /dev/null) && echo "python $python $answer"
 done
+ip -o -4 addr show up scope global 2>/dev/null | while read -r _ name _ address _; do
+  echo "network $name $address $(cat /sys/class/net/$name/speed 2>/dev/null)"
+done
 exit 0
 """.replace("PLACES", " ".join(PLACES)).replace("MOST", str(MAX_PYTHONS))
 
@@ -66,12 +74,24 @@ class FoundPython:
 
 
 @dataclass(frozen=True)
+class FoundNetwork:
+    """An interface with an address."""
+
+    interface: str
+    network: str
+    """Such as `10.1.2.0/24`."""
+    mbit: int
+    """The speed of the link; 0: unknown."""
+
+
+@dataclass(frozen=True)
 class HostPythons:
     """What a host has."""
 
     pythons: tuple[FoundPython, ...]
     gpus: str
     """Such as `8 NVIDIA H200`; "" for none."""
+    networks: tuple[FoundNetwork, ...] = ()
 
 
 def find_pythons(fleet: Fleet, hosts: Sequence[Host]) -> Results[HostPythons]:
@@ -97,13 +117,19 @@ def parse(output: str) -> HostPythons:
     """Read the output of SCRIPT. Other lines, such as those of a login script, are ignored."""
     pythons: dict[str, FoundPython] = {}
     gpus = ""
+    networks = []
     for line in output.splitlines():
         match line.split():
             case ["python", name, executable, torch] if name == "python3" or executable.startswith("/"):
                 pythons.setdefault(executable, FoundPython(name, torch))
             case ["gpus", *words]:
                 gpus = " ".join(words)
-    return HostPythons(tuple(pythons.values()), gpus)
+            case ["network", interface, address, *speed] if not interface.startswith(NOT_REAL):
+                with contextlib.suppress(ValueError):  # a host may print anything
+                    network = str(ipaddress.ip_interface(address).network)
+                    mbit = int(speed[0]) if speed and speed[0].isdecimal() else 0
+                    networks.append(FoundNetwork(interface, network, mbit))
+    return HostPythons(tuple(pythons.values()), gpus, tuple(networks))
 
 
 def choose(found: Mapping[str, HostPythons]) -> dict[str, FoundPython]:
@@ -118,6 +144,16 @@ def choose(found: Mapping[str, HostPythons]) -> dict[str, FoundPython]:
         if host.pythons:
             chosen[name] = max(host.pythons, key=lambda python: (releases[python.torch], votes[python]))
     return chosen
+
+
+def shared_networks(found: Mapping[str, HostPythons]) -> dict[str, dict[str, FoundNetwork]]:
+    """The networks in which all hosts have an address, the fastest link first: by network and host."""
+    by_network: dict[str, dict[str, FoundNetwork]] = {}
+    for name, host in found.items():
+        for each_network in host.networks:
+            by_network.setdefault(each_network.network, {}).setdefault(name, each_network)
+    shared = {network: hosts for network, hosts in by_network.items() if len(hosts) == len(found) > 1}
+    return dict(sorted(shared.items(), key=lambda item: -min(link.mbit for link in item[1].values())))
 
 
 def usual_path(chosen: Mapping[str, FoundPython]) -> str | None:

@@ -11,6 +11,7 @@ from orchestrator.commands import host_questions, init
 from orchestrator.errors import UsageError
 from orchestrator.inventory import model
 from orchestrator.inventory.sources import ssh_hosts
+from orchestrator.runs import find_pythons
 
 
 @pytest.mark.parametrize(
@@ -98,3 +99,16 @@ def test_an_answer_may_name_hosts_that_ssh_config_does_not_have(tmp_path: Path) 
             host_questions.parse_answer(wrong, ["gpu1", "gpu2"])
     with pytest.raises(ValueError, match="range"):
         host_questions.parse_answer("gpu[3-", [])
+
+
+def test_networks_that_all_hosts_have_are_listed_with_the_fastest_first() -> None:
+    hosts = {
+        "a": "network eth0 10.0.0.1/24 1000\nnetwork ib0 10.1.0.1/16 100000\nnetwork docker0 172.17.0.1/16\nnetwork x",
+        "b": "network eth3 10.0.0.2/24\nnetwork ib0 10.1.0.2/16 200000\nnetwork eth9 10.9.0.1/24 9",
+    }
+    shared = find_pythons.shared_networks({name: find_pythons.parse(output) for name, output in hosts.items()})
+    assert [(network, [link.interface for link in links.values()]) for network, links in shared.items()] == [
+        ("10.1.0.0/16", ["ib0", "ib0"]),
+        ("10.0.0.0/24", ["eth0", "eth3"]),
+    ]
+    assert find_pythons.shared_networks({"a": find_pythons.parse(hosts["a"])}) == {}
