@@ -155,12 +155,16 @@ def test_the_commands_that_up_prints_work_where_it_was_called(lab2: Lab) -> None
 
 
 def test_the_readme_shows_what_up_prints(lab2: Lab) -> None:
-    text = 'import os\nif os.environ["LOCAL_RANK"] == "0": print("step 1 loss 2.31")\n'
+    text = (
+        'import os\nif os.environ["LOCAL_RANK"] == "0": print("step 1 loss 2.31")\n'
+        'open(os.path.join(os.environ["DDP_ORCH_OUTPUT_DIR"], "model.pt"), "w").close()\n'
+    )
     hosts = [
         {"name": name, "address": host.address} for name, host in zip(("lovelace", "hopper"), lab2.hosts, strict=True)
     ]
     defaults = {"user": "ann", "python": lab2.python, "nproc_per_node": 8}
     inventory = lab2.inventory(hosts=hosts, defaults=defaults, run={"launcher": "direct"})
+    inventory.rename(code(lab2) / "inventory.yaml")
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     shown = readme.partition("$ ddp-orch up -- train.py --lr 0.1\n")[2].partition("```")[0]
 
@@ -170,6 +174,6 @@ def test_the_readme_shows_what_up_prints(lab2: Lab) -> None:
         output = re.sub(r"(?m)^- code: .*", "- code: FILES", output)
         return {re.sub(r"[0-9.]+( s\b|:[0-9]+$| port [0-9]+)", "N", line) for line in output.splitlines()}
 
-    done = ok(orch(lab2, "up", inventory, "--", script(lab2, text), "--lr", "0.1"))
+    done = ok(orch(lab2, "up", "--", script(lab2, text), "--lr", "0.1"))
     assert plain(shown) - {"..."} <= plain(done.stdout + done.stderr)
     assert_clean(lab2)
