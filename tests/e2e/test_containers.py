@@ -81,8 +81,8 @@ def lab(make_lab: Callable[..., Lab]) -> Lab:
 
 def inventory_of(lab: Lab, engine: str = "podman", image: str = IMAGE, **run: object) -> Path:
     mounts = [f"{path}:ro" for path in ("/usr", "/opt", *lab.shared_paths.split()) if Path(path).exists()]
-    container = {"image": image, "engine": engine, "mounts": mounts}
-    return lab.inventory(run={"container": container, "env": {"WORD": "it's $HOME"}, **run})
+    container = {"image": image, "engine": engine, "mounts": mounts, "env": {"WORD": "it's $HOME"}}
+    return lab.inventory(run={"container": container, "env": {"WORD": "of the run"}, **run})
 
 
 def printed(lab: Lab, inventory: Path, run_id: str) -> list[str]:
