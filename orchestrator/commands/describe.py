@@ -37,7 +37,7 @@ def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool)
     about = advice.about(run, lookup.listing.runs, inventory.path)
     for line in _lines(page, about.command("events")):
         print(line)
-    print(f"More: {about.command('logs')}; {about.command('diagnose')}; {about.command('report')}")
+    print("\n".join(["next:", *(f"  {about.command(name)}" for name in ("logs", "diagnose", "report"))]))
     return 0
 
 
@@ -133,8 +133,10 @@ def _lines(page: Mapping[str, Any], all_events: str) -> Sequence[str]:
         lines += [f"  {event['at'][:19]}Z  {event['what']}" for event in page["events"][-NEWEST_EVENTS:]]
     if page["files"]:
         lines += ["", "Files on the hosts (record and log; outputs):"]
-        lines += [
-            f"  {host}: {files['record']}" + (f"; {files['outputs']}" if files["outputs"] else "")
-            for host, files in page["files"].items()
-        ]
+        for host, files in page["files"].items():
+            lines += [
+                f"  {host}:",
+                f"    {files['record']}",
+                *([f"    {files['outputs']}"] if files["outputs"] else []),
+            ]
     return [*lines, ""]

@@ -35,7 +35,7 @@ run: {{launcher: direct, max_restarts: 1, grace: 10, env: {{OMP_NUM_THREADS: "{t
 """
 
 NEXT = (
-    ("init --probe ann@lovelace ann@hopper", "write inventory.yaml; looks for Python with torch on the hosts"),
+    ("init --probe ann@lovelace ann@hopper", "write inventory.yaml, and find Python with torch"),
     ("trust", "accept the SSH keys of the hosts"),
     ("check", "find problems before you start"),
     ("up -- train.py --lr 0.1", "run your own script"),

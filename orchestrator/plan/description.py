@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
 from ..inventory.container import has_image
@@ -73,7 +74,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "name": plan.name,
         "launcher": plan.launcher.name,
         "rendezvous": {"backend": plan.inventory.run.rdzv.backend, "port": plan.inventory.run.rdzv.port},
-        "code": None if plan.code is None else vars(plan.code),
+        "code": None if plan.code is None else asdict(plan.code),
         "any_of": plan.inventory.any_of,
         "nodes": [_node_as_dict(plan, number) for number in range(len(plan.nodes))],
     }

@@ -235,6 +235,8 @@ def test_the_commit_of_the_code_is_recorded() -> None:
     spec = node_spec.spec(resolved, 0, {"a": facts()}, created_at="now", by="ann")
     assert spec["code"] == {"sha256": CODE.sha256, "cwd": "sub", "commit": "ab" * 20, "changed": 2}
     assert describe_commit(spec["code"]) == "abababababab, 2 files changed"
+    planned = json.loads(json.dumps(description.as_dict(made("hosts: [a]", code=code))))
+    assert planned["code"]["commit"] == {"id": "ab" * 20, "changed": 2}
     for other in ({}, {"commit": "<b>", "changed": 1}, {"commit": "ab" * 20, "changed": "x"}):
         assert describe_commit(other) in ("", "abababababab")
 
