@@ -1,9 +1,10 @@
-"""What the trainer's snapshots in memory cost, as a share of the steps between two of them, for a small GPT.
+"""What the trainer's snapshots in memory cost: a small GPT saves every few steps, in every second block of steps.
 
-One rank on this machine. All figures are from one process per round: the processor time that training waits for the
-copy to host memory, that of the thread that writes the copy, and that of the steps between. A busy machine changes
-processor time least. The first two snapshots do not count: memory is new for them. What the node program does is not
-included: it sends the newest to the next host.
+One rank on this machine, one process per round. The first two blocks do not count: memory is new for them. What the
+node program does is not included: it sends the newest snapshot to the next host.
+
+  step     the time of a block with snapshots, in comparison with the blocks before and after it
+  thread   the processor time of the thread that writes, which works while training continues
 
     python benchmarks/memory_snapshots.py [--rounds 5] [--every 5]
 """
@@ -11,16 +12,16 @@ included: it sends the newest to the next host.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import mean, median
+from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -31,46 +32,46 @@ from trainer_overhead import KEEPING_MEMORY
 MODEL = ["--model=gpt-tiny", "--data=synthetic-tokens", "--samples=64", "--context=64", "--batch-size=8",
          "--optimizer=adamw", "--device=cpu", "--epochs=100000", "--eval-every=100000", "--save-every=100000",
          "--track=none"]  # fmt: skip
-FIRST, COUNTED = 2, 8  # snapshots
+BLOCK, BLOCKS = 2, 13  # snapshots in a block; the odd blocks have none
 
 
 def as_a_rank(arguments: list[str], memory: str) -> None:
-    """Train, and print `figures {JSON}`: seconds of processor time per snapshot, and of a step."""
+    """Train, and print `figures {JSON}`: the seconds of each block, and the thread's for each snapshot."""
     from trainer import checkpoint
     from trainer.__main__ import main as train
 
-    copied: list[tuple[float, float]] = []  # of each snapshot: seconds, and those of the process so far
+    asked_at: list[float] = []  # when each snapshot was due
     written: list[float] = []
+    save, write = checkpoint.FileWriter.save, checkpoint.write
 
-    def timed(function: Callable[..., Any], note: Callable[[float], None]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def run(folder: Any, *rest: Any, **options: Any) -> Any:
-            begun = time.thread_time()
-            result = function(folder, *rest, **options)
-            if str(getattr(folder, "_folder", folder)) == memory:
-                note(time.thread_time() - begun)
-            return result
+    def save_in_turn(writer: Any, *given: Any, **options: Any) -> None:
+        if str(writer._folder) == memory:
+            asked_at.append(time.monotonic())
+            if len(asked_at) // BLOCK % 2:
+                return
+        save(writer, *given, **options)
 
-        return run
+    def timed_write(folder: Path, *given: Any) -> None:
+        begun = time.thread_time()
+        write(folder, *given)
+        if str(folder) == memory:
+            written.append(time.thread_time() - begun)
 
-    save = timed(checkpoint.FileWriter.save, lambda seconds: copied.append((seconds, time.process_time())))
-    checkpoint.FileWriter.save = save  # type: ignore[method-assign]
-    checkpoint.write = timed(checkpoint.write, written.append)
+    def exit_with_figures(code: int) -> NoReturn:
+        starts = asked_at[::BLOCK]
+        blocks = [after - before for before, after in pairwise(starts)]
+        print("figures " + json.dumps({"blocks": blocks, "written": written}), flush=True)
+        really_exit(code)
+
+    checkpoint.FileWriter.save, checkpoint.write = save_in_turn, timed_write  # type: ignore[method-assign]
+    really_exit, os._exit = os._exit, exit_with_figures  # type: ignore[assignment]  # the trainer ends by it
     sys.argv[1:] = arguments
-    try:
-        train()
-    finally:
-        before, *counted = copied[FIRST - 1 :]
-        of_snapshots = [each for each, _ in counted], written[FIRST - 1 : FIRST - 1 + len(counted)]
-        all_seconds = counted[-1][1] - before[1] - sum(map(sum, of_snapshots))
-        figures = {"copy": of_snapshots[0], "write": of_snapshots[1], "steps": all_seconds}
-        print("figures " + json.dumps(figures), flush=True)
+    train()
 
 
-def measure(every: int) -> dict[str, Any]:
+def measure(every: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as out, tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-        steps = every * (FIRST + COUNTED) + 1
-        argv = [*MODEL, f"--max-steps={steps}", f"--save-memory-every={every}", f"--out={out}"]
+        argv = [*MODEL, f"--max-steps={every * BLOCK * BLOCKS + 1}", f"--save-memory-every={every}", f"--out={out}"]
         ran = subprocess.run(
             [sys.executable, __file__, "--as-a-rank", memory, *argv],
             env=environment(DDP_ORCH_MEMORY_DIR=memory, **KEEPING_MEMORY),
@@ -80,7 +81,16 @@ def measure(every: int) -> dict[str, Any]:
         )
         size = max(file.stat().st_size for file in Path(memory).iterdir())
     (line,) = [line for line in ran.stdout.splitlines() if line.startswith("figures ")]
-    return {**json.loads(line.removeprefix("figures ")), "bytes": size}
+    figures = json.loads(line.removeprefix("figures "))
+    blocks = figures["blocks"]
+    extra = [blocks[at] - mean([blocks[at - 1], blocks[at + 1]]) for at in range(2, len(blocks) - 1, 2)]
+    step = median(blocks[3::2]) / every / BLOCK
+    return {
+        "step_s": step,
+        "share": median(extra) / BLOCK / every / step,
+        "thread_share": median(figures["written"][BLOCK:]) / every / step,
+        "bytes": size,
+    }
 
 
 def main() -> None:
@@ -91,17 +101,13 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=5)
     asked = parser.parse_args()
     rounds = [measure(asked.every) for _ in range(asked.rounds)]
-    copies = [median(each["copy"]) for each in rounds]
-    writes = [median(each["write"]) for each in rounds]
-    steps = [each["steps"] / len(each["copy"]) / asked.every for each in rounds]
-    shares = [(copy + write) / asked.every / step for copy, write, step in zip(copies, writes, steps, strict=True)]
-    size = rounds[0]["bytes"]
-    print(f"processor time of a step {1000 * median(steps):.0f} ms, of a snapshot of {size / 1e6:.0f} MB:")
-    print(f"copy {1000 * median(copies):.0f} ms, write {1000 * median(writes):.0f} ms")
-    low, middle, high = (100 * share for share in (min(shares), median(shares), max(shares)))
-    print(f"one every {asked.every} steps: {middle:.1f} % ({low:.1f} to {high:.1f})")
-    figures = {"step_s": steps, "copy_s": copies, "write_s": writes, "shares": shares, "bytes": size}
-    results.write("memory_snapshots", {"every": asked.every, "figures": figures})
+    figures = {name: [each[name] for each in rounds] for name in rounds[0]}
+    size, step = figures.pop("bytes")[0], median(figures["step_s"])
+    print(f"a step of {1000 * step:.0f} ms; a snapshot of {size / 1e6:.0f} MB every {asked.every} steps adds to it")
+    for name, what in (("share", "time"), ("thread_share", "processor time of another thread")):
+        low, middle, high = (100 * share for share in (min(figures[name]), median(figures[name]), max(figures[name])))
+        print(f"{middle:.1f} % {what} ({low:.1f} to {high:.1f})")
+    results.write("memory_snapshots", {"every": asked.every, "bytes": size, "figures": figures})
     return None
 
 
