@@ -14,7 +14,7 @@ from ..hosts.fleet import Fleet
 from ..inventory.advice import command
 from ..inventory.model import Host
 from ..output.console import Console, fold, number_of
-from ..output.lines import parse_time
+from ..output.lines import parse_time, rfc3339
 from ..output.terminal import tame
 from ..runs import registry
 from .context import load_inventory_of_run, open_fleet, stderr_console, warn_of_missing
@@ -53,7 +53,7 @@ def ps(inventory_path: str | None, hosts: str | None, everything: bool, as_json:
     if not as_json:
         _print_warm(listing.warm)
     for unreliable in find_unreliable(listing.ledgers):
-        last = f"{unreliable.last.what} (run {unreliable.run_id})"
+        last = f"{unreliable.last.what} (run {unreliable.run_id}, {rfc3339(unreliable.last.at)})"
         console.warning(f"{unreliable.host} {unreliable}; the last failure: {last}")
     return UnreachableError.exit_code if listing.failed else 0
 

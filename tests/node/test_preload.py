@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from lab.waiting import wait_until
-from local_runs import HEAVY, Run, Runs, impatient_program, local_runs
+from local_runs import HEAVY, Run, Runs, changed_program, impatient_program, local_runs
 
 from orchestrator.node.host import processes
 
@@ -128,6 +128,26 @@ def test_what_does_not_survive_a_fork_is_started_by_exec(runs: Runs, modules: Pa
     assert run.journal()["1.1.err"] == b""  # one line a host is enough
 
 
+def test_a_module_that_opens_a_gpu_is_not_preloaded(modules: Path, tmp_path: Path) -> None:
+    """No driver survives a fork."""
+    device = Path(f"/tmp/nvidia-{os.getpid()}")
+    device.touch()
+    (modules / "heavy.py").write_text(f"handle = open({str(device)!r})\n")
+    with local_runs(tmp_path, changed_program("imports.py", {b'"/dev/nvidia"': b'"/tmp/nvidia"'})) as runs:
+        run = start(runs, modules, "print('trained')")
+        (record,) = run.wait_over()
+        assert record["verdict"]["state"] == "succeeded"
+        assert b"opens a GPU" in run.journal()["1.0.err"]
+    device.unlink()
+
+
+def test_variables_that_libraries_read_at_import_are_set_before(runs: Runs, modules: Path) -> None:
+    (modules / "heavy.py").write_text(f"{HEAVY}threads = os.environ['OMP_NUM_THREADS']\n")
+    run = start(runs, modules, f"{IS_FORKED}\nprint(heavy.threads == os.environ['OMP_NUM_THREADS'])", nproc=[2])
+    run.wait_over()
+    assert run.journal()["1.0.out"] == b"True\nTrue\n"
+
+
 def test_nothing_is_preloaded_while_coverage_measures_the_ranks(runs: Runs, modules: Path) -> None:
     """It starts from a .pth file, before our hook."""
     (modules / "sitecustomize.py").write_text("import sys; sys.settrace(lambda *_: None)\n")
@@ -163,6 +183,23 @@ def test_a_module_that_was_changed_is_imported_again(impatient: Runs, modules: P
     (record,) = run.wait_over()
     assert record["verdict"]["state"] == "succeeded"
     assert run.journal()["2.0.out"] == b"2\n" and run.journal()["2.0.err"] == b""
+
+
+def test_modules_are_imported_again_after_a_package_was_installed(impatient: Runs, modules: Path) -> None:
+    """It may be one that an import of the modules would find."""
+    site = modules / "site-packages"
+    site.mkdir()
+    (modules / "heavy.py").rename(site / "heavy.py")
+    code = """if True:
+    import heavy, os, pathlib, sys
+    print(heavy.importer)
+    pathlib.Path(heavy.__file__).with_name("new.dist-info").mkdir(exist_ok=True)
+    sys.exit(int(os.environ["DDP_ORCH_ATTEMPT"]) < 3)"""
+    run = start(impatient, site, code, options="max_restarts: 2")
+    (record,) = run.wait_over()
+    assert record["verdict"]["state"] == "succeeded"
+    first, second, third = (run.journal()[f"{attempt}.0.out"] for attempt in (1, 2, 3))
+    assert first != second == third
 
 
 def test_ranks_are_started_by_exec_after_the_preloader_was_killed(impatient: Runs, modules: Path) -> None:
